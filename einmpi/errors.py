@@ -1,0 +1,30 @@
+"""The errors einmpi raises on purpose, each one line: "where: what is wrong; what is allowed"."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EinmpiError(Exception):
+    """A failed run; the command line ends with `status`."""
+
+    status = 1
+
+
+class InputError(EinmpiError):
+    """The user's input is wrong."""
+
+    status = 2
+
+    def __init__(self, where: str, what: str, allowed: str = "") -> None:
+        self.where, self.what, self.allowed = where, what, allowed
+        super().__init__(" ".join(f"{where}: {what}{'; ' if allowed else ''}{allowed}".split()))
+
+
+def one_of(names: Iterable[str], wrong: str = "") -> str:
+    """The `allowed` part of a message: the nearest name first, then all of them."""
+    known = list(names)
+    near = difflib.get_close_matches(wrong, known, n=1)
+    listed = "allowed: " + ", ".join(known) if known else "none is allowed here"
+    return f"did you mean {near[0]}? {listed}" if near else listed

@@ -1,0 +1,312 @@
+"""Rewrites of an EinGraph that keep its meaning: prune, share equal vertices, split products, fuse elementwise work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
+from einmpi.graph.einsum import make_einsum, reopen
+from einmpi.graph.labels import fresh, unique
+from einmpi.graph.scalar import Arg, Call, Const, Element, Scalar, call, labels_of, rebuild, relabel, size, walk
+
+# (⊕, ⊗) with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and reordered.
+DISTRIBUTIVE = frozenset({("sum", "*"), ("min", "+"), ("max", "+"), ("any", "&"), ("all", "|"),
+                          ("max", "minimum"), ("min", "maximum")})  # fmt: skip
+MAX_FUSED = 128  # nodes of a fused expression: a tensor used twice doubles what made it
+
+
+def optimize(graph: EinGraph) -> EinGraph:
+    return fuse(share(split(share(prune(graph)))))
+
+
+def prune(graph: EinGraph) -> EinGraph:
+    """Leave out what no output needs."""
+    needed = set(graph.outputs)
+    for vertex in reversed(graph.vertices):
+        if vertex.name in needed:
+            needed.update(vertex.inputs)
+    return replace(graph, vertices=tuple(v for v in graph.vertices if v.name in needed))
+
+
+# ---- share ----------------------------------------------------------------------------------------------------------
+
+
+def share(graph: EinGraph) -> EinGraph:
+    """Vertices that compute the same thing become one; an output keeps its name."""
+    first: dict[object, str] = {}  # what is computed → the first vertex that does
+    alike: dict[str, list[str]] = {}  # that vertex → all that do
+    chosen: dict[str, str] = {}
+    for vertex in graph.vertices:
+        key = vertex.name if vertex.einsum is None else _meaning(vertex, chosen)
+        chosen[vertex.name] = first.setdefault(key, vertex.name)
+        alike.setdefault(chosen[vertex.name], []).append(vertex.name)
+    # An output lends its name to the vertex it shares; a second output becomes a copy of the first.
+    final = {name: next((n for n in group if n in graph.outputs), name) for name, group in alike.items()}
+    known: dict[str, Vertex] = {}
+    for vertex in graph.vertices:
+        if chosen[vertex.name] == vertex.name:
+            inputs = tuple(final[chosen[name]] for name in vertex.inputs)
+            name = final[vertex.name]
+            known[name] = replace(vertex, name=name, inputs=inputs, origin=_renamed(vertex, name))
+        elif vertex.name in graph.outputs and final[chosen[vertex.name]] != vertex.name:
+            known[vertex.name] = _copy(vertex, known[final[chosen[vertex.name]]])
+    return replace(graph, vertices=tuple(known.values()))
+
+
+def _renamed(vertex: Vertex, name: str) -> tuple[str, ...]:
+    return tuple(name if origin == vertex.name else origin for origin in vertex.origin)
+
+
+def _meaning(vertex: Vertex, chosen: Mapping[str, str]) -> object:
+    """Equal for two vertices that differ only in the names of labels and of shared operands."""
+    einsum = vertex.einsum
+    assert einsum is not None
+    expression = reopen(einsum, [chosen[name] for name in vertex.inputs])
+    order = unique(labels_of(expression), einsum.labels)
+    number = {label: f"l{k}" for k, label in enumerate(order)}
+    output = tuple(number[label] for label in einsum.output)
+    extents = tuple(einsum.extent[label] for label in order)
+    return relabel(expression, number), einsum.aggregation, output, extents
+
+
+def _copy(vertex: Vertex, of: Vertex) -> Vertex:
+    assert vertex.einsum is not None
+    output = vertex.einsum.output
+    einsum, inputs = make_einsum(output, Element(of.name, output), None, (), vertex.einsum.extent)
+    return make_vertex(vertex.name, einsum, inputs, {of.name: of})
+
+
+# ---- split ----------------------------------------------------------------------------------------------------------
+
+
+def split(graph: EinGraph) -> EinGraph:
+    """Products of many tensors under a distributive ⊕ become binary vertices, in opt_einsum's order."""
+    taken = {vertex.name for vertex in graph.vertices}
+    known: dict[str, Vertex] = {}
+    for vertex in graph.vertices:
+        if vertex.einsum is not None and vertex.einsum.aggregation is not None:
+            _Splitter(vertex, known, taken).split()
+        else:
+            known[vertex.name] = vertex
+    return replace(graph, vertices=tuple(known.values()))
+
+
+@dataclass
+class _Splitter:
+    vertex: Vertex
+    known: dict[str, Vertex]
+    taken: set[str]
+
+    def __post_init__(self) -> None:
+        assert self.vertex.einsum is not None
+        self.einsum = self.vertex.einsum
+        self.aggregation = self.einsum.aggregation
+        expression = reopen(self.einsum, self.vertex.inputs)
+        self.op = _distributed(self.aggregation, expression, self.known)
+        self.factors = _factors(expression, self.op)
+
+    def split(self) -> None:
+        constants = [factor for factor in self.factors if not labels_of(factor)]
+        tensors = [factor for factor in self.factors if labels_of(factor)]
+        full = set(self.einsum.labels)
+        if not self.op or all(set(labels_of(factor)) == full for factor in tensors):
+            self.known[self.vertex.name] = self.vertex  # one pass over the operands does it all
+            return
+        tensors, left = self.reduce_alone(tensors)
+        product = self.contract(tensors, left, None if constants else self.vertex.name)
+        if constants:
+            self.emit(self.product([product, *constants]), self.einsum.output, (), self.vertex.name)
+
+    def reduce_alone(self, tensors: list[Scalar]) -> tuple[list[Scalar], list[str]]:
+        """A label in one factor only is aggregated there, before the product."""
+        left = list(self.einsum.aggregated)
+        if len(tensors) == 1:
+            return tensors, left
+        counts = {label: sum(label in labels_of(factor) for factor in tensors) for label in left}
+        reduced = []
+        for factor in tensors:
+            alone = [label for label in left if counts[label] == 1 and label in labels_of(factor)]
+            if alone:
+                output = [label for label in labels_of(factor) if label not in alone]
+                factor = self.emit(factor, output, alone)
+            reduced.append(factor)
+        return reduced, [label for label in left if counts[label] != 1]
+
+    def contract(self, tensors: list[Scalar], left: list[str], name: str | None) -> Scalar:
+        """The product of the factors with `left` aggregated, two factors at a time."""
+        output = self.einsum.output
+        if not left or len(tensors) == 1:
+            return self.emit(self.product(tensors), output, left, name)
+        order = contraction_order([labels_of(factor) for factor in tensors], output, self.einsum.extent)
+        queue = list(enumerate(tensors))  # with the place in the program of the first factor in it
+        for pair in order:
+            sides = sorted((queue[k] for k in pair), key=lambda entry: entry[0])
+            queue = [entry for k, entry in enumerate(queue) if k not in pair]
+            joined = unique(*(labels_of(side) for _, side in sides))
+            later = set(output).union(*(labels_of(factor) for _, factor in queue))
+            done = [label for label in joined if label in left and label not in later]
+            wanted = [label for label in joined if label not in done] if queue else output
+            product = self.product([self.materialise(side, joined) for _, side in sides])
+            queue.append((sides[0][0], self.emit(product, wanted, done, None if queue else name)))
+        return queue[0][1]
+
+    def materialise(self, factor: Scalar, joined: Sequence[str]) -> Scalar:
+        """A computed factor is computed once, not once for every combination of the other factor's labels."""
+        if _is_plain(factor) or set(labels_of(factor)) == set(joined):
+            return factor
+        return self.emit(factor, labels_of(factor), ())
+
+    def product(self, factors: Sequence[Scalar]) -> Scalar:
+        result = factors[0]
+        for factor in factors[1:]:
+            result = call(self.op, result, factor)
+        return result
+
+    def emit(
+        self, expression: Scalar, output: Sequence[str], aggregated: Sequence[str], name: str | None = None
+    ) -> Scalar:
+        if name is None:
+            name = fresh(self.vertex.name, self.taken)
+            self.taken.add(name)
+        aggregation = self.aggregation if aggregated else None
+        einsum, inputs = make_einsum(output, expression, aggregation, aggregated, self.einsum.extent)
+        self.known[name] = make_vertex(name, einsum, inputs, self.known)
+        return Element(name, tuple(output))
+
+
+def _is_plain(expression: Scalar) -> bool:
+    """An element indexed by labels alone, each once: no gather, no diagonal."""
+    if not isinstance(expression, Element):
+        return False
+    return len({entry for entry in expression.index if isinstance(entry, str)}) == len(expression.index)
+
+
+def _distributed(aggregation: str | None, expression: Scalar, known: Mapping[str, Vertex]) -> str:
+    """The ⊗ at the root that the aggregation distributes over, or ""."""
+    op = expression.op if isinstance(expression, Call) else ""
+    op = "*" if op in ("/", "neg") else op
+    bitwise = op in ("&", "|") and any(
+        known[node.tensor].dtype != "bool" for node in walk(expression) if isinstance(node, Element)
+    )
+    return op if (aggregation, op) in DISTRIBUTIVE and not bitwise else ""
+
+
+def _factors(expression: Scalar, op: str) -> list[Scalar]:
+    if isinstance(expression, Call) and op:
+        if expression.op == op:
+            return [factor for arg in expression.args for factor in _factors(arg, op)]
+        if op == "*" and expression.op == "/":
+            over, under = expression.args
+            return [*_factors(over, op), call("/", Const(1.0), under)]
+        if op == "*" and expression.op == "neg":
+            return [Const(-1), *_factors(expression.args[0], op)]
+    return [expression]
+
+
+def contraction_order(
+    factors: Sequence[Sequence[str]], output: Sequence[str], extent: Mapping[str, int]
+) -> list[tuple[int, ...]]:
+    """opt_einsum's pairs of positions, each pair replaced by one factor at the end of the list."""
+    if len(factors) == 2:
+        return [(0, 1)]
+    from opt_einsum import paths  # costs start-up time, and few programs need it
+
+    # Numbers instead of labels: the order of a set of strings differs from run to run.
+    number = {label: k for k, label in enumerate(unique(*factors, output))}
+    inputs = [frozenset(number[label] for label in labels) for labels in factors]
+    sizes = {number[label]: max(1, extent[label]) for label in number}
+    pairs = paths.auto(inputs, frozenset(number[label] for label in output), sizes, None)
+    return [tuple(pair) for pair in pairs]
+
+
+# ---- fuse -----------------------------------------------------------------------------------------------------------
+
+
+def fuse(graph: EinGraph) -> EinGraph:
+    """Elementwise vertices with one consumer move into it, where that repeats no work; copies disappear."""
+    while True:
+        fused = prune(_fuse_once(graph))
+        if fused == graph:
+            return graph
+        graph = fused
+
+
+def _fuse_once(graph: EinGraph) -> EinGraph:
+    known: dict[str, Vertex] = {}
+    for vertex in graph.vertices:
+        known[vertex.name] = vertex
+        if vertex.einsum is None:
+            continue
+        for name in unique(vertex.inputs):
+            only = graph.consumers[name] == (vertex.name,)
+            made = _absorb_into_producer(vertex, known[name], graph) if only else None
+            made = made or _inline(known[vertex.name], known[name], graph, only, known)
+            if made is not None:
+                known[vertex.name] = made
+    return replace(graph, vertices=tuple(known.values()))
+
+
+def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> Vertex | None:
+    """A copy or transpose of an aggregate: the aggregate writes its result in this order, under this name."""
+    einsum, made = vertex.einsum, producer.einsum
+    assert einsum is not None
+    if made is None or producer.name in graph.outputs or einsum.function != Arg(0) or not einsum.is_elementwise:
+        return None
+    index = einsum.operands[0]
+    if len(einsum.operands) != 1 or sorted(map(str, index)) != sorted(einsum.output):
+        return None
+    back = {label: own for label, own in zip(index, made.output, strict=True) if isinstance(label, str)}
+    output = tuple(back[label] for label in einsum.output)
+    extent = made.extent
+    turned = replace(made, output=output, extents=tuple((x, extent[x]) for x in (*output, *made.aggregated)))
+    origin = unique(producer.origin, vertex.origin)
+    return Vertex(vertex.name, turned.bound, producer.dtype, turned, producer.inputs, origin)
+
+
+def _inline(
+    vertex: Vertex, producer: Vertex, graph: EinGraph, only: bool, known: Mapping[str, Vertex]
+) -> Vertex | None:
+    """The vertex with the producer's expression in place of its tensor, or None."""
+    einsum, made = vertex.einsum, producer.einsum
+    assert einsum is not None
+    if made is None or not made.is_elementwise or producer.name in graph.outputs:
+        return None
+    if not only and not isinstance(made.function, Arg):
+        return None
+    expression, body = reopen(einsum, vertex.inputs), reopen(made, producer.inputs)
+    uses = [node for node in walk(expression) if isinstance(node, Element) and node.tensor == producer.name]
+    if any(not isinstance(entry, str) for use in uses for entry in use.index) or _indexes(expression, producer.name):
+        return None
+    # A plain copy costs nothing to repeat; anything else must not be computed more often than before.
+    copy = _is_plain(body)
+    wide = {label for label in einsum.labels if einsum.extent[label] != 1}
+    if not copy and not (only and all(wide <= set(use.index) for use in uses)):
+        return None
+    if not copy and len(uses) * size(body) + size(expression) > MAX_FUSED:
+        return None
+    if not isinstance(body, (Element, Call)):
+        body = Call(producer.dtype, (body,))  # keeps the dtype that the constant had as a tensor
+
+    def leaf(node: Scalar) -> Scalar:
+        if not isinstance(node, Element) or node.tensor != producer.name:
+            return node
+        labels = {own: str(label) for own, label in zip(made.output, node.index, strict=True)}
+        return relabel(body, labels)
+
+    joined, inputs = make_einsum(
+        einsum.output, rebuild(expression, leaf), einsum.aggregation, einsum.aggregated, einsum.extent
+    )
+    return make_vertex(vertex.name, joined, inputs, known, unique(producer.origin, vertex.origin))
+
+
+def _indexes(expression: Scalar, tensor: str) -> bool:
+    """Whether the tensor stands inside the index of another one."""
+    return any(
+        isinstance(part, Element) and part.tensor == tensor
+        for node in walk(expression)
+        if isinstance(node, Element)
+        for entry in node.index
+        if not isinstance(entry, str)
+        for part in walk(entry)
+    )

@@ -1,0 +1,1 @@
+"""DO it: the only arrays, MPI and files."""
