@@ -13,7 +13,7 @@ from einmpi.graph.scalar import Arg, Call, Const, Element, Scalar, call, labels_
 # (⊕, ⊗) with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and reordered.
 DISTRIBUTIVE = frozenset({("sum", "*"), ("min", "+"), ("max", "+"), ("any", "&"), ("all", "|"),
                           ("max", "minimum"), ("min", "maximum")})  # fmt: skip
-MAX_FUSED = 128  # nodes of a fused expression: a tensor used twice doubles what made it
+MAX_FUSED = 64  # nodes of a fused expression: a tensor used twice doubles what made it
 
 
 def optimize(graph: EinGraph) -> EinGraph:

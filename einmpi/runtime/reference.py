@@ -42,6 +42,20 @@ def evaluate(graph: EinGraph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
     return {name: tensors[name] for name in graph.outputs}
 
 
+def memory_needed(graph: EinGraph) -> int:
+    """The most bytes of tensors `evaluate` holds at once."""
+    uses = {name: len(readers) for name, readers in graph.consumers.items()}
+    held = peak = sum(vertex.nbytes for vertex in graph.inputs)
+    for vertex in graph.computed:
+        held += vertex.nbytes
+        peak = max(peak, held)
+        for name in dict.fromkeys(vertex.inputs):
+            uses[name] -= 1
+            if uses[name] == 0 and name not in graph.outputs:
+                held -= graph[name].nbytes
+    return peak
+
+
 def compute(einsum: EinSum, operands: Sequence[np.ndarray], dtype: str) -> np.ndarray:
     """One EinSum: for every block of the output, ⊕ over blocks of the aggregated labels of ⊗."""
     result = np.empty(einsum.bound, dtype)

@@ -1,0 +1,171 @@
+"""A job file (TOML) → Job: the program's graph, where its tensors come from and go, how it is planned and run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from einmpi.errors import InputError, one_of
+from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.job_tensors import (
+    InputSpec,
+    OutputSpec,
+    check_dtype,
+    check_name,
+    check_outputs,
+    read_dtype,
+    read_inputs,
+    read_outputs,
+)
+from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.language import build_graph
+from einmpi.graph.syntax import Source, Statement, statements
+from einmpi.graph.toml_text import Document, choice, get, kind_of, lookup, read_document, show, table, whole_number
+
+__all__ = ["BACKENDS", "ROLES", "STRATEGIES", "InputSpec", "Job", "OutputSpec", "parse_bytes", "read_job"]
+
+STRATEGIES = ("eindecomp", "eindecomp-paper", "sqrt", "data", "model", "sequence", "attention", "megatron", "replicate")
+BACKENDS = ("numpy", "cupy")
+ROLES = ("batch", "sequence", "head", "hidden")
+_KEYS = ("title", "dtype", "program", "sizes", "inputs", "outputs", "plan", "run", "roles")
+_UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20,
+          "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a job file says, checked. `memory` is bytes a rank; `sizes` are whole numbers by now."""
+
+    title: str
+    path: str
+    source: Source
+    dtype: str
+    sizes: Mapping[str, int]
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+    strategy: str
+    memory: int | None
+    backend: str
+    fast_math: bool
+    roles: Mapping[str, tuple[str, ...]]
+    graph: EinGraph
+
+
+def read_job(
+    path: str | os.PathLike[str],
+    describe: Callable[[InputSpec], tuple[tuple[int, ...], str]],
+    sizes: Mapping[str, int] | None = None,
+    dtype: str | None = None,
+) -> Job:
+    """Read a job file. `describe` looks up shape and dtype of an input in a file; `sizes` and `dtype` override."""
+    document = read_document(os.fspath(path))
+    table(document, (), _KEYS)
+    for name in ("plan", "run"):
+        table(document, (name,), {"plan": ("strategy", "memory"), "run": ("backend", "fast_math")}[name])
+    source = _program(document)
+    own_dtype = read_dtype(document, ("dtype",)) or "float64"
+    chosen_dtype = check_dtype(document.name, dtype) if dtype else own_dtype
+    values = _sizes(document, sizes or {})
+    inputs = tuple(_described(spec, describe) for spec in read_inputs(document, values, chosen_dtype))
+    computed = tuple(item.name for item in statements(source) if isinstance(item, Statement))
+    outputs = read_outputs(document, computed)
+    settings = _settings(document)
+    tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
+    graph = build_graph(source, tensors, values, [spec.name for spec in outputs] or None)
+    check_outputs(outputs, graph)
+    stem = os.path.splitext(os.path.basename(document.name))[0]
+    return Job(get(document, ("title",), str) or stem, document.name, source, chosen_dtype, values, inputs, outputs,
+               *settings, graph)  # fmt: skip
+
+
+def _program(document: Document) -> Source:
+    text = get(document, ("program",), str)
+    if text is None:
+        raise InputError(document.name, "there is no program", 'program = "NAME[labels] = expression"')
+    source = document.source(("program",))
+    bad = re.search(r"[^\n\t -\U0010ffff]", text)  # an escape such as \r; Python would count lines differently
+    if bad:
+        raise InputError(document.place(("program",)), f"character {bad[0]!r} in the program", "printable characters")
+    return source
+
+
+def _described(spec: InputSpec, describe: Callable[[InputSpec], tuple[tuple[int, ...], str]]) -> InputSpec:
+    if spec.file is None:
+        return spec
+    shape, dtype = describe(spec)
+    return replace(spec, shape=shape, dtype=dtype)
+
+
+def _sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
+    given = table(document, ("sizes",))
+    for name in overrides:
+        if name not in given:
+            raise InputError(document.name, f"there is no size {show(name)} to set", one_of(given, name))
+    sizes: dict[str, int] = {}
+    for name, written in given.items():
+        path = ("sizes", name)
+        check_name(document.place(path), name, "a size", {})
+        set_here = name in overrides
+        value = overrides[name] if set_here else whole_number(document, path, sizes)
+        if type(value) is not int or not 1 <= value <= MAX_EXTENT:
+            shown = show(written if value is None else value)
+            raise InputError(document.place(path), f"size {name} is {'set to ' if set_here else ''}{shown}",
+                             f"a whole number from 1 to 2**39 = {MAX_EXTENT}")  # fmt: skip
+        sizes[name] = value
+    return sizes
+
+
+def _settings(document: Document) -> tuple[str, int | None, str, bool, dict[str, tuple[str, ...]]]:
+    """strategy, memory, backend, fast_math, roles."""
+    return (
+        choice(document, ("plan", "strategy"), STRATEGIES, "eindecomp"),
+        _memory(document),
+        choice(document, ("run", "backend"), BACKENDS, "numpy"),
+        get(document, ("run", "fast_math"), bool) or False,
+        _roles(document),
+    )
+
+
+def _memory(document: Document) -> int | None:
+    path = ("plan", "memory")
+    given, place = lookup(document, path), document.place(path)
+    if given is None:
+        return None
+    if not isinstance(given, str) and type(given) is not int:
+        raise InputError(place, f"memory is {kind_of(given)}", 'a string such as "4 GiB" or a whole number is wanted')
+    try:
+        return parse_bytes(given) if isinstance(given, str) else _amount(given)
+    except ValueError as error:
+        raise InputError(place, str(error)) from None
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "4 GiB", "512MB", "1.5 GB" or "4096"; ValueError says what is wrong and what is allowed."""
+    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Za-z]*)\s*", text)
+    if found is None:
+        raise ValueError(f'{show(text)} is not an amount of memory; a number and a unit, such as "4 GiB"')
+    number, unit = found.groups()
+    if unit and unit not in _UNITS:
+        raise ValueError(f"unknown unit {show(unit)} of memory; {one_of(_UNITS, unit)}")
+    return _amount(int(Decimal(number) * _UNITS[unit or "B"]))
+
+
+def _amount(size: int) -> int:
+    if not 1 <= size < 2**63:
+        raise ValueError(f"memory of {show(size)} bytes; from 1 byte to 2**63 - 1 bytes")
+    return size
+
+
+def _roles(document: Document) -> dict[str, tuple[str, ...]]:
+    roles: dict[str, tuple[str, ...]] = {}
+    for role in table(document, ("roles",), ROLES):
+        labels = get(document, ("roles", role), list) or []
+        for number, label in enumerate(labels):
+            if type(label) is not str or not label.isidentifier():
+                place = document.place(("roles", role, number))
+                raise InputError(place, f"{show(label)} is not a label", f'such as {role} = ["b"]')
+        roles[role] = tuple(labels)
+    return roles

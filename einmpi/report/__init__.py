@@ -1,0 +1,1 @@
+"""LOOK at it: text for people."""

@@ -1,0 +1,93 @@
+"""The values of generated inputs: they depend on the spec and the element's number, never on how a tensor is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from einmpi.graph.job_tensors import InputSpec
+
+CHUNK = 2**20  # elements at a time: temporaries stay at a few dozen MiB
+Maker: TypeAlias = Callable[[InputSpec, np.dtype, int, int], np.ndarray]
+
+
+def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> np.ndarray:
+    """Elements [start, stop) of the tensor in row-major order."""
+    assert spec.random is not None and 0 <= start <= stop
+    make, target = GENERATORS[spec.random], np.dtype(dtype)
+    values = np.empty(stop - start, target)
+    with np.errstate(over="ignore"):  # float16 counts up to infinity
+        for first in range(start, stop, CHUNK):
+            last = min(first + CHUNK, stop)
+            values[first - start : last - start] = make(spec, target, first, last)
+    return values
+
+
+def words(seed: int, start: int, stop: int) -> np.ndarray:
+    """Random 64-bit words [start, stop) of the stream of a seed, made directly: Philox counts, four words a step."""
+    stream = np.random.Philox(key=seed)
+    stream.advance(start // 4)
+    return stream.random_raw(stop - start // 4 * 4)[start % 4 :]
+
+
+def _real(part: Callable[[InputSpec, np.dtype, np.ndarray], np.ndarray]) -> Maker:
+    """A maker of real numbers from one word each, or complex ones from two."""
+
+    def make(spec: InputSpec, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
+        if dtype.kind != "c":
+            return part(spec, dtype, words(spec.seed, start, stop))
+        real = np.dtype(f"f{dtype.itemsize // 2}")
+        return part(spec, real, words(spec.seed, 2 * start, 2 * stop)).view(dtype)
+
+    return make
+
+
+def _normal(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
+    from scipy.special import ndtri
+
+    # 52 bits and a half are exact, so this is never 0 or 1, where the inverse distribution is infinite.
+    values: np.ndarray = ndtri(((word >> 12) + 0.5) * 2.0**-52)
+    return values.astype(dtype)
+
+
+def _uniform(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
+    return _UNIFORM[dtype.kind](spec, dtype, word)
+
+
+def _uniform_float(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
+    share = (word >> 11) * 2.0**-53
+    values = (spec.low * (1.0 - share) + spec.high * share).astype(dtype)
+    # Rounding may reach `high`, which is outside.
+    below = np.nextafter(dtype.type(spec.high), dtype.type(spec.low))
+    clipped: np.ndarray = np.clip(values, dtype.type(spec.low), below)
+    return clipped
+
+
+def _uniform_integer(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
+    # Unsigned arithmetic wraps, so the widest range works too.
+    offset = word % np.uint64(int(spec.high) - int(spec.low))
+    return (offset + np.uint64(int(spec.low) % 2**64)).view(np.int64).astype(dtype)
+
+
+def _uniform_bool(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
+    return (word & np.uint64(1)).astype(dtype)
+
+
+def _constant(value: int) -> Maker:
+    return lambda spec, dtype, start, stop: np.full(stop - start, value, dtype)
+
+
+def _arange(spec: InputSpec, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
+    return np.arange(start, stop, dtype=np.int64).astype(dtype)
+
+
+_UNIFORM = {"f": _uniform_float, "i": _uniform_integer, "b": _uniform_bool}
+GENERATORS: dict[str, Maker] = {
+    "normal": _real(_normal),
+    "uniform": _real(_uniform),
+    "zeros": _constant(0),
+    "ones": _constant(1),
+    "arange": _arange,
+}

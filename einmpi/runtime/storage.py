@@ -1,0 +1,151 @@
+"""Where tensors come from and go: generated, HDF5, safetensors. One table by suffix."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from einmpi.errors import InputError, one_of
+from einmpi.graph.job_file import Job
+from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec, OutputSpec
+from einmpi.graph.scalar import DTYPES
+from einmpi.runtime import hdf5
+from einmpi.runtime.generate import generate
+from einmpi.version import __version__
+
+_SAFETENSORS_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64", "I32": "int32",
+                       "I64": "int64", "BOOL": "bool"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Format:
+    """How to look at an input in a file, and how to read it."""
+
+    describe: Callable[[InputSpec], tuple[tuple[int, ...], str]]
+    read: Callable[[InputSpec], np.ndarray]
+
+
+# ---- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of an input; no values are read."""
+    if spec.file is None:
+        assert spec.shape is not None and spec.dtype is not None
+        return spec.shape, spec.dtype
+    return _format(spec).describe(spec)
+
+
+def load(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """The values of an input, whole."""
+    if spec.file is None:
+        return generate(spec, dtype, 0, prod(shape)).reshape(shape)
+    array = _format(spec).read(spec)
+    if array.shape != tuple(shape) or array.dtype != np.dtype(dtype):
+        found = f"{array.dtype.name}{list(array.shape)}"
+        raise InputError(spec.place, f"{spec.name} in {spec.file} is {found} now", f"{dtype}{list(shape)}, as planned")
+    return array
+
+
+def _format(spec: InputSpec) -> Format:
+    assert spec.file is not None
+    suffix = os.path.splitext(spec.file)[1].lower()
+    if suffix not in FORMATS:
+        raise InputError(spec.place, f"{spec.file} is not a file of a known kind", one_of(FORMATS))
+    return FORMATS[suffix]
+
+
+def _describe_hdf5(spec: InputSpec) -> tuple[tuple[int, ...], str]:
+    return hdf5.describe(spec.file or "", spec.dataset or "", spec.place)
+
+
+def _read_hdf5(spec: InputSpec) -> np.ndarray:
+    return hdf5.read(spec.file or "", spec.dataset or "", spec.place)
+
+
+def _describe_safetensors(spec: InputSpec) -> tuple[tuple[int, ...], str]:
+    with _safetensors(spec) as handle:
+        entry = handle.get_slice(spec.tensor)
+        code = entry.get_dtype()
+        if code == "BF16":
+            raise InputError(spec.place, f"{spec.tensor} in {spec.file} is bfloat16, which needs a GPU backend and is "
+                             "not available here", one_of(DTYPES))  # fmt: skip
+        if code not in _SAFETENSORS_DTYPES:
+            raise InputError(spec.place, f"{spec.tensor} in {spec.file} is {code}, which is not supported",
+                             one_of(DTYPES))  # fmt: skip
+        return tuple(entry.get_shape()), _SAFETENSORS_DTYPES[code]
+
+
+def _read_safetensors(spec: InputSpec) -> np.ndarray:
+    _describe_safetensors(spec)
+    with _safetensors(spec) as handle:
+        return np.ascontiguousarray(handle.get_tensor(spec.tensor)).reshape(handle.get_slice(spec.tensor).get_shape())
+
+
+@contextlib.contextmanager
+def _safetensors(spec: InputSpec) -> Iterator[Any]:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        raise InputError(spec.place, f"{spec.file} needs the package safetensors",
+                         "pip install 'einmpi[models]'") from None  # fmt: skip
+    if not os.path.isfile(spec.file or ""):
+        raise InputError(spec.place, f"there is no file {spec.file}", "paths are relative to the job file")
+    try:
+        with safe_open(spec.file, framework="numpy") as handle:
+            names = sorted(handle.keys())
+            if spec.tensor not in names:
+                listed = one_of(names[:8], spec.tensor or "") + (", …" if len(names) > 8 else "")
+                raise InputError(spec.place, f"there is no tensor {spec.tensor} in {spec.file}", listed)
+            yield handle
+    except (SafetensorError, OSError) as error:
+        raise InputError(spec.place, f"{spec.file} cannot be read as safetensors: {error}") from None
+
+
+FORMATS: dict[str, Format] = {
+    **dict.fromkeys(HDF5_SUFFIXES, Format(_describe_hdf5, _read_hdf5)),
+    ".safetensors": Format(_describe_safetensors, _read_safetensors),
+}
+
+
+# ---- outputs --------------------------------------------------------------------------------------------------------
+
+
+def check_targets(job: Job) -> None:
+    """Refuse output files that could not be written, before anything is computed."""
+    for specs in _by_file(job.outputs).values():
+        hdf5.check_target(specs[0].file, {spec.dataset: spec.place for spec in specs})
+
+
+def store(job: Job, results: Mapping[str, np.ndarray]) -> None:
+    """Write every output of the job, each file once."""
+    attributes = {"einmpi_version": __version__, "einmpi_program": job.source.text, "einmpi_dtype": job.dtype}
+    for specs in _by_file(job.outputs).values():
+        datasets = {spec.dataset: _as_stored(spec, results[spec.name]) for spec in specs}
+        hdf5.write(specs[0].file, datasets, attributes, specs[0].place)
+
+
+def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:
+    files: dict[str, list[OutputSpec]] = {}
+    for spec in outputs:
+        files.setdefault(os.path.realpath(spec.file), []).append(spec)
+    return files
+
+
+def _as_stored(spec: OutputSpec, array: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+    """The array in the dtype asked for, and options of the dataset. What has no elements or no dimensions has none."""
+    with np.errstate(over="ignore"):  # a number too large for a smaller float is infinite there
+        stored = np.asarray(array).astype(spec.dtype or np.asarray(array).dtype, copy=False)
+    options: dict[str, Any] = {}
+    if stored.ndim and stored.size:
+        if spec.chunks is not None:
+            options["chunks"] = tuple(min(pair) for pair in zip(spec.chunks, stored.shape, strict=True))
+        if spec.compression is not None:
+            options["compression"] = spec.compression
+    return stored, options
