@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -79,10 +80,11 @@ def check(options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     from einmpi.api import reference
     from einmpi.report.describe import describe_results
-    from einmpi.runtime.storage import store
+    from einmpi.runtime.storage import check_targets, store
 
     start = time.perf_counter()
     job = _load(options)
+    check_targets(job)
     results = reference(job)
     store(job, results)
     if not options.quiet:
@@ -96,7 +98,7 @@ def _load(options: argparse.Namespace):  # type: ignore[no-untyped-def]
     sizes: dict[str, int] = {}
     for setting in options.set:
         name, _, value = setting.partition("=")
-        if not value.lstrip("-").isdecimal():
+        if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
             raise InputError(f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER")
         sizes[name] = int(value)
     return load(options.job, dtype=options.dtype, **sizes)

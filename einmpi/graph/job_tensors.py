@@ -210,8 +210,8 @@ def _limits(document: Document, path: KeyPath, random: str, dtype: str) -> tuple
         if type(given) is not int and (type(given) is not float or info is np.iinfo):
             wanted = "a whole number" if info is np.iinfo else "a number"
             raise InputError(place, f"{key} is {kind_of(given)}", f"{wanted} is wanted")
-        numbers = info(np.dtype(dtype))
-        least, most = (int(numbers.min), int(numbers.max)) if info is np.iinfo else (numbers.min, numbers.max)
+        ends = info(np.dtype(dtype))
+        least, most = (int(end) if info is np.iinfo else float(end) for end in (ends.min, ends.max))
         if (type(given) is float and not isfinite(given)) or not least <= given <= most:
             raise InputError(place, f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}")
         limits[key] = given

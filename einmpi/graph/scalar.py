@@ -267,7 +267,7 @@ def fold(op: str, values: Sequence[Number]) -> Number:
 
 
 def _whole(op: str, values: Sequence[int]) -> int:
-    if op == "**" and abs(values[0]) > 1 and values[1] * (abs(values[0]).bit_length() - 1) > 64:
+    if op == "**" and abs(values[0]) > 1 and values[1] * (abs(values[0]).bit_length() - 1) > 63:
         raise ValueError(f"{values[0]}**{values[1]} is larger than 2**63")
     a, b = values[0], values[-1]
     result: int = {"+": a + b, "-": a - b, "*": a * b, "neg": -a}[op] if op != "**" else a**b

@@ -60,6 +60,11 @@ class Declaration:
 
 def parse(source: Source) -> list[ast.stmt]:
     """The statements of a text, or one InputError."""
+    for row, line in enumerate(source.lines, 1):
+        column = next((k for k, char in enumerate(line, 1) if not char.isprintable() and char != "\t"), None)
+        if column is not None:
+            what = f"character {line[column - 1]!r} in the program"
+            raise InputError(source.position(row, column), what, "printable characters")
     text = "\n".join(line.lstrip() for line in source.lines).translate(_GLYPHS)
     shift = _shift(source)
     try:
@@ -160,7 +165,7 @@ def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
 def _apply(source: Source, node: ast.expr, op: str, left: int, right: int) -> int:
     if op in ("//", "%") and right == 0:
         raise InputError(source.at(node), "division by zero")
-    if op == "**" and (right < 0 or right * max(1, left.bit_length()) > 64):
+    if op == "**" and (right < 0 or (abs(left) > 1 and right * (abs(left).bit_length() - 1) >= 63)):
         raise InputError(source.at(node), f"{left}**{right} is not a whole number below 2**63")
     if op in ("//", "%"):
         result = left // right if op == "//" else left % right

@@ -56,8 +56,8 @@ class Document:
             # TOML drops a line end right after the quotes, and white space after a backslash that ends a line.
             dropped = re.compile(r"\n|\\[ \t]*\n\s*" if literal[0][0] == '"' else r"\n").match(literal[0], 3)
             start = dropped.end() if dropped else 3
-            written = literal[0][start:-3]
-            text = written if _continues_as_python(written) else text
+            if literal[0][0] == '"' and _continues_as_python(literal[0][start:-3]):
+                text = literal[0][start:-3]
         line, column = _line_and_column(self.text, literal.start() + start)
         return Source(self.name, text, line, column - 1)
 
@@ -86,10 +86,10 @@ def read_document(path: str) -> Document:
     except ValueError as error:  # tomllib.TOMLDecodeError, or a number that Python refuses
         found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL)
         message, line, column = found.groups() if found else (str(error), None, None)
-        end = _line_and_column(text.rstrip(), len(text.rstrip()))
-        where = (line, column) if line else end
-        raise InputError(f"{path}:{where[0]}:{where[1]}", f"this is not TOML: {message}",
-                         "KEY = VALUE and [TABLE] lines") from None  # fmt: skip
+        if found and not line:
+            line, column = _line_and_column(text, len(text.rstrip()))
+        where = f"{path}:{line}:{column}" if found else path
+        raise InputError(where, f"this is not TOML: {message}", "KEY = VALUE and [TABLE] lines") from None
 
 
 def _read_text(path: str) -> str:
@@ -191,7 +191,7 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:
-        return "a number of more than 38 digits"
+        return f"about {'-' if value < 0 else ''}2**{value.bit_length() - 1}"
     shown = repr(value) if type(value) in _KINDS else str(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
 

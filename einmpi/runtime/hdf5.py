@@ -81,8 +81,7 @@ def _dataset(handle: h5py.File, file: str, dataset: str, place: str) -> h5py.Dat
             raise InputError(where, f"{dataset} in {file} has no values", "a dataset with a shape")
         return found
     if isinstance(found, h5py.Group):
-        inside = _datasets_in(found)
-        raise InputError(where, f"{dataset} in {file} is a group", f"a dataset; {_listing(inside, dataset)}")
+        raise InputError(where, f"{dataset} in {file} is a group", f"a dataset; {_listing(_datasets_in(found))}")
     raise InputError(where, f"there is no dataset {dataset} in {file}", _listing(_datasets_in(handle), dataset))
 
 
@@ -101,7 +100,7 @@ def _datasets_in(group: h5py.Group) -> list[str]:
     return names
 
 
-def _listing(names: list[str], wrong: str) -> str:
+def _listing(names: list[str], wrong: str = "") -> str:
     if not names:
         return "it has no datasets"
     return one_of(names[:_LISTED], wrong) + (", …" if len(names) > _LISTED else "")
@@ -131,7 +130,7 @@ def check_target(file: str, datasets: Mapping[str, str]) -> None:
         return
     import h5py
 
-    with _opened(target, where) as handle:
+    with _opened(file, where) as handle:
         for dataset, place in datasets.items():
             parts = dataset.strip("/").split("/")
             if isinstance(handle.get(dataset), h5py.Group):

@@ -1,0 +1,141 @@
+"""A graph as variables (states of vertices, layouts of tensors) and edges that move tensors (planner, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.plan.layout import input_symbols, output_symbols, tensor_symbols
+
+Name = tuple[str, str]  # ("vertex" or "tensor", name)
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A vertex's state (symbols are its labels) or a tensor's layout (symbols are its dimensions); the last is R."""
+
+    kind: str
+    name: str
+    extents: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor on its way to the variable `target`, from the variable `source`; None is an input, stored once."""
+
+    tensor: str
+    ndim: int
+    nbytes: int
+    source: int | None
+    target: int
+    source_symbols: tuple[int, ...]
+    target_symbols: tuple[int, ...]
+    operand: int = -1  # of the target, when that is a vertex
+    weight: int = 1  # how many equal edges of repeated layers it stands for
+
+
+@dataclass(frozen=True)
+class Factored:
+    variables: tuple[Variable, ...]
+    edges: tuple[Edge, ...]
+    number: Mapping[Name, int]  # of every vertex and every tensor that has a layout of its own
+
+
+def has_layout(graph: EinGraph, name: str) -> bool:
+    """A tensor used more than once, or an output, is brought into one layout; others go straight to their user."""
+    return name in graph.outputs or sum(user.count(name) for user in _inputs(graph, name)) > 1
+
+
+def _inputs(graph: EinGraph, name: str) -> list[tuple[str, ...]]:
+    return [graph[user].inputs for user in graph.consumers[name]]
+
+
+def factor(graph: EinGraph, resident: frozenset[str] = frozenset(), tie: Mapping[str, str] | None = None) -> Factored:
+    """The variables and edges of a graph. `tie` maps a vertex of a repeated layer to that of the first one."""
+    tie = tie or {}
+    variables: list[Variable] = []
+    number: dict[Name, int] = {}
+    edges: dict[Edge, int] = {}
+
+    def add(kind: str, name: str, extents: tuple[int, ...]) -> int:
+        known = number.get((kind, tie.get(name, name)))
+        if known is None:
+            known = len(variables)
+            variables.append(Variable(kind, name, extents))
+        number[kind, name] = known
+        return known
+
+    def connect(edge: Edge) -> None:
+        edge = replace(edge, tensor=tie.get(edge.tensor, edge.tensor))
+        edges[edge] = edges.get(edge, 0) + 1
+
+    for vertex in graph.vertices:
+        if vertex.einsum is not None:
+            here = add("vertex", vertex.name, tuple(extent for _, extent in vertex.einsum.extents))
+            for operand, name in enumerate(vertex.inputs):
+                _read(graph, vertex, operand, name, here, number, resident, connect)
+        if has_layout(graph, vertex.name):
+            tensor = add("tensor", vertex.name, vertex.bound)
+            wanted = tensor_symbols(len(vertex.bound))
+            if vertex.einsum is not None:
+                made = output_symbols(vertex.einsum)
+                connect(Edge(vertex.name, len(vertex.bound), vertex.nbytes, here, tensor, made, wanted))
+            elif vertex.name not in resident:
+                connect(Edge(vertex.name, len(vertex.bound), vertex.nbytes, None, tensor, (), wanted))
+    return Factored(tuple(variables), tuple(replace(e, weight=count) for e, count in edges.items()), number)
+
+
+def _read(graph, vertex, operand, name, here, number, resident, connect) -> None:  # type: ignore[no-untyped-def]
+    source = graph[name]
+    size = len(source.bound), source.nbytes
+    wanted = input_symbols(vertex.einsum, operand)
+    if ("tensor", name) in number:
+        connect(Edge(name, *size, number["tensor", name], here, tensor_symbols(size[0]), wanted, operand))
+    elif source.einsum is not None:
+        connect(Edge(name, *size, number["vertex", name], here, output_symbols(source.einsum), wanted, operand))
+    elif name not in resident:
+        connect(Edge(name, *size, None, here, (), wanted, operand))
+
+
+# ---- repeated layers ------------------------------------------------------------------------------------------------
+
+
+def repeated_layers(graph: EinGraph) -> dict[str, str]:
+    """Vertices and inputs of repeated layers → those of the first of them; empty where nothing repeats three times."""
+    computed = graph.computed
+    position = {vertex.name: k for k, vertex in enumerate(computed)}
+    kinds: dict[object, int] = {}
+    kind = np.array([kinds.setdefault(_kind(graph, v, position), len(kinds)) for v in computed], np.int64)
+    best = (0, 0, 0)  # vertices saved, minus the period, start
+    for period in range(1, len(kind) // 3 + 1):
+        same = np.concatenate([[False], kind[:-period] == kind[period:], [False]])
+        steps = np.flatnonzero(same[1:] != same[:-1])
+        starts, lengths = steps[::2], steps[1::2] - steps[::2]
+        if len(lengths) and (longest := int(lengths.max())) >= 2 * period:
+            start = int(starts[lengths.argmax()])
+            best = max(best, (longest // period * period, -period, -start))
+    saved, period, start = best[0], -best[1], -best[2]
+    tie: dict[str, str] = {}
+    for k in range(start + period, start + period + saved):
+        model, copy = computed[start + (k - start) % period], computed[k]
+        for ours, theirs in zip((*copy.inputs, copy.name), (*model.inputs, model.name), strict=True):
+            if (graph[ours].is_input or ours == copy.name) and ours != theirs and tie.setdefault(ours, theirs) != theirs:
+                return {}
+    return tie
+
+
+def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> object:
+    """Equal for vertices that do the same at the same place of their layers."""
+    here = position[vertex.name]
+
+    def users(name: str) -> tuple[int, ...]:
+        return tuple(position[user] - here for user in graph.consumers[name])
+
+    reads = tuple(
+        (graph[name].bound, graph[name].dtype, users(name)) if graph[name].is_input else here - position[name]
+        for name in vertex.inputs
+    )
+    return vertex.einsum, vertex.dtype, reads, users(vertex.name), vertex.name in graph.outputs

@@ -1,0 +1,75 @@
+"""States of vertices and layouts of tensors: which label or dimension each mesh axis cuts (planner, section 2)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.graph.einsum import EinSum
+from einmpi.plan.mesh import Mesh, allowed_masks
+
+Symbols = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """For every mesh axis: the dimension it cuts, REPLICATED, or PARTIAL (a sum is still to be made over it)."""
+
+    axes: tuple[int, ...]
+
+    def parts(self, mesh: Mesh, ndim: int) -> tuple[int, ...]:
+        """Into how many parts each dimension is cut."""
+        return tuple(prod(f for f, a in zip(mesh.factors, self.axes, strict=True) if a == d) for d in range(ndim))
+
+
+REPLICATED, PARTIAL = -1, -2
+
+
+def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
+    """For each label of the EinSum and R: the dimension of the operand that it cuts, or ndim for R.
+
+    A dimension that is gathered is needed whole. A diagonal is cut along its first dimension.
+    """
+    index = einsum.operands[operand]
+    return (*(index.index(label) if label in index else len(index) for label in einsum.labels), len(index))
+
+
+def output_symbols(einsum: EinSum) -> tuple[int, ...]:
+    """For each label of the EinSum and R: the dimension of the result, ndim + 1 for P, ndim for R."""
+    ndim = len(einsum.output)
+    return (*range(ndim), *(ndim + 1 for _ in einsum.aggregated), ndim)
+
+
+def tensor_symbols(ndim: int) -> tuple[int, ...]:
+    return tuple(range(ndim + 1))
+
+
+def choices(mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]], fixed: Sequence[int]) -> Symbols:
+    """Every way to give each group of axes to a symbol (a label or dimension, or R = len(extents)), as rows.
+
+    `fixed` holds the symbols of all axes; those of axes in no group stay. A symbol takes only axes that fit its extent.
+    """
+    free = {axis for group in groups for axis in group}
+    rows = np.array(list(itertools.product(range(len(extents) + 1), repeat=len(groups))), np.int64)
+    rows = rows.reshape(-1, len(groups))
+    fits = np.ones(len(rows), bool)
+    for symbol, extent in enumerate(extents):
+        mask = np.full(len(rows), sum(1 << a for a, s in enumerate(fixed) if s == symbol and a not in free), np.int64)
+        for column, group in enumerate(groups):
+            mask += (rows[:, column] == symbol) * sum(1 << axis for axis in group)
+        fits &= allowed_masks(mesh.factors, extent)[mask]
+    return rows[fits]
+
+
+def codes(rows: Symbols, symbols: Sequence[int], base: int) -> Symbols:
+    """The number of the tensor's layout for each row of a variable's choices."""
+    mapped = np.array(symbols, np.int64)[rows]
+    result = np.zeros(len(rows), np.int64)
+    for column in range(rows.shape[1]):
+        result = result * base + mapped[:, column]
+    return result

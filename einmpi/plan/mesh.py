@@ -1,0 +1,106 @@
+"""The mesh of ranks: prime axes, digits of ranks and of indices, which axes may cut a label (planner, section 2)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+
+
+@cache
+def prime_factors(number: int) -> tuple[int, ...]:
+    """The primes of a number, largest first."""
+    factors, divisor = [], 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    if number > 1:
+        factors.append(number)
+    return tuple(reversed(factors))
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """`ranks` as a product of prime axes, the slow one first. Rank r has one digit an axis, in that mixed radix."""
+
+    ranks: int
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        return prime_factors(self.ranks)
+
+    def digits(self, rank: int) -> tuple[int, ...]:
+        return _digits(rank, self.factors)
+
+    def windows(self, extent: int) -> tuple[tuple[int, ...], ...]:
+        """Groups of neighbouring axes whose product fits into `extent`: one group may cut a label at a time.
+
+        Inside a group an axis always slices the same digit of the index, whatever else is cut; the groups are
+        disjoint. So an axis on a label means the same data for every tensor. A label with extent ≥ ranks has one group.
+        """
+        return _windows(self.factors, extent)
+
+    def digit_of_index(self, index: int, extent: int, axis: int) -> int:
+        """Which digit on `axis` owns this index of a label."""
+        window = next(group for group in self.windows(extent) if axis in group)
+        factors = [self.factors[a] for a in window]
+        return _digits(index * prod(factors) // extent, factors)[window.index(axis)]
+
+    def share(self, extent: int, axes: Sequence[int], rank: int) -> tuple[int, ...]:
+        """The indices of a label that `rank` owns when `axes` cut it."""
+        digits = self.digits(rank)
+        return tuple(i for i in range(extent) if all(self.digit_of_index(i, extent, a) == digits[a] for a in axes))
+
+
+def _digits(number: int, factors: Sequence[int]) -> tuple[int, ...]:
+    digits = []
+    for factor in reversed(factors):
+        digits.append(number % factor)
+        number //= factor
+    return tuple(reversed(digits))
+
+
+@cache
+def _windows(factors: tuple[int, ...], extent: int) -> tuple[tuple[int, ...], ...]:
+    groups: list[tuple[int, ...]] = []
+    current: tuple[int, ...] = ()
+    for axis, factor in enumerate(factors):
+        if factor > extent:
+            continue
+        if prod(factors[a] for a in current) * factor > extent:
+            groups.append(current)
+            current = ()
+        current = (*current, axis)
+    return (*groups, current) if current else tuple(groups)
+
+
+@cache
+def allowed_masks(factors: tuple[int, ...], extent: int) -> npt.NDArray[np.bool_]:
+    """For every set of axes, as a bit mask, whether it may cut a label of this extent."""
+    masks = np.arange(1 << len(factors))
+    groups = [sum(1 << axis for axis in group) for group in _windows(factors, extent)]
+    return np.logical_or.reduce([masks == 0, *(masks & ~group == 0 for group in groups)])
+
+
+@cache
+def groupings(factors: tuple[int, ...], most: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    """All ways to put the axes into at most `most` groups with different products, the most balanced first."""
+    ways: list[tuple[tuple[int, ...], ...]] = [((),) * most]
+    for prime in sorted(set(factors), reverse=True):
+        axes = [axis for axis, factor in enumerate(factors) if factor == prime]
+        cuts = itertools.combinations_with_replacement(range(len(axes) + 1), most - 1)
+        pieces = [[axes[i:j] for i, j in itertools.pairwise((0, *cut, len(axes)))] for cut in cuts]
+        ways = [tuple((*g, *p) for g, p in zip(way, piece, strict=True)) for way in ways for piece in pieces]
+    found: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
+    for way in ways:
+        groups = tuple(group for group in way if group)
+        products = tuple(sorted((prod(factors[axis] for axis in group) for group in groups), reverse=True))
+        found.setdefault(products, groups)
+    return tuple(found[products] for products in sorted(found))
