@@ -1,11 +1,11 @@
-"""The Python interface: load, program, reference, einsum."""
+"""The Python interface: load, program, plan, reference, einsum."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from einmpi.graph.subscripts import program_text, split_arguments
 from einmpi.graph.syntax import Source
 from einmpi.runtime import storage
 from einmpi.runtime.reference import evaluate, memory_needed
+from einmpi.units import parse_bytes
+
+if TYPE_CHECKING:
+    from einmpi.plan.plan import Plan
 
 
 def load(path: str | os.PathLike[str], *, dtype: str | None = None, **sizes: int) -> Job:
@@ -49,6 +53,34 @@ def _job(text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, output
     source = Source("program", text)
     graph = build_graph(source, inputs, sizes, outputs)
     return Job("", "", source, dtype, sizes, (), (), "eindecomp", None, "numpy", False, {}, graph)
+
+
+def plan(
+    job: Job,
+    ranks: int,
+    *,
+    strategy: str | None = None,
+    memory: int | str | None = None,
+    pin: Mapping[str, Sequence[int]] | None = None,
+) -> Plan:
+    """How a job is cut over `ranks` ranks: pure, no MPI, no data. print(plan) is the EXPLAIN text.
+
+    Strategy and memory a rank default to the job's own. `pin` prescribes into how many parts each dimension of an
+    input or output is cut: ``pin={"A": (4, 1)}``.
+    """
+    from einmpi.plan.plan import Options, make_plan  # `import einmpi` stays fast without the planner
+
+    if isinstance(memory, str):
+        try:
+            memory = parse_bytes(memory)
+        except ValueError as error:
+            raise InputError("memory", *str(error).split("; ", 1)) from None
+    pins = {spec.name: spec.parts for spec in job.inputs if spec.parts is not None}
+    pins |= {spec.name: spec.parts for spec in job.outputs if spec.parts is not None}
+    pins |= {name: tuple(parts) for name, parts in (pin or {}).items()}
+    resident = tuple(spec.name for spec in job.inputs if spec.resident and spec.name in job.graph.by_name)
+    options = Options(strategy or job.strategy, job.memory if memory is None else memory, resident, pins, job.roles)
+    return make_plan(job.graph, ranks, options)
 
 
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:

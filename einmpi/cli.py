@@ -10,15 +10,16 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.version import __version__
 
-COMMANDS = ("run", "check")
 _EXAMPLES = """examples:
   einmpi jobs/chain.toml                     run a job
   mpirun -n 4 python -m einmpi jobs/chain.toml
   einmpi jobs/chain.toml --set s=2000 --set skew=10
   einmpi check jobs/attention.toml           parse it, infer shapes, look at its files
+  einmpi plan jobs/attention.toml -n 64      how it is cut over 64 ranks; needs no MPI and touches no data
+  einmpi plan jobs/chain.toml -n 8 --compare
 """
 
 
@@ -32,13 +33,24 @@ def make_parser() -> argparse.ArgumentParser:
                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--version", action="version", version=f"einmpi {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
-    for name, text in (("run", "run a job (the default)"), ("check", "parse a job, infer shapes, look at its files")):
-        command = commands.add_parser(name, help=text, description=text)
+    for name, function in COMMANDS.items():
+        command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
         command.add_argument("job", metavar="JOB.toml")
         command.add_argument("--set", action="append", default=[], metavar="SIZE=N", help="replace a size of the job")
         command.add_argument("--dtype", help="dtype of generated inputs")
         command.add_argument("--quiet", action="store_true", help="print errors only")
+        if name == "plan":
+            _add_plan_arguments(command)
     return parser
+
+
+def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-n", "--ranks", type=int, required=True, metavar="P", help="number of ranks")
+    command.add_argument("--strategy", help="see the list in the documentation; the job's own by default")
+    command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
+    command.add_argument("--compare", action="store_true", help="all strategies side by side")
+    command.add_argument("--json", metavar="FILE", help="write the plan as JSON; - is standard output")
+    command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +70,7 @@ def _run_safely(arguments: Sequence[str] | None) -> int:
         if given and not given[0].startswith("-") and given[0] not in COMMANDS:
             given.insert(0, "run")
         options = make_parser().parse_args(given)
-        return {"run": run, "check": check}[options.command](options)
+        return COMMANDS[options.command](options)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except (EinmpiError, MemoryError, OSError) as error:
@@ -69,6 +81,7 @@ def _run_safely(arguments: Sequence[str] | None) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
+    """parse a job, infer shapes, look at its files"""
     from einmpi.report.describe import describe_job
 
     job = _load(options)
@@ -78,6 +91,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """run a job (the default)"""
     from einmpi.api import reference
     from einmpi.report.describe import describe_results
     from einmpi.runtime.storage import check_targets, store
@@ -90,6 +104,42 @@ def run(options: argparse.Namespace) -> int:
     if not options.quiet:
         print(describe_results(job, results, time.perf_counter() - start))
     return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """how a job is cut over ranks: EXPLAIN"""
+    import json
+
+    from einmpi.api import plan as make_plan
+    from einmpi.plan.explain import as_json, compare, explain
+    from einmpi.plan.paper import relations
+
+    job = _load(options)
+    data: object
+    if options.compare:
+        plans = compare(lambda name: make_plan(job, options.ranks, strategy=name, memory=options.memory))
+        text, data = plans.text, [as_json(plan) for plan in plans.plans]
+    else:
+        made = make_plan(job, options.ranks, strategy=options.strategy, memory=options.memory)
+        text, data = explain(made), as_json(made)
+        if options.show_relations:
+            name = options.show_relations
+            if name not in made.states:
+                raise InputError("--show-relations", f"unknown vertex {name!r}", one_of(made.states, name))
+            parts = {vertex: tuple(made.parts(vertex).values()) for vertex in made.states}
+            text = relations(job.graph, name, parts)
+    if options.json == "-":
+        print(json.dumps(data, indent=1))
+        return 0
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(data, file, indent=1)
+    if not options.quiet:
+        print(text)
+    return 0
+
+
+COMMANDS = {"run": run, "check": check, "plan": plan}
 
 
 def _load(options: argparse.Namespace):  # type: ignore[no-untyped-def]

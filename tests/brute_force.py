@@ -70,7 +70,7 @@ class Define:
     value: Expr
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program:
     inputs: Mapping[str, np.ndarray]
     statements: tuple[Define, ...]  # each after those it reads

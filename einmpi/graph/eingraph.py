@@ -75,6 +75,10 @@ class EinGraph:
     def computed(self) -> tuple[Vertex, ...]:
         return tuple(vertex for vertex in self.vertices if not vertex.is_input)
 
+    def operations(self) -> int:
+        """Scalar operations of the whole graph."""
+        return sum(vertex.einsum.operations() for vertex in self.vertices if vertex.einsum is not None)
+
     def __getitem__(self, name: str) -> Vertex:
         return self.by_name[name]
 

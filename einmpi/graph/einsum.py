@@ -12,6 +12,7 @@ import numpy as np
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import (
     Arg,
+    Call,
     Const,
     Element,
     Scalar,
@@ -21,6 +22,7 @@ from einmpi.graph.scalar import (
     labels_of,
     rebuild,
     text,
+    walk,
 )
 
 
@@ -80,6 +82,11 @@ class EinSum:
     def calls(self) -> int:
         """How often ⊗ is applied: the size of the joined index space."""
         return prod(extent for _, extent in self.extents)
+
+    def operations(self) -> int:
+        """Scalar operations: the steps of ⊗, and one for ⊕, for every combination of labels."""
+        steps = sum(isinstance(node, Call) for node in walk(self.function))
+        return self.calls() * (steps + bool(self.aggregated))
 
     def __str__(self) -> str:
         return self.show([f"x{k}" for k in range(len(self.operands))])

@@ -25,9 +25,9 @@ COMPRESSIONS = ("gzip", "lzf")
 INSIDE = {".h5": "dataset", ".hdf5": "dataset", ".he5": "dataset", ".safetensors": "tensor"}
 HDF5_SUFFIXES = tuple(suffix for suffix, key in INSIDE.items() if key == "dataset")
 MAX_NDIM = 32  # HDF5's limit
-_GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident")
-_FILE_KEYS = ("file", "dataset", "tensor", "resident")
-_OUTPUT_KEYS = ("file", "dataset", "chunks", "compression", "dtype")
+_GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident", "parts")
+_FILE_KEYS = ("file", "dataset", "tensor", "resident", "parts")
+_OUTPUT_KEYS = ("file", "dataset", "chunks", "compression", "dtype", "parts")
 _SHORT = re.compile(r"(.+?\.(?:h5|hdf5|he5|safetensors)):(.+)", re.IGNORECASE | re.DOTALL)
 
 
@@ -46,6 +46,7 @@ class InputSpec:
     dataset: str | None = None
     tensor: str | None = None
     resident: bool = False
+    parts: tuple[int, ...] | None = None
     place: str = ""
 
 
@@ -59,6 +60,7 @@ class OutputSpec:
     chunks: tuple[int, ...] | None = None
     compression: str | None = None
     dtype: str | None = None
+    parts: tuple[int, ...] | None = None
     place: str = ""
 
 
@@ -110,7 +112,7 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
         if key not in allowed:
             raise InputError(document.place((*path, key)), f"{key} does not go with {chosen}", one_of(allowed))
     resident = get(document, (*path, "resident"), bool) or False
-    spec = InputSpec(name, resident=resident, place=place)
+    spec = InputSpec(name, resident=resident, parts=_numbers(document, (*path, "parts")), place=place)
     if chosen == "random":
         return _generated(document, spec, sizes, dtype)
     inside_of = {suffix: get(document, (*path, key), str) for suffix, key in INSIDE.items()}
@@ -151,7 +153,7 @@ def _from_file(document: Document, spec: InputSpec, file: str, inside_of: Mappin
         inside = _dataset_path(spec.place, inside)
     names = {wanted: inside}
     return InputSpec(spec.name, file=beside(document, file), dataset=names.get("dataset"), tensor=names.get("tensor"),
-                     resident=spec.resident, place=spec.place)  # fmt: skip
+                     resident=spec.resident, parts=spec.parts, place=spec.place)  # fmt: skip
 
 
 def _dataset_path(place: str, text: str) -> str:
@@ -176,7 +178,7 @@ def _generated(document: Document, spec: InputSpec, sizes: Mapping[str, int], de
         raise InputError(document.place((*path, "seed")), f"seed is {show(seed)}", "0 to 2**64 - 1")
     low, high = _limits(document, path, random, dtype)
     return InputSpec(spec.name, _shape(document, path, sizes), dtype, random, seed, low, high, resident=spec.resident,
-                     place=spec.place)  # fmt: skip
+                     parts=spec.parts, place=spec.place)  # fmt: skip
 
 
 def _shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -259,15 +261,20 @@ def _output(document: Document, name: str, computed: tuple[str, ...]) -> OutputS
         if get(document, (*path, key), str) is None:
             raise InputError(place, f"output {name} has no {key}", 'file = "FILE.h5", dataset = "/NAME"')
     _check_file(place, given["file"], HDF5_SUFFIXES)
-    chunks = get(document, (*path, "chunks"), list)
-    for number, chunk in enumerate(chunks or ()):
-        if type(chunk) is not int or not 1 <= chunk <= MAX_EXTENT:
-            raise InputError(document.place((*path, "chunks", number)), f"{show(chunk)} in chunks",
-                             f"a whole number from 1 to 2**39 = {MAX_EXTENT}")  # fmt: skip
     compression = choice(document, (*path, "compression"), COMPRESSIONS, "") or None
     return OutputSpec(name, beside(document, given["file"]), _dataset_path(place, given["dataset"]),
-                      None if chunks is None else tuple(chunks), compression,
-                      read_dtype(document, (*path, "dtype")), place)  # fmt: skip
+                      _numbers(document, (*path, "chunks")), compression, read_dtype(document, (*path, "dtype")),
+                      _numbers(document, (*path, "parts")), place)  # fmt: skip
+
+
+def _numbers(document: Document, path: KeyPath) -> tuple[int, ...] | None:
+    """A list of positive whole numbers."""
+    given = get(document, path, list)
+    for number, value in enumerate(given or ()):
+        if type(value) is not int or not 1 <= value <= MAX_EXTENT:
+            raise InputError(document.place((*path, number)), f"{show(value)} in {path[-1]}",
+                             f"a whole number from 1 to 2**39 = {MAX_EXTENT}")  # fmt: skip
+    return None if given is None else tuple(given)
 
 
 def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:

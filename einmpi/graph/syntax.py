@@ -26,7 +26,7 @@ class Source:
 
     @cached_property
     def lines(self) -> list[str]:
-        return self.text.split("\n")
+        return [line.removesuffix("\r") for line in self.text.split("\n")]
 
     def at(self, node: ast.AST) -> str:
         """ "name:line:column" of a node, as an editor counts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.plan.layout import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
+Block = tuple[int, tuple[int, ...]]  # bytes of a tensor, and the symbols whose cuts make a rank's block of it smaller
 
 
 @dataclass(frozen=True)
@@ -42,29 +43,43 @@ class Factored:
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...]
     number: Mapping[Name, int]  # of every vertex and every tensor that has a layout of its own
+    blocks: tuple[tuple[Block, ...], ...]  # what each variable keeps on a rank
 
 
-def has_layout(graph: EinGraph, name: str) -> bool:
-    """A tensor used more than once, or an output, is brought into one layout; others go straight to their user."""
-    return name in graph.outputs or sum(user.count(name) for user in _inputs(graph, name)) > 1
+def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
+    """A tensor used more than once, an output or a pinned one has a layout; others go straight to their user."""
+    return name in graph.outputs or name in pinned or sum(user.count(name) for user in _inputs(graph, name)) > 1
 
 
 def _inputs(graph: EinGraph, name: str) -> list[tuple[str, ...]]:
     return [graph[user].inputs for user in graph.consumers[name]]
 
 
-def factor(graph: EinGraph, resident: frozenset[str] = frozenset(), tie: Mapping[str, str] | None = None) -> Factored:
-    """The variables and edges of a graph. `tie` maps a vertex of a repeated layer to that of the first one."""
+def factor(
+    graph: EinGraph,
+    resident: Collection[str] = (),
+    pinned: Collection[str] = (),
+    tie: Mapping[str, str] | None = None,
+) -> Factored:
+    """The variables and edges of a graph.
+
+    A `resident` input lies where it is wanted and costs nothing to read. `tie` maps a vertex of a repeated layer to
+    that of the first one.
+    """
     tie = tie or {}
     variables: list[Variable] = []
+    blocks: list[tuple[Block, ...]] = []
     number: dict[Name, int] = {}
     edges: dict[Edge, int] = {}
 
-    def add(kind: str, name: str, extents: tuple[int, ...]) -> int:
+    def add(kind: str, vertex: Vertex, extents: tuple[int, ...]) -> int:
+        name = vertex.name
         known = number.get((kind, tie.get(name, name)))
         if known is None:
             known = len(variables)
             variables.append(Variable(kind, name, extents))
+            own: Block = (vertex.nbytes, tuple(range(len(vertex.bound))))
+            blocks.append((own,) if kind == "tensor" else (own, *_operand_blocks(graph, vertex)))
         number[kind, name] = known
         return known
 
@@ -74,21 +89,35 @@ def factor(graph: EinGraph, resident: frozenset[str] = frozenset(), tie: Mapping
 
     for vertex in graph.vertices:
         if vertex.einsum is not None:
-            here = add("vertex", vertex.name, tuple(extent for _, extent in vertex.einsum.extents))
-            for operand, name in enumerate(vertex.inputs):
-                _read(graph, vertex, operand, name, here, number, resident, connect)
-        if has_layout(graph, vertex.name):
-            tensor = add("tensor", vertex.name, vertex.bound)
+            here = add("vertex", vertex, tuple(extent for _, extent in vertex.einsum.extents))
+            for operand in range(len(vertex.inputs)):
+                _read(graph, vertex, operand, here, number, resident, connect)
+        if has_layout(graph, vertex.name, pinned):
+            tensor = add("tensor", vertex, vertex.bound)
             wanted = tensor_symbols(len(vertex.bound))
             if vertex.einsum is not None:
                 made = output_symbols(vertex.einsum)
                 connect(Edge(vertex.name, len(vertex.bound), vertex.nbytes, here, tensor, made, wanted))
             elif vertex.name not in resident:
                 connect(Edge(vertex.name, len(vertex.bound), vertex.nbytes, None, tensor, (), wanted))
-    return Factored(tuple(variables), tuple(replace(e, weight=count) for e, count in edges.items()), number)
+    weighted = tuple(replace(edge, weight=count) for edge, count in edges.items())
+    return Factored(tuple(variables), weighted, number, tuple(blocks))
 
 
-def _read(graph, vertex, operand, name, here, number, resident, connect) -> None:  # type: ignore[no-untyped-def]
+def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
+    assert vertex.einsum is not None
+    labels = vertex.einsum.labels
+    return [
+        (graph[name].nbytes, tuple(labels.index(entry) for entry in dict.fromkeys(index) if isinstance(entry, str)))
+        for name, index in zip(vertex.inputs, vertex.einsum.operands, strict=True)
+    ]
+
+
+def _read(graph: EinGraph, vertex: Vertex, operand: int, here: int, number: Mapping[Name, int],
+          resident: Collection[str], connect: Callable[[Edge], None]) -> None:  # fmt: skip
+    """The edge that brings an operand to a vertex."""
+    assert vertex.einsum is not None
+    name = vertex.inputs[operand]
     source = graph[name]
     size = len(source.bound), source.nbytes
     wanted = input_symbols(vertex.einsum, operand)
@@ -122,7 +151,8 @@ def repeated_layers(graph: EinGraph) -> dict[str, str]:
     for k in range(start + period, start + period + saved):
         model, copy = computed[start + (k - start) % period], computed[k]
         for ours, theirs in zip((*copy.inputs, copy.name), (*model.inputs, model.name), strict=True):
-            if (graph[ours].is_input or ours == copy.name) and ours != theirs and tie.setdefault(ours, theirs) != theirs:
+            own = graph[ours].is_input or ours == copy.name
+            if own and ours != theirs and tie.setdefault(ours, theirs) != theirs:
                 return {}
     return tie
 

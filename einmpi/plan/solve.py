@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import prod
 
 import numpy as np
@@ -14,10 +13,14 @@ from einmpi.plan.eliminate import Memo, Table, TooWide, minimize
 from einmpi.plan.factor import Edge, Factored
 from einmpi.plan.layout import Symbols, choices, codes
 from einmpi.plan.mesh import Mesh, groupings
-from einmpi.plan.volume import Ints, axis_factors, in_bytes, mesh_factors, moved
+from einmpi.plan.volume import Ints, held_factors, in_bytes, mesh_factors, moved
 
 Groups = Sequence[Sequence[int]]
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
+
+
+class Unreachable(Exception):
+    """A variable has no choice with the parts that are prescribed for it."""
 
 
 @dataclass
@@ -26,6 +29,8 @@ class Solver:
 
     problem: Factored
     mesh: Mesh
+    wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # parts of each symbol, where prescribed
+    price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
@@ -34,6 +39,8 @@ class Solver:
         fixed = current or self.uncut()
         rows = [self.rows(k, groups, fixed[k]) for k in range(len(self.problem.variables))]
         tables = [self.table(edge, rows, groups, fixed) for edge in self.problem.edges]
+        if self.price:
+            tables += [self.memory_table(k, rows[k], groups, fixed[k]) for k in range(len(rows))]
         cost, values = minimize([len(r) for r in rows], tables, self.memo)
         return cost, [_expand(rows[k][values[k]], groups, fixed[k]) for k in range(len(rows))]
 
@@ -45,10 +52,41 @@ class Solver:
         extents = self.problem.variables[variable].extents
         free = {axis for group in groups for axis in group}
         held = tuple(-1 if axis in free else symbol for axis, symbol in enumerate(fixed))
-        key = ("rows", extents, tuple(map(tuple, groups)), held)
+        wanted = self.wanted.get(variable)
+        key = ("rows", extents, tuple(map(tuple, groups)), held, wanted)
         if key not in self.cache:
-            self.cache[key] = choices(self.mesh, extents, groups, fixed)
+            rows = choices(self.mesh, extents, groups, fixed)
+            if wanted is not None:
+                parts = self.parts(rows, len(extents), groups, held)
+                rows = rows[(parts[:, :-1] == np.array(wanted, np.int64)).all(axis=1)]
+            if not len(rows):
+                raise Unreachable(variable)
+            self.cache[key] = rows
         return self.cache[key]
+
+    def parts(self, rows: Symbols, symbols: int, groups: Groups, held: Sequence[int]) -> Ints:
+        """Into how many parts each choice cuts each symbol (the last column: R)."""
+        parts = np.ones((len(rows), symbols + 1), np.int64)
+        for axis, symbol in enumerate(held):
+            if symbol >= 0:
+                parts[:, symbol] *= self.mesh.factors[axis]
+        for column, factor in enumerate(self.factors(groups)):
+            parts[np.arange(len(rows)), rows[:, column]] *= factor
+        return parts
+
+    def memory_table(self, variable: int, rows: Symbols, groups: Groups, fixed: Sequence[int]) -> Table:
+        """The price of the blocks that a choice keeps on every rank."""
+        free = {axis for group in groups for axis in group}
+        held = tuple(-1 if axis in free else symbol for axis, symbol in enumerate(fixed))
+        blocks = self.problem.blocks[variable]
+        key = ("memory", self.price, blocks, held, id(rows))
+        if key not in self.cache:
+            parts = self.parts(rows, len(self.problem.variables[variable].extents), groups, held)
+            total = np.zeros(len(rows), np.int64)
+            for nbytes, symbols in blocks:
+                total += nbytes // parts[:, list(symbols)].prod(axis=1)
+            self.cache[key] = total * self.mesh.ranks * self.price // 16
+        return Table((variable,), self.cache[key], self.memo.number(key))
 
     def table(self, edge: Edge, rows: Sequence[Symbols], groups: Groups, fixed: States) -> Table:
         """The bytes an edge moves, for all choices at its ends."""
@@ -71,7 +109,8 @@ class Solver:
         unit = mesh_factors(self.factors(groups), ndim).scaled(held)
         targets = codes(rows[edge.target], edge.target_symbols, ndim + 1)
         if edge.source is None:  # an input is stored once: all copies but one are moved
-            return (unit.wanted[0] - 1)[targets] * edge.nbytes
+            copies: Ints = unit.wanted[0] - 1
+            return copies[targets] * edge.nbytes
         sources = codes(rows[edge.source], edge.source_symbols, ndim + 2)
         return in_bytes(moved(unit, ranks), ranks, edge.nbytes)[np.ix_(sources, targets)]
 
@@ -85,17 +124,7 @@ class Solver:
              edge.target_symbols[fixed[edge.target][axis]])
             for axis in held
         )  # fmt: skip
-        return _held(key, edge.ndim)
-
-
-@cache
-def _held(axes: tuple[tuple[int, int, int], ...], ndim: int) -> tuple[int, ...]:
-    """The five products over (factor, source symbol, target symbol)."""
-    product = (1,) * 5
-    for factor, source, target in axes:
-        parts = axis_factors(factor, ndim).parts()
-        product = tuple(have * int(part[source, target]) for have, part in zip(product, parts, strict=True))
-    return product
+        return held_factors(key, edge.ndim)
 
 
 def _expand(row: Symbols, groups: Groups, fixed: Sequence[int]) -> tuple[int, ...]:
@@ -113,16 +142,15 @@ MAX_SHAPES = 8
 MAX_CELLS = 60_000_000  # joined in shapes, and in moves: bounds the time without looking at a clock
 
 
-def search(problem: Factored, mesh: Mesh) -> tuple[int, States, bool]:
-    """(bytes, states, whether no state could be better)."""
-    solver = Solver(problem, mesh)
-    axes = range(len(mesh.factors))
-    if len(mesh.factors) <= EXACT_AXES:
+def search(solver: Solver, start: States | None = None) -> tuple[int, States, bool]:
+    """(cost, states, whether no state could be better). `start` is needed where parts are prescribed."""
+    axes = range(len(solver.mesh.factors))
+    if len(axes) <= EXACT_AXES:
         try:
             return *solver.solve([(axis,) for axis in axes]), True
         except TooWide:
             pass
-    best = min(_shapes(solver), key=lambda result: result[0])
+    best = solver.solve([], start) if start else min(_shapes(solver), key=lambda result: result[0])
     return *_descend(solver, best), False
 
 
@@ -159,7 +187,7 @@ def _descend(solver: Solver, best: tuple[int, States]) -> tuple[int, States]:
     return best
 
 
-def _moves(mesh: Mesh, states: States, count: int) -> list[tuple[tuple[int, ...], ...]]:
+def _moves(mesh: Mesh, states: States, count: int) -> Sequence[Groups]:
     """Which `count` axes to free. Axes of equal length that cut everything alike are tried once."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for axis, factor in enumerate(mesh.factors):

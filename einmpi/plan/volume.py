@@ -71,3 +71,19 @@ def in_bytes(share: Ints, ranks: int, nbytes: int) -> Ints:
     """Bytes over all ranks from `moved`, in whole numbers that stay small: nbytes · share / ranks."""
     whole, rest = divmod(nbytes, ranks)
     return share * whole + share * rest // ranks
+
+
+@cache
+def held_factors(axes: tuple[tuple[int, int, int], ...], ndim: int) -> tuple[int, ...]:
+    """The five products over axes given as (factor, source symbol, target symbol)."""
+    product: tuple[int, ...] = (1,) * 5
+    for factor, source, target in axes:
+        parts = axis_factors(factor, ndim).parts()
+        product = tuple(have * int(part[source, target]) for have, part in zip(product, parts, strict=True))
+    return product
+
+
+def moved_between(axes: tuple[tuple[int, int, int], ...], ndim: int, ranks: int) -> int:
+    """`moved` for one pair of layouts."""
+    table = mesh_factors((), ndim).scaled(held_factors(axes, ndim))
+    return int(moved(table, ranks)[0, 0])

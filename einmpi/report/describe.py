@@ -8,6 +8,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.job_file import Job
+from einmpi.units import show_bytes
 
 
 def describe_job(job: Job) -> str:
@@ -36,13 +37,6 @@ def _signature(vertex: Vertex) -> str:
 
 def _shape(vertex: Vertex) -> str:
     return f"{vertex.dtype} {'×'.join(map(str, vertex.bound)) or 'scalar'}, {show_bytes(vertex.nbytes)}"
-
-
-def show_bytes(count: int) -> str:
-    value, unit = float(count), 0
-    while value >= 1024 and unit < 5:
-        value, unit = value / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{value:.1f} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit - 1]}"
 
 
 def describe_results(job: Job, results: Mapping[str, np.ndarray], seconds: float) -> str:

@@ -11,8 +11,8 @@ def in_folder(tmp_path, monkeypatch):
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
-ALL_INPUT_KEYS = "random, shape, dtype, seed, low, high, resident, file, dataset, tensor"
-GENERATED = "random, shape, dtype, seed, low, high, resident"
+ALL_INPUT_KEYS = "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor"
+GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
 
 
 @pytest.mark.parametrize("text, message", [
@@ -61,7 +61,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident"
      "4:40: high = 3000000000 does not fit into int32; -2147483648 to 2147483647"),
     ('A = { random = "ones", shape = [3], resident = 1 }', "4:37: resident is 1; true or false is wanted"),
     ('A = { file = "x.h5", dataset = "/A", shape = [3] }',
-     "4:38: shape does not go with file; allowed: file, dataset, tensor, resident"),
+     "4:38: shape does not go with file; allowed: file, dataset, tensor, resident, parts"),
     ('A = { file = "x.csv", dataset = "/A" }',
      "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors"),
     ('A = { file = "x.h5" }', '4:1: input A does not say which dataset of the file; dataset = "NAME"'),
@@ -91,7 +91,7 @@ def test_an_input_the_program_does_not_have():
 
 # ---- outputs --------------------------------------------------------------------------------------------------------
 
-OUTPUT_KEYS = "file, dataset, chunks, compression, dtype"
+OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
 
 
 @pytest.mark.parametrize("text, message", [

@@ -1,0 +1,67 @@
+"""The most bytes of tensors a rank holds while a plan runs (planner, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.plan.mesh import Mesh
+
+
+def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
+    """The largest block of a tensor when each axis cuts the dimension given (None: none)."""
+    parts = [1] * len(vertex.bound)
+    for factor, dimension in zip(mesh.factors, cuts, strict=True):
+        if dimension is not None:
+            parts[dimension] *= factor
+    return prod(-(-b // d) for b, d in zip(vertex.bound, parts, strict=True)) * np.dtype(vertex.dtype).itemsize
+
+
+def operand_cuts(graph: EinGraph, name: str, operand: int, state: Sequence[str | None]) -> tuple[int | None, ...]:
+    """The dimension of an operand that each axis cuts in this state of its user."""
+    einsum = graph[name].einsum
+    assert einsum is not None
+    index = einsum.operands[operand]
+    return tuple(index.index(label) if label is not None and label in index else None for label in state)
+
+
+def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tuple[int | None, ...]:
+    einsum = graph[name].einsum
+    assert einsum is not None
+    return tuple(einsum.output.index(x) if x is not None and x in einsum.output else None for x in state)
+
+
+def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
+               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
+    """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes."""
+    last = {name: user for vertex in graph.computed for name in vertex.inputs for user in [vertex.name]}
+    held: dict[str, int] = {}
+    for name in resident:
+        for user in graph.consumers.get(name, ()):
+            operand = graph[user].inputs.index(name)
+            cuts = layouts.get(name) or operand_cuts(graph, user, operand, states[user])
+            held[name] = block_bytes(graph[name], mesh, cuts)
+    peak = sum(held.values())
+    for vertex in graph.computed:
+        state = states[vertex.name]
+        gathered = 0
+        for operand, name in enumerate(vertex.inputs):
+            wanted = operand_cuts(graph, vertex.name, operand, state)
+            if graph[name].is_input and name not in held and name in layouts:
+                held[name] = block_bytes(graph[name], mesh, layouts[name])
+            stored = layouts.get(name) or (
+                wanted if graph[name].is_input else output_cuts(graph, name, states[name])
+            )
+            if name not in held or stored != wanted:
+                gathered += block_bytes(graph[name], mesh, wanted)
+        made = block_bytes(vertex, mesh, output_cuts(graph, vertex.name, state))
+        final = block_bytes(vertex, mesh, layouts[vertex.name]) if vertex.name in layouts else 0
+        peak = max(peak, sum(held.values()) + gathered + made, sum(held.values()) + made + final)
+        for name in vertex.inputs:
+            if last[name] == vertex.name and name not in graph.outputs and name not in resident:
+                held.pop(name, None)
+        held[vertex.name] = final or made
+    return peak

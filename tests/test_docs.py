@@ -1,0 +1,467 @@
+"""README.md and docs/*.md say what is true: every fenced block is run or checked.
+
+A page is run from top to bottom in a temporary folder that holds a copy of jobs/. What a block means:
+
+    ```python    run; one namespace a page
+    ```einmpi    a program: read and evaluated with the inputs and sizes of the last `<!-- given: KEYWORDS -->`
+    ```toml      a job file: read and evaluated, outputs included; `<!-- file: NAME -->` before it saves it as NAME,
+                 `<!-- toml … -->` before it is hidden text that comes first in the file
+    ```text      directly after a block: what the python block prints, or the graph of the einmpi block
+    ```console   `$ command` lines, each followed by what it prints, standard error included
+    ```errors    programs, each followed by the message it gives; a blank line between them
+    ```job-errors  the same with job files, saved as job.toml
+    ```ebnf      a grammar: every name that is used is defined
+    ```sh        README's commands to set up a machine: not run here, their pieces are checked
+
+`<!-- python … -->` is a hidden python block. In what is shown, … stands for any text and seconds are not compared.
+"""
+
+import ast
+import configparser
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import einmpi
+from einmpi.errors import InputError
+from einmpi.graph.builder import CALLABLES, CONSTANTS
+from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.graph.job_tensors import COMPRESSIONS, INSIDE, RANDOM
+from einmpi.graph.macros import MACROS
+from einmpi.graph.scalar import DTYPES, FUNCTIONS, OPS
+from einmpi.runtime.storage import store
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ELSEWHERE = "compared in a test of its own"
+KINDS = ("python", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
+
+
+# ---- reading a page -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, or a comment (`kind` starts with "<!--"). `follows`: nothing but blank lines since the last one."""
+
+    kind: str
+    text: str
+    line: int
+    follows: bool
+
+
+def blocks(path):
+    """The fenced blocks and the comments of a page, in order."""
+    found, lines, follows = [], path.read_text().split("\n"), False
+    k = 0
+    while k < len(lines):
+        line, start = lines[k], k + 1
+        if line.startswith("```"):
+            body = []
+            while lines[k + 1] != "```":
+                k += 1
+                body.append(lines[k])
+            k += 1
+            found.append(Block(line[3:].strip(), "\n".join(body), start, follows))
+            follows = True
+        elif line.startswith("<!--"):
+            body = [line.removeprefix("<!--")]
+            while "-->" not in lines[k]:
+                k += 1
+                body.append(lines[k])
+            text = "\n".join(body).replace("-->", "").strip()
+            found.append(Block("<!--", text, start, follows))
+            follows = False
+        elif line.strip():
+            follows = False
+        k += 1
+    return found
+
+
+def test_blocks_are_all_of_a_known_kind():
+    for path in PAGES.values():
+        for block in blocks(path):
+            assert block.kind in (*KINDS, "<!--"), f"{path.name}:{block.line}: unknown kind of block {block.kind!r}"
+
+
+# ---- running a page -------------------------------------------------------------------------------------------------
+
+
+class Page:
+    """Runs the blocks of a page one after another in a folder."""
+
+    def __init__(self, path, folder):
+        self.path, self.folder = path, folder
+        self.namespace = {"__name__": "page"}
+        self.given, self.hidden, self.file = {}, "", ""
+        self.printed = None  # what the next text block must be
+        shutil.copytree(ROOT / "jobs", folder / "jobs")
+
+    def run(self, skip=()):
+        for block in blocks(self.path):
+            here = f"{self.path.name}:{block.line}"
+            if block.kind == "text":
+                if self.printed is not ELSEWHERE:
+                    assert block.follows and self.printed is not None, f"{here}: nothing prints this text"
+                    assert_shown(block.text, self.printed, here)
+                self.printed = None
+            elif block.kind == "<!--":
+                self.comment(block.text)
+            else:
+                self.printed = None
+                if block.kind not in skip:
+                    getattr(self, "run_" + block.kind.replace("-", "_"))(block.text, here)
+
+    def comment(self, text):
+        word, _, rest = text.partition("\n")
+        key, _, value = text.partition(": ")
+        if word == "python":
+            self.run_python(rest, self.path.name)
+        elif word == "toml":
+            self.hidden = rest + "\n"
+        elif key == "given":
+            self.given = eval(f"dict({value})", {"np": np})
+        elif key == "file":
+            self.file = value
+        elif key == "output of":
+            self.printed = ELSEWHERE
+
+    def run_python(self, text, here):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(text, here, "exec"), self.namespace)
+        self.printed = printed.getvalue()
+
+    def run_einmpi(self, text, here):
+        job = einmpi.program(text, **self.given)
+        arrays = {vertex.name: sample(vertex, self.given[vertex.name]) for vertex in job.graph.inputs}
+        einmpi.reference(job, arrays)
+        self.printed = str(job.graph)
+
+    def run_toml(self, text, here):
+        path = self.folder / (self.file or "job.toml")
+        path.write_text(self.hidden + text + "\n")
+        self.hidden = self.file = ""
+        job = einmpi.load(path)
+        store(job, einmpi.reference(job))
+
+    def run_console(self, text, here):
+        environment = shell_environment(self.folder)
+        for command, shown in commands(text):
+            done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=environment, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)  # fmt: skip
+            assert_shown(shown, done.stdout, f"{here}: $ {command}")
+
+    def run_errors(self, text, here):
+        for program, message in examples(text):
+            with pytest.raises(InputError) as caught:
+                einmpi.program(program, **self.given)
+            assert_shown(message, str(caught.value), f"{here}: {program}")
+
+    def run_job_errors(self, text, here):
+        for job, message in examples(text):
+            Path("job.toml").write_text(job + "\n")
+            with pytest.raises(InputError) as caught:
+                loaded = einmpi.load("job.toml")
+                store(loaded, einmpi.reference(loaded))
+            assert_shown(message, str(caught.value), f"{here}: {job}")
+
+    def run_ebnf(self, text, here):
+        rules = dict(re.findall(r"^(\w+)\s*= (.*?) ;$", text, re.MULTILINE))
+        assert len(rules) == len(text.replace("\n\n", "\n").split("\n")), here
+        used = {word for rule in rules.values() for word in re.findall(r"\w+", re.sub(r'"[^"]*"', "", rule))}
+        defined = {*rules, "NAME", "NUMBER", "ANYTHING"}
+        assert used - defined == set() and set(rules) - used == {next(iter(rules))}, here
+
+    def run_sh(self, text, here):
+        """Set-up commands are checked by tests of their own."""
+
+
+def sample(vertex, given):
+    """Values for an input: floats at random, integers zero, so that gathers stay in range."""
+    if hasattr(given, "dtype"):
+        return given
+    return np.random.default_rng(0).random(vertex.bound).astype(vertex.dtype)
+
+
+def commands(text):
+    """(command, what it prints) of a console block."""
+    assert text.startswith("$ ")
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+def examples(text):
+    """(what is wrong, its message): examples with a blank line between them, the message last."""
+    for example in text.split("\n\n"):
+        wrong, _, message = example.rpartition("\n")
+        yield wrong, message
+
+
+def shell_environment(folder):
+    """Commands named einmpi, python and mpirun that are the ones under test."""
+    tools = folder / ".bin"
+    tools.mkdir(exist_ok=True)
+    beside = Path(sys.executable).parent / "mpirun"
+    for name, command in (("einmpi", f'"{sys.executable}" -m einmpi'), ("python", f'"{sys.executable}"'),
+                          ("mpirun", f'"{beside}"')):  # fmt: skip
+        script = tools / name
+        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        script.chmod(0o755)
+    kept = {key: value for key, value in os.environ.items() if key != "EINMPI_DEBUG"}
+    return {**kept, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+def assert_shown(shown, printed, here):
+    """Equal up to white space at the ends of lines, seconds, and … for any text."""
+
+    def clean(text):
+        lines = [line.rstrip() for line in text.strip("\n").split("\n")]
+        return re.sub(r"\b\d+\.\d\d s\b", "0.00 s", "\n".join(lines))
+
+    wanted, found = clean(shown), clean(printed)
+    pattern = re.escape(wanted).replace("…", ".*")
+    assert re.fullmatch(pattern, found), f"{here}\n--- the page shows\n{wanted}\n--- this is printed\n{found}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EINMPI_DEBUG", raising=False)
+    Page(PAGES[name], tmp_path).run()
+
+
+# ---- every error has an example -------------------------------------------------------------------------------------
+
+# What people write reaches these modules first; the command line's own errors are in console blocks.
+READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
+           ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/api.py")  # fmt: skip
+# Errors without an example on a page, and why.
+NOT_SHOWN = {
+    "may not be read": "root may read everything",
+    "may not be written": "root may write everything",
+    "is {found} now": "needs a file that changes during a run",
+    "needs the package safetensors": "needs an environment without it",
+    "_format": "the job file's reader has refused other suffixes before",
+}
+
+
+def raise_sites():
+    """(file, first line, last line, text) of every `raise InputError(…)`."""
+    for path in READERS:
+        for function in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+                if isinstance(node, ast.Raise) and "InputError(" in ast.unparse(node):
+                    yield path, node.lineno, node.end_lineno, f"{function.name}: {ast.unparse(node)}"
+
+
+def test_every_error_has_an_example(tmp_path, monkeypatch):
+    seen = set()
+
+    def record(self, where, what, allowed="", made=InputError.__init__):
+        frame = sys._getframe(1)
+        seen.add((Path(frame.f_code.co_filename).resolve(), frame.f_lineno))
+        made(self, where, what, allowed)
+
+    monkeypatch.setattr(InputError, "__init__", record)
+    for name in ("language.md", "job_file.md"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Page(PAGES[name], tmp_path / name).run(skip=["console"])
+    missing = [
+        f"{path.relative_to(ROOT)}:{first}: {text}"
+        for path, first, last, text in raise_sites()
+        if not any(file == path and first <= line <= last for file, line in seen)
+        and not any(part in text for part in NOT_SHOWN)
+    ]
+    assert not missing, "no page shows an example of these errors:\n" + "\n".join(missing)
+
+
+# ---- lists and tables equal the code --------------------------------------------------------------------------------
+
+
+def table_after(name, heading):
+    """The cells of the first table under a heading, without its head; code marks and escapes removed."""
+    text = PAGES[name].read_text().split(f"\n{heading}\n", 1)[1]
+    rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].strip().split("\n")[2:]
+    return [[cell.replace("\\|", "|").replace("`", "").strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+            for row in rows]  # fmt: skip
+
+
+def test_macros_equal_the_code():
+    shown = {}
+    for call, definition, options in table_after("language.md", "## Macros"):
+        shown[re.match(r"\w+", call)[0]] = call, definition, options
+    wanted = {}
+    for name, macro in MACROS.items():
+        call = f"{name}[L](x)" if macro.needs_labels else f"{name}(x)"
+        call += f" or {name}[L](x)" if macro.reduces else ""
+        options = ", ".join(f"{key}={value}" for key, value in macro.options.items())
+        wanted[name] = call, macro.body.replace("\n", "; "), options
+    assert shown == wanted
+
+
+def test_functions_equal_the_code():
+    shown = {re.match(r"\w+", call)[0]: (call.count(",") + 1, taken == "yes")
+             for call, _, taken in table_after("language.md", "## Functions")}  # fmt: skip
+    assert shown == {name: (OPS[name].arity, OPS[name].takes_complex) for name in FUNCTIONS if name not in DTYPES}
+
+
+def test_operators_equal_the_code():
+    shown, order = {}, []
+    for operators, _, taken in table_after("language.md", "## Operators"):
+        for operator in operators.split():
+            name = {"-x": "neg", "~x": "~"}.get(operator, operator)
+            shown[name] = taken == "yes"
+            order.append(OPS[name].precedence)
+    assert shown == {name: op.takes_complex for name, op in OPS.items() if op.precedence}
+    assert order == sorted(order)
+
+
+def test_aggregations_equal_the_code():
+    shown = {name: (symbol, nothing, taken == "yes")
+             for name, _, symbol, nothing, _, taken in table_after("language.md", "## Aggregations")}  # fmt: skip
+    assert shown == {
+        name: (rule.symbol, "error" if rule.neutral is None else str(rule.neutral), rule.takes_complex)
+        for name, rule in AGGREGATIONS.items()
+    }
+
+
+def test_dtypes_and_constants_equal_the_code():
+    text = PAGES["language.md"].read_text()
+    assert "The dtypes are " + ", ".join(f"`{dtype}`" for dtype in DTYPES) + "." in text
+    casts = re.search(r"Casts are functions named like the dtypes: (.*?)\. A cast", text, re.DOTALL)[1]
+    assert re.findall(r"`(\w+)\(x\)`", casts) == list(DTYPES)
+    assert set(re.search(r"4\. (.*)\.\n", text)[1].replace("`", "").replace(" or ", ", ").split(", ")) == set(CONSTANTS)
+    assert set(CALLABLES) == {*AGGREGATIONS, *MACROS, *FUNCTIONS}
+
+
+def allowed_keys(tmp_path, text):
+    """The keys that the message about an unknown key lists."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        einmpi.load(path)
+    assert "unknown" in str(caught.value)
+    return str(caught.value).split("allowed: ")[1].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("heading", "table"),
+    [
+        ("## The file", "nonsense = 1"),
+        ("## Plan", "plan.nonsense = 1"),
+        ("## Run", "run.nonsense = 1"),
+        ("## Roles", "roles.nonsense = 1"),
+        ("## Inputs", "inputs.X.nonsense = 1"),
+        ("## Outputs", "outputs.Z.nonsense = 1"),
+    ],
+)
+def test_keys_equal_the_code(heading, table, tmp_path):
+    shown = [row[0] for row in table_after("job_file.md", heading)]
+    assert sorted(shown) == sorted(allowed_keys(tmp_path, f'program = "Z[i] = X[i]"\n{table}\n'))
+
+
+def test_values_equal_the_code(tmp_path):
+    values = {row[0]: row for heading in ("## Plan", "## Run") for row in table_after("job_file.md", heading)}
+    for key, table in (("strategy", "plan"), ("backend", "run")):
+        shown = re.findall(r"[\w-]+", values[key][1].replace("one of", ""))
+        assert shown == allowed_keys(tmp_path, f'program = "Z = 1"\n{table}.{key} = "nonsense"\n')
+    assert [row[0] for row in table_after("job_file.md", "### Generated inputs")] == list(RANDOM)
+    text = PAGES["job_file.md"].read_text()
+    for word in (*COMPRESSIONS, *INSIDE):
+        assert f"`{word}`" in text
+
+
+# ---- README's commands ----------------------------------------------------------------------------------------------
+
+
+def readme_command(name):
+    lines = PAGES["README.md"].read_text().split("\n")
+    start = lines.index(f"<!-- {name} -->")
+    assert lines[start + 1] == "```sh" and lines[start + 3] == "```", f"{name}: one line in a fenced block"
+    return lines[start + 2]
+
+
+def extras():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return set(config["options.extras_require"])
+
+
+@pytest.mark.parametrize("name", ["run command", "test command"])
+def test_readme_commands_set_up_everything(name):
+    venv, install, command = readme_command(name).split(" && ")
+    assert venv == "python3 -m venv .venv"
+    wanted = re.fullmatch(r"\.venv/bin/pip install -q -e '\.\[(.*)\]'", install)[1].split(",")
+    assert set(wanted) <= extras() and "mpich" in wanted
+    if name == "run command":
+        assert (ROOT / command.split()[-1]).is_file()
+    else:
+        assert command == ".venv/bin/python -m pytest" and "test" in wanted
+
+
+def test_extras_named_anywhere_exist():
+    for path in MARKDOWN:
+        for listed in re.findall(r"(?:einmpi|'\.)\[([\w,]+)\]'", path.read_text()):
+            assert set(listed.split(",")) <= extras(), path.name
+
+
+def test_continuous_integration_finds_the_test_command():
+    script = "sed -n '/<!-- test command -->/,/^```$/p' README.md | sed '1,2d;$d'"
+    assert script in (ROOT / ".ci" / "run").read_text()
+    found = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == readme_command("test command")
+
+
+@pytest.mark.mpi
+def test_readme_run_command_prints_what_readme_shows(tmp_path):
+    beside = Path(sys.executable).parent
+    if not (beside / "mpirun").exists():
+        pytest.skip("there is no mpirun beside the Python interpreter")
+    command = readme_command("run command").split(" && ")[-1].replace(".venv/bin/", f"{beside}/")
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=shell_environment(tmp_path), capture_output=True,
+                          text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = blocks(PAGES["README.md"])
+    start = next(k for k, block in enumerate(page) if block.text == "output of: run command")
+    assert_shown(page[start + 1].text, done.stdout, "README.md")
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+
+def anchors(path):
+    """The anchors that headings get."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.name)
+def test_links_resolve(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "code", text)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        aim = (path.parent / file).resolve() if file else path
+        assert aim.exists(), f"{path.name}: no file {target}"
+        assert not anchor or anchor in anchors(aim), f"{path.name}: no heading for {target}"
+
+
+def test_pictures_need_nothing_from_elsewhere():
+    for path in (ROOT / "docs").glob("*.svg"):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http" not in text and "href" not in text and "<script" not in text
