@@ -112,7 +112,7 @@ def plan(options: argparse.Namespace) -> int:
 
     from einmpi.api import plan as make_plan
     from einmpi.plan.explain import as_json, compare, explain
-    from einmpi.plan.paper import relations
+    from einmpi.plan.relations import relations
 
     job = _load(options)
     data: object

@@ -52,7 +52,7 @@ KINDS = ("python", "einmpi", "toml", "text", "console", "errors", "job-errors", 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, or a comment (`kind` starts with "<!--"). `follows`: nothing but blank lines since the last one."""
+    """A fenced block, or a comment, of kind "<!--". `follows`: only blank lines stand between it and the last block."""
 
     kind: str
     text: str
@@ -245,7 +245,7 @@ def test_page(name, tmp_path, monkeypatch):
 
 # What people write reaches these modules first; the command line's own errors are in console blocks.
 READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
-           ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/api.py")  # fmt: skip
+           ROOT / "einmpi/runtime/storage.py")  # fmt: skip
 # Errors without an example on a page, and why.
 NOT_SHOWN = {
     "may not be read": "root may read everything",
@@ -381,6 +381,14 @@ def test_values_equal_the_code(tmp_path):
     text = PAGES["job_file.md"].read_text()
     for word in (*COMPRESSIONS, *INSIDE):
         assert f"`{word}`" in text
+
+
+def test_architecture_names_every_module():
+    text = PAGES["architecture.md"].read_text()
+    for path in sorted((ROOT / "einmpi").rglob("*.py")):
+        if path.name != "__init__.py":
+            name = str(path.relative_to(ROOT / "einmpi"))
+            assert f"`{name}`" in text, f"docs/architecture.md says nothing about `{name}`"
 
 
 # ---- README's commands ----------------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Minimum of a sum of tables over discrete variables, exactly: bucket elimination (planner, section 4)."""
+"""Minimum of a sum of tables over discrete variables: bucket elimination, exact while tables stay small.
+
+(planner, section 4)
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,13 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
-MAX_CELLS = 1 << 25  # of one joined table
 _CHUNK = 1 << 18  # cells joined at a time: stays in cache
-
-
-class TooWide(Exception):
-    """A joined table would have more than MAX_CELLS cells."""
 
 
 @dataclass(frozen=True)
@@ -51,58 +50,118 @@ class Memo:
         return self.numbers.setdefault(key, len(self.numbers))
 
 
-def minimize(sizes: Sequence[int], tables: Sequence[Table], memo: Memo | None = None) -> tuple[int, list[int]]:
-    """(the least sum, the value of every variable that reaches it). Ties go to the smallest value."""
-    memo = memo or Memo()
-    buckets: list[dict[int, Table]] = [{} for _ in sizes]
-    total = 0
-    count = 0
+@dataclass(frozen=True)
+class Minimum:
+    cost: int
+    values: list[int]
+    exact: bool
 
-    def add(table: Table) -> None:
-        nonlocal count
-        for variable in table.scope:
-            buckets[variable][count] = table
-        count += 1
 
+@dataclass
+class Limits:
+    """Cells a joined table may have: `first` until `budget` cells were joined, then `then`."""
+
+    first: int = 1 << 25
+    budget: int = 1 << 62
+    then: int = 1 << 16
+
+
+def minimize(sizes: Sequence[int], tables: Sequence[Table], memo: Memo | None = None, limits: Limits | None = None,
+             fallback: Sequence[int] | None = None) -> Minimum:  # fmt: skip
+    """The least sum and the value of every variable that reaches it; ties go to the smallest value.
+
+    Where a joined table would be too large, the variable in it with the most neighbours is fixed: to its value in
+    `fallback`, so that the result is never worse than that, or without it to the value that looks best by itself.
+    """
+    state = _State(sizes, memo or Memo(), limits or Limits(), fallback)
     for table in tables:
-        add(table)
+        state.add(table)
+    state.run()
+    values = [0] * len(sizes)
+    for variable, scope, best in reversed(state.steps):
+        values[variable] = int(best[tuple(values[other] for other in scope)])
+    return Minimum(state.total, values, state.exact)
 
-    def width(variable: int) -> int:
-        joined = {other for table in buckets[variable].values() for other in table.scope} | {variable}
-        cells = 1
-        for other in joined:
-            cells *= sizes[other]
-        return cells
 
-    queue = [(width(variable), variable) for variable in range(len(sizes))]
-    heapq.heapify(queue)
-    done = [False] * len(sizes)
-    steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
-    while queue:
-        cells, variable = heapq.heappop(queue)
-        if done[variable]:
-            continue
-        if (now := width(variable)) != cells:
-            heapq.heappush(queue, (now, variable))
-            continue
-        if cells > MAX_CELLS:
-            raise TooWide
-        done[variable] = True
-        joined = list(buckets[variable].items())
-        scope = tuple(sorted({other for _, table in joined for other in table.scope} - {variable}))
-        result = _eliminate(variable, scope, [table for _, table in joined], sizes, memo)
-        total += result.least
-        steps.append((variable, scope, result.best))
+class _State:
+    def __init__(self, sizes: Sequence[int], memo: Memo, limits: Limits, fallback: Sequence[int] | None) -> None:
+        self.sizes, self.memo, self.limits, self.fallback = sizes, memo, limits, fallback
+        self.buckets: list[dict[int, Table]] = [{} for _ in sizes]
+        self.count = self.total = 0
+        self.exact = True
+        self.done = [False] * len(sizes)
+        self.steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
+        self.start = memo.cells
+
+    def add(self, table: Table) -> None:
+        if not table.scope:
+            self.total += int(table.costs)
+        for variable in table.scope:
+            self.buckets[variable][self.count] = table
+        self.count += 1
+
+    def take(self, variable: int) -> list[Table]:
+        """All tables with the variable, removed."""
+        joined = list(self.buckets[variable].items())
         for number, table in joined:
             for other in table.scope:
-                buckets[other].pop(number, None)
-        add(Table(scope, result.costs, result.key))
-        for other in scope:
-            heapq.heappush(queue, (width(other), other))
-    values = [0] * len(sizes)
-    for variable, scope, best in reversed(steps):
-        values[variable] = int(best[tuple(values[other] for other in scope)])
-    return total, values
+                self.buckets[other].pop(number, None)
+        return [table for _, table in joined]
+
+    def neighbours(self, variable: int) -> set[int]:
+        return {other for table in self.buckets[variable].values() for other in table.scope} - {variable}
+
+    def width(self, variable: int) -> int:
+        return self.sizes[variable] * prod(self.sizes[other] for other in self.neighbours(variable))
+
+    def limit(self) -> int:
+        spent = self.memo.cells - self.start
+        return self.limits.first if spent < self.limits.budget else self.limits.then
+
+    def run(self) -> None:
+        queue = [(self.width(variable), variable) for variable in range(len(self.sizes))]
+        heapq.heapify(queue)
+        while queue:
+            cells, variable = heapq.heappop(queue)
+            if self.done[variable]:
+                continue
+            if (now := self.width(variable)) != cells:
+                heapq.heappush(queue, (now, variable))
+                continue
+            scope = tuple(sorted(self.neighbours(variable)))
+            if cells > self.limit():
+                crowded = max(scope, key=lambda other: (len(self.neighbours(other)), -other))
+                scope = tuple(sorted(self.neighbours(crowded)))
+                self.fix(crowded)
+            else:
+                self.done[variable] = True
+                result = _eliminate(variable, scope, self.take(variable), self.sizes, self.memo)
+                self.total += result.least
+                self.steps.append((variable, scope, result.best))
+                if scope:
+                    self.add(Table(scope, result.costs, result.key))
+            for other in (*scope, variable):
+                if not self.done[other]:
+                    heapq.heappush(queue, (self.width(other), other))
+
+    def fix(self, variable: int) -> None:
+        """Give a variable its value now; its tables become smaller."""
+        self.exact, self.done[variable] = False, True
+        tables = self.take(variable)
+        value = self.looks_best(variable, tables) if self.fallback is None else self.fallback[variable]
+        self.steps.append((variable, (), np.array(value, np.intp)))
+        for table in tables:
+            axis = table.scope.index(variable)
+            scope = table.scope[:axis] + table.scope[axis + 1 :]
+            key = self.memo.number(("slice", table.key, axis, value))
+            self.add(Table(scope, np.asarray(table.costs.take(value, axis=axis)), key))
+
+    def looks_best(self, variable: int, tables: Sequence[Table]) -> int:
+        total = np.zeros(self.sizes[variable], np.int64)
+        for table in tables:
+            axis = table.scope.index(variable)
+            total += table.costs.min(axis=tuple(k for k in range(len(table.scope)) if k != axis))
+        return int(total.argmin())
 
 
 def _eliminate(
@@ -110,36 +169,38 @@ def _eliminate(
 ) -> Eliminated:
     """The sum of the tables, minimised over `variable`, and where the minimum is."""
     place: Mapping[int, int] = {other: k for k, other in enumerate((*scope, variable))}
-    key = tuple(sorted((table.key, *(place[v] for v in table.scope)) for table in tables))
+    # The sizes matter where a table of size 1 stands for a whole axis or there is no table at all.
+    shape = tuple(sizes[v] for v in (*scope, variable))
+    key = (shape, *sorted((table.key, *(place[v] for v in table.scope)) for table in tables))
     found = memo.results.get(key)
     if found is not None:
         return found
-    shape = tuple(sizes[v] for v in (*scope, variable))
+    memo.cells += prod(shape)
     aligned = [_align(table, place, len(shape)) for table in tables]
-    outer, inner = (shape[0], int(np.prod(shape[1:], dtype=np.int64))) if scope else (1, shape[-1])
-    memo.cells += outer * inner
-    step = max(1, _CHUNK // max(1, inner))
-    least, where = [], []
-    for start in range(0, outer, step) if scope else [0]:
-        total: Ints = np.zeros((1,) * len(shape), np.int64)
-        for table in aligned:
-            part = table[start : start + step] if scope and table.shape[0] > 1 else table
-            total = total + part
-        if scope:
-            total = np.broadcast_to(total, (min(step, outer - start), *shape[1:]))
-        else:
-            total = np.broadcast_to(total, shape)
-        index = total.argmin(axis=-1)
-        where.append(index)
-        least.append(np.take_along_axis(total, index[..., None], axis=-1)[..., 0])
-    join = np.concatenate if scope else (lambda pieces: pieces[0])
-    costs = join(least)
+    costs, best = _minimum_over_last(aligned, shape)
     lowest = int(costs.min())
     costs = costs - lowest
     # Above their minimum, costs soon repeat from layer to layer: the key is what they are, not how they came about.
     content = memo.number((costs.shape, blake2b(costs.tobytes()).digest()))
-    memo.results[key] = Eliminated(costs, join(where), content, lowest)
+    memo.results[key] = Eliminated(costs, best, content, lowest)
     return memo.results[key]
+
+
+def _minimum_over_last(aligned: Sequence[Ints], shape: tuple[int, ...]) -> tuple[Ints, npt.NDArray[np.intp]]:
+    """The minimum over the last axis of the sum, a piece of the first axis at a time."""
+    if len(shape) == 1:
+        total = np.broadcast_to(sum(aligned, np.zeros(1, np.int64)), shape)
+        return np.array(total.min()), np.array(total.argmin())
+    step = max(1, _CHUNK // max(1, prod(shape[1:])))
+    costs = np.empty(shape[:-1], np.int64)
+    best = np.empty(shape[:-1], np.intp)
+    for start in range(0, shape[0], step):
+        rows = slice(start, start + step)
+        pieces = [table[rows] if table.shape[0] > 1 else table for table in aligned]
+        total = np.broadcast_to(sum(pieces, np.zeros((1,) * len(shape), np.int64)), (len(costs[rows]), *shape[1:]))
+        best[rows] = total.argmin(axis=-1)
+        costs[rows] = np.take_along_axis(total, best[rows][..., None], axis=-1)[..., 0]
+    return costs, best
 
 
 def _align(table: Table, place: Mapping[int, int], ndim: int) -> Ints:

@@ -55,8 +55,8 @@ def choices(mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]],
     `fixed` holds the symbols of all axes; those of axes in no group stay. A symbol takes only axes that fit its extent.
     """
     free = {axis for group in groups for axis in group}
-    rows = np.array(list(itertools.product(range(len(extents) + 1), repeat=len(groups))), np.int64)
-    rows = rows.reshape(-1, len(groups))
+    every = list(itertools.product(range(len(extents) + 1), repeat=len(groups)))
+    rows = np.array(every, np.int64).reshape(len(every), len(groups))
     fits = np.ones(len(rows), bool)
     for symbol, extent in enumerate(extents):
         mask = np.full(len(rows), sum(1 << a for a, s in enumerate(fixed) if s == symbol and a not in free), np.int64)

@@ -86,7 +86,10 @@ def allowed_masks(factors: tuple[int, ...], extent: int) -> npt.NDArray[np.bool_
     """For every set of axes, as a bit mask, whether it may cut a label of this extent."""
     masks = np.arange(1 << len(factors))
     groups = [sum(1 << axis for axis in group) for group in _windows(factors, extent)]
-    return np.array([masks == 0, *(masks & ~group == 0 for group in groups)]).any(axis=0)
+    allowed: npt.NDArray[np.bool_] = masks == 0
+    for group in groups:
+        allowed |= masks & ~group == 0
+    return allowed
 
 
 @cache

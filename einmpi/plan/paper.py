@@ -1,11 +1,8 @@
-"""The paper's EinDecomp: the three costs, the dynamic program, linearisation (paper, sections 7 and 8).
-
-Costs are upper bounds on the elements moved, in whole numbers, with the errata of the paper put right.
-"""
+"""The paper's EinDecomp algorithm: the dynamic program and the linearisation of general graphs (paper, section 8)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -14,106 +11,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
-from einmpi.plan.viable import Parts, vectors, viable
+from einmpi.plan.costs import (
+    Cost,
+    cost_aggregate,
+    cost_join,
+    cost_repartition,
+    graph_cost,
+    graph_costs,
+    needs,
+    operand_bounds,
+    vertex_cost,
+)
+from einmpi.plan.relations import relations
+from einmpi.plan.viable import Parts, join_order, viable
 
+# All that the paper defines is found here, wherever its code lives.
 __all__ = ["Cost", "Parts", "cost_aggregate", "cost_join", "cost_repartition", "decompose", "graph_cost",
-           "graph_costs", "is_tree", "longest_paths", "needs", "vertex_cost", "viable"]  # fmt: skip
+           "graph_costs", "is_tree", "longest_paths", "needs", "relations", "vertex_cost", "viable"]  # fmt: skip
 
-Bound = tuple[int, ...]
 Table = npt.NDArray[Any]  # whole numbers: int64, or Python's own where those could overflow
 
 _CHUNK = 1 << 20  # cells of a repartition table made at a time
 _KEPT = 1 << 24  # cells of repartition tables kept
-
-
-# ---- the three costs ------------------------------------------------------------------------------------------------
-# They take whole numbers, or numpy columns of them to price many partitionings at once.
-
-
-def needs(einsum: EinSum, operand: int, parts: Sequence[Any], whole: int = 1) -> tuple[Any, ...]:
-    """The partitioning of an operand, d[ℓX; ℓXY]. A label in two dimensions cuts both; a gathered one stays whole."""
-    at = {label: k for k, label in enumerate(einsum.labels)}
-    return tuple(parts[at[entry]] if isinstance(entry, str) else whole for entry in einsum.operands[operand])
-
-
-def cost_join(einsum: EinSum, parts: Sequence[Any], bounds: Sequence[Bound] | None = None) -> Any:
-    """Elements moved to the kernel calls: one tile of every operand for each call.
-
-    The operands' own `bounds` are needed only where a dimension is gathered: the labels do not tell its extent.
-    """
-    if bounds is None:
-        extent: dict[Any, int] = dict(einsum.extents)
-        bounds = [tuple(extent[entry] for entry in index) for index in einsum.operands]
-    tiles = [_tile(bound, needs(einsum, operand, parts)) for operand, bound in enumerate(bounds)]
-    return prod(parts) * sum(tiles)
-
-
-def cost_aggregate(einsum: EinSum, parts: Sequence[Any]) -> Any:
-    """Elements moved to add up the kernel calls' results: each group's n_agg tiles but one move."""
-    output = len(einsum.output)
-    return prod(parts[:output]) * (prod(parts[output:]) - 1) * _tile(einsum.bound, parts[:output])
-
-
-def cost_repartition(consumer: Sequence[Any], producer: Sequence[Any], bound: Bound) -> Any:
-    """Elements moved to make a tensor, cut as the producer leaves it, into tiles as the consumer needs them.
-
-    Each consumer tile travels to its pieces one after another, and a producer tile to every tile it is a piece of; 0
-    when the partitionings are equal.
-    """
-    pieces, partial = 1, False
-    for b, c, p in zip(bound, consumer, producer, strict=True):
-        pieces = pieces * -(-p // c)
-        partial = partial | (-(-b // p) > -(-b // c))  # a tile has elements that the consumer's tile does not need
-    tiles, made = prod(consumer), _tile(bound, producer)
-    return (pieces - 1) * tiles * (_tile(bound, consumer) + made) + partial * made * tiles
-
-
-def _tile(bound: Sequence[int], parts: Sequence[Any]) -> Any:
-    return prod(-(-b // d) for b, d in zip(bound, parts, strict=True))
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Elements that one vertex moves, by the paper's count; repartition is that of its operands."""
-
-    join: int
-    aggregate: int
-    repartition: int
-
-    @property
-    def total(self) -> int:
-        return self.join + self.aggregate + self.repartition
-
-
-def vertex_cost(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) -> Cost:
-    """The cost of a computed vertex. Inputs are free in any partitioning, and `partitionings` need not have them."""
-    vertex, parts = graph[name], partitionings[name]
-    einsum = vertex.einsum
-    assert einsum is not None, f"{name} is an input"
-    moved = 0
-    for operand, source in enumerate(vertex.inputs):
-        if not graph[source].is_input:
-            made = partitionings[source][: len(graph[source].bound)]
-            moved += cost_repartition(needs(einsum, operand, parts), made, graph[source].bound)
-    return Cost(cost_join(einsum, parts, _bounds(graph, vertex)), cost_aggregate(einsum, parts), moved)
-
-
-def graph_costs(graph: EinGraph, partitionings: Mapping[str, Parts]) -> dict[str, Cost]:
-    return {vertex.name: vertex_cost(graph, vertex.name, partitionings) for vertex in graph.computed}
-
-
-def graph_cost(graph: EinGraph, partitionings: Mapping[str, Parts]) -> int:
-    """The paper's cost of a decomposition."""
-    return sum(cost.total for cost in graph_costs(graph, partitionings).values())
-
-
-def _bounds(graph: EinGraph, vertex: Vertex) -> tuple[Bound, ...]:
-    return tuple(graph[name].bound for name in vertex.inputs)
-
-
-# ---- the algorithm --------------------------------------------------------------------------------------------------
 
 
 def decompose(graph: EinGraph, ranks: int) -> dict[str, Parts]:
@@ -161,12 +82,12 @@ def longest_paths(graph: EinGraph) -> Iterator[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Space:
-    """The viable vectors of a vertex as rows, those with the same output partitioning next to each other."""
+    """The viable vectors of a vertex as rows, and the groups of those with the same output partitioning."""
 
     key: object
     rows: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.intp]  # of the groups with one output partitioning
-    made: npt.NDArray[np.int64]  # that partitioning, group by group
+    made: npt.NDArray[np.int64]  # the output partitioning of each group
+    group: npt.NDArray[np.intp]  # of each row
 
 
 @dataclass(frozen=True)
@@ -185,7 +106,7 @@ def _number_type(graph: EinGraph, ranks: int) -> type:
     """int64 if no sum at one vertex can overflow it, else Python's integers."""
     most = 0
     for vertex in graph.computed:
-        bounds = (vertex.bound, *_bounds(graph, vertex))
+        bounds = (vertex.bound, *operand_bounds(graph, vertex))
         # parts × tile is below b + parts in each dimension, and a tile of uneven cuts meets twice as many.
         most = max(most, sum(4 * ranks * prod(2 * (b + min(b, ranks)) for b in bound) for bound in bounds))
     return np.int64 if most < 2**62 else object
@@ -202,40 +123,46 @@ def _optimise(tables: _Tables, producers: dict[str, tuple[str, ...]]) -> dict[st
         total = _own(tables, name)
         for source in sources:
             total = total + _cheapest(tables, source, name, least[source])
-        groups = np.minimum.reduceat(total, _space(tables, name).starts)
-        totals[name], least[name] = total, groups - groups.min()
-    group: dict[str, int] = {}
+        totals[name], least[name] = total, _grouped(total - total.min(), _space(tables, name))
     found: dict[str, Parts] = {}
     for name in reversed(producers):
-        space = _space(tables, name)
-        chosen = group.get(name, int(least[name].argmin()))
-        start, *end = space.starts[chosen : chosen + 2]
-        row = space.rows[start + int(totals[name][start : end[0] if end else None].argmin())]
+        row = _space(tables, name).rows[totals[name].argmin()]
         found[name] = tuple(map(int, row))
-        for source in producers[name]:
+        for source in producers[name]:  # now that its user is known, each of its vectors costs that repartition too
             uses = _uses(tables, source, name)
             moved = _moved(tables, source, uses, _needed(uses, row[None])[0])
-            group[source] = int((least[source] + moved[:, 0]).argmin())
+            totals[source] = totals[source] + moved[_space(tables, source).group, 0]
     return found
+
+
+def _grouped(costs: Table, space: _Space) -> Table:
+    """The smallest cost in each group."""
+    order = np.argsort(space.group, kind="stable")
+    return np.minimum.reduceat(costs[order], np.searchsorted(space.group[order], np.arange(len(space.made))))
 
 
 def _space(tables: _Tables, name: str) -> _Space:
     einsum = _einsum(tables, name)
-    extents = tuple(extent for _, extent in einsum.extents)
-    key = (extents, len(einsum.output))
+    key = (tuple(extent for _, extent in einsum.extents), len(einsum.output), join_order(einsum))
     if key not in tables.spaces:
-        found = vectors(extents, tables.ranks)
-        rows = np.array(found, np.int64).reshape(len(found), len(extents))
-        made = rows[:, : len(einsum.output)]
-        starts = np.flatnonzero(np.append(True, (made[1:] != made[:-1]).any(axis=1)))
-        tables.spaces[key] = _Space(key, rows, starts, made[starts])
+        found = viable(einsum, tables.ranks)
+        rows = np.array(found, np.int64).reshape(len(found), len(einsum.labels))
+        tables.spaces[key] = _Space(key, rows, *_different(rows[:, : len(einsum.output)]))
     return tables.spaces[key]
+
+
+def _different(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    """The rows, each once, and which of these each row is."""
+    if not rows.shape[1]:
+        return rows[:1], np.zeros(len(rows), np.intp)
+    once, which = np.unique(rows, axis=0, return_inverse=True)
+    return once, which.reshape(-1)
 
 
 def _own(tables: _Tables, name: str) -> Table:
     """Join and aggregation cost of each vector."""
     einsum, space = _einsum(tables, name), _space(tables, name)
-    bounds = _bounds(tables.graph, tables.graph[name])
+    bounds = operand_bounds(tables.graph, tables.graph[name])
     key = (space.key, bounds, tuple(_positions(einsum, operand) for operand in range(len(bounds))))
     if key not in tables.own:
         parts = list(space.rows.T.astype(tables.kind))
@@ -271,21 +198,19 @@ def _positions(einsum: EinSum, operand: int) -> tuple[int, ...]:
     return needs(einsum, operand, range(len(einsum.labels)), -1)
 
 
-def _needed(uses: tuple[tuple[int, ...], ...], rows: npt.NDArray[np.int64]) -> tuple[Table, npt.NDArray[np.intp]]:
+def _needed(
+    uses: tuple[tuple[int, ...], ...], rows: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
     """The different partitionings of the uses, side by side, that the vectors need; and which of them each needs."""
     whole = np.ones((len(rows), 1), np.int64)  # the column that -1 picks
-    wanted = np.hstack([rows, whole])[:, [k for use in uses for k in use]]
-    if not wanted.shape[1]:
-        return wanted[:1], np.zeros(len(rows), np.intp)
-    different, which = np.unique(wanted, axis=0, return_inverse=True)
-    return different, which.reshape(-1)
+    return _different(np.hstack([rows, whole])[:, [k for use in uses for k in use]])
 
 
 def _moved(tables: _Tables, source: str, uses: tuple[tuple[int, ...], ...], needed: Table) -> Table:
     """Repartition cost, [output partitioning of the source, needed partitionings]."""
     bound, made = tables.graph[source].bound, _space(tables, source).made
     producer = list(made.T[:, :, None].astype(tables.kind))
-    consumer = needed.T[:, None, :].astype(tables.kind).reshape(len(uses), len(bound), 1, len(needed))
+    consumer: Table = needed.T[:, None, :].astype(tables.kind).reshape(len(uses), len(bound), 1, len(needed))
     cost = sum(cost_repartition(list(columns), producer, bound) for columns in consumer)
     return np.broadcast_to(np.asarray(cost, tables.kind), (len(made), len(needed)))
 

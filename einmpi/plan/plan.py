@@ -14,10 +14,10 @@ from einmpi.errors import InputError, one_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.bounds import lower_bound_words
+from einmpi.plan.costs import graph_cost
 from einmpi.plan.factor import Edge, Factored, factor, repeated_layers
 from einmpi.plan.memory import peak_bytes
 from einmpi.plan.mesh import Mesh, prime_factors
-from einmpi.plan.paper import graph_cost
 from einmpi.plan.solve import EXACT_AXES, Solver, States, Unreachable, search
 from einmpi.plan.strategies import PARTITIONERS, fit
 from einmpi.plan.volume import in_bytes, moved_between
@@ -152,13 +152,14 @@ def _planned(graph: EinGraph, ranks: int, used: int, options: Options, price: in
     wanted, notes, paper = _prescribed(graph, mesh, problem, options)
     solver = Solver(problem, mesh, wanted, price)
     try:
-        _, states, exact = search(solver, _start(problem, mesh, wanted) if wanted else None)
+        found = search(solver, _start(problem, mesh, wanted) if wanted else None)
     except Unreachable as error:
         variable = problem.variables[error.args[0]]
         shown = "×".join(map(str, wanted[error.args[0]]))
         raise InputError(variable.name, f"cannot be cut {shown} over {used} ranks",
                          f"products of the prime factors of {used}, none above its extent") from None  # fmt: skip
-    return _describe(graph, mesh, ranks, options, problem, states, exact and not price and not wanted, notes, paper)
+    exact = found.exact and not price and not wanted
+    return _describe(graph, mesh, ranks, options, problem, found.states, exact, notes, paper)
 
 
 # ---- prescribed cuts ------------------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 
-from einmpi.plan.eliminate import Memo, Table, TooWide, minimize
+from einmpi.plan.eliminate import Limits, Memo, Table, minimize
 from einmpi.plan.factor import Edge, Factored
 from einmpi.plan.layout import Symbols, choices, codes
 from einmpi.plan.mesh import Mesh, groupings
@@ -17,6 +17,13 @@ from einmpi.plan.volume import Ints, held_factors, in_bytes, mesh_factors, moved
 
 Groups = Sequence[Sequence[int]]
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
+
+
+@dataclass(frozen=True)
+class Solution:
+    cost: int  # bytes over all ranks, and the price of memory
+    states: States
+    exact: bool  # nothing better with these axes
 
 
 class Unreachable(Exception):
@@ -34,15 +41,17 @@ class Solver:
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
-    def solve(self, groups: Groups, current: States | None = None) -> tuple[int, States]:
-        """(bytes over all ranks, states)."""
+    def solve(self, groups: Groups, current: States | None = None, limits: Limits | None = None) -> Solution:
+        """The best states with the axes outside of `groups` as in `current` (None: every axis is in a group)."""
         fixed = current or self.uncut()
         rows = [self.rows(k, groups, fixed[k]) for k in range(len(self.problem.variables))]
         tables = [self.table(edge, rows, groups, fixed) for edge in self.problem.edges]
         if self.price:
             tables += [self.memory_table(k, rows[k], groups, fixed[k]) for k in range(len(rows))]
-        cost, values = minimize([len(r) for r in rows], tables, self.memo)
-        return cost, [_expand(rows[k][values[k]], groups, fixed[k]) for k in range(len(rows))]
+        fallback = None if current is None else [_row(rows[k], groups, fixed[k]) for k in range(len(rows))]
+        found = minimize([len(r) for r in rows], tables, self.memo, limits, fallback)
+        states = [_expand(rows[k][value], groups, fixed[k]) for k, value in enumerate(found.values)]
+        return Solution(found.cost, states, found.exact)
 
     def uncut(self) -> States:
         return [(len(variable.extents),) * len(self.mesh.factors) for variable in self.problem.variables]
@@ -135,55 +144,58 @@ def _expand(row: Symbols, groups: Groups, fixed: Sequence[int]) -> tuple[int, ..
     return tuple(full)
 
 
+def _row(rows: Symbols, groups: Groups, fixed: Sequence[int]) -> int:
+    """The number of the choice that leaves everything as it is."""
+    now = np.array([fixed[group[0]] for group in groups], np.int64)
+    return int((rows == now).all(axis=1).argmax())
+
+
 # ---- search ---------------------------------------------------------------------------------------------------------
 
 EXACT_AXES = 3
+PLACED_AXES = 6  # with prescribed parts few states are left
 MAX_SHAPES = 8
-MAX_CELLS = 60_000_000  # joined in shapes, and in moves: bounds the time without looking at a clock
+# Counted in cells of joined tables: bounds the time without looking at a clock.
+SHAPES_BUDGET = 40_000_000
+MOVES_BUDGET = 30_000_000
+SHAPE_LIMITS = Limits(1 << 22, 30_000_000, 1 << 15)
+MOVE_LIMITS = Limits(1 << 18, 5_000_000, 1 << 12)
 
 
-def search(solver: Solver, start: States | None = None) -> tuple[int, States, bool]:
-    """(cost, states, whether no state could be better). `start` is needed where parts are prescribed."""
+def search(solver: Solver, start: States | None = None) -> Solution:
+    """The best states found; `start` is needed where parts are prescribed and the mesh has many axes."""
     axes = range(len(solver.mesh.factors))
-    if len(axes) <= EXACT_AXES:
-        try:
-            return *solver.solve([(axis,) for axis in axes]), True
-        except TooWide:
-            pass
-    best = solver.solve([], start) if start else min(_shapes(solver), key=lambda result: result[0])
-    return *_descend(solver, best), False
+    best = None
+    if len(axes) <= (EXACT_AXES if start is None else PLACED_AXES):
+        best = solver.solve([(axis,) for axis in axes], limits=Limits(budget=SHAPES_BUDGET))
+        if best.exact:
+            return best
+    if start is not None and best is None:
+        best = solver.solve([], start)
+    elif best is None:
+        best = min(_shapes(solver), key=lambda result: result.cost)
+    return replace(_descend(solver, best), exact=False)
 
 
-def _shapes(solver: Solver) -> Iterator[tuple[int, States]]:
-    """Exact solutions over axes merged into at most three, balanced shapes first."""
+def _shapes(solver: Solver) -> Iterator[Solution]:
+    """Solutions over axes merged into at most three, balanced shapes first."""
     for groups in groupings(solver.mesh.factors, EXACT_AXES)[:MAX_SHAPES]:
-        if solver.memo.cells < MAX_CELLS:
-            try:
-                yield solver.solve(groups)
-            except TooWide:
-                continue
-    yield _one_axis_at_a_time(solver)
+        yield solver.solve(groups, limits=SHAPE_LIMITS)
+        if solver.memo.cells > SHAPES_BUDGET:
+            return
 
 
-def _one_axis_at_a_time(solver: Solver) -> tuple[int, States]:
-    cost, states = 0, solver.uncut()
-    for axis in range(len(solver.mesh.factors)):
-        cost, states = solver.solve([(axis,)], states)
-    return cost, states
-
-
-def _descend(solver: Solver, best: tuple[int, States]) -> tuple[int, States]:
+def _descend(solver: Solver, best: Solution) -> Solution:
     """Free one axis, then two at a time, until a round saves less than a thousandth."""
     solver.memo.cells = 0
-    before = best[0] + best[0] // 500 + 1
-    while before - best[0] > best[0] // 1000 and solver.memo.cells < MAX_CELLS:
-        before = best[0]
+    before = best.cost + best.cost // 500 + 1
+    while before - best.cost > best.cost // 1000:
+        before = best.cost
         for count in (1, 1, 2):
-            for move in _moves(solver.mesh, best[1], count):
-                try:
-                    best = min(best, solver.solve(move, best[1]), key=lambda result: result[0])
-                except TooWide:
-                    continue
+            for move in _moves(solver.mesh, best.states, count):
+                if solver.memo.cells > MOVES_BUDGET:
+                    return best
+                best = min(best, solver.solve(move, best.states, MOVE_LIMITS), key=lambda result: result.cost)
     return best
 
 

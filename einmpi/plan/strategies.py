@@ -1,0 +1,159 @@
+"""Strategies that cut each vertex by a rule, one function each: the paper's algorithm and its peers (paper, section 9).
+
+`fit` brings a strategy's cuts to what the axes of the mesh can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from math import gcd, isqrt, prod
+
+import numpy as np
+
+from einmpi.errors import InputError, one_of
+from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.job_file import ROLES
+from einmpi.graph.labels import unique
+from einmpi.plan.mesh import allowed_masks, prime_factors
+from einmpi.plan.paper import decompose
+from einmpi.plan.viable import Parts, divisors, fullest
+
+Roles = Mapping[str, tuple[str, ...]]
+
+_EXAMPLES = {"batch": "b", "sequence": "s", "head": "h", "hidden": "f"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The parts of every computed vertex's labels, and in words where a strategy's rule had to give way."""
+
+    partitionings: Mapping[str, Parts]
+    notes: Mapping[str, str]
+
+
+def eindecomp_paper(graph: EinGraph, ranks: int, roles: Roles) -> Choice:
+    """The paper's algorithm."""
+    found = decompose(graph, ranks)
+    return Choice(found, {name: _short(parts, ranks) for name, parts in found.items() if prod(parts) < ranks})
+
+
+def sqrt(graph: EinGraph, ranks: int, roles: Roles) -> Choice:
+    """Every label, aggregated ones too, in ⌊√ranks⌋ parts: more calls than ranks where a vertex has three labels."""
+    root = isqrt(ranks)
+    return Choice({name: tuple(min(root, max(e, 1)) for _, e in x.extents) for name, x in _einsums(graph)}, {})
+
+
+def replicate(graph: EinGraph, ranks: int, roles: Roles) -> Choice:
+    """Nothing is cut: every rank computes everything."""
+    return Choice({name: (1,) * len(einsum.labels) for name, einsum in _einsums(graph)}, {})
+
+
+def by_role(strategy: str, wanted: tuple[str, ...], needed: tuple[str, ...],
+            graph: EinGraph, ranks: int, roles: Roles) -> Choice:  # fmt: skip
+    """Each vertex is cut along its labels of the first of the `wanted` roles that it has.
+
+    The prime factors of `ranks` go to these labels in the order given, the first label taking as many as fit; a prime
+    that fits none of them is left out. A vertex with no such label is cut along those of the first role that it does
+    have of batch, sequence, head, hidden; one with none of these along its output labels, the longest first, or its
+    aggregated ones if there is nothing else to cut. Needs a label for at least one of the `needed` roles.
+    """
+    _check_roles(strategy, needed, graph, roles)
+    partitionings: dict[str, Parts] = {}
+    notes: dict[str, str] = {}
+    for name, einsum in _einsums(graph):
+        role, labels = _labels_to_cut(einsum, unique(wanted, ROLES), roles)
+        cuts = dict(zip(labels, fullest(tuple(einsum.extent[x] for x in labels), ranks), strict=True))
+        parts = tuple(cuts.get(label, 1) for label in einsum.labels)
+        said = []
+        if role != wanted[0] and labels:
+            cut = [label for label in labels if cuts[label] > 1] or labels
+            said.append(f"no {wanted[0]} label: cut {role} {', '.join(cut)}")
+        if prod(parts) < ranks:
+            said.append(_short(parts, ranks))
+        partitionings[name] = parts
+        if said:
+            notes[name] = "; ".join(said)
+    return Choice(partitionings, notes)
+
+
+Partitioner = Callable[[EinGraph, int, Roles], Choice]
+
+PARTITIONERS: dict[str, Partitioner] = {
+    "eindecomp-paper": eindecomp_paper,
+    "sqrt": sqrt,
+    "data": partial(by_role, "data", ("batch",), ("batch",)),
+    "model": partial(by_role, "model", ("hidden",), ("hidden",)),
+    "sequence": partial(by_role, "sequence", ("sequence",), ("sequence",)),
+    "attention": partial(by_role, "attention", ("head",), ("head",)),
+    "megatron": partial(by_role, "megatron", ("head", "hidden", "sequence"), ("head", "hidden")),
+    "replicate": replicate,
+}
+
+
+def _einsums(graph: EinGraph) -> list[tuple[str, EinSum]]:
+    return [(vertex.name, vertex.einsum) for vertex in graph.vertices if vertex.einsum is not None]
+
+
+def _short(parts: Parts, ranks: int) -> str:
+    return f"only {prod(parts)} of {ranks} ways fit its labels"
+
+
+def _labels_to_cut(einsum: EinSum, order: tuple[str, ...], roles: Roles) -> tuple[str, tuple[str, ...]]:
+    """(what they are, the labels to cut, the first to be filled first)."""
+    for role in order:
+        found = tuple(label for label in unique(roles.get(role, ())) if label in einsum.labels)
+        if found:
+            return role, found
+    extent = einsum.extent
+    kind, labels = "output", einsum.output
+    if all(extent[label] <= 1 for label in labels):
+        kind, labels = "aggregated", einsum.aggregated
+    return kind, tuple(sorted(labels, key=lambda label: (-extent[label], einsum.labels.index(label))))
+
+
+def _check_roles(strategy: str, needed: tuple[str, ...], graph: EinGraph, roles: Roles) -> None:
+    if not any(roles.get(role) for role in needed):
+        example = f'such as {needed[0]} = ["{_EXAMPLES[needed[0]]}"]'
+        raise InputError("[roles]", f"strategy {strategy} needs the role {' or '.join(needed)}", example)
+    known = unique(*(einsum.labels for _, einsum in _einsums(graph)))
+    for role, labels in roles.items():
+        for label in labels:
+            if label not in known:
+                raise InputError("[roles]", f"role {role} names the label {label}, which no vertex has",
+                                 one_of(known, label))  # fmt: skip
+
+
+# ---- what a mesh can hold -------------------------------------------------------------------------------------------
+
+
+def fit(einsum: EinSum, parts: Parts, ranks: int) -> Parts:
+    """These cuts as far as the prime axes of a mesh of `ranks` can make them.
+
+    Each axis cuts one label, and one label only by axes of the same window (Mesh.windows). The output labels, first to
+    last, and then the aggregated ones keep the largest divisor of their cut for which axes are left: so aggregated
+    labels lose theirs first, then the last output labels. The product of the result divides `ranks`.
+    """
+    return _fitted(tuple(extent for _, extent in einsum.extents), tuple(parts), ranks)
+
+
+@cache
+def _fitted(extents: tuple[int, ...], parts: Parts, ranks: int) -> Parts:
+    factors = prime_factors(ranks)
+    masks = np.arange(1 << len(factors))
+    product = np.ones_like(masks)
+    for axis, factor in enumerate(factors):
+        product[masks >> axis & 1 == 1] *= factor
+    taken = masks[:1]  # the sets of axes that the labels so far may have, all together
+    found = []
+    for extent, count in zip(extents, parts, strict=True):
+        for cut in reversed(divisors(gcd(count, ranks))):
+            own = masks[allowed_masks(factors, extent) & (product == cut)]
+            free = taken[:, None] & own == 0
+            if free.any():
+                taken = np.unique((taken[:, None] | own)[free])
+                found.append(cut)
+                break
+    return tuple(found)
