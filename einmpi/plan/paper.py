@@ -34,7 +34,6 @@ __all__ = ["Cost", "Parts", "cost_aggregate", "cost_join", "cost_repartition", "
 Table = npt.NDArray[Any]  # whole numbers: int64, or Python's own where those could overflow
 
 _CHUNK = 1 << 20  # cells of a repartition table made at a time
-_KEPT = 1 << 24  # cells of repartition tables kept
 
 
 def decompose(graph: EinGraph, ranks: int) -> dict[str, Parts]:
@@ -99,7 +98,7 @@ class _Tables:
     kind: type
     spaces: dict[object, _Space] = field(default_factory=dict)
     own: dict[object, Table] = field(default_factory=dict)
-    moves: dict[object, Table] = field(default_factory=dict)
+    best: dict[object, Table] = field(default_factory=dict)
 
 
 def _number_type(graph: EinGraph, ranks: int) -> type:
@@ -142,13 +141,15 @@ def _grouped(costs: Table, space: _Space) -> Table:
 
 
 def _space(tables: _Tables, name: str) -> _Space:
-    einsum = _einsum(tables, name)
-    key = (tuple(extent for _, extent in einsum.extents), len(einsum.output), join_order(einsum))
-    if key not in tables.spaces:
-        found = viable(einsum, tables.ranks)
-        rows = np.array(found, np.int64).reshape(len(found), len(einsum.labels))
-        tables.spaces[key] = _Space(key, rows, *_different(rows[:, : len(einsum.output)]))
-    return tables.spaces[key]
+    if name not in tables.spaces:
+        einsum = _einsum(tables, name)
+        key = (tuple(extent for _, extent in einsum.extents), len(einsum.output), join_order(einsum))
+        if key not in tables.spaces:
+            found = viable(einsum, tables.ranks)
+            rows = np.array(found, np.int64).reshape(len(found), len(einsum.labels))
+            tables.spaces[key] = _Space(key, rows, *_different(rows[:, : len(einsum.output)]))
+        tables.spaces[name] = tables.spaces[key]
+    return tables.spaces[name]
 
 
 def _different(rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
@@ -174,18 +175,14 @@ def _own(tables: _Tables, name: str) -> Table:
 def _cheapest(tables: _Tables, source: str, name: str, least: Table) -> Table:
     """For each vector of a vertex: what it costs at least to make an operand and bring it into the right tiles."""
     target, origin, uses = _space(tables, name), _space(tables, source), _uses(tables, source, name)
-    needed, which = _needed(uses, target.rows)
-    step = max(1, _CHUNK // len(least))
-    best = []
-    for k in range(0, len(needed), step):
-        key = (origin.key, target.key, uses, k)
-        moved = tables.moves.get(key)
-        if moved is None:
-            moved = _moved(tables, source, uses, needed[k : k + step])
-            if moved.size + sum(kept.size for kept in tables.moves.values()) <= _KEPT:
-                tables.moves[key] = moved
-        best.append((least[:, None] + moved).min(axis=0))
-    return np.concatenate(best)[which]
+    key = (origin.key, target.key, uses, tuple(least.tolist()))  # repeated layers soon ask the same again
+    if key not in tables.best:
+        needed, which = _needed(uses, target.rows)
+        step = max(1, _CHUNK // len(least))
+        chunks = [needed[k : k + step] for k in range(0, len(needed), step)]
+        best = [(least[:, None] + _moved(tables, source, uses, chunk)).min(axis=0) for chunk in chunks]
+        tables.best[key] = np.concatenate(best)[which]
+    return tables.best[key]
 
 
 def _uses(tables: _Tables, source: str, name: str) -> tuple[tuple[int, ...], ...]:

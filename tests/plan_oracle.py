@@ -1,0 +1,309 @@
+"""Layouts, volumes and best plans straight from their definitions, without code of einmpi.plan; random graphs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from math import floor, prod
+
+import numpy as np
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.language import build_graph, parse_program
+from einmpi.graph.syntax import Source
+
+R, P = "R", "P"
+Symbol = int | str  # a dimension or label by its number, R, or P
+Axes = tuple[Symbol, ...]  # one symbol a mesh axis
+
+
+def primes(number: int) -> tuple[int, ...]:
+    """Largest first."""
+    for divisor in range(2, number + 1):
+        if number % divisor == 0:
+            return (*primes(number // divisor), divisor)
+    return ()
+
+
+def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
+    """Neighbouring axes, taken from the first on, for as long as their product fits the extent."""
+    found: list[set[int]] = [set()]
+    for axis, factor in enumerate(factors):
+        if factor <= extent:
+            if prod(factors[a] for a in found[-1]) * factor > extent:
+                found.append(set())
+            found[-1].add(axis)
+    return [window for window in found if window]
+
+
+@cache
+def layouts(ranks: int, extents: tuple[int, ...]) -> tuple[Axes, ...]:
+    """Every way to give each axis to a dimension (or label) of these extents, or to R."""
+    factors = primes(ranks)
+    fits = [windows(factors, extent) for extent in extents]
+
+    def allowed(axes: Axes) -> bool:
+        cut = [{axis for axis, symbol in enumerate(axes) if symbol == d} for d in range(len(extents))]
+        return all(not c or any(c <= window for window in fits[d]) for d, c in enumerate(cut))
+
+    every = itertools.product((*range(len(extents)), R), repeat=len(factors))
+    return tuple(axes for axes in every if allowed(axes))
+
+
+# ---- volumes --------------------------------------------------------------------------------------------------------
+
+
+def owned(factors: Sequence[int], extent: int, axes: Collection[int], rank: int) -> list[int]:
+    """The indices of a dimension whose digit on each of these axes is the rank's."""
+    window = sorted(next((w for w in windows(factors, extent) if w >= set(axes)), ()))
+    found = []
+    for index in range(extent):
+        block = index * prod(factors[a] for a in window) // extent
+        digits = {}
+        for axis in reversed(window):
+            block, digits[axis] = divmod(block, factors[axis])
+        if all(digits[axis] == rank // prod(factors[axis + 1 :]) % factors[axis] for axis in axes):
+            found.append(index)
+    return found
+
+
+def received(factors: Sequence[int], extents: Sequence[int], source: Axes, target: Axes) -> int:
+    """Words that all ranks together receive: what a rank wants and does not hold, for layouts without P."""
+    total = 0
+    for rank in range(prod(factors)):
+        wanted = common = 1
+        for d, extent in enumerate(extents):
+            have, want = (
+                set(owned(factors, extent, [a for a, s in enumerate(axes) if s == d], rank))
+                for axes in (source, target)
+            )
+            wanted *= len(want)
+            common *= len(want & have)
+        total += wanted - common
+    return total
+
+
+def row(factor: int, source: Symbol, target: Symbol) -> tuple[Fraction, ...]:
+    """(BD, BS, G, OV, SG) of one axis, as the planner's table has them."""
+    f, one = Fraction(factor), Fraction(1)
+    if source == P:
+        return (one if target == R else 1 / f), one, f, 1 / f, one
+    if source == R:
+        return (one, one, one, one, 1 / f) if target == R else (1 / f, 1 / f, one, 1 / f, one)
+    if target == R:
+        return one, 1 / f, one, 1 / f, one
+    return 1 / f, 1 / f, one, 1 / f if source == target else 1 / f**2, one
+
+
+@cache
+def _share(pairs: tuple[tuple[int, Symbol, Symbol], ...]) -> Fraction:
+    wanted, held, partials, common, shared = (prod(column) for column in zip(*(row(*pair) for pair in pairs)))
+    rest = (1 - 1 / partials) * held - common
+    return wanted + (rest * shared if rest > 0 else rest)
+
+
+def volume(factors: Sequence[int], source: Axes, target: Axes) -> Fraction:
+    """Tensors' worth of words that all ranks together receive, by the closed formula."""
+    pairs = tuple(zip(factors, source, target, strict=True))
+    return prod(factors) * _share(pairs) if pairs else Fraction(0)
+
+
+# ---- the best plan --------------------------------------------------------------------------------------------------
+
+
+@cache
+def _seen(states: tuple[Axes, ...], names: tuple[Symbol, ...]) -> tuple[Axes, ...]:
+    """What the states of a vertex mean for a tensor: `names` has a symbol for every label."""
+    return tuple(tuple(R if s == R else names[s] for s in state) for state in states)  # type: ignore[index]
+
+
+@cache
+def _bytes(factors: tuple[int, ...], nbytes: int, sources: tuple[Axes, ...], targets: tuple[Axes, ...]) -> np.ndarray:
+    return np.array([[floor(nbytes * volume(factors, s, t)) for t in targets] for s in sources], np.int64)
+
+
+class Oracle:
+    """The cost of a graph on some ranks, tensor by tensor, and a proof by enumeration that none is lower."""
+
+    def __init__(self, graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> None:
+        self.graph, self.ranks, self.factors, self.resident = graph, ranks, primes(ranks), resident
+        self.uses = Counter(name for vertex in graph.computed for name in vertex.inputs)
+        self.states = {v.name: layouts(ranks, v.einsum.extents and tuple(e for _, e in v.einsum.extents))
+                       for v in graph.computed}  # fmt: skip
+
+    def placed(self, name: str) -> bool:
+        """Whether the tensor has a layout of its own."""
+        return self.uses[name] > 1 or name in self.graph.outputs
+
+    def wanted(self, vertex: Vertex, operand: int) -> tuple[Axes, ...]:
+        index = vertex.einsum.operands[operand]
+        names = tuple(index.index(label) if label in index else R for label in vertex.einsum.labels)
+        return _seen(self.states[vertex.name], names)
+
+    def made(self, vertex: Vertex) -> tuple[Axes, ...]:
+        names = tuple(range(len(vertex.bound))) + (P,) * len(vertex.einsum.aggregated)
+        return _seen(self.states[vertex.name], names)
+
+    def own_layouts(self, name: str) -> tuple[Axes, ...]:
+        return layouts(self.ranks, self.graph[name].bound)
+
+    def bytes(self, name: str, sources: tuple[Axes, ...], targets: tuple[Axes, ...]) -> np.ndarray:
+        return _bytes(self.factors, self.graph[name].nbytes, sources, targets)
+
+    def stored_once(self, name: str, targets: tuple[Axes, ...]) -> np.ndarray:
+        """An input lies somewhere once: every copy but one is moved; a resident one lies where it is wanted."""
+        copies = [prod(f for f, s in zip(self.factors, axes, strict=True) if s == R) for axes in targets]
+        each = 0 if name in self.resident else self.graph[name].nbytes
+        return np.array([(count - 1) * each for count in copies], np.int64)
+
+    def start(self) -> dict[str, np.ndarray]:
+        """For every input with a layout: the cost of each of its layouts."""
+        return {v.name: self.stored_once(v.name, self.own_layouts(v.name))
+                for v in self.graph.inputs if self.placed(v.name)}  # fmt: skip
+
+    def step(self, vertex: Vertex, chosen: Mapping[str, int], open_: Mapping[str, np.ndarray]) -> np.ndarray:
+        """What each state of a vertex adds to the cost, given those of the vertices before it."""
+        added = np.zeros(len(self.states[vertex.name]), np.int64)
+        for name, after in self.opened(vertex, open_, slice(None)).items():
+            added += after.min(axis=1) - (open_[name].min() if name in open_ else 0)
+        for operand, name in enumerate(vertex.inputs):
+            wanted = self.wanted(vertex, operand)
+            if self.placed(name):
+                continue
+            if self.graph[name].is_input:
+                added += self.stored_once(name, wanted)
+            else:
+                added += self.bytes(name, self.made(self.graph[name]), wanted)[chosen[name]]
+        return added
+
+    def opened(self, vertex: Vertex, open_: Mapping[str, np.ndarray], state: int | slice) -> dict[str, np.ndarray]:
+        """The cost of each layout of the tensors that this vertex reads or makes, after it took a state."""
+        after: dict[str, np.ndarray] = {}
+        for operand, name in enumerate(vertex.inputs):
+            if self.placed(name):
+                moved = self.bytes(name, self.own_layouts(name), self.wanted(vertex, operand))
+                after[name] = after.get(name, open_[name]) + moved.T[state]
+        if self.placed(vertex.name):
+            after[vertex.name] = self.bytes(vertex.name, self.made(vertex), self.own_layouts(vertex.name))[state]
+        return after
+
+    def cost(self, chosen: Mapping[str, int]) -> int:
+        """Bytes moved with these states, the layouts being the best for them."""
+        total, open_ = sum(int(costs.min()) for costs in self.start().values()), self.start()
+        for vertex in self.graph.computed:
+            total += int(self.step(vertex, chosen, open_)[chosen[vertex.name]])
+            open_ |= self.opened(vertex, open_, chosen[vertex.name])
+        return total
+
+    def cheaper_than(self, bound: int, most_steps: int) -> int | None:
+        """The cost of some plan below `bound`, or None where there is none. TimeoutError after too many steps."""
+        order = self.graph.computed
+        later = [0] * (len(order) + 1)  # what the vertices from here on cost at least, whatever comes before them
+        for k in range(len(order) - 1, -1, -1):
+            later[k] = later[k + 1] + int(self.alone(order[k]).min())
+        steps = itertools.count()
+
+        def visit(k: int, total: int, chosen: dict[str, int], open_: dict[str, np.ndarray]) -> int | None:
+            if k == len(order):
+                return total
+            if next(steps) > most_steps:
+                raise TimeoutError
+            vertex = order[k]
+            added = self.step(vertex, chosen, open_)
+            for state in np.argsort(added, kind="stable").tolist():
+                now = total + int(added[state])
+                if now + later[k + 1] >= bound:
+                    break
+                after = open_ | self.opened(vertex, open_, state)
+                found = visit(k + 1, now, {**chosen, vertex.name: state}, after)
+                if found is not None:
+                    return found
+            return None
+
+        return visit(0, sum(int(costs.min()) for costs in self.start().values()), {}, self.start())
+
+    def alone(self, vertex: Vertex) -> np.ndarray:
+        """The part of a vertex's cost that no other vertex has a say in."""
+        cost = np.zeros(len(self.states[vertex.name]), np.int64)
+        for operand, name in enumerate(vertex.inputs):
+            if self.graph[name].is_input and not self.placed(name):
+                cost += self.stored_once(name, self.wanted(vertex, operand))
+        if self.placed(vertex.name):
+            cost += self.bytes(vertex.name, self.made(vertex), self.own_layouts(vertex.name)).min(axis=1)
+        return cost
+
+
+# ---- random graphs --------------------------------------------------------------------------------------------------
+
+
+def random_graph(rng: random.Random, vertices: int, extents: Sequence[int], dtypes: Sequence[str] = ("float32",),
+                 most_labels: int = 3) -> EinGraph:  # fmt: skip
+    """A program of contractions, elementwise functions, outer products, reductions and diagonals, as a graph."""
+    sizes = rng.sample(list(extents), min(len(extents), rng.choice((1, 2, 2, 3))))
+    labels = {f"{letter}{n}": size for letter, size in zip("ijk", sizes) for n in range(3)}
+    made: dict[str, tuple[int, ...]] = {}
+    inputs: dict[str, tuple[int, ...]] = {}
+    lines: list[str] = []
+
+    def read(known: list[str]) -> tuple[str, list[str]]:
+        tensor = _some_tensor(rng, made, inputs, sizes)
+        shape = made[tensor] if tensor in made else inputs[tensor]
+        index: list[str] = []
+        for extent in shape:
+            fitting = [x for x in labels if labels[x] == extent]
+            usable = [x for x in fitting if x not in index or rng.random() < 0.05]
+            preferred = [x for x in usable if x in known]
+            index.append(rng.choice(preferred if preferred and rng.random() < 0.7 else usable or fitting))
+        return f"{tensor}[{','.join(index)}]" if index else tensor, index
+
+    for number in range(vertices):
+        first, known = read([])
+        used = dict.fromkeys(known)
+        body = rng.choice(("{}", "exp({})", "{}")).format(first)
+        if rng.random() < 0.75:
+            second, other = read(known)
+            used |= dict.fromkeys(other)
+            body += rng.choice(("*", "*", "+")) + second
+        kept = [x for x in used if rng.random() < (0.5 if len(used) > 1 else 0.8)]
+        if rng.random() < 0.3:
+            kept = list(used)
+        kept = kept[:most_labels]
+        rng.shuffle(kept)
+        gone = [x for x in used if x not in kept]
+        name = f"t{number}"
+        target = f"{name}[{','.join(kept)}]" if kept else name
+        lines.append(f"{target} = " + (f"{rng.choice(('sum', 'sum', 'max'))}[{','.join(gone)}]({body})" if gone else body))
+        made[name] = tuple(labels[x] for x in kept)
+    extra = [name for name in made if rng.random() < 0.1]
+    used_by = " ".join(line.split("=", 1)[1] for line in lines)
+    outputs = [n for n in made if n in extra or not any(f"{n}{end}" in used_by + " " for end in "[ *+)")]
+    source = Source("p", "\n".join(lines))
+    declared = {name: (shape, rng.choice(dtypes)) for name, shape in inputs.items()}
+    if rng.random() < 0.5:
+        return build_graph(source, declared, {}, outputs)
+    return parse_program(source, declared, {}, outputs)
+
+
+def _some_tensor(rng: random.Random, made: Mapping[str, object], inputs: dict[str, tuple[int, ...]],
+                 sizes: Sequence[int]) -> str:  # fmt: skip
+    """An earlier tensor, the latest ones more often, or an input, old or new."""
+    chance = rng.random()
+    if made and chance < 0.4:
+        return list(made)[-1 - min(len(made) - 1, int(rng.expovariate(1)))]
+    if made and chance < 0.6:
+        return rng.choice(list(made))
+    if inputs and chance < 0.7:
+        return rng.choice(list(inputs))
+    name = f"X{len(inputs)}"
+    inputs[name] = tuple(rng.choice(sizes) for _ in range(rng.choice((0, 1, 1, 2, 2, 2, 3))))
+    return name
+
+
+def random_graphs(seed: int, count: int, vertices: Sequence[int], extents: Sequence[int]) -> Iterator[EinGraph]:
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield random_graph(rng, rng.choice(vertices), extents)
