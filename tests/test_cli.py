@@ -1,5 +1,6 @@
 """The command line as people use it: real processes, their output, their exit status."""
 
+import json
 import os
 import re
 import shutil
@@ -137,6 +138,40 @@ def test_check(name, folder):
         assert any(line.startswith(f"         {vertex}   {vertex.dtype} ") for line in lines), vertex.name
 
 
+@pytest.mark.parametrize("name", JOBS)
+def test_plan_is_that_of_the_python_interface(name, folder):
+    done = run(folder, "plan", f"jobs/{name}", "-n", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{einmpi.plan(einmpi.load(ROOT / 'jobs' / name), ranks=8)}\n"
+
+
+def test_plan_of_the_chain_is_the_picture_in_the_readme(folder):
+    done = run(folder, "plan", "jobs/chain.toml", "-n", "8", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = json.loads(done.stdout)
+    cuts = {vertex["name"]: vertex["partitioning"] for vertex in plan["vertices"]}
+    assert cuts == {
+        "Z_1": {"i": 2, "k": 2, "j": 2},
+        "Z_2": {"j": 2, "k": 2, "l": 2},
+        "Z_3": {"i": 2, "k": 2, "j": 2},
+        "Z": {"i": 4, "k": 2},
+    }
+    moved = {vertex["name"]: sum(vertex["words"].values()) for vertex in plan["vertices"]}
+    assert moved == {"Z_1": 3 * 480**2, "Z_2": 3 * 480**2, "Z_3": 3 * 480**2, "Z": 0}
+    assert plan["words_predicted"] == 9 * 480**2 == plan["certificate"]["lower_bound_words"]
+
+
+def test_plan_writes_json(folder):
+    done = run(folder, "plan", "jobs/softmax.toml", "-n", "6", "--compare", "--json", "plans.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    plans = json.loads((folder / "plans.json").read_text())
+    assert [plan["strategy"] for plan in plans] == ["eindecomp", "eindecomp-paper", "sqrt", "replicate"]
+    wanted = {"ranks", "strategy", "certificate", "digest", "words_predicted", "bytes_predicted", "bytes_peak_predicted",
+              "paper_cost", "seconds_planning", "vertices"}  # fmt: skip
+    for plan in plans:
+        assert wanted <= set(plan) and f"\n{plan['strategy']} " in done.stdout
+
+
 # ---- flags ----------------------------------------------------------------------------------------------------------
 
 
@@ -155,13 +190,13 @@ def test_dtype_is_that_of_generated_inputs(folder):
     assert summaries(done.stdout)["Y"][0] == "float64"
 
 
-@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("command", [["run"], ["check"], ["plan", "-n", "4"]])
 def test_quiet(command, folder):
-    done = run(folder, command, "jobs/softmax.toml", "--quiet")
+    done = run(folder, *command, "jobs/softmax.toml", "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["check", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["check", "--help"], ["plan", "--help"]])
 def test_help(arguments, folder):
     done = run(folder, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
@@ -170,7 +205,8 @@ def test_help(arguments, folder):
 
 def test_help_shows_commands_and_examples_that_work(folder):
     text = run(folder, "--help").stdout
-    assert re.search(r"^ +run +\w", text, re.MULTILINE) and re.search(r"^ +check +\w", text, re.MULTILINE)
+    for command in ("run", "check", "plan"):
+        assert re.search(rf"^ +{command} +\w", text, re.MULTILINE)
     for job in re.findall(r"jobs/\w+\.toml", text):
         assert (folder / job).is_file()
 
@@ -245,6 +281,11 @@ BAD_ARGUMENTS = {
     "nothing": ([], "einmpi: the following arguments are required: COMMAND; see einmpi --help"),
     "no job": (["check"], "einmpi: the following arguments are required: JOB.toml; see einmpi check --help"),
     "unknown flag": (["check", CHAIN, "--fast"], "einmpi: unrecognized arguments: --fast; see einmpi --help"),
+    "no ranks": (
+        ["plan", CHAIN],
+        "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",
+    ),
+    "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks; 1 to 4096"),
     "missing file": (["jobs/none.toml"], "jobs/none.toml: there is no such file; a job file in TOML"),
     "a folder": (["check", "jobs"], "jobs: this is a folder; a job file in TOML"),
     "set without a number": ([CHAIN, "--set", "s"], "--set s: '' is not a whole number; --set NAME=NUMBER"),

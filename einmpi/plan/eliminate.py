@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 _CHUNK = 1 << 18  # cells joined at a time: stays in cache
+OVERHEAD = 3000  # cells that take as long as what surrounds a join
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def _eliminate(
     found = memo.results.get(key)
     if found is not None:
         return found
-    memo.cells += prod(shape)
+    memo.cells += prod(shape) + OVERHEAD
     aligned = [_align(table, place, len(shape)) for table in tables]
     costs, best = _minimum_over_last(aligned, shape)
     lowest = int(costs.min())

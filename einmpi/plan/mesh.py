@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 
 import numpy as np
@@ -32,7 +32,7 @@ class Mesh:
 
     ranks: int
 
-    @property
+    @cached_property
     def factors(self) -> tuple[int, ...]:
         return prime_factors(self.ranks)
 

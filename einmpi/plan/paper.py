@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import pairwise
 from math import prod
 from typing import Any
@@ -175,7 +176,8 @@ def _own(tables: _Tables, name: str) -> Table:
 def _cheapest(tables: _Tables, source: str, name: str, least: Table) -> Table:
     """For each vector of a vertex: what it costs at least to make an operand and bring it into the right tiles."""
     target, origin, uses = _space(tables, name), _space(tables, source), _uses(tables, source, name)
-    key = (origin.key, target.key, uses, tuple(least.tolist()))  # repeated layers soon ask the same again
+    costs = blake2b(repr(least.tolist()).encode()).digest()
+    key = (origin.key, target.key, uses, costs)  # repeated layers soon ask the same again
     if key not in tables.best:
         needed, which = _needed(uses, target.rows)
         step = max(1, _CHUNK // len(least))

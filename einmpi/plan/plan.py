@@ -18,8 +18,9 @@ from einmpi.plan.costs import graph_cost
 from einmpi.plan.factor import Edge, Factored, factor, repeated_layers
 from einmpi.plan.memory import peak_bytes
 from einmpi.plan.mesh import Mesh, prime_factors
-from einmpi.plan.solve import EXACT_AXES, Solver, States, Unreachable, search
+from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, fit
+from einmpi.plan.tables import Solver, States, Unreachable
 from einmpi.plan.volume import in_bytes, moved_between
 
 MAX_RANKS = 4096

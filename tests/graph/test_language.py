@@ -503,8 +503,8 @@ def test_rewriting_keeps_what_a_sum_of_bools_means() -> None:
 
 def test_rewriting_keeps_integers_from_overflowing() -> None:
     """float64 times two int32 tensors multiplies in float64, in any order."""
-    x = np.full((2, 2), 2**20, np.int32)
-    check("Z[k] = sum(D[i] * X[i,j] * X[j,k])", {"D": np.ones(2), "X": x}, np.full(2, 4 * 2.0**40))
+    x = np.full(2, 2**20, np.int32)
+    check("Z[i] = sum(D[i] * X[j] * Y[j])", {"D": np.ones(3), "X": x, "Y": x}, np.full(3, 2 * 2.0**40))
 
 
 def test_float16() -> None:

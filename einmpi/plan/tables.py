@@ -1,0 +1,155 @@
+"""Tables of what each edge moves for every choice of states, and their minimum over some mesh axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+
+from einmpi.plan.eliminate import Limits, Memo, Table, minimize
+from einmpi.plan.factor import Edge, Factored
+from einmpi.plan.layout import Symbols, choices, codes
+from einmpi.plan.mesh import Mesh
+from einmpi.plan.volume import Ints, held_factors, in_bytes, mesh_factors, moved
+
+Groups = Sequence[Sequence[int]]
+States = list[tuple[int, ...]]  # for every variable the symbol of every axis
+
+
+@dataclass(frozen=True)
+class Solution:
+    cost: int  # bytes over all ranks, and the price of memory
+    states: States
+    exact: bool  # nothing better with these axes
+
+
+class Unreachable(Exception):
+    """A variable has no choice with the parts that are prescribed for it."""
+
+
+class Move:
+    """The groups of axes that are free, the axes that are held, and the length of each."""
+
+    def __init__(self, mesh: Mesh, groups: Groups) -> None:
+        self.groups = tuple(map(tuple, groups))
+        free = {axis for group in groups for axis in group}
+        self.held = tuple(axis for axis in range(len(mesh.factors)) if axis not in free)
+        self.factors = tuple(prod(mesh.factors[axis] for axis in group) for group in groups)
+        self.held_factors = tuple(mesh.factors[axis] for axis in self.held)
+
+    def hold(self, state: Sequence[int]) -> tuple[int, ...]:
+        return tuple(state[axis] for axis in self.held)
+
+    def row_of(self, rows: Symbols, state: Sequence[int]) -> int:
+        """The number of the choice that leaves everything as it is."""
+        now = np.array([state[group[0]] for group in self.groups], np.int64)
+        return int((rows == now).all(axis=1).argmax())
+
+    def expand(self, row: Symbols, state: Sequence[int]) -> tuple[int, ...]:
+        """A state with its free axes as in the row."""
+        full = list(state)
+        for symbol, group in zip(row.tolist(), self.groups, strict=True):
+            for axis in group:
+                full[axis] = symbol
+        return tuple(full)
+
+
+@dataclass
+class Solver:
+    """Minimises a factored graph over some groups of mesh axes, the other axes staying as they are."""
+
+    problem: Factored
+    mesh: Mesh
+    wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # parts of each symbol, where prescribed
+    price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
+    memo: Memo = field(default_factory=Memo)
+    cache: dict[object, Ints] = field(default_factory=dict)
+
+    def solve(self, groups: Groups, current: States | None = None, limits: Limits | None = None) -> Solution:
+        """The best states with the axes outside of `groups` as in `current` (None: every axis is in a group)."""
+        move = Move(self.mesh, groups)
+        states = current or self.uncut()
+        rows = [self.rows(k, move, state) for k, state in enumerate(states)]
+        tables = [self.table(edge, rows, move, states) for edge in self.problem.edges]
+        if self.price:
+            tables += [self.memory_table(k, rows[k], move, state) for k, state in enumerate(states)]
+        fallback = None if current is None else [move.row_of(rows[k], state) for k, state in enumerate(states)]
+        found = minimize([len(r) for r in rows], tables, self.memo, limits, fallback)
+        best = [move.expand(rows[k][value], states[k]) for k, value in enumerate(found.values)]
+        return Solution(found.cost, best, found.exact)
+
+    def uncut(self) -> States:
+        return [(len(variable.extents),) * len(self.mesh.factors) for variable in self.problem.variables]
+
+    def rows(self, variable: int, move: Move, state: Sequence[int]) -> Symbols:
+        """The choices of a variable; equal ones are the same object."""
+        extents = self.problem.variables[variable].extents
+        wanted = self.wanted.get(variable)
+        key = ("rows", extents, move.groups, move.hold(state), wanted)
+        rows = self.cache.get(key)
+        if rows is None:
+            rows = choices(self.mesh, extents, move.groups, state)
+            if wanted is not None:
+                parts = self.parts(rows, len(extents), move, state)
+                rows = rows[(parts[:, :-1] == np.array(wanted, np.int64)).all(axis=1)]
+            if not len(rows):
+                raise Unreachable(variable)
+            self.cache[key] = rows
+        return rows
+
+    def parts(self, rows: Symbols, symbols: int, move: Move, state: Sequence[int]) -> Ints:
+        """Into how many parts each choice cuts each symbol (the last column: R)."""
+        parts = np.ones((len(rows), symbols + 1), np.int64)
+        for factor, symbol in zip(move.held_factors, move.hold(state), strict=True):
+            parts[:, symbol] *= factor
+        for column, factor in enumerate(move.factors):
+            parts[np.arange(len(rows)), rows[:, column]] *= factor
+        return parts
+
+    def memory_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
+        """The price of the blocks that a choice keeps on every rank."""
+        blocks = self.problem.blocks[variable]
+        key = ("memory", self.price, blocks, move.hold(state), id(rows))
+        if key not in self.cache:
+            parts = self.parts(rows, len(self.problem.variables[variable].extents), move, state)
+            total = np.zeros(len(rows), np.int64)
+            for nbytes, symbols in blocks:
+                total += nbytes // parts[:, list(symbols)].prod(axis=1)
+            self.cache[key] = total * self.mesh.ranks * self.price // 16
+        return Table((variable,), self.cache[key], self.memo.number(key))
+
+    def table(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Table:
+        """The bytes an edge moves, for all choices at its ends."""
+        ends = (edge.target,) if edge.source is None else (edge.source, edge.target)
+        held = self.held_axes(edge, move, states)
+        # `id` because equal choices are the same object, kept in the cache.
+        key = ("table", move.factors, edge.ndim, edge.nbytes, edge.weight, held,
+               edge.source_symbols, edge.target_symbols, *(id(rows[end]) for end in ends))  # fmt: skip
+        costs = self.cache.get(key)
+        if costs is None:
+            costs = self.cache[key] = self.costs(edge, rows, move, held) * edge.weight
+        if edge.source == edge.target:  # a layer that feeds its own repetition
+            return Table((edge.target,), costs.diagonal(), self.memo.number(("diagonal", key)))
+        return Table(ends, costs, self.memo.number(key))
+
+    def costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, held: tuple[int, ...]) -> Ints:
+        ranks, ndim = self.mesh.ranks, edge.ndim
+        unit = mesh_factors(move.factors, ndim).scaled(held)
+        targets = codes(rows[edge.target], edge.target_symbols, ndim + 1)
+        if edge.source is None:  # an input is stored once: all copies but one are moved
+            copies: Ints = unit.wanted[0] - 1
+            return copies[targets] * edge.nbytes
+        sources = codes(rows[edge.source], edge.source_symbols, ndim + 2)
+        return in_bytes(moved(unit, ranks), ranks, edge.nbytes)[np.ix_(sources, targets)]
+
+    @staticmethod
+    def held_axes(edge: Edge, move: Move, states: States) -> tuple[int, ...]:
+        """The five products over the axes that are not free."""
+        targets = [edge.target_symbols[symbol] for symbol in move.hold(states[edge.target])]
+        if edge.source is None:
+            sources = [0] * len(targets)
+        else:
+            sources = [edge.source_symbols[symbol] for symbol in move.hold(states[edge.source])]
+        return held_factors(tuple(zip(move.held_factors, sources, targets, strict=True)), edge.ndim)
