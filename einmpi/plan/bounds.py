@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from math import log
-
-import numpy as np
+from math import exp, log
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 
@@ -122,37 +120,33 @@ def _minimum(terms: tuple[tuple[float, tuple[bool, ...]], ...], extents: tuple[i
     if not terms or not extents:
         return 0.0
     # The last label is idle: what no label can take is computed redundantly, which copies every operand.
-    limits = np.array([*(log(min(extent, ranks)) for extent in extents), log(ranks)])
-    marks = np.array([[*gone, True] for _, gone in terms], float)
-    words = np.array([count for count, _ in terms])
-    point = np.minimum(limits, 0.0)
-    left = log(ranks)
-    for k in range(len(limits)):  # a feasible start: fill labels in order
-        point[k] = min(limits[k], left)
-        left -= point[k]
-    for _ in range(200):
-        before = point.copy()
-        for i in range(len(point)):
-            for j in range(i):
-                _exchange(point, i, j, limits, marks, words)
-        if np.abs(point - before).max() < 1e-10:
+    limits = [*(log(min(extent, ranks)) for extent in extents), log(ranks)]
+    marked = [(*gone, True) for _, gone in terms]
+    point, left = [], log(ranks)
+    for limit in limits:  # a feasible start: fill labels in order
+        point.append(min(limit, left))
+        left -= point[-1]
+    for _ in range(500):
+        values = [words * exp(sum(x for x, mark in zip(point, marks, strict=True) if mark))
+                  for (words, _), marks in zip(terms, marked, strict=True)]  # fmt: skip
+        if max(_exchange(point, i, j, limits, marked, values) for i in range(len(point)) for j in range(i)) < 1e-9:
             break
-    return float((words * (np.exp(marks @ point) - 1)).sum())
+    return sum(values) - sum(words for words, _ in terms)
 
 
-def _exchange(point, i, j, limits, marks, words) -> None:  # type: ignore[no-untyped-def]
-    """Move weight between labels i and j to the minimum along that line (the derivative is monotone: bisection)."""
+def _exchange(point: list[float], i: int, j: int, limits: Sequence[float], marked: Sequence[Sequence[bool]],
+              values: list[float]) -> float:  # fmt: skip
+    """Move weight from label j to label i to the minimum along that line, A·eᵗ + B·e⁻ᵗ; how much was moved."""
+    rising = sum(value for value, marks in zip(values, marked, strict=True) if marks[i] and not marks[j])
+    falling = sum(value for value, marks in zip(values, marked, strict=True) if marks[j] and not marks[i])
     low = max(-point[i], point[j] - limits[j])
     high = min(limits[i] - point[i], point[j])
-    slope = marks[:, i] - marks[:, j]
-    if not slope.any() or high - low < 1e-12:
-        return
-    base = words * np.exp(marks @ point) * slope
-    for _ in range(60):
-        middle = (low + high) / 2
-        if (base * np.exp(slope * middle)).sum() > 0:
-            high = middle
-        else:
-            low = middle
-    point[i] += (low + high) / 2
-    point[j] -= (low + high) / 2
+    if rising == falling or high - low < 1e-12:
+        return 0.0
+    best = low if falling == 0 else high if rising == 0 else log(falling / rising) / 2
+    step = min(max(best, low), high)
+    point[i] += step
+    point[j] -= step
+    for k, marks in enumerate(marked):
+        values[k] *= exp(step * (marks[i] - marks[j]))
+    return abs(step)
