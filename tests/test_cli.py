@@ -166,8 +166,8 @@ def test_plan_writes_json(folder):
     assert (done.returncode, done.stderr) == (0, "")
     plans = json.loads((folder / "plans.json").read_text())
     assert [plan["strategy"] for plan in plans] == ["eindecomp", "eindecomp-paper", "sqrt", "replicate"]
-    wanted = {"ranks", "strategy", "certificate", "digest", "words_predicted", "bytes_predicted", "bytes_peak_predicted",
-              "paper_cost", "seconds_planning", "vertices"}  # fmt: skip
+    wanted = {"ranks", "strategy", "certificate", "digest", "words_predicted", "bytes_predicted",
+              "bytes_peak_predicted", "paper_cost", "seconds_planning", "vertices"}  # fmt: skip
     for plan in plans:
         assert wanted <= set(plan) and f"\n{plan['strategy']} " in done.stdout
 

@@ -171,6 +171,9 @@ def _prescribed(graph: EinGraph, mesh: Mesh, problem: Factored, options: Options
     """(parts wanted of each variable, notes of a vertex, the strategy's partitionings as the paper counts them)."""
     wanted: dict[int, tuple[int, ...]] = {}
     for name, parts in (options.pins or {}).items():
+        if name in graph.by_name and not graph[name].is_input and name not in graph.outputs:
+            ends = [vertex.name for vertex in graph.inputs] + list(graph.outputs)
+            raise InputError("pin", f"{name} is computed on the way", f"inputs and outputs: {', '.join(ends)}")
         if name not in graph.by_name or len(parts) != len(graph[name].bound):
             raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))}", "one number a dimension")
         wanted[problem.number["tensor", name]] = tuple(parts)

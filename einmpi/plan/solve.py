@@ -11,7 +11,7 @@ from einmpi.plan.mesh import Mesh, groupings
 from einmpi.plan.tables import Groups, Solution, Solver, States
 
 EXACT_AXES = 3
-PLACED_AXES = 6  # with prescribed parts few states are left
+MAX_STATES = 1000  # of a variable, for an exact solution with prescribed parts
 MAX_SHAPES = 8
 # Counted in cells of joined tables: bounds the time without looking at a clock.
 SHAPES_BUDGET = 40_000_000
@@ -24,7 +24,9 @@ def search(solver: Solver, start: States | None = None) -> Solution:
     """The best states found; `start` is needed where parts are prescribed and the mesh has many axes."""
     axes = range(len(solver.mesh.factors))
     best = None
-    if len(axes) <= (EXACT_AXES if start is None else PLACED_AXES):
+    open_ = [len(v.extents) + 1 for k, v in enumerate(solver.problem.variables) if k not in solver.wanted]
+    few = start is not None and max(open_, default=1) ** len(axes) <= MAX_STATES
+    if len(axes) <= EXACT_AXES or few:
         best = solver.solve([(axis,) for axis in axes], limits=Limits(budget=SHAPES_BUDGET))
         if best.exact:
             return best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -372,6 +373,14 @@ def test_position_inside_a_file() -> None:
     with pytest.raises(InputError) as caught:
         build_graph(Source("job.toml", "X = 1; Z = y\nW = z", line=7, column=12), {})
     assert str(caught.value) == "job.toml:7:24: unknown name 'y'; allowed: X, inf, nan, pi"
+
+
+@pytest.mark.parametrize("text", ["1if B[i]else 2", "B[i] is 2", "'\\d'", "B[i] * 0x1for"])
+def test_python_does_not_warn_beside_the_message(text: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error(f"Z[i] = {text}")
+    assert not caught
 
 
 # ---- hostile text ---------------------------------------------------------------------------------------------------
