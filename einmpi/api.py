@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from einmpi.plan.plan import Plan
 
 
-def load(path: str | os.PathLike[str], *, dtype: str | None = None, **sizes: int) -> Job:
+def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
     """Read a job file; keywords replace its sizes, `dtype` that of its generated inputs."""
     return read_job(path, storage.describe, sizes, dtype)
 
 
-def program(text: str, *, dtype: str = "float64", outputs: Sequence[str] | None = None, **tensors: Any) -> Job:
+def program(text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | None = None, **tensors: Any) -> Job:
     """A job from a program's text.
 
     Each keyword is an input, given by its shape or by an array (whose shape and dtype it has), or a size, given by a

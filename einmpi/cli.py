@@ -57,22 +57,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status. Under mpirun, rank 0 speaks for all."""
     from einmpi.runtime.comm_mpi import wait_for_status, world
 
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without × shows ?
     comm = world()
     if comm is None:
         return _run_safely(arguments)
-    status = _run_safely(arguments) if comm.rank == 0 else None
-    return wait_for_status(comm, status)
+    if comm.rank != 0:
+        return wait_for_status(comm, None)
+    status = 1
+    try:
+        status = _run_safely(arguments)
+    finally:  # whatever happens here, the other ranks must not wait for ever
+        wait_for_status(comm, status)
+    return status
 
 
 def _run_safely(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        words = [word for word in given if not word.startswith("-")]
+        if words and words[0] not in COMMANDS:
             given.insert(0, "run")
         options = make_parser().parse_args(given)
         return COMMANDS[options.command](options)
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
+    except BrokenPipeError:  # `einmpi … | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (EinmpiError, MemoryError, OSError) as error:
         if os.environ.get("EINMPI_DEBUG") == "1":
             raise
@@ -83,8 +95,10 @@ def _run_safely(arguments: Sequence[str] | None) -> int:
 def check(options: argparse.Namespace) -> int:
     """parse a job, infer shapes, look at its files"""
     from einmpi.report.describe import describe_job
+    from einmpi.runtime.storage import check_targets
 
     job = _load(options)
+    check_targets(job)
     if not options.quiet:
         print(describe_job(job))
     return 0
@@ -99,6 +113,8 @@ def run(options: argparse.Namespace) -> int:
     start = time.perf_counter()
     job = _load(options)
     check_targets(job)
+    if job.backend != "numpy":
+        raise InputError(job.path, f"backend {job.backend} is not available in this version", "numpy")
     results = reference(job)
     store(job, results)
     if not options.quiet:
@@ -132,8 +148,11 @@ def plan(options: argparse.Namespace) -> int:
         print(json.dumps(data, indent=1))
         return 0
     if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1)
+        try:
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump(data, file, indent=1)
+        except OSError as error:
+            raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
     if not options.quiet:
         print(text)
     return 0
@@ -143,7 +162,8 @@ COMMANDS = {"run": run, "check": check, "plan": plan}
 
 
 def _load(options: argparse.Namespace):  # type: ignore[no-untyped-def]
-    from einmpi.api import load
+    from einmpi.graph.job_file import read_job
+    from einmpi.runtime.storage import describe
 
     sizes: dict[str, int] = {}
     for setting in options.set:
@@ -151,4 +171,4 @@ def _load(options: argparse.Namespace):  # type: ignore[no-untyped-def]
         if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
             raise InputError(f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER")
         sizes[name] = int(value)
-    return load(options.job, dtype=options.dtype, **sizes)
+    return read_job(options.job, describe, sizes, options.dtype)

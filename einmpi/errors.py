@@ -19,12 +19,17 @@ class InputError(EinmpiError):
 
     def __init__(self, where: str, what: str, allowed: str = "") -> None:
         self.where, self.what, self.allowed = where, what, allowed
-        super().__init__(" ".join(f"{where}: {what}{'; ' if allowed else ''}{allowed}".split()))
+        parts = [_short(f"{where}: {what}"), _short(allowed)] if allowed else [_short(f"{where}: {what}")]
+        super().__init__(" ".join("; ".join(parts).split()))
+
+
+def _short(text: str, most: int = 450) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def one_of(names: Iterable[str], wrong: str = "") -> str:
     """The `allowed` part of a message: the nearest name first, then all of them."""
     known = list(names)
-    near = difflib.get_close_matches(wrong, known, n=1)
+    near = difflib.get_close_matches(wrong[:100], known, n=1)
     listed = "allowed: " + ", ".join(known) if known else "none is allowed here"
     return f"did you mean {near[0]}? {listed}" if near else listed

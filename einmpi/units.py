@@ -19,6 +19,8 @@ def parse_bytes(text: str) -> int:
     number, unit = found.groups()
     if unit and unit not in _UNITS:
         raise ValueError(f"unknown unit {unit!r} of memory; {one_of(_UNITS, unit)}")
+    if not unit and "." in number:
+        raise ValueError(f'{text!r} has no unit; a whole number of bytes, or a unit such as in "4 GiB"')
     return check_bytes(int(Decimal(number) * _UNITS[unit or "B"]))
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import inf, nan, pi, prod
+from math import inf, isinf, nan, pi, prod
 from typing import TypeAlias
 
 import numpy as np
@@ -118,9 +118,7 @@ class Builder:
         self.current = item
         labels = tuple(label for label, _ in item.labels)
         place = self.source.at(item.node)
-        for label in labels:
-            if labels.count(label) > 1:
-                raise InputError(place, f"label {label} stands twice in the output", "each label once")
+        self.refuse_twice(labels, "the output", item.node)
         scope = self.open(None, labels, item.value)
         for label, extent in item.labels:
             self.fix_extent(scope, label, extent)
@@ -130,6 +128,11 @@ class Builder:
                 raise InputError(place, f"label {label} is aggregated and also in the output", "one of the two")
         self.root(item, scope, labels)
 
+    def refuse_twice(self, labels: Sequence[str], where: str, node: ast.AST) -> None:
+        for label in labels:
+            if labels.count(label) > 1:
+                raise InputError(self.where(node), f"label {label} stands twice in {where}", "each label once")
+
     def root(self, item: Statement, scope: Scope, labels: tuple[str, ...]) -> None:
         """Emit the statement's own vertex; an aggregation at the root needs no second one."""
         head = self.head(item.value)
@@ -137,7 +140,7 @@ class Builder:
             name, body, bound, inner = self.aggregate(item.value, scope, Env())
             self.refuse_loose(scope)
             if set(labels_of(body[0])) - set(bound) == set(labels):
-                self.emit(item.name, labels, body, REDUCTIONS[name], bound, inner, item.node)
+                self.emit(item.name, labels, body, REDUCTIONS[name], bound, inner, item.value)
                 return
             piece = self.emit_temporary(body, REDUCTIONS[name], bound, inner, item.value)
         else:
@@ -195,7 +198,10 @@ class Builder:
     def fix_extent(self, scope: Scope, label: str, node: ast.expr | None) -> None:
         """The extent written as label:extent."""
         if node is not None:
-            clash = scope.register(label, integer(self.source, node, self.sizes), node)
+            extent = integer(self.source, node, self.sizes)
+            if not 0 <= extent <= MAX_EXTENT:
+                raise InputError(self.where(node), f"label {label} has extent {extent}", f"0 to 2**39 = {MAX_EXTENT}")
+            clash = scope.register(label, extent, f"{label}:{ast.unparse(node)}")
             if clash:
                 raise InputError(self.where(node), clash, "one extent a label")
 
@@ -213,6 +219,8 @@ class Builder:
     def expression(self, node: ast.expr, scope: Scope, env: Env) -> Piece:
         match node:
             case ast.Constant(value=bool() | int() | float() | complex() as value):
+                if isinstance(value, complex) and isinf(value.imag):
+                    raise InputError(self.where(node), "this number is too large", "a finite number")
                 if isinstance(value, int) and not -(2**63) <= value < 2**63:
                     raise InputError(self.where(node), "this integer is too large", "less than 2**63")
                 return Const(value), type(value)
@@ -220,6 +228,8 @@ class Builder:
                 return self.name(node, scope, env)
             case ast.Subscript(value=ast.Name()):
                 return self.element(node, scope, env)
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if value == 2**63:
+                return Const(-value), int
             case ast.UnaryOp(op=ast.UAdd()):
                 return self.expression(node.operand, scope, env)
             case ast.UnaryOp() if type(node.op) in _UNARY:
@@ -229,6 +239,7 @@ class Builder:
                 return self.apply(_BINARY[type(node.op)], sides, node)
             case ast.Compare() if all(type(op) in _COMPARE for op in node.ops):
                 sides = [self.expression(side, scope, env) for side in (node.left, *node.comparators)]
+                sides[1:-1] = [self.name_value(side, scope, node) for side in sides[1:-1]]  # each is used twice
                 result = self.apply(_COMPARE[type(node.ops[0])], sides[:2], node)
                 for k, op in enumerate(node.ops[1:], 1):
                     result = self.apply("&", [result, self.apply(_COMPARE[type(op)], sides[k : k + 2], node)], node)
@@ -259,12 +270,15 @@ class Builder:
             return Index(name), np.dtype(np.int64)
         if known is not None:
             if known.bound:
-                raise InputError(self.where(node), f"{name} has {len(known.bound)} dimensions", f"{name}[labels]")
+                shown = f"{name}[{', '.join('ijklmnop'[: len(known.bound)])}]"
+                raise InputError(self.where(node), f"{name} stands without its labels", f"such as {shown}")
             return Element(name, ()), np.dtype(known.dtype)
         if name in self.sizes:
             return Const(self.sizes[name]), int
         if name in CONSTANTS:
             return Const(CONSTANTS[name]), float
+        if name in CALLABLES:
+            raise InputError(self.where(node), f"{name} is a function", _form(name))
         names = [*(v.name for v in self.known.values() if not v.bound), *self.sizes, *CONSTANTS]
         raise InputError(self.where(node), f"unknown name {name!r}", one_of(names, name))
 
@@ -272,13 +286,13 @@ class Builder:
         assert isinstance(node.value, ast.Name)
         name, parts = node.value.id, entries(node.slice)
         if name in CALLABLES:
-            raise InputError(self.where(node), f"{name} is a function", f"{name}(...)")
+            raise InputError(self.where(node), f"{name} is a function", _form(name))
         if name not in self.known:
             raise InputError(self.where(node), f"unknown tensor {name!r}", one_of(self.known, name))
         vertex = self.known[name]
         if len(parts) != len(vertex.bound):
-            raise InputError(self.where(node), f"{ast.unparse(node)} has {len(parts)} indices",
-                             f"{name} has {len(vertex.bound)} dimensions")  # fmt: skip
+            shown = f"{ast.unparse(node)} has the wrong number of indices"
+            raise InputError(self.where(node), shown, f"{name} takes {len(vertex.bound)}")
         index: list[str | Scalar] = []
         for part, extent in zip(parts, vertex.bound, strict=True):
             index.append(part.id if isinstance(part, ast.Name) else self.gathered(part, extent, scope, env))
@@ -290,7 +304,8 @@ class Builder:
         if np.dtype(kind).kind != "i":
             raise InputError(self.where(node), f"the index {ast.unparse(node)} is {np.dtype(kind).name}", "an integer")
         if isinstance(scalar, Const) and not 0 <= scalar.value.real < extent:
-            raise InputError(self.where(node), f"index {scalar.value} is out of range", f"0 to {extent - 1}")
+            allowed = f"0 to {extent - 1}" if extent else "this dimension has extent 0"
+            raise InputError(self.where(node), f"index {scalar.value} is out of range", allowed)
         return scalar
 
     # ---- functions, aggregations, macros ----------------------------------------------------------------------------
@@ -317,8 +332,8 @@ class Builder:
         if name in MACROS:
             return self.macro(node, name, labels, scope, env)
         if labels is not None or node.keywords or len(node.args) != OPS[name].arity:
-            plural = "argument" if OPS[name].arity == 1 else "arguments"
-            raise InputError(self.where(node), f"{name} is not called like this", f"{OPS[name].arity} {plural}")
+            form = f"{name}({', '.join('xyz'[: OPS[name].arity])})"
+            raise InputError(self.where(node), f"{name} is not called like this", form)
         return self.apply(name, [self.expression(arg, scope, env) for arg in node.args], node)
 
     def aggregate(self, node: ast.Call, scope: Scope, env: Env) -> tuple[
@@ -336,13 +351,18 @@ class Builder:
             bound = inner.bound
             if not bound:
                 self.refuse_loose(scope)
-                raise InputError(self.where(node), f"{name}(...) has nothing to aggregate: every label in it also "
-                                 "stands outside of it", f"{name}[labels](...)")  # fmt: skip
+                found = occurrences(argument, self.known, REDUCTIONS)
+                why = "no label stands in it" if not found else "every label in it is aggregated inside it"
+                if any(scope.sees(entry.label) for entry in found):
+                    why = "every label in it also stands outside of it"
+                raise InputError(self.where(node), f"{name}(...) has nothing to aggregate: {why}",
+                                 f"{name}[labels](...)")  # fmt: skip
         elif env.labels is not None:  # a macro's body, where every aggregation is over L
             return name, self.expression(argument, scope, env), env.labels, scope
         else:
             listed = labels_in_brackets(self.source, brackets)
             bound = tuple(label for label, _ in listed)
+            self.refuse_twice(bound, f"this {name}", node)
             inner = self.open(scope, bound, argument)
             for label, extent in listed:
                 self.fix_extent(inner, label, extent)
@@ -365,6 +385,7 @@ class Builder:
                 raise InputError(self.where(node), f"{name} is not called like this", form)
             argument, inner = self.expression(node.args[0], scope, env), scope
             labels = () if brackets is None else tuple(x for x, _ in labels_in_brackets(self.source, brackets))
+            self.refuse_twice(labels, f"this {name}", node)
             for label in labels:
                 if label not in labels_of(argument[0]):
                     raise InputError(self.where(node), f"label {label} does not occur in this {name}",
@@ -399,6 +420,12 @@ class Builder:
         return {key: (const, type(const.value)) for key, const in options.items()}
 
 
+def _form(name: str) -> str:
+    """How a function is written."""
+    labels = "[labels]" if name in MACROS and MACROS[name].needs_labels else ""
+    return f"{name}{labels}(...)"
+
+
 @cache
 def _macro_body(name: str) -> list[ast.stmt]:
     return parse(Source(name, MACROS[name].body))
@@ -410,5 +437,6 @@ def _bound_inside(node: ast.expr) -> tuple[str, ...]:
     for part in ast.walk(node):
         head = Builder.head(part)
         if head is not None and head[0] in REDUCTIONS and head[1] is not None:
-            found += [entry.id for entry in entries(head[1]) if isinstance(entry, ast.Name)]
+            named = [entry.lower if isinstance(entry, ast.Slice) else entry for entry in entries(head[1])]
+            found += [entry.id for entry in named if isinstance(entry, ast.Name)]
     return unique(found)

@@ -40,7 +40,7 @@ class Vertex:
 
     def __str__(self) -> str:
         if self.einsum is None:
-            return f"{self.name}: {self.dtype}[{', '.join(map(str, self.bound))}]"
+            return f"{self.name}: {self.dtype}" + (f"[{', '.join(map(str, self.bound))}]" if self.bound else "")
         known = self.einsum.bounded_labels()
         labels = [x if x in known else f"{x}:{e}" for x, e in zip(self.einsum.output, self.bound, strict=True)]
         target = f"{self.name}[{','.join(labels)}]" if labels else self.name

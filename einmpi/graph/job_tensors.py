@@ -66,7 +66,8 @@ class OutputSpec:
 
 def check_name(place: str, name: str, kind: str, sizes: Mapping[str, int]) -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise InputError(place, f"{show(name)} cannot name {kind}", "letters, digits and _, not starting with a digit")
+        raise InputError(place, f"{show(name)} cannot name {kind}",
+                         "letters, digits and _, not starting with a digit, and no word of Python")  # fmt: skip
     if name in RESERVED or name in sizes:
         what = "a size" if name in sizes else "a word of the language"
         raise InputError(place, f"{name} is {what} and cannot name {kind}", "any other name")

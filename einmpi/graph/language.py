@@ -10,7 +10,7 @@ from einmpi.errors import InputError, one_of
 from einmpi.graph.builder import Builder, Inputs
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rewrite import optimize
-from einmpi.graph.syntax import Declaration, Source, Statement, statements
+from einmpi.graph.syntax import Declaration, Source, Statement, entries, statements
 
 
 def build_graph(
@@ -33,7 +33,9 @@ def parse_program(
     """The program as written: one vertex an aggregation or elementwise statement, not yet rewritten."""
     given = list(statements(source))
     program = [item for item in given if isinstance(item, Statement)]
-    builder = Builder(source, sizes, {item.name for item in program} | set(inputs))
+    words = {node.id for item in program for node in ast.walk(item.node) if isinstance(node, ast.Name)}
+    words |= {node.id for item in program for node in ast.walk(item.value) if isinstance(node, ast.Name)}
+    builder = Builder(source, sizes, words | set(inputs))
     for name, (shape, dtype) in inputs.items():
         builder.add_input(name, shape, dtype, source.name)
     for item in given:
@@ -60,10 +62,13 @@ def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
     reads = {}
     for item in program:
         found: dict[str, None] = {}
+        labels: set[int] = set()  # names that stand directly in brackets are labels, not tensors
         for node in ast.walk(item.value):
-            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in names:
-                found[node.value.id] = None
-            elif isinstance(node, ast.Name) and node.id in scalars:
+            if isinstance(node, ast.Subscript):
+                labels.update(id(entry) for entry in entries(node.slice))
+                if isinstance(node.value, ast.Name) and node.value.id in names:
+                    found[node.value.id] = None
+            elif isinstance(node, ast.Name) and node.id in scalars and id(node) not in labels:
                 found[node.id] = None
         reads[item.name] = tuple(found)
     return reads

@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum, reopen
 from einmpi.graph.labels import fresh, unique
-from einmpi.graph.scalar import Arg, Call, Const, Element, Scalar, call, labels_of, rebuild, relabel, size, walk
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Const,
+    Element,
+    Scalar,
+    Type,
+    call,
+    infer,
+    labels_of,
+    rebuild,
+    relabel,
+    size,
+    walk,
+)
 
 # (⊕, ⊗) with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and reordered.
 DISTRIBUTIVE = frozenset({("sum", "*"), ("min", "+"), ("max", "+"), ("any", "&"), ("all", "|"),
@@ -17,7 +33,11 @@ MAX_FUSED = 64  # nodes of a fused expression: a tensor used twice doubles what 
 
 
 def optimize(graph: EinGraph) -> EinGraph:
-    return fuse(share(split(share(prune(graph)))))
+    """All rewrites, until nothing changes: what is fused may be split once more."""
+    graph = prune(graph)
+    while (rewritten := fuse(share(split(share(graph))))) != graph:
+        graph = rewritten
+    return graph
 
 
 def prune(graph: EinGraph) -> EinGraph:
@@ -48,14 +68,20 @@ def share(graph: EinGraph) -> EinGraph:
         if chosen[vertex.name] == vertex.name:
             inputs = tuple(final[chosen[name]] for name in vertex.inputs)
             name = final[vertex.name]
-            known[name] = replace(vertex, name=name, inputs=inputs, origin=_renamed(vertex, name))
+            known[name] = _with_inputs(vertex, name, inputs)
         elif vertex.name in graph.outputs and final[chosen[vertex.name]] != vertex.name:
             known[vertex.name] = _copy(vertex, known[final[chosen[vertex.name]]])
     return replace(graph, vertices=tuple(known.values()))
 
 
-def _renamed(vertex: Vertex, name: str) -> tuple[str, ...]:
-    return tuple(name if origin == vertex.name else origin for origin in vertex.origin)
+def _with_inputs(vertex: Vertex, name: str, inputs: tuple[str, ...]) -> Vertex:
+    """The vertex under another name; operands that have become the same element are one."""
+    origin = tuple(name if known == vertex.name else known for known in vertex.origin)
+    einsum = vertex.einsum
+    if einsum is not None and len(set(inputs)) < len(set(vertex.inputs)):
+        einsum, inputs = make_einsum(einsum.output, reopen(einsum, inputs), einsum.aggregation, einsum.aggregated,
+                                     einsum.extent)  # fmt: skip
+    return replace(vertex, name=name, inputs=inputs, origin=origin, einsum=einsum)
 
 
 def _meaning(vertex: Vertex, chosen: Mapping[str, str]) -> object:
@@ -102,21 +128,44 @@ class _Splitter:
         assert self.vertex.einsum is not None
         self.einsum = self.vertex.einsum
         self.aggregation = self.einsum.aggregation
-        expression = reopen(self.einsum, self.vertex.inputs)
-        self.op = _distributed(self.aggregation, expression, self.known)
-        self.factors = _factors(expression, self.op)
+        self.expression = reopen(self.einsum, self.vertex.inputs)
+        self.op = _distributed(self.aggregation, self.expression)
+
+    def type(self, expression: Scalar) -> Type:
+        def leaf(node: Scalar) -> Type:
+            assert isinstance(node, Element)
+            return np.dtype(self.known[node.tensor].dtype)
+
+        return infer(expression, leaf)
 
     def split(self) -> None:
-        constants = [factor for factor in self.factors if not labels_of(factor)]
-        tensors = [factor for factor in self.factors if labels_of(factor)]
-        full = set(self.einsum.labels)
-        if not self.op or all(set(labels_of(factor)) == full for factor in tensors):
-            self.known[self.vertex.name] = self.vertex  # one pass over the operands does it all
+        factors = _factors(self.expression, self.op)
+        constants = [factor for factor in factors if not labels_of(factor)]
+        tensors = [factor for factor in factors if labels_of(factor)]
+        if not self.pays(constants, tensors):
+            self.known[self.vertex.name] = self.vertex
             return
+        # In any order the product is computed in the dtype that it has as written.
+        dtype = np.dtype(self.type(self.expression))
+        tensors = [factor if np.dtype(self.type(factor)) == dtype else _cast(factor, dtype.name) for factor in tensors]
         tensors, left = self.reduce_alone(tensors)
         product = self.contract(tensors, left, None if constants else self.vertex.name)
         if constants:
             self.emit(self.product([product, *constants]), self.einsum.output, (), self.vertex.name)
+
+    def pays(self, constants: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
+        """Whether splitting keeps the meaning and does anything."""
+        einsum, kinds = self.einsum, {np.dtype(self.type(factor)).kind for factor in (*constants, *tensors)}
+        used = unique(*(labels_of(factor) for factor in tensors))
+        if not self.op or 0 in einsum.bound or set(used) != set(einsum.labels) or 0 in dict(einsum.extents).values():
+            return False
+        if (self.op in ("&", "|") and kinds != {"b"}) or (self.op == "+" and "b" in kinds):
+            return False  # bits of integers do not distribute; a sum of bools is another bool
+        if all(set(labels_of(factor)) == set(einsum.labels) for factor in tensors):
+            return False  # one pass over the operands does it all
+        alone = any(sum(x in labels_of(factor) for factor in tensors) == 1 for x in einsum.aggregated)
+        plain = all(_is_plain(factor) for factor in tensors)
+        return bool(constants or alone or len(tensors) > 2 or not plain)
 
     def reduce_alone(self, tensors: list[Scalar]) -> tuple[list[Scalar], list[str]]:
         """A label in one factor only is aggregated there, before the product."""
@@ -182,14 +231,17 @@ def _is_plain(expression: Scalar) -> bool:
     return len({entry for entry in expression.index if isinstance(entry, str)}) == len(expression.index)
 
 
-def _distributed(aggregation: str | None, expression: Scalar, known: Mapping[str, Vertex]) -> str:
+def _distributed(aggregation: str | None, expression: Scalar) -> str:
     """The ⊗ at the root that the aggregation distributes over, or ""."""
     op = expression.op if isinstance(expression, Call) else ""
     op = "*" if op in ("/", "neg") else op
-    bitwise = op in ("&", "|") and any(
-        known[node.tensor].dtype != "bool" for node in walk(expression) if isinstance(node, Element)
-    )
-    return op if (aggregation, op) in DISTRIBUTIVE and not bitwise else ""
+    return op if (aggregation, op) in DISTRIBUTIVE else ""
+
+
+def _cast(factor: Scalar, dtype: str) -> Scalar:
+    if isinstance(factor, Call) and factor.op == "/" and factor.args[0] == Const(1.0):
+        return Call("/", (Const(1.0), Call(dtype, (factor.args[1],))))
+    return Call(dtype, (factor,))
 
 
 def _factors(expression: Scalar, op: str) -> list[Scalar]:
@@ -278,6 +330,9 @@ def _inline(
     uses = [node for node in walk(expression) if isinstance(node, Element) and node.tensor == producer.name]
     if any(not isinstance(entry, str) for use in uses for entry in use.index) or _indexes(expression, producer.name):
         return None
+    scalars = {node.tensor for node in (*walk(expression), *walk(body)) if isinstance(node, Element) and not node.index}
+    if scalars & set(einsum.labels):
+        return None  # a label with the name of a tensor without dimensions: the text would not tell them apart
     # A plain copy costs nothing to repeat; anything else must not be computed more often than before.
     copy = _is_plain(body)
     wide = {label for label in einsum.labels if einsum.extent[label] != 1}

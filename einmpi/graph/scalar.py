@@ -175,9 +175,9 @@ def relabel(node: Scalar, names: Mapping[str, str]) -> Scalar:
 @cache
 def result_type(op: str, types: tuple[Type, ...]) -> Type:
     """numpy's rule for the dtype of `op`; TypeError with the reason where numpy has none."""
-    rule = OPS[op]
+    rule, shown = OPS[op], "-" if op == "neg" else op
     if not rule.takes_complex and any(np.dtype(t).kind == "c" for t in types):
-        raise TypeError(f"{op} does not take complex numbers")
+        raise TypeError(f"{shown} does not take complex numbers")
     if op in DTYPES:
         if np.dtype(types[0]).kind == "c" and not op.startswith("complex"):
             raise TypeError(f"{op} does not take complex numbers: use real or imag first")
@@ -191,7 +191,7 @@ def result_type(op: str, types: tuple[Type, ...]) -> Type:
         resolved = getattr(np, rule.ufunc).resolve_dtypes((*(_weak(t) for t in types), None))[-1]
     except TypeError:
         names = " and ".join(np.dtype(t).name for t in types)
-        raise TypeError(f"{op} does not take {names}") from None
+        raise TypeError(f"{shown} does not take {names}") from None
     return _strong(resolved)
 
 
@@ -242,7 +242,9 @@ def call(op: str, *args: Scalar) -> Scalar:
     # A cast stays: a constant takes the dtype of the tensor beside it, a cast constant keeps its own.
     if op in DTYPES or not all(isinstance(arg, Const) for arg in args):
         return Call(op, args)
-    value = fold(op, [arg.value for arg in args if isinstance(arg, Const)])
+    values = [arg.value for arg in args if isinstance(arg, Const)]
+    result_type(op, tuple(type(value) for value in values))  # the same rules as for tensors
+    value = fold(op, values)
     # A complex zero has no sign here: its text could not say it.
     return Const(value + 0.0 if isinstance(value, complex) else value)
 
@@ -259,7 +261,7 @@ def fold(op: str, values: Sequence[Number]) -> Number:
         if op == "rsqrt":
             return fold("/", (1.0, fold("sqrt", values)))
         if op in ("real", "imag", "where"):
-            return getattr(np, op)(*values).item()  # type: ignore[no-any-return]
+            return np.asarray(getattr(np, op)(*values)).item()  # type: ignore[no-any-return]
         try:
             return getattr(np, OPS[op].ufunc)(*values).item()  # type: ignore[no-any-return]
         except TypeError:
@@ -287,6 +289,8 @@ def text(node: Scalar, names: Sequence[str] = ()) -> str:
 def _text(node: Scalar, names: Sequence[str]) -> tuple[str, int]:
     if isinstance(node, Const):
         shown = repr(node.value)
+        if isinstance(node.value, complex) and not math.isfinite(node.value.imag):
+            return f"{node.value.real!r} + {node.value.imag!r} × 1j", 5
         return shown, 7 if shown.startswith("-") else 9
     if isinstance(node, Index):
         return node.label, 9

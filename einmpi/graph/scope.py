@@ -28,7 +28,7 @@ class Scope:
         self.parent = parent
         self.bound = tuple(bound)
         self.loose: dict[str, ast.expr] = {}
-        self.extents: dict[str, tuple[int, ast.AST]] = {}
+        self.extents: dict[str, tuple[int, ast.AST | str]] = {}
 
     def bind_loose(self) -> None:
         self.bound = (*self.bound, *self.loose)
@@ -45,12 +45,13 @@ class Scope:
     def sees(self, label: str) -> bool:
         return self.owner(label) is not None
 
-    def register(self, label: str, extent: int, node: ast.AST) -> str:
+    def register(self, label: str, extent: int, place: ast.AST | str) -> str:
         """Note an extent and where it stands; the complaint if the label has another one already, else ""."""
-        known, place = self.extents.setdefault(label, (extent, node))
+        known, first = self.extents.setdefault(label, (extent, place))
         if known == extent:
             return ""
-        return f"label {label} has two extents: {known} in {ast.unparse(place)} and {extent} in {ast.unparse(node)}"
+        shown = [text if isinstance(text, str) else ast.unparse(text) for text in (first, place)]
+        return f"label {label} has two extents: {known} in {shown[0]} and {extent} in {shown[1]}"
 
 
 def occurrences(node: ast.AST, known: Mapping[str, Vertex], reductions: Collection[str]) -> list[Occurrence]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from einmpi.errors import InputError
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order of implicit outputs
 
 
 def split_arguments(arguments: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -27,7 +27,7 @@ def _letters(entries: Any) -> str:
     for entry in entries:
         if entry is Ellipsis:
             letters.append("...")
-        elif isinstance(entry, int) and 0 <= entry < len(_LETTERS):
+        elif hasattr(entry, "__index__") and 0 <= entry < len(_LETTERS):
             letters.append(_LETTERS[entry])
         else:
             raise InputError("einsum", f"{entry!r} is not a label", f"0 to {len(_LETTERS) - 1}, or ...")
@@ -40,6 +40,9 @@ def program_text(subscripts: str, shapes: Sequence[Sequence[int]], dtype: str) -
     extent: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for label, size in zip(term, shape, strict=True):
+            if size != shape[term.index(label)]:
+                sizes = f"{shape[term.index(label)]} and {size}"
+                raise InputError("einsum", f"label {label} has two extents: {sizes}", "one extent in an operand")
             known = extent.setdefault(label, size)
             if 1 not in (known, size) and known != size:
                 raise InputError("einsum", f"label {label} has two extents: {known} and {size}", "one extent, or 1")
@@ -79,6 +82,8 @@ def _parse(subscripts: str, shapes: Sequence[Sequence[int]]) -> tuple[list[list[
         labels.append(_expand(term, count))
     if arrow:
         output = _expand(right, widest)
+        if widest and "..." not in right:
+            raise InputError("einsum", f"the output {right!r} has no ...", "the operands have one")
         for label in output:
             if output.count(label) > 1 or not any(label in term for term in labels):
                 raise InputError("einsum", f"the output {right!r} is wrong at {label!r}", "operands' labels, each once")

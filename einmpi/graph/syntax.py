@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,21 +69,38 @@ def parse(source: Source) -> list[ast.stmt]:
     text = "\n".join(line.lstrip() for line in source.lines).translate(_GLYPHS)
     shift = _shift(source)
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python's about texts such as 1if
+            tree = ast.parse(text)
     except SyntaxError as error:
         row, column = error.lineno or 1, error.offset or 1
-        message = (error.msg or "").split(" (<unknown>")[0]
+        message = (error.msg or "").split(" (<unknown>")[0].split(";")[0]
         where = source.position(row, column + (shift[row - 1] if row <= len(shift) else 0))
         raise InputError(where, f"syntax error: {message}", "one statement a line: NAME[labels] = expression") from None
     except (RecursionError, MemoryError):
-        raise InputError(source.position(1, 1), "an expression here is nested too deeply", _depth_allowed()) from None
+        where = source.position(_deep_line(text), 1)
+        raise InputError(where, "an expression here is nested too deeply", _depth_allowed()) from None
     for statement in tree.body:
         for node in ast.walk(statement):
             if isinstance(node, (ast.expr, ast.stmt)):  # undo the removed indentation
                 node.col_offset += shift[node.lineno - 1]
+            if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > 2**63:
+                raise InputError(source.at(node), "this integer is too large", "less than 2**63")
         if _depth(statement) > MAX_DEPTH:
             raise InputError(source.at(statement), "this expression is nested too deeply", _depth_allowed())
     return tree.body
+
+
+def _deep_line(text: str) -> int:
+    """The first line that Python's parser gives up on by itself."""
+    for row, line in enumerate(text.split("\n"), 1):
+        try:
+            ast.parse(line)
+        except SyntaxError:
+            continue
+        except (RecursionError, MemoryError):
+            return row
+    return 1
 
 
 def _shift(source: Source) -> list[int]:
@@ -94,11 +112,14 @@ def _depth_allowed() -> str:
 
 
 def _depth(node: ast.AST) -> int:
-    depth, level = 0, [node]
-    while level and depth <= MAX_DEPTH:
-        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
-        depth += 1
-    return depth
+    """Levels of a tree; a chain of comparisons has one for each."""
+    deepest, waiting = 0, [(node, 1)]
+    while waiting and deepest <= MAX_DEPTH:
+        parent, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        below = depth + (len(parent.ops) if isinstance(parent, ast.Compare) else 1)
+        waiting += [(child, below) for child in ast.iter_child_nodes(parent)]
+    return deepest
 
 
 def statements(source: Source) -> Iterator[Statement | Declaration]:
@@ -151,7 +172,8 @@ def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
         return node.value
     if isinstance(node, ast.Name):
         if node.id not in sizes:
-            raise InputError(source.at(node), f"unknown size {node.id!r}", one_of(sizes, node.id))
+            known = one_of(sizes, node.id) if sizes else "no size stands before it"
+            raise InputError(source.at(node), f"unknown size {node.id!r}", known)
         return sizes[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -integer(source, node.operand, sizes)

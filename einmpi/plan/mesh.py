@@ -34,7 +34,8 @@ class Mesh:
 
     @cached_property
     def factors(self) -> tuple[int, ...]:
-        return prime_factors(self.ranks)
+        """Different primes take turns: neighbouring axes then make many different products."""
+        return tuple(_take_turns(prime_factors(self.ranks)))
 
     def digits(self, rank: int) -> tuple[int, ...]:
         return _digits(rank, self.factors)
@@ -57,6 +58,12 @@ class Mesh:
         """The indices of a label that `rank` owns when `axes` cut it."""
         digits = self.digits(rank)
         return tuple(i for i in range(extent) if all(self.digit_of_index(i, extent, a) == digits[a] for a in axes))
+
+
+def _take_turns(primes: tuple[int, ...]) -> list[int]:
+    """(5, 5, 5, 2, 2, 2) → 5, 2, 5, 2, 5, 2."""
+    turn = [primes[:k].count(prime) for k, prime in enumerate(primes)]
+    return [primes[k] for k in sorted(range(len(primes)), key=lambda k: turn[k])]
 
 
 def _digits(number: int, factors: Sequence[int]) -> tuple[int, ...]:

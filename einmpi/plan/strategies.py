@@ -17,7 +17,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.job_file import ROLES
 from einmpi.graph.labels import unique
-from einmpi.plan.mesh import allowed_masks, prime_factors
+from einmpi.plan.mesh import Mesh, allowed_masks
 from einmpi.plan.paper import decompose
 from einmpi.plan.viable import Parts, divisors, fullest
 
@@ -141,7 +141,7 @@ def fit(einsum: EinSum, parts: Parts, ranks: int) -> Parts:
 
 @cache
 def _fitted(extents: tuple[int, ...], parts: Parts, ranks: int) -> Parts:
-    factors = prime_factors(ranks)
+    factors = Mesh(ranks).factors
     masks = np.arange(1 << len(factors))
     product = np.ones_like(masks)
     for axis, factor in enumerate(factors):

@@ -10,8 +10,8 @@ from job_text import DTYPES, EXTENT, PROGRAM, A, error, no_files, read
 
 from einmpi.errors import InputError
 from einmpi.graph.job_file import STRATEGIES, InputSpec, OutputSpec, read_job
-from einmpi.units import parse_bytes
 from einmpi.graph.toml_text import key_positions
+from einmpi.units import parse_bytes
 
 ARITHMETIC = "whole numbers, earlier sizes, + - * // % ** and brackets"
 

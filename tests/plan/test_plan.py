@@ -257,7 +257,8 @@ def test_the_plan_command(tmp_path):
     (("-n", "4", "--strategy", "best"), "strategy: unknown strategy 'best'; allowed: eindecomp, eindecomp-paper, sqrt, "
      "data, model, sequence, attention, megatron, replicate"),
     (("-n", "4", "--strategy", "data"), '[roles]: strategy data needs the role batch; such as batch = ["b"]'),
-    (("-n", "4", "--memory", "lots"), "memory: 'lots' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
+    (("-n", "4", "--memory", "lots"),
+     "memory: 'lots' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
     (("-n", "4", "--show-relations", "Q"), "--show-relations: unknown vertex 'Q'; allowed: Z_1, Z_2, Z_3, Z"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_status_2(arguments, message):
