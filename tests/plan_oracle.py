@@ -21,12 +21,11 @@ Symbol = int | str  # a dimension or label by its number, R, or P
 Axes = tuple[Symbol, ...]  # one symbol a mesh axis
 
 
-def primes(number: int) -> tuple[int, ...]:
-    """Largest first."""
-    for divisor in range(2, number + 1):
-        if number % divisor == 0:
-            return (*primes(number // divisor), divisor)
-    return ()
+@cache
+def axes_of(ranks: int) -> tuple[int, ...]:
+    """The lengths of the mesh axes: the prime factors, each once, the largest first; then what is left, likewise."""
+    turn = [p for p in range(ranks, 1, -1) if ranks % p == 0 and all(p % d for d in range(2, p))]
+    return (*turn, *axes_of(ranks // prod(turn))) if turn else ()
 
 
 def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
@@ -43,7 +42,7 @@ def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
 @cache
 def layouts(ranks: int, extents: tuple[int, ...]) -> tuple[Axes, ...]:
     """Every way to give each axis to a dimension (or label) of these extents, or to R."""
-    factors = primes(ranks)
+    factors = axes_of(ranks)
     fits = [windows(factors, extent) for extent in extents]
 
     def allowed(axes: Axes) -> bool:
@@ -130,7 +129,7 @@ class Oracle:
     """The cost of a graph on some ranks, tensor by tensor, and a proof by enumeration that none is lower."""
 
     def __init__(self, graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> None:
-        self.graph, self.ranks, self.factors, self.resident = graph, ranks, primes(ranks), resident
+        self.graph, self.ranks, self.factors, self.resident = graph, ranks, axes_of(ranks), resident
         self.uses = Counter(name for vertex in graph.computed for name in vertex.inputs)
         self.states = {v.name: layouts(ranks, v.einsum.extents and tuple(e for _, e in v.einsum.extents))
                        for v in graph.computed}  # fmt: skip

@@ -287,12 +287,12 @@ def test_what_is_no_amount_of_memory(text, message):
     ('s = 3\nt = "s / 2"', f"4:6: s / 2 is not whole-number arithmetic; {ARITHMETIC}"),
     ('s = 3\nt = "s // 0"', "4:6: division by zero"),
     ('s = 3\nt = "2 * r"', "4:10: unknown size 'r'; allowed: s"),
-    ('s = "t"\nt = 3', "3:6: unknown size 't'; none is allowed here"),
+    ('s = "t"\nt = 3', "3:6: unknown size 't'; no size stands before it"),
     ('s = ""', "3:6: '' is not one expression; such as s // 10"),
     ('s = "__import__(\'os\')"', f"3:6: __import__('os') is not whole-number arithmetic; {ARITHMETIC}"),
     ("sum = 3", "3:1: sum is a word of the language and cannot name a size; any other name"),
-    ('"a b" = 3', "3:1: 'a b' cannot name a size; letters, digits and _, not starting with a digit"),
-    ("in = 3", "3:1: 'in' cannot name a size; letters, digits and _, not starting with a digit"),
+    ('"a b" = 3', "3:1: 'a b' cannot name a size; letters, digits and _, not starting with a digit, and no word of Python"),
+    ("in = 3", "3:1: 'in' cannot name a size; letters, digits and _, not starting with a digit, and no word of Python"),
 ])  # fmt: skip
 def test_wrong_sizes(text, message):
     assert error(f"{PROGRAM}[sizes]\n{text}\n") == f"job.toml:{message}"
