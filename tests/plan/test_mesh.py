@@ -94,7 +94,7 @@ def test_shares_partition_the_label_into_almost_equal_parts(ranks):
             copies = ranks // prod(mesh.factors[axis] for axis in axes)
             shares = [mesh.share(extent, axes, rank) for rank in range(ranks)]
             assert sorted(i for share in shares for i in share) == sorted(list(range(extent)) * copies)
-            blocks = prod(mesh.factors[axis] for axis in window)  # fine blocks, of ⌊extent / blocks⌋ indices or one more
+            blocks = prod(mesh.factors[axis] for axis in window)  # fine ones, of ⌊extent / blocks⌋ indices or one more
             each = blocks // prod(mesh.factors[axis] for axis in axes)
             assert all(each * (extent // blocks) <= len(s) <= each * -(-extent // blocks) for s in shares)
 
