@@ -5,6 +5,7 @@ import pytest
 from einmpi.errors import InputError
 from einmpi.graph.job_file import read_job
 
+NAME = "letters, digits and _, not starting with a digit, and no word of Python"
 EXTENT = "a whole number from 1 to 2**39 = 549755813888"
 DTYPES = "float16, float32, float64, complex64, complex128, int32, int64, bool"
 PROGRAM = 'program = "Z[i] = A[i] + 1"\n'

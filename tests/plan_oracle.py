@@ -39,18 +39,17 @@ def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
     return [window for window in found if window]
 
 
+def fits(ranks: int, extents: Sequence[int], axes: Axes) -> bool:
+    """Whether the axes given to each dimension (or label) are in one of its windows."""
+    cut = [{axis for axis, symbol in enumerate(axes) if symbol == d} for d in range(len(extents))]
+    return all(not c or any(c <= w for w in windows(axes_of(ranks), extents[d])) for d, c in enumerate(cut))
+
+
 @cache
 def layouts(ranks: int, extents: tuple[int, ...]) -> tuple[Axes, ...]:
     """Every way to give each axis to a dimension (or label) of these extents, or to R."""
-    factors = axes_of(ranks)
-    fits = [windows(factors, extent) for extent in extents]
-
-    def allowed(axes: Axes) -> bool:
-        cut = [{axis for axis, symbol in enumerate(axes) if symbol == d} for d in range(len(extents))]
-        return all(not c or any(c <= window for window in fits[d]) for d, c in enumerate(cut))
-
-    every = itertools.product((*range(len(extents)), R), repeat=len(factors))
-    return tuple(axes for axes in every if allowed(axes))
+    every = itertools.product((*range(len(extents)), R), repeat=len(axes_of(ranks)))
+    return tuple(axes for axes in every if fits(ranks, extents, axes))
 
 
 # ---- volumes --------------------------------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ def row(factor: int, source: Symbol, target: Symbol) -> tuple[Fraction, ...]:
 
 @cache
 def _share(pairs: tuple[tuple[int, Symbol, Symbol], ...]) -> Fraction:
-    wanted, held, partials, common, shared = (prod(column) for column in zip(*(row(*pair) for pair in pairs)))
+    wanted, held, partials, common, shared = (prod(c) for c in zip(*(row(*pair) for pair in pairs), strict=True))
     rest = (1 - 1 / partials) * held - common
     return wanted + (rest * shared if rest > 0 else rest)
 
@@ -111,13 +110,59 @@ def volume(factors: Sequence[int], source: Axes, target: Axes) -> Fraction:
     return prod(factors) * _share(pairs) if pairs else Fraction(0)
 
 
+# ---- a plan ---------------------------------------------------------------------------------------------------------
+
+
+def copies(factors: Sequence[int], axes: Axes) -> int:
+    return prod(f for f, symbol in zip(factors, axes, strict=True) if symbol == R)
+
+
+def wanted_names(vertex: Vertex, operand: int) -> tuple[Symbol, ...]:
+    """For each label of a vertex the dimension of an operand that it cuts; R where the operand is needed whole."""
+    index = vertex.einsum.operands[operand]
+    return tuple(index.index(label) if label in index else R for label in vertex.einsum.labels)
+
+
+def made_names(vertex: Vertex) -> tuple[Symbol, ...]:
+    """For each label of a vertex the dimension of the result; P for an aggregated label."""
+    return (*range(len(vertex.bound)), *(P for _ in vertex.einsum.aggregated))
+
+
+def seen(state: Axes, names: Sequence[Symbol]) -> Axes:
+    """What a vertex's state means for a tensor."""
+    return tuple(R if symbol == R else names[symbol] for symbol in state)
+
+
+def plan_bytes(graph: EinGraph, ranks: int, states: Mapping[str, Axes], placed: Mapping[str, Axes],
+               resident: Collection[str] = ()) -> int:  # fmt: skip
+    """Bytes moved with these states of vertices and these layouts of the tensors that have one."""
+    factors, total = axes_of(ranks), 0
+    for vertex in graph.vertices:
+        once = 0 if vertex.name in resident else vertex.nbytes
+        if vertex.name in placed:
+            if vertex.is_input:
+                total += (copies(factors, placed[vertex.name]) - 1) * once
+            else:
+                made = seen(states[vertex.name], made_names(vertex))
+                total += floor(vertex.nbytes * volume(factors, made, placed[vertex.name]))
+        for operand, name in enumerate(vertex.inputs):
+            source, wanted = graph[name], seen(states[vertex.name], wanted_names(vertex, operand))
+            if name in placed:
+                total += floor(source.nbytes * volume(factors, placed[name], wanted))
+            elif source.is_input:
+                total += 0 if name in resident else (copies(factors, wanted) - 1) * source.nbytes
+            else:
+                made = seen(states[name], made_names(source))
+                total += floor(source.nbytes * volume(factors, made, wanted))
+    return total
+
+
 # ---- the best plan --------------------------------------------------------------------------------------------------
 
 
 @cache
-def _seen(states: tuple[Axes, ...], names: tuple[Symbol, ...]) -> tuple[Axes, ...]:
-    """What the states of a vertex mean for a tensor: `names` has a symbol for every label."""
-    return tuple(tuple(R if s == R else names[s] for s in state) for state in states)  # type: ignore[index]
+def _all_seen(states: tuple[Axes, ...], names: tuple[Symbol, ...]) -> tuple[Axes, ...]:
+    return tuple(seen(state, names) for state in states)
 
 
 @cache
@@ -126,7 +171,7 @@ def _bytes(factors: tuple[int, ...], nbytes: int, sources: tuple[Axes, ...], tar
 
 
 class Oracle:
-    """The cost of a graph on some ranks, tensor by tensor, and a proof by enumeration that none is lower."""
+    """All states of a graph's vertices on some ranks, what they cost, and whether any cost less than a given plan."""
 
     def __init__(self, graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> None:
         self.graph, self.ranks, self.factors, self.resident = graph, ranks, axes_of(ranks), resident
@@ -139,13 +184,10 @@ class Oracle:
         return self.uses[name] > 1 or name in self.graph.outputs
 
     def wanted(self, vertex: Vertex, operand: int) -> tuple[Axes, ...]:
-        index = vertex.einsum.operands[operand]
-        names = tuple(index.index(label) if label in index else R for label in vertex.einsum.labels)
-        return _seen(self.states[vertex.name], names)
+        return _all_seen(self.states[vertex.name], wanted_names(vertex, operand))
 
     def made(self, vertex: Vertex) -> tuple[Axes, ...]:
-        names = tuple(range(len(vertex.bound))) + (P,) * len(vertex.einsum.aggregated)
-        return _seen(self.states[vertex.name], names)
+        return _all_seen(self.states[vertex.name], made_names(vertex))
 
     def own_layouts(self, name: str) -> tuple[Axes, ...]:
         return layouts(self.ranks, self.graph[name].bound)
@@ -155,9 +197,8 @@ class Oracle:
 
     def stored_once(self, name: str, targets: tuple[Axes, ...]) -> np.ndarray:
         """An input lies somewhere once: every copy but one is moved; a resident one lies where it is wanted."""
-        copies = [prod(f for f, s in zip(self.factors, axes, strict=True) if s == R) for axes in targets]
         each = 0 if name in self.resident else self.graph[name].nbytes
-        return np.array([(count - 1) * each for count in copies], np.int64)
+        return np.array([(copies(self.factors, axes) - 1) * each for axes in targets], np.int64)
 
     def start(self) -> dict[str, np.ndarray]:
         """For every input with a layout: the cost of each of its layouts."""
@@ -189,14 +230,6 @@ class Oracle:
         if self.placed(vertex.name):
             after[vertex.name] = self.bytes(vertex.name, self.made(vertex), self.own_layouts(vertex.name))[state]
         return after
-
-    def cost(self, chosen: Mapping[str, int]) -> int:
-        """Bytes moved with these states, the layouts being the best for them."""
-        total, open_ = sum(int(costs.min()) for costs in self.start().values()), self.start()
-        for vertex in self.graph.computed:
-            total += int(self.step(vertex, chosen, open_)[chosen[vertex.name]])
-            open_ |= self.opened(vertex, open_, chosen[vertex.name])
-        return total
 
     def cheaper_than(self, bound: int, most_steps: int) -> int | None:
         """The cost of some plan below `bound`, or None where there is none. TimeoutError after too many steps."""
@@ -243,7 +276,7 @@ def random_graph(rng: random.Random, vertices: int, extents: Sequence[int], dtyp
                  most_labels: int = 3) -> EinGraph:  # fmt: skip
     """A program of contractions, elementwise functions, outer products, reductions and diagonals, as a graph."""
     sizes = rng.sample(list(extents), min(len(extents), rng.choice((1, 2, 2, 3))))
-    labels = {f"{letter}{n}": size for letter, size in zip("ijk", sizes) for n in range(3)}
+    labels = {f"{'ijk'[k]}{n}": size for k, size in enumerate(sizes) for n in range(3)}
     made: dict[str, tuple[int, ...]] = {}
     inputs: dict[str, tuple[int, ...]] = {}
     lines: list[str] = []
@@ -275,7 +308,9 @@ def random_graph(rng: random.Random, vertices: int, extents: Sequence[int], dtyp
         gone = [x for x in used if x not in kept]
         name = f"t{number}"
         target = f"{name}[{','.join(kept)}]" if kept else name
-        lines.append(f"{target} = " + (f"{rng.choice(('sum', 'sum', 'max'))}[{','.join(gone)}]({body})" if gone else body))
+        if gone:
+            body = f"{rng.choice(('sum', 'sum', 'max'))}[{','.join(gone)}]({body})"
+        lines.append(f"{target} = {body}")
         made[name] = tuple(labels[x] for x in kept)
     extra = [name for name in made if rng.random() < 0.1]
     used_by = " ".join(line.split("=", 1)[1] for line in lines)

@@ -199,8 +199,8 @@ def _minimum_over_last(aligned: Sequence[Ints], shape: tuple[int, ...]) -> tuple
         rows = slice(start, start + step)
         pieces = [table[rows] if table.shape[0] > 1 else table for table in aligned]
         total = np.broadcast_to(sum(pieces, np.zeros((1,) * len(shape), np.int64)), (len(costs[rows]), *shape[1:]))
-        best[rows] = total.argmin(axis=-1)
-        costs[rows] = np.take_along_axis(total, best[rows][..., None], axis=-1)[..., 0]
+        total.argmin(axis=-1, out=best[rows])
+        total.min(axis=-1, out=costs[rows])
     return costs, best
 
 

@@ -21,7 +21,7 @@ from einmpi.plan.mesh import Mesh, prime_factors
 from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, fit
 from einmpi.plan.tables import Solver, States, Unreachable
-from einmpi.plan.volume import in_bytes, moved_between
+from einmpi.plan.volume import moved_between
 
 MAX_RANKS = 4096
 DEFAULT = "eindecomp"
@@ -275,7 +275,7 @@ def edge_words(mesh: Mesh, edge: Edge, elements: int, cuts: list[tuple[int, ...]
         return (copies - 1) * elements, 0, 0
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
     axes = tuple(zip(mesh.factors, sources, targets, strict=True))
-    total = int(in_bytes(np.array(moved_between(axes, edge.ndim, mesh.ranks)), mesh.ranks, elements))
+    total = moved_between(axes, edge.ndim, mesh.ranks) * elements // mesh.ranks
     partials = prod(f for f, s, _ in axes if s == edge.ndim + 1)
     aggregate = min(total, (partials - 1) * elements)
     turned = any(s < edge.ndim and t < edge.ndim and s != t for _, s, t in axes)

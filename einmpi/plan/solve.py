@@ -12,7 +12,7 @@ from einmpi.plan.tables import Groups, Solution, Solver, States
 
 EXACT_AXES = 3
 MAX_STATES = 1000  # of a variable, for an exact solution with prescribed parts
-MAX_SHAPES = 8
+MAX_SHAPES = 6
 # Counted in cells of joined tables: bounds the time without looking at a clock.
 SHAPES_BUDGET = 40_000_000
 MOVES_BUDGET = 30_000_000
@@ -46,10 +46,10 @@ def _shapes(solver: Solver) -> Iterator[Solution]:
 
 
 def _descend(solver: Solver, best: Solution) -> Solution:
-    """Free one axis, then two at a time, until a round saves less than a thousandth."""
+    """Free one axis, then two at a time, until a round saves less than a hundredth."""
     solver.memo.cells = 0
-    before = best.cost + best.cost // 500 + 1
-    while before - best.cost > best.cost // 1000:
+    before = 2 * best.cost + 1
+    while before - best.cost > best.cost // 100:
         before = best.cost
         for count in (1, 1, 2):
             for move in _moves(solver.mesh, best.states, count):

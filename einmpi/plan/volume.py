@@ -84,6 +84,7 @@ def held_factors(axes: tuple[tuple[int, int, int], ...], ndim: int) -> tuple[int
 
 
 def moved_between(axes: tuple[tuple[int, int, int], ...], ndim: int, ranks: int) -> int:
-    """`moved` for one pair of layouts."""
-    table = mesh_factors((), ndim).scaled(held_factors(axes, ndim))
-    return int(moved(table, ranks)[0, 0])
+    """`moved` for one pair of layouts, in Python's integers."""
+    wanted, held, partials, common, copies = held_factors(axes, ndim)
+    delta = ranks * (held - held // partials) - common
+    return ranks * wanted + (delta // copies if delta > 0 else delta)

@@ -131,14 +131,14 @@ class Writer:
         plain = [label for label in seen if label.extent == extent]
         if plain and (extent == 0 or self.chance(80)):
             return self.pick(plain[::-1])
-        choice = self.pick(["constant", "gather", "gather", "backwards"])
+        choice = self.pick(["constant", "gather", "gather", "backwards"] if self.budget > 0 else ["constant"])
         short = [label for label in seen if label.extent <= extent]
         if choice == "backwards" and short:
             return Op("-", (Num(extent - 1), Lab(self.pick(short))))
         if choice == "constant" or choice == "backwards":
             return Num(self.draw(st.integers(0, extent - 1)))
         self.budget -= 3
-        return Op("%", (self.expression("i", seen, 1 if self.budget > 0 else 0), Num(extent)))
+        return Op("%", (self.expression("i", seen, 1), Num(extent)))
 
     # ---- operations -------------------------------------------------------------------------------------------------
 

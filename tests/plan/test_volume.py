@@ -93,16 +93,13 @@ def test_every_pair_of_layouts_costs_what_the_formula_says(ranks, ndim):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("q", [2, 3, 4, 8])
-def test_collectives_over_some_axes_cost_their_minimum(ranks, q):
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_collectives_over_some_axes_cost_their_minimum(ranks, count, last):
     """The contract: all-gather and reduce-scatter of n words over q ranks (q − 1)·n, all-reduce twice that."""
     factors = axes_of(ranks)
-    chosen: list[int] = []
-    for axis, factor in enumerate(factors):
-        if q % (prod(factors[a] for a in chosen) * factor) == 0:
-            chosen.append(axis)
-    if prod(factors[a] for a in chosen) != q:
-        pytest.skip("no such group of ranks")
+    chosen = range(len(factors))[-count:] if last else range(len(factors))[:count]
+    q = prod(factors[axis] for axis in chosen)
     n = 5 * ranks
 
     def cost(before: int | str, after: int | str) -> int:
@@ -119,7 +116,7 @@ def test_collectives_over_some_axes_cost_their_minimum(ranks, q):
 
 
 def test_idle_copies_share_the_work_of_a_reduction():
-    """Eight ranks hold two copies of four partial sums: an all-reduce in each half would move 12 n, sharing moves 10."""
+    """Eight ranks hold two copies of four partial sums: an all-reduce in each half moves 12 n, sharing moves 10."""
     assert words(8, 1, (P, P, R), (R, R, R), 1) == 10
     assert words(8, 1, (P, P, R), (0, 0, R), 8) == 32
     assert words(8, 1, (P, P, R), (0, 0, 0), 8) == 24  # each copy reduces its half
@@ -146,7 +143,8 @@ def test_one_pair_costs_what_the_table_of_all_pairs_has(ranks, ndim):
 def test_no_detour_is_shorter(ranks, ndim):
     """w(S → D) ≤ w(S → M) + w(M → D) for all layouts S, with or without partial sums, M and D: 170,000 triples."""
     costs = table(ranks, ndim)
-    whole = [index for index, digits in enumerate(np.ndindex(*(ndim + 2,) * len(axes_of(ranks)))) if max(digits) <= ndim]
+    every = np.ndindex(*(ndim + 2,) * len(axes_of(ranks)))
+    whole = [index for index, symbols in enumerate(every) if max(symbols) <= ndim]
     between = costs[whole]  # sources without partial sums, in the order of the targets
     assert between.shape[0] == between.shape[1] == costs.shape[1]
     detour = (costs[:, :, None] + between[None, :, :]).min(axis=1)
