@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.builder import Inputs
-from einmpi.graph.job_file import Job, read_job
+from einmpi.graph.job_file import STRATEGIES, Job, read_job
+from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.language import build_graph
 from einmpi.graph.subscripts import program_text, split_arguments
 from einmpi.graph.syntax import Source
@@ -41,6 +42,8 @@ def program(text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | No
         if hasattr(given, "shape") and hasattr(given, "dtype"):
             inputs[name] = tuple(given.shape), np.dtype(given.dtype).name
         elif isinstance(given, int) and not isinstance(given, bool):
+            if not 1 <= given <= MAX_EXTENT:
+                raise InputError("program", f"size {name} is out of range", f"1 to 2**39 = {MAX_EXTENT}")
             sizes[name] = given
         elif isinstance(given, (tuple, list)) and all(isinstance(extent, int) for extent in given):
             inputs[name] = given, dtype
@@ -52,7 +55,7 @@ def program(text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | No
 def _job(text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, outputs: Sequence[str] | None) -> Job:
     source = Source("program", text)
     graph = build_graph(source, inputs, sizes, outputs)
-    return Job("", "", source, dtype, sizes, (), (), "eindecomp", None, "numpy", False, {}, graph)
+    return Job("", "", source, dtype, sizes, (), (), STRATEGIES[0], None, "numpy", False, {}, graph)
 
 
 def plan(
@@ -70,16 +73,17 @@ def plan(
     """
     from einmpi.plan.plan import Options, make_plan  # `import einmpi` stays fast without the planner
 
-    if isinstance(memory, str):
-        try:
-            memory = parse_bytes(memory)
-        except ValueError as error:
-            raise InputError("memory", *str(error).split("; ", 1)) from None
-    pins = {spec.name: spec.parts for spec in job.inputs if spec.parts is not None}
+    try:
+        limit = job.memory if memory is None else parse_bytes(str(memory))
+    except ValueError as error:
+        raise InputError("memory", *str(error).split("; ", 1)) from None
+    inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]  # others are not used
+    pins = {spec.name: spec.parts for spec in inputs if spec.parts is not None}
     pins |= {spec.name: spec.parts for spec in job.outputs if spec.parts is not None}
-    pins |= {name: tuple(parts) for name, parts in (pin or {}).items()}
-    resident = tuple(spec.name for spec in job.inputs if spec.resident and spec.name in job.graph.by_name)
-    options = Options(strategy or job.strategy, job.memory if memory is None else memory, resident, pins, job.roles)
+    for name, parts in (pin or {}).items():
+        pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
+    resident = tuple(spec.name for spec in inputs if spec.resident)
+    options = Options(strategy or job.strategy, limit, resident, pins, job.roles)
     return make_plan(job.graph, ranks, options)
 
 

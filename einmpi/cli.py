@@ -46,9 +46,10 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("-n", "--ranks", type=int, required=True, metavar="P", help="number of ranks")
-    command.add_argument("--strategy", help="see the list in the documentation; the job's own by default")
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--strategy", help="see the list in the documentation; the job's own by default")
+    which.add_argument("--compare", action="store_true", help="all strategies side by side")
     command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
-    command.add_argument("--compare", action="store_true", help="all strategies side by side")
     command.add_argument("--json", metavar="FILE", help="write the plan as JSON; - is standard output")
     command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einmpi.graph.labels import unique
+from einmpi.graph.labels import project, unique
 from einmpi.graph.scalar import (
     Arg,
     Call,
@@ -72,8 +72,7 @@ class EinSum:
     @property
     def bound(self) -> tuple[int, ...]:
         """The extents of the output."""
-        extent = self.extent
-        return tuple(extent[label] for label in self.output)
+        return project([extent for _, extent in self.extents], self.output, self.labels)
 
     @property
     def is_elementwise(self) -> bool:

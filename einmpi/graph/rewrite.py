@@ -29,15 +29,19 @@ from einmpi.graph.scalar import (
 # (⊕, ⊗) with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and reordered.
 DISTRIBUTIVE = frozenset({("sum", "*"), ("min", "+"), ("max", "+"), ("any", "&"), ("all", "|"),
                           ("max", "minimum"), ("min", "maximum")})  # fmt: skip
+MAX_ROUNDS = 50
 MAX_FUSED = 64  # nodes of a fused expression: a tensor used twice doubles what made it
 
 
 def optimize(graph: EinGraph) -> EinGraph:
     """All rewrites, until nothing changes: what is fused may be split once more."""
     graph = prune(graph)
-    while (rewritten := fuse(share(split(share(graph))))) != graph:
+    for _ in range(MAX_ROUNDS):
+        rewritten = fuse(share(split(share(graph))))
+        if rewritten == graph:
+            return graph
         graph = rewritten
-    return graph
+    raise AssertionError(f"rewriting this graph does not end:\n{graph}")
 
 
 def prune(graph: EinGraph) -> EinGraph:
@@ -250,6 +254,8 @@ def _factors(expression: Scalar, op: str) -> list[Scalar]:
             return [factor for arg in expression.args for factor in _factors(arg, op)]
         if op == "*" and expression.op == "/":
             over, under = expression.args
+            if isinstance(over, Const) and over.value == 1:
+                return [expression]  # a reciprocal is a factor already
             return [*_factors(over, op), call("/", Const(1.0), under)]
         if op == "*" and expression.op == "neg":
             return [Const(-1), *_factors(expression.args[0], op)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
 from einmpi.errors import InputError
@@ -17,18 +18,22 @@ def split_arguments(arguments: Sequence[Any]) -> tuple[str, list[Any]]:
         raise InputError("einsum", "no subscripts", "einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])")
     if isinstance(arguments[0], str):
         return arguments[0], list(arguments[1:])
+    if len(arguments) == 1:
+        raise InputError("einsum", "an array without its labels", "einsum(a, [0, 1], b, [1, 2], [0, 2])")
     operands, lists = list(arguments[: len(arguments) // 2 * 2 : 2]), list(arguments[1::2])
     text = ",".join(_letters(entries) for entries in lists)
     return (text + "->" + _letters(arguments[-1]) if len(arguments) % 2 else text), operands
 
 
 def _letters(entries: Any) -> str:
+    if not isinstance(entries, Iterable):
+        raise InputError("einsum", f"{entries!r} is not a list of labels", "such as [0, 1]")
     letters = []
     for entry in entries:
         if entry is Ellipsis:
             letters.append("...")
-        elif hasattr(entry, "__index__") and 0 <= entry < len(_LETTERS):
-            letters.append(_LETTERS[entry])
+        elif isinstance(entry, Integral) and 0 <= int(entry) < len(_LETTERS):
+            letters.append(_LETTERS[int(entry)])
         else:
             raise InputError("einsum", f"{entry!r} is not a label", f"0 to {len(_LETTERS) - 1}, or ...")
     return "".join(letters)

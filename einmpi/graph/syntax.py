@@ -160,7 +160,7 @@ def labels_in_brackets(source: Source, node: ast.expr) -> tuple[tuple[str, ast.e
 def _declaration(source: Source, name: str, node: ast.expr) -> Declaration:
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
         shape = tuple(entries(node.slice))
-        return Declaration(name, node.value.id, () if shape == () else shape, node)
+        return Declaration(name, node.value.id, shape, node)
     if isinstance(node, ast.Name):
         return Declaration(name, node.id, (), node)
     raise InputError(source.at(node), "this is not a declaration of an input", "NAME: dtype[extent, extent]")

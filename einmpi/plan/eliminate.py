@@ -1,6 +1,6 @@
 """Minimum of a sum of tables over discrete variables: bucket elimination, exact while tables stay small.
 
-(planner, section 4)
+(docs/planner.md)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Minimum:
     exact: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Limits:
     """Cells a joined table may have: `first` until `budget` cells were joined, then `then`."""
 
@@ -130,7 +130,7 @@ class _State:
                 heapq.heappush(queue, (now, variable))
                 continue
             scope = tuple(sorted(self.neighbours(variable)))
-            if cells > self.limit():
+            if scope and cells > self.limit():
                 crowded = max(scope, key=lambda other: (len(self.neighbours(other)), -other))
                 scope = tuple(sorted(self.neighbours(crowded)))
                 self.fix(crowded)

@@ -111,10 +111,7 @@ def _cuts(plan: Plan, name: str) -> str:
 
 
 def _layout(plan: Plan, name: str) -> str:
-    parts = [1] * len(plan.graph[name].bound)
-    for factor, dimension in zip(plan.mesh.factors, plan.layouts[name], strict=True):
-        if dimension is not None:
-            parts[dimension] *= factor
+    parts = plan.mesh.parts(plan.layouts[name], range(len(plan.graph[name].bound)))
     return f"[{','.join(map(str, parts))}]"
 
 

@@ -1,4 +1,4 @@
-"""A graph as variables (states of vertices, layouts of tensors) and edges that move tensors (planner, section 4)."""
+"""A graph as variables (states of vertices, layouts of tensors) and edges that move tensors (docs/planner.md)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def factor(
 
     def add(kind: str, vertex: Vertex, extents: tuple[int, ...]) -> int:
         name = vertex.name
-        known = number.get((kind, tie.get(name, name)))
+        known = number.get((kind, name if name in pinned else tie.get(name, name)))
         if known is None:
             known = len(variables)
             variables.append(Variable(kind, name, extents))
@@ -84,7 +84,8 @@ def factor(
         return known
 
     def connect(edge: Edge) -> None:
-        edge = replace(edge, tensor=tie.get(edge.tensor, edge.tensor))
+        if edge.tensor not in pinned:
+            edge = replace(edge, tensor=tie.get(edge.tensor, edge.tensor))
         edges[edge] = edges.get(edge, 0) + 1
 
     for vertex in graph.vertices:

@@ -1,11 +1,9 @@
-"""States of vertices and layouts of tensors: which label or dimension each mesh axis cuts (planner, section 2)."""
+"""States of vertices and layouts of tensors: which label or dimension each mesh axis cuts (docs/planner.md)."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +12,6 @@ from einmpi.graph.einsum import EinSum
 from einmpi.plan.mesh import Mesh, allowed_masks
 
 Symbols = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """For every mesh axis: the dimension it cuts, REPLICATED, or PARTIAL (a sum is still to be made over it)."""
-
-    axes: tuple[int, ...]
-
-    def parts(self, mesh: Mesh, ndim: int) -> tuple[int, ...]:
-        """Into how many parts each dimension is cut."""
-        return tuple(prod(f for f, a in zip(mesh.factors, self.axes, strict=True) if a == d) for d in range(ndim))
-
-
-REPLICATED, PARTIAL = -1, -2
 
 
 def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
@@ -49,13 +33,19 @@ def tensor_symbols(ndim: int) -> tuple[int, ...]:
     return tuple(range(ndim + 1))
 
 
+MAX_SYMBOLS = 8  # labels of one vertex, or dimensions of one tensor, that may be cut: the longest
+
+
 def choices(mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]], fixed: Sequence[int]) -> Symbols:
     """Every way to give each group of axes to a symbol (a label or dimension, or R = len(extents)), as rows.
 
     `fixed` holds the symbols of all axes; those of axes in no group stay. A symbol takes only axes that fit its extent.
+    What stays as it is, is among the rows.
     """
     free = {axis for group in groups for axis in group}
-    every = list(itertools.product(range(len(extents) + 1), repeat=len(groups)))
+    longest = sorted(range(len(extents)), key=lambda symbol: (-extents[symbol], symbol))[:MAX_SYMBOLS]
+    kept = {fixed[axis] for axis in free}
+    every = list(itertools.product(sorted({*longest, *kept, len(extents)}), repeat=len(groups)))
     rows = np.array(every, np.int64).reshape(len(every), len(groups))
     fits = np.ones(len(rows), bool)
     for symbol, extent in enumerate(extents):
@@ -66,10 +56,11 @@ def choices(mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]],
     return rows[fits]
 
 
-def codes(rows: Symbols, symbols: Sequence[int], base: int) -> Symbols:
-    """The number of the tensor's layout for each row of a variable's choices."""
+def distinct_layouts(rows: Symbols, symbols: Sequence[int], ndim: int) -> tuple[Symbols, npt.NDArray[np.intp]]:
+    """(the different layouts that the choices in `rows` give a tensor, which of them each choice gives)."""
     mapped = np.array(symbols, np.int64)[rows]
-    result = np.zeros(len(rows), np.int64)
+    code = np.zeros(len(rows), np.int64)
     for column in range(rows.shape[1]):
-        result = result * base + mapped[:, column]
-    return result
+        code = code * (ndim + 2) + mapped[:, column]
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    return mapped[first], which

@@ -1,4 +1,4 @@
-"""The most bytes of tensors a rank holds while a plan runs (planner, section 4)."""
+"""The most bytes of tensors a rank holds while a plan runs (docs/planner.md)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from einmpi.plan.mesh import Mesh
 
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
     """The largest block of a tensor when each axis cuts the dimension given (None: none)."""
-    parts = [1] * len(vertex.bound)
-    for factor, dimension in zip(mesh.factors, cuts, strict=True):
-        if dimension is not None:
-            parts[dimension] *= factor
+    parts = mesh.parts(cuts, range(len(vertex.bound)))
     return prod(-(-b // d) for b, d in zip(vertex.bound, parts, strict=True)) * np.dtype(vertex.dtype).itemsize
 
 
@@ -37,7 +34,7 @@ def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tupl
 def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
                layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
     """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes."""
-    last = {name: user for vertex in graph.computed for name in vertex.inputs for user in [vertex.name]}
+    last = {name: vertex.name for vertex in graph.computed for name in vertex.inputs}
     held: dict[str, int] = {}
     for name in resident:
         for user in graph.consumers.get(name, ()):

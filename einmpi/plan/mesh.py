@@ -1,9 +1,9 @@
-"""The mesh of ranks: prime axes, digits of ranks and of indices, which axes may cut a label (planner, section 2)."""
+"""The mesh of ranks: prime axes, digits of ranks and of indices, which axes may cut a label (docs/planner.md)."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import prod
@@ -36,6 +36,10 @@ class Mesh:
     def factors(self) -> tuple[int, ...]:
         """Different primes take turns: neighbouring axes then make many different products."""
         return tuple(_take_turns(prime_factors(self.ranks)))
+
+    def parts(self, cuts: Sequence[Hashable], symbols: Iterable[Hashable]) -> tuple[int, ...]:
+        """Into how many parts each symbol is cut, given the symbol that each axis cuts."""
+        return tuple(prod(f for f, cut in zip(self.factors, cuts, strict=True) if cut == s) for s in symbols)
 
     def digits(self, rank: int) -> tuple[int, ...]:
         return _digits(rank, self.factors)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import prod
+from typing import NoReturn
 
 import numpy as np
 
@@ -14,33 +15,20 @@ from einmpi.errors import InputError, one_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.bounds import lower_bound_words
-from einmpi.plan.costs import graph_cost
-from einmpi.plan.factor import Edge, Factored, factor, repeated_layers
+from einmpi.plan.costs import Cost, graph_cost
+from einmpi.plan.factor import Edge, factor, repeated_layers
 from einmpi.plan.memory import peak_bytes
 from einmpi.plan.mesh import Mesh, prime_factors
 from einmpi.plan.solve import EXACT_AXES, search
-from einmpi.plan.strategies import PARTITIONERS, fit
+from einmpi.plan.strategies import PARTITIONERS, place
 from einmpi.plan.tables import Solver, States, Unreachable
 from einmpi.plan.volume import moved_between
 
 MAX_RANKS = 4096
-DEFAULT = "eindecomp"
+DEFAULT = STRATEGIES[0]
 LARGE_PRIME = 7
 # How many operations cost as much time as a byte, where no machine was measured: weighs idle ranks against traffic.
 FLOPS_PER_BYTE = 16
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Words (elements) that one vertex costs: copies of operands, partial results, and changes of cut."""
-
-    join: int = 0
-    aggregate: int = 0
-    repartition: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.join + self.aggregate + self.repartition
 
 
 @dataclass(frozen=True)
@@ -56,14 +44,14 @@ class Plan:
     strategy: str
     states: Mapping[str, tuple[str | None, ...]]
     layouts: Mapping[str, tuple[int | None, ...]]
-    words: Mapping[str, Moved]
-    bytes: Mapping[str, int]  # moved for each vertex
+    words: Mapping[str, Cost]  # moved for each vertex
+    bytes: Mapping[str, int]
     peak: int  # bytes of tensors on the fullest rank
     kind: str  # "exact" or "gap"
     lower_bound: int
     paper_cost: int
     notes: Mapping[str, str]
-    seconds: float
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def digest(self) -> str:
@@ -75,7 +63,7 @@ class Plan:
 
     @property
     def words_predicted(self) -> int:
-        return sum(moved.total for moved in self.words.values())
+        return sum(cost.total for cost in self.words.values())
 
     @property
     def bytes_predicted(self) -> int:
@@ -90,8 +78,7 @@ class Plan:
         """Into how many parts each label of a vertex is cut."""
         einsum = self.graph[name].einsum
         assert einsum is not None
-        state = self.states[name]
-        return {x: prod(f for f, s in zip(self.mesh.factors, state, strict=True) if s == x) for x in einsum.labels}
+        return dict(zip(einsum.labels, self.mesh.parts(self.states[name], einsum.labels), strict=True))
 
 
 @dataclass(frozen=True)
@@ -101,25 +88,32 @@ class Options:
     strategy: str = DEFAULT
     memory: int | None = None  # bytes a rank
     resident: tuple[str, ...] = ()
-    pins: Mapping[str, tuple[int, ...]] | None = None  # tensor → parts of each dimension
-    roles: Mapping[str, tuple[str, ...]] | None = None
+    pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # tensor → parts of each dimension
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Plan:
     """The plan of a graph on `ranks` ranks: pure and deterministic."""
     options = options or Options()
-    if not isinstance(ranks, int) or not 1 <= ranks <= MAX_RANKS:
+    if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
         raise InputError("ranks", f"{ranks} ranks", f"1 to {MAX_RANKS}")
     if options.strategy not in STRATEGIES:
         raise InputError("strategy", f"unknown strategy {options.strategy!r}", one_of(STRATEGIES, options.strategy))
+    _check_pins(graph, options.pins)
     start = time.perf_counter()
-    plans = [_within_memory(graph, ranks, used, options) for used in _rank_counts(ranks, options.strategy)]
-    work = graph.operations()
-    # Cross-multiplied: (work + FLOPS_PER_BYTE · bytes) / used, without a division.
-    best = plans[0]
-    for plan in plans[1:]:
-        ours, theirs = (work + FLOPS_PER_BYTE * p.bytes_predicted for p in (plan, best))
-        best = plan if ours * best.mesh.ranks < theirs * plan.mesh.ranks else best
+    best: Plan | None = None
+    refused: InputError | None = None
+    for used in _rank_counts(ranks, options.strategy):
+        try:
+            plan = _Planning(graph, Mesh(used), ranks, options).plan()
+        except InputError as error:
+            refused = refused or error
+            continue
+        if best is None or _takes_less_time(plan, best):
+            best = plan
+    if best is None:
+        assert refused is not None
+        raise refused
     return replace(best, seconds=time.perf_counter() - start)
 
 
@@ -130,141 +124,149 @@ def _rank_counts(ranks: int, strategy: str) -> list[int]:
     return [ranks, next(used for used in range(ranks, 0, -1) if max(prime_factors(used), default=1) <= LARGE_PRIME)]
 
 
-def _within_memory(graph: EinGraph, ranks: int, used: int, options: Options) -> Plan:
-    """The first plan that fits when a byte of memory gets dearer and dearer; InputError where none does."""
-    plan = _planned(graph, ranks, used, options)
-    if options.memory is None:
-        return plan
-    least = plan.peak
-    for exponent in range(0, 40, 2):
-        if plan.peak <= options.memory:
-            return plan
-        plan = _planned(graph, ranks, used, options, price=1 << exponent)
-        least = min(least, plan.peak)
-    raise InputError("memory", f"no plan on {used} ranks was found below {options.memory} bytes a rank",
-                     f"at least {least} bytes, or more ranks")  # fmt: skip
+def _takes_less_time(plan: Plan, other: Plan) -> bool:
+    """(operations + FLOPS_PER_BYTE · bytes) / ranks used, compared without a division."""
+    ours, theirs = (p.graph.operations() + FLOPS_PER_BYTE * p.bytes_predicted for p in (plan, other))
+    return ours * other.mesh.ranks < theirs * plan.mesh.ranks
 
 
-def _planned(graph: EinGraph, ranks: int, used: int, options: Options, price: int = 0) -> Plan:
-    mesh = Mesh(used)
-    tie = repeated_layers(graph) if len(mesh.factors) > EXACT_AXES and options.strategy == DEFAULT else {}
-    pins = options.pins or {}
-    problem = factor(graph, options.resident, pins, tie)
-    wanted, notes, paper = _prescribed(graph, mesh, problem, options)
-    solver = Solver(problem, mesh, wanted, price)
-    try:
-        found = search(solver, _start(problem, mesh, wanted) if wanted else None)
-    except Unreachable as error:
-        variable = problem.variables[error.args[0]]
-        shown = "×".join(map(str, wanted[error.args[0]]))
-        raise InputError(variable.name, f"cannot be cut {shown} over {used} ranks",
-                         f"products of the prime factors of {used}, none above its extent") from None  # fmt: skip
-    exact = found.exact and not price and not wanted
-    return _describe(graph, mesh, ranks, options, problem, found.states, exact, notes, paper)
+def _check_pins(graph: EinGraph, pins: Mapping[str, tuple[int, ...]]) -> None:
+    ends = [vertex.name for vertex in graph.inputs] + list(graph.outputs)
+    for name, parts in pins.items():
+        if name not in ends:
+            what = "is computed on the way" if name in graph.by_name else "is not in the graph"
+            raise InputError("pin", f"{name} {what}", one_of(ends, name))
+        if len(parts) != len(graph[name].bound) or not all(type(part) is int and part > 0 for part in parts):
+            raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))}", "a number for each dimension")
 
 
-# ---- prescribed cuts ------------------------------------------------------------------------------------------------
+@dataclass
+class _Planning:
+    """One graph on one mesh: the problem is set up once, and solved once for each price of memory."""
 
+    graph: EinGraph
+    mesh: Mesh
+    ranks: int
+    options: Options
 
-def _prescribed(graph: EinGraph, mesh: Mesh, problem: Factored, options: Options) -> tuple[
-    dict[int, tuple[int, ...]], dict[str, str], dict[str, tuple[int, ...]] | None]:  # fmt: skip
-    """(parts wanted of each variable, notes of a vertex, the strategy's partitionings as the paper counts them)."""
-    wanted: dict[int, tuple[int, ...]] = {}
-    for name, parts in (options.pins or {}).items():
-        if name in graph.by_name and not graph[name].is_input and name not in graph.outputs:
-            ends = [vertex.name for vertex in graph.inputs] + list(graph.outputs)
-            raise InputError("pin", f"{name} is computed on the way", f"inputs and outputs: {', '.join(ends)}")
-        if name not in graph.by_name or len(parts) != len(graph[name].bound):
-            raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))}", "one number a dimension")
-        wanted[problem.number["tensor", name]] = tuple(parts)
-    if options.strategy == DEFAULT:
-        return wanted, {}, None
-    choice = PARTITIONERS[options.strategy](graph, mesh.ranks, options.roles or {})
-    notes = dict(choice.notes)
-    for name, parts in choice.partitionings.items():
-        einsum = graph[name].einsum
+    def __post_init__(self) -> None:
+        tied = len(self.mesh.factors) > EXACT_AXES and self.options.strategy == DEFAULT
+        tie = repeated_layers(self.graph) if tied else {}
+        self.problem = factor(self.graph, self.options.resident, self.options.pins, tie)
+        self.notes: dict[str, str] = {}
+        self.start: States | None = None
+        self.wanted: dict[int, tuple[int, ...]] = {}
+        self.partitionings: Mapping[str, tuple[int, ...]] | None = None  # as the strategy wants them
+        self.prescribe()
+
+    # ---- prescribed cuts --------------------------------------------------------------------------------------------
+
+    def prescribe(self) -> None:
+        """The parts that pins and the strategy ask for, and axes that make them."""
+        for name, parts in self.options.pins.items():
+            self.wanted[self.problem.number["tensor", name]] = parts
+        if self.options.strategy != DEFAULT:
+            choice = PARTITIONERS[self.options.strategy](self.graph, self.mesh.ranks, self.options.roles)
+            self.notes, self.partitionings = dict(choice.notes), choice.partitionings
+            for name, parts in choice.partitionings.items():
+                self.prescribe_vertex(name, parts)
+        if self.wanted:
+            self.start = [
+                place(self.mesh, variable.extents, self.wanted.get(k, (1,) * len(variable.extents)))
+                for k, variable in enumerate(self.problem.variables)
+            ]
+
+    def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
+        einsum = self.graph[name].einsum
         assert einsum is not None
-        variable = problem.number["vertex", name]
-        placed = place(mesh, [extent for _, extent in einsum.extents], fit(einsum, parts, mesh.ranks))
-        wanted[variable] = _parts_of(mesh, placed, len(einsum.labels))
-        if wanted[variable] != tuple(parts):
-            cut = " ".join(f"{x}:{d}" for x, d in zip(einsum.labels, wanted[variable], strict=True) if d > 1)
-            notes[name] = f"{notes[name]}; " if name in notes else ""
-            notes[name] += f"{prod(parts)} parts do not fit {mesh.ranks} ranks: cut {cut or 'nothing'}"
-    return wanted, notes, dict(choice.partitionings)
+        extents = [extent for _, extent in einsum.extents]
+        fitting = self.mesh.parts(place(self.mesh, extents, parts), range(len(extents)))
+        self.wanted[self.problem.number["vertex", name]] = fitting
+        if fitting != tuple(parts):
+            cut = " ".join(f"{x}:{d}" for x, d in zip(einsum.labels, fitting, strict=True) if d > 1)
+            note = f"{prod(parts)} parts do not fit {self.mesh.ranks} ranks: cut {cut or 'nothing'}"
+            self.notes[name] = f"{self.notes[name]}; {note}" if name in self.notes else note
+
+    # ---- solving ----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """The first plan that fits into memory when a byte of it gets dearer and dearer."""
+        limit, least, before = self.options.memory, 2**63, None
+        for price in _prices():
+            solver = Solver(self.problem, self.mesh, self.wanted, price)
+            try:
+                found = search(solver, self.start)
+            except Unreachable as error:
+                self.refuse_pin(error.args[0])
+            peak = self.peak(found.states)
+            least = min(least, peak)
+            if limit is None or peak <= limit:
+                return self.describe(found.states, peak, found.exact and not price and not self.wanted)
+            if price > 1 << 20 and found.states == before:
+                break  # memory is all that counts by now
+            before = found.states
+        raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
+                         f"at least {least} bytes, or more ranks")  # fmt: skip
+
+    def refuse_pin(self, variable: int) -> NoReturn:
+        name, parts = self.problem.variables[variable].name, self.wanted[variable]
+        raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))} over {self.mesh.ranks} ranks",
+                         f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
+
+    def peak(self, found: States) -> int:
+        return peak_bytes(self.graph, self.mesh, *self.named(found), self.options.resident)
+
+    def named(self, found: States) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
+        """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""
+        states: dict[str, tuple[str | None, ...]] = {}
+        layouts: dict[str, tuple[int | None, ...]] = {}
+        for (kind, name), number in self.problem.number.items():
+            if kind == "tensor":
+                layouts[name] = tuple(s if s < len(self.graph[name].bound) else None for s in found[number])
+            elif (einsum := self.graph[name].einsum) is not None:
+                states[name] = tuple(einsum.labels[s] if s < len(einsum.labels) else None for s in found[number])
+        return states, layouts
+
+    # ---- what it moves ----------------------------------------------------------------------------------------------
+
+    def describe(self, found: States, peak: int, exact: bool) -> Plan:
+        states, layouts = self.named(found)
+        words, moved_bytes = self.moved(found)
+        total = sum(cost.total for cost in words.values())
+        bound = total if exact else lower_bound_words(self.graph, self.mesh.ranks, self.options.resident)
+        partitionings = self.partitionings or {
+            name: self.mesh.parts(state, einsum.labels)
+            for name, state in states.items()
+            if (einsum := self.graph[name].einsum) is not None
+        }
+        return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, words, moved_bytes, peak,
+                    "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes)  # fmt: skip
+
+    def moved(self, found: States) -> tuple[dict[str, Cost], dict[str, int]]:
+        """(words, bytes) each vertex costs. Copies and new cuts are paid by who needs them, partial results by who made
+        them."""
+        whole = factor(self.graph, self.options.resident, self.options.pins)  # every layer by itself
+        words = {vertex.name: [0, 0, 0] for vertex in self.graph.computed}
+        moved_bytes = dict.fromkeys(words, 0)
+        for edge in whole.edges:
+            target = whole.variables[edge.target]
+            ends = [target] if edge.source is None else [whole.variables[edge.source], target]
+            cuts = [found[self.problem.number[end.kind, end.name]] for end in ends]
+            tensor = self.graph[edge.tensor]
+            user = target.name if target.kind == "vertex" or tensor.is_input else edge.tensor
+            user = user if user in words else self.graph.consumers[user][0]
+            for column, amount in enumerate(edge_words(self.mesh, edge, tensor.elements, cuts)):
+                payer = edge.tensor if column == 1 else user
+                if amount:
+                    words[payer][column] += edge.weight * amount
+                    moved_bytes[payer] += edge.weight * amount * np.dtype(tensor.dtype).itemsize
+        return {name: Cost(*amounts) for name, amounts in words.items()}, moved_bytes
 
 
-def place(mesh: Mesh, extents: list[int], parts: tuple[int, ...]) -> tuple[int, ...]:
-    """Axes for these parts, the first that fit; a prime factor that finds no axis is left out."""
-    symbols = [len(extents)] * len(mesh.factors)
-    for symbol, count in enumerate(parts):
-        windows = [list(window) for window in mesh.windows(extents[symbol])]
-        best: list[int] = []
-        for window in windows:
-            free = [axis for axis in window if symbols[axis] == len(extents)]
-            taken: list[int] = []
-            for prime in prime_factors(count) if count > 1 else ():
-                axis = next((a for a in free if mesh.factors[a] == prime and a not in taken), None)
-                if axis is not None:
-                    taken.append(axis)
-            if prod(mesh.factors[a] for a in taken) > prod(mesh.factors[a] for a in best):
-                best = taken
-        for axis in best:
-            symbols[axis] = symbol
-    return tuple(symbols)
-
-
-def _parts_of(mesh: Mesh, symbols: tuple[int, ...], count: int) -> tuple[int, ...]:
-    return tuple(prod(f for f, s in zip(mesh.factors, symbols, strict=True) if s == k) for k in range(count))
-
-
-def _start(problem: Factored, mesh: Mesh, wanted: Mapping[int, tuple[int, ...]]) -> States:
-    """States with the prescribed parts, the rest uncut."""
-    return [
-        place(mesh, list(variable.extents), wanted.get(k, (1,) * len(variable.extents)))
-        for k, variable in enumerate(problem.variables)
-    ]
-
-
-# ---- what it moves --------------------------------------------------------------------------------------------------
-
-
-def _describe(graph: EinGraph, mesh: Mesh, ranks: int, options: Options, problem: Factored, found: States,
-              exact: bool, notes: Mapping[str, str], paper: dict[str, tuple[int, ...]] | None) -> Plan:  # fmt: skip
-    symbols = {name: found[number] for name, number in problem.number.items()}
-    whole = factor(graph, options.resident, options.pins or {})  # every layer by itself
-    words = {vertex.name: [0, 0, 0] for vertex in graph.computed}
-    moved_bytes = {vertex.name: 0 for vertex in graph.computed}
-    for edge in whole.edges:
-        target = whole.variables[edge.target]
-        source = whole.variables[edge.source] if edge.source is not None else None
-        cuts = [symbols[end.kind, end.name] for end in (source, target) if end is not None]
-        amounts = edge_words(mesh, edge, graph[edge.tensor].elements, cuts)
-        payer = target.name if target.kind == "vertex" or source is None else source.name
-        payer = payer if payer in words else graph.consumers[payer][0]
-        maker = edge.tensor if edge.tensor in words else payer
-        itemsize = np.dtype(graph[edge.tensor].dtype).itemsize
-        for column, amount in enumerate(amounts):
-            words[maker if column == 1 else payer][column] += amount
-            moved_bytes[maker if column == 1 else payer] += amount * itemsize
-    states = {
-        v.name: tuple(v.einsum.labels[s] if s < len(v.einsum.labels) else None for s in symbols["vertex", v.name])
-        for v in graph.computed
-        if v.einsum is not None
-    }
-    layouts = {
-        name: tuple(s if s < len(graph[name].bound) else None for s in cut)
-        for (kind, name), cut in symbols.items()
-        if kind == "tensor"
-    }
-    moved = {name: Moved(*amounts) for name, amounts in words.items()}
-    total = sum(amount.total for amount in moved.values())
-    bound = total if exact else lower_bound_words(graph, mesh.ranks, options.resident)
-    peak = peak_bytes(graph, mesh, states, layouts, options.resident)
-    plan = Plan(graph, mesh, ranks, options.strategy, states, layouts, moved, moved_bytes, peak,
-                "exact" if exact else "gap", bound, 0, notes, 0.0)  # fmt: skip
-    partitionings = paper or {name: tuple(plan.parts(name).values()) for name in states}
-    return replace(plan, paper_cost=graph_cost(graph, partitionings))
+def _prices() -> Iterator[int]:
+    yield 0
+    for exponent in range(0, 40, 3):
+        yield 1 << exponent
 
 
 def edge_words(mesh: Mesh, edge: Edge, elements: int, cuts: list[tuple[int, ...]]) -> tuple[int, int, int]:

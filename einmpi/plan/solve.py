@@ -1,4 +1,4 @@
-"""Searches for the states that move the fewest bytes: exact, and large neighbourhoods (planner, section 4)."""
+"""Searches for the states that move the fewest bytes: exact, and large neighbourhoods (docs/planner.md)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Strategies that cut each vertex by a rule, one function each: the paper's algorithm and its peers (paper, section 9).
 
-`fit` brings a strategy's cuts to what the axes of the mesh can hold.
+`place` brings a strategy's cuts to what the axes of the mesh can hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import gcd, isqrt, prod
@@ -129,31 +129,40 @@ def _check_roles(strategy: str, needed: tuple[str, ...], graph: EinGraph, roles:
 # ---- what a mesh can hold -------------------------------------------------------------------------------------------
 
 
-def fit(einsum: EinSum, parts: Parts, ranks: int) -> Parts:
-    """These cuts as far as the prime axes of a mesh of `ranks` can make them.
+def place(mesh: Mesh, extents: Sequence[int], parts: Sequence[int]) -> tuple[int, ...]:
+    """For each axis of the mesh the label (by number) it cuts, or len(extents): these cuts as far as the axes can make
+    them.
 
-    Each axis cuts one label, and one label only by axes of the same window (Mesh.windows). The output labels, first to
-    last, and then the aggregated ones keep the largest divisor of their cut for which axes are left: so aggregated
-    labels lose theirs first, then the last output labels. The product of the result divides `ranks`.
+    Each axis cuts one label, and one label only by axes of the same window (Mesh.windows). The labels, first to last,
+    keep the largest divisor of their cut for which axes are left: so the last ones, which are the aggregated labels of
+    an EinSum, lose theirs first.
     """
-    return _fitted(tuple(extent for _, extent in einsum.extents), tuple(parts), ranks)
+    return _placed(mesh, tuple(extents), tuple(parts))
 
 
 @cache
-def _fitted(extents: tuple[int, ...], parts: Parts, ranks: int) -> Parts:
-    factors = Mesh(ranks).factors
-    masks = np.arange(1 << len(factors))
+def _placed(mesh: Mesh, extents: tuple[int, ...], parts: Parts) -> tuple[int, ...]:
+    masks = np.arange(1 << len(mesh.factors))
     product = np.ones_like(masks)
-    for axis, factor in enumerate(factors):
+    for axis, factor in enumerate(mesh.factors):
         product[masks >> axis & 1 == 1] *= factor
-    taken = masks[:1]  # the sets of axes that the labels so far may have, all together
-    found = []
+    reached: list[dict[int, int]] = []  # for each label: axes taken up to it → its own among them
+    taken = masks[:1]
     for extent, count in zip(extents, parts, strict=True):
-        for cut in reversed(divisors(gcd(count, ranks))):
-            own = masks[allowed_masks(factors, extent) & (product == cut)]
-            free = taken[:, None] & own == 0
-            if free.any():
-                taken = np.unique((taken[:, None] | own)[free])
-                found.append(cut)
+        for cut in reversed(divisors(gcd(count, mesh.ranks))):
+            own = masks[allowed_masks(mesh.factors, extent) & (product == cut)]
+            before, mine = np.nonzero(taken[:, None] & own == 0)
+            if len(before):
+                together = taken[before] | own[mine]
+                reached.append(dict(zip(together.tolist(), own[mine].tolist(), strict=True)))
+                taken = np.unique(together)
                 break
-    return tuple(found)
+    symbols = [len(extents)] * len(mesh.factors)
+    last = int(taken[0])
+    for label in reversed(range(len(extents))):
+        own_axes = reached[label][last]
+        for axis in range(len(mesh.factors)):
+            if own_axes >> axis & 1:
+                symbols[axis] = label
+        last &= ~own_axes
+    return tuple(symbols)

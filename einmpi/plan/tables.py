@@ -10,9 +10,9 @@ import numpy as np
 
 from einmpi.plan.eliminate import Limits, Memo, Table, minimize
 from einmpi.plan.factor import Edge, Factored
-from einmpi.plan.layout import Symbols, choices, codes
+from einmpi.plan.layout import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 from einmpi.plan.mesh import Mesh
-from einmpi.plan.volume import Ints, held_factors, in_bytes, mesh_factors, moved
+from einmpi.plan.volume import Ints, held_factors, layout_factors, moved, over_all_ranks
 
 Groups = Sequence[Sequence[int]]
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
@@ -20,7 +20,7 @@ States = list[tuple[int, ...]]  # for every variable the symbol of every axis
 
 @dataclass(frozen=True)
 class Solution:
-    cost: int  # bytes over all ranks, and the price of memory
+    cost: int  # bytes over all ranks, and the price of memory, in units of the solver
     states: States
     exact: bool  # nothing better with these axes
 
@@ -45,7 +45,9 @@ class Move:
     def row_of(self, rows: Symbols, state: Sequence[int]) -> int:
         """The number of the choice that leaves everything as it is."""
         now = np.array([state[group[0]] for group in self.groups], np.int64)
-        return int((rows == now).all(axis=1).argmax())
+        same = (rows == now).all(axis=1)
+        assert same.any(), "the state that stays is not among the choices"
+        return int(same.argmax())
 
     def expand(self, row: Symbols, state: Sequence[int]) -> tuple[int, ...]:
         """A state with its free axes as in the row."""
@@ -67,6 +69,12 @@ class Solver:
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Costs are counted in units of bytes, larger than one where sums would not fit into 64 bits."""
+        worst = sum(2 * edge.weight * self.mesh.ranks * edge.nbytes for edge in self.problem.edges)
+        kept = sum(nbytes for blocks in self.problem.blocks for nbytes, _ in blocks)
+        self.unit = 1 + ((worst + kept * self.mesh.ranks * self.price // 16) >> 60)
+
     def solve(self, groups: Groups, current: States | None = None, limits: Limits | None = None) -> Solution:
         """The best states with the axes outside of `groups` as in `current` (None: every axis is in a group)."""
         move = Move(self.mesh, groups)
@@ -78,7 +86,8 @@ class Solver:
         fallback = None if current is None else [move.row_of(rows[k], state) for k, state in enumerate(states)]
         found = minimize([len(r) for r in rows], tables, self.memo, limits, fallback)
         best = [move.expand(rows[k][value], states[k]) for k, value in enumerate(found.values)]
-        return Solution(found.cost, best, found.exact)
+        some = any(len(variable.extents) > MAX_SYMBOLS for variable in self.problem.variables)
+        return Solution(found.cost, best, found.exact and not some)
 
     def uncut(self) -> States:
         return [(len(variable.extents),) * len(self.mesh.factors) for variable in self.problem.variables]
@@ -116,7 +125,7 @@ class Solver:
             parts = self.parts(rows, len(self.problem.variables[variable].extents), move, state)
             total = np.zeros(len(rows), np.int64)
             for nbytes, symbols in blocks:
-                total += nbytes // parts[:, list(symbols)].prod(axis=1)
+                total += nbytes // self.unit // parts[:, list(symbols)].prod(axis=1)
             self.cache[key] = total * self.mesh.ranks * self.price // 16
         return Table((variable,), self.cache[key], self.memo.number(key))
 
@@ -135,14 +144,15 @@ class Solver:
         return Table(ends, costs, self.memo.number(key))
 
     def costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, held: tuple[int, ...]) -> Ints:
-        ranks, ndim = self.mesh.ranks, edge.ndim
-        unit = mesh_factors(move.factors, ndim).scaled(held)
-        targets = codes(rows[edge.target], edge.target_symbols, ndim + 1)
+        ranks, ndim, nbytes = self.mesh.ranks, edge.ndim, edge.nbytes // self.unit
+        targets, target_of = distinct_layouts(rows[edge.target], edge.target_symbols, ndim)
         if edge.source is None:  # an input is stored once: all copies but one are moved
-            copies: Ints = unit.wanted[0] - 1
-            return copies[targets] * edge.nbytes
-        sources = codes(rows[edge.source], edge.source_symbols, ndim + 2)
-        return in_bytes(moved(unit, ranks), ranks, edge.nbytes)[np.ix_(sources, targets)]
+            factors = np.array(move.factors, np.int64)
+            copies: Ints = np.where(targets == ndim, factors, 1).prod(axis=1) * held[0] - 1
+            return copies[target_of] * nbytes
+        sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
+        share = moved(layout_factors(move.factors, ndim, sources, targets).scaled(held), ranks)
+        return over_all_ranks(share, ranks, nbytes)[np.ix_(source_of, target_of)]
 
     @staticmethod
     def held_axes(edge: Edge, move: Move, states: States) -> tuple[int, ...]:

@@ -1,9 +1,11 @@
-"""The exact number of words an edge moves, for all pairs of layouts at once (planner, section 3). Integers only."""
+"""The exact number of words an edge moves, for all pairs of layouts at once (docs/planner.md). Integers only."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Factors:
-    """Products over axes of the table in planner section 3, each scaled to whole numbers.
+    """Products over axes of the table in docs/planner.md, each scaled to whole numbers.
 
     wanted f·BD, held f·BS, partials G, common f²·OV, copies 1/SG. Arrays are [source layout, target layout].
     """
@@ -23,10 +25,6 @@ class Factors:
     partials: Ints
     common: Ints
     copies: Ints
-
-    def times(self, other: Factors) -> Factors:
-        """Both sets of axes together, layouts multiplied out (Kronecker)."""
-        return Factors(*(np.kron(mine, theirs) for mine, theirs in zip(self.parts(), other.parts(), strict=True)))
 
     def parts(self) -> tuple[Ints, ...]:
         return self.wanted, self.held, self.partials, self.common, self.copies
@@ -53,23 +51,32 @@ def axis_factors(factor: int, ndim: int) -> Factors:
     return Factors(wanted, held, partials, common, copies)
 
 
-@cache
-def mesh_factors(factors: tuple[int, ...], ndim: int) -> Factors:
-    """All axes; a layout's number has its symbols as digits, the first axis the highest."""
-    one = Factors(*(np.ones((1, 1), np.int64) for _ in range(5)))
-    return reduce(Factors.times, (axis_factors(factor, ndim) for factor in factors), one)
+def layout_factors(factors: Sequence[int], ndim: int, sources: Ints, targets: Ints) -> Factors:
+    """The products for all pairs of layouts, given as rows of symbols, one an axis."""
+    parts: list[Ints] = [np.ones((len(sources), len(targets)), np.int64) for _ in range(5)]
+    for column, factor in enumerate(factors):
+        pair = sources[:, column][:, None], targets[:, column]
+        for product, part in zip(parts, axis_factors(factor, ndim).parts(), strict=True):
+            product *= part[pair]
+    return Factors(*parts)
+
+
+def received(products: Sequence[Any], ranks: int) -> Any:
+    """ranks² times the share of the tensor that each rank receives, from the five products."""
+    wanted, held, partials, common, copies = products
+    delta = ranks * (held - held // partials) - common
+    return ranks * wanted + np.maximum(delta, 0) // copies + np.minimum(delta, 0)
 
 
 def moved(table: Factors, ranks: int) -> Ints:
-    """ranks² times the share of the tensor that each rank receives, for every pair of layouts."""
-    delta = ranks * (table.held - table.held // table.partials) - table.common
-    delta = np.where(delta > 0, delta // table.copies, delta)
-    return ranks * table.wanted + delta
+    """`received` for every pair of layouts."""
+    result: Ints = received(table.parts(), ranks)
+    return result
 
 
-def in_bytes(share: Ints, ranks: int, nbytes: int) -> Ints:
-    """Bytes over all ranks from `moved`, in whole numbers that stay small: nbytes · share / ranks."""
-    whole, rest = divmod(nbytes, ranks)
+def over_all_ranks(share: Ints, ranks: int, amount: int) -> Ints:
+    """What all ranks together receive of a tensor of this size: amount · share / ranks, in numbers that stay small."""
+    whole, rest = divmod(amount, ranks)
     return share * whole + share * rest // ranks
 
 
@@ -84,7 +91,5 @@ def held_factors(axes: tuple[tuple[int, int, int], ...], ndim: int) -> tuple[int
 
 
 def moved_between(axes: tuple[tuple[int, int, int], ...], ndim: int, ranks: int) -> int:
-    """`moved` for one pair of layouts, in Python's integers."""
-    wanted, held, partials, common, copies = held_factors(axes, ndim)
-    delta = ranks * (held - held // partials) - common
-    return ranks * wanted + (delta // copies if delta > 0 else delta)
+    """`received` for one pair of layouts."""
+    return int(received(held_factors(axes, ndim), ranks))

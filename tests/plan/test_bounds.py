@@ -64,11 +64,10 @@ def test_one_rank_moves_nothing():
 
 
 def test_a_product_of_matrices_has_its_known_bound():
-    """Three blocks of a cube: 3·n²·(p^(1/3) − 1) words; where one matrix is resident, the other two share the cuts."""
+    """Cubes: 3·n²·(p^(1/3) − 1) words. Where B is resident, cutting rows moves nothing."""
     graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", dtype="float32", A=(600, 600), B=(600, 600)).graph
     assert lower_bound_words(graph, 27) == pytest.approx(3 * 600**2 * 2, rel=1e-5)
-    assert lower_bound_words(graph, 16, ("B",)) == 0  # rows of A and Z
-    assert lower_bound_words(graph, 10**6, ("A", "B")) > 0  # only 600² ranks find a row and a column
+    assert lower_bound_words(graph, 27, ("B",)) == 0
 
 
 # ---- never above a plan ---------------------------------------------------------------------------------------------

@@ -174,14 +174,59 @@ def test_pins():
 
 
 @pytest.mark.parametrize("pin, message", [
-    ({"A": (3, 1)}, "A: cannot be cut 3×1 over 4 ranks; products of the prime factors of 4, none above its extent"),
-    ({"A": (2,)}, "pin: A cannot be cut 2; one number a dimension"),
-    ({"Q": (2, 2)}, "pin: Q cannot be cut 2×2; one number a dimension"),
-    ({"Z_1": (2, 2)}, "pin: Z_1 is computed on the way; inputs and outputs: A, B, C, D, E, Z"),
+    ({"A": (3, 1)}, "pin: A cannot be cut 3×1 over 4 ranks; products of the prime factors of 4, none above its extent"),
+    ({"A": (2,)}, "pin: A cannot be cut 2; a number for each dimension"),
+    ({"A": 4}, "pin: A cannot be cut 4; a number for each dimension"),
+    ({"A": ("2", 1)}, "pin: A cannot be cut 2×1; a number for each dimension"),
+    ({"Q": (2, 2)}, "pin: Q is not in the graph; allowed: A, B, C, D, E, Z"),
+    ({"Z_1": (2, 2)}, "pin: Z_1 is computed on the way; allowed: A, B, C, D, E, Z"),
 ])  # fmt: skip
 def test_a_pin_that_cannot_be_met(pin, message):
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(480), 4, pin=pin)
+    assert str(caught.value) == message
+
+
+def test_pins_of_repeated_layers_stay_apart():
+    layers = "".join(f"X{k}[i,k] = sum(X{k - 1}[i,j] * W{k}[j,k])\n" for k in range(1, 9))
+    shapes = {"X0": (256, 256), **{f"W{k}": (256, 256) for k in range(1, 9)}}
+    job = einmpi.program(layers, **shapes)
+    plan = einmpi.plan(job, 16, pin={"W2": (16, 1), "W3": (1, 16)})
+    assert (plan.layouts["W2"], plan.layouts["W3"]) == ((0,) * 4, (1,) * 4)
+
+
+def test_a_pin_may_need_all_axes_or_some():
+    square = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(26, 26), B=(26, 26))
+    assert einmpi.plan(square, 13, pin={"A": (13, 1)}).mesh.ranks == 13
+    assert einmpi.plan(square, 13, pin={"A": (12, 1)}).mesh.ranks == 12
+    cube = einmpi.program("Z[i,j,k] = exp(A[i,j,k])", A=(32, 4, 4))
+    assert sorted(einmpi.plan(cube, 32, pin={"A": (2, 4, 4)}).layouts["A"]) == [0, 1, 1, 2, 2]
+
+
+def test_huge_tensors_and_many_dimensions():
+    """Costs are counted in larger units where 64 bits are not enough; only the longest of many dimensions are cut."""
+    huge = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**24, 2**24), B=(2**24, 2**24))
+    plan = einmpi.plan(huge, 4096)
+    assert plan.words_predicted == 3 * 15 * 2**48  # 16 × 16 × 16
+    with pytest.raises(einmpi.InputError, match=f"at least {plan.peak} bytes"):  # equal cuts need the least
+        einmpi.plan(huge, 4096, memory=plan.peak - 1)
+    labels = ",".join(f"i{k}" for k in range(20))
+    many = einmpi.program(f"Z[{labels}] = exp(A[{labels}])", A=(2,) * 20)
+    assert einmpi.plan(many, 8).words_predicted == 0
+
+
+def test_a_plan_equals_itself():
+    assert einmpi.plan(chain(), 4) == einmpi.plan(chain(), 4)
+
+
+@pytest.mark.parametrize("arguments, message", [
+    ({"ranks": True}, "ranks: True ranks; 1 to 4096"),
+    ({"ranks": 4, "memory": 2.5}, "memory: '2.5' has no unit; a whole number of bytes, or a unit such as in \"4 GiB\""),
+    ({"ranks": 4, "memory": -1}, "memory: '-1' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
+])  # fmt: skip
+def test_bad_arguments(arguments, message):
+    with pytest.raises(einmpi.InputError) as caught:
+        einmpi.plan(chain(), **arguments)
     assert str(caught.value) == message
 
 

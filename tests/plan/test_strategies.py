@@ -18,7 +18,7 @@ from einmpi.graph.job_file import STRATEGIES
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.paper import decompose, viable
-from einmpi.plan.strategies import PARTITIONERS, Choice, fit
+from einmpi.plan.strategies import PARTITIONERS, Choice, place
 
 ROLES = {"sequence": ("s", "t"), "head": ("h",), "hidden": ("d",)}
 LLAMA_ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
@@ -176,6 +176,13 @@ def test_every_strategy_cuts_any_graph_into_at_most_as_many_parts_as_extents_all
 
 
 # ---- what a mesh can hold -------------------------------------------------------------------------------------------
+
+
+def fit(einsum, parts, ranks):
+    """The parts that are left of these cuts."""
+    mesh = Mesh(ranks)
+    extents = [extent for _, extent in einsum.extents]
+    return mesh.parts(place(mesh, extents, parts), range(len(extents)))
 
 
 @pytest.mark.parametrize(("parts", "ranks", "expected"), [

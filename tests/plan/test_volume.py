@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from plan_oracle import Axes, P, R, axes_of, layouts, received, volume
 
-from einmpi.plan.volume import in_bytes, mesh_factors, moved, moved_between
+from einmpi.plan.volume import over_all_ranks, mesh_factors, moved, moved_between
 
 RANKS = (2, 3, 4, 5, 6, 8, 9, 12, 16)
 
@@ -34,7 +34,7 @@ def table(ranks: int, ndim: int) -> np.ndarray:
 def words(ranks: int, ndim: int, source: Axes, target: Axes, elements: int) -> int:
     """Words over all ranks that einmpi's table has for a pair of layouts."""
     share = table(ranks, ndim)[code(source, ndim, ndim + 2), code(target, ndim, ndim + 1)]
-    return int(in_bytes(share, ranks, elements))
+    return int(over_all_ranks(share, ranks, elements))
 
 
 def random_axes(rng: random.Random, ranks: int, symbols: list[int | str]) -> Axes:
@@ -171,4 +171,4 @@ def test_a_tensor_of_2_to_the_50_bytes_on_4096_ranks_does_not_overflow(nbytes):
     for source, target in pairs:
         numbered = [tuple(number(symbol, 2) for symbol in axes) for axes in (source, target)]
         share = np.array(moved_between(tuple(zip(factors, *numbered, strict=True)), 2, 4096), np.int64)
-        assert int(in_bytes(share, 4096, nbytes)) == floor(nbytes * volume(factors, source, target))
+        assert int(over_all_ranks(share, 4096, nbytes)) == floor(nbytes * volume(factors, source, target))
