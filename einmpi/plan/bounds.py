@@ -58,7 +58,7 @@ def charges(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> dict
 
 
 def _is_product(vertex: Vertex) -> bool:
-    """Whether copies are needed at all: no label is common to all operands and the result, or none can be cut."""
+    """An aggregate of several operands: what copies are for."""
     einsum = vertex.einsum
     return einsum is not None and len(einsum.operands) > 1 and bool(einsum.aggregated)
 
@@ -108,9 +108,10 @@ def _vertex_bound(vertex: Vertex, ranks: int, operands: Sequence[float]) -> floa
         tuple(label not in index for label in einsum.labels) if words else ()
         for words, index in zip(operands, einsum.operands, strict=True)
     ]
-    terms = [(words, gone) for words, gone in zip(operands, absent, strict=True) if words]
+    # The last mark is for ranks that compute the same again: that copies operands, and makes no partial results.
+    terms = [(words, (*gone, True)) for words, gone in zip(operands, absent, strict=True) if words]
     if einsum.aggregated:
-        terms.append((vertex.elements, tuple(label in einsum.aggregated for label in einsum.labels)))
+        terms.append((vertex.elements, (*(label in einsum.aggregated for label in einsum.labels), False)))
     return _minimum(tuple(terms), tuple(extent for _, extent in einsum.extents), ranks)
 
 
@@ -119,9 +120,8 @@ def _minimum(terms: tuple[tuple[float, tuple[bool, ...]], ...], extents: tuple[i
     """min Σ words·(∏ d over the marked labels − 1). Convex in log d; solved by exchange between pairs of labels."""
     if not terms or not extents:
         return 0.0
-    # The last label is idle: what no label can take is computed redundantly, which copies every operand.
     limits = [*(log(min(extent, ranks)) for extent in extents), log(ranks)]
-    marked = [(*gone, True) for _, gone in terms]
+    marked = [gone for _, gone in terms]
     point, left = [], log(ranks)
     for limit in limits:  # a feasible start: fill labels in order
         point.append(min(limit, left))

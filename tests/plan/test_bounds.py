@@ -113,6 +113,13 @@ def test_the_bound_counts_no_word_twice(trap, ranks):
     assert lower_bound_words(graph, ranks, kept) <= optimum(graph, ranks, kept)
 
 
+def test_a_label_shorter_than_the_ranks_does_not_back_copies():
+    program = "T[j,k,l] = sum[i](X[k,l,j] + Y[l,i]); Z[m,j,l] = sum[k](T[l,k,j] + W[k,m])"
+    graph = einmpi.program(program, dtype="float32", X=(200, 64, 64), Y=(64, 1000), W=(200, 200)).graph
+    plan = search(Solver(factor(graph, ("X",)), Mesh(100)))
+    assert 4 * lower_bound_words(graph, 100, ("X",)) <= plan.cost
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_the_bound_is_never_above_the_best_plan_of_a_random_graph(seed):
     rng = random.Random(seed)

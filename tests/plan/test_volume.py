@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from fractions import Fraction
+from functools import cache
 from math import floor, prod
 
 import numpy as np
 import pytest
 from plan_oracle import Axes, P, R, axes_of, layouts, received, volume
 
-from einmpi.plan.volume import over_all_ranks, mesh_factors, moved, moved_between
+from einmpi.plan.volume import layout_factors, moved, moved_between, over_all_ranks
 
 RANKS = (2, 3, 4, 5, 6, 8, 9, 12, 16)
 
@@ -27,8 +29,15 @@ def code(axes: Axes, ndim: int, base: int) -> int:
     return total
 
 
+@cache
 def table(ranks: int, ndim: int) -> np.ndarray:
-    return moved(mesh_factors(axes_of(ranks), ndim), ranks)
+    """einmpi's shares for all pairs of layouts."""
+    factors = axes_of(ranks)
+    sources, targets = (
+        np.array(list(itertools.product(range(symbols), repeat=len(factors))), np.int64)
+        for symbols in (ndim + 2, ndim + 1)
+    )
+    return moved(layout_factors(factors, ndim, sources, targets), ranks)
 
 
 def words(ranks: int, ndim: int, source: Axes, target: Axes, elements: int) -> int:
