@@ -35,12 +35,13 @@ MAX_FUSED = 64  # nodes of a fused expression: a tensor used twice doubles what 
 
 def optimize(graph: EinGraph) -> EinGraph:
     """All rewrites, until nothing changes: what is fused may be split once more."""
-    graph = prune(graph)
+    graph = fuse(share(split(share(prune(graph)))))
     for _ in range(MAX_ROUNDS):
-        rewritten = fuse(share(split(share(graph))))
-        if rewritten == graph:
+        parted = split(graph)
+        again = graph if parted == graph else fuse(share(parted))
+        if again == graph:
             return graph
-        graph = rewritten
+        graph = again
     raise AssertionError(f"rewriting this graph does not end:\n{graph}")
 
 
@@ -341,7 +342,8 @@ def _inline(
         return None  # a label with the name of a tensor without dimensions: the text would not tell them apart
     # A plain copy costs nothing to repeat; anything else must not be computed more often than before.
     copy = _is_plain(body)
-    wide = {label for label in einsum.labels if einsum.extent[label] != 1}
+    # Splitting takes factors out of aggregates by their labels, whatever the extents: it must not be undone here.
+    wide = {label for label in einsum.labels if einsum.aggregated or einsum.extent[label] != 1}
     if not copy and not (only and all(wide <= set(use.index) for use in uses)):
         return None
     if not copy and len(uses) * size(body) + size(expression) > MAX_FUSED:
@@ -355,9 +357,10 @@ def _inline(
         labels = {own: str(label) for own, label in zip(made.output, node.index, strict=True)}
         return relabel(body, labels)
 
-    joined, inputs = make_einsum(
-        einsum.output, rebuild(expression, leaf), einsum.aggregation, einsum.aggregated, einsum.extent
-    )
+    whole = rebuild(expression, leaf)
+    if einsum.aggregation is not None and not set(einsum.output) <= set(labels_of(whole)):
+        return None  # an aggregate that is the same for every value of a label is not computed for each of them
+    joined, inputs = make_einsum(einsum.output, whole, einsum.aggregation, einsum.aggregated, einsum.extent)
     return make_vertex(vertex.name, joined, inputs, known, unique(producer.origin, vertex.origin))
 
 

@@ -154,6 +154,31 @@ def test_labels_of_one_factor_are_reduced_first() -> None:
     assert lines(graph) == ["Z_1[j] ← Σ[k](1.0 / B[j,k])", "Z[i] ← Σ[j](A[i,j] × Z_1[j])"]
 
 
+@pytest.mark.parametrize("text", [
+    "Z[j] = sum(X[q] / D[q,j])",
+    "Z[j] = sum(X[q] / (D[q,j] + 1))",
+    "Z[k] = sum(D[i,j] / exp(D[j,k]))",
+    "Z[i] = sum(-X[i] * X[j] / -D[j,i])",
+    "Z[i] = sum(X[i] / D[i,j] / X[j] / 2)",
+])  # fmt: skip
+def test_rewriting_a_quotient_ends(text: str) -> None:
+    arrays = {"X": RANDOM.uniform(1, 2, 3), "D": RANDOM.uniform(1, 2, (3, 3))}
+    rewritten(text, {name: arrays[name] for name in arrays if name in text})
+    results(text, arrays)
+
+
+@pytest.mark.parametrize("text", [
+    "X[i:2] = b; Y[i] = sum[j:3](float32(X[i]))",
+    "X[i:2] = b; Y[i] = sum[j:3](exp(X[i]) * A[j])",
+    "X[i:2] = max(A[k]); Y[i,l:2] = any[j:3](X[i] > 1); Z[i] = prod(Y[i,l])",
+    "W[q:3] = prod[u:0](b); Z[w:3,q] = W[q]",
+])  # fmt: skip
+def test_a_broadcast_into_an_aggregation_reads_back(text: str) -> None:
+    arrays = {"A": np.array([1.0, 2.0, 3.0]), "b": np.array(2.0)}
+    rewritten(text, arrays)
+    results(text, arrays)
+
+
 def test_outer_product_of_fused_statements_is_reduced_first() -> None:
     graph = rewritten("E[i,j] = A[i] * B[j]; S[i] = sum(E[i,j])", tensors(A=(3,), B=(4,)))
     assert sum(vertex.einsum.calls() for vertex in graph.computed if vertex.einsum) < 3 * 4  # never all of i × j

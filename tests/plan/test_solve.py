@@ -340,6 +340,29 @@ def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
         assert (found.cost == 0) == (ranks == 1)
 
 
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_a_dearer_byte_of_memory_never_lowers_the_cost(ranks):
+    """Also where price times bytes is far above 64 bits."""
+    graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**16, 2**16), B=(2**16, 2**16)).graph
+    before = 0
+    for exponent in range(0, 40, 3):
+        solver = Solver(factor(graph), Mesh(ranks), price=1 << exponent)
+        found = solver.solve(groupings(solver.mesh.factors, 3)[0])
+        assert found.cost * solver.unit >= before
+        before = round(found.cost * solver.unit * 0.999)  # a unit of many bytes rounds
+
+
+@pytest.mark.parametrize("ranks", [8, 64, 4096])
+def test_tensors_of_a_pebibyte_are_counted_rightly(ranks):
+    program = "Z[i,k] = sum(A[i,j] * B[j,k]) + C[i,k]; n = max(Z[i,k])"
+    shapes = {"A": (2**25, 2**23), "B": (2**23, 2**25), "C": (2**25, 2**25)}
+    graph = einmpi.program(program, dtype="float32", **shapes).graph
+    solver = Solver(factor(graph), Mesh(ranks))
+    found = search(solver)
+    states, placed = named(graph, ranks, (), found.states)
+    assert found.cost * solver.unit == pytest.approx(plan_bytes(graph, ranks, states, placed), rel=1e-6)
+
+
 REPEAT = """
 import random, sys
 sys.path[:0] = sys.argv[1:]
