@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import heapq
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from einmpi.errors import InputError, one_of
@@ -33,8 +34,7 @@ def parse_program(
     """The program as written: one vertex an aggregation or elementwise statement, not yet rewritten."""
     given = list(statements(source))
     program = [item for item in given if isinstance(item, Statement)]
-    words = {node.id for item in program for node in ast.walk(item.node) if isinstance(node, ast.Name)}
-    words |= {node.id for item in program for node in ast.walk(item.value) if isinstance(node, ast.Name)}
+    words = set(re.findall(r"[^\W\d]\w*", source.text))  # no temporary takes the name of a tensor or a label
     builder = Builder(source, sizes, words | set(inputs))
     for name, (shape, dtype) in inputs.items():
         builder.add_input(name, shape, dtype, source.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,14 +81,23 @@ def parse(source: Source) -> list[ast.stmt]:
         where = source.position(_deep_line(text), 1)
         raise InputError(where, "an expression here is nested too deeply", _depth_allowed()) from None
     for statement in tree.body:
-        for node in ast.walk(statement):
-            if isinstance(node, (ast.expr, ast.stmt)):  # undo the removed indentation
-                node.col_offset += shift[node.lineno - 1]
+        _check(source, statement, shift)
+    return tree.body
+
+
+def _check(source: Source, statement: ast.stmt, shift: Sequence[int]) -> None:
+    """Undo the removed indentation; refuse integers that are too large and expressions that are too deep."""
+    waiting: list[tuple[ast.AST, int]] = [(statement, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        if isinstance(node, (ast.expr, ast.stmt)):
+            node.col_offset += shift[node.lineno - 1]
             if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > 2**63:
                 raise InputError(source.at(node), "this integer is too large", "less than 2**63")
-        if _depth(statement) > MAX_DEPTH:
+        below = depth + (len(node.ops) if isinstance(node, ast.Compare) else 1)  # a chain has a level for each
+        if below > MAX_DEPTH:
             raise InputError(source.at(statement), "this expression is nested too deeply", _depth_allowed())
-    return tree.body
+        waiting += [(child, below) for child in ast.iter_child_nodes(node)]
 
 
 def _deep_line(text: str) -> int:
@@ -109,17 +118,6 @@ def _shift(source: Source) -> list[int]:
 
 def _depth_allowed() -> str:
     return f"at most {MAX_DEPTH} levels; split it into several statements"
-
-
-def _depth(node: ast.AST) -> int:
-    """Levels of a tree; a chain of comparisons has one for each."""
-    deepest, waiting = 0, [(node, 1)]
-    while waiting and deepest <= MAX_DEPTH:
-        parent, depth = waiting.pop()
-        deepest = max(deepest, depth)
-        below = depth + (len(parent.ops) if isinstance(parent, ast.Compare) else 1)
-        waiting += [(child, below) for child in ast.iter_child_nodes(parent)]
-    return deepest
 
 
 def statements(source: Source) -> Iterator[Statement | Declaration]:

@@ -44,6 +44,7 @@ class Factored:
     edges: tuple[Edge, ...]
     number: Mapping[Name, int]  # of every vertex and every tensor that has a layout of its own
     blocks: tuple[tuple[Block, ...], ...]  # what each variable keeps on a rank
+    operations: tuple[int, ...]  # of each variable, repeated layers together
 
 
 def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
@@ -69,6 +70,7 @@ def factor(
     tie = tie or {}
     variables: list[Variable] = []
     blocks: list[tuple[Block, ...]] = []
+    operations: list[int] = []
     number: dict[Name, int] = {}
     edges: dict[Edge, int] = {}
 
@@ -80,6 +82,7 @@ def factor(
             variables.append(Variable(kind, name, extents))
             own: Block = (vertex.nbytes, tuple(range(len(vertex.bound))))
             blocks.append((own,) if kind == "tensor" else (own, *_operand_blocks(graph, vertex)))
+            operations.append(0)
         number[kind, name] = known
         return known
 
@@ -91,6 +94,7 @@ def factor(
     for vertex in graph.vertices:
         if vertex.einsum is not None:
             here = add("vertex", vertex, tuple(extent for _, extent in vertex.einsum.extents))
+            operations[here] += vertex.einsum.operations()
             for operand in range(len(vertex.inputs)):
                 _read(graph, vertex, operand, here, number, resident, connect)
         if has_layout(graph, vertex.name, pinned):
@@ -102,7 +106,7 @@ def factor(
             elif vertex.name not in resident:
                 connect(Edge(vertex.name, len(vertex.bound), vertex.nbytes, None, tensor, (), wanted))
     weighted = tuple(replace(edge, weight=count) for edge, count in edges.items())
-    return Factored(tuple(variables), weighted, number, tuple(blocks))
+    return Factored(tuple(variables), weighted, number, tuple(blocks), tuple(operations))
 
 
 def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
@@ -131,6 +135,9 @@ def _read(graph: EinGraph, vertex: Vertex, operand: int, here: int, number: Mapp
 
 
 # ---- repeated layers ------------------------------------------------------------------------------------------------
+
+
+SHARED = 8  # an input with more users is no part of a layer
 
 
 def repeated_layers(graph: EinGraph) -> dict[str, str]:
@@ -165,8 +172,12 @@ def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> objec
     def users(name: str) -> tuple[int, ...]:
         return tuple(position[user] - here for user in graph.consumers[name])
 
-    reads = tuple(
-        (graph[name].bound, graph[name].dtype, users(name)) if graph[name].is_input else here - position[name]
-        for name in vertex.inputs
-    )
+    def read(name: str) -> object:
+        if not graph[name].is_input:
+            return here - position[name]
+        if len(graph.consumers[name]) > SHARED:  # a mask, say, that every layer reads
+            return name
+        return graph[name].bound, graph[name].dtype, users(name)
+
+    reads = tuple(read(name) for name in vertex.inputs)
     return vertex.einsum, vertex.dtype, reads, users(vertex.name), vertex.name in graph.outputs

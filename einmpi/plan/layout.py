@@ -57,8 +57,10 @@ def choices(mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]],
 
 
 def distinct_layouts(rows: Symbols, symbols: Sequence[int], ndim: int) -> tuple[Symbols, npt.NDArray[np.intp]]:
-    """(the different layouts that the choices in `rows` give a tensor, which of them each choice gives)."""
+    """(layouts that the choices in `rows` give a tensor, each once or so; which of them each choice gives)."""
     mapped = np.array(symbols, np.int64)[rows]
+    if len(rows) <= 64:  # too few to be worth the search
+        return mapped, np.arange(len(rows))
     code = np.zeros(len(rows), np.int64)
     for column in range(rows.shape[1]):
         code = code * (ndim + 2) + mapped[:, column]

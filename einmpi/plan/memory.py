@@ -13,8 +13,23 @@ from einmpi.plan.mesh import Mesh
 
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
     """The largest block of a tensor when each axis cuts the dimension given (None: none)."""
-    parts = mesh.parts(cuts, range(len(vertex.bound)))
-    return prod(-(-b // d) for b, d in zip(vertex.bound, parts, strict=True)) * np.dtype(vertex.dtype).itemsize
+    longest = [
+        longest_share(mesh, extent, [axis for axis, cut in enumerate(cuts) if cut == dimension])
+        for dimension, extent in enumerate(vertex.bound)
+    ]
+    return prod(longest) * np.dtype(vertex.dtype).itemsize
+
+
+def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
+    """The most indices a rank can own of a label cut by these axes; exact for the first axes of a window."""
+    if not axes:
+        return extent
+    window = next(group for group in mesh.windows(extent) if axes[0] in group)
+    cut = prod(mesh.factors[axis] for axis in axes)
+    if tuple(axes) == window[: len(axes)]:
+        return -(-extent // cut)
+    blocks = prod(mesh.factors[axis] for axis in window)
+    return min(extent, blocks // cut * -(-extent // blocks))
 
 
 def operand_cuts(graph: EinGraph, name: str, operand: int, state: Sequence[str | None]) -> tuple[int | None, ...]:

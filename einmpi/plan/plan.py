@@ -21,14 +21,12 @@ from einmpi.plan.memory import peak_bytes
 from einmpi.plan.mesh import Mesh, prime_factors
 from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, place
-from einmpi.plan.tables import Solver, States, Unreachable
+from einmpi.plan.tables import FLOPS_PER_BYTE, Solution, Solver, States, Unreachable
 from einmpi.plan.volume import moved_between
 
 MAX_RANKS = 4096
 DEFAULT = STRATEGIES[0]
 LARGE_PRIME = 7
-# How many operations cost as much time as a byte, where no machine was measured: weighs idle ranks against traffic.
-FLOPS_PER_BYTE = 16
 
 
 @dataclass(frozen=True)
@@ -193,11 +191,7 @@ class _Planning:
         """The first plan that fits into memory when a byte of it gets dearer and dearer."""
         limit, least, before = self.options.memory, 2**63, None
         for price in _prices():
-            solver = Solver(self.problem, self.mesh, self.wanted, price)
-            try:
-                found = search(solver, self.start)
-            except Unreachable as error:
-                self.refuse_pin(error.args[0])
+            found = self.solve(price)
             peak = self.peak(found.states)
             least = min(least, peak)
             if limit is None or peak <= limit:
@@ -207,6 +201,28 @@ class _Planning:
             before = found.states
         raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
                          f"at least {least} bytes, or more ranks")  # fmt: skip
+
+    def solve(self, price: int) -> Solution:
+        """The fewest bytes; but not at the price of computing much of the graph again and again on many ranks."""
+        free = self.options.strategy == DEFAULT
+        # Where the search is not exact in any case, work is weighed from the start.
+        weigh_work = free and len(self.mesh.factors) > EXACT_AXES
+        try:
+            found = search(Solver(self.problem, self.mesh, self.wanted, price, weigh_work), self.start)
+        except Unreachable as error:
+            self.refuse_pin(error.args[0])
+        if free and not weigh_work and self.repeats_work(found.states):
+            found = search(Solver(self.problem, self.mesh, self.wanted, price, weigh_work=True), self.start)
+            weigh_work = True
+        return replace(found, exact=found.exact and not weigh_work)
+
+    def repeats_work(self, found: States) -> bool:
+        """Whether ranks do more than a tenth of all operations again."""
+        needed = sum(self.problem.operations)
+        done = 0
+        for variable, state, operations in zip(self.problem.variables, found, self.problem.operations, strict=True):
+            done += operations * self.mesh.parts(state, [len(variable.extents)])[0]
+        return 10 * done > 11 * needed
 
     def refuse_pin(self, variable: int) -> NoReturn:
         name, parts = self.problem.variables[variable].name, self.wanted[variable]

@@ -11,11 +11,12 @@ from einmpi.plan.mesh import Mesh, groupings
 from einmpi.plan.tables import Groups, Solution, Solver, States
 
 EXACT_AXES = 3
-MAX_STATES = 1000  # of a variable, for an exact solution with prescribed parts
-MAX_SHAPES = 6
+MAX_STATES = 300  # of a variable, for an exact solution over more axes
+MAX_SHAPES = 3
+MANY_VARIABLES = 500
 # Counted in cells of joined tables: bounds the time without looking at a clock.
 SHAPES_BUDGET = 40_000_000
-MOVES_BUDGET = 30_000_000
+MOVES_BUDGET = 10_000_000
 SHAPE_LIMITS = Limits(1 << 22, 30_000_000, 1 << 15)
 MOVE_LIMITS = Limits(1 << 18, 5_000_000, 1 << 12)
 
@@ -25,7 +26,7 @@ def search(solver: Solver, start: States | None = None) -> Solution:
     axes = range(len(solver.mesh.factors))
     best = None
     open_ = [len(v.extents) + 1 for k, v in enumerate(solver.problem.variables) if k not in solver.wanted]
-    few = start is not None and max(open_, default=1) ** len(axes) <= MAX_STATES
+    few = max(open_, default=1) ** len(axes) <= (MAX_STATES if start is None else 4 * MAX_STATES)
     if len(axes) <= EXACT_AXES or few:
         best = solver.solve([(axis,) for axis in axes], limits=Limits(budget=SHAPES_BUDGET))
         if best.exact:
@@ -39,23 +40,39 @@ def search(solver: Solver, start: States | None = None) -> Solution:
 
 def _shapes(solver: Solver) -> Iterator[Solution]:
     """Solutions over axes merged into at most three, balanced shapes first."""
+    if len(solver.problem.variables) > MANY_VARIABLES:
+        yield _one_axis_at_a_time(solver)
+        return
     for groups in groupings(solver.mesh.factors, EXACT_AXES)[:MAX_SHAPES]:
-        yield solver.solve(groups, limits=SHAPE_LIMITS)
+        found = solver.solve(groups, limits=SHAPE_LIMITS)
+        yield found
+        if not found.exact:  # too tangled for this: smaller steps do better
+            yield _one_axis_at_a_time(solver)
+            return
         if solver.memo.cells > SHAPES_BUDGET:
             return
 
 
+def _one_axis_at_a_time(solver: Solver) -> Solution:
+    found = Solution(0, solver.uncut(), False)
+    for axis in range(len(solver.mesh.factors)):
+        found = solver.solve([(axis,)], found.states, MOVE_LIMITS)
+    return found
+
+
 def _descend(solver: Solver, best: Solution) -> Solution:
-    """Free one axis, then two at a time, until a round saves less than a hundredth."""
+    """Free one axis at a time while that saves a hundredth; then two at a time, and start again if that did."""
     solver.memo.cells = 0
-    before = 2 * best.cost + 1
-    while before - best.cost > best.cost // 100:
+    count = 1
+    while solver.memo.cells <= MOVES_BUDGET:
         before = best.cost
-        for count in (1, 1, 2):
-            for move in _moves(solver.mesh, best.states, count):
-                if solver.memo.cells > MOVES_BUDGET:
-                    return best
+        for move in _moves(solver.mesh, best.states, count):
+            if solver.memo.cells <= MOVES_BUDGET:
                 best = min(best, solver.solve(move, best.states, MOVE_LIMITS), key=lambda result: result.cost)
+        saved = before - best.cost > best.cost // 100
+        if count == 2 and not saved:
+            return best
+        count = 1 if saved else 2
     return best
 
 

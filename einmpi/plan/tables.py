@@ -14,6 +14,8 @@ from einmpi.plan.layout import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.volume import Ints, held_factors, layout_factors, moved, over_all_ranks
 
+# How many operations cost as much time as a byte, where no machine was measured.
+FLOPS_PER_BYTE = 16
 Groups = Sequence[Sequence[int]]
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
 
@@ -66,6 +68,7 @@ class Solver:
     mesh: Mesh
     wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # parts of each symbol, where prescribed
     price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
+    weigh_work: bool = False  # whether operations done more than once cost anything
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
@@ -73,7 +76,12 @@ class Solver:
         """Costs are counted in units of bytes, larger than one where sums would not fit into 64 bits."""
         worst = sum(2 * edge.weight * self.mesh.ranks * edge.nbytes for edge in self.problem.edges)
         kept = sum(nbytes for blocks in self.problem.blocks for nbytes, _ in blocks)
-        self.unit = 1 + ((worst + kept * self.mesh.ranks * self.price // 16) >> 60)
+        worst += kept * self.mesh.ranks * self.price
+        worst += sum(self.problem.operations) * self.mesh.ranks * self.weigh_work
+        self.unit = 1 + (worst >> 60)
+        # A vertex with a tenth of the average work may do it twice.
+        least = sum(self.problem.operations) // (10 * max(1, len(self.problem.operations)))
+        self.heavy = [k for k, operations in enumerate(self.problem.operations) if operations > least]
 
     def solve(self, groups: Groups, current: States | None = None, limits: Limits | None = None) -> Solution:
         """The best states with the axes outside of `groups` as in `current` (None: every axis is in a group)."""
@@ -83,6 +91,8 @@ class Solver:
         tables = [self.table(edge, rows, move, states) for edge in self.problem.edges]
         if self.price:
             tables += [self.memory_table(k, rows[k], move, state) for k, state in enumerate(states)]
+        if self.weigh_work:
+            tables += [self.work_table(k, rows[k], move, states[k]) for k in self.heavy]
         fallback = None if current is None else [move.row_of(rows[k], state) for k, state in enumerate(states)]
         found = minimize([len(r) for r in rows], tables, self.memo, limits, fallback)
         best = [move.expand(rows[k][value], states[k]) for k, value in enumerate(found.values)]
@@ -127,6 +137,15 @@ class Solver:
             for nbytes, symbols in blocks:
                 total += nbytes // self.unit // parts[:, list(symbols)].prod(axis=1)
             self.cache[key] = total * self.mesh.ranks * self.price // 16
+        return Table((variable,), self.cache[key], self.memo.number(key))
+
+    def work_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
+        """The price of what the ranks compute more than once."""
+        operations = self.problem.operations[variable]
+        key = ("work", operations, move.hold(state), id(rows))
+        if key not in self.cache:
+            again = self.parts(rows, len(self.problem.variables[variable].extents), move, state)[:, -1] - 1
+            self.cache[key] = operations // self.unit * again // FLOPS_PER_BYTE
         return Table((variable,), self.cache[key], self.memo.number(key))
 
     def table(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Table:

@@ -167,6 +167,31 @@ def test_rewriting_a_quotient_ends(text: str) -> None:
     results(text, arrays)
 
 
+def test_rewriting_a_product_over_extents_of_one_ends() -> None:
+    """Where nothing is repeated everything may be fused: splitting and fusing must not undo each other for ever."""
+    inputs = {name: np.full((1, 1), 2.0) for name in "BCD"} | {name: np.full(1, 3.0) for name in "AE"}
+    text = "Z[b] = sum[a](A[b] * B[b,a] * C[a,b] * D[a,b] * E[b])"
+    rewritten(text, inputs)
+    assert results(text, inputs)["Z"] == [72.0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rewriting_random_products_ends(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    extent = {label: int(rng.choice([1, 1, 2])) for label in "abcd"}
+    terms, inputs = [], {}
+    for name in "ABCDE"[: rng.integers(2, 6)]:
+        labels = [str(label) for label in rng.choice(list("abcd"), rng.integers(1, 4))]
+        inputs[name] = rng.uniform(1, 2, [extent[label] for label in labels])
+        terms.append(f"{name}[{','.join(labels)}]")
+    used = sorted({label for term in terms for label in term if label in extent})
+    kept = used[: rng.integers(0, len(used))]
+    summed = ",".join(label for label in used if label not in kept)
+    text = f"Z{[*kept]} = sum[{summed}]({' * '.join(terms)})".replace("'", "").replace("Z[]", "Z")
+    rewritten(text, inputs)
+    results(text, inputs)
+
+
 @pytest.mark.parametrize("text", [
     "X[i:2] = b; Y[i] = sum[j:3](float32(X[i]))",
     "X[i:2] = b; Y[i] = sum[j:3](exp(X[i]) * A[j])",

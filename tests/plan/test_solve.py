@@ -336,7 +336,7 @@ def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
         found = search(Solver(factor(graph), Mesh(ranks)))
         states, placed = named(graph, ranks, (), found.states)
         assert plan_bytes(graph, ranks, states, placed) == found.cost
-        assert found.exact == (len(axes_of(ranks)) <= 3)
+        assert found.exact or len(axes_of(ranks)) > 3
         assert (found.cost == 0) == (ranks == 1)
 
 
