@@ -110,10 +110,17 @@ class _State:
         return [table for _, table in joined]
 
     def neighbours(self, variable: int) -> set[int]:
-        return {other for table in self.buckets[variable].values() for other in table.scope} - {variable}
+        found: set[int] = set()
+        for table in self.buckets[variable].values():
+            found.update(table.scope)
+        found.discard(variable)
+        return found
 
     def width(self, variable: int) -> int:
-        return self.sizes[variable] * prod(self.sizes[other] for other in self.neighbours(variable))
+        cells = self.sizes[variable]
+        for other in self.neighbours(variable):
+            cells *= self.sizes[other]
+        return cells
 
     def limit(self) -> int:
         spent = self.memo.cells - self.start
@@ -198,7 +205,10 @@ def _minimum_over_last(aligned: Sequence[Ints], shape: tuple[int, ...]) -> tuple
     for start in range(0, shape[0], step):
         rows = slice(start, start + step)
         pieces = [table[rows] if table.shape[0] > 1 else table for table in aligned]
-        total = np.broadcast_to(sum(pieces, np.zeros((1,) * len(shape), np.int64)), (len(costs[rows]), *shape[1:]))
+        total = sum(pieces[1:], pieces[0])
+        wanted = (min(step, shape[0] - start), *shape[1:])
+        if total.shape != wanted:
+            total = np.broadcast_to(total, wanted)
         total.argmin(axis=-1, out=best[rows])
         total.min(axis=-1, out=costs[rows])
     return costs, best

@@ -16,7 +16,7 @@ MAX_SHAPES = 3
 MANY_VARIABLES = 500
 # Counted in cells of joined tables: bounds the time without looking at a clock.
 SHAPES_BUDGET = 40_000_000
-MOVES_BUDGET = 10_000_000
+MOVES_BUDGET = 8_500_000
 SHAPE_LIMITS = Limits(1 << 22, 30_000_000, 1 << 15)
 MOVE_LIMITS = Limits(1 << 18, 5_000_000, 1 << 12)
 
