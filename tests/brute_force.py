@@ -15,7 +15,7 @@ import numpy as np
 # What one floating-point operation may lose, relative to the magnitude of what it adds up or multiplies.
 LOSS = {"float32": 1e-4, "complex64": 1e-4, "float64": 1e-9, "complex128": 1e-9}
 HUGE = {"float32": 1e18, "complex64": 1e18, "float64": 1e100, "complex128": 1e100}
-NAMES = ("i", "j", "k", "l", "m", "n", "q", "r", "s", "t", "u", "v", "w")
+NAMES = (*"ijklmnqrstuvw", *(f"{letter}{k}" for letter in "ij" for k in range(30)))
 RISKY = ("/", "log", "exp", "**", "sqrt", "where")
 INFIX = ("+", "-", "*", "/", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "|")
 

@@ -38,9 +38,8 @@ def optimize(graph: EinGraph) -> EinGraph:
     parted = split(share(prune(graph)))
     before = None
     for _ in range(MAX_ROUNDS):
-        shared = share(parted)
-        graph = fuse(shared)
-        if graph in (shared, before) or (parted := split(graph)) == graph:
+        graph = fuse(share(parted))
+        if graph == before or (parted := split(graph)) == graph:
             return graph
         before = graph
     return graph  # every round keeps the meaning: stopping early is safe
@@ -154,10 +153,13 @@ class _Splitter:
         # In any order the product is computed in the dtype that it has as written.
         dtype = np.dtype(self.type(self.expression))
         tensors = [factor if np.dtype(self.type(factor)) == dtype else _cast(factor, dtype.name) for factor in tensors]
+        before = len(self.known)
         tensors, left = self.reduce_alone(tensors)
         product = self.contract(tensors, left, None if constants else self.vertex.name)
         if constants:
             self.emit(self.product([product, *constants]), self.einsum.output, (), self.vertex.name)
+        if len(self.known) == before + 1:
+            self.known[self.vertex.name] = self.vertex  # one vertex after all: as it was written
 
     def pays(self, constants: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
         """Whether splitting keeps the meaning and does anything."""
@@ -203,7 +205,10 @@ class _Splitter:
             done = [label for label in joined if label in left and label not in later]
             wanted = [label for label in joined if label not in done] if queue else output
             product = self.product([self.materialise(side, joined) for _, side in sides])
-            queue.append((sides[0][0], self.emit(product, wanted, done, None if queue else name)))
+            # A product that no later factor adds a label to is part of the vertex that aggregates it.
+            inline = queue and not done and all(set(labels_of(factor)) <= set(joined) for _, factor in queue)
+            made = product if inline else self.emit(product, wanted, done, None if queue else name)
+            queue.append((sides[0][0], made))
         return queue[0][1]
 
     def materialise(self, factor: Scalar, joined: Sequence[str]) -> Scalar:
