@@ -45,7 +45,7 @@ def parse_program(
     reads = _reads(program)
     for item in _in_order(source, program, reads):
         builder.statement(item)
-    if outputs is None:
+    if not outputs:
         used = {name for names in reads.values() for name in names}
         outputs = [item.name for item in program if item.name not in used]
     computed = [item.name for item in program]
