@@ -67,6 +67,16 @@ class EinGraph:
                 found[name][vertex.name] = None
         return {name: tuple(readers) for name, readers in found.items()}
 
+    @cached_property
+    def last_reads(self) -> Mapping[str, tuple[str, ...]]:
+        """For each vertex the tensors that nobody reads after it and that are no outputs: they can go then."""
+        reader = {name: vertex.name for vertex in self.vertices for name in vertex.inputs}
+        ends: dict[str, list[str]] = {vertex.name: [] for vertex in self.vertices}
+        for name, last in reader.items():
+            if name not in self.outputs:
+                ends[last].append(name)
+        return {name: tuple(names) for name, names in ends.items()}
+
     @property
     def inputs(self) -> tuple[Vertex, ...]:
         return tuple(vertex for vertex in self.vertices if vertex.is_input)

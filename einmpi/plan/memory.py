@@ -49,7 +49,6 @@ def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tupl
 def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
                layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
     """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes."""
-    last = {name: vertex.name for vertex in graph.computed for name in vertex.inputs}
     held: dict[str, int] = {}
     for name in resident:
         for user in graph.consumers.get(name, ()):
@@ -72,8 +71,8 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
         made = block_bytes(vertex, mesh, output_cuts(graph, vertex.name, state))
         final = block_bytes(vertex, mesh, layouts[vertex.name]) if vertex.name in layouts else 0
         peak = max(peak, sum(held.values()) + gathered + made, sum(held.values()) + made + final)
-        for name in vertex.inputs:
-            if last[name] == vertex.name and name not in graph.outputs and name not in resident:
+        for name in graph.last_reads[vertex.name]:
+            if name not in resident:
                 held.pop(name, None)
         held[vertex.name] = final or made
     return peak

@@ -27,7 +27,6 @@ Block = Mapping[str, range]
 def evaluate(graph: EinGraph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of a graph, in one process."""
     tensors = {vertex.name: np.asarray(inputs[vertex.name]) for vertex in graph.inputs}
-    uses = {name: len(readers) for name, readers in graph.consumers.items()}
     for vertex in graph.computed:
         assert vertex.einsum is not None
         operands = [tensors[name] for name in vertex.inputs]
@@ -35,24 +34,18 @@ def evaluate(graph: EinGraph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
             tensors[vertex.name] = compute(vertex.einsum, operands, vertex.dtype)
         except (ValueError, IndexError, MemoryError) as error:
             raise EinmpiError(f"{vertex.name}: {error}") from error
-        for name in dict.fromkeys(vertex.inputs):
-            uses[name] -= 1
-            if uses[name] == 0 and name not in graph.outputs:
-                del tensors[name]
+        for name in graph.last_reads[vertex.name]:
+            del tensors[name]
     return {name: tensors[name] for name in graph.outputs}
 
 
 def memory_needed(graph: EinGraph) -> int:
     """The most bytes of tensors `evaluate` holds at once."""
-    uses = {name: len(readers) for name, readers in graph.consumers.items()}
     held = peak = sum(vertex.nbytes for vertex in graph.inputs)
     for vertex in graph.computed:
         held += vertex.nbytes
         peak = max(peak, held)
-        for name in dict.fromkeys(vertex.inputs):
-            uses[name] -= 1
-            if uses[name] == 0 and name not in graph.outputs:
-                held -= graph[name].nbytes
+        held -= sum(graph[name].nbytes for name in graph.last_reads[vertex.name])
     return peak
 
 
@@ -71,7 +64,8 @@ def compute(einsum: EinSum, operands: Sequence[np.ndarray], dtype: str) -> np.nd
                     part = part if total is None else ufunc(total, part)
                 total = part
             if total is None:  # an aggregated label has extent 0
-                total = AGGREGATIONS[einsum.aggregation or "sum"].neutral
+                assert einsum.aggregation is not None
+                total = AGGREGATIONS[einsum.aggregation].neutral
             result[tuple(slice(index.start, index.stop) for index in outer.values())] = total
     return result
 
