@@ -9,9 +9,10 @@ from random import Random
 import numpy as np
 
 import einmpi
+from einmpi.graph.arithmetic import call
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Scalar, call
+from einmpi.graph.scalar import Arg, Scalar
 from einmpi.plan.paper import cost_aggregate, cost_join, cost_repartition, needs, viable
 
 ROOT = Path(__file__).parents[1]

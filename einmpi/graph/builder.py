@@ -12,24 +12,12 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.errors import InputError, one_of
+from einmpi.graph.arithmetic import call, call_type
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import AGGREGATIONS, SYMBOLS, make_einsum
 from einmpi.graph.labels import MAX_EXTENT, fresh, unique
 from einmpi.graph.macros import MACROS
-from einmpi.graph.scalar import (
-    DTYPES,
-    FUNCTIONS,
-    OPS,
-    Call,
-    Const,
-    Element,
-    Index,
-    Scalar,
-    Type,
-    call,
-    call_type,
-    labels_of,
-)
+from einmpi.graph.scalar import DTYPES, FUNCTIONS, OPS, Call, Const, Element, Index, Scalar, Type, labels_of
 from einmpi.graph.scope import Scope, occurrences
 from einmpi.graph.syntax import Declaration, Source, Statement, entries, integer, labels_in_brackets, parse
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from einmpi.graph.arithmetic import call, infer
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum, reopen
 from einmpi.graph.labels import fresh, unique
-from einmpi.graph.scalar import Call, Const, Element, Scalar, Type, call, infer, labels_of
+from einmpi.graph.scalar import Call, Const, Element, Scalar, Type, labels_of
 
 # (⊕, ⊗) with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and reordered.
 DISTRIBUTIVE = frozenset({("sum", "*"), ("min", "+"), ("max", "+"), ("any", "&"), ("all", "|"),
