@@ -13,7 +13,8 @@ from einmpi.graph.arithmetic import call
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.plan.paper import cost_aggregate, cost_join, cost_repartition, needs, viable
+from einmpi.plan.costs import cost_aggregate, cost_join, cost_repartition, needs
+from einmpi.plan.viable import viable
 
 ROOT = Path(__file__).parents[1]
 

@@ -15,22 +15,13 @@ import numpy.typing as npt
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
 from einmpi.plan.costs import (
-    Cost,
     cost_aggregate,
     cost_join,
     cost_repartition,
-    graph_cost,
-    graph_costs,
     needs,
     operand_bounds,
-    vertex_cost,
 )
-from einmpi.plan.relations import relations
 from einmpi.plan.viable import Parts, join_order, viable
-
-# All that the paper defines is found here, wherever its code lives.
-__all__ = ["Cost", "Parts", "cost_aggregate", "cost_join", "cost_repartition", "decompose", "graph_cost",
-           "graph_costs", "is_tree", "longest_paths", "needs", "relations", "vertex_cost", "viable"]  # fmt: skip
 
 Table = npt.NDArray[Any]  # whole numbers: int64, or Python's own where those could overflow
 

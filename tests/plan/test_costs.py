@@ -12,16 +12,9 @@ from paper_helpers import chain, graph_of, matmul
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg
-from einmpi.plan.paper import (
-    cost_aggregate,
-    cost_join,
-    cost_repartition,
-    decompose,
-    graph_cost,
-    graph_costs,
-    needs,
-    viable,
-)
+from einmpi.plan.costs import cost_aggregate, cost_join, cost_repartition, graph_cost, graph_costs, needs
+from einmpi.plan.paper import decompose
+from einmpi.plan.viable import viable
 
 
 def test_the_papers_examples_of_join_and_aggregation() -> None:

@@ -18,8 +18,10 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan import paper
-from einmpi.plan.paper import decompose, graph_cost, is_tree, longest_paths, viable
+from einmpi.plan.costs import graph_cost
+from einmpi.plan.paper import decompose, is_tree, longest_paths
 from einmpi.plan.strategies import PARTITIONERS
+from einmpi.plan.viable import viable
 
 GOLDEN = [(1, 4, 5_734_400, 6_963_200), (1, 16, 10_649_600, 14_336_000), (1, 64, 17_612_800, 29_081_600),
           (10, 4, 5_857_280, 11_018_240), (10, 16, 6_758_400, 22_077_440), (10, 64, 8_478_720, 44_195_840)]  # fmt: skip

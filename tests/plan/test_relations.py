@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from paper_helpers import graph_of
 
-from einmpi.plan.paper import relations
+from einmpi.plan.relations import relations
 
 PAIR = "Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,l] = sum(Y[i,k] * C[k,l])"
 

@@ -17,8 +17,9 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan.mesh import Mesh
-from einmpi.plan.paper import decompose, viable
+from einmpi.plan.paper import decompose
 from einmpi.plan.strategies import PARTITIONERS, Choice, place
+from einmpi.plan.viable import viable
 
 ROLES = {"sequence": ("s", "t"), "head": ("h",), "hidden": ("d",)}
 LLAMA_ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
