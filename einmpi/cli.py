@@ -86,10 +86,15 @@ def _run_safely(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:  # `einmpi … | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (EinmpiError, MemoryError, OSError) as error:
+    except KeyboardInterrupt:
+        print("einmpi: interrupted", file=sys.stderr, flush=True)
+        return 130
+    except Exception as error:
         if os.environ.get("EINMPI_DEBUG") == "1":
             raise
-        print(str(error) or type(error).__name__, file=sys.stderr, flush=True)
+        known = isinstance(error, EinmpiError)
+        line = str(error) if known else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
+        print(" ".join(line.split()), file=sys.stderr, flush=True)
         return error.status if isinstance(error, EinmpiError) else 1
 
 

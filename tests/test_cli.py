@@ -362,3 +362,17 @@ def test_four_ranks_refuse_a_bad_job_with_one_line(name, folder):
     text, message = BAD_JOBS[name]
     (folder / "bad.toml").write_text(text)
     assert_refused(run(folder, "bad.toml", launcher=(MPIRUN, "-n", "4")), message)
+
+
+def test_an_error_nobody_foresaw_is_one_line_and_status_1() -> None:
+    """A stand-in for a bug: the planner is made to fail."""
+    script = (
+        "import sys, einmpi.api\n"
+        "def broken(*args, **options): raise ZeroDivisionError('two\\nlines')\n"
+        "einmpi.api.plan = broken\n"
+        "from einmpi.cli import main\n"
+        "sys.exit(main(['plan', 'jobs/chain.toml', '-n', '4']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    expected = "einmpi: error: ZeroDivisionError: two lines; EINMPI_DEBUG=1 shows where\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
