@@ -11,6 +11,14 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.plan.mesh import Mesh
 
 
+STAGE = 16 * 2**20  # bytes of a buffer for messages
+
+
+def staging(nbytes: int, ranks: int) -> int:
+    """Bytes of buffers while a block of this size moves: one for sending, one for receiving, and what rounding adds."""
+    return 2 * min(nbytes, STAGE) + 16 * ranks
+
+
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
     """The largest block of a tensor when each axis cuts the dimension given (None: none)."""
     longest = [
@@ -25,6 +33,7 @@ def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
     if not axes:
         return extent
     window = next(group for group in mesh.windows(extent) if axes[0] in group)
+    axes = [axis for axis in axes if axis in window]  # a block on its way may be cut by two windows
     cut = prod(mesh.factors[axis] for axis in axes)
     if tuple(axes) == window[: len(axes)]:
         return -(-extent // cut)
@@ -48,7 +57,10 @@ def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tupl
 
 def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
                layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
-    """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes."""
+    """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes.
+
+    While a tensor moves there are buffers for messages beside it, one for sending and one for receiving.
+    """
     held: dict[str, int] = {}
     for name in resident:
         for user in graph.consumers.get(name, ()):
@@ -58,7 +70,7 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
     peak = sum(held.values())
     for vertex in graph.computed:
         state = states[vertex.name]
-        gathered = 0
+        gathered = staged = 0
         for operand, name in enumerate(vertex.inputs):
             wanted = operand_cuts(graph, vertex.name, operand, state)
             if graph[name].is_input and name not in held and name in layouts:
@@ -67,10 +79,15 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
                 wanted if graph[name].is_input else output_cuts(graph, name, states[name])
             )
             if name not in held or stored != wanted:
-                gathered += block_bytes(graph[name], mesh, wanted)
+                size = block_bytes(graph[name], mesh, wanted)
+                gathered += size
+                if name in held or None in wanted:  # else an input that no two ranks want
+                    staged = max(staged, staging(max(held.get(name, 0), size), mesh.ranks))
         made = block_bytes(vertex, mesh, output_cuts(graph, vertex.name, state))
         final = block_bytes(vertex, mesh, layouts[vertex.name]) if vertex.name in layouts else 0
-        peak = max(peak, sum(held.values()) + gathered + made, sum(held.values()) + made + final)
+        now = sum(held.values())
+        staged_final = staging(max(made, final), mesh.ranks) if final else 0
+        peak = max(peak, now + gathered + max(made, staged), now + made + final + staged_final)
         for name in graph.last_reads[vertex.name]:
             if name not in resident:
                 held.pop(name, None)

@@ -49,6 +49,7 @@ class Plan:
     lower_bound: int
     paper_cost: int
     notes: Mapping[str, str]
+    resident: tuple[str, ...] = ()  # inputs that lie where they are wanted
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -57,6 +58,7 @@ class Plan:
         parts = [str(self.graph), str(self.ranks), str(self.mesh.ranks), self.strategy]
         parts += [f"{name}:{state}" for name, state in self.states.items()]
         parts += [f"{name}:{layout}" for name, layout in self.layouts.items()]
+        parts += [f"{name}: resident" for name in self.resident]
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     @property
@@ -256,7 +258,8 @@ class _Planning:
             if (einsum := self.graph[name].einsum) is not None
         }
         return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, words, moved_bytes, peak,
-                    "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes)  # fmt: skip
+                    "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
+                    self.options.resident)  # fmt: skip
 
     def moved(self, found: States) -> tuple[dict[str, Cost], dict[str, int]]:
         """(words, bytes) each vertex costs. Copies and new cuts are paid by who needs them, partial results by who made

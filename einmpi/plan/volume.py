@@ -61,11 +61,16 @@ def layout_factors(factors: Sequence[int], ndim: int, sources: Ints, targets: In
     return Factors(*parts)
 
 
+def reduction_surplus(products: Sequence[Any], ranks: int) -> Any:
+    """ranks² times what aggregating costs more than it saves; where positive, replicas share it."""
+    _, held, partials, common, _ = products
+    return ranks * (held - held // partials) - common
+
+
 def received(products: Sequence[Any], ranks: int) -> Any:
     """ranks² times the share of the tensor that each rank receives, from the five products."""
-    wanted, held, partials, common, copies = products
-    delta = ranks * (held - held // partials) - common
-    return ranks * wanted + np.maximum(delta, 0) // copies + np.minimum(delta, 0)
+    wanted, copies, surplus = products[0], products[-1], reduction_surplus(products, ranks)
+    return ranks * wanted + np.maximum(surplus, 0) // copies + np.minimum(surplus, 0)
 
 
 def moved(table: Factors, ranks: int) -> Ints:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
 from einmpi.graph.job_tensors import InputSpec
+from einmpi.schedule.regions import Box
 
 CHUNK = 2**20  # elements at a time: temporaries stay at a few dozen MiB
 Maker: TypeAlias = Callable[[InputSpec, np.dtype, int, int], np.ndarray]
@@ -23,6 +25,23 @@ def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> np.ndarray:
             last = min(first + CHUNK, stop)
             values[first - start : last - start] = make(spec, target, first, last)
     return values
+
+
+def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: np.ndarray) -> None:
+    """The elements of a box of the tensor, into an array of the box's shape."""
+    if not target.size:
+        return
+    # Dimensions that are taken whole at the end are one with the last that is not: a row.
+    cut = max((d for d, (s, n) in enumerate(zip(there, bound, strict=True)) if s != slice(0, n)), default=0)
+    inner = prod(bound[cut + 1 :])
+    first, last = (there[cut].start * inner, there[cut].stop * inner) if bound else (0, 1)
+    row = prod(bound[cut:])
+    for position in np.ndindex(target.shape[:cut]):
+        number = 0
+        for k, extent, along in zip(position, bound, there, strict=False):
+            number = number * extent + along.start + k
+        values = generate(spec, target.dtype.name, number * row + first, number * row + last)
+        target[position] = values.reshape(target.shape[cut:])
 
 
 def words(seed: int, start: int, stop: int) -> np.ndarray:

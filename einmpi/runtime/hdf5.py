@@ -6,13 +6,14 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.scalar import DTYPES
+from einmpi.schedule.regions import Box
 
 if TYPE_CHECKING:
     import h5py
@@ -29,17 +30,16 @@ def describe(file: str, dataset: str, place: str = "") -> tuple[tuple[int, ...],
         return found.shape, _dtype(found, file, dataset, place).name
 
 
-def read(file: str, dataset: str, place: str = "") -> np.ndarray:
-    """The whole dataset, in this machine's byte order."""
+def read(file: str, dataset: str, place: str, target: np.ndarray, boxes: Iterable[tuple[Box, Box]]) -> None:
+    """Boxes of a dataset into boxes of an array, in this machine's byte order. The shape and dtype are as expected."""
     with _opened(file, place) as handle:
         found = _dataset(handle, file, dataset, place)
-        array = np.empty(found.shape, _dtype(found, file, dataset, place))
-        if array.size:
-            try:
-                found.read_direct(array)
-            except (OSError, RuntimeError) as error:  # a damaged chunk, a filter this HDF5 does not have
-                raise InputError(place or file, f"{dataset} in {file} cannot be read: {_reason(error)}") from None
-        return array
+        for there, here in boxes:
+            if target[here].size:
+                try:
+                    found.read_direct(target, there, here)
+                except (OSError, RuntimeError) as error:  # a damaged chunk, a filter this HDF5 does not have
+                    raise InputError(place or file, f"{dataset} in {file} cannot be read: {_reason(error)}") from None
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,10 @@ import numpy as np
 from einmpi.errors import EinmpiError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
-from einmpi.graph.scalar import DTYPES, OPS, Arg, Const, Element, Index, Scalar
+from einmpi.runtime.apply import apply, reduce_block
 
 BLOCK = 2**21  # elements of a temporary
-# Sums and products in single precision are accumulated in double: a reference may not lose digits.
-_WIDE = {"float16": np.float64, "float32": np.float64, "complex64": np.complex128}
+
 
 Block = Mapping[str, range]
 
@@ -93,44 +92,10 @@ def evaluate_block(einsum: EinSum, operands: Sequence[np.ndarray], block: Block)
     }
     values: list[Any] = []
     for operand, index in zip(operands, einsum.operands, strict=True):
-        places = [positions[e] if isinstance(e, str) else _apply(e, values, positions) for e in index]
+        places = [positions[e] if isinstance(e, str) else apply(e, values, positions) for e in index]
         for place, extent in zip(places, operand.shape, strict=True):
             if np.size(place) and (np.min(place) < 0 or np.max(place) >= extent):
                 raise IndexError(f"an index from {np.min(place)} to {np.max(place)} is out of range; 0 to {extent - 1}")
         values.append(operand[tuple(places)])
-    result = _apply(einsum.function, values, positions)
+    result = apply(einsum.function, values, positions)
     return np.broadcast_to(result, [len(block[label]) for label in einsum.labels])
-
-
-def reduce_block(aggregation: str, values: np.ndarray, axes: tuple[int, ...], dtype: str) -> Any:
-    ufunc = getattr(np, AGGREGATIONS[aggregation].ufunc)
-    if aggregation in ("sum", "prod"):
-        return ufunc.reduce(values, axis=axes, dtype=_WIDE.get(dtype, dtype))
-    return ufunc.reduce(values, axis=axes)
-
-
-def _erf(values: np.ndarray) -> Any:
-    dtype = np.exp.resolve_dtypes((values.dtype, None))[-1]
-    return np.vectorize(math.erf, otypes=[np.float64])(values).astype(dtype)
-
-
-_OWN: dict[str, Callable[..., Any]] = {
-    "where": np.where,
-    "rsqrt": lambda x: 1 / np.sqrt(x),
-    "erf": _erf,
-    "real": np.real,
-    "imag": np.imag,
-    **{dtype: (lambda x, dtype=dtype: np.asarray(x).astype(dtype)) for dtype in DTYPES},
-}
-
-
-def _apply(node: Scalar, values: Sequence[Any], positions: Mapping[str, np.ndarray]) -> Any:
-    if isinstance(node, Const):
-        return node.value
-    if isinstance(node, Index):
-        return positions[node.label]
-    if isinstance(node, Arg):
-        return values[node.position]
-    assert not isinstance(node, Element), "a vertex's function reads operands, not names"
-    function = _OWN.get(node.op) or getattr(np, OPS[node.op].ufunc)
-    return function(*(_apply(arg, values, positions) for arg in node.args))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,11 +15,15 @@ from einmpi.graph.job_file import Job
 from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec, OutputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import hdf5
-from einmpi.runtime.generate import generate
+from einmpi.runtime.generate import fill_box
+from einmpi.schedule.regions import Box
 from einmpi.version import __version__
 
 _SAFETENSORS_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64", "I32": "int32",
                        "I64": "int64", "BOOL": "bool"}  # fmt: skip
+
+
+Boxes: TypeAlias = Iterable[tuple[Box, Box]]  # of a tensor, and where they go in an array
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Format:
     """How to look at an input in a file, and how to read it."""
 
     describe: Callable[[InputSpec], tuple[tuple[int, ...], str]]
-    read: Callable[[InputSpec], np.ndarray]
+    read: Callable[[InputSpec, np.ndarray, Boxes], None]
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
@@ -44,13 +47,24 @@ def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
 
 def load(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """The values of an input, whole."""
-    if spec.file is None:
-        return generate(spec, dtype, 0, prod(shape)).reshape(shape)
-    array = _format(spec).read(spec)
-    if array.shape != tuple(shape) or array.dtype != np.dtype(dtype):
-        found = f"{array.dtype.name}{list(array.shape)}"
-        raise InputError(spec.place, f"{spec.name} in {spec.file} is {found} now", f"{dtype}{list(shape)}, as planned")
+    array = np.empty(shape, dtype)
+    everything = tuple(slice(0, extent) for extent in shape)
+    fill(spec, array, [(everything, everything)], shape)
     return array
+
+
+def fill(spec: InputSpec, target: np.ndarray, boxes: Boxes, shape: tuple[int, ...]) -> None:
+    """Boxes of an input of this shape into boxes of an array; the array has the dtype planned for."""
+    if spec.file is None:
+        for there, here in boxes:
+            fill_box(spec, shape, there, target[here])
+        return
+    found_shape, found_dtype = _format(spec).describe(spec)
+    if found_shape != tuple(shape) or found_dtype != target.dtype.name:
+        found = f"{found_dtype}{list(found_shape)}"
+        raise InputError(spec.place, f"{spec.name} in {spec.file} is {found} now",
+                         f"{target.dtype.name}{list(shape)}, as planned")  # fmt: skip
+    _format(spec).read(spec, target, boxes)
 
 
 def _format(spec: InputSpec) -> Format:
@@ -65,8 +79,8 @@ def _describe_hdf5(spec: InputSpec) -> tuple[tuple[int, ...], str]:
     return hdf5.describe(spec.file or "", spec.dataset or "", spec.place)
 
 
-def _read_hdf5(spec: InputSpec) -> np.ndarray:
-    return hdf5.read(spec.file or "", spec.dataset or "", spec.place)
+def _read_hdf5(spec: InputSpec, target: np.ndarray, boxes: Boxes) -> None:
+    hdf5.read(spec.file or "", spec.dataset or "", spec.place, target, boxes)
 
 
 def _describe_safetensors(spec: InputSpec) -> tuple[tuple[int, ...], str]:
@@ -82,10 +96,12 @@ def _describe_safetensors(spec: InputSpec) -> tuple[tuple[int, ...], str]:
         return tuple(entry.get_shape()), _SAFETENSORS_DTYPES[code]
 
 
-def _read_safetensors(spec: InputSpec) -> np.ndarray:
-    _describe_safetensors(spec)
+def _read_safetensors(spec: InputSpec, target: np.ndarray, boxes: Boxes) -> None:
     with _safetensors(spec) as handle:
-        return np.ascontiguousarray(handle.get_tensor(spec.tensor)).reshape(handle.get_slice(spec.tensor).get_shape())
+        for there, here in boxes:
+            # A number has no slices in that library.
+            values = handle.get_slice(spec.tensor)[there] if there else handle.get_tensor(spec.tensor)
+            target[here] = values.reshape(target[here].shape)
 
 
 @contextlib.contextmanager

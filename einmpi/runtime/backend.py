@@ -1,0 +1,95 @@
+"""What the execute loop needs of an array library: NumPy's way, and one that knows shapes only (for dry runs)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.runtime.kernels import compute
+from einmpi.schedule.regions import Region, indices
+from einmpi.schedule.steps import Kernel
+
+ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
+MANY_RUNS = 256
+
+
+class Backend(Protocol):
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Any: ...
+    def pack(self, array: Any, region: Region, packed: Any) -> None:
+        """Copy a region of an array into `packed`, which has its elements one after another."""
+
+    def unpack(self, packed: Any, array: Any, region: Region) -> None: ...
+    def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None:
+        """Aggregate `packed` into a region of an array."""
+
+    def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None: ...
+
+
+class NumpyBackend:
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+    def pack(self, array: np.ndarray, region: Region, packed: np.ndarray) -> None:
+        for there, here in _pieces(region):
+            _shaped(packed, region)[here] = np.atleast_1d(array)[there]
+
+    def unpack(self, packed: np.ndarray, array: np.ndarray, region: Region) -> None:
+        for there, here in _pieces(region):
+            np.atleast_1d(array)[there] = _shaped(packed, region)[here]
+
+    def combine(self, aggregation: str, array: np.ndarray, region: Region, packed: np.ndarray) -> None:
+        ufunc = getattr(np, AGGREGATIONS[aggregation].ufunc)
+        with np.errstate(all="ignore"):
+            for there, here in _pieces(region):
+                array_view = np.atleast_1d(array)
+                array_view[there] = ufunc(array_view[there], _shaped(packed, region)[here])
+
+    def compute(self, step: Kernel, operands: Sequence[np.ndarray], target: np.ndarray) -> None:
+        chosen = list(operands)
+        for operand, dimension, runs in step.select:
+            taken = slice(*runs[0]) if len(runs) == 1 else indices(runs)
+            chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
+        compute(step.einsum, chosen, target, {label: indices(runs) for label, runs in step.index}, self.threads)
+
+
+def _shaped(packed: np.ndarray, region: Region) -> np.ndarray:
+    return packed.reshape([sum(stop - start for start, stop in runs) for runs in region])
+
+
+def _pieces(region: Region) -> Iterator[tuple[Any, Any]]:
+    """(where in the array, where in the packed region), run by run; or all at once where there are very many."""
+    if prod(map(len, region)) > MANY_RUNS:
+        yield np.ix_(*map(indices, region)), (slice(None),) * len(region)
+        return
+    sides = []
+    for runs in region:
+        before, pairs = 0, []
+        for start, stop in runs:
+            pairs.append((slice(start, stop), slice(before, before + stop - start)))
+            before += stop - start
+        sides.append(pairs)
+    for combination in itertools.product(*sides):
+        yield tuple(pair[0] for pair in combination), tuple(pair[1] for pair in combination)
+
+
+class ShapeBackend:
+    """Arrays without values: as large as one likes, in no memory."""
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return np.broadcast_to(np.zeros((), dtype), shape)
+
+    def pack(self, array: Any, region: Region, packed: Any) -> None: ...
+    def unpack(self, packed: Any, array: Any, region: Region) -> None: ...
+    def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None: ...
+    def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None: ...

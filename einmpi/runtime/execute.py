@@ -1,0 +1,62 @@
+"""The execute loop: the steps of a schedule, one after another, on any backend over any communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from einmpi.runtime.backend import Backend
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.comm import Comm
+from einmpi.runtime.transfer import exchange, reduce
+from einmpi.schedule.regions import Region
+from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Schedule, Step, Store
+
+
+class Storage(Protocol):
+    """Where inputs come from."""
+
+    def fill(self, tensor: str, region: Region, target: Any, place: Region) -> None:
+        """Put a region of an input at a place in an array."""
+
+    def block(self, tensor: str) -> Any | None:
+        """What the rank has of a resident input already, or None."""
+
+
+def execute(
+    schedule: Schedule, backend: Backend, comm: Comm, storage: Storage, on_step: Callable[[Step], None] | None = None
+) -> tuple[dict[str, Any], Buffers]:
+    """Do a rank's schedule: (its blocks of the outputs, the buffers with what they took). `on_step` hears of each step
+    before it is done."""
+    buffers = Buffers(backend)
+    outputs: dict[str, Any] = {}
+    for step in schedule.steps:
+        if on_step is not None:
+            on_step(step)
+        if isinstance(step, Store):
+            outputs[step.tensor] = buffers[step.slot]
+        else:
+            _do(step, buffers, comm, storage)
+    return outputs, buffers
+
+
+def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+    if isinstance(step, Load):
+        _load(step, buffers, storage)
+    elif isinstance(step, Exchange):
+        exchange(step, buffers, comm)
+    elif isinstance(step, Reduce):
+        reduce(step, buffers, comm)
+    elif isinstance(step, Kernel):
+        operands = [buffers[slot] for slot in step.operands]
+        buffers.backend.compute(step, operands, buffers.make(step.target))
+    elif isinstance(step, Free):
+        buffers.free(step.slot)
+
+
+def _load(step: Load, buffers: Buffers, storage: Storage) -> None:
+    here = storage.block(step.tensor) if step.kept else None
+    if here is not None:
+        buffers.put(step.slot, here)
+    else:
+        storage.fill(step.tensor, step.region, buffers.make(step.slot), step.place)

@@ -1,0 +1,161 @@
+"""A plan and a rank → the rank's schedule. A block is a pure function of layout and rank: nobody has to be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from einmpi.graph.eingraph import Vertex
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Index, Scalar, walk
+from einmpi.plan.memory import operand_cuts, output_cuts
+from einmpi.plan.plan import Plan
+from einmpi.schedule.memory import with_frees
+from einmpi.schedule.moves import PARTIAL, Holding, dealt_out, exchange, reduced, reduction
+from einmpi.schedule.regions import Cuts, Region, Runs, length, locate, share
+from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Schedule, Slot, Step, Store, slot_of
+
+
+def lower(plan: Plan, rank: int) -> Schedule:
+    """The schedule of one rank, without looking at those of others."""
+    steps: Sequence[Step] = ()
+    if rank < plan.mesh.ranks:
+        steps = with_frees(_Lowering(plan, rank).run(), kept=plan.resident)
+    return Schedule(rank, plan.ranks, plan.digest, tuple(steps))
+
+
+@dataclass
+class _Lowering:
+    plan: Plan
+    rank: int
+    steps: list[Step] = field(default_factory=list)
+    stored: dict[str, tuple[Slot, Cuts]] = field(default_factory=dict)  # where each tensor is, and its layout
+    memo: dict[object, object] = field(default_factory=dict)  # layers repeat
+
+    def run(self) -> list[Step]:
+        graph = self.plan.graph
+        for name in self.plan.resident:
+            if graph.consumers[name]:
+                self.load(graph[name], self.first_layout(name))
+        for vertex in graph.computed:
+            self.compute(vertex)
+        return self.steps
+
+    def first_layout(self, name: str) -> Cuts:
+        """The layout in which an input is loaded: its own, or that of the one vertex that reads it."""
+        own = self.plan.layouts.get(name)
+        if own is not None:
+            return own
+        user = self.plan.graph.consumers[name][0]
+        return operand_cuts(self.plan.graph, user, self.plan.graph[user].inputs.index(name), self.plan.states[user])
+
+    def holding(self, vertex: Vertex, cuts: Cuts) -> Holding:
+        return Holding(self.plan.mesh, vertex.bound or (1,), cuts)
+
+    def block(self, vertex: Vertex, cuts: Cuts) -> Region:
+        if not vertex.bound:
+            return ()
+        key = "block", vertex.bound, cuts
+        if key not in self.memo:
+            self.memo[key] = self.holding(vertex, cuts).region(self.plan.mesh.digits(self.rank))
+        return self.memo[key]  # type: ignore[return-value]
+
+    # ---- inputs -----------------------------------------------------------------------------------------------------
+
+    def load(self, vertex: Vertex, cuts: Cuts) -> None:
+        """Each element is loaded by one rank and goes from there to the others that want it; resident ones lie there."""
+        slot = slot_of(vertex.name, self.block(vertex, cuts), vertex.dtype)
+        self.stored[vertex.name] = slot, cuts
+        if vertex.name in self.plan.resident:
+            region = self.block(vertex, cuts)
+            everything = tuple(((0, length(runs)),) if runs else () for runs in region)
+            self.steps.append(Load(vertex.name, slot, region, everything, kept=True))
+            return
+        wanted = self.holding(vertex, cuts)
+        everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
+        pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)
+        digits = self.plan.mesh.digits(self.rank)
+        piece = pieces.region(digits)
+        if all(piece):
+            place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
+            self.steps.append(Load(vertex.name, slot, piece, place))
+        key = "load", vertex.bound, cuts
+        if key not in self.memo:
+            self.memo[key] = replace(exchange(wanted, pieces, wanted, self.rank), own=None)
+        if everywhere:
+            self.steps.append(Exchange(vertex.name, slot, slot, self.memo[key]))  # type: ignore[arg-type]
+
+    # ---- computed tensors -------------------------------------------------------------------------------------------
+
+    def compute(self, vertex: Vertex) -> None:
+        graph, state = self.plan.graph, self.plan.states[vertex.name]
+        einsum = vertex.einsum
+        assert einsum is not None
+        operands = [self.read(vertex, operand) for operand in range(len(vertex.inputs))]
+        made = output_cuts(graph, vertex.name, state)
+        slot = slot_of(f"{vertex.name}", self.block(vertex, made), vertex.dtype)
+        self.steps.append(self.kernel(vertex, einsum, state, operands, slot))
+        source = tuple(PARTIAL if x is not None and x in einsum.aggregated else c for x, c in zip(state, made, strict=True))
+        self.stored[vertex.name] = slot, source
+        layout = self.plan.layouts.get(vertex.name)
+        if layout is not None:
+            final = self.move(vertex, layout, f"{vertex.name}'")
+            self.stored[vertex.name] = final, layout
+        if vertex.name in graph.outputs:
+            slot, cuts = self.stored[vertex.name]
+            self.steps.append(Store(vertex.name, slot, self.block(vertex, cuts)))
+
+    def read(self, user: Vertex, operand: int) -> Slot:
+        """The slot with what a vertex needs of an operand."""
+        vertex = self.plan.graph[user.inputs[operand]]
+        wanted = operand_cuts(self.plan.graph, user.name, operand, self.plan.states[user.name])
+        if vertex.name not in self.stored:
+            self.load(vertex, self.first_layout(vertex.name))
+        return self.move(vertex, wanted, f"{vertex.name}→{user.name}.{operand}")
+
+    def move(self, vertex: Vertex, target: Cuts, name: str) -> Slot:
+        """Bring a tensor into a layout: aggregate partial results, then exchange."""
+        slot, source = self.stored[vertex.name]
+        if source == target:
+            return slot
+        key = "move", vertex.bound, source, target
+        if key not in self.memo:
+            have, want = self.holding(vertex, source), self.holding(vertex, target)
+            middle = reduced(self.plan.mesh, have.bound, source, target)
+            partial = [axis for axis, cut in enumerate(source) if cut == PARTIAL]
+            self.memo[key] = (
+                reduction(have, middle, partial, self.rank) if partial else None,
+                exchange(have, middle, want, self.rank),
+            )
+        reducing, moves = self.memo[key]  # type: ignore[misc]
+        if reducing is not None:
+            assert vertex.einsum is not None and vertex.einsum.aggregation is not None
+            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reducing))
+        made = slot_of(name, self.block(vertex, target), vertex.dtype)
+        self.steps.append(Exchange(vertex.name, slot, made, moves))
+        return made
+
+    def kernel(self, vertex: Vertex, einsum: EinSum, state: Sequence[str | None], operands: Sequence[Slot],
+               target: Slot) -> Kernel:  # fmt: skip
+        runs = {label: self.share_of(label, extent, state) for label, extent in einsum.extents}
+        local = replace(einsum, extents=tuple((label, length(runs[label])) for label in einsum.labels))
+        # A rank needs to know which indices its positions stand for where a label is a number.
+        numbers = _labels_as_numbers(einsum)
+        index = tuple((label, runs[label]) for label in einsum.labels if label in numbers and label in state)
+        select = []
+        for operand, entries in enumerate(einsum.operands):
+            for dimension, entry in enumerate(entries):
+                # A diagonal is cut along its first dimension; of the others every rank has all.
+                if isinstance(entry, str) and entry in state and entries.index(entry) != dimension:
+                    select.append((operand, dimension, runs[entry]))
+        return Kernel(vertex.name, target, tuple(operands), local, index, tuple(select))
+
+    def share_of(self, label: str, extent: int, state: Sequence[str | None]) -> Runs:
+        digits = self.plan.mesh.digits(self.rank)
+        return share(self.plan.mesh, extent, tuple((a, digits[a]) for a, cut in enumerate(state) if cut == label))
+
+
+def _labels_as_numbers(einsum: EinSum) -> set[str]:
+    trees: list[Scalar] = [einsum.function]
+    trees += [entry for entries in einsum.operands for entry in entries if not isinstance(entry, str)]
+    return {node.label for tree in trees for node in walk(tree) if isinstance(node, Index)}

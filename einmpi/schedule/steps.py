@@ -1,0 +1,191 @@
+"""The steps of a rank's schedule. Each carries all that is needed to do it, and prints as one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from einmpi.graph.einsum import EinSum
+from einmpi.schedule.regions import Region, Runs, elements, shape
+from einmpi.units import show_bytes
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A local buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name}{list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """Fill a part of a slot with a region of an input; the whole slot when the two have the same size."""
+
+    tensor: str
+    slot: Slot
+    region: Region  # of the tensor
+    place: Region  # in the slot
+    kept: bool = False  # the rank has it already: it lies there between runs
+
+    def __str__(self) -> str:
+        return f"load      {self.slot} ← {show_region(self.region)} of {self.tensor}"
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Who sends what to whom in a group of ranks. Places are in the source's slot, and in the target's.
+
+    Nothing is None; a rank sends nothing to itself: what it has already is copied from `own[0]` to `own[1]`.
+    """
+
+    group: tuple[int, ...]
+    me: int  # position in the group
+    sends: tuple[Region | None, ...]
+    receives: tuple[Region | None, ...]
+    own: tuple[Region, Region] | None
+    everybody: bool  # all members receive the same from a member
+    most: int  # a bound on the elements that a member sends or receives, equal for all of them
+
+    @property
+    def words(self) -> int:
+        """Elements that this rank receives."""
+        return sum(elements(region) for region in self.receives if region is not None)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Make the target's block of a tensor from the blocks of a group of ranks; in place where the two are one slot."""
+
+    tensor: str
+    source: Slot
+    target: Slot
+    moves: Moves
+
+    @property
+    def nbytes(self) -> int:
+        return self.moves.words * np.dtype(self.target.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"exchange  {self.source} → {self.target} {_among(self.moves.group, self.nbytes)}"
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Each member of a group gets its piece of the slot aggregated over the whole group, in place."""
+
+    tensor: str
+    slot: Slot
+    aggregation: str
+    group: tuple[int, ...]
+    me: int
+    pieces: tuple[Region | None, ...]  # of each member, in the slot
+
+    @property
+    def nbytes(self) -> int:
+        own = self.pieces[self.me]
+        return 0 if own is None else (len(self.group) - 1) * elements(own) * np.dtype(self.slot.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"reduce    {self.slot} by {self.aggregation} {_among(self.group, self.nbytes)}"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Compute the rank's share of a vertex."""
+
+    vertex: str
+    target: Slot
+    operands: tuple[Slot, ...]
+    einsum: EinSum  # with the extents that the rank has
+    index: tuple[tuple[str, Runs], ...]  # the indices that a label stands for on this rank, where that matters
+    select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
+
+    def __str__(self) -> str:
+        return f"kernel    {self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
+
+
+@dataclass(frozen=True)
+class Store:
+    """An output is complete."""
+
+    tensor: str
+    slot: Slot
+    region: Region
+
+    def __str__(self) -> str:
+        return f"store     {self.slot} → {show_region(self.region)} of {self.tensor}"
+
+
+@dataclass(frozen=True)
+class Free:
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"free      {self.slot}"
+
+
+Step: TypeAlias = Load | Exchange | Reduce | Kernel | Store | Free
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What one rank does, in order. Ranks that the plan leaves idle have no steps."""
+
+    rank: int
+    ranks: int
+    digest: str  # of the plan: equal on all ranks
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])
+
+
+def reads(step: Step) -> Iterator[Slot]:
+    """The slots whose values a step uses."""
+    if isinstance(step, Exchange):
+        yield step.source
+    elif isinstance(step, Kernel):
+        yield from step.operands
+    elif isinstance(step, Reduce | Store):
+        yield step.slot
+
+
+def writes(step: Step) -> Iterator[Slot]:
+    """The slots a step makes or changes."""
+    if isinstance(step, Exchange | Kernel):
+        yield step.target
+    elif isinstance(step, Load | Reduce):
+        yield step.slot
+
+
+def show_region(region: Region) -> str:
+    """[0:4 8:12, :]-like text: the runs of each dimension, only the first ones where there are many."""
+    return f"[{', '.join(_show_runs(runs) for runs in region)}]"
+
+
+def _show_runs(runs: Runs) -> str:
+    if not runs:
+        return "nothing"
+    shown = " ".join(f"{start}:{stop}" for start, stop in runs[:3])
+    return shown if len(runs) <= 3 else f"{shown} … ({len(runs)} runs)"
+
+
+def _among(group: tuple[int, ...], received: int) -> str:
+    return f"among {len(group)} ranks, {show_bytes(received)} received" if len(group) > 1 else "locally"
+
+
+def slot_of(name: str, region: Region, dtype: str) -> Slot:
+    return Slot(name, shape(region), dtype)
