@@ -3,11 +3,14 @@
 # isort: off
 # The package einmpi.plan is loaded before the function einmpi.plan is bound: a first load later would replace it.
 import einmpi.plan  # noqa: F401
-from einmpi.api import einsum, load, plan, program, reference
+from einmpi.api import compile, einsum, load, plan, program, reference, run
 
 # isort: on
 from einmpi.errors import EinmpiError, InputError
 from einmpi.graph.job_file import Job
 from einmpi.version import __version__
 
-__all__ = ["EinmpiError", "InputError", "Job", "__version__", "einsum", "load", "plan", "program", "reference"]
+from einmpi.runtime.dist_array import DistArray
+
+__all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load", "plan", "program",
+           "reference", "run"]  # fmt: skip

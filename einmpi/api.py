@@ -17,11 +17,14 @@ from einmpi.graph.language import build_graph
 from einmpi.graph.subscripts import program_text, split_arguments
 from einmpi.graph.syntax import Source
 from einmpi.runtime import storage
+from einmpi.runtime.comm import ALONE, Comm
 from einmpi.runtime.reference import evaluate, memory_needed
 from einmpi.units import parse_bytes
 
 if TYPE_CHECKING:
-    from einmpi.plan.plan import Plan
+    from einmpi.compiled import Compiled
+    from einmpi.plan.plan import Options, Plan
+    from einmpi.runtime.dist_array import DistArray
 
 
 def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
@@ -58,6 +61,28 @@ def _job(text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, output
     return Job("", "", source, dtype, sizes, (), (), STRATEGIES[0], None, "numpy", False, {}, graph)
 
 
+def options_of(
+    job: Job,
+    strategy: str | None = None,
+    memory: int | str | None = None,
+    pin: Mapping[str, Sequence[int]] | None = None,
+) -> Options:
+    """What a job and the caller ask of a plan; the caller's word counts more."""
+    from einmpi.plan.plan import Options  # `import einmpi` stays fast without the planner
+
+    try:
+        limit = job.memory if memory is None else parse_bytes(str(memory))
+    except ValueError as error:
+        raise InputError("memory", *str(error).split("; ", 1)) from None
+    inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]  # others are not used
+    pins = {spec.name: spec.parts for spec in inputs if spec.parts is not None}
+    pins |= {spec.name: spec.parts for spec in job.outputs if spec.parts is not None}
+    for name, parts in (pin or {}).items():
+        pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
+    resident = tuple(spec.name for spec in inputs if spec.resident)
+    return Options(strategy or job.strategy, limit, resident, pins, job.roles)
+
+
 def plan(
     job: Job,
     ranks: int,
@@ -71,20 +96,37 @@ def plan(
     Strategy and memory a rank default to the job's own. `pin` prescribes into how many parts each dimension of an
     input or output is cut: ``pin={"A": (4, 1)}``.
     """
-    from einmpi.plan.plan import Options, make_plan  # `import einmpi` stays fast without the planner
+    from einmpi.plan.plan import make_plan
 
-    try:
-        limit = job.memory if memory is None else parse_bytes(str(memory))
-    except ValueError as error:
-        raise InputError("memory", *str(error).split("; ", 1)) from None
-    inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]  # others are not used
-    pins = {spec.name: spec.parts for spec in inputs if spec.parts is not None}
-    pins |= {spec.name: spec.parts for spec in job.outputs if spec.parts is not None}
-    for name, parts in (pin or {}).items():
-        pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
-    resident = tuple(spec.name for spec in inputs if spec.resident)
-    options = Options(strategy or job.strategy, limit, resident, pins, job.roles)
-    return make_plan(job.graph, ranks, options)
+    return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin))
+
+
+def compile(
+    job: Job,
+    comm: Any = None,
+    *,
+    strategy: str | None = None,
+    memory: int | str | None = None,
+    pin: Mapping[str, Sequence[int]] | None = None,
+) -> Compiled:
+    """A job made ready for the ranks of a communicator of mpi4py: call it again and again, it plans once.
+
+    ``step = compile(job); out = step({"A": a})``: outputs are DistArrays, and may be inputs of the next call. Without
+    `comm` these are all ranks that mpirun started, or this process alone.
+    """
+    from einmpi.compiled import Compiled
+    from einmpi.runtime.comm_mpi import comm_of
+
+    return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin))
+
+
+def run(job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **options: Any) -> dict[str, DistArray]:
+    """Compute the outputs of a job on all ranks of a communicator; `options` are those of `compile`.
+
+    Inputs are arrays that every rank has, DistArrays, or h5py datasets; those not given are generated or read as the
+    job says. Outputs stay distributed: ``run(job)["Z"].gather()`` is the whole array.
+    """
+    return compile(job, comm, **options)(inputs)
 
 
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
@@ -92,54 +134,54 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
 
     Inputs that are not given are generated or read as the job says.
     """
-    given = dict(inputs or {})
+    given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
     graph = job.graph
     needed = memory_needed(graph)
     if needed > (available := _memory()):
         raise InputError(job.source.name, f"this needs {needed / 2**30:.1f} GiB in one process",
                          f"at most the {available / 2**30:.1f} GiB of this machine; use smaller sizes")  # fmt: skip
+    from einmpi.compiled import check_inputs
+
+    check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
-    for name in given:
-        if name not in graph.by_name and name not in specs:
-            raise InputError("inputs", f"unknown input {name!r}", one_of(vertex.name for vertex in graph.inputs))
-    arrays = {}
-    for vertex in graph.inputs:
-        if vertex.name in given:
-            array = np.asarray(given[vertex.name])
-        elif vertex.name in specs:
-            array = storage.load(specs[vertex.name], vertex.bound, vertex.dtype)
-        else:
-            raise InputError("inputs", f"input {vertex.name} is not given", str(vertex))
-        if array.shape != vertex.bound or array.dtype.name != vertex.dtype:
-            found = f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"
-            raise InputError("inputs", f"{vertex.name} is {found}", str(vertex))
-        arrays[vertex.name] = array
-    return evaluate(graph, arrays)
+    return evaluate(graph, {v.name: given[v.name] if v.name in given else storage.load(specs[v.name], v.bound, v.dtype)
+                            for v in graph.inputs})  # fmt: skip
 
 
 def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, optimize: Any = True) -> np.ndarray:
+def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, optimize: Any = True) -> Any:
     """numpy.einsum's grammar: ``einsum("ij,jk->ik", a, b)`` or ``einsum(a, [0, 1], b, [1, 2], [0, 2])``.
 
-    Ellipsis, implicit output and repeated labels included. `dtype` converts the operands first; `optimize` is accepted
-    and ignored, the order of a product is always chosen.
+    Ellipsis, implicit output and repeated labels included. Arrays are computed with in this process and give an array;
+    a DistArray among the operands makes all ranks work together, and the result a DistArray. `dtype` converts the
+    operands first; `optimize` is accepted and ignored, the order of a product is always chosen.
     """
+    from einmpi.runtime.dist_array import DistArray
+
     subscripts, operands = split_arguments(arguments)
-    arrays = [np.asarray(operand) if dtype is None else np.asarray(operand, dtype) for operand in operands]
-    names = [f"x{k}" for k in range(len(arrays))]
-    job = _compiled(subscripts, tuple((array.shape, array.dtype.name) for array in arrays))
-    result = reference(job, dict(zip(names, arrays, strict=True)))["out"]
-    if out is None:
+    spread = next((operand for operand in operands if isinstance(operand, DistArray)), None)
+    arrays = [x if isinstance(x, DistArray) else np.asarray(x, dtype) for x in operands]
+    if spread is not None and (dtype is not None or out is not None):
+        raise InputError("einsum", "dtype and out do not go with a DistArray", "arrays only")
+    kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
+    compiled = _compiled(subscripts, kinds, ALONE if spread is None else spread.comm)
+    result = compiled({f"x{k}": array for k, array in enumerate(arrays)})["out"]
+    if spread is not None:
         return result
-    np.copyto(out, result, casting="safe")
+    if out is None:
+        return result.local
+    np.copyto(out, result.local, casting="safe")
     return out
 
 
 @lru_cache(maxsize=256)
-def _compiled(subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...]) -> Job:
+def _compiled(subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Comm) -> Compiled:
+    from einmpi.compiled import Compiled
+
     common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name if operands else ""
     text = program_text(subscripts, [shape for shape, _ in operands], common)
-    return _job(text, {f"x{k}": operand for k, operand in enumerate(operands)}, {}, common, None)
+    job = _job(text, {f"x{k}": operand for k, operand in enumerate(operands)}, {}, common, None)
+    return Compiled(job, comm, options_of(job))

@@ -1,22 +1,33 @@
-"""The command line: `einmpi JOB` runs a job, `einmpi check JOB` looks at it. One line and status 2 for bad input."""
+"""The command line: `einmpi JOB` runs a job. One line and status 2 for bad input; under mpirun rank 0 speaks for all."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.version import __version__
 
+if TYPE_CHECKING:
+    from einmpi.graph.job_file import Job
+    from einmpi.report.results import Report
+    from einmpi.runtime.comm import Comm
+
+Result = TypeVar("Result")
+
 _EXAMPLES = """examples:
-  einmpi jobs/chain.toml                     run a job
+  einmpi jobs/chain.toml                     run a job in this process
   mpirun -n 4 python -m einmpi jobs/chain.toml
-  einmpi jobs/chain.toml --set s=2000 --set skew=10
+  einmpi run jobs/chain.toml -n 4            the same: starts mpirun itself
+  einmpi verify jobs/chain.toml -n 4         run it and compare with the plain evaluator
+  einmpi jobs/chain.toml --set s=2000 --set skew=10 --repeat 5 --json -
   einmpi check jobs/attention.toml           parse it, infer shapes, look at its files
   einmpi plan jobs/attention.toml -n 64      how it is cut over 64 ranks; needs no MPI and touches no data
   einmpi plan jobs/chain.toml -n 8 --compare
@@ -39,50 +50,72 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--set", action="append", default=[], metavar="SIZE=N", help="replace a size of the job")
         command.add_argument("--dtype", help="dtype of generated inputs")
         command.add_argument("--quiet", action="store_true", help="print errors only")
-        if name == "plan":
-            _add_plan_arguments(command)
+        if name != "check":
+            _add_planning(command, ranks_needed=name == "plan")
+        if name in ("run", "verify"):
+            command.add_argument("--backend", help="numpy; the job's own by default")
+        if name == "run":
+            command.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times, report the median")
     return parser
 
 
-def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-n", "--ranks", type=int, required=True, metavar="P", help="number of ranks")
+def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
+    what = "number of ranks" if ranks_needed else "start this many ranks with mpirun"
+    command.add_argument("-n", "--ranks", type=int, required=ranks_needed, metavar="P", help=what)
     which = command.add_mutually_exclusive_group()
     which.add_argument("--strategy", help="see the list in the documentation; the job's own by default")
-    which.add_argument("--compare", action="store_true", help="all strategies side by side")
     command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
-    command.add_argument("--json", metavar="FILE", help="write the plan as JSON; - is standard output")
-    command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")
+    command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
+    if ranks_needed:
+        which.add_argument("--compare", action="store_true", help="all strategies side by side")
+        command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")
+
+
+# ---- the frame ------------------------------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status. Under mpirun, rank 0 speaks for all."""
-    from einmpi.runtime.comm_mpi import wait_for_status, world
-
+    """Run the command line; the exit status."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without × shows ?
-    comm = world()
-    if comm is None:
-        return _run_safely(arguments)
-    if comm.rank != 0:
-        return wait_for_status(comm, None)
-    status = 1
-    try:
-        status = _run_safely(arguments)
-    finally:  # whatever happens here, the other ranks must not wait for ever
-        wait_for_status(comm, status)
-    return status
-
-
-def _run_safely(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        words = [word for word in given if not word.startswith("-")]
-        if words and words[0] not in COMMANDS:
-            given.insert(0, "run")
-        options = make_parser().parse_args(given)
-        return COMMANDS[options.command](options)
-    except SystemExit as stop:  # --help and --version
-        return int(stop.code or 0)
+        from einmpi.runtime.comm_mpi import comm_of
+
+        comm = comm_of()
+    except EinmpiError as error:
+        return _say(error)
+    if comm.size == 1:
+        return _guarded(lambda: _command(given, comm))
+    return _one_of_many(given, comm)
+
+
+def _one_of_many(given: list[str], comm: Comm) -> int:
+    """A rank under mpirun. What all ranks raise together rank 0 prints; what one raises alone ends all of them."""
+    from einmpi.runtime.comm_mpi import abort, world
+    from einmpi.runtime.watch import fail, watch_signals
+
+    abort_all = partial(abort, world())
+    watch_signals(comm.rank, abort_all)
+    try:
+        if comm.rank == 0:
+            return _command(given, comm)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            return _command(given, comm)
+    except EinmpiError as error:
+        if not error.everywhere:
+            fail(comm.rank, error, abort_all)
+        return _say(error) if comm.rank == 0 else error.status
+    except BrokenPipeError:
+        abort_all(1)
+    except Exception as error:
+        fail(comm.rank, error, abort_all)
+    raise AssertionError("an aborted rank goes on")
+
+
+def _guarded(function: Callable[[], int]) -> int:
+    try:
+        return function()
     except BrokenPipeError:  # `einmpi … | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -92,46 +125,159 @@ def _run_safely(arguments: Sequence[str] | None) -> int:
     except Exception as error:
         if os.environ.get("EINMPI_DEBUG") == "1":
             raise
-        known = isinstance(error, EinmpiError)
-        line = str(error) if known else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
-        print(" ".join(line.split()), file=sys.stderr, flush=True)
-        return error.status if isinstance(error, EinmpiError) else 1
+        return _say(error)
 
 
-def check(options: argparse.Namespace) -> int:
+def _say(error: Exception) -> int:
+    known = isinstance(error, EinmpiError)
+    line = str(error) if known else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    print(" ".join((line + notes).split()), file=sys.stderr, flush=True)
+    return error.status if isinstance(error, EinmpiError) else 1
+
+
+def _together(comm: Comm, function: Callable[[], Result]) -> Result:
+    """Do something on every rank that may fail on some: then it fails on all, with the same error."""
+    from einmpi.compiled import agree
+
+    result, error = None, None
+    try:
+        result = function()
+    except EinmpiError as caught:
+        error = caught
+    agree(comm, "ok", error)
+    return result  # type: ignore[return-value]
+
+
+def _command(given: list[str], comm: Comm) -> int:
+    words = [word for word in given if not word.startswith("-")]
+    if words and words[0] not in COMMANDS:
+        given.insert(0, "run")
+    try:
+        options = _together(comm, lambda: make_parser().parse_args(given))
+    except SystemExit as stop:  # --help and --version
+        return int(stop.code or 0)
+    if comm.size == 1 and getattr(options, "ranks", None) and options.command in ("run", "verify") and options.ranks > 1:
+        from einmpi.launch import launch
+
+        return launch(options.ranks, _without_ranks(given))
+    return COMMANDS[options.command](options, comm)
+
+
+def _without_ranks(given: Sequence[str]) -> list[str]:
+    """The arguments but for -n P, which the ranks must not see."""
+    kept: list[str] = []
+    skip = False
+    for word in given:
+        if skip:
+            skip = False
+        elif word in ("-n", "--ranks"):
+            skip = True
+        elif not re.match(r"-n\d|--ranks=", word):
+            kept.append(word)
+    return kept
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def check(options: argparse.Namespace, comm: Comm) -> int:
     """parse a job, infer shapes, look at its files"""
     from einmpi.report.describe import describe_job
+    from einmpi.runtime.comm import on_first_rank
     from einmpi.runtime.storage import check_targets
 
-    job = _load(options)
-    check_targets(job)
-    if not options.quiet:
-        print(describe_job(job))
+    def look() -> None:
+        job = _load(options)
+        check_targets(job)
+        if not options.quiet:
+            print(describe_job(job))
+
+    on_first_rank(comm, look)
     return 0
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace, comm: Comm) -> int:
     """run a job (the default)"""
-    from einmpi.api import reference
-    from einmpi.report.describe import describe_results
+    from einmpi.runtime.comm import on_first_rank
+
+    report = _run(options, comm)
+    on_first_rank(comm, lambda: _print(options, str(report), report.as_json()))
+    return 0
+
+
+def _run(options: argparse.Namespace, comm: Comm) -> Report:
+    from einmpi.api import options_of
+    from einmpi.compiled import Compiled, Inputs
+    from einmpi.report.results import Report, figures, median, totals
     from einmpi.runtime.storage import check_targets, store
+    from einmpi.runtime.watch import note_to
 
     start = time.perf_counter()
+    job = _together(comm, lambda: _checked_job(options, check_targets))
+    compiled = Compiled(job, comm, _together(comm, lambda: options_of(job, options.strategy, options.memory)))
+    note = note_to(comm.rank)
+    compiled.on_step = lambda step: note(str(step))
+    plan, schedule = compiled.prepare({})
+    planned = time.perf_counter()
+    inputs = Inputs(job, {}, keep=getattr(options, "repeat", 1) > 1)
+    measured = []
+    for _ in range(getattr(options, "repeat", 1)):
+        outputs = compiled.run(plan, schedule, inputs)
+        measured.append(compiled.measured)
+    note("storing the results")
+    before = time.perf_counter()
+    store(job, outputs, comm)
+    stored = time.perf_counter() - before
+    runs = [each.seconds for each in measured]
+    seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs), "store": stored,
+               "total": time.perf_counter() - start}  # fmt: skip
+    last = measured[-1]
+    return Report(job, plan, totals(comm, last.received, last.peak), seconds, runs, outputs, figures(comm, outputs),
+                  str(compiled.threads))  # fmt: skip
+
+
+def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], None]) -> Job:
+    if getattr(options, "repeat", 1) < 1:
+        raise InputError("--repeat", f"{options.repeat} times", "1 or more")
     job = _load(options)
     check_targets(job)
-    if job.backend != "numpy":
-        raise InputError(job.path, f"backend {job.backend} is not available in this version", "numpy")
-    results = reference(job)
-    store(job, results)
-    if not options.quiet:
-        print(describe_results(job, results, time.perf_counter() - start))
+    backend = options.backend or job.backend
+    if backend != "numpy":
+        raise InputError("--backend" if options.backend else job.path,
+                         f"backend {backend} is not available in this version", "numpy")  # fmt: skip
+    return job
+
+
+def verify(options: argparse.Namespace, comm: Comm) -> int:
+    """run a job and compare with the plain evaluator"""
+    from einmpi.api import reference
+    from einmpi.report.compare import compare_with
+
+    from einmpi.runtime.comm import on_first_rank
+
+    report = _run(options, comm)
+    whole = {name: array.gather(0) for name, array in report.outputs.items()}
+
+    def compare() -> None:
+        wrong, text = compare_with(reference(report.job), whole)
+        _print(options, f"{report}\n{text}", report.as_json())
+        if wrong:
+            raise EinmpiError(f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results")
+
+    on_first_rank(comm, compare)
     return 0
 
 
-def plan(options: argparse.Namespace) -> int:
+def plan(options: argparse.Namespace, comm: Comm) -> int:
     """how a job is cut over ranks: EXPLAIN"""
-    import json
+    from einmpi.runtime.comm import on_first_rank
 
+    on_first_rank(comm, lambda: _plan(options))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> None:
     from einmpi.api import plan as make_plan
     from einmpi.plan.explain import as_json, compare, explain
     from einmpi.plan.relations import relations
@@ -150,9 +296,19 @@ def plan(options: argparse.Namespace) -> int:
                 raise InputError("--show-relations", f"unknown vertex {name!r}", one_of(made.states, name))
             parts = {vertex: tuple(made.parts(vertex).values()) for vertex in made.states}
             text = relations(job.graph, name, parts)
+    _print(options, text, data)
+
+
+COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify}
+
+
+def _print(options: argparse.Namespace, text: str, data: Any) -> None:
+    """The text, and the same as JSON where it was asked for."""
+    import json
+
     if options.json == "-":
         print(json.dumps(data, indent=1))
-        return 0
+        return
     if options.json:
         try:
             with open(options.json, "w", encoding="utf-8") as file:
@@ -161,13 +317,9 @@ def plan(options: argparse.Namespace) -> int:
             raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
     if not options.quiet:
         print(text)
-    return 0
 
 
-COMMANDS = {"run": run, "check": check, "plan": plan}
-
-
-def _load(options: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _load(options: argparse.Namespace) -> Job:
     from einmpi.graph.job_file import read_job
     from einmpi.runtime.storage import describe
 

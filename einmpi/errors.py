@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 
 class EinmpiError(Exception):
-    """A failed run; the command line ends with `status`."""
+    """A failed run; the command line ends with `status`. `everywhere`: all ranks raise it, not one alone."""
 
     status = 1
+    everywhere = False
 
 
 class InputError(EinmpiError):
@@ -21,6 +22,14 @@ class InputError(EinmpiError):
         self.where, self.what, self.allowed = where, what, allowed
         parts = [_short(f"{where}: {what}"), _short(allowed)] if allowed else [_short(f"{where}: {what}")]
         super().__init__(" ".join("; ".join(parts).split()))
+
+
+def failure(status: int, text: str) -> EinmpiError:
+    """The error with this status and text, as another rank raised it."""
+    if status != InputError.status:
+        return EinmpiError(text)
+    where, _, what = text.partition(": ")
+    return InputError(where, what)
 
 
 def _short(text: str, most: int = 450) -> str:

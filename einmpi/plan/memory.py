@@ -10,7 +10,6 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.plan.mesh import Mesh
 
-
 STAGE = 16 * 2**20  # bytes of a buffer for messages
 
 

@@ -90,6 +90,8 @@ class Options:
     resident: tuple[str, ...] = ()
     pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # tensor → parts of each dimension
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mesh_ranks: int | None = None  # the mesh of `given`, where there is one
+    given: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)  # layouts that inputs have already
 
 
 def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Plan:
@@ -103,7 +105,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     start = time.perf_counter()
     best: Plan | None = None
     refused: InputError | None = None
-    for used in _rank_counts(ranks, options.strategy):
+    for used in [options.mesh_ranks] if options.mesh_ranks else _rank_counts(ranks, options.strategy):
         try:
             plan = _Planning(graph, Mesh(used), ranks, options).plan()
         except InputError as error:
@@ -152,7 +154,11 @@ class _Planning:
     def __post_init__(self) -> None:
         tied = len(self.mesh.factors) > EXACT_AXES and self.options.strategy == DEFAULT
         tie = repeated_layers(self.graph) if tied else {}
-        self.problem = factor(self.graph, self.options.resident, self.options.pins, tie)
+        given = [name for name in self.options.given if name not in self.options.resident]
+        self.resident = (*self.options.resident, *given)
+        self.pinned = {**self.options.pins, **self.options.given}
+        self.problem = factor(self.graph, self.resident, self.pinned, tie)
+        self.fixed: dict[int, tuple[int, ...]] = {}
         self.notes: dict[str, str] = {}
         self.start: States | None = None
         self.wanted: dict[int, tuple[int, ...]] = {}
@@ -165,6 +171,10 @@ class _Planning:
         """The parts that pins and the strategy ask for, and axes that make them."""
         for name, parts in self.options.pins.items():
             self.wanted[self.problem.number["tensor", name]] = parts
+        for name, cuts in self.options.given.items():
+            number, ndim = self.problem.number["tensor", name], len(self.graph[name].bound)
+            self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
+            self.wanted[number] = self.mesh.parts(cuts, range(ndim))
         if self.options.strategy != DEFAULT:
             choice = PARTITIONERS[self.options.strategy](self.graph, self.mesh.ranks, self.options.roles)
             self.notes, self.partitionings = dict(choice.notes), choice.partitionings
@@ -175,6 +185,8 @@ class _Planning:
                 place(self.mesh, variable.extents, self.wanted.get(k, (1,) * len(variable.extents)))
                 for k, variable in enumerate(self.problem.variables)
             ]
+            for number, state in self.fixed.items():
+                self.start[number] = state
 
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
         einsum = self.graph[name].einsum
@@ -210,11 +222,11 @@ class _Planning:
         # Where the search is not exact in any case, work is weighed from the start.
         weigh_work = free and len(self.mesh.factors) > EXACT_AXES
         try:
-            found = search(Solver(self.problem, self.mesh, self.wanted, price, weigh_work), self.start)
+            found = search(Solver(self.problem, self.mesh, self.wanted, self.fixed, price, weigh_work), self.start)
         except Unreachable as error:
             self.refuse_pin(error.args[0])
         if free and not weigh_work and self.repeats_work(found.states):
-            found = search(Solver(self.problem, self.mesh, self.wanted, price, weigh_work=True), self.start)
+            found = search(Solver(self.problem, self.mesh, self.wanted, self.fixed, price, weigh_work=True), self.start)
             weigh_work = True
         return replace(found, exact=found.exact and not weigh_work)
 
@@ -232,7 +244,7 @@ class _Planning:
                          f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
 
     def peak(self, found: States) -> int:
-        return peak_bytes(self.graph, self.mesh, *self.named(found), self.options.resident)
+        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident)
 
     def named(self, found: States) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
         """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""
@@ -251,7 +263,7 @@ class _Planning:
         states, layouts = self.named(found)
         words, moved_bytes = self.moved(found)
         total = sum(cost.total for cost in words.values())
-        bound = total if exact else lower_bound_words(self.graph, self.mesh.ranks, self.options.resident)
+        bound = total if exact else lower_bound_words(self.graph, self.mesh.ranks, self.resident)
         partitionings = self.partitionings or {
             name: self.mesh.parts(state, einsum.labels)
             for name, state in states.items()
@@ -259,12 +271,12 @@ class _Planning:
         }
         return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, words, moved_bytes, peak,
                     "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
-                    self.options.resident)  # fmt: skip
+                    self.resident)  # fmt: skip
 
     def moved(self, found: States) -> tuple[dict[str, Cost], dict[str, int]]:
         """(words, bytes) each vertex costs. Copies and new cuts are paid by who needs them, partial results by who made
         them."""
-        whole = factor(self.graph, self.options.resident, self.options.pins)  # every layer by itself
+        whole = factor(self.graph, self.resident, self.pinned)  # every layer by itself
         words = {vertex.name: [0, 0, 0] for vertex in self.graph.computed}
         moved_bytes = dict.fromkeys(words, 0)
         for edge in whole.edges:

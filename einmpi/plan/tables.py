@@ -67,6 +67,7 @@ class Solver:
     problem: Factored
     mesh: Mesh
     wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # parts of each symbol, where prescribed
+    fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # variables whose state is given
     price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
     weigh_work: bool = False  # whether operations done more than once cost anything
     memo: Memo = field(default_factory=Memo)
@@ -105,14 +106,16 @@ class Solver:
     def rows(self, variable: int, move: Move, state: Sequence[int]) -> Symbols:
         """The choices of a variable; equal ones are the same object."""
         extents = self.problem.variables[variable].extents
-        wanted = self.wanted.get(variable)
-        key = ("rows", extents, move.groups, move.hold(state), wanted)
+        wanted, fixed = self.wanted.get(variable), self.fixed.get(variable)
+        key = ("rows", extents, move.groups, move.hold(state), wanted, fixed)
         rows = self.cache.get(key)
         if rows is None:
             rows = choices(self.mesh, extents, move.groups, state)
             if wanted is not None:
                 parts = self.parts(rows, len(extents), move, state)
                 rows = rows[(parts[:, :-1] == np.array(wanted, np.int64)).all(axis=1)]
+            if fixed is not None:
+                rows = rows[[move.expand(row, state) == fixed for row in rows]]
             if not len(rows):
                 raise Unreachable(variable)
             self.cache[key] = rows

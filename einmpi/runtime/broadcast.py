@@ -74,7 +74,8 @@ def _block(einsum: EinSum, operands: Sequence[np.ndarray], index: Mapping[str, n
 def _view(operand: np.ndarray, entries: Sequence[str], labels: Sequence[str], box: Mapping[str, slice]) -> np.ndarray:
     """The operand's part of a block, without a copy, its axes in the order of the labels."""
     part = operand[tuple(box[label] for label in entries)]
-    ordered = part.transpose(sorted(range(len(entries)), key=lambda d: labels.index(entries[d])))
+    order = [entries.index(label) for label in labels if label in entries]
+    ordered = part.transpose(order)
     return ordered[tuple(slice(None) if label in entries else None for label in labels)]
 
 

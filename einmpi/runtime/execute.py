@@ -19,8 +19,8 @@ class Storage(Protocol):
     def fill(self, tensor: str, region: Region, target: Any, place: Region) -> None:
         """Put a region of an input at a place in an array."""
 
-    def block(self, tensor: str) -> Any | None:
-        """What the rank has of a resident input already, or None."""
+    def block(self, tensor: str, region: Region) -> Any:
+        """A region of an input that stays on the rank, to be read only."""
 
 
 def execute(
@@ -55,8 +55,7 @@ def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
 
 
 def _load(step: Load, buffers: Buffers, storage: Storage) -> None:
-    here = storage.block(step.tensor) if step.kept else None
-    if here is not None:
-        buffers.put(step.slot, here)
+    if step.kept:
+        buffers.put(step.slot, storage.block(step.tensor, step.region))
     else:
         storage.fill(step.tensor, step.region, buffers.make(step.slot), step.place)

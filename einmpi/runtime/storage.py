@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,8 @@ from einmpi.graph.job_file import Job
 from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec, OutputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import hdf5
+from einmpi.runtime.comm import Comm, on_first_rank
+from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.generate import fill_box
 from einmpi.schedule.regions import Box
 from einmpi.version import __version__
@@ -139,12 +142,17 @@ def check_targets(job: Job) -> None:
         hdf5.check_target(specs[0].file, {spec.dataset: spec.place for spec in specs})
 
 
-def store(job: Job, results: Mapping[str, np.ndarray]) -> None:
-    """Write every output of the job, each file once."""
+def store(job: Job, results: Mapping[str, DistArray], comm: Comm) -> None:
+    """Write every output of the job, each file once. All ranks call it; rank 0 writes what it gathers."""
     attributes = {"einmpi_version": __version__, "einmpi_program": job.source.text, "einmpi_dtype": job.dtype}
     for specs in _by_file(job.outputs).values():
-        datasets = {spec.dataset: _as_stored(spec, results[spec.name]) for spec in specs}
-        hdf5.write(specs[0].file, datasets, attributes, specs[0].place)
+        arrays = {spec.name: results[spec.name].gather(0) for spec in specs}
+        on_first_rank(comm, partial(_write, specs, arrays, attributes))
+
+
+def _write(specs: list[OutputSpec], arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str]) -> None:
+    datasets = {spec.dataset: _as_stored(spec, arrays[spec.name]) for spec in specs}
+    hdf5.write(specs[0].file, datasets, attributes, specs[0].place)
 
 
 def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:

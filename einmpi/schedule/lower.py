@@ -10,10 +10,11 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Index, Scalar, walk
 from einmpi.plan.memory import operand_cuts, output_cuts
 from einmpi.plan.plan import Plan
+from einmpi.schedule.layout import Cuts, Layout, dealt_out
 from einmpi.schedule.memory import with_frees
-from einmpi.schedule.moves import PARTIAL, Holding, dealt_out, exchange, reduced, reduction
-from einmpi.schedule.regions import Cuts, Region, Runs, length, locate, share
-from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Schedule, Slot, Step, Store, slot_of
+from einmpi.schedule.moves import PARTIAL, Reduction, exchange, reduced, reduction
+from einmpi.schedule.regions import Region, Runs, length, locate, share
+from einmpi.schedule.steps import Exchange, Kernel, Load, Moves, Reduce, Schedule, Slot, Step, Store, slot_of
 
 
 def lower(plan: Plan, rank: int) -> Schedule:
@@ -30,7 +31,9 @@ class _Lowering:
     rank: int
     steps: list[Step] = field(default_factory=list)
     stored: dict[str, tuple[Slot, Cuts]] = field(default_factory=dict)  # where each tensor is, and its layout
-    memo: dict[object, object] = field(default_factory=dict)  # layers repeat
+    # Layers repeat: what was worked out for one is kept for the next.
+    blocks: dict[tuple[tuple[int, ...], Cuts], Region] = field(default_factory=dict)
+    moves: dict[tuple[tuple[int, ...], Cuts | None, Cuts], tuple[Reduction | None, Moves]] = field(default_factory=dict)
 
     def run(self) -> list[Step]:
         graph = self.plan.graph
@@ -49,21 +52,21 @@ class _Lowering:
         user = self.plan.graph.consumers[name][0]
         return operand_cuts(self.plan.graph, user, self.plan.graph[user].inputs.index(name), self.plan.states[user])
 
-    def holding(self, vertex: Vertex, cuts: Cuts) -> Holding:
-        return Holding(self.plan.mesh, vertex.bound or (1,), cuts)
+    def layout(self, vertex: Vertex, cuts: Cuts) -> Layout:
+        return Layout(self.plan.mesh, vertex.bound or (1,), cuts)
 
     def block(self, vertex: Vertex, cuts: Cuts) -> Region:
         if not vertex.bound:
             return ()
-        key = "block", vertex.bound, cuts
-        if key not in self.memo:
-            self.memo[key] = self.holding(vertex, cuts).region(self.plan.mesh.digits(self.rank))
-        return self.memo[key]  # type: ignore[return-value]
+        key = vertex.bound, cuts
+        if key not in self.blocks:
+            self.blocks[key] = self.layout(vertex, cuts).region(self.plan.mesh.digits(self.rank))
+        return self.blocks[key]
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def load(self, vertex: Vertex, cuts: Cuts) -> None:
-        """Each element is loaded by one rank and goes from there to the others that want it; resident ones lie there."""
+        """One rank loads an element, and it goes from there to others that want it; what is resident lies there."""
         slot = slot_of(vertex.name, self.block(vertex, cuts), vertex.dtype)
         self.stored[vertex.name] = slot, cuts
         if vertex.name in self.plan.resident:
@@ -71,7 +74,7 @@ class _Lowering:
             everything = tuple(((0, length(runs)),) if runs else () for runs in region)
             self.steps.append(Load(vertex.name, slot, region, everything, kept=True))
             return
-        wanted = self.holding(vertex, cuts)
+        wanted = self.layout(vertex, cuts)
         everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
         pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)
         digits = self.plan.mesh.digits(self.rank)
@@ -79,11 +82,11 @@ class _Lowering:
         if all(piece):
             place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
             self.steps.append(Load(vertex.name, slot, piece, place))
-        key = "load", vertex.bound, cuts
-        if key not in self.memo:
-            self.memo[key] = replace(exchange(wanted, pieces, wanted, self.rank), own=None)
+        key = vertex.bound, None, cuts
+        if key not in self.moves:
+            self.moves[key] = None, replace(exchange(wanted, pieces, wanted, self.rank), own=None)
         if everywhere:
-            self.steps.append(Exchange(vertex.name, slot, slot, self.memo[key]))  # type: ignore[arg-type]
+            self.steps.append(Exchange(vertex.name, slot, slot, self.moves[key][1]))
 
     # ---- computed tensors -------------------------------------------------------------------------------------------
 
@@ -93,10 +96,10 @@ class _Lowering:
         assert einsum is not None
         operands = [self.read(vertex, operand) for operand in range(len(vertex.inputs))]
         made = output_cuts(graph, vertex.name, state)
-        slot = slot_of(f"{vertex.name}", self.block(vertex, made), vertex.dtype)
+        slot = slot_of(vertex.name, self.block(vertex, made), vertex.dtype)
         self.steps.append(self.kernel(vertex, einsum, state, operands, slot))
-        source = tuple(PARTIAL if x is not None and x in einsum.aggregated else c for x, c in zip(state, made, strict=True))
-        self.stored[vertex.name] = slot, source
+        partial = [label is not None and label in einsum.aggregated for label in state]
+        self.stored[vertex.name] = slot, tuple(PARTIAL if p else cut for p, cut in zip(partial, made, strict=True))
         layout = self.plan.layouts.get(vertex.name)
         if layout is not None:
             final = self.move(vertex, layout, f"{vertex.name}'")
@@ -118,16 +121,16 @@ class _Lowering:
         slot, source = self.stored[vertex.name]
         if source == target:
             return slot
-        key = "move", vertex.bound, source, target
-        if key not in self.memo:
-            have, want = self.holding(vertex, source), self.holding(vertex, target)
+        key = vertex.bound, source, target
+        if key not in self.moves:
+            have, want = self.layout(vertex, source), self.layout(vertex, target)
             middle = reduced(self.plan.mesh, have.bound, source, target)
             partial = [axis for axis, cut in enumerate(source) if cut == PARTIAL]
-            self.memo[key] = (
+            self.moves[key] = (
                 reduction(have, middle, partial, self.rank) if partial else None,
                 exchange(have, middle, want, self.rank),
             )
-        reducing, moves = self.memo[key]  # type: ignore[misc]
+        reducing, moves = self.moves[key]
         if reducing is not None:
             assert vertex.einsum is not None and vertex.einsum.aggregation is not None
             self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reducing))

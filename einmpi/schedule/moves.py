@@ -7,75 +7,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
 
-from einmpi.plan.memory import longest_share
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.volume import held_factors, reduction_surplus
-from einmpi.schedule.regions import Cuts, Region, Runs, intersect, locate, share, split
+from einmpi.schedule.layout import Cuts, Layout, dealt_out
+from einmpi.schedule.regions import Region, Runs, intersect, locate
 from einmpi.schedule.steps import Moves
 
 Reduction: TypeAlias = tuple[tuple[int, ...], int, tuple[Region | None, ...]]  # group, own position, pieces
 PARTIAL = -1  # in place of a dimension: the ranks of this axis hold partial results
 
 
-@dataclass(frozen=True)
-class Holding:
-    """A layout, and axes that deal out further what it leaves on a rank: (axis, dimension) pairs."""
-
-    mesh: Mesh
-    bound: tuple[int, ...]
-    cuts: Cuts
-    splits: tuple[tuple[int, int], ...] = ()
-
-    def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
-        cuts = tuple((axis, digits[axis]) for axis, cut in enumerate(self.cuts) if cut == dimension)
-        found = share(self.mesh, self.bound[dimension], cuts)
-        axes = [axis for axis, cut in self.splits if cut == dimension]
-        if not axes:
-            return found
-        which = 0
-        for axis in axes:
-            which = which * self.mesh.factors[axis] + digits[axis]
-        return split(found, prod(self.mesh.factors[axis] for axis in axes), which)
-
-    def region(self, digits: Sequence[int]) -> Region:
-        return tuple(self.runs(dimension, digits) for dimension in range(len(self.bound)))
-
-    def most(self) -> int:
-        """A bound on the elements of a rank, equal for all ranks."""
-        count = 1
-        for dimension, extent in enumerate(self.bound):
-            cuts = [axis for axis, cut in enumerate(self.cuts) if cut == dimension]
-            pieces = prod(self.mesh.factors[axis] for axis, cut in self.splits if cut == dimension)
-            count *= -(-longest_share(self.mesh, extent, cuts) // pieces)
-        return count
-
-    def axes_of(self, dimension: int) -> tuple[int, ...]:
-        """The axes on whose digits a rank's runs of a dimension depend."""
-        return tuple(axis for axis, cut in [*enumerate(self.cuts), *self.splits] if cut == dimension)
-
-
-def dealt_out(mesh: Mesh, bound: tuple[int, ...], cuts: Cuts, axes: Sequence[int]) -> Holding:
-    """The layout `cuts` with the blocks dealt out over `axes` too, along dimensions that give equal pieces."""
-    left = [extent // prod(mesh.factors[a] for a, cut in enumerate(cuts) if cut == d) for d, extent in enumerate(bound)]
-    splits = []
-    for axis in axes:
-        factor = mesh.factors[axis]
-        # The first dimension if it will do: its pieces lie in one piece in memory.
-        even = [d for d, extent in enumerate(left) if extent and extent % factor == 0]
-        long = [d for d, extent in enumerate(left) if extent >= 32 * factor]
-        chosen = (even or long or [left.index(max(left))])[0]
-        left[chosen] = left[chosen] // factor
-        splits.append((axis, chosen))
-    return Holding(mesh, bound, cuts, tuple(splits))
-
-
-def reduced(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Holding:
+def reduced(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Layout:
     """Where the elements are when partial results have been aggregated, on their way from `source` to `target`.
 
     What the target wants lies there already where that is free. Ranks that all want everything deal the work out.
@@ -84,7 +31,8 @@ def reduced(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> H
     axes = [axis for axis, cut in enumerate(source) if cut == PARTIAL and target[axis] is None]
     if PARTIAL in source and _replicas_share(mesh, len(bound), source, target):
         axes += [a for a, (s, t) in enumerate(zip(source, target, strict=True)) if s is None and t is None]
-    return dealt_out(mesh, bound, cuts, axes)
+    turning = {t for m, t in zip(cuts, target, strict=True) if t is not None and m != t}
+    return dealt_out(mesh, bound, cuts, axes, turning)
 
 
 def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
@@ -109,27 +57,33 @@ def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...
     return group, group.index(rank)
 
 
-def exchange(source: Holding, middle: Holding, target: Holding, rank: int) -> Moves:
+def exchange(source: Layout, middle: Layout, target: Layout, rank: int) -> Moves:
     """From `middle`, stored at its places in the blocks of `source`, to `target`."""
     dealt = {axis for axis, _ in middle.splits}
     pairs = enumerate(zip(middle.cuts, target.cuts, strict=True))
     axes = tuple(axis for axis, (m, t) in pairs if axis in dealt or (m is not None and m != t))
     group, me = group_of(target.mesh, axes, rank)
     digits = target.mesh.digits(rank)
-    stored, held, wanted = (holding.region(digits) for holding in (source, middle, target))
+    stored, held, wanted = (layout.region(digits) for layout in (source, middle, target))
     sends = _by_member(axes, target, digits, lambda d, runs: locate(intersect(held[d], runs), stored[d]))
     receives = _by_member(axes, middle, digits, lambda d, runs: locate(intersect(runs, wanted[d]), wanted[d]))
-    own = sends[me], receives[me]
-    sends[me] = receives[me] = None
-    here = None if own[0] is None or own[1] is None else (own[0], own[1])
     # Members that all want the same get the same: nothing that changes on these axes is cut in the target.
     everybody = all(target.cuts[axis] is None for axis in axes)
     copies = prod(target.mesh.factors[axis] for axis in axes if target.cuts[axis] is None)
     most = max(middle.most() * copies, target.most())
-    return Moves(group, me, tuple(sends), tuple(receives), here, everybody, most)
+    return _moves(group, me, sends, receives, everybody, most)
 
 
-def reduction(source: Holding, middle: Holding, axes: Sequence[int], rank: int) -> Reduction:
+def _moves(group: tuple[int, ...], me: int, sends: list[Region | None], receives: list[Region | None], everybody: bool,
+           most: int) -> Moves:  # fmt: skip
+    """What a rank would send to itself it copies."""
+    source, target = sends[me], receives[me]
+    sends[me] = receives[me] = None
+    own = None if source is None or target is None else (source, target)
+    return Moves(group, me, tuple(sends), tuple(receives), own, everybody, most)
+
+
+def reduction(source: Layout, middle: Layout, axes: Sequence[int], rank: int) -> Reduction:
     """The pieces of `middle` in the blocks of `source`, for the ranks that hold partial results along `axes`."""
     group, me = group_of(source.mesh, axes, rank)
     digits = source.mesh.digits(rank)
@@ -138,8 +92,29 @@ def reduction(source: Holding, middle: Holding, axes: Sequence[int], rank: int) 
     return group, me, tuple(pieces)
 
 
+def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Moves:
+    """Between layouts on any two meshes, among all ranks: the first of the ranks that hold an element sends it."""
+    stored, wanted = source.block(rank), target.block(rank)
+    sends: list[Region | None] = [None] * ranks
+    receives: list[Region | None] = [None] * ranks
+    for other in range(ranks):
+        theirs, needed = source.block(other), target.block(other)
+        if stored is not None and needed is not None and source.owns(rank):
+            sends[other] = _common(stored, needed, stored)
+        if wanted is not None and theirs is not None and source.owns(other):
+            receives[other] = _common(theirs, wanted, wanted)
+    most = max(source.most() * target.mesh.ranks, target.most())
+    return _moves(tuple(range(ranks)), rank, sends, receives, False, most)
+
+
+def _common(one: Region, two: Region, stored: Region) -> Region | None:
+    """Where the elements that two regions share lie in a third; None if there are none."""
+    region = tuple(locate(intersect(*pair[:2]), pair[2]) for pair in zip(one, two, stored, strict=True))
+    return region if all(region) else None
+
+
 def _by_member(
-    axes: tuple[int, ...], varying: Holding, digits: Sequence[int], place: Callable[[int, Runs], Runs]
+    axes: tuple[int, ...], varying: Layout, digits: Sequence[int], place: Callable[[int, Runs], Runs]
 ) -> list[Region | None]:
     """For each member of the group the places that `place` gives for its runs of every dimension; None for nothing."""
     mesh = varying.mesh

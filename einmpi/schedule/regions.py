@@ -15,7 +15,6 @@ from einmpi.plan.mesh import Mesh
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # [start, stop) each; in order, not empty, not touching
 Region: TypeAlias = tuple[Runs, ...]  # a product: one set of indices for each dimension
 Box: TypeAlias = tuple[slice, ...]
-Cuts: TypeAlias = tuple[int | None, ...]  # for each axis of the mesh: the dimension it cuts, or None
 
 
 def whole(extent: int) -> Runs:
@@ -111,33 +110,24 @@ def split(runs: Runs, pieces: int, which: int) -> Runs:
     found = []
     before = 0
     for start, stop in runs:
-        found.append((start + min(max(first - before, 0), stop - start), start + min(max(last - before, 0), stop - start)))
-        before += stop - start
+        size = stop - start
+        found.append((start + min(max(first - before, 0), size), start + min(max(last - before, 0), size)))
+        before += size
     return _join(found)
-
-
-def block(mesh: Mesh, bound: Sequence[int], cuts: Cuts, rank: int) -> Region:
-    """What a rank holds of a tensor when each axis of the mesh cuts the dimension given."""
-    digits = mesh.digits(rank)
-    return tuple(
-        share(mesh, extent, tuple((axis, digits[axis]) for axis, cut in enumerate(cuts) if cut == dimension))
-        for dimension, extent in enumerate(bound)
-    )
 
 
 def flat_range(region: Region, extents: Sequence[int]) -> tuple[int, int] | None:
     """The region as one run of elements in row-major order, or None where it is not one."""
-    start, unit, open_ = 0, 1, True  # `open_`: the dimensions so far are taken whole
-    count = 1
+    start, count, unit, all_taken = 0, 1, 1, True
     for runs, extent in zip(reversed(region), reversed(extents), strict=True):
         if len(runs) != 1:
             return None
-        (first, last), taken = runs[0], runs[0][1] - runs[0][0]
-        if not open_ and taken != 1:
+        taken = runs[0][1] - runs[0][0]
+        if not all_taken and taken != 1:
             return None
-        start += first * unit
+        start += runs[0][0] * unit
         count *= taken
-        open_ = open_ and taken == extent
+        all_taken = all_taken and taken == extent
         unit *= extent
     return start, start + count
 
@@ -145,11 +135,11 @@ def flat_range(region: Region, extents: Sequence[int]) -> tuple[int, int] | None
 def chunks(region: Region, limit: int) -> list[Region]:
     """The region in pieces of at most `limit` elements. Regions of the same shape are cut in the same places."""
     extents = shape(region)
-    cuts = []
+    counts = []
     for dimension, extent in enumerate(extents):
         inner = prod(extents[dimension + 1 :])
-        cuts.append(min(extent, -(-extent * inner // limit)) if inner <= limit else extent)
-    counts = [1 if prod(extents[d:]) <= limit else cut for d, cut in enumerate(cuts)]
+        at_a_time = min(extent, max(1, limit // inner)) if inner else 1
+        counts.append(-(-extent // at_a_time) if extent else 0)
     pieces = [[split(runs, count, k) for k in range(count)] for runs, count in zip(region, counts, strict=True)]
     return list(itertools.product(*pieces))
 

@@ -1,0 +1,241 @@
+"""A job made ready to run on the ranks of a communicator: planned and lowered once, called again and again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from einmpi.errors import EinmpiError, InputError, failure, one_of
+from einmpi.graph.job_file import Job
+from einmpi.plan.plan import Options, Plan, make_plan
+from einmpi.runtime import storage
+from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.comm import Comm
+from einmpi.runtime.dist_array import DistArray
+from einmpi.runtime.execute import execute
+from einmpi.runtime.threads import threads_of
+from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.lower import lower
+from einmpi.schedule.regions import Box, Region, boxes, length, shape, whole
+from einmpi.schedule.steps import Load, Schedule, Step
+from einmpi.version import __version__
+
+Blocks = dict[tuple[str, Region], np.ndarray]
+Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array", "dataset", or a DistArray's layout
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run of a rank took."""
+
+    seconds: float  # without loading
+    seconds_loading: float
+    received: int  # bytes
+    peak: int  # bytes
+
+
+class Compiled:
+    """Call it with inputs: outputs as DistArrays. It plans when it is first called with inputs of a new kind."""
+
+    def __init__(self, job: Job, comm: Comm, options: Options) -> None:
+        self.job, self.comm, self.options = job, comm, options
+        self.threads = threads_of(comm)
+        self.backend = NumpyBackend(self.threads.count)
+        self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
+        self.resident: Blocks = {}  # of inputs from files that stay between calls
+        self.measured: Measured | None = None
+        self.on_step: Callable[[Step], None] | None = None
+
+    def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
+        given = _on_one_mesh({name: as_array(array) for name, array in (inputs or {}).items()})
+        plan, schedule = self.prepare(given)
+        return self.run(plan, schedule, Inputs(self.job, given, self.resident))
+
+    def prepare(self, given: Mapping[str, Any]) -> tuple[Plan, Schedule]:
+        """The plan and this rank's schedule, the same plan on all ranks or an error on all."""
+        kinds: Kinds = ()
+        error, fingerprint = None, ""
+        try:
+            kinds = check_inputs(self.job, given)
+            if kinds in self.ready:
+                fingerprint = self.ready[kinds][0].digest
+            else:
+                plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
+                self.ready[kinds] = plan, lower(plan, self.comm.rank)
+                fingerprint = _fingerprint(self.job, plan)
+        except EinmpiError as caught:
+            error = caught
+        agree(self.comm, fingerprint, error)
+        return self.ready[kinds]
+
+    def run(self, plan: Plan, schedule: Schedule, sources: Inputs) -> dict[str, DistArray]:
+        before, start = self.comm.received, time.perf_counter()
+        clock = _LoadClock(self.on_step)
+        blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock)
+        clock.stop()
+        seconds = time.perf_counter() - start
+        received = self.comm.received - before
+        self.measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak)
+        return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}
+
+    def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
+        vertex = self.job.graph[name]
+        layout = Layout(plan.mesh, vertex.bound, plan.layouts[name])
+        if local is None:
+            local = np.empty((0,) * (len(vertex.bound) or 1), vertex.dtype)
+        return DistArray(local, layout, self.comm)
+
+
+class _LoadClock:
+    """Adds up the time of Load steps; passes each step on."""
+
+    def __init__(self, on_step: Callable[[Step], None] | None) -> None:
+        self.on_step, self.loading, self.since = on_step, 0.0, 0.0
+
+    def __call__(self, step: Step) -> None:
+        self.stop()
+        if isinstance(step, Load):
+            self.since = time.perf_counter()
+        if self.on_step is not None:
+            self.on_step(step)
+
+    def stop(self) -> None:
+        if self.since:
+            self.loading, self.since = self.loading + time.perf_counter() - self.since, 0.0
+
+
+# ---- inputs ---------------------------------------------------------------------------------------------------------
+
+
+class Inputs:
+    """Where a run's inputs come from: arrays, datasets and DistArrays that are given, or what the job says."""
+
+    def __init__(self, job: Job, given: Mapping[str, Any], resident: Blocks | None = None, keep: bool = False) -> None:
+        self.graph, self.given, self.resident = job.graph, given, {} if resident is None else resident
+        self.specs = {spec.name: spec for spec in job.inputs}
+        self.keep = keep  # what was loaded, for the next run
+
+    def fill(self, tensor: str, region: Region, target: np.ndarray, place: Region) -> None:
+        pairs = list(boxes(region, place)) if self.graph[tensor].bound else [((), ())]
+        if self.keep and tensor not in self.given:
+            kept, packed = self.block(tensor, region), list(boxes(region, _packed(region)))
+            for (_, here), (_, there) in zip(pairs, packed, strict=True):
+                target[here] = kept[there if self.graph[tensor].bound else ()]
+        else:
+            self._read(tensor, target, pairs)
+
+    def _read(self, tensor: str, target: np.ndarray, pairs: list[tuple[Box, Box]]) -> None:
+        if tensor not in self.given:
+            storage.fill(self.specs[tensor], target, pairs, self.graph[tensor].bound)
+            return
+        for there, here in pairs:
+            target[here] = self.given[tensor][there]
+
+    def block(self, tensor: str, region: Region) -> np.ndarray:
+        given = self.given.get(tensor)
+        if isinstance(given, DistArray):
+            return np.ascontiguousarray(given.local)
+        if isinstance(given, np.ndarray):
+            return _block_of(given, region, self.graph[tensor].dtype)
+        if (tensor, region) not in self.resident:
+            array = np.empty(shape(region) if self.graph[tensor].bound else (), self.graph[tensor].dtype)
+            self._read(tensor, array, list(boxes(region, _packed(region))) if array.ndim else [((), ())])
+            self.resident[tensor, region] = array
+        return self.resident[tensor, region]
+
+
+def _packed(region: Region) -> Region:
+    """The place of a region in an array of its own."""
+    return tuple(whole(length(runs)) for runs in region)
+
+
+def _block_of(array: np.ndarray, region: Region, dtype: str) -> np.ndarray:
+    """A block of an array, the array itself where it is that."""
+    for dimension, runs in enumerate(region):
+        taken: Any = slice(*runs[0]) if len(runs) == 1 else [k for run in runs for k in range(*run)]
+        array = array[(slice(None),) * dimension + (taken,)]
+    return np.ascontiguousarray(array, dtype)
+
+
+def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
+    """How each input is given; an error where one is missing, unknown, or not what the graph wants."""
+    graph, specs = job.graph, {spec.name for spec in job.inputs}
+    for name in given:
+        if name not in specs and (name not in graph.by_name or not graph[name].is_input):
+            raise InputError("inputs", f"unknown input {name!r}", one_of(vertex.name for vertex in graph.inputs))
+    kinds: list[tuple[str, str | Layout]] = []
+    for vertex in graph.inputs:
+        if vertex.name not in given:
+            if vertex.name not in specs:
+                raise InputError("inputs", f"input {vertex.name} is not given", str(vertex))
+            continue
+        array = given[vertex.name]
+        if tuple(array.shape) != vertex.bound or np.dtype(array.dtype).name != vertex.dtype:
+            found = f"{np.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
+            raise InputError("inputs", f"{vertex.name} is {found}", str(vertex))
+        kinds.append((vertex.name, _kind(array)))
+    return tuple(kinds)
+
+
+def _kind(array: Any) -> str | Layout:
+    if isinstance(array, DistArray):
+        return array.layout
+    return "array" if isinstance(array, np.ndarray) else "dataset"
+
+
+def as_array(given: Any) -> Any:
+    """What is no array of any kind becomes one."""
+    return given if hasattr(given, "shape") and hasattr(given, "dtype") else np.asarray(given)
+
+
+def _with_inputs(options: Options, kinds: Kinds) -> Options:
+    """What the way inputs are given means for a plan: arrays are on every rank already, DistArrays in their layout."""
+    given = {name: kind.cuts for name, kind in kinds if isinstance(kind, Layout)}
+    mesh = next((kind.mesh for _, kind in kinds if isinstance(kind, Layout)), None)
+    everywhere = tuple(name for name, kind in kinds if kind == "array" and name not in options.resident)
+    resident = tuple(name for name in options.resident if name not in given)
+    pins = {name: parts for name, parts in options.pins.items() if name not in given}
+    return replace(options, resident=resident + everywhere, pins=pins, given=given,
+                   mesh_ranks=mesh.ranks if mesh else None)  # fmt: skip
+
+
+def _on_one_mesh(given: dict[str, Any]) -> dict[str, Any]:
+    """DistArrays on another mesh than the first of them are laid out anew."""
+    mesh = next((array.layout.mesh for array in given.values() if isinstance(array, DistArray)), None)
+    for name, array in given.items():
+        if isinstance(array, DistArray) and array.layout.mesh != mesh:
+            given[name] = array.redistribute(even_layout(array.layout.mesh if mesh is None else mesh, array.shape))
+    return given
+
+
+# ---- all ranks alike ------------------------------------------------------------------------------------------------
+
+
+def _fingerprint(job: Job, plan: Plan) -> str:
+    """Equal on ranks that are about to do the same."""
+    specs = [replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in (*job.inputs, *job.outputs)]
+    return sha256(repr((__version__, plan.digest, specs)).encode()).hexdigest()
+
+
+def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:
+    """Nothing on any rank before all want the same: one that failed, or has another job, ends all with its error."""
+    text = f"error {error.status} {error}" if error is not None else fingerprint
+    different = comm.same(text)
+    if different is not None:
+        error = EinmpiError(f"einmpi: rank {different} has another job or another version of einmpi than rank 0; "
+                            "all ranks must read the same job file with the same version")  # fmt: skip
+        for rank, found in enumerate(comm.allgather_text(text)):
+            if found.startswith("error "):
+                _, status, message = found.split(" ", 2)
+                error = failure(int(status), message)
+                error.add_note(f"on rank {rank}")
+                break
+    if error is not None:
+        error.everywhere = True
+        raise error

@@ -1,0 +1,139 @@
+"""What a run gave and what it took, gathered from all ranks: as JSON and as text for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from einmpi.graph.job_file import Job
+from einmpi.runtime.comm import Comm
+from einmpi.runtime.dist_array import DistArray
+from einmpi.units import show_bytes
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of a tensor; None where it has no elements, or no order."""
+
+    norm: float
+    least: float | int | None
+    greatest: float | int | None
+
+
+def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
+    """Norm, least and greatest value of each tensor, on all ranks. Every element counts once."""
+    own = {name: _of_block(array.local) for name, array in arrays.items() if array.layout.owns(comm.rank)}
+    blocks = [json.loads(text) for text in comm.allgather_text(json.dumps(own))]
+    found = {}
+    for name in arrays:
+        parts = [block[name] for block in blocks if name in block]
+        ends = [part[1:] for part in parts if part[1] is not None]
+        least = _first([low for low, _ in ends], min)
+        greatest = _first([high for _, high in ends], max)
+        found[name] = Figures(math.hypot(*(part[0] for part in parts)), least, greatest)
+    return found
+
+
+def _of_block(array: np.ndarray) -> tuple[float, float | int | None, float | int | None]:
+    if array.size == 0:
+        return 0.0, None, None
+    wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    with np.errstate(all="ignore"):
+        norm = float(np.linalg.norm(array.astype(wide, copy=False).ravel()))
+    if array.dtype.kind == "c":
+        return norm, None, None
+    return norm, array.min().item(), array.max().item()
+
+
+def _first(values: Sequence[Any], choose: Any) -> Any:
+    """The least or greatest; a value that is no number wins, as in numpy."""
+    odd = [value for value in values if value != value]
+    return odd[0] if odd else choose(values) if values else None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What all ranks together, and the busiest of them, moved and held."""
+
+    moved: int
+    moved_most: int
+    peak: int
+
+
+def totals(comm: Comm, received: int, peak: int) -> Totals:
+    pairs = [tuple(map(int, text.split())) for text in comm.allgather_text(f"{received} {peak}")]
+    return Totals(sum(pair[0] for pair in pairs), max(pair[0] for pair in pairs), max(pair[1] for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything about a finished run."""
+
+    job: Job
+    plan: Any  # the Plan: only its numbers are read
+    totals: Totals
+    seconds: Mapping[str, float]  # plan, load, run, store, total
+    seconds_all: Sequence[float]  # of each repeat
+    outputs: Mapping[str, DistArray]
+    figures: Mapping[str, Figures]
+    threads: str
+
+    def as_json(self) -> dict[str, Any]:
+        plan = self.plan
+        data: dict[str, Any] = {
+            "ranks": plan.ranks,
+            "strategy": plan.strategy,
+            "certificate": {"kind": plan.kind, "lower_bound_words": plan.lower_bound},
+            "digest": plan.digest,
+            "flops": plan.graph.operations(),
+            "bytes_predicted": plan.bytes_predicted,
+            "bytes_moved": self.totals.moved,
+            "bytes_moved_max_rank": self.totals.moved_most,
+            "bytes_peak_predicted": plan.peak,
+            "bytes_peak": self.totals.peak,
+            "seconds": dict(self.seconds),
+            "outputs": {
+                name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": self.figures[name].norm}
+                for name, array in self.outputs.items()
+            },
+        }
+        if len(self.seconds_all) > 1:
+            data["seconds_all"] = list(self.seconds_all)
+        return data
+
+    def __str__(self) -> str:
+        """The time it took, what moved, and a line for each output."""
+        plan, seconds = self.plan, self.seconds
+        ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
+        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("plan", "load", "run", "store"))
+        lines = [f"{self.job.title or self.job.source.name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}"]
+        if plan.ranks > 1:
+            lines.append(f"  moved {show_bytes(self.totals.moved)} ({_against(self.totals.moved, plan.bytes_predicted)}), "
+                         f"{show_bytes(self.totals.moved_most)} to the busiest rank; peak memory "
+                         f"{show_bytes(self.totals.peak)} a rank (planned {show_bytes(plan.peak)})")  # fmt: skip
+        targets = {spec.name: f"  → {spec.file}:{spec.dataset}" for spec in self.job.outputs}
+        for name, array in self.outputs.items():
+            shape = "×".join(map(str, array.shape)) or "scalar"
+            lines.append(f"  {name}  {array.dtype} {shape}  {_show(self.figures[name], array)}{targets.get(name, '')}")
+        return "\n".join(lines)
+
+
+def median(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds)
+
+
+def _against(moved: int, planned: int) -> str:
+    return "as planned" if moved == planned else f"planned {show_bytes(planned)}"
+
+
+def _show(found: Figures, array: DistArray) -> str:
+    if array.size == 0:
+        return "empty"
+    norm = f"norm {found.norm:.6g}"
+    return norm if found.least is None else f"{norm}  min {found.least:.6g}  max {found.greatest:.6g}"

@@ -1,0 +1,202 @@
+"""How ranks exchange arrays: the interface, what it counts, and the two comms that need no other process.
+
+Buffers are 1-D and contiguous. A group is a tuple of ranks; its members all pass the same tuple.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import numpy as np
+
+from einmpi.errors import EinmpiError, failure
+
+Group = tuple[int, ...]
+Counts = Sequence[int]  # elements, one number for each member of a group; the pieces lie one after another
+
+# Other dtypes travel, but no comm adds them up: MPI knows no float16, and a sum of bool is numpy's own idea.
+SUMMABLE = frozenset({"float32", "float64", "complex64", "complex128", "int32", "int64"})
+
+
+class Comm(Protocol):
+    """What execution needs of the other ranks. Every call blocks until this rank's buffers are done with."""
+
+    rank: int
+    size: int
+    cores: int  # that this rank has for itself
+    received: int  # bytes of payload from other ranks so far
+
+    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
+                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+        """A piece to and from each other member. A rank's own counts are 0: its own data never passes through."""
+
+    def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
+        """In place: own piece is there already, the other members' pieces come."""
+
+    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+        """The sum of all members' pieces for this one. False: not done, the caller has to exchange and add itself."""
+
+    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+        """One message out, one in, either may be missing. Messages between two ranks stay in order."""
+
+    def same(self, text: str) -> int | None:
+        """The lowest rank whose text differs from rank 0's, or None; on every rank."""
+
+    def allgather_text(self, text: str) -> list[str]:
+        """Every rank's text, on every rank. For short messages; they are not counted."""
+
+    def barrier(self) -> None: ...
+
+    def free(self) -> None:
+        """Give back what the comm holds. All ranks call it."""
+
+
+def pieces_of(buffer: np.ndarray, counts: Counts) -> list[np.ndarray]:
+    """Views of each member's piece."""
+    return [buffer[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+
+
+# ---- what a call receives from others, in bytes; a wrong call ends here, in every comm alike ------------------------
+
+
+def alltoallv_bytes(rank: int, group: Group, send: np.ndarray, send_counts: Counts,
+                    receive: np.ndarray, receive_counts: Counts) -> int:  # fmt: skip
+    me = _member(rank, group, send_counts, receive_counts)
+    assert send_counts[me] == receive_counts[me] == 0, f"rank {rank} exchanges {send_counts[me]} elements with itself"
+    _holds(rank, send, sum(send_counts))
+    _holds(rank, receive, sum(receive_counts))
+    assert send.dtype == receive.dtype, f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
+    return int(sum(receive_counts)) * receive.dtype.itemsize
+
+
+def allgatherv_bytes(rank: int, group: Group, buffer: np.ndarray, counts: Counts) -> int:
+    me = _member(rank, group, counts)
+    _holds(rank, buffer, sum(counts))
+    return int(sum(counts) - counts[me]) * buffer.dtype.itemsize
+
+
+def reduce_scatter_bytes(rank: int, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> int:
+    me = _member(rank, group, counts)
+    _holds(rank, send, sum(counts))
+    _holds(rank, receive, counts[me])
+    assert send.dtype == receive.dtype, f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
+    return int((len(group) - 1) * counts[me]) * receive.dtype.itemsize
+
+
+def sendrecv_bytes(
+    rank: int, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None
+) -> int:
+    assert to is None or send is not None, f"rank {rank} sends nothing to rank {to}"
+    assert (to == rank) == (source == rank), f"rank {rank} sends to {to} and receives from {source}: itself is both"
+    if source is None:
+        return 0
+    assert receive is not None, f"rank {rank} has no buffer for rank {source}"
+    return 0 if source == rank else int(receive.size) * receive.dtype.itemsize
+
+
+def _member(rank: int, group: Group, *counts: Counts) -> int:
+    assert rank in group, f"rank {rank} is no member of {group}"
+    for each in counts:
+        assert len(each) == len(group), f"{len(each)} counts for {len(group)} members"
+    return group.index(rank)
+
+
+def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
+    assert buffer.ndim == 1 and buffer.size == count, f"rank {rank}: a buffer {buffer.shape} for {count} elements"
+
+
+# ---- comms without other processes ----------------------------------------------------------------------------------
+
+
+class SelfComm:
+    """One process: rank 0 of 1."""
+
+    rank, size, received = 0, 1, 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
+                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+        alltoallv_bytes(0, group, send, send_counts, receive, receive_counts)
+
+    def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
+        allgatherv_bytes(0, group, buffer, counts)
+
+    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+        reduce_scatter_bytes(0, group, send, counts, receive)
+        if send.dtype.name not in SUMMABLE:
+            return False
+        receive[...] = send
+        return True
+
+    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+        sendrecv_bytes(0, to, send, source, receive)
+        if source is not None and receive is not None:
+            receive[...] = send
+
+    def same(self, text: str) -> int | None:
+        return None
+
+    def allgather_text(self, text: str) -> list[str]:
+        return [text]
+
+    def barrier(self) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
+
+
+ALONE = SelfComm()
+
+
+class CountingComm:
+    """One rank of many in a dry run: counts, moves nothing and never looks at an element."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.received, self.cores = rank, size, 0, 1
+
+    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
+                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+        self.received += alltoallv_bytes(self.rank, group, send, send_counts, receive, receive_counts)
+
+    def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
+        self.received += allgatherv_bytes(self.rank, group, buffer, counts)
+
+    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+        needed = reduce_scatter_bytes(self.rank, group, send, counts, receive)
+        if send.dtype.name not in SUMMABLE:
+            return False
+        self.received += needed
+        return True
+
+    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+        self.received += sendrecv_bytes(self.rank, to, send, source, receive)
+
+    def same(self, text: str) -> int | None:
+        return None
+
+    def allgather_text(self, text: str) -> list[str]:
+        return [text] * self.size
+
+    def barrier(self) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
+
+
+def on_first_rank(comm: Comm, action: Callable[[], None]) -> None:
+    """Let rank 0 do something that may fail; where it does, all ranks raise the error."""
+    problem = ""
+    if comm.rank == 0:
+        try:
+            action()
+        except EinmpiError as error:
+            problem = f"{error.status} {error}"
+    problem = comm.allgather_text(problem)[0]
+    if problem:
+        status, _, text = problem.partition(" ")
+        raise failure(int(status), text)

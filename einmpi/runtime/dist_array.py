@@ -1,0 +1,131 @@
+"""A tensor that lies in blocks on the ranks of a communicator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from einmpi.errors import InputError
+from einmpi.plan.mesh import Mesh
+from einmpi.plan.strategies import place
+from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.comm import Comm, on_first_rank
+from einmpi.runtime.comm_mpi import comm_of
+from einmpi.runtime.transfer import exchange
+from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.moves import redistribution
+from einmpi.schedule.regions import Region, boxes, length, shape, whole
+from einmpi.schedule.steps import Exchange, Slot, show_region
+
+
+class DistArray:
+    """`local` is this rank's block; `layout` says which elements of the whole that is. Made by runs and `from_global`.
+
+    A rank outside of the layout's mesh holds nothing: its `local` has no elements.
+    """
+
+    def __init__(self, local: np.ndarray, layout: Layout, comm: Comm) -> None:
+        self.local, self.layout, self.comm = local, layout, comm
+        block = layout.block(comm.rank)
+        assert local.size == 0 or (block is not None and local.shape == shape(block)), (local.shape, str(layout))
+
+    # ---- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.layout.bound
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.local.dtype
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=object))
+
+    @property
+    def region(self) -> Region | None:
+        """The indices of this rank's block, dimension by dimension; None on a rank that holds nothing."""
+        return self.layout.block(self.comm.rank)
+
+    def __repr__(self) -> str:
+        held = "nothing" if self.region is None else show_region(self.region) if self.ndim else "it"
+        values = np.array2string(self.local, prefix="DistArray(", threshold=100, edgeitems=2)
+        return (f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
+                f"rank {self.comm.rank} of {self.comm.size} holds {held})")  # fmt: skip
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    # ---- in and out -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_global(cls, array: Any, comm: Any = None, parts: Sequence[int] | None = None) -> DistArray:
+        """Cut an array that every rank has. `parts` says into how many parts each dimension is cut.
+
+        Without `parts` the first dimensions that are long enough are cut over all ranks.
+        """
+        ours, whole_array = comm_of(comm), np.asarray(array)
+        mesh = Mesh(ours.size)
+        layout = even_layout(mesh, whole_array.shape) if parts is None else _cut(mesh, whole_array.shape, tuple(parts))
+        block = layout.block(ours.rank)
+        assert block is not None
+        local = np.empty(shape(block), whole_array.dtype.newbyteorder("="))
+        for there, here in boxes(block, tuple(whole(length(runs)) for runs in block)):
+            local[here] = whole_array[there]
+        return cls(local, layout, ours)
+
+    def gather(self, root: int | None = None) -> np.ndarray | None:
+        """The whole array, on every rank; or on rank `root` alone, None on the others. All ranks call it."""
+        if root is not None and not 0 <= root < self.comm.size:
+            raise InputError("gather", f"there is no rank {root}", f"0 to {self.comm.size - 1}")
+        mesh = Mesh(self.comm.size if root is None else 1)
+        found = self.redistribute(Layout(mesh, self.shape, (None,) * len(mesh.factors))).local
+        if root is None or root == self.comm.rank == 0:
+            return found
+        if root != 0 and self.comm.rank == 0:
+            self.comm.sendrecv(root, found.reshape(-1), None, None)
+        elif root == self.comm.rank:
+            found = np.empty(self.shape, self.dtype)
+            self.comm.sendrecv(None, None, 0, found.reshape(-1))
+            return found
+        return None
+
+    def redistribute(self, layout: Layout) -> DistArray:
+        """The same tensor in another layout. All ranks call it."""
+        before, after = (Layout(x.mesh, x.bound or (1,), x.cuts) for x in (self.layout, layout))
+        block = layout.block(self.comm.rank)
+        source = Slot("before", self.local.shape, self.dtype.name)
+        target = Slot("after", (0,) * (self.ndim or 1) if block is None else shape(block), self.dtype.name)
+        buffers = Buffers(NumpyBackend())
+        buffers.put(source, np.ascontiguousarray(self.local))
+        moves = redistribution(before, after, self.comm.size, self.comm.rank)
+        exchange(Exchange("", source, target, moves), buffers, self.comm)
+        return DistArray(buffers[target], layout, self.comm)
+
+    def to_hdf5(self, file: str | os.PathLike[str], dataset: str) -> None:
+        """Write it to a dataset of a file, whose other datasets stay. All ranks call it."""
+        from einmpi.runtime import hdf5
+
+        array = self.gather(0)
+        on_first_rank(self.comm, lambda: hdf5.write(os.fspath(file), {dataset: (np.asarray(array), {})}))
+
+
+def _cut(mesh: Mesh, bound: tuple[int, ...], parts: tuple[int, ...]) -> Layout:
+    """A layout with this many parts of each dimension; the rest of the ranks hold copies."""
+    fitting = len(parts) == len(bound) and all(type(part) is int and part > 0 for part in parts)
+    cuts = place(mesh, bound, parts) if fitting else ()
+    if not fitting or mesh.parts(cuts, range(len(bound))) != parts:
+        raise InputError("parts", f"{'×'.join(map(str, bound))} cannot be cut {'×'.join(map(str, parts))} over "
+                         f"{mesh.ranks} ranks", f"products of the prime factors of {mesh.ranks}, none above its extent")  # fmt: skip
+    return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))

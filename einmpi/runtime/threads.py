@@ -1,0 +1,30 @@
+"""How many threads a rank's BLAS and kernels use: the cores that are its own, unless the user has said."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from einmpi.runtime.comm import Comm
+
+_SET_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Threads:
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.count} thread{'s' * (self.count > 1)} a rank ({self.reason})"
+
+
+def threads_of(comm: Comm) -> Threads:
+    """Decide, and set BLAS to it."""
+    for name in _SET_BY_USER:
+        if os.environ.get(name, "").isdecimal() and int(os.environ[name]) > 0:
+            return Threads(int(os.environ[name]), name)
+    from threadpoolctl import threadpool_limits
+
+    threadpool_limits(limits=comm.cores, user_api="blas")
+    return Threads(comm.cores, "its share of the cores")

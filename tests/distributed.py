@@ -1,0 +1,98 @@
+"""Run jobs on ranks that are threads, checking everything a schedule promises."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import einmpi
+from einmpi.api import options_of
+from einmpi.compiled import Compiled
+from einmpi.plan.plan import Plan
+from einmpi.report.compare import TOLERANCE, relative_error
+from einmpi.runtime.backend import ShapeBackend
+from einmpi.runtime.comm import CountingComm
+from einmpi.runtime.comm_threads import run_threads
+from einmpi.runtime.execute import execute
+from einmpi.schedule.lower import lower
+from einmpi.schedule.memory import peak_bytes
+from einmpi.schedule.steps import Exchange, Reduce
+from einmpi.schedule.verify import verify
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a run on threads gave, and what it moved on each rank."""
+
+    plan: Plan
+    outputs: dict[str, np.ndarray]
+    received: list[int]
+    peaks: list[int]
+
+    @property
+    def moved(self) -> int:
+        return sum(self.received)
+
+    @property
+    def imbalance(self) -> float:
+        """The busiest rank against the mean of those that the plan uses."""
+        return max(self.received) * self.plan.mesh.ranks / self.moved if self.moved else 1.0
+
+
+def run_on_threads(job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None = None, **options: Any) -> Done:
+    """Run a job on threads; its schedules are verified, and its bytes and memory compared with what was foretold."""
+
+    def on_rank(comm: Any) -> Any:
+        compiled = Compiled(job, comm, options_of(job, **options))
+        outputs = compiled(inputs)
+        return {name: array.gather() for name, array in outputs.items()}, compiled
+
+    results = run_threads(ranks, on_rank)
+    plan, _ = next(iter(results[0][1].ready.values()))
+    received = [compiled.measured.received for _, compiled in results]
+    peaks = [compiled.measured.peak for _, compiled in results]
+    check_schedules(plan, received, peaks)
+    outputs = results[0][0]
+    for others, _ in results[1:]:
+        for name, array in others.items():
+            np.testing.assert_array_equal(array, outputs[name])
+    return Done(plan, outputs, received, peaks)
+
+
+def check_schedules(plan: Plan, received: list[int], peaks: list[int]) -> None:
+    """Schedules fit together; the ranks moved and held what their schedules say, and what the plan says at the most."""
+    schedules = [lower(plan, rank) for rank in range(plan.ranks)]
+    verify(schedules)
+    assert received == [sum(s.nbytes for s in each.steps if isinstance(s, Exchange | Reduce)) for each in schedules]
+    for schedule, peak in zip(schedules, peaks, strict=True):
+        assert peak <= peak_bytes(schedule) <= plan.peak
+
+
+def dry_run(plan: Plan) -> list[int]:
+    """Bytes that each rank receives, by the same loop without any values."""
+    received = []
+    for rank in range(plan.ranks):
+        comm = CountingComm(rank, plan.ranks)
+        execute(lower(plan, rank), ShapeBackend(), comm, NoValues())
+        received.append(comm.received)
+    return received
+
+
+class NoValues:
+    def fill(self, tensor: str, region: Any, target: Any, place: Any) -> None:
+        pass
+
+    def block(self, tensor: str, region: Any) -> np.ndarray:
+        return np.broadcast_to(np.float64(0), [sum(stop - start for start, stop in runs) for runs in region])
+
+
+def assert_close(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    """Relative to the largest element: 1e-10 in double, 1e-4 in single precision. Sums are added in another order."""
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype)
+        error = relative_error(array, found[name])
+        assert error <= TOLERANCE.get(array.dtype.name, 0.0), f"{name}: error {error}"
