@@ -136,20 +136,13 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     """
     given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
     graph = job.graph
-    needed = memory_needed(graph)
-    if needed > (available := _memory()):
-        raise InputError(job.source.name, f"this needs {needed / 2**30:.1f} GiB in one process",
-                         f"at most the {available / 2**30:.1f} GiB of this machine; use smaller sizes")  # fmt: skip
-    from einmpi.compiled import check_inputs
+    from einmpi.compiled import check_inputs, check_memory
 
+    check_memory(job.source.name, memory_needed(graph))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
     return evaluate(graph, {v.name: given[v.name] if v.name in given else storage.load(specs[v.name], v.bound, v.dtype)
                             for v in graph.inputs})  # fmt: skip
-
-
-def _memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, optimize: Any = True) -> Any:

@@ -227,7 +227,7 @@ def _run(options: argparse.Namespace, comm: Comm) -> Report:
         measured.append(compiled.measured)
     note("storing the results")
     before = time.perf_counter()
-    store(job, outputs, comm)
+    store(job, outputs)
     stored = time.perf_counter() - before
     runs = [each.seconds for each in measured]
     seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs), "store": stored,

@@ -67,6 +67,7 @@ class Compiled:
                 fingerprint = self.ready[kinds][0].digest
             else:
                 plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
+                check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
                 self.ready[kinds] = plan, lower(plan, self.comm.rank)
                 fingerprint = _fingerprint(self.job, plan)
         except EinmpiError as caught:
@@ -108,6 +109,14 @@ class _LoadClock:
     def stop(self) -> None:
         if self.since:
             self.loading, self.since = self.loading + time.perf_counter() - self.since, 0.0
+
+
+def check_memory(place: str, needed: int) -> None:
+    """Refuse what this machine cannot hold, before it tries."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > available:
+        raise InputError(place, f"this needs {needed / 2**30:.1f} GiB on this machine",
+                         f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes or more machines")  # fmt: skip
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------

@@ -104,7 +104,8 @@ def test_run_equals_numpy(name, folder):
     wanted = BY_NUMPY[name.removesuffix(".toml")](**arrays)
     done = run(folder, f"jobs/{name}")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(rf"{re.escape(job.title)}: \d+\.\d\d s in one process", done.stdout.split("\n")[0])
+    assert re.fullmatch(rf"{re.escape(job.title)}: \d+\.\d\d s on 1 rank \(plan .*, load .*, run .*, store .*\); "
+                        r"\d+ threads? a rank \(.*\)", done.stdout.split("\n")[0])  # fmt: skip
     found = summaries(done.stdout)
     assert list(found) == list(wanted) and done.stdout.count("\n") == 1 + len(wanted)
     for tensor, array in wanted.items():
@@ -305,7 +306,7 @@ BAD_ARGUMENTS = {
     "dtype": (["check", CHAIN, "--dtype", "double"], "jobs/chain.toml: unknown dtype 'double'; allowed: …"),
     "too large": (
         [CHAIN, "--set", "s=9000000"],
-        "jobs/chain.toml: this needs … GiB in one process; at most the … GiB of this machine; use smaller sizes",
+        "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes or more machines",
     ),
 }
 
@@ -352,7 +353,8 @@ def test_four_ranks_print_one_summary(folder):
     assert (done.returncode, done.stderr) == (0, "")
     alone = run(folder, "jobs/chain.toml")
     assert summaries(done.stdout) == summaries(alone.stdout) != {}
-    assert done.stdout.count("\n") == alone.stdout.count("\n") == 2
+    assert done.stdout.count("\n") == 1 + alone.stdout.count("\n") == 3
+    assert re.search(r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ", done.stdout, re.M)
 
 
 @pytest.mark.mpi

@@ -152,7 +152,7 @@ class Page:
         path.write_text(self.hidden + text + "\n")
         self.hidden = self.file = ""
         job = einmpi.load(path)
-        store(job, einmpi.reference(job))
+        store(job, einmpi.run(job))
 
     def run_console(self, text, here):
         environment = shell_environment(self.folder)
@@ -172,7 +172,7 @@ class Page:
             Path("job.toml").write_text(job + "\n")
             with pytest.raises(InputError) as caught:
                 loaded = einmpi.load("job.toml")
-                store(loaded, einmpi.reference(loaded))
+                store(loaded, einmpi.run(loaded))
             assert_shown(message, str(caught.value), f"{here}: {job}")
 
     def run_ebnf(self, text, here):

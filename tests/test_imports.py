@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "einmpi").rglob("*.py"))
 # From left to right; a layer is a folder or a module of einmpi.
 LAYERS = (("errors", "units", "version"), ("graph",), ("models",), ("plan",), ("schedule",), ("runtime",), ("report",),
-          ("api",), ("cli",), ("__main__",))  # fmt: skip
+          ("compiled",), ("api",), ("launch",), ("cli",), ("__main__",))  # fmt: skip
 # `import einmpi` itself gives what api gives.
-POSITION = {"__init__": 7, **{name: k for k, names in enumerate(LAYERS) for name in names}}
+POSITION = {"__init__": 8, **{name: k for k, names in enumerate(LAYERS) for name in names}}
 # Packages that one module alone may import.
 ONLY = {"mpi4py": "einmpi/runtime/comm_mpi.py", "h5py": "einmpi/runtime/hdf5.py"}
 HEAVY = ("mpi4py", "cupy", "h5py", "numba", "scipy", "matplotlib", "rich", "opt_einsum", "safetensors")

@@ -27,6 +27,7 @@ class Comm(Protocol):
     rank: int
     size: int
     cores: int  # that this rank has for itself
+    ranks_on_node: int
     received: int  # bytes of payload from other ranks so far
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
@@ -114,7 +115,7 @@ def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
 class SelfComm:
     """One process: rank 0 of 1."""
 
-    rank, size, received = 0, 1, 0
+    rank, size, ranks_on_node, received = 0, 1, 1, 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
@@ -156,7 +157,7 @@ class CountingComm:
     """One rank of many in a dry run: counts, moves nothing and never looks at an element."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.received, self.cores = rank, size, 0, 1
+        self.rank, self.size, self.ranks_on_node, self.received, self.cores = rank, size, 1, 0, 1
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip

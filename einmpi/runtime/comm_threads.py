@@ -117,7 +117,7 @@ class ThreadComm:
     """One rank of `run_threads`. Sends are copied at once, so no rank sees another one's buffers."""
 
     def __init__(self, rank: int, size: int, office: _Office) -> None:
-        self.rank, self.size, self.received, self.cores = rank, size, 0, 1
+        self.rank, self.size, self.ranks_on_node, self.received, self.cores = rank, size, size, 0, 1
         self._office = office
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from einmpi.errors import EinmpiError
 from einmpi.runtime.backend import Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
@@ -48,10 +49,17 @@ def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     elif isinstance(step, Reduce):
         reduce(step, buffers, comm)
     elif isinstance(step, Kernel):
-        operands = [buffers[slot] for slot in step.operands]
-        buffers.backend.compute(step, operands, buffers.make(step.target))
+        _compute(step, buffers)
     elif isinstance(step, Free):
         buffers.free(step.slot)
+
+
+def _compute(step: Kernel, buffers: Buffers) -> None:
+    operands = [buffers[slot] for slot in step.operands]
+    try:
+        buffers.backend.compute(step, operands, buffers.make(step.target))
+    except (ValueError, IndexError, MemoryError) as error:
+        raise EinmpiError(f"{step.vertex}: {error}") from error
 
 
 def _load(step: Load, buffers: Buffers, storage: Storage) -> None:

@@ -16,7 +16,7 @@ from einmpi.graph.job_file import Job
 from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec, OutputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import hdf5
-from einmpi.runtime.comm import Comm, on_first_rank
+from einmpi.runtime.comm import on_first_rank
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.generate import fill_box
 from einmpi.schedule.regions import Box
@@ -60,7 +60,7 @@ def fill(spec: InputSpec, target: np.ndarray, boxes: Boxes, shape: tuple[int, ..
     """Boxes of an input of this shape into boxes of an array; the array has the dtype planned for."""
     if spec.file is None:
         for there, here in boxes:
-            fill_box(spec, shape, there, target[here])
+            fill_box(spec, shape, there, target[(*here, ...)])
         return
     found_shape, found_dtype = _format(spec).describe(spec)
     if found_shape != tuple(shape) or found_dtype != target.dtype.name:
@@ -142,12 +142,12 @@ def check_targets(job: Job) -> None:
         hdf5.check_target(specs[0].file, {spec.dataset: spec.place for spec in specs})
 
 
-def store(job: Job, results: Mapping[str, DistArray], comm: Comm) -> None:
+def store(job: Job, results: Mapping[str, DistArray]) -> None:
     """Write every output of the job, each file once. All ranks call it; rank 0 writes what it gathers."""
     attributes = {"einmpi_version": __version__, "einmpi_program": job.source.text, "einmpi_dtype": job.dtype}
     for specs in _by_file(job.outputs).values():
         arrays = {spec.name: results[spec.name].gather(0) for spec in specs}
-        on_first_rank(comm, partial(_write, specs, arrays, attributes))
+        on_first_rank(results[specs[0].name].comm, partial(_write, specs, arrays, attributes))
 
 
 def _write(specs: list[OutputSpec], arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -155,11 +156,11 @@ def test_a_memory_limit_is_kept():
 def test_a_memory_limit_that_nothing_fits_names_the_smallest():
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(480), 4, memory="1 KiB")
-    text = str(caught.value)
-    assert text == (
-        "memory: no plan on 4 ranks was found below 1024 bytes a rank; at least 3225600 bytes, or more ranks"
-    )
-    assert einmpi.plan(chain(480), 4, memory=3225600).peak <= 3225600
+    found = re.fullmatch(r"memory: no plan on 4 ranks was found below 1024 bytes a rank; at least (\d+) bytes, or more "
+                         "ranks", str(caught.value))  # fmt: skip
+    assert found
+    least = int(found[1])
+    assert einmpi.plan(chain(480), 4, memory=least).peak == least
 
 
 def test_pins():

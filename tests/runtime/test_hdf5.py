@@ -29,6 +29,11 @@ def error(function, *arguments, kind=InputError):
     return str(caught.value)
 
 
+def read(file, dataset, place=""):
+    """A whole dataset."""
+    return storage.load(InputSpec("A", file=file, dataset=dataset, place=place), *hdf5.describe(file, dataset, place))
+
+
 def hdf5_input(dataset, file="x.h5"):
     return InputSpec("A", file=file, dataset=dataset, place=PLACE)
 
@@ -98,7 +103,7 @@ def test_datasets_that_cannot_be_used():
     }
     for dataset, message in expected.items():
         assert error(storage.describe, hdf5_input(dataset)) == f"{PLACE}: {message}"
-        assert error(hdf5.read, "x.h5", dataset, PLACE) == f"{PLACE}: {message}"
+        assert error(read, "x.h5", dataset, PLACE) == f"{PLACE}: {message}"
 
 
 def test_a_long_list_of_datasets_is_cut():
@@ -151,7 +156,7 @@ def test_a_new_file_and_its_groups(tmp_path):
     for name, array in ARRAYS.items():
         hdf5.write("o.h5", {f"/g/h/{name}": (array, {})}, {"note": "é"})
     for name, array in ARRAYS.items():
-        found = hdf5.read("o.h5", f"/g/h/{name}")
+        found = read("o.h5", f"/g/h/{name}")
         assert found.shape == array.shape and (found == array).all()
         with h5py.File("o.h5") as file:
             assert file[f"/g/h/{name}"].attrs["note"] == "é"

@@ -13,6 +13,8 @@ from einmpi.errors import InputError
 from einmpi.graph.job_tensors import InputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import storage
+from einmpi.runtime.comm import ALONE
+from einmpi.runtime.dist_array import DistArray
 from einmpi.version import __version__
 
 LISTED = ", ".join(DTYPES)
@@ -130,7 +132,8 @@ def test_a_whole_job():
     storage.check_targets(job)
     values = {spec.name: storage.load(spec, spec.shape, spec.dtype) for spec in job.inputs}
     z = values["A"] @ values["B"]
-    storage.store(job, {"Z": z, "n": z.sum(), "E": np.zeros((4, 0))})
+    results = {"Z": z, "n": z.sum(), "E": np.zeros((4, 0))}
+    storage.store(job, {name: DistArray.from_global(array, ALONE) for name, array in results.items()})
     with h5py.File("out.h5") as file:
         assert (file["g/Z"][:] == z).all() and file["g/Z"].dtype == np.float32
         assert (file["g/Z"].chunks, file["g/Z"].compression) == ((2, 2), "gzip")
