@@ -44,14 +44,17 @@ class Done:
 
 def run_on_threads(job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None = None, **options: Any) -> Done:
     """Run a job on threads; its schedules are verified, and its bytes and memory compared with what was foretold."""
+    planner = Compiled(job, CountingComm(0, ranks), options_of(job, **options))
+    planner.prepare(dict(inputs or {}))
+    ((kinds, (plan, _)),) = planner.ready.items()
 
     def on_rank(comm: Any) -> Any:
-        compiled = Compiled(job, comm, options_of(job, **options))
+        compiled = Compiled(job, comm, planner.options)
+        compiled.ready[kinds] = plan, lower(plan, comm.rank)  # planned once for all: threads share one core
         outputs = compiled(inputs)
         return {name: array.gather() for name, array in outputs.items()}, compiled
 
     results = run_threads(ranks, on_rank)
-    plan, _ = next(iter(results[0][1].ready.values()))
     received = [compiled.measured.received for _, compiled in results]
     peaks = [compiled.measured.peak for _, compiled in results]
     check_schedules(plan, received, peaks)

@@ -74,10 +74,13 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
             wanted = operand_cuts(graph, vertex.name, operand, state)
             if graph[name].is_input and name not in held and name in layouts:
                 held[name] = block_bytes(graph[name], mesh, layouts[name])
+                if None in layouts[name]:
+                    staged = max(staged, staging(held[name], mesh.ranks))
             stored = layouts.get(name) or (
                 wanted if graph[name].is_input else output_cuts(graph, name, states[name])
             )
-            if name not in held or stored != wanted:
+            partial = name not in layouts and _is_partial(graph[name], states)
+            if name not in held or stored != wanted or partial:
                 size = block_bytes(graph[name], mesh, wanted)
                 gathered += size
                 if name in held or None in wanted:  # else an input that no two ranks want
@@ -92,3 +95,8 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
                 held.pop(name, None)
         held[vertex.name] = final or made
     return peak
+
+
+def _is_partial(vertex: Vertex, states: Mapping[str, tuple[str | None, ...]]) -> bool:
+    """Whether ranks hold parts of an aggregate that have yet to be put together."""
+    return vertex.einsum is not None and any(label in vertex.einsum.aggregated for label in states[vertex.name])

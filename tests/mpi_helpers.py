@@ -1,0 +1,212 @@
+"""Real mpirun from tests: the one beside the Python interpreter, of MPICH or of Open MPI. What every comm must do."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from einmpi.graph.scalar import DTYPES
+from einmpi.runtime import comm_mpi
+from einmpi.runtime.comm import SUMMABLE, CountingComm
+
+ROOT = Path(__file__).resolve().parents[1]
+MPIRUN = Path(sys.executable).parent / "mpirun"
+OPEN_MPI = MPIRUN.with_name("ompi_info").exists()
+NO_MPIRUN = None if MPIRUN.exists() else "there is no mpirun beside the Python interpreter"
+
+needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
+
+_OPTIONS = ("--oversubscribe", "--bind-to", "none") if OPEN_MPI else ()
+_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OPENBLAS_NUM_THREADS": "1",  # threads of many ranks on few cores hide everything else
+    "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+}
+
+
+def run_mpi(
+    ranks: int,
+    code_or_args: str | Sequence[str],
+    env: dict[str, str] | None = None,
+    timeout: float = 120,
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The finished `mpirun -n ranks python …`: code as text, or the interpreter's arguments. Fails if it hangs."""
+    arguments = ["-c", code_or_args] if isinstance(code_or_args, str) else list(code_or_args)
+    command = [str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments]
+    # What an outer launcher has set would make the inner one part of its own job.
+    outer = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          cwd=cwd or ROOT, env={**kept, **_SETTINGS, **(env or {})}) as process:  # fmt: skip
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # mpirun ends its ranks; killed at once, it could not
+            try:
+                out, err = process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                out, err = process.communicate()
+            raise AssertionError(f"mpirun has not ended in {timeout:g} s\n{out[-2000:]}\n{err[-2000:]}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+# ---- one call, its expected result, its bytes -----------------------------------------------------------------------
+
+
+def piece(dtype, count, *key):
+    """Small whole numbers, so that every order of adding gives the same; alike on every rank."""
+    numbers = (np.arange(count) * 7 + sum(13 ** (k + 1) * part for k, part in enumerate(key))) % 50
+    return (numbers + 1j * numbers[::-1]).astype(dtype) if np.dtype(dtype).kind == "c" else numbers.astype(dtype)
+
+
+def joined(dtype, pieces):
+    return np.concatenate([np.empty(0, dtype), *pieces])
+
+
+def unset(dtype, count):
+    return np.full(count, 77, dtype)
+
+
+def check(comm, call, arrays, expected, received):
+    """Make the call; the arrays hold what is expected, and a dry run without values counts the same bytes."""
+    before, dry = comm.received, CountingComm(comm.rank, comm.size)
+    done = call(comm, *arrays)
+    for array, wanted in zip(arrays, expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+    if done is not False:
+        assert call(dry, *(np.broadcast_to(array.dtype.type(0), array.shape) for array in arrays)) == done
+        assert comm.received - before == received == dry.received
+    else:
+        assert comm.received == before
+
+
+def exchange(comm, group, dtype, counts):
+    """alltoallv with counts[member][member]."""
+    me = group.index(comm.rank)
+    out = [0 if k == me else counts[me][k] for k in range(len(group))]
+    back = [0 if k == me else counts[k][me] for k in range(len(group))]
+    send = joined(dtype, (piece(dtype, n, group[me], k) for k, n in zip(group, out, strict=True)))
+    wanted = joined(dtype, (piece(dtype, n, k, group[me]) for k, n in zip(group, back, strict=True)))
+    check(comm, lambda c, s, r: c.alltoallv(group, s, out, r, back), [send, unset(dtype, sum(back))],
+          [send.copy(), wanted], sum(back) * send.itemsize)  # fmt: skip
+
+
+def gather(comm, group, dtype, counts):
+    me, counts = group.index(comm.rank), counts[0]
+    pieces = [piece(dtype, n, k) for k, n in zip(group, counts, strict=True)]
+    buffer = joined(dtype, (part if k == me else unset(dtype, part.size) for k, part in enumerate(pieces)))
+    check(comm, lambda c, b: c.allgatherv(group, b, counts), [buffer], [joined(dtype, pieces)],
+          (sum(counts) - counts[me]) * buffer.itemsize)  # fmt: skip
+
+
+def reduce(comm, group, dtype, counts):
+    me, counts = group.index(comm.rank), counts[0]
+    parts = {k: joined(dtype, (piece(dtype, n, k, t) for t, n in zip(group, counts, strict=True))) for k in group}
+    own = slice(sum(counts[:me]), sum(counts[: me + 1]))
+    possible = dtype in SUMMABLE and parts[comm.rank].nbytes <= comm_mpi.MOST_BYTES
+    wanted = np.sum([part[own] for part in parts.values()], axis=0, dtype=dtype)
+    send, receive = parts[comm.rank], unset(dtype, counts[me])
+    check(comm, lambda c, s, r: c.reduce_scatter(group, s, counts, r), [send, receive],
+          [send.copy(), wanted if possible else receive.copy()], (len(group) - 1) * receive.nbytes)  # fmt: skip
+
+
+def message(comm, to, source, dtype, size_of, turn=0):
+    """sendrecv; `size_of` says how many elements a rank sends."""
+    me = comm.rank
+    send = None if to is None else piece(dtype, size_of(me), me, turn)
+    receive = None if source is None else unset(dtype, size_of(source))
+    given = [array for array in (send, receive) if array is not None]
+    wanted = [] if send is None else [send.copy()]
+    wanted += [] if source is None else [piece(dtype, size_of(source), source, turn)]
+
+    def call(c, *arrays):
+        parts = iter(arrays)
+        return c.sendrecv(to, None if to is None else next(parts), source, None if source is None else next(parts))
+
+    check(comm, call, given, wanted, 0 if source in (None, me) else receive.nbytes)
+
+
+def all_three(comm, groups, rng, most=40, dtypes=DTYPES):
+    """Every collective in each of the groups that this rank is a member of; the draws are alike on all ranks."""
+    for group in groups:
+        dtype = str(rng.choice(dtypes))
+        counts = (rng.integers(0, most + 1, (len(group),) * 2) * rng.integers(0, 2, (len(group),) * 2)).tolist()
+        if comm.rank in group:
+            for call in (exchange, gather, reduce):
+                call(comm, group, dtype, counts)
+
+
+# ---- scenarios: functions of a comm and a generator that is alike on all ranks --------------------------------------
+
+
+def every_dtype(comm, rng):
+    for dtype in DTYPES:
+        all_three(comm, [tuple(range(comm.size))] * 2, rng, dtypes=[dtype])
+
+
+def groups_at_once(comm, rng):
+    for _ in range(3):  # the ranks in random order, cut into groups
+        order = [int(rank) for rank in rng.permutation(comm.size)]
+        cuts = sorted({0, comm.size, *(int(cut) for cut in rng.integers(0, comm.size + 1, 2))})
+        mine = next(group for a, b in pairwise(cuts) if comm.rank in (group := tuple(order[a:b])))
+        all_three(comm, [mine] * 2, np.random.default_rng(mine))
+
+
+def overlapping_groups(comm, rng):
+    """Neighbours, forward and backward: the same ranks in another order are another group."""
+    ring = [tuple((start + k) % comm.size for k in range(min(3, comm.size))) for start in range(comm.size)]
+    for groups in (ring, ring[::-1], [group[::-1] for group in ring], ring):
+        all_three(comm, groups, rng)
+
+
+def without_elements(comm, rng):
+    everyone = tuple(range(comm.size))
+    all_three(comm, [everyone], rng, most=0)
+    counts = np.zeros((comm.size,) * 2, int)
+    counts[0, -1] = 5
+    exchange(comm, everyone, "float32", counts.tolist())
+    gather(comm, everyone, "float16", counts.tolist())
+    all_three(comm, [(rank,) for rank in everyone], rng)
+
+
+def messages(comm, rng):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for dtype in DTYPES:
+        for turn in range(2):  # in order: the second must not overtake the first
+            message(comm, after, before, dtype, lambda rank: 9 + rank, turn)
+    message(comm, after, before, "bool", lambda rank: 0)
+    message(comm, after, before, "float64", lambda rank: 3 * (rank % 2))
+    message(comm, comm.rank, comm.rank, "int32", lambda rank: 4)
+    message(comm, None, None, "int32", lambda rank: 4)
+    if comm.size > 1:  # one way, along a chain
+        to, source = (None if comm.rank == comm.size - 1 else after), (None if comm.rank == 0 else before)
+        message(comm, to, source, "complex64", lambda rank: 6)
+
+
+def texts(comm, rng):
+    before = comm.received
+    own = [f"rank {rank}: é{'x' * (rank % 3)}" if rank else "" for rank in range(comm.size)]
+    assert comm.allgather_text(own[comm.rank]) == own
+    assert comm.allgather_text("alike") == ["alike"] * comm.size
+    assert comm.same("é" * 1000) is None
+    for odd in range(1, comm.size):
+        assert comm.same("b" if comm.rank >= odd else "a") == odd
+    comm.barrier()
+    assert comm.received == before
+
+
+SCENARIOS = (every_dtype, groups_at_once, overlapping_groups, without_elements, messages, texts)
+
+
+def run_all(comm):
+    for k, scenario in enumerate(SCENARIOS):
+        scenario(comm, np.random.default_rng(k))
+    return comm.received

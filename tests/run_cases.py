@@ -1,0 +1,110 @@
+"""Jobs small enough to run on many ranks many times: those of jobs/, and programs with odd extents and every feature.
+
+As a program under mpirun it runs them all, with every strategy, and prints what rank 0 found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import einmpi
+from einmpi.graph.job_file import STRATEGIES
+from einmpi.report.compare import TOLERANCE, relative_error
+
+JOBS = Path(__file__).resolve().parents[1] / "jobs"
+# Divisible by all rank counts up to 8, 12 and 16 where it matters, and not at all.
+SIZES: dict[str, dict[str, dict[str, int]]] = {
+    "chain": {"even": {"s": 48}, "skewed": {"s": 48, "skew": 4}, "odd": {"s": 37}},
+    "distances": {"even": {"rows": 48, "columns": 96, "f": 24}, "odd": {"rows": 31, "columns": 23, "f": 17}},
+    "softmax": {"even": {"rows": 96, "columns": 48}, "odd": {"rows": 53, "columns": 29}},
+    "attention": {"even": {"s": 48, "a": 96, "h": 24}, "odd": {"s": 19, "a": 35, "h": 5}},
+    "shortest_path": {"even": {"n": 48}, "odd": {"n": 23}},
+}
+
+PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {
+    "transposed sum": ("Z[k,i] = sum(A[i,j] * B[j,k]) - B[i,k]", {"A": ((11, 11), "float64"), "B": ((11, 13), "float64")}),
+    "semiring": ("Z[i,k] = min(A[i,j] + B[j,k])", {"A": ((9, 16), "float32"), "B": ((16, 5), "float32")}),
+    "single number": ("n = sum(A[i,j]**2); m = max(A[i,j]); Z[i] = n * A[i,3] - m", {"A": ((17, 6), "float64")}),
+    "diagonal": ("D[i] = X[i,i]; t = sum(X[i,i]); Z[i,j] = X[i,j] - D[i] * t", {"X": ((12, 12), "float64")}),
+    "gather": ("Y[b,s,a] = W[tok[b,s],a]; Z[a] = sum(Y[b,s,a])", {"W": ((16, 9), "float64"), "tok": ((5, 8), "int64")}),
+    "indices": ("Z[i,j] = where(j <= i, X[i,j], -inf) + 3 * i - j", {"X": ((16, 11), "float64")}),
+    "integers": ("Z[i] = sum(A[i,j]); p[j] = prod(A[i,j] % 3 + 1)", {"A": ((12, 10), "int32")}),
+    "truth": ("Z[i] = any(A[i,j] > 3); a = all(A[i,j] < 99); n[j] = sum(A[i,j] == 1)", {"A": ((8, 7), "int64")}),
+    "complex": ("Z[i,k] = sum(A[i,j] * conj(B[k,j]))", {"A": ((6, 8), "complex128"), "B": ((4, 8), "complex64")}),
+    "half": ("Z[i,k] = sum(A[i,j] * B[j,k])", {"A": ((8, 12), "float16"), "B": ((12, 6), "float16")}),
+    "three": ("Z[i,l] = sum(A[i,j] * B[j,k] * C[k,l])",
+              {"A": ((8, 9), "float64"), "B": ((9, 10), "float64"), "C": ((10, 11), "float64")}),
+    "four dimensions": ("S[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d]); O[b,s,h,d] = sum(softmax[t](S[b,h,s,t]) * V[b,t,h,d])",
+                        {name: ((4, 6, 3, 5), "float64") for name in "QKV"}),
+    "twice": ("Z[i,k] = sum(A[i,j] * A[k,j]) + A[i,k]", {"A": ((12, 12), "float64")}),
+    "nothing": ("Z[i,k] = sum(A[i,j] * B[j,k]); m[i] = sum(A[i,j])", {"A": ((5, 0), "float64"), "B": ((0, 7), "float64")}),
+    "ones": ("Z[i,k] = sum(A[i,j] * B[j,k])", {"A": ((1, 1), "float64"), "B": ((1, 1), "float64")}),
+    "broadcast": ("Z[i,j:24] = A[i] + j; w[i:12] = 2 * i", {"A": ((8,), "float64")}),
+    "statistics": ("Y[i,j] = layernorm[j](X[i,j]); v = var(X[i,j]); m[j] = mean(X[i,j])", {"X": ((24, 18), "float64")}),
+}  # fmt: skip
+
+
+def array(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    rng = np.random.default_rng(sum(name.encode()))
+    if np.dtype(dtype).kind == "i":
+        return rng.integers(0, 9, shape).astype(dtype)
+    values = rng.standard_normal(shape)
+    return (values + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else values).astype(dtype)
+
+
+def cases() -> dict[str, tuple[einmpi.Job, dict[str, np.ndarray]]]:
+    """Every job and program, with the arrays it is given."""
+    found: dict[str, tuple[einmpi.Job, dict[str, np.ndarray]]] = {}
+    for name, sizes in SIZES.items():
+        for kind, chosen in sizes.items():
+            found[f"{name}, {kind}"] = einmpi.load(JOBS / f"{name}.toml", dtype=None, **chosen), {}
+    for name, (text, inputs) in PROGRAMS.items():
+        arrays = {tensor: array(tensor, *given) for tensor, given in inputs.items()}
+        found[name] = einmpi.program(text, **arrays), arrays
+    return found
+
+
+def strategies(job: einmpi.Job, ranks: int) -> list[str]:
+    """Those that can plan the job: the ones by roles need roles."""
+    able = []
+    for strategy in STRATEGIES:
+        try:
+            einmpi.plan(job, ranks, strategy=strategy)
+        except einmpi.InputError as error:
+            assert "role" in str(error), error
+        else:
+            able.append(strategy)
+    return able
+
+
+def main() -> None:
+    from mpi4py import MPI
+
+    rows: list[dict[str, Any]] = []
+    for name, (job, arrays) in cases().items():
+        expected = einmpi.reference(job, arrays) if MPI.COMM_WORLD.rank == 0 else {}
+        for strategy in strategies(job, MPI.COMM_WORLD.size):
+            compiled = einmpi.compile(job, strategy=strategy)
+            outputs = {key: out.gather(0) for key, out in compiled(arrays).items()}
+            again = {key: out.gather(0) for key, out in compiled(arrays).items()}
+            ((plan, _),) = compiled.ready.values()
+            received = MPI.COMM_WORLD.gather((compiled.measured.received, compiled.measured.peak))
+            if MPI.COMM_WORLD.rank == 0:
+                errors = {key: relative_error(value, outputs[key]) for key, value in expected.items()}
+                rows.append({
+                    "case": name, "strategy": strategy, "predicted": plan.bytes_predicted, "peak_predicted": plan.peak,
+                    "mesh": plan.mesh.ranks, "received": [one[0] for one in received], "peak": max(one[1] for one in received),
+                    "excess": max(error / (TOLERANCE.get(expected[key].dtype.name) or 1e-300) for key, error in errors.items()),
+                    "same_again": all(np.array_equal(outputs[key], again[key], equal_nan=True) for key in outputs),
+                })  # fmt: skip
+    if MPI.COMM_WORLD.rank == 0:
+        json.dump(rows, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Runs on many ranks: threads for many counts, real mpirun for the counts people use."""
+
+import json
+
+import numpy as np
+import pytest
+from distributed import assert_close, dry_run, run_on_threads
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mpi_helpers import needs_mpirun, run_mpi
+from run_cases import SIZES, cases, strategies
+
+import einmpi
+from einmpi.models.llama import MODELS, llama_program
+from einmpi.plan.plan import Options, make_plan
+from einmpi.runtime import storage, transfer
+from einmpi.schedule.lower import lower
+
+CASES = cases()
+EVEN = [f"{name}, {kind}" for name, kinds in SIZES.items() for kind in kinds if kind != "odd"]
+
+
+@pytest.fixture(scope="module")
+def references():
+    return {name: einmpi.reference(job, arrays) for name, (job, arrays) in CASES.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_strategy_on_threads(name, references):
+    job, arrays = CASES[name]
+    for ranks in (1, 2, 3, 4, 5, 6, 7, 8, 12):
+        for strategy in strategies(job, ranks) if ranks in (2, 3, 4, 8) else ["eindecomp"]:
+            done = run_on_threads(job, ranks, arrays, strategy=strategy)
+            assert_close(done.outputs, references[name])
+            assert sum(dry_run(done.plan)) == done.moved
+            slack = 0 if name in EVEN else max(0.01 * done.plan.bytes_predicted, 64 * ranks)
+            assert abs(done.moved - done.plan.bytes_predicted) <= slack, (ranks, strategy)
+
+
+@pytest.mark.parametrize("ranks", [24, 64])
+@pytest.mark.parametrize("name", ["chain, even", "attention, odd", "four dimensions", "gather"])
+def test_many_ranks_on_threads(name, ranks, references):
+    job, arrays = CASES[name]
+    assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
+
+
+@pytest.mark.parametrize("name", ["chain, even", "attention, even", "diagonal", "four dimensions", "half"])
+def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
+    """Large messages go in pieces that fit into a buffer: here a buffer of 256 bytes."""
+    monkeypatch.setattr(transfer, "STAGE", 256)
+    job, arrays = CASES[name]
+    for ranks in (2, 6):
+        for strategy in strategies(job, ranks):
+            done = run_on_threads(job, ranks, arrays, strategy=strategy)
+            assert_close(done.outputs, references[name])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_contractions_on_random_ranks(data):
+    """Random labels, extents, operands and ⊕ over ⊗, against the reference evaluator."""
+    ranks = data.draw(st.integers(2, 12), "ranks")
+    labels = "ijkl"[: data.draw(st.integers(2, 4))]
+    extent = {label: data.draw(st.sampled_from([1, 2, 3, 4, 5, 8, 12]), label) for label in labels}
+    one, two = ("".join(data.draw(st.permutations(sorted(data.draw(st.sets(st.sampled_from(labels), min_size=1))))))
+                for _ in range(2))  # fmt: skip
+    used = sorted(set(one + two))
+    output = "".join(data.draw(st.permutations(sorted(data.draw(st.sets(st.sampled_from(used)))))))
+    head = data.draw(st.sampled_from(["sum({})", "max({})", "min({})", "prod({})", "sum(exp({}))"]))
+    body = f"A[{','.join(one)}] {data.draw(st.sampled_from('+-*'))} B[{','.join(two)}]"
+    aggregated = set(used) - set(output)
+    expression = head.format(body) if aggregated else body
+    text = f"Z[{','.join(output)}] = {expression}" if output else f"Z = {expression}"
+    arrays = {name: np.random.default_rng(7).standard_normal([extent[x] for x in index])
+              for name, index in (("A", one), ("B", two))}  # fmt: skip
+    job = einmpi.program(text, **arrays)
+    for strategy in ("eindecomp", "eindecomp-paper", "sqrt"):
+        assert_close(run_on_threads(job, ranks, arrays, strategy=strategy).outputs, einmpi.reference(job, arrays))
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["chain, even", "chain, skewed", "attention, even"])
+def test_memory_stays_below_the_limit(name, references):
+    """run_on_threads compares each rank's measured peak with its schedule's and that with the plan's."""
+    job, arrays = CASES[name]
+    for ranks in (2, 4, 6):
+        free = einmpi.plan(job, ranks).peak
+        for share in (0.9, 0.7, 0.6):
+            try:
+                done = run_on_threads(job, ranks, arrays, memory=int(free * share))
+            except einmpi.InputError as error:
+                assert "at least" in str(error)
+                continue
+            assert done.plan.peak <= free * share
+            assert_close(done.outputs, references[name])
+
+
+def test_the_busiest_rank_moves_what_the_others_do():
+    for name in EVEN:
+        job, arrays = CASES[name]
+        for ranks in (2, 3, 4, 6, 8, 12):
+            assert run_on_threads(job, ranks, arrays).imbalance <= 1.05, (name, ranks)
+
+
+def test_uneven_extents_are_balanced_where_there_is_enough_to_deal_out():
+    job = einmpi.load("jobs/chain.toml", s=211)
+    for ranks in (3, 4, 5, 7, 8):
+        plan = einmpi.plan(job, ranks)
+        received = dry_run(plan)
+        assert abs(sum(received) - plan.bytes_predicted) <= 0.01 * plan.bytes_predicted
+        assert max(received) * plan.mesh.ranks <= 1.05 * sum(received)
+
+
+@pytest.mark.parametrize("ranks", [240, pytest.param(1024, marks=pytest.mark.slow)])
+def test_a_dry_run_on_many_ranks(ranks):
+    plan = einmpi.plan(einmpi.load("jobs/chain.toml", s=15 * 1024), ranks)
+    received = dry_run(plan)
+    assert sum(received) == plan.bytes_predicted
+    assert max(received) * ranks <= 1.05 * sum(received)
+
+
+def test_a_large_model_is_lowered_for_one_rank_alone():
+    """Nothing in one rank's schedule grows with ranks × vertices: moves of repeated layers are the same objects."""
+    text, shapes, _ = llama_program(MODELS["7B"], batch=8, sequence=1024, layers=32)
+    plan = make_plan(einmpi.program(text, **shapes).graph, 1024, Options())
+    schedule = lower(plan, 77)
+    assert len(schedule.steps) > 1000
+    moves = {id(step.moves) for step in schedule.steps if hasattr(step, "moves")}
+    assert len(moves) < 100
+
+
+# ---- real mpirun ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+@needs_mpirun
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
+def test_every_case_under_mpirun(ranks):
+    done = run_mpi(ranks, ["tests/run_cases.py"], timeout=600)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(done.stdout)
+    assert {row["case"] for row in rows} == set(CASES)
+    for row in rows:
+        assert row["excess"] <= 1, row
+        assert row["same_again"], row
+        assert row["peak"] <= row["peak_predicted"], row
+        moved, slack = sum(row["received"]), 0 if row["case"] in EVEN else max(0.01 * row["predicted"], 64 * ranks)
+        assert abs(moved - row["predicted"]) <= slack, row
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_two_runs_give_the_same_bits(tmp_path):
+    (tmp_path / "job.toml").write_text(
+        'program = "Z[i,k] = sum(A[i,j] * B[j,k]); n = sum(Z[i,k])"\n'
+        'inputs.A = { shape = [30, 400], random = "normal" }\ninputs.B = { shape = [400, 20], random = "normal" }\n'
+        'outputs.Z = "out.h5:/Z"\noutputs.n = "out.h5:/n"\n'
+    )
+    import h5py
+
+    results = []
+    for _ in range(2):
+        done = run_mpi(6, ["-m", "einmpi", str(tmp_path / "job.toml"), "--strategy", "eindecomp-paper"])
+        assert (done.returncode, done.stderr) == (0, "")
+        with h5py.File(tmp_path / "out.h5") as file:
+            results.append((file["Z"][:].tobytes(), file["n"][()]))
+    assert results[0] == results[1]
+
+
+def test_generated_inputs_do_not_depend_on_ranks():
+    job = einmpi.program("Z[i,j] = X[i,j]; Y[j,i] = X[i,j]", X=(13, 11))
+    spec = einmpi.graph.job_tensors.InputSpec("X", (13, 11), "float64", "normal", 5)
+    job = einmpi.graph.job_file.Job(**{**vars(job), "inputs": (spec,)})
+    whole = storage.load(spec, (13, 11), "float64")
+    for ranks in (1, 2, 5, 6, 8):
+        done = run_on_threads(job, ranks)
+        np.testing.assert_array_equal(done.outputs["Z"], whole)
+        np.testing.assert_array_equal(done.outputs["Y"], whole.T)
