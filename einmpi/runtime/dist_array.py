@@ -58,7 +58,7 @@ class DistArray:
 
     def __repr__(self) -> str:
         held = "nothing" if self.region is None else show_region(self.region) if self.ndim else "it"
-        values = np.array2string(self.local, prefix="DistArray(", threshold=100, edgeitems=2)
+        values = np.array2string(self.local, separator=", ", prefix="DistArray(", threshold=100, edgeitems=2)
         return (f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
                 f"rank {self.comm.rank} of {self.comm.size} holds {held})")  # fmt: skip
 

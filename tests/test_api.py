@@ -1,0 +1,305 @@
+"""The Python interface on many ranks: run, compile, DistArray, einsum; and what ends all ranks together."""
+
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from distributed import assert_close
+from mpi_helpers import ROOT, needs_mpirun, run_mpi
+
+import einmpi
+from einmpi import DistArray
+from einmpi.plan.mesh import Mesh
+from einmpi.runtime.comm_threads import run_threads
+from einmpi.schedule.layout import Layout
+
+RNG = np.random.default_rng(1)
+A, B = RNG.standard_normal((13, 24)), RNG.standard_normal((24, 10))
+PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
+RANKS = (1, 2, 3, 4, 6, 7)
+
+
+def on_ranks(ranks, function):
+    """What rank 0 returns; all ranks must return the same."""
+    results = run_threads(ranks, function)
+    for result in results[1:]:
+        np.testing.assert_equal(result, results[0])
+    return results[0]
+
+
+# ---- DistArray ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (13, 24), (0, 5), (3, 4, 5)])
+def test_what_is_cut_comes_together_again(ranks, shape):
+    array = RNG.standard_normal(shape)
+
+    def on_rank(comm):
+        cut = DistArray.from_global(array, comm)
+        assert (cut.shape, cut.dtype, cut.ndim, cut.size) == (array.shape, array.dtype, array.ndim, array.size)
+        on_last = cut.gather(ranks - 1)
+        assert (on_last is not None) == (comm.rank == ranks - 1)
+        if on_last is not None:
+            np.testing.assert_array_equal(on_last, array)
+        return cut.gather()
+
+    np.testing.assert_array_equal(on_ranks(ranks, on_rank), array)
+
+
+def test_parts_are_those_asked_for():
+    def on_rank(comm):
+        cut = DistArray.from_global(A, comm, parts=(1, 4))
+        assert str(cut.layout) == "[1,4] on 8 ranks"
+        assert cut.local.shape == (13, 6)
+        np.testing.assert_array_equal(cut.local, A[:, cut.region[1][0][0] : cut.region[1][0][1]])
+        with pytest.raises(einmpi.InputError) as caught:
+            DistArray.from_global(A, comm, parts=(3, 1))
+        assert str(caught.value) == ("parts: 13×24 cannot be cut 3×1 over 8 ranks; products of the prime factors of 8, "
+                                     "none above its extent")  # fmt: skip
+        return cut.gather()
+
+    np.testing.assert_array_equal(on_ranks(8, on_rank), A)
+
+
+def test_a_distarray_shows_what_the_rank_holds():
+    def on_rank(comm):
+        return repr(DistArray.from_global(np.arange(6).reshape(3, 2), comm)) if comm.rank == 1 else None
+
+    assert run_threads(3, on_rank)[1] == (
+        "DistArray([[2, 3]], shape=(3, 2), dtype=int64, layout=[3,1] on 3 ranks; rank 1 of 3 holds [1:2, 0:2])"
+    )
+
+
+def test_redistribute_to_a_smaller_mesh_and_back():
+    def on_rank(comm):
+        cut = DistArray.from_global(A, comm)
+        few = cut.redistribute(Layout(Mesh(2), A.shape, (1,)))
+        assert few.local.size == (A.size // 2 if comm.rank < 2 else 0)
+        return few.redistribute(cut.layout).gather()
+
+    np.testing.assert_array_equal(on_ranks(5, on_rank), A)
+
+
+def test_to_hdf5(tmp_path):
+    file = tmp_path / "z.h5"
+    with h5py.File(file, "w") as handle:
+        handle["kept"] = 3
+    run_threads(3, lambda comm: DistArray.from_global(A, comm).to_hdf5(file, "/a/b"))
+    with h5py.File(file) as handle:
+        assert handle["kept"][()] == 3
+        np.testing.assert_array_equal(handle["a/b"][:], A)
+
+
+def test_a_file_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
+    (tmp_path / "z.h5").mkdir()
+
+    def on_rank(comm):
+        with pytest.raises(einmpi.EinmpiError, match="z.h5"):
+            DistArray.from_global(A, comm).to_hdf5(tmp_path / "z.h5", "/a")
+        return comm.rank
+
+    assert run_threads(3, on_rank) == [0, 1, 2]
+
+
+# ---- run and compile ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_arrays_in_distarrays_out(ranks):
+    job = einmpi.program(PRODUCT, A=A, B=B)
+
+    def on_rank(comm):
+        out = einmpi.run(job, {"A": A, "B": B}, comm)["Z"]
+        assert isinstance(out, DistArray) and out.comm is comm
+        return out.gather()
+
+    assert_close({"Z": on_ranks(ranks, on_rank)}, {"Z": A @ B})
+
+
+def test_arrays_that_every_rank_has_need_not_move():
+    job = einmpi.program(PRODUCT, A=A, B=B)
+
+    def on_rank(comm):
+        einmpi.run(job, {"A": A, "B": B}, comm)
+        return comm.received
+
+    assert on_ranks(6, on_rank) == 0
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_results_feed_the_next_call_where_they_lie(ranks):
+    """A power iteration: planned for the first layout, and once more for that of the results."""
+    square = RNG.standard_normal((24, 24)) / 5
+    start = RNG.standard_normal(24)
+    job = einmpi.program("y[i] = sum(M[i,j] * x[j]); n = sum(x[i] * x[i])", M=square, x=start)
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm)
+        matrix, x = DistArray.from_global(square, comm), DistArray.from_global(start, comm)
+        for _ in range(5):
+            out = step({"M": matrix, "x": x})
+            x = out["y"]
+        assert len(step.ready) <= 3  # it settles: later calls neither plan nor lower
+        return x.gather()
+
+    expected = np.linalg.matrix_power(square, 5) @ start
+    assert_close({"y": on_ranks(ranks, on_rank)}, {"y": expected})
+
+
+def test_a_layout_that_fits_moves_nothing():
+    """The planner knows the layouts of what it is given."""
+    job = einmpi.program("Z[i,j] = exp(X[i,j]) + Y[i,j]", X=(16, 12), Y=(16, 12))
+    X = RNG.standard_normal((16, 12))
+
+    def on_rank(comm):
+        x, y = (DistArray.from_global(X, comm, parts=(1, 6)) for _ in range(2))
+        before = comm.received
+        out = einmpi.run(job, {"X": x, "Y": y}, comm)["Z"]
+        assert comm.received == before
+        return out.gather()
+
+    assert_close({"Z": on_ranks(6, on_rank)}, {"Z": np.exp(X) + X})
+
+
+@pytest.mark.parametrize("ranks", [5, 8, 11, 16])
+def test_any_layouts_in(ranks):
+    """Inputs in different layouts, one of them on fewer ranks."""
+    job = einmpi.program(PRODUCT, A=A, B=B)
+
+    def on_rank(comm):
+        a = DistArray.from_global(A, comm)
+        b = DistArray.from_global(B, comm).redistribute(Layout(Mesh(2), B.shape, (1,)))
+        return [einmpi.run(job, {"A": one, "B": two}, comm)["Z"].gather() for one, two in ((a, b), (a, B), (A, b))]
+
+    for found in on_ranks(ranks, on_rank):
+        assert_close({"Z": found}, {"Z": A @ B})
+
+
+def test_datasets_of_h5py(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["A"], file["B"] = A, B.astype(">f8")
+    job = einmpi.program(PRODUCT, A=A, B=B)
+
+    def on_rank(comm):
+        with h5py.File(tmp_path / "x.h5") as file:
+            return einmpi.run(job, {"A": file["A"], "B": file["B"]}, comm)["Z"].gather()
+
+    assert_close({"Z": on_ranks(4, on_rank)}, {"Z": A @ B})
+
+
+def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file["W"] = B
+    (tmp_path / "job.toml").write_text('program = "Z[i,k] = sum(A[i,j] * W[j,k])"\n[inputs]\n'
+                                       'A = { shape = [13, 24], random = "normal" }\n'
+                                       'W = { file = "w.h5", dataset = "/W", resident = true }\n')  # fmt: skip
+    job = einmpi.load(tmp_path / "job.toml")
+    step = einmpi.compile(job)
+    first = step()["Z"].gather()
+    (tmp_path / "w.h5").unlink()
+    np.testing.assert_array_equal(step()["Z"].gather(), first)
+    assert_close({"Z": step({"A": A})["Z"].gather() * 1}, {"Z": A @ B})
+
+
+@pytest.mark.parametrize("inputs, message", [
+    ({"A": A}, "inputs: input B is not given; B: float64[24, 10]"),
+    ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; allowed: A, B"),
+    ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; B: float64[24, 10]"),
+    ({"A": A, "B": B.astype("float32")}, "inputs: B is float32[24, 10]; B: float64[24, 10]"),
+])  # fmt: skip
+def test_wrong_inputs_are_an_error_on_all_ranks(inputs, message):
+    job = einmpi.program(PRODUCT, A=A, B=B)
+
+    def on_rank(comm):
+        with pytest.raises(einmpi.InputError) as caught:
+            einmpi.run(job, inputs, comm)
+        return str(caught.value)
+
+    assert on_ranks(3, on_rank) == message
+
+
+def test_one_rank_with_wrong_inputs_ends_all():
+    job = einmpi.program(PRODUCT, A=A, B=B)
+
+    def on_rank(comm):
+        with pytest.raises(einmpi.InputError) as caught:
+            einmpi.run(job, {"A": A, "B": B if comm.rank != 2 else B.T}, comm)
+        return str(caught.value)
+
+    assert run_threads(4, on_rank) == ["inputs: B is float64[10, 24]; B: float64[24, 10]"] * 4
+
+
+def test_another_program_on_one_rank_ends_all_before_anything_moves():
+    jobs = [einmpi.program(text, A=A, B=B) for text in (PRODUCT, PRODUCT.replace("*", "+"))]
+
+    def on_rank(comm):
+        with pytest.raises(einmpi.EinmpiError) as caught:
+            einmpi.run(jobs[comm.rank == 1], {"A": A, "B": B}, comm)
+        assert comm.received == 0
+        return str(caught.value)
+
+    assert on_ranks(3, on_rank) == ("einmpi: rank 1 has another job or another version of einmpi than rank 0; all ranks "
+                                    "must read the same job file with the same version")  # fmt: skip
+
+
+# ---- einsum ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_einsum_of_distarrays(ranks):
+    def on_rank(comm):
+        a, b = DistArray.from_global(A, comm), DistArray.from_global(B, comm)
+        out = einmpi.einsum("ij,jk->ik", a, b)
+        assert isinstance(out, DistArray)
+        mixed = einmpi.einsum("ij,jk->k", a, B)
+        return out.gather(), einmpi.einsum("ik->", out).gather(), mixed.gather()
+
+    product, total, mixed = on_ranks(ranks, on_rank)
+    assert_close({"product": product, "total": total, "mixed": mixed},
+                 {"product": A @ B, "total": (A @ B).sum(), "mixed": np.einsum("ij,jk->k", A, B)})  # fmt: skip
+
+
+def test_einsum_of_arrays_is_each_ranks_own():
+    def on_rank(comm):
+        mine = A + comm.rank
+        np.testing.assert_allclose(einmpi.einsum("ij,jk->ik", mine, B), mine @ B, rtol=1e-12)
+        return True
+
+    run_threads(3, on_rank)
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_needs_no_mpi_library():
+    code = ("import sys; sys.modules['mpi4py'] = None\n"
+            "from einmpi.cli import main\n"
+            "sys.exit(main(['jobs/softmax.toml', '--quiet']))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_a_part_of_the_world():
+    """A communicator of some ranks, the user's own messages on it, and another one freed."""
+    code = """
+import numpy as np, einmpi
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+half = world.Split(world.rank % 2, world.rank)
+a, b = np.arange(42.0).reshape(6, 7) + world.rank % 2, np.arange(35.0).reshape(7, 5)
+request = half.isend("mine", (half.rank + 1) % half.size, tag=7)
+job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=a, B=b)
+z = einmpi.run(job, {"A": einmpi.DistArray.from_global(a, half), "B": b}, half)["Z"]
+assert half.recv(tag=7) == "mine"
+request.wait()
+np.testing.assert_allclose(z.gather(), a @ b)
+half.Free()
+print("done" if world.rank == 0 else "", end="")
+"""
+    done = run_mpi(5, code)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done")
