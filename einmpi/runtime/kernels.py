@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.runtime import broadcast
+from einmpi.runtime.contract import contract, recognise
 
 
 def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray],
             threads: int = 1) -> None:  # fmt: skip
     """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for."""
-    broadcast.compute(einsum, operands, out, index)
+    contraction = recognise(einsum)
+    if contraction is not None and not _may_wrap(operands):
+        contract(contraction, operands, out)
+    else:
+        broadcast.compute(einsum, operands, out, index)
+
+
+def _may_wrap(operands: Sequence[np.ndarray]) -> bool:
+    """Whether products of 32-bit integers may wrap around, which a contraction in 64 bits would not do."""
+    if len(operands) < 2 or np.result_type(*operands) != np.int32 or not all(array.size for array in operands):
+        return False
+    return prod(max(abs(int(array.min())), abs(int(array.max()))) for array in operands) >= 2**31
