@@ -8,9 +8,8 @@ from einmpi.api import compile, einsum, load, plan, program, reference, run
 # isort: on
 from einmpi.errors import EinmpiError, InputError
 from einmpi.graph.job_file import Job
+from einmpi.runtime.dist_array import DistArray
 from einmpi.version import __version__
 
-from einmpi.runtime.dist_array import DistArray
-
-__all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load", "plan", "program",
-           "reference", "run"]  # fmt: skip
+__all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load", "plan",
+           "program", "reference", "run"]  # fmt: skip

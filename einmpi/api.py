@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError
 from einmpi.graph.builder import Inputs
 from einmpi.graph.job_file import STRATEGIES, Job, read_job
 from einmpi.graph.labels import MAX_EXTENT
@@ -17,7 +17,7 @@ from einmpi.graph.language import build_graph
 from einmpi.graph.subscripts import program_text, split_arguments
 from einmpi.graph.syntax import Source
 from einmpi.runtime import storage
-from einmpi.runtime.comm import ALONE, Comm
+from einmpi.runtime.comm import ALONE
 from einmpi.runtime.reference import evaluate, memory_needed
 from einmpi.units import parse_bytes
 
@@ -160,7 +160,8 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
     if spread is not None and (dtype is not None or out is not None):
         raise InputError("einsum", "dtype and out do not go with a DistArray", "arrays only")
     kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
-    compiled = _compiled(subscripts, kinds, ALONE if spread is None else spread.comm)
+    comm: Any = ALONE if spread is None else spread.comm
+    compiled = _compiled(subscripts, kinds, comm)
     result = compiled({f"x{k}": array for k, array in enumerate(arrays)})["out"]
     if spread is not None:
         return result
@@ -171,7 +172,7 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
 
 
 @lru_cache(maxsize=256)
-def _compiled(subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Comm) -> Compiled:
+def _compiled(subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Any) -> Compiled:
     from einmpi.compiled import Compiled
 
     common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name if operands else ""

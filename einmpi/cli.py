@@ -1,26 +1,22 @@
-"""The command line: `einmpi JOB` runs a job. One line and status 2 for bad input; under mpirun rank 0 speaks for all."""
+"""The command line: `einmpi JOB` runs a job; check, plan and verify. Under mpirun rank 0 speaks for all."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from einmpi.errors import EinmpiError, InputError, one_of
+from einmpi.process import alone, one_of_many, say, together
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
     from einmpi.report.results import Report
     from einmpi.runtime.comm import Comm
-
-Result = TypeVar("Result")
 
 _EXAMPLES = """examples:
   einmpi jobs/chain.toml                     run a job in this process
@@ -71,9 +67,6 @@ def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
         command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")
 
 
-# ---- the frame ------------------------------------------------------------------------------------------------------
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
     for stream in (sys.stdout, sys.stderr):
@@ -84,69 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         comm = comm_of()
     except EinmpiError as error:
-        return _say(error)
+        return say(error)
     if comm.size == 1:
-        return _guarded(lambda: _command(given, comm))
-    return _one_of_many(given, comm)
-
-
-def _one_of_many(given: list[str], comm: Comm) -> int:
-    """A rank under mpirun. What all ranks raise together rank 0 prints; what one raises alone ends all of them."""
-    from einmpi.runtime.comm_mpi import abort, world
-    from einmpi.runtime.watch import fail, watch_signals
-
-    abort_all = partial(abort, world())
-    watch_signals(comm.rank, abort_all)
-    try:
-        if comm.rank == 0:
-            return _command(given, comm)
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-            return _command(given, comm)
-    except EinmpiError as error:
-        if not error.everywhere:
-            fail(comm.rank, error, abort_all)
-        return _say(error) if comm.rank == 0 else error.status
-    except BrokenPipeError:
-        abort_all(1)
-    except Exception as error:
-        fail(comm.rank, error, abort_all)
-    raise AssertionError("an aborted rank goes on")
-
-
-def _guarded(function: Callable[[], int]) -> int:
-    try:
-        return function()
-    except BrokenPipeError:  # `einmpi … | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        print("einmpi: interrupted", file=sys.stderr, flush=True)
-        return 130
-    except Exception as error:
-        if os.environ.get("EINMPI_DEBUG") == "1":
-            raise
-        return _say(error)
-
-
-def _say(error: Exception) -> int:
-    known = isinstance(error, EinmpiError)
-    line = str(error) if known else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    print(" ".join((line + notes).split()), file=sys.stderr, flush=True)
-    return error.status if isinstance(error, EinmpiError) else 1
-
-
-def _together(comm: Comm, function: Callable[[], Result]) -> Result:
-    """Do something on every rank that may fail on some: then it fails on all, with the same error."""
-    from einmpi.compiled import agree
-
-    result, error = None, None
-    try:
-        result = function()
-    except EinmpiError as caught:
-        error = caught
-    agree(comm, "ok", error)
-    return result  # type: ignore[return-value]
+        return alone(lambda: _command(given, comm))
+    return one_of_many(comm, lambda: _command(given, comm))
 
 
 def _command(given: list[str], comm: Comm) -> int:
@@ -154,14 +88,29 @@ def _command(given: list[str], comm: Comm) -> int:
     if words and words[0] not in COMMANDS:
         given.insert(0, "run")
     try:
-        options = _together(comm, lambda: make_parser().parse_args(given))
+        options = together(comm, lambda: make_parser().parse_args(given))
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
-    if comm.size == 1 and getattr(options, "ranks", None) and options.command in ("run", "verify") and options.ranks > 1:
-        from einmpi.launch import launch
-
-        return launch(options.ranks, _without_ranks(given))
+    if options.command in ("run", "verify") and options.ranks is not None:
+        return _on_ranks(options, given, comm)
     return COMMANDS[options.command](options, comm)
+
+
+def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> int:
+    """-n P: one rank is this process, more are started."""
+    from einmpi.launch import launch
+    from einmpi.plan.plan import MAX_RANKS
+
+    def check() -> None:
+        if comm.size > 1:
+            raise InputError("-n", "this process was started by mpirun already", "leave out -n")
+        if not 1 <= options.ranks <= MAX_RANKS:
+            raise InputError("-n", f"{options.ranks} ranks", f"1 to {MAX_RANKS}")
+
+    together(comm, check)
+    if options.ranks == 1:
+        return COMMANDS[options.command](options, comm)
+    return launch(options.ranks, _without_ranks(given))
 
 
 def _without_ranks(given: Sequence[str]) -> list[str]:
@@ -214,8 +163,8 @@ def _run(options: argparse.Namespace, comm: Comm) -> Report:
     from einmpi.runtime.watch import note_to
 
     start = time.perf_counter()
-    job = _together(comm, lambda: _checked_job(options, check_targets))
-    compiled = Compiled(job, comm, _together(comm, lambda: options_of(job, options.strategy, options.memory)))
+    job = together(comm, lambda: _checked_job(options, check_targets))
+    compiled = Compiled(job, comm, together(comm, lambda: options_of(job, options.strategy, options.memory)))
     note = note_to(comm.rank)
     compiled.on_step = lambda step: note(str(step))
     plan, schedule = compiled.prepare({})
@@ -223,8 +172,8 @@ def _run(options: argparse.Namespace, comm: Comm) -> Report:
     inputs = Inputs(job, {}, keep=getattr(options, "repeat", 1) > 1)
     measured = []
     for _ in range(getattr(options, "repeat", 1)):
-        outputs = compiled.run(plan, schedule, inputs)
-        measured.append(compiled.measured)
+        outputs, figures_of_run = compiled.run(plan, schedule, inputs)
+        measured.append(figures_of_run)
     note("storing the results")
     before = time.perf_counter()
     store(job, outputs)
@@ -253,7 +202,6 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
     """run a job and compare with the plain evaluator"""
     from einmpi.api import reference
     from einmpi.report.compare import compare_with
-
     from einmpi.runtime.comm import on_first_rank
 
     report = _run(options, comm)

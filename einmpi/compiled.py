@@ -55,7 +55,8 @@ class Compiled:
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
         given = _on_one_mesh({name: as_array(array) for name, array in (inputs or {}).items()})
         plan, schedule = self.prepare(given)
-        return self.run(plan, schedule, Inputs(self.job, given, self.resident))
+        outputs, self.measured = self.run(plan, schedule, Inputs(self.job, given, self.resident))
+        return outputs
 
     def prepare(self, given: Mapping[str, Any]) -> tuple[Plan, Schedule]:
         """The plan and this rank's schedule, the same plan on all ranks or an error on all."""
@@ -75,15 +76,15 @@ class Compiled:
         agree(self.comm, fingerprint, error)
         return self.ready[kinds]
 
-    def run(self, plan: Plan, schedule: Schedule, sources: Inputs) -> dict[str, DistArray]:
+    def run(self, plan: Plan, schedule: Schedule, sources: Inputs) -> tuple[dict[str, DistArray], Measured]:
         before, start = self.comm.received, time.perf_counter()
         clock = _LoadClock(self.on_step)
         blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock)
         clock.stop()
         seconds = time.perf_counter() - start
         received = self.comm.received - before
-        self.measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak)
-        return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}
+        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak)
+        return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured
 
     def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
         vertex = self.job.graph[name]
@@ -115,8 +116,8 @@ def check_memory(place: str, needed: int) -> None:
     """Refuse what this machine cannot hold, before it tries."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
-        raise InputError(place, f"this needs {needed / 2**30:.1f} GiB on this machine",
-                         f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes or more machines")  # fmt: skip
+        allowed = f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes or more machines"
+        raise InputError(place, f"this needs {needed / 2**30:.1f} GiB on this machine", allowed)
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
@@ -131,11 +132,11 @@ class Inputs:
         self.keep = keep  # what was loaded, for the next run
 
     def fill(self, tensor: str, region: Region, target: np.ndarray, place: Region) -> None:
-        pairs = list(boxes(region, place)) if self.graph[tensor].bound else [((), ())]
+        pairs = list(boxes(region, place))
         if self.keep and tensor not in self.given:
-            kept, packed = self.block(tensor, region), list(boxes(region, _packed(region)))
-            for (_, here), (_, there) in zip(pairs, packed, strict=True):
-                target[here] = kept[there if self.graph[tensor].bound else ()]
+            kept = self.block(tensor, region)
+            for (_, here), (_, there) in zip(pairs, boxes(region, _packed(region)), strict=True):
+                target[here] = kept[there]
         else:
             self._read(tensor, target, pairs)
 
@@ -153,8 +154,8 @@ class Inputs:
         if isinstance(given, np.ndarray):
             return _block_of(given, region, self.graph[tensor].dtype)
         if (tensor, region) not in self.resident:
-            array = np.empty(shape(region) if self.graph[tensor].bound else (), self.graph[tensor].dtype)
-            self._read(tensor, array, list(boxes(region, _packed(region))) if array.ndim else [((), ())])
+            array = np.empty(shape(region), self.graph[tensor].dtype)
+            self._read(tensor, array, list(boxes(region, _packed(region))))
             self.resident[tensor, region] = array
         return self.resident[tensor, region]
 
@@ -228,8 +229,9 @@ def _on_one_mesh(given: dict[str, Any]) -> dict[str, Any]:
 
 def _fingerprint(job: Job, plan: Plan) -> str:
     """Equal on ranks that are about to do the same."""
-    specs = [replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in (*job.inputs, *job.outputs)]
-    return sha256(repr((__version__, plan.digest, specs)).encode()).hexdigest()
+    inputs = [replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in job.inputs]
+    outputs = [replace(spec, place="", file=os.path.basename(spec.file)) for spec in job.outputs]
+    return sha256(repr((__version__, plan.digest, inputs, outputs)).encode()).hexdigest()
 
 
 def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:

@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
     (tmp_path / "z.h5").mkdir()
 
     def on_rank(comm):
-        with pytest.raises(einmpi.EinmpiError, match="z.h5"):
+        with pytest.raises(einmpi.EinmpiError, match=r"z\.h5"):
             DistArray.from_global(A, comm).to_hdf5(tmp_path / "z.h5", "/a")
         return comm.rank
 
@@ -241,8 +241,8 @@ def test_another_program_on_one_rank_ends_all_before_anything_moves():
         assert comm.received == 0
         return str(caught.value)
 
-    assert on_ranks(3, on_rank) == ("einmpi: rank 1 has another job or another version of einmpi than rank 0; all ranks "
-                                    "must read the same job file with the same version")  # fmt: skip
+    assert on_ranks(3, on_rank) == ("einmpi: rank 1 has another job or another version of einmpi than rank 0; all "
+                                    "ranks must read the same job file with the same version")  # fmt: skip
 
 
 # ---- einsum ---------------------------------------------------------------------------------------------------------

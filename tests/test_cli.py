@@ -306,7 +306,8 @@ BAD_ARGUMENTS = {
     "dtype": (["check", CHAIN, "--dtype", "double"], "jobs/chain.toml: unknown dtype 'double'; allowed: …"),
     "too large": (
         [CHAIN, "--set", "s=9000000"],
-        "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes or more machines",
+        "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes or more "
+        "machines",
     ),
 }
 
@@ -354,7 +355,9 @@ def test_four_ranks_print_one_summary(folder):
     alone = run(folder, "jobs/chain.toml")
     assert summaries(done.stdout) == summaries(alone.stdout) != {}
     assert done.stdout.count("\n") == 1 + alone.stdout.count("\n") == 3
-    assert re.search(r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ", done.stdout, re.M)
+    assert re.search(
+        r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ", done.stdout, re.M
+    )
 
 
 @pytest.mark.mpi

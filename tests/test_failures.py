@@ -1,4 +1,4 @@
-"""A rank that fails, is killed or terminated ends the whole run: soon, with one line, without leaving anything behind."""
+"""A rank that fails, is killed or terminated ends the whole run: soon, with one line, leaving nothing behind."""
 
 import os
 import time
@@ -35,7 +35,8 @@ TERMINATE = "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
 @pytest.fixture
 def job(tmp_path):
     """A job whose output file exists already."""
-    (tmp_path / "job.toml").write_text('program = "Y[i,k] = sum(A[i,j] * B[j,k]); m = max(Y[i,k]); Z[i,k] = exp(Y[i,k]) - m"\n'
+    (tmp_path / "job.toml").write_text('program = "Y[i,k] = sum(A[i,j] * B[j,k]); m = max(Y[i,k]); '
+                                       'Z[i,k] = exp(Y[i,k]) - m"\n'
                                        'inputs.A = { shape = [24, 12], random = "normal" }\n'
                                        'inputs.B = { shape = [12, 24], random = "normal" }\n'
                                        'outputs.Z = "out.h5:/Z"\n')  # fmt: skip
@@ -112,8 +113,8 @@ def test_different_job_files_on_two_ranks(job):
     done = run_mpi(3, code)
     assert done.returncode != 0 and done.stdout == ""
     assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
-        "einmpi: rank 2 has another job or another version of einmpi than rank 0; all ranks must read the same job file "
-        "with the same version"
+        "einmpi: rank 2 has another job or another version of einmpi than rank 0; all ranks must read the same job "
+        "file with the same version"
     ]
 
 

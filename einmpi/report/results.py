@@ -112,11 +112,17 @@ class Report:
         plan, seconds = self.plan, self.seconds
         ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
         parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("plan", "load", "run", "store"))
-        lines = [f"{self.job.title or self.job.source.name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}"]
+        lines = [
+            f"{self.job.title or self.job.source.name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}"
+        ]
         if plan.ranks > 1:
-            lines.append(f"  moved {show_bytes(self.totals.moved)} ({_against(self.totals.moved, plan.bytes_predicted)}), "
-                         f"{show_bytes(self.totals.moved_most)} to the busiest rank; peak memory "
-                         f"{show_bytes(self.totals.peak)} a rank (planned {show_bytes(plan.peak)})")  # fmt: skip
+            moved, busiest, peak, planned = map(
+                show_bytes, (self.totals.moved, self.totals.moved_most, self.totals.peak, plan.peak)
+            )
+            against = "as planned" if self.totals.moved == plan.bytes_predicted else (
+                f"planned {show_bytes(plan.bytes_predicted)}")  # fmt: skip
+            lines.append(f"  moved {moved} ({against}), {busiest} to the busiest rank; "
+                         f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
         targets = {spec.name: f"  → {spec.file}:{spec.dataset}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             shape = "×".join(map(str, array.shape)) or "scalar"
@@ -126,10 +132,6 @@ class Report:
 
 def median(seconds: Sequence[float]) -> float:
     return statistics.median(seconds)
-
-
-def _against(moved: int, planned: int) -> str:
-    return "as planned" if moved == planned else f"planned {show_bytes(planned)}"
 
 
 def _show(found: Figures, array: DistArray) -> str:

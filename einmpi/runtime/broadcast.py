@@ -14,9 +14,7 @@ from einmpi.runtime.apply import apply, reduce_block
 BLOCK = 2**17  # elements of a temporary: a MiB or two, so that a handful of them stay in the cache
 
 
-def compute(
-    einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]
-) -> None:
+def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]) -> None:
     """Fill `out`, block by block; `index` gives the indices that a label's positions stand for, where not 0, 1, …"""
     axes = tuple(range(len(einsum.output), len(einsum.labels)))
     steps = _steps(einsum)

@@ -85,7 +85,7 @@ class DistArray:
             local[here] = whole_array[there]
         return cls(local, layout, ours)
 
-    def gather(self, root: int | None = None) -> np.ndarray | None:
+    def gather(self, root: int | None = None) -> Any:
         """The whole array, on every rank; or on rank `root` alone, None on the others. All ranks call it."""
         if root is not None and not 0 <= root < self.comm.size:
             raise InputError("gather", f"there is no rank {root}", f"0 to {self.comm.size - 1}")
@@ -126,6 +126,7 @@ def _cut(mesh: Mesh, bound: tuple[int, ...], parts: tuple[int, ...]) -> Layout:
     fitting = len(parts) == len(bound) and all(type(part) is int and part > 0 for part in parts)
     cuts = place(mesh, bound, parts) if fitting else ()
     if not fitting or mesh.parts(cuts, range(len(bound))) != parts:
-        raise InputError("parts", f"{'×'.join(map(str, bound))} cannot be cut {'×'.join(map(str, parts))} over "
-                         f"{mesh.ranks} ranks", f"products of the prime factors of {mesh.ranks}, none above its extent")  # fmt: skip
+        extents, cut = ("×".join(map(str, numbers)) for numbers in (bound, parts))
+        raise InputError("parts", f"{extents} cannot be cut {cut} over {mesh.ranks} ranks",
+                         f"products of the prime factors of {mesh.ranks}, none above its extent")  # fmt: skip
     return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))

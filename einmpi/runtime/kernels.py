@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Number
 from einmpi.runtime import broadcast
 from einmpi.runtime.contract import contract, recognise
 
@@ -16,14 +17,15 @@ def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, ind
             threads: int = 1) -> None:  # fmt: skip
     """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for."""
     contraction = recognise(einsum)
-    if contraction is not None and not _may_wrap(operands):
+    if contraction is not None and not _may_wrap(operands, contraction.scale):
         contract(contraction, operands, out)
     else:
         broadcast.compute(einsum, operands, out, index)
 
 
-def _may_wrap(operands: Sequence[np.ndarray]) -> bool:
+def _may_wrap(operands: Sequence[np.ndarray], scale: Number) -> bool:
     """Whether products of 32-bit integers may wrap around, which a contraction in 64 bits would not do."""
-    if len(operands) < 2 or np.result_type(*operands) != np.int32 or not all(array.size for array in operands):
+    if np.result_type(*operands) != np.int32 or not all(array.size for array in operands):
         return False
-    return prod(max(abs(int(array.min())), abs(int(array.max()))) for array in operands) >= 2**31
+    largest = [max(abs(int(array.min())), abs(int(array.max()))) for array in operands]
+    return prod(largest) * abs(scale) >= 2**31

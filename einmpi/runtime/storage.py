@@ -60,7 +60,7 @@ def fill(spec: InputSpec, target: np.ndarray, boxes: Boxes, shape: tuple[int, ..
     """Boxes of an input of this shape into boxes of an array; the array has the dtype planned for."""
     if spec.file is None:
         for there, here in boxes:
-            fill_box(spec, shape, there, target[(*here, ...)])
+            fill_box(spec, shape, there, _view(target, here))
         return
     found_shape, found_dtype = _format(spec).describe(spec)
     if found_shape != tuple(shape) or found_dtype != target.dtype.name:
@@ -68,6 +68,13 @@ def fill(spec: InputSpec, target: np.ndarray, boxes: Boxes, shape: tuple[int, ..
         raise InputError(spec.place, f"{spec.name} in {spec.file} is {found} now",
                          f"{target.dtype.name}{list(shape)}, as planned")  # fmt: skip
     _format(spec).read(spec, target, boxes)
+
+
+def _view(array: np.ndarray, box: Box) -> np.ndarray:
+    """A box of an array, an array itself even where it is a single element."""
+    place: Any = (*box, ...)
+    view: np.ndarray = array[place]
+    return view
 
 
 def _format(spec: InputSpec) -> Format:

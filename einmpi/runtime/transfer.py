@@ -148,7 +148,8 @@ def _parts(regions: Sequence[Region | None], buffer: Any) -> dict[int, tuple[Reg
 
 
 def _pair(source: Slot, target: Slot, group: Sequence[int], sent: tuple[int, Region | None],
-          received: tuple[int, Region | None], buffers: Buffers, comm: Comm, aggregation: str | None) -> None:  # fmt: skip
+          received: tuple[int, Region | None], buffers: Buffers, comm: Comm,
+          aggregation: str | None) -> None:  # fmt: skip
     """One message to a member and one from a member, in pieces that fit into a buffer each."""
     limit = STAGE // np.dtype(target.dtype).itemsize
     sends = chunks(sent[1], limit) if sent[1] is not None else []

@@ -79,9 +79,11 @@ class _Lowering:
         pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)
         digits = self.plan.mesh.digits(self.rank)
         piece = pieces.region(digits)
-        if all(piece):
+        if all(piece) or not everywhere:
             place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
-            self.steps.append(Load(vertex.name, slot, piece, place))
+            self.steps.append(
+                Load(vertex.name, slot, piece, place) if vertex.bound else Load(vertex.name, slot, (), ())
+            )
         key = vertex.bound, None, cuts
         if key not in self.moves:
             self.moves[key] = None, replace(exchange(wanted, pieces, wanted, self.rank), own=None)

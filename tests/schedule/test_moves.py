@@ -13,7 +13,7 @@ from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.moves import PARTIAL, exchange, reduced, reduction, redistribution
+from einmpi.schedule.moves import PARTIAL, exchange, redistribution, reduced, reduction
 from einmpi.schedule.regions import elements, indices, shape
 from einmpi.schedule.steps import Exchange, Reduce, Slot
 
@@ -50,7 +50,8 @@ def words(mesh, bound, source, target, rank):
     return moves.words + (0 if pieces[me] is None else (len(group) - 1) * elements(pieces[me]))
 
 
-@pytest.mark.parametrize("ranks, bound", [(2, (4, 6)), (3, (6, 3)), (4, (8, 4)), (6, (6, 12)), (8, (8, 16)), (12, (12, 24)),
+@pytest.mark.parametrize("ranks, bound", [(2, (4, 6)), (3, (6, 3)), (4, (8, 4)), (6, (6, 12)), (8, (8, 16)),
+                                          (12, (12, 24)),
                                           (16, (16, 16)), (8, (8, 8, 8)), (4, (4,))])  # fmt: skip
 def test_words_are_the_planners(ranks, bound):
     mesh = Mesh(ranks)
@@ -117,11 +118,15 @@ def test_values_arrive(monkeypatch, ranks, bound, stage):
         partial = [mesh.factors[axis] for axis, cut in enumerate(source) if cut == P]
         stack = rng.integers(0, 2 if dtype == "bool" else 50, (*partial, *bound)).astype(dtype)
         axes = tuple(range(len(partial)))
-        whole = {"sum": stack.sum(axis=axes, dtype=dtype), "max": stack.max(axis=axes), "any": stack.any(axis=axes)}[aggregation]
-        results = move_on_threads(ranks, bound, cuts_of(source), cuts_of(target), aggregation, dtype, lambda d: stack[d])  # noqa: B023
+        whole = {"sum": stack.sum(axis=axes, dtype=dtype), "max": stack.max(axis=axes), "any": stack.any(axis=axes)}[
+            aggregation
+        ]
+        results = move_on_threads(ranks, bound, cuts_of(source), cuts_of(target), aggregation, dtype, stack.__getitem__)
         want = Layout(mesh, bound, cuts_of(target))
         for rank, (block, received) in enumerate(results):
-            np.testing.assert_array_equal(block, whole[np.ix_(*map(indices, want.block(rank)))], err_msg=f"{source} {target}")
+            np.testing.assert_array_equal(
+                block, whole[np.ix_(*map(indices, want.block(rank)))], err_msg=f"{source} {target}"
+            )
             assert received == words(mesh, bound, cuts_of(source), cuts_of(target), rank) * block.dtype.itemsize
 
 

@@ -79,7 +79,9 @@ def test_chunks_cover_a_region_once(region, limit):
     np.testing.assert_array_equal(array, expected)
 
 
-@given(st.lists(index_sets(), min_size=1, max_size=3), st.lists(index_sets(), min_size=3, max_size=3), st.integers(1, 40))
+@given(
+    st.lists(index_sets(), min_size=1, max_size=3), st.lists(index_sets(), min_size=3, max_size=3), st.integers(1, 40)
+)
 def test_equal_shapes_are_cut_alike(one, other, limit):
     """Sender and receiver have the same shape and different runs."""
     pair = [(a, b) for a, b in zip(one, other, strict=False) if a and b]
@@ -87,7 +89,9 @@ def test_equal_shapes_are_cut_alike(one, other, limit):
     regions = [tuple(as_runs(set(sorted(as_set(runs))[:n])) for runs, n in zip(side, lengths, strict=True))
                for side in zip(*pair, strict=True)]  # fmt: skip
     if pair:
-        shapes = [[tuple(len(indices(runs)) for runs in chunk) for chunk in chunks(region, limit)] for region in regions]
+        shapes = [
+            [tuple(len(indices(runs)) for runs in chunk) for chunk in chunks(region, limit)] for region in regions
+        ]
         assert shapes[0] == shapes[1]
 
 

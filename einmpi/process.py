@@ -1,0 +1,78 @@
+"""A command in one process, or on one rank of many: what goes wrong is one line and an exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from einmpi.errors import EinmpiError
+
+if TYPE_CHECKING:
+    from einmpi.runtime.comm import Comm
+
+Result = TypeVar("Result")
+
+
+def one_of_many(comm: Comm, command: Callable[[], int]) -> int:
+    """A rank under mpirun. What all ranks raise together rank 0 prints; what one raises alone ends all of them."""
+    from einmpi.runtime.comm_mpi import abort, world
+    from einmpi.runtime.watch import fail, watch_signals
+
+    abort_all = partial(abort, world())
+    watch_signals(comm.rank, abort_all)
+    try:
+        if comm.rank == 0:
+            return command()
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            return command()
+    except EinmpiError as error:
+        if not error.everywhere:
+            fail(comm.rank, error, abort_all)
+        return say(error) if comm.rank == 0 else error.status
+    except BrokenPipeError:
+        abort_all(1)
+    except Exception as error:
+        fail(comm.rank, error, abort_all)
+    raise AssertionError("an aborted rank goes on")
+
+
+def alone(command: Callable[[], int]) -> int:
+    """The only process: whatever happens is one line."""
+    try:
+        return command()
+    except BrokenPipeError:  # `einmpi … | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("einmpi: interrupted", file=sys.stderr, flush=True)
+        return 130
+    except Exception as error:
+        if os.environ.get("EINMPI_DEBUG") == "1":
+            raise
+        return say(error)
+
+
+def say(error: Exception) -> int:
+    """One line on standard error; the exit status."""
+    known = isinstance(error, EinmpiError)
+    line = str(error) if known else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    print(" ".join((line + notes).split()), file=sys.stderr, flush=True)
+    return error.status if isinstance(error, EinmpiError) else 1
+
+
+def together(comm: Comm, function: Callable[[], Result]) -> Result:
+    """Do something on every rank that may fail on some: then it fails on all, with the same error."""
+    from einmpi.compiled import agree
+
+    result, error = None, None
+    try:
+        result = function()
+    except EinmpiError as caught:
+        error = caught
+    agree(comm, "ok", error)
+    return result  # type: ignore[return-value]
