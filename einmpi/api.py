@@ -159,6 +159,8 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
     arrays = [x if isinstance(x, DistArray) else np.asarray(x, dtype) for x in operands]
     if spread is not None and (dtype is not None or out is not None):
         raise InputError("einsum", "dtype and out do not go with a DistArray", "arrays only")
+    if any(isinstance(x, DistArray) and spread is not None and x.comm is not spread.comm for x in operands):
+        raise InputError("einsum", "the operands lie on different communicators", "DistArrays of the same ranks")
     kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
     comm: Any = ALONE if spread is None else spread.comm
     compiled = _compiled(subscripts, kinds, comm)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from einmpi.errors import EinmpiError, InputError, one_of
+from einmpi.graph.job_file import BACKENDS
 from einmpi.process import alone, one_of_many, say, together
 from einmpi.version import __version__
 
@@ -155,7 +158,8 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, comm: Comm) -> Report:
+def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
+    """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.api import options_of
     from einmpi.compiled import Compiled, Inputs
     from einmpi.report.results import Report, figures, median, totals
@@ -166,7 +170,7 @@ def _run(options: argparse.Namespace, comm: Comm) -> Report:
     job = together(comm, lambda: _checked_job(options, check_targets))
     compiled = Compiled(job, comm, together(comm, lambda: options_of(job, options.strategy, options.memory)))
     note = note_to(comm.rank)
-    compiled.on_step = lambda step: note(str(step))
+    compiled.on_step = lambda step: note(" ".join(str(step).split()))
     plan, schedule = compiled.prepare({})
     planned = time.perf_counter()
     inputs = Inputs(job, {}, keep=getattr(options, "repeat", 1) > 1)
@@ -176,7 +180,8 @@ def _run(options: argparse.Namespace, comm: Comm) -> Report:
         measured.append(figures_of_run)
     note("storing the results")
     before = time.perf_counter()
-    store(job, outputs)
+    if keep:
+        store(job, outputs)
     stored = time.perf_counter() - before
     runs = [each.seconds for each in measured]
     seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs), "store": stored,
@@ -191,20 +196,29 @@ def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], Non
         raise InputError("--repeat", f"{options.repeat} times", "1 or more")
     job = _load(options)
     check_targets(job)
-    backend = options.backend or job.backend
-    if backend != "numpy":
-        raise InputError("--backend" if options.backend else job.path,
-                         f"backend {backend} is not available in this version", "numpy")  # fmt: skip
+    if options.backend is not None:
+        if options.backend not in BACKENDS:
+            raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
+        job = replace(job, backend=options.backend)
+    if options.json not in (None, "-"):
+        _check_writable(options.json)
     return job
 
 
+def _check_writable(file: str) -> None:
+    """Before hours of work, not after them."""
+    folder = os.path.dirname(file) or "."
+    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
+        raise InputError(f"--json {file}", "cannot be written", "a file in a folder with write permission")
+
+
 def verify(options: argparse.Namespace, comm: Comm) -> int:
-    """run a job and compare with the plain evaluator"""
+    """run a job and compare with the plain evaluator; writes no outputs"""
     from einmpi.api import reference
     from einmpi.report.compare import compare_with
     from einmpi.runtime.comm import on_first_rank
 
-    report = _run(options, comm)
+    report = _run(options, comm, keep=False)
     whole = {name: array.gather(0) for name, array in report.outputs.items()}
 
     def compare() -> None:

@@ -44,6 +44,9 @@ class Compiled:
     """Call it with inputs: outputs as DistArrays. It plans when it is first called with inputs of a new kind."""
 
     def __init__(self, job: Job, comm: Comm, options: Options) -> None:
+        if job.backend != "numpy":
+            place = job.path or job.source.name
+            raise InputError(place, f"backend {job.backend} is not available in this version", "numpy")
         self.job, self.comm, self.options = job, comm, options
         self.threads = threads_of(comm)
         self.backend = NumpyBackend(self.threads.count)
@@ -64,6 +67,7 @@ class Compiled:
         error, fingerprint = None, ""
         try:
             kinds = check_inputs(self.job, given)
+            check_communicators(self.comm, given)
             if kinds in self.ready:
                 fingerprint = self.ready[kinds][0].digest
             else:
@@ -197,6 +201,12 @@ def _kind(array: Any) -> str | Layout:
     if isinstance(array, DistArray):
         return array.layout
     return "array" if isinstance(array, np.ndarray) else "dataset"
+
+
+def check_communicators(comm: Comm, given: Mapping[str, Any]) -> None:
+    for name, array in given.items():
+        if isinstance(array, DistArray) and array.comm is not comm:
+            raise InputError("inputs", f"{name} lies on another communicator", "DistArrays of the ranks of this run")
 
 
 def as_array(given: Any) -> Any:

@@ -24,12 +24,12 @@ class InputError(EinmpiError):
         super().__init__(" ".join("; ".join(parts).split()))
 
 
-def failure(status: int, text: str) -> EinmpiError:
+def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
     """The error with this status and text, as another rank raised it."""
-    if status != InputError.status:
-        return EinmpiError(text)
     where, _, what = text.partition(": ")
-    return InputError(where, what)
+    error = InputError(where, what) if status == InputError.status else EinmpiError(text)
+    error.everywhere = everywhere
+    return error
 
 
 def _short(text: str, most: int = 450) -> str:

@@ -76,17 +76,17 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
                 held[name] = block_bytes(graph[name], mesh, layouts[name])
                 if None in layouts[name]:
                     staged = max(staged, staging(held[name], mesh.ranks))
-            stored = layouts.get(name) or (
-                wanted if graph[name].is_input else output_cuts(graph, name, states[name])
-            )
+            stored = layouts.get(name) or (wanted if graph[name].is_input else output_cuts(graph, name, states[name]))
             partial = name not in layouts and _is_partial(graph[name], states)
             if name not in held or stored != wanted or partial:
                 size = block_bytes(graph[name], mesh, wanted)
                 gathered += size
                 if name in held or None in wanted:  # else an input that no two ranks want
                     staged = max(staged, staging(max(held.get(name, 0), size), mesh.ranks))
-        made = block_bytes(vertex, mesh, output_cuts(graph, vertex.name, state))
-        final = block_bytes(vertex, mesh, layouts[vertex.name]) if vertex.name in layouts else 0
+        cuts = output_cuts(graph, vertex.name, state)
+        made = block_bytes(vertex, mesh, cuts)
+        moves = layouts.get(vertex.name, cuts) != cuts or _is_partial(vertex, states)
+        final = block_bytes(vertex, mesh, layouts[vertex.name]) if vertex.name in layouts and moves else 0
         now = sum(held.values())
         staged_final = staging(max(made, final), mesh.ranks) if final else 0
         peak = max(peak, now + gathered + max(made, staged), now + made + final + staged_final)

@@ -264,6 +264,7 @@ class _Planning:
         words, moved_bytes = self.moved(found)
         total = sum(cost.total for cost in words.values())
         bound = total if exact else lower_bound_words(self.graph, self.mesh.ranks, self.resident)
+        exact = total == bound  # whoever found it
         partitionings = self.partitionings or {
             name: self.mesh.parts(state, einsum.labels)
             for name, state in states.items()

@@ -200,4 +200,4 @@ def on_first_rank(comm: Comm, action: Callable[[], None]) -> None:
     problem = comm.allgather_text(problem)[0]
     if problem:
         status, _, text = problem.partition(" ")
-        raise failure(int(status), text)
+        raise failure(int(status), text, everywhere=True)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, InputError
 from einmpi.runtime.comm import (
     ALONE,
     SUMMABLE,
@@ -60,6 +60,8 @@ def comm_of(comm: Any = None) -> Comm:
     comm = world() if comm is None else comm
     if comm is None:
         return ALONE
+    if not hasattr(comm, "Get_attr"):
+        raise InputError("comm", f"{type(comm).__name__} is not a communicator", "a communicator of mpi4py, or None")
     global _attribute
     if _attribute is None:  # MPI frees what is attached to a communicator together with it
         _attribute = _mpi().Comm.Create_keyval(delete_fn=lambda _comm, _keyval, ours: ours.free())
@@ -78,15 +80,6 @@ def abort(comm: Any, status: int) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH's own report of an abort; that of Open MPI's mpirun stays
     comm.Abort(status)
     os._exit(status)
-
-
-def wait_for_status(comm: Any, status: int | None) -> int:
-    """Rank 0 passes its exit status; the others sleep until it comes, so that they take no core from it."""
-    box = np.array([0 if status is None else status])
-    request = comm.Ibcast(box, root=0)
-    while not request.Test():
-        time.sleep(0.01)
-    return int(box[0])
 
 
 def _mpi() -> Any:

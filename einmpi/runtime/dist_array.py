@@ -62,6 +62,9 @@ class DistArray:
         return (f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
                 f"rank {self.comm.rank} of {self.comm.size} holds {held})")  # fmt: skip
 
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("a DistArray is spread over the ranks; its gather() gives an array")
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a tensor without dimensions")
@@ -77,7 +80,7 @@ class DistArray:
         """
         ours, whole_array = comm_of(comm), np.asarray(array)
         mesh = Mesh(ours.size)
-        layout = even_layout(mesh, whole_array.shape) if parts is None else _cut(mesh, whole_array.shape, tuple(parts))
+        layout = even_layout(mesh, whole_array.shape) if parts is None else _cut(mesh, whole_array.shape, parts)
         block = layout.block(ours.rank)
         assert block is not None
         local = np.empty(shape(block), whole_array.dtype.newbyteorder("="))
@@ -103,6 +106,9 @@ class DistArray:
 
     def redistribute(self, layout: Layout) -> DistArray:
         """The same tensor in another layout. All ranks call it."""
+        if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
+            raise InputError("redistribute", f"the layout {layout} is for a tensor of shape {layout.bound}",
+                             f"shape {self.shape}, at most {self.comm.size} ranks")  # fmt: skip
         before, after = (Layout(x.mesh, x.bound or (1,), x.cuts) for x in (self.layout, layout))
         block = layout.block(self.comm.rank)
         source = Slot("before", self.local.shape, self.dtype.name)
@@ -117,16 +123,19 @@ class DistArray:
         """Write it to a dataset of a file, whose other datasets stay. All ranks call it."""
         from einmpi.runtime import hdf5
 
+        if not isinstance(dataset, str) or not dataset.strip("/"):
+            raise InputError("to_hdf5", f"{dataset!r} is not the path of a dataset", "such as /Z or /group/Z")
         array = self.gather(0)
         on_first_rank(self.comm, lambda: hdf5.write(os.fspath(file), {dataset: (np.asarray(array), {})}))
 
 
-def _cut(mesh: Mesh, bound: tuple[int, ...], parts: tuple[int, ...]) -> Layout:
+def _cut(mesh: Mesh, bound: tuple[int, ...], wanted: Sequence[int]) -> Layout:
     """A layout with this many parts of each dimension; the rest of the ranks hold copies."""
+    parts = tuple(wanted) if isinstance(wanted, Sequence) else (wanted,)
     fitting = len(parts) == len(bound) and all(type(part) is int and part > 0 for part in parts)
     cuts = place(mesh, bound, parts) if fitting else ()
     if not fitting or mesh.parts(cuts, range(len(bound))) != parts:
         extents, cut = ("×".join(map(str, numbers)) for numbers in (bound, parts))
-        raise InputError("parts", f"{extents} cannot be cut {cut} over {mesh.ranks} ranks",
+        raise InputError("parts", f"{extents} cannot be cut {cut} over {mesh.ranks} rank{'s' * (mesh.ranks > 1)}",
                          f"products of the prime factors of {mesh.ranks}, none above its extent")  # fmt: skip
     return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))

@@ -19,12 +19,18 @@ class Threads:
         return f"{self.count} thread{'s' * (self.count > 1)} a rank ({self.reason})"
 
 
+_limit: list[int] = []  # what BLAS was set to last
+
+
 def threads_of(comm: Comm) -> Threads:
-    """Decide, and set BLAS to it."""
+    """Decide, and set BLAS to it. A process that works for itself leaves BLAS as it is."""
     for name in _SET_BY_USER:
         if os.environ.get(name, "").isdecimal() and int(os.environ[name]) > 0:
             return Threads(int(os.environ[name]), name)
+    if comm.size == 1:
+        return Threads(_limit[-1] if _limit else comm.cores, "its share of the cores")
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(limits=comm.cores, user_api="blas")
+    _limit[:] = [comm.cores]
     return Threads(comm.cores, "its share of the cores")
