@@ -169,6 +169,16 @@ def test_two_runs_give_the_same_bits(tmp_path):
     assert results[0] == results[1]
 
 
+def test_ranks_with_nothing_to_load():
+    """A number is loaded by one rank of many."""
+    one = np.float64(3.0)
+    spec = einmpi.graph.job_tensors.InputSpec("s", (), "float64", "ones", 5)
+    job = einmpi.program("Z[i] = s * X[i]", s=one, X=(2,))
+    job = einmpi.graph.job_file.Job(**{**vars(job), "inputs": (spec,)})
+    for ranks in (2, 5, 8):
+        assert run_on_threads(job, ranks, {"X": np.arange(2.0)}).outputs["Z"].tolist() == [0, 1]
+
+
 def test_generated_inputs_do_not_depend_on_ranks():
     job = einmpi.program("Z[i,j] = X[i,j]; Y[j,i] = X[i,j]", X=(13, 11))
     spec = einmpi.graph.job_tensors.InputSpec("X", (13, 11), "float64", "normal", 5)
