@@ -1,5 +1,7 @@
 """einmpi: a few lines of extended Einstein summation become a distributed program."""
 
+from typing import TYPE_CHECKING, Any
+
 # isort: off
 # The package einmpi.plan is loaded before the function einmpi.plan is bound: a first load later would replace it.
 import einmpi.plan  # noqa: F401
@@ -8,8 +10,19 @@ from einmpi.api import compile, einsum, load, plan, program, reference, run
 # isort: on
 from einmpi.errors import EinmpiError, InputError
 from einmpi.graph.job_file import Job
-from einmpi.runtime.dist_array import DistArray
 from einmpi.version import __version__
+
+if TYPE_CHECKING:
+    from einmpi.runtime.dist_array import DistArray
 
 __all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load", "plan",
            "program", "reference", "run"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """DistArray brings the runtime along: it is loaded when it is first asked for."""
+    if name == "DistArray":
+        from einmpi.runtime.dist_array import DistArray
+
+        return DistArray
+    raise AttributeError(f"module 'einmpi' has no attribute {name!r}")

@@ -188,7 +188,17 @@ def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
                "total": time.perf_counter() - start}  # fmt: skip
     last = measured[-1]
     return Report(job, plan, totals(comm, last.received, last.peak), seconds, runs, outputs, figures(comm, outputs),
-                  str(compiled.threads))  # fmt: skip
+                  str(compiled.threads), _kernels())  # fmt: skip
+
+
+def _kernels() -> str:
+    """What rank 0 compiled; nothing where all was there already."""
+    from einmpi.runtime.fused import STATISTICS
+
+    if not STATISTICS.compiled:
+        return ""
+    kernels = f"{STATISTICS.compiled} kernel{'s' * (STATISTICS.compiled > 1)}"
+    return f"; {kernels} compiled in {STATISTICS.compile_seconds:.2f} s"
 
 
 def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], None]) -> Job:

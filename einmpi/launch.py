@@ -50,8 +50,15 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
     sys.stdout.flush()
     with _notes(ranks) as (path, living), _signals() as asked:
         try:
-            process = subprocess.Popen(command, bufsize=0, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                       stderr=subprocess.PIPE, env=_environment(path), start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(path),
+                start_new_session=True,
+            )
         except OSError as error:
             raise EinmpiError(f"{command[0]}: {error.strerror or error}") from None
         out, err = _Stream(1, _HYDRA, everything), _Stream(2, _LAUNCHER, everything)

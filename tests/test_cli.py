@@ -105,7 +105,8 @@ def test_run_equals_numpy(name, folder):
     done = run(folder, f"jobs/{name}")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(rf"{re.escape(job.title)}: \d+\.\d\d s on 1 rank \(plan .*, load .*, run .*, store .*\); "
-                        r"\d+ threads? a rank \(.*\)", done.stdout.split("\n")[0])  # fmt: skip
+                        r"\d+ threads? a rank \([^)]*\)"
+                        r"(; \d+ kernels? compiled in .* s)?", done.stdout.split("\n")[0])  # fmt: skip
     found = summaries(done.stdout)
     assert list(found) == list(wanted) and done.stdout.count("\n") == 1 + len(wanted)
     for tensor, array in wanted.items():

@@ -13,7 +13,7 @@ from run_cases import SIZES, cases, strategies
 import einmpi
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan.plan import Options, make_plan
-from einmpi.runtime import storage, transfer
+from einmpi.runtime import kernels, storage, transfer
 from einmpi.schedule.lower import lower
 
 CASES = cases()
@@ -53,6 +53,15 @@ def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
         for strategy in strategies(job, ranks):
             done = run_on_threads(job, ranks, arrays, strategy=strategy)
             assert_close(done.outputs, references[name])
+
+
+@pytest.mark.parametrize("name", ["semiring", "diagonal", "gather", "indices", "integers", "truth", "statistics"])
+def test_compiled_kernels_on_threads(name, references, monkeypatch):
+    """Small work is left to numpy; here everything is compiled."""
+    monkeypatch.setattr(kernels, "WORTH_COMPILING", 0)
+    job, arrays = CASES[name]
+    for ranks in (1, 3):
+        assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

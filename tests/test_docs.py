@@ -239,7 +239,7 @@ def shell_environment(folder):
 VARYING = {
     r"\b\d+\.\d\d s\b": "0.00 s",
     r"\b(plan|load|run|store) \d+\.\d\d\b": r"\1 0.00",
-    r"\b\d+ threads? a rank \(.*?\)": "1 thread a rank (reason)",
+    r"\b\d+ threads? a rank \(.*?\)(; \d+ kernels? compiled in .* s)?": "1 thread a rank (reason)",
     r"\berror \d\.\de[-+]\d\d\b": "error 0.0e+00",
 }
 

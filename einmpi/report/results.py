@@ -83,6 +83,7 @@ class Report:
     outputs: Mapping[str, DistArray]
     figures: Mapping[str, Figures]
     threads: str
+    kernels: str = ""  # what was compiled
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -112,9 +113,8 @@ class Report:
         plan, seconds = self.plan, self.seconds
         ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
         parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("plan", "load", "run", "store"))
-        lines = [
-            f"{self.job.title or self.job.source.name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}"
-        ]
+        name = self.job.title or self.job.source.name
+        lines = [f"{name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"]
         if plan.ranks > 1:
             moved, busiest, peak, planned = map(
                 show_bytes, (self.totals.moved, self.totals.moved_most, self.totals.peak, plan.peak)

@@ -9,8 +9,12 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Number
-from einmpi.runtime import broadcast
+from einmpi.runtime import broadcast, fused
 from einmpi.runtime.contract import contract, recognise
+
+# Values that numpy has computed before a compiler has started. Only the extents decide, so that a run gives the same
+# bits whether or not a kernel was compiled before.
+WORTH_COMPILING = 2**18
 
 
 def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray],
@@ -19,6 +23,8 @@ def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, ind
     contraction = recognise(einsum)
     if contraction is not None and not _may_wrap(operands, contraction.scale):
         contract(contraction, operands, out)
+    elif einsum.calls() >= WORTH_COMPILING and fused.supports(einsum, [array.dtype for array in operands]):
+        fused.compute(einsum, operands, out, index, threads)
     else:
         broadcast.compute(einsum, operands, out, index)
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec, OutputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import hdf5
 from einmpi.runtime.comm import on_first_rank
-from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.generate import fill_box
 from einmpi.schedule.regions import Box
 from einmpi.version import __version__
+
+if TYPE_CHECKING:
+    from einmpi.runtime.dist_array import DistArray
 
 _SAFETENSORS_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64", "I32": "int32",
                        "I64": "int64", "BOOL": "bool"}  # fmt: skip

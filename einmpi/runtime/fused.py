@@ -1,0 +1,249 @@
+"""One EinSum as one compiled nest of loops, for any ⊕ over any ⊗: in vectors, on several threads, no temporaries."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from einmpi.graph.einsum import AGGREGATIONS, EinSum
+from einmpi.graph.labels import unique
+from einmpi.graph.scalar import Arg, Const, Index, Scalar, Type, rebuild, walk
+from einmpi.runtime.loop_plan import PACKED, Layout, Nest, Plan, Range, make_plan
+from einmpi.runtime.loops import WIDE, source
+from einmpi.runtime.scalar_text import is_supported
+
+CHUNK, CHUNKS = 2**18, 32  # values in a part of a long aggregation, and how many such parts at most
+FEW = 2048  # results: with fewer of them a long aggregation goes in parts
+SMALL = 2**15  # values that are not worth a second thread
+
+
+@dataclass
+class Statistics:
+    """Kernels that this process compiled and loaded from disk, and the seconds that took."""
+
+    compiled: int = 0
+    loaded: int = 0
+    compile_seconds: float = 0.0
+
+
+STATISTICS = Statistics()
+KERNELS: dict[Nest, Callable[[int], None]] = {}
+_LOCK = threading.Lock()
+
+
+def supports(einsum: EinSum, dtypes: Sequence[Any]) -> bool:
+    """Whether `compute` takes this EinSum with operands of these dtypes."""
+    return _supports(einsum, tuple(np.dtype(dtype).name for dtype in dtypes))
+
+
+@lru_cache(maxsize=1024)
+def _supports(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
+    def leaf(node: Scalar) -> Type:
+        return np.dtype(dtypes[node.position] if isinstance(node, Arg) else np.int64)
+
+    return "float16" not in dtypes and all(is_supported(node, leaf) for node in _expressions(einsum))
+
+
+def compute(
+    einsum: EinSum,
+    operands: Sequence[np.ndarray],
+    out: np.ndarray,
+    index: Mapping[str, np.ndarray] | None = None,
+    threads: int = 1,
+) -> None:
+    """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for."""
+    extent = einsum.extent
+    if 0 in einsum.bound:
+        return
+    rule = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None
+    if rule and any(extent[label] == 0 for label in einsum.aggregated):
+        if rule.neutral is None:
+            raise ValueError(f"{einsum.aggregation} of nothing has no value")
+        out[...] = rule.neutral
+        return
+    function, indices, labels = _numbered(einsum)
+    given = [np.asarray(index[x], np.int64) if index and x in index else np.arange(extent[x]) for x in labels]
+    views = [_usable(array, entries) for array, entries in zip((*operands, *given), indices, strict=True)]
+    chunks = _chunks(einsum)
+    plain = chunks == 1 and _is_plain(out)
+    parts = out[None] if plain else np.empty((chunks, *out.shape), WIDE.get(out.dtype.name, out.dtype.name))
+    target = Layout(parts.dtype.name, parts.shape[1:], parts.strides[1:], einsum.output)
+    layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
+    plan = make_plan(function, layouts, target, einsum.aggregation, einsum.extents)
+    used = _run(plan, [array for array, _ in views], parts, threads if einsum.calls() >= SMALL else 1)
+    if not plain:
+        with np.errstate(all="ignore"):
+            out[...] = getattr(np, rule.ufunc).reduce(parts[:used], axis=0) if rule else parts[0]
+
+
+def _chunks(einsum: EinSum) -> int:
+    """Into how many parts a long aggregation goes, so that threads can share it. Only the extents decide: the
+    result does not depend on the number of threads."""
+    if not einsum.aggregated or prod(einsum.bound) > FEW:
+        return 1
+    return min(CHUNKS, max(1, einsum.calls() // CHUNK))
+
+
+# ---- what is computed -----------------------------------------------------------------------------------------------
+
+
+def _expressions(einsum: EinSum) -> Iterator[Scalar]:
+    yield einsum.function
+    for index in einsum.operands:
+        yield from (entry for entry in index if not isinstance(entry, str))
+
+
+@lru_cache(maxsize=1024)
+def _numbered(einsum: EinSum) -> tuple[Scalar, tuple[tuple[str | Scalar, ...], ...], tuple[str, ...]]:
+    """⊗ and the operands' indices over Args alone, and the labels whose values are further operands."""
+    nodes = [node for part in _expressions(einsum) for node in walk(part)]
+    labels = unique(node.label for node in nodes if isinstance(node, Index))
+
+    def leaf(node: Scalar) -> Scalar:
+        return Arg(len(einsum.operands) + labels.index(node.label)) if isinstance(node, Index) else node
+
+    indices = [tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in index) for index in einsum.operands]
+    return rebuild(einsum.function, leaf), (*indices, *((label,) for label in labels)), labels
+
+
+def _is_plain(array: np.ndarray) -> bool:
+    """Whether its elements can be reached by typed pointers."""
+    return array.flags.aligned and array.dtype.isnative and not any(s % array.itemsize for s in array.strides)
+
+
+def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> tuple[np.ndarray, tuple[str | Scalar, ...]]:
+    """An operand without the dimensions that have a constant index."""
+    if any(isinstance(entry, Const) for entry in entries):
+        places = [int(entry.value.real) if isinstance(entry, Const) else slice(None) for entry in entries]
+        for place, extent in zip(places, array.shape, strict=True):
+            if isinstance(place, int):
+                _check(place, place, extent)
+        array = array[(*places, ...)]  # ...: a view even where no dimension is left
+        entries = tuple(entry for entry in entries if not isinstance(entry, Const))
+    return (array if _is_plain(array) else array.astype(array.dtype.newbyteorder("="))), entries
+
+
+def _check(low: int, high: int, extent: int) -> None:
+    if low < 0 or high >= extent:
+        raise IndexError(f"an index from {low} to {high} is out of range; 0 to {extent - 1}")
+
+
+# ---- the run --------------------------------------------------------------------------------------------------------
+
+
+def _kernel(nest: Nest) -> Callable[[int], None]:
+    with _LOCK:  # ranks may be threads of one process
+        if nest not in KERNELS:
+            from einmpi.runtime.kernel_cache import build  # imports numba, so not before a kernel is needed
+
+            start = time.perf_counter()
+            KERNELS[nest], found = build(source(nest))
+            STATISTICS.compile_seconds += time.perf_counter() - start
+            STATISTICS.loaded += found
+            STATISTICS.compiled += not found
+        return KERNELS[nest]
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "einmpi-kernel")
+
+
+def _run(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: int) -> int:
+    """Fill the parts, and say how many were used."""
+    if any(extent == 0 for jumps in plan.jumps for _, extent in jumps):
+        raise IndexError("an index is out of range; 0 to -1")
+    kernel, told, used = _kernel(plan.nest), [], 1
+    for box in _boxes(plan):
+        values, _kept = _located(plan, arrays, parts, box)
+        jobs = []
+        for number, (loop, share) in enumerate(_shares(plan, box, len(parts), threads)):
+            job = values.copy()
+            job[2 * loop : 2 * loop + 2] = share
+            job[plan.position["A", len(arrays), 0]] += number * parts.strides[0] if len(parts) > 1 else 0
+            jobs.append(job)
+        used = len(jobs)
+        if min(threads, used) > 1:
+            list(_pool(threads).map(kernel, map(_address, jobs)))
+        else:
+            for job in jobs:
+                kernel(_address(job))
+        told += jobs
+    for (letter, array, k), place in plan.position.items():
+        if letter == "L":  # the greatest index stands behind the least
+            low, high = min(job[place] for job in told), max(job[place + 1] for job in told)
+            _check(low, high, plan.jumps[array][k][1])
+    return used
+
+
+def _boxes(plan: Plan) -> Iterator[tuple[Range, ...]]:
+    """Parts of the loops, so small that what is packed for each of them stays small too."""
+    nest, steps = plan.nest, [axis.extent for axis in plan.axes]
+
+    def size() -> int:
+        reads = [nest.reads[m] for m in plan.packed]
+        return sum(np.dtype(read.dtype).itemsize * prod(steps[k] for k in read.loops) for read in reads)
+
+    for loop in range(nest.outputs) if plan.packed else ():  # from the outermost to the lanes
+        if any(loop in nest.reads[m].loops for m in plan.packed):
+            while size() > PACKED and steps[loop] > (512 if loop == nest.lane else 1):
+                steps[loop] = -(-steps[loop] // 2)
+    cuts = [[(k, min(k + step, axis.extent)) for k in range(0, axis.extent, step)]
+            for axis, step in zip(plan.axes, steps, strict=True)]  # fmt: skip
+    return itertools.product(*cuts)
+
+
+def _located(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray,
+             box: Sequence[Range]) -> tuple[np.ndarray, list[np.ndarray]]:  # fmt: skip
+    """The parameters of a box; the packed copies, which must live as long as their addresses are used."""
+    values, copies = plan.values.copy(), []
+    for m, array in enumerate((*arrays, parts)):
+        values[plan.position["A", m, 0]] = _address(array)
+    for m in plan.packed:
+        loops = sorted(plan.nest.reads[m].loops, key=lambda k: k == plan.nest.lane)
+        axes = [plan.axes[k] for k in loops]
+        whole = as_strided(arrays[m], [a.extent for a in axes], [a.strides[m] for a in axes], writeable=False)
+        copy = np.ascontiguousarray(whole[tuple(slice(*box[k]) for k in loops)])
+        copies.append(copy)
+        start = _address(copy)
+        for k, stride in zip(loops, copy.strides, strict=True):
+            values[plan.position["S", m, k]] = stride
+            start -= box[k][0] * stride  # a loop counts from the box's start
+        values[plan.position["A", m, 0]] = start
+    values[: 2 * len(box)] = list(itertools.chain(*box))
+    return values, copies
+
+
+def _shares(plan: Plan, box: tuple[Range, ...], chunks: int, threads: int) -> Iterator[tuple[int, Range]]:
+    """What each call of the kernel does: a loop, and its part of it.
+
+    Chunks cut an aggregated loop; threads cut one of the output, which changes no bit of the result.
+    """
+    nest, grain, pieces = plan.nest, 1, chunks
+    sizes = [stop - start for start, stop in box]
+    if chunks > 1:
+        loop = max(range(nest.outputs, nest.loops), key=lambda k: sizes[k])
+    elif threads == 1 or nest.outputs == 0:
+        loop = 0
+    else:
+        grains = {nest.lane: 64 if nest.aggregation is None else min(nest.width, 128)}
+        loop = max(range(nest.outputs), key=lambda k: sizes[k] // grains.get(k, 1))
+        grain, pieces = grains.get(loop, 1), threads
+    start, stop = box[loop]
+    pieces = min(pieces, max(1, sizes[loop] // grain))
+    cuts = [*(start + sizes[loop] * k // (pieces * grain) * grain for k in range(pieces)), stop]
+    yield from ((loop, share) for share in itertools.pairwise(cuts))
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
