@@ -61,7 +61,7 @@ class Ours:
 
     def __init__(self, job: einmpi.Job, strategy: str) -> None:
         self.compiled = Compiled(job, comm_of(WORLD), options_of(job, strategy))
-        self.plan, self.schedule = self.compiled.prepare({})
+        self.plan, self.schedule, _ = self.compiled.prepare({})
         self.inputs = Inputs(job, {}, keep=True)
 
     def __call__(self) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.job_file import BACKENDS
-from einmpi.process import alone, one_of_many, say, together
+from einmpi.process import alone, one_of_many, say
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without × shows ?
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="replace")  # a terminal without × shows ?
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         from einmpi.runtime.comm_mpi import comm_of
@@ -90,17 +90,32 @@ def _command(given: list[str], comm: Comm) -> int:
     words = [word for word in given if not word.startswith("-")]
     if words and words[0] not in COMMANDS:
         given.insert(0, "run")
-    try:
-        options = together(comm, lambda: make_parser().parse_args(given))
-    except SystemExit as stop:  # --help and --version
-        return int(stop.code or 0)
+    from einmpi.compiled import together
+
+    options = together(comm, lambda: _parse(given), _what_to_do)
+    if options is None:
+        return 0
     if options.command in ("run", "verify") and options.ranks is not None:
         return _on_ranks(options, given, comm)
     return COMMANDS[options.command](options, comm)
 
 
+def _parse(given: Sequence[str]) -> argparse.Namespace | None:
+    """None where --help or --version was all that was asked for."""
+    try:
+        return make_parser().parse_args(given)
+    except SystemExit:
+        return None
+
+
+def _what_to_do(options: argparse.Namespace | None) -> str:
+    """What all ranks must be asked alike; where the job is found may differ."""
+    return repr(options and sorted((key, value) for key, value in vars(options).items() if key != "job"))
+
+
 def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> int:
     """-n P: one rank is this process, more are started."""
+    from einmpi.compiled import together
     from einmpi.launch import launch
     from einmpi.plan.plan import MAX_RANKS
 
@@ -161,7 +176,7 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
 def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.api import options_of
-    from einmpi.compiled import Compiled, Inputs
+    from einmpi.compiled import Compiled, Inputs, together
     from einmpi.report.results import Report, figures, median, totals
     from einmpi.runtime.storage import check_targets, store
     from einmpi.runtime.watch import note_to
@@ -171,7 +186,7 @@ def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     compiled = Compiled(job, comm, together(comm, lambda: options_of(job, options.strategy, options.memory)))
     note = note_to(comm.rank)
     compiled.on_step = lambda step: note(" ".join(str(step).split()))
-    plan, schedule = compiled.prepare({})
+    plan, schedule, _ = compiled.prepare({})
     planned = time.perf_counter()
     inputs = Inputs(job, {}, keep=getattr(options, "repeat", 1) > 1)
     measured = []

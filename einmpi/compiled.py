@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from einmpi.schedule.regions import Box, Region, boxes, length, shape, whole
 from einmpi.schedule.steps import Load, Schedule, Step
 from einmpi.version import __version__
 
+Result = TypeVar("Result")
 Blocks = dict[tuple[str, Region], np.ndarray]
 Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array", "dataset", or a DistArray's layout
 
@@ -56,29 +57,34 @@ class Compiled:
         self.on_step: Callable[[Step], None] | None = None
 
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
-        given = _on_one_mesh({name: as_array(array) for name, array in (inputs or {}).items()})
-        plan, schedule = self.prepare(given)
+        plan, schedule, given = self.prepare(inputs or {})
         outputs, self.measured = self.run(plan, schedule, Inputs(self.job, given, self.resident))
         return outputs
 
-    def prepare(self, given: Mapping[str, Any]) -> tuple[Plan, Schedule]:
-        """The plan and this rank's schedule, the same plan on all ranks or an error on all."""
-        kinds: Kinds = ()
-        error, fingerprint = None, ""
-        try:
-            kinds = check_inputs(self.job, given)
-            check_communicators(self.comm, given)
-            if kinds in self.ready:
-                fingerprint = self.ready[kinds][0].digest
-            else:
-                plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
-                check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
-                self.ready[kinds] = plan, lower(plan, self.comm.rank)
-                fingerprint = _fingerprint(self.job, plan)
-        except EinmpiError as caught:
-            error = caught
-        agree(self.comm, fingerprint, error)
-        return self.ready[kinds]
+    def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
+        """The plan, this rank's schedule and the inputs as they are used: alike on all ranks, or an error on all."""
+        given = together(self.comm, lambda: self.checked(inputs), lambda given: repr(check_inputs(self.job, given)))
+        given = _on_one_mesh(given)
+        kinds = check_inputs(self.job, given)
+        if kinds not in self.ready:
+            plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
+            self.ready[kinds] = plan, lower(plan, self.comm.rank)
+        return *self.ready[kinds], given
+
+    def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        given = {name: as_array(name, array) for name, array in inputs.items()}
+        check_inputs(self.job, given)
+        for name, array in given.items():
+            if isinstance(array, DistArray) and array.comm is not self.comm:
+                raise InputError(
+                    "inputs", f"{name} lies on another communicator", "DistArrays of the ranks of this run"
+                )
+        return given
+
+    def plan(self, kinds: Kinds) -> Plan:
+        plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
+        check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
+        return plan
 
     def run(self, plan: Plan, schedule: Schedule, sources: Inputs) -> tuple[dict[str, DistArray], Measured]:
         before, start = self.comm.received, time.perf_counter()
@@ -154,14 +160,15 @@ class Inputs:
     def block(self, tensor: str, region: Region) -> np.ndarray:
         given = self.given.get(tensor)
         if isinstance(given, DistArray):
-            return np.ascontiguousarray(given.local)
+            return np.asarray(given.local, order="C")
         if isinstance(given, np.ndarray):
             return _block_of(given, region, self.graph[tensor].dtype)
-        if (tensor, region) not in self.resident:
+        kept = self.resident if given is None else {}  # a dataset that is given may be another one the next time
+        if (tensor, region) not in kept:
             array = np.empty(shape(region), self.graph[tensor].dtype)
             self._read(tensor, array, list(boxes(region, _packed(region))))
-            self.resident[tensor, region] = array
-        return self.resident[tensor, region]
+            kept[tensor, region] = array
+        return kept[tensor, region]
 
 
 def _packed(region: Region) -> Region:
@@ -174,7 +181,7 @@ def _block_of(array: np.ndarray, region: Region, dtype: str) -> np.ndarray:
     for dimension, runs in enumerate(region):
         taken: Any = slice(*runs[0]) if len(runs) == 1 else [k for run in runs for k in range(*run)]
         array = array[(slice(None),) * dimension + (taken,)]
-    return np.ascontiguousarray(array, dtype)
+    return np.asarray(array, dtype, order="C")  # a number stays one
 
 
 def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
@@ -203,15 +210,14 @@ def _kind(array: Any) -> str | Layout:
     return "array" if isinstance(array, np.ndarray) else "dataset"
 
 
-def check_communicators(comm: Comm, given: Mapping[str, Any]) -> None:
-    for name, array in given.items():
-        if isinstance(array, DistArray) and array.comm is not comm:
-            raise InputError("inputs", f"{name} lies on another communicator", "DistArrays of the ranks of this run")
-
-
-def as_array(given: Any) -> Any:
+def as_array(name: str, given: Any) -> Any:
     """What is no array of any kind becomes one."""
-    return given if hasattr(given, "shape") and hasattr(given, "dtype") else np.asarray(given)
+    if hasattr(given, "shape") and hasattr(given, "dtype"):
+        return given
+    try:
+        return np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise InputError("inputs", f"{name} is no array: {error}", "an array of numbers") from None
 
 
 def _with_inputs(options: Options, kinds: Kinds) -> Options:
@@ -244,13 +250,27 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     return sha256(repr((__version__, plan.digest, inputs, outputs)).encode()).hexdigest()
 
 
+def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None) -> Result:
+    """Do something on every rank that may fail on some: then it fails on all, with the same error.
+
+    `same` gives a text of the result that must be equal on all ranks.
+    """
+    try:
+        result = function()
+    except EinmpiError as error:
+        agree(comm, "", error)
+        raise  # agree has raised already
+    agree(comm, same(result) if same is not None else "ok")
+    return result
+
+
 def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:
     """Nothing on any rank before all want the same: one that failed, or has another job, ends all with its error."""
     text = f"error {error.status} {error}" if error is not None else fingerprint
     different = comm.same(text)
     if different is not None:
-        error = EinmpiError(f"einmpi: rank {different} has another job or another version of einmpi than rank 0; "
-                            "all ranks must read the same job file with the same version")  # fmt: skip
+        error = EinmpiError(f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
+                            "all ranks must do the same")  # fmt: skip
         for rank, found in enumerate(comm.allgather_text(text)):
             if found.startswith("error "):
                 _, status, message = found.split(" ", 2)

@@ -7,14 +7,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from einmpi.errors import EinmpiError
 
 if TYPE_CHECKING:
     from einmpi.runtime.comm import Comm
-
-Result = TypeVar("Result")
 
 
 def one_of_many(comm: Comm, command: Callable[[], int]) -> int:
@@ -63,16 +61,3 @@ def say(error: Exception) -> int:
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     print(" ".join((line + notes).split()), file=sys.stderr, flush=True)
     return error.status if isinstance(error, EinmpiError) else 1
-
-
-def together(comm: Comm, function: Callable[[], Result]) -> Result:
-    """Do something on every rank that may fail on some: then it fails on all, with the same error."""
-    from einmpi.compiled import agree
-
-    result, error = None, None
-    try:
-        result = function()
-    except EinmpiError as caught:
-        error = caught
-    agree(comm, "ok", error)
-    return result  # type: ignore[return-value]

@@ -201,7 +201,11 @@ def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
     first = step()["Z"].gather()
     (tmp_path / "w.h5").unlink()
     np.testing.assert_array_equal(step()["Z"].gather(), first)
-    assert_close({"Z": step({"A": A})["Z"].gather() * 1}, {"Z": A @ B})
+    assert_close({"Z": step({"A": A})["Z"].gather()}, {"Z": A @ B})
+    with h5py.File(tmp_path / "v.h5", "w") as file:
+        file["V"] = 2 * B
+        assert_close({"Z": step({"A": A, "W": file["V"]})["Z"].gather()}, {"Z": 2 * A @ B})
+    assert_close({"Z": step({"A": A})["Z"].gather()}, {"Z": A @ B})
 
 
 @pytest.mark.parametrize("inputs, message", [
@@ -232,6 +236,33 @@ def test_one_rank_with_wrong_inputs_ends_all():
     assert run_threads(4, on_rank) == ["inputs: B is float64[10, 24]; B: float64[24, 10]"] * 4
 
 
+def test_a_call_after_an_error_on_one_rank():
+    job = einmpi.program(PRODUCT, A=A, B=B)
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm)
+        for wrong in (A.T, [[1, 2], [3]]):
+            with pytest.raises(einmpi.InputError):
+                step({"A": wrong if comm.rank == 1 else A, "B": B})
+        return step({"A": A, "B": B})["Z"].gather()
+
+    assert_close({"Z": on_ranks(3, on_rank)}, {"Z": A @ B})
+
+
+@pytest.mark.parametrize("number", [3.5, np.array(3.5), np.array(3.5, ">f8"), np.float64(3.5)])
+def test_numbers_as_inputs(number):
+    job = einmpi.program("Z[i] = s * a[i]", a=(6,), s=())
+
+    def on_rank(comm):
+        spread = DistArray.from_global(np.array(3.5), comm)
+        inputs = [{"a": np.ones(6), "s": given} for given in (number, spread)]
+        return [einmpi.run(job, given, comm)["Z"].gather() for given in inputs]
+
+    for found in on_ranks(3, on_rank):
+        np.testing.assert_array_equal(found, np.full(6, 3.5))
+    np.testing.assert_array_equal(einmpi.einsum(",i->i", 2.0, np.ones(3)), np.full(3, 2.0))
+
+
 def test_another_program_on_one_rank_ends_all_before_anything_moves():
     jobs = [einmpi.program(text, A=A, B=B) for text in (PRODUCT, PRODUCT.replace("*", "+"))]
 
@@ -241,8 +272,8 @@ def test_another_program_on_one_rank_ends_all_before_anything_moves():
         assert comm.received == 0
         return str(caught.value)
 
-    assert on_ranks(3, on_rank) == ("einmpi: rank 1 has another job or another version of einmpi than rank 0; all "
-                                    "ranks must read the same job file with the same version")  # fmt: skip
+    assert on_ranks(3, on_rank) == ("einmpi: rank 1 has another command, job or version of einmpi than rank 0; all "
+                                    "ranks must do the same")  # fmt: skip
 
 
 # ---- einsum ---------------------------------------------------------------------------------------------------------

@@ -113,8 +113,7 @@ def test_different_job_files_on_two_ranks(job):
     done = run_mpi(3, code)
     assert done.returncode != 0 and done.stdout == ""
     assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
-        "einmpi: rank 2 has another job or another version of einmpi than rank 0; all ranks must read the same job "
-        "file with the same version"
+        "einmpi: rank 2 has another command, job or version of einmpi than rank 0; all ranks must do the same"
     ]
 
 
@@ -125,3 +124,14 @@ def test_a_job_file_that_one_rank_cannot_read(job):
     assert (done.returncode != 0, done.stdout) == (True, "")
     lines = [line for line in done.stderr.splitlines() if "none.toml" in line]
     assert lines == ["none.toml: there is no such file; a job file in TOML (on rank 1)"]
+
+
+@pytest.mark.parametrize("other", [["--repeat", "2"], ["--help"], ["--quiet"]])
+def test_different_command_lines_on_two_ranks(job, other):
+    code = ("import sys; from mpi4py import MPI; from einmpi.cli import main\n"
+            f"sys.exit(main([{str(job)!r}] + ({other!r} if MPI.COMM_WORLD.rank == 1 else [])))")  # fmt: skip
+    done = run_mpi(2, code)
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
+        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same"
+    ]

@@ -15,7 +15,7 @@ STAGE = 16 * 2**20  # bytes of a buffer for messages
 
 def staging(nbytes: int, ranks: int) -> int:
     """Bytes of buffers while a block of this size moves: one for sending, one for receiving, and what rounding adds."""
-    return 2 * min(nbytes, STAGE) + 16 * ranks
+    return 2 * min(nbytes, STAGE) + 16 * ranks if ranks > 1 else 0
 
 
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:

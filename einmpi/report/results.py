@@ -36,7 +36,9 @@ def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
         ends = [part[1:] for part in parts if part[1] is not None]
         least = _first([low for low, _ in ends], min)
         greatest = _first([high for _, high in ends], max)
-        found[name] = Figures(math.hypot(*(part[0] for part in parts)), least, greatest)
+        norms = [part[0] for part in parts]
+        norm = math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
+        found[name] = Figures(norm, least, greatest)
     return found
 
 
@@ -100,7 +102,7 @@ class Report:
             "bytes_peak": self.totals.peak,
             "seconds": dict(self.seconds),
             "outputs": {
-                name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": self.figures[name].norm}
+                name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": _finite(self.figures[name].norm)}
                 for name, array in self.outputs.items()
             },
         }
@@ -128,6 +130,11 @@ class Report:
             shape = "×".join(map(str, array.shape)) or "scalar"
             lines.append(f"  {name}  {array.dtype} {shape}  {_show(self.figures[name], array)}{targets.get(name, '')}")
         return "\n".join(lines)
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows no infinity and no nan."""
+    return value if math.isfinite(value) else None
 
 
 def median(seconds: Sequence[float]) -> float:

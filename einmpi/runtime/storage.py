@@ -155,6 +155,7 @@ def store(job: Job, results: Mapping[str, DistArray]) -> None:
     """Write every output of the job, each file once. All ranks call it; rank 0 writes what it gathers."""
     attributes = {"einmpi_version": __version__, "einmpi_program": job.source.text, "einmpi_dtype": job.dtype}
     for specs in _by_file(job.outputs).values():
+        results[specs[0].name].comm.barrier()  # a rank may still read from a file that is about to be replaced
         arrays = {spec.name: results[spec.name].gather(0) for spec in specs}
         on_first_rank(results[specs[0].name].comm, partial(_write, specs, arrays, attributes))
 

@@ -27,12 +27,12 @@ def with_frees(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
     return found
 
 
-def message_bytes(step: Step, ranks: int) -> int:
+def message_bytes(step: Step) -> int:
     """The most bytes of buffers for messages that a step needs."""
     if isinstance(step, Exchange):
-        return staging(max(step.source.nbytes, step.target.nbytes), ranks) if len(step.moves.group) > 1 else 0
+        return staging(max(step.source.nbytes, step.target.nbytes), len(step.moves.group))
     if isinstance(step, Reduce):
-        return staging(step.slot.nbytes, ranks) if len(step.group) > 1 else 0
+        return staging(step.slot.nbytes, len(step.group))
     return 0
 
 
@@ -43,7 +43,7 @@ def peak_bytes(schedule: Schedule) -> int:
     for step in schedule.steps:
         for slot in writes(step):
             held[slot.name] = slot.nbytes
-        peak = max(peak, sum(held.values()) + message_bytes(step, schedule.ranks))
+        peak = max(peak, sum(held.values()) + message_bytes(step))
         if isinstance(step, Free):
             del held[step.slot.name]
     return peak
