@@ -124,8 +124,10 @@ def check_target(file: str, datasets: Mapping[str, str]) -> None:
     folder, where = os.path.dirname(target), next(iter(datasets.values()), "") or file
     if not os.path.isdir(folder):
         raise InputError(where, f"there is no folder for {file}", "a folder that exists")
-    if not os.access(folder, os.W_OK):
-        raise InputError(where, f"{file} may not be written", "a folder with write permission")
+    # A file is replaced, for which its folder's permission would do. But who made it read-only wants to keep it.
+    kept = os.path.exists(target) and not os.stat(target).st_mode & 0o222
+    if kept or not os.access(folder, os.W_OK):
+        raise InputError(where, f"{file} may not be written", "a file and a folder with write permission")
     if not os.path.exists(target):
         return
     import h5py

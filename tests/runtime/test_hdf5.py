@@ -152,6 +152,16 @@ def test_a_damaged_chunk(tmp_path):
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
+def test_a_file_that_is_read_only_stays():
+    with h5py.File("o.h5", "w") as file:
+        file["Z"] = 1.0
+    os.chmod("o.h5", 0o444)
+    assert error(hdf5.write, "o.h5", {"/Z": (np.zeros(2), {})}) == (
+        "o.h5: o.h5 may not be written; a file and a folder with write permission")  # fmt: skip
+    with h5py.File("o.h5") as file:
+        assert file["Z"][()] == 1.0
+
+
 def test_a_new_file_and_its_groups(tmp_path):
     for name, array in ARRAYS.items():
         hdf5.write("o.h5", {f"/g/h/{name}": (array, {})}, {"note": "é"})
