@@ -366,10 +366,11 @@ def test_four_ranks_refuse_a_bad_job_with_one_line(name, folder):
     text, message = BAD_JOBS[name]
     (folder / "bad.toml").write_text(text)
     done = run_mpi(4, ["-m", "einmpi", "bad.toml"], cwd=folder)
-    said = done.stderr.split("\n---")[0] + "\n" if OPEN_MPI else done.stderr  # whose mpirun adds a block of its own
-    assert_refused(
-        subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said.rstrip("\n") + "\n"), message
-    )
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    pattern = re.escape(message).replace("…", ".*")
+    assert sum(re.fullmatch(pattern, line) is not None for line in lines) == 1, done.stderr
+    assert OPEN_MPI or len(lines) == 1  # Open MPI's mpirun adds a block of its own, before or after it
 
 
 def test_an_error_nobody_foresaw_is_one_line_and_status_1() -> None:
