@@ -27,7 +27,7 @@ _FAMILIES = {"Open MPI": "openmpi", "Intel": "intel", "HYDRA": "mpich", "MPICH":
 # Hydra writes to standard output, even for failures; blocks between lines of dashes are Open MPI's.
 _HYDRA = rb"={83}$|=   [A-Z]|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ page|\[mpiexec@"
 _RULE, _DASHES = b"=" * 83, b"-" * 74
-_LAUNCHER = _HYDRA + rb"|" + _DASHES + rb"$|Abort\(|\[(?=[^\]]*[A-Za-z])[^\]\s]+[:@][^\]\s]+\] "
+_LAUNCHER = _HYDRA + rb"|" + _DASHES + rb"$|Abort\(|\[warn\] Epoll|\[(?=[^\]]*[A-Za-z])[^\]\s]+[:@][^\]\s]+\] "
 _STARTS = (_RULE, b"=   ", b"YOUR APPLICATION", b"This typically", b"Please see", b"[", _DASHES, b"Abort(",
            ERROR.encode(), b"\0")  # fmt: skip
 # What ranks say when a signal ends them. How Open MPI names the first rank to end; exit codes of signals are negative.
