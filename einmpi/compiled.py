@@ -68,7 +68,7 @@ class Compiled:
         kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
-            self.ready[kinds] = plan, lower(plan, self.comm.rank)
+            self.ready[kinds] = plan, self.backend.arrange(lower(plan, self.comm.rank))
         return *self.ready[kinds], given
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,10 @@ def run_on_threads(job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None
 
     def on_rank(comm: Any) -> Any:
         compiled = Compiled(job, comm, planner.options)
-        compiled.ready[kinds] = plan, lower(plan, comm.rank)  # planned once for all: threads share one core
+        compiled.ready[kinds] = (
+            plan,
+            compiled.backend.arrange(lower(plan, comm.rank)),
+        )  # planned once for all: threads share one core
         outputs = compiled(inputs)
         return {name: array.gather() for name, array in outputs.items()}, compiled
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.runtime import fused_group
+from einmpi.runtime.groups import arrange
 from einmpi.runtime.kernels import compute
 from einmpi.schedule.regions import Region, indices
-from einmpi.schedule.steps import Kernel
+from einmpi.schedule.steps import Group, Kernel, Schedule
 
 ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
 MANY_RUNS = 256
@@ -28,6 +30,11 @@ class Backend(Protocol):
         """Aggregate `packed` into a region of an array."""
 
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None: ...
+    def arrange(self, schedule: Schedule) -> Schedule:
+        """The schedule with those kernels in groups that this backend does together."""
+
+    def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
+        """Do a group on its slots' arrays, but for the inner ones; False if it must go kernel by kernel."""
 
 
 class NumpyBackend:
@@ -62,6 +69,12 @@ class NumpyBackend:
             chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
         compute(step.einsum, chosen, target, {label: indices(runs) for label, runs in step.index}, self.threads)
 
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return arrange(schedule)
+
+    def compute_group(self, step: Group, arrays: Mapping[str, np.ndarray]) -> bool:
+        return fused_group.compute(step, arrays, self.threads)
+
 
 def _shaped(packed: np.ndarray, region: Region) -> np.ndarray:
     return packed.reshape([sum(stop - start for start, stop in runs) for runs in region])
@@ -93,3 +106,8 @@ class ShapeBackend:
     def unpack(self, packed: Any, array: Any, region: Region) -> None: ...
     def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None: ...
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None: ...
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return schedule
+
+    def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
+        return True

@@ -11,7 +11,7 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.regions import Region
-from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Schedule, Step, Store
+from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Load, Reduce, Schedule, Step, Store, writes
 
 
 class Storage(Protocol):
@@ -50,6 +50,8 @@ def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
         reduce(step, buffers, comm)
     elif isinstance(step, Kernel):
         _compute(step, buffers)
+    elif isinstance(step, Group):
+        _compute_together(step, buffers, comm, storage)
     elif isinstance(step, Free):
         buffers.free(step.slot)
 
@@ -60,6 +62,15 @@ def _compute(step: Kernel, buffers: Buffers) -> None:
         buffers.backend.compute(step, operands, buffers.make(step.target))
     except (ValueError, IndexError, MemoryError) as error:
         raise EinmpiError(f"{step.vertex}: {error}") from error
+
+
+def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+    for slot in writes(group):
+        buffers.make(slot)
+    done = buffers.backend.compute_group(group, buffers.arrays)
+    for step in group.steps:
+        if not done or (isinstance(step, Free) and step.slot not in group.inner):
+            _do(step, buffers, comm, storage)
 
 
 def _load(step: Load, buffers: Buffers, storage: Storage) -> None:

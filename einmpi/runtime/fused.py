@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -35,6 +35,8 @@ class Statistics:
     loaded: int = 0
     compile_seconds: float = 0.0
 
+
+View: TypeAlias = tuple[np.ndarray, tuple[str | Scalar, ...]]  # an array and what indexes its dimensions
 
 STATISTICS = Statistics()
 KERNELS: dict[Nest, Callable[[int], None]] = {}
@@ -71,19 +73,25 @@ def compute(
             raise ValueError(f"{einsum.aggregation} of nothing has no value")
         out[...] = rule.neutral
         return
-    function, indices, labels = _numbered(einsum)
-    given = [np.asarray(index[x], np.int64) if index and x in index else np.arange(extent[x]) for x in labels]
-    views = [_usable(array, entries) for array, entries in zip((*operands, *given), indices, strict=True)]
     chunks = _chunks(einsum)
     plain = chunks == 1 and _is_plain(out)
     parts = out[None] if plain else np.empty((chunks, *out.shape), WIDE.get(out.dtype.name, out.dtype.name))
-    target = Layout(parts.dtype.name, parts.shape[1:], parts.strides[1:], einsum.output)
-    layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
-    plan = make_plan(function, layouts, target, einsum.aggregation, einsum.extents)
+    plan, views = prepare(einsum, operands, parts[0, ...], index or {})
     used = _run(plan, [array for array, _ in views], parts, threads if einsum.calls() >= SMALL else 1)
     if not plain:
         with np.errstate(all="ignore"):
             out[...] = getattr(np, rule.ufunc).reduce(parts[:used], axis=0) if rule else parts[0]
+
+
+def prepare(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]
+            ) -> tuple[Plan, list[View]]:  # fmt: skip
+    """The loops for these arrays, and every array that a kernel reads with what indexes it."""
+    function, indices, labels = numbered(einsum)
+    given = [np.asarray(index[x], np.int64) if x in index else np.arange(einsum.extent[x]) for x in labels]
+    views = [_usable(array, entries) for array, entries in zip((*operands, *given), indices, strict=True)]
+    layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
+    target = Layout(out.dtype.name, out.shape, out.strides, einsum.output)
+    return make_plan(function, layouts, target, einsum.aggregation, einsum.extents), views
 
 
 def _chunks(einsum: EinSum) -> int:
@@ -104,7 +112,7 @@ def _expressions(einsum: EinSum) -> Iterator[Scalar]:
 
 
 @lru_cache(maxsize=1024)
-def _numbered(einsum: EinSum) -> tuple[Scalar, tuple[tuple[str | Scalar, ...], ...], tuple[str, ...]]:
+def numbered(einsum: EinSum) -> tuple[Scalar, tuple[tuple[str | Scalar, ...], ...], tuple[str, ...]]:
     """⊗ and the operands' indices over Args alone, and the labels whose values are further operands."""
     nodes = [node for part in _expressions(einsum) for node in walk(part)]
     labels = unique(node.label for node in nodes if isinstance(node, Index))
@@ -121,7 +129,7 @@ def _is_plain(array: np.ndarray) -> bool:
     return array.flags.aligned and array.dtype.isnative and not any(s % array.itemsize for s in array.strides)
 
 
-def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> tuple[np.ndarray, tuple[str | Scalar, ...]]:
+def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> View:
     """An operand without the dimensions that have a constant index."""
     if any(isinstance(entry, Const) for entry in entries):
         places = [int(entry.value.real) if isinstance(entry, Const) else slice(None) for entry in entries]
@@ -141,7 +149,7 @@ def _check(low: int, high: int, extent: int) -> None:
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
-def _kernel(nest: Nest) -> Callable[[int], None]:
+def kernel_of(nest: Nest) -> Callable[[int], None]:
     with _LOCK:  # ranks may be threads of one process
         if nest not in KERNELS:
             from einmpi.runtime.kernel_cache import build  # imports numba, so not before a kernel is needed
@@ -155,7 +163,7 @@ def _kernel(nest: Nest) -> Callable[[int], None]:
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "einmpi-kernel")
 
 
@@ -163,7 +171,7 @@ def _run(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: i
     """Fill the parts, and say how many were used."""
     if any(extent == 0 for jumps in plan.jumps for _, extent in jumps):
         raise IndexError("an index is out of range; 0 to -1")
-    kernel, told, used = _kernel(plan.nest), [], 1
+    kernel, told, used = kernel_of(plan.nest), [], 1
     for box in _boxes(plan):
         values, _kept = _located(plan, arrays, parts, box)
         jobs = []
@@ -174,16 +182,21 @@ def _run(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: i
             jobs.append(job)
         used = len(jobs)
         if min(threads, used) > 1:
-            list(_pool(threads).map(kernel, map(_address, jobs)))
+            list(pool(threads).map(kernel, map(address_of, jobs)))
         else:
             for job in jobs:
-                kernel(_address(job))
+                kernel(address_of(job))
         told += jobs
+    check_gathers(plan, told)
+    return used
+
+
+def check_gathers(plan: Plan, told: Sequence[np.ndarray]) -> None:
+    """IndexError if a kernel met an index that is out of range."""
     for (letter, array, k), place in plan.position.items():
         if letter == "L":  # the greatest index stands behind the least
             low, high = min(job[place] for job in told), max(job[place + 1] for job in told)
             _check(low, high, plan.jumps[array][k][1])
-    return used
 
 
 def _boxes(plan: Plan) -> Iterator[tuple[Range, ...]]:
@@ -208,14 +221,14 @@ def _located(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray,
     """The parameters of a box; the packed copies, which must live as long as their addresses are used."""
     values, copies = plan.values.copy(), []
     for m, array in enumerate((*arrays, parts)):
-        values[plan.position["A", m, 0]] = _address(array)
+        values[plan.position["A", m, 0]] = address_of(array)
     for m in plan.packed:
         loops = sorted(plan.nest.reads[m].loops, key=lambda k: k == plan.nest.lane)
         axes = [plan.axes[k] for k in loops]
         whole = as_strided(arrays[m], [a.extent for a in axes], [a.strides[m] for a in axes], writeable=False)
         copy = np.ascontiguousarray(whole[tuple(slice(*box[k]) for k in loops)])
         copies.append(copy)
-        start = _address(copy)
+        start = address_of(copy)
         for k, stride in zip(loops, copy.strides, strict=True):
             values[plan.position["S", m, k]] = stride
             start -= box[k][0] * stride  # a loop counts from the box's start
@@ -245,5 +258,5 @@ def _shares(plan: Plan, box: tuple[Range, ...], chunks: int, threads: int) -> It
     yield from ((loop, share) for share in itertools.pairwise(cuts))
 
 
-def _address(array: np.ndarray) -> int:
+def address_of(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])

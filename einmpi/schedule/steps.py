@@ -137,7 +137,34 @@ class Free:
         return f"free      {self.slot}"
 
 
-Step: TypeAlias = Load | Exchange | Reduce | Kernel | Store | Free
+@dataclass(frozen=True)
+class Group:
+    """Kernels that can be done together, a block of rows at a time: what lies between them need never be whole."""
+
+    steps: tuple[Kernel | Free, ...]  # the same, one after another
+    rows: tuple[tuple[str, ...], ...]  # of each row the label that it is in each kernel
+    block: tuple[int, ...]  # how many of each row at a time
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Kernel))
+
+    @property
+    def vertex(self) -> str:
+        return self.kernels[-1].vertex
+
+    @property
+    def inner(self) -> frozenset[Slot]:
+        """The slots that are made and used up in here."""
+        made = {kernel.target for kernel in self.kernels}
+        return frozenset(step.slot for step in self.steps if isinstance(step, Free) and step.slot in made)
+
+    def __str__(self) -> str:
+        size = "×".join(map(str, self.block))
+        return "\n".join([f"together, {size} rows at a time:", *(f"  {step}" for step in self.steps)])
+
+
+Step: TypeAlias = Load | Exchange | Reduce | Kernel | Group | Store | Free
 
 
 @dataclass(frozen=True)
@@ -159,6 +186,9 @@ def reads(step: Step) -> Iterator[Slot]:
         yield step.source
     elif isinstance(step, Kernel):
         yield from step.operands
+    elif isinstance(step, Group):
+        made = {kernel.target for kernel in step.kernels}
+        yield from (slot for kernel in step.kernels for slot in kernel.operands if slot not in made)
     elif isinstance(step, Reduce | Store):
         yield step.slot
 
@@ -167,6 +197,8 @@ def writes(step: Step) -> Iterator[Slot]:
     """The slots a step makes or changes."""
     if isinstance(step, Exchange | Kernel):
         yield step.target
+    elif isinstance(step, Group):
+        yield from (kernel.target for kernel in step.kernels if kernel.target not in step.inner)
     elif isinstance(step, Load | Reduce):
         yield step.slot
 

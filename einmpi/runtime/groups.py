@@ -1,0 +1,162 @@
+"""Which kernels that follow one another are done together, block of rows by block: softmax reads and writes once.
+
+What lies between the kernels of a group stays in the cache, and is never whole in memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+
+from einmpi.runtime import fused
+from einmpi.runtime.contract import recognise
+from einmpi.runtime.kernels import WORTH_COMPILING
+from einmpi.schedule.steps import Free, Group, Kernel, Schedule, Slot, Step, writes
+
+CACHE = 2**20  # bytes that a block of a group may touch, all of its arrays together
+FEW = 16  # blocks: with fewer, threads would have nothing to share
+
+Dimension = tuple[str, int]  # a slot's
+Place = tuple[int, str]  # a kernel's label
+
+
+def arrange(schedule: Schedule) -> Schedule:
+    """The schedule with groups in it. It needs no more memory."""
+    return replace(schedule, steps=tuple(_arranged(schedule.steps)))
+
+
+def _arranged(steps: Sequence[Step]) -> Iterator[Step]:
+    held: dict[str, int] = {}
+    number = 0
+    while number < len(steps):
+        run = _run(steps[number:])
+        group = _group(run, sum(held.values()))
+        taken = run if group else steps[number : number + 1]
+        yield group or steps[number]
+        for step in taken:
+            _hold(held, step)
+        number += len(taken)
+
+
+def _hold(held: dict[str, int], step: Step) -> None:
+    for slot in writes(step):
+        held[slot.name] = slot.nbytes
+    if isinstance(step, Free):
+        del held[step.slot.name]
+
+
+def _run(steps: Sequence[Step]) -> list[Kernel | Free]:
+    """The longest start of the steps that has rows, with what is freed in it."""
+    found: list[Kernel | Free] = []
+    rows = _Rows()
+    for step in steps:
+        if isinstance(step, Free) and found:
+            found.append(step)
+            continue
+        if not isinstance(step, Kernel) or not _suits(step) or not rows.add(step):
+            break
+        found.append(step)
+    return found
+
+
+def _suits(kernel: Kernel) -> bool:
+    einsum, product = kernel.einsum, recognise(kernel.einsum)
+    # A matrix product is quicker whole; a dot product of rows is no matrix product.
+    is_matrix = product is not None and len(product.positions) > 1 and product.indices[0] != product.indices[1]
+    dtypes = [slot.dtype for slot in kernel.operands]
+    return not is_matrix and not kernel.select and einsum.calls() >= WORTH_COMPILING and fused.supports(einsum, dtypes)
+
+
+def _group(run: list[Kernel | Free], held: int) -> Group | None:
+    """The group of a run that has blocks small enough for the cache, and enough of them."""
+    kernels = [step for step in run if isinstance(step, Kernel)]
+    if len(kernels) < 2:
+        return None
+    rows = _Rows()
+    for kernel in kernels:
+        rows.add(kernel)
+    labels = rows.found()
+    extents = [kernels[0].einsum.extent[names[0]] for names in labels]
+    block = list(extents)
+    for row in range(len(block)):
+        while block[row] > 1 and _touched(kernels, labels, block) > CACHE:
+            block[row] = -(-block[row] // 2)
+    count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
+    group = Group(tuple(run), labels, tuple(block))
+    small = count >= FEW and _touched(kernels, labels, block) <= 2 * CACHE
+    return group if small and _peak([group], held) <= _peak(run, held) else None
+
+
+def _touched(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Sequence[int]) -> int:
+    """Bytes of all arrays that a block of a group uses."""
+    sizes: dict[Slot, int] = {}
+    for number, kernel in enumerate(kernels):
+        size = {**kernel.einsum.extent, **{labels[number]: n for labels, n in zip(rows, block, strict=True)}}
+        for slot, index in zip((*kernel.operands, kernel.target), (*kernel.einsum.operands, kernel.einsum.output),
+                               strict=True):  # fmt: skip
+            extents = [size[e] if isinstance(e, str) else n for e, n in zip(index, slot.shape, strict=False)]
+            sizes[slot] = prod(extents) * np.dtype(slot.dtype).itemsize
+    return sum(sizes.values())
+
+
+def _peak(steps: Sequence[Step], before: int) -> int:
+    """The most bytes that are held while these steps are done."""
+    held: dict[str, int] = {"": before}
+    peak = before
+    for step in steps:
+        for slot in writes(step):
+            held[slot.name] = slot.nbytes
+        peak = max(peak, sum(held.values()))
+        if isinstance(step, Free) and step.slot.name in held:
+            del held[step.slot.name]
+        elif isinstance(step, Free):
+            held[""] -= step.slot.nbytes
+    return peak
+
+
+@dataclass
+class _Rows:
+    """Labels of kernels that are the same since one writes a dimension that the other one reads."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+    made: dict[str, int] = field(default_factory=dict)  # the kernel that makes a slot
+
+    def add(self, kernel: Kernel) -> bool:
+        """Take a kernel, if it reads what the others make and there are rows then."""
+        if self.kernels and not any(slot.name in self.made for slot in kernel.operands):
+            return False
+        self.kernels.append(kernel)
+        self.made[kernel.target.name] = len(self.kernels) - 1
+        if not self.found():
+            self.kernels.pop()
+            del self.made[kernel.target.name]
+            return False
+        return True
+
+    def found(self) -> tuple[tuple[str, ...], ...]:
+        """The rows, in the order of the first kernel's output: a label of every kernel that none aggregates."""
+        first = self.kernels[0].einsum
+        names = [{label: label for label in first.output}]  # of each kernel: label → the first kernel's
+        bad: set[str] = set()
+        for kernel in self.kernels[1:]:
+            mine: dict[str, str] = {}
+            for slot, index in zip(kernel.operands, kernel.einsum.operands, strict=True):
+                if slot.name not in self.made:
+                    continue
+                maker = self.made[slot.name]
+                for entry, label in zip(index, self.kernels[maker].einsum.output, strict=True):
+                    row = names[maker].get(label)
+                    if row is None:
+                        continue
+                    if not isinstance(entry, str) or mine.setdefault(entry, row) != row:
+                        bad.update([row, *([mine[entry]] if isinstance(entry, str) else [])])
+            twice = {row for row, count in Counter(mine.values()).items() if count > 1}
+            aggregated = {mine[label] for label in mine if label not in kernel.einsum.output}
+            bad |= twice | aggregated | (set(first.output) - set(mine.values()))
+            names.append(mine)
+        good = [label for label in first.output if label not in bad]
+        return tuple(tuple(next(x for x in mine if mine[x] == label) for mine in names) for label in good)
