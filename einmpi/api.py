@@ -114,8 +114,8 @@ def compile(
     """A job made ready for the ranks of a communicator of mpi4py: call it again and again, it plans once.
 
     ``step = compile(job); out = step({"A": a})``: outputs are DistArrays, and may be inputs of the next call. Without
-    `comm` these are all ranks that mpirun started, or this process alone. Strategy, memory a rank and `fast_math`, which
-    allows faster arithmetic that rounds more, default to the job's own.
+    `comm` these are all ranks that mpirun started, or this process alone. Strategy, memory a rank and `fast_math`,
+    which allows faster arithmetic that rounds more, are the job's own by default.
     """
     from einmpi.compiled import Compiled
     from einmpi.runtime.comm_mpi import comm_of
