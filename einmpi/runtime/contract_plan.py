@@ -15,7 +15,7 @@ from einmpi.graph.scalar import Number
 
 # Nanoseconds an element or a call, for eight-byte numbers on one core; only their ratios matter.
 MULTIPLY_ADD, DIRECT, COPY, TURN, CALL = 0.1, 1.0, 1.0, 3.0, 200.0
-PIECE = 2**26  # bytes of temporaries at a time, at the most
+PIECE = 56 * 2**20  # bytes of temporaries at a time, at the most: kernels stay below 64 MiB, all in all
 THIN = 128  # rows or columns that a matrix keeps when it is halved for that
 
 Labels: TypeAlias = tuple[str, ...]

@@ -16,7 +16,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
 from einmpi.runtime.contract import contract, recognise
 
-NORMS = 2**18  # squared norms of an operand that there are at a time
+NORMS = 2**17  # squared norms of an operand that there are at a time
 BLOCK = 2**15  # elements of the output that norms are added to at a time, so that they stay in the cache
 PARTS = "re, im"  # the label of the two parts of a complex number: no label of a program's looks like this
 PRODUCT = Call("*", (Arg(0), Arg(1)))
