@@ -278,7 +278,7 @@ def test_workspace(subscripts, dtypes, limits, monkeypatch):
     """What is said to be needed is what is allocated, but for numpy's buffers and small objects."""
     believe(monkeypatch, limits)
     dtypes = dtypes.split()
-    extents = {"k": 50, "j": 60} if "ijk" in subscripts else {}
+    extents = {"i": 60, "j": 60, "k": 50} if "ijk" in subscripts else {}
     einsum = einsum_of(subscripts, **{"i": 150, "j": 160, "k": 170, "m": 10, "b": 8, "t": 7, "l": 8, **extents})
     arrays = arrays_of(einsum, dtypes)
     out = np.empty(einsum.bound, einsum_type(einsum, [np.dtype(dtype) for dtype in dtypes]))
@@ -286,7 +286,8 @@ def test_workspace(subscripts, dtypes, limits, monkeypatch):
     peak = peak_of(einsum, arrays, out)
     assert said <= peak < said + 600_000  # a piece is described in 400 bytes
     assert said <= limits.get("PIECE", peak)
-    check(einsum, arrays)
+    if limits:
+        check(einsum, arrays)
 
 
 def peak_of(einsum, arrays, out):
