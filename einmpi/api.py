@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -108,15 +109,21 @@ def compile(
     strategy: str | None = None,
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
+    fast_math: bool | None = None,
 ) -> Compiled:
     """A job made ready for the ranks of a communicator of mpi4py: call it again and again, it plans once.
 
     ``step = compile(job); out = step({"A": a})``: outputs are DistArrays, and may be inputs of the next call. Without
-    `comm` these are all ranks that mpirun started, or this process alone.
+    `comm` these are all ranks that mpirun started, or this process alone. Strategy, memory a rank and `fast_math`,
+    which allows faster arithmetic that rounds more, are the job's own by default.
     """
     from einmpi.compiled import Compiled
     from einmpi.runtime.comm_mpi import comm_of
 
+    if fast_math is not None:
+        if not isinstance(fast_math, bool):
+            raise InputError("fast_math", f"{fast_math!r} is no truth value", "True or False")
+        job = replace(job, fast_math=fast_math)
     return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin))
 
 

@@ -53,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
             _add_planning(command, ranks_needed=name == "plan")
         if name in ("run", "verify"):
             command.add_argument("--backend", help="numpy; the job's own by default")
+            command.add_argument("--fast-math", action="store_true", help="faster arithmetic that rounds more")
         if name == "run":
             command.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times, report the median")
     return parser
@@ -225,6 +226,7 @@ def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], Non
         if options.backend not in BACKENDS:
             raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
         job = replace(job, backend=options.backend)
+    job = replace(job, fast_math=job.fast_math or options.fast_math)
     if options.json not in (None, "-"):
         _check_writable(options.json)
     return job

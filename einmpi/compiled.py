@@ -50,7 +50,7 @@ class Compiled:
             raise InputError(place, f"backend {job.backend} is not available in this version", "numpy")
         self.job, self.comm, self.options = job, comm, options
         self.threads = threads_of(comm)
-        self.backend = NumpyBackend(self.threads.count)
+        self.backend = NumpyBackend(self.threads.count, job.fast_math)
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
         self.measured: Measured | None = None
@@ -247,7 +247,7 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     """Equal on ranks that are about to do the same."""
     inputs = [replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in job.inputs]
     outputs = [replace(spec, place="", file=os.path.basename(spec.file)) for spec in job.outputs]
-    return sha256(repr((__version__, plan.digest, inputs, outputs)).encode()).hexdigest()
+    return sha256(repr((__version__, plan.digest, job.fast_math, inputs, outputs)).encode()).hexdigest()
 
 
 def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None) -> Result:
