@@ -38,6 +38,7 @@ try:
 except ImportError:  # its columns are left out
     torch = None
 
+REST = 0.02  # seconds before each run, in which the threads of the one before go to sleep
 Arrays = dict[str, np.ndarray]
 Run = Callable[[], Any]
 Peer = Callable[[int, Arrays], Run]  # threads and inputs, what is measured
@@ -274,9 +275,11 @@ def measure(name: str, dtype: str, threads: int, scale: float, repeat: int) -> d
         check(name, {peer: np.array(run()) for peer, run in runs.items() if peer != "laid out"}, dtype)
         seconds: dict[str, list[float]] = {peer: [] for peer in runs}
         for turn in range(repeat + 1):
-            for peer, run in runs.items():
+            for k in range(len(runs)):  # each comes after each: what the one before leaves in caches and threads is shared
+                peer = list(runs)[(k + turn) % len(runs)] if turn % 2 else list(runs)[(turn - k) % len(runs)]
+                time.sleep(REST)
                 start = time.perf_counter()
-                run()
+                runs[peer]()
                 if turn:
                     seconds[peer].append(time.perf_counter() - start)
     medians = {peer: statistics.median(times) for peer, times in seconds.items()}

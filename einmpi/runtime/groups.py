@@ -17,7 +17,7 @@ from einmpi.runtime.contract import recognise
 from einmpi.runtime.kernels import WORTH_COMPILING
 from einmpi.schedule.steps import Free, Group, Kernel, Schedule, Slot, Step, writes
 
-CACHE = 2**20  # bytes that a block of a group may touch, all of its arrays together
+CACHE = 2**21  # bytes that a block of a group may touch, all of its arrays together
 FEW = 16  # blocks: with fewer, threads would have nothing to share
 
 Dimension = tuple[str, int]  # a slot's
