@@ -275,8 +275,8 @@ def measure(name: str, dtype: str, threads: int, scale: float, repeat: int) -> d
         check(name, {peer: np.array(run()) for peer, run in runs.items() if peer != "laid out"}, dtype)
         seconds: dict[str, list[float]] = {peer: [] for peer in runs}
         for turn in range(repeat + 1):
-            for k in range(len(runs)):  # each comes after each: what the one before leaves in caches and threads is shared
-                peer = list(runs)[(k + turn) % len(runs)] if turn % 2 else list(runs)[(turn - k) % len(runs)]
+            order = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
+            for peer in order[:: 1 - turn % 2 * 2]:  # none is always the one after a certain other
                 time.sleep(REST)
                 start = time.perf_counter()
                 runs[peer]()
