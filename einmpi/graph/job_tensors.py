@@ -7,7 +7,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, prod
 
 import numpy as np
@@ -17,16 +17,17 @@ from einmpi.graph.builder import RESERVED
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.scalar import DTYPES
+from einmpi.graph.syntax import integer_text
 from einmpi.graph.toml_text import Document, KeyPath, beside, choice, get, kind_of, lookup, show, table, whole_number
 
 RANDOM = ("normal", "uniform", "zeros", "ones", "arange")
 COMPRESSIONS = ("gzip", "lzf")
-# What names a tensor inside a file, by the file's suffix.
-INSIDE = {".h5": "dataset", ".hdf5": "dataset", ".he5": "dataset", ".safetensors": "tensor"}
+# What names a tensor inside a file, by the file's suffix; nothing where the file is the tensor.
+INSIDE = {".h5": "dataset", ".hdf5": "dataset", ".he5": "dataset", ".safetensors": "tensor", ".npy": ""}
 HDF5_SUFFIXES = tuple(suffix for suffix, key in INSIDE.items() if key == "dataset")
 MAX_NDIM = 32  # HDF5's limit
 _GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident", "parts")
-_FILE_KEYS = ("file", "dataset", "tensor", "resident", "parts")
+_FILE_KEYS = ("file", "dataset", "tensor", "rows", "resident", "parts")
 _OUTPUT_KEYS = ("file", "dataset", "chunks", "compression", "dtype", "parts")
 _SHORT = re.compile(r"(.+?\.(?:h5|hdf5|he5|safetensors)):(.+)", re.IGNORECASE | re.DOTALL)
 
@@ -45,6 +46,7 @@ class InputSpec:
     file: str | None = None
     dataset: str | None = None
     tensor: str | None = None
+    rows: tuple[int | None, int | None] | None = None
     resident: bool = False
     parts: tuple[int, ...] | None = None
     place: str = ""
@@ -99,8 +101,8 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
     place, given = document.place(path), lookup(document, path)
     check_name(place, name, "a tensor", sizes)
     if isinstance(given, str):
-        file, inside = _split_short(place, given, tuple(INSIDE))
-        return _from_file(document, InputSpec(name, place=place), file, {_suffix(file): inside})
+        file, inside = (given, "") if _suffix(given) == ".npy" else _split_short(place, given, tuple(INSIDE))
+        return _from_file(document, InputSpec(name, place=place), file, {INSIDE.get(_suffix(file), ""): inside})
     if not isinstance(given, dict):
         raise InputError(place, f"input {name} is {kind_of(given)}", 'a table or "FILE.h5:/DATASET" is wanted')
     table(document, path, dict.fromkeys([*_GENERATED_KEYS, *_FILE_KEYS]))
@@ -116,8 +118,9 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
     spec = InputSpec(name, resident=resident, parts=_numbers(document, (*path, "parts")), place=place)
     if chosen == "random":
         return _generated(document, spec, sizes, dtype)
-    inside_of = {suffix: get(document, (*path, key), str) for suffix, key in INSIDE.items()}
-    return _from_file(document, spec, get(document, (*path, "file"), str) or "", inside_of)
+    inside_of = {key: get(document, (*path, key), str) for key in ("dataset", "tensor")}
+    spec = replace(spec, rows=_rows(document, (*path, "rows"), sizes))
+    return _from_file(document, spec, get(document, (*path, "file"), str) or "", {"": "", **inside_of})
 
 
 def _suffix(file: str) -> str:
@@ -139,22 +142,34 @@ def _check_file(place: str, file: str, suffixes: tuple[str, ...]) -> None:
 
 
 def _from_file(document: Document, spec: InputSpec, file: str, inside_of: Mapping[str, str | None]) -> InputSpec:
-    """`inside_of` gives the name within the file for each suffix the file might have."""
+    """`inside_of` gives the name within the file by the key that has it."""
     _check_file(spec.place, file, tuple(INSIDE))
     wanted = INSIDE[_suffix(file)]
-    for suffix, inside in inside_of.items():
-        if inside is not None and INSIDE[suffix] != wanted:
-            place = document.place(("inputs", spec.name, INSIDE[suffix]))
-            raise InputError(place, f"{INSIDE[suffix]} does not go with a {_suffix(file)} file", f"{wanted} does")
-    inside = inside_of[_suffix(file)]
+    for key, inside in inside_of.items():
+        if key and inside is not None and key != wanted:
+            place = document.place(("inputs", spec.name, key))
+            allowed = f"{wanted} does" if wanted else "the file is the tensor"
+            raise InputError(place, f"{key} does not go with a {_suffix(file)} file", allowed)
+    inside = inside_of[wanted]
     if inside is None:
         raise InputError(spec.place, f"input {spec.name} does not say which {wanted} of the file",
                          f'{wanted} = "NAME"')  # fmt: skip
     if wanted == "dataset":
         inside = _dataset_path(spec.place, inside)
-    names = {wanted: inside}
-    return InputSpec(spec.name, file=beside(document, file), dataset=names.get("dataset"), tensor=names.get("tensor"),
-                     resident=spec.resident, parts=spec.parts, place=spec.place)  # fmt: skip
+    return replace(spec, file=beside(document, file), **({wanted: inside} if wanted else {}))
+
+
+def _rows(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int | None, int | None] | None:
+    """ "START:STOP", either of them left out or whole-number arithmetic over sizes."""
+    given = get(document, path, str)
+    if given is None:
+        return None
+    ends = given.split(":")
+    if len(ends) != 2:
+        raise InputError(document.place(path), f"{show(given)} is not a range of rows", 'such as rows = "0:1000"')
+    source = document.source(path)
+    start, stop = (integer_text(replace(source, text=end.strip()), sizes) if end.strip() else None for end in ends)
+    return start, stop
 
 
 def _dataset_path(place: str, text: str) -> str:

@@ -56,9 +56,9 @@ def _fill_exchange(filled: dict[str, np.ndarray], step: Exchange) -> None:
 
 def _paint(filled: dict[str, np.ndarray], slot: Slot, place: Region) -> None:
     array = filled.setdefault(slot.name, np.zeros(slot.shape, np.int8))
-    if place and slot.shape:
+    if slot.shape:
         array[np.ix_(*map(indices, place))] += 1
-    else:
+    elif all(place):  # a number is moved as a vector of one element
         array += 1
 
 
