@@ -203,8 +203,8 @@ def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs), "store": stored,
                "total": time.perf_counter() - start}  # fmt: skip
     last = measured[-1]
-    return Report(job, plan, totals(comm, last.received, last.peak, measured[0].shuffled), seconds, runs, outputs, figures(comm, outputs),
-                  str(compiled.threads), _kernels())  # fmt: skip
+    moved = totals(comm, last.received, last.peak, measured[0].shuffled)
+    return Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels())
 
 
 def _kernels() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -72,10 +72,12 @@ class Compiled:
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
             self.ready[kinds] = plan, lower(plan, self.comm.rank)
-        missing = [spec for spec in self.job.inputs if spec.file and spec.name not in given | self.files]
+        known = {*given, *self.files}
+        used = [spec for spec in self.job.inputs if spec.file and spec.name in self.job.graph.by_name]
+        missing = [spec for spec in used if spec.name not in known]
         if missing:  # the ranks read together, so they have to find the same
-            self.files |= together(self.comm, lambda: {spec.name: self.find(spec) for spec in missing if
-                                                       spec.name in self.job.graph.by_name}, _as_stored)  # fmt: skip
+            found = together(self.comm, lambda: self.find(missing), _as_read)
+            self.files |= found
         return *self.ready[kinds], given
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,9 +90,9 @@ class Compiled:
                 )
         return given
 
-    def find(self, spec: InputSpec) -> Dataset:
-        vertex = self.job.graph[spec.name]
-        return find_planned(spec, vertex.bound, vertex.dtype)
+    def find(self, specs: Sequence[InputSpec]) -> dict[str, Dataset]:
+        vertices = {spec.name: self.job.graph[spec.name] for spec in specs}
+        return {spec.name: find_planned(spec, (v := vertices[spec.name]).bound, v.dtype) for spec in specs}
 
     def plan(self, kinds: Kinds) -> Plan:
         plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
@@ -172,14 +174,12 @@ def _kind(array: Any) -> str | Layout:
     if isinstance(array, DistArray):
         return array.layout
     if isinstance(array, Dataset):
-        return f"dataset {_as_stored({'': array})}"
+        return f"dataset {array.as_read()}"
     return "array" if isinstance(array, np.ndarray) else "dataset"
 
 
-def _as_stored(files: Mapping[str, Dataset]) -> str:
-    """What the ranks need to agree upon to read files together."""
-    return repr([(name, found.wanted, found.stored, found.chunks, found.offset is None, found.fortran, found.first_row)
-                 for name, found in files.items()])  # fmt: skip
+def _as_read(files: Mapping[str, Dataset]) -> str:
+    return repr([(name, dataset.as_read()) for name, dataset in files.items()])
 
 
 def as_array(name: str, given: Any) -> Any:

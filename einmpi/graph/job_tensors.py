@@ -156,7 +156,8 @@ def _from_file(document: Document, spec: InputSpec, file: str, inside_of: Mappin
                          f'{wanted} = "NAME"')  # fmt: skip
     if wanted == "dataset":
         inside = _dataset_path(spec.place, inside)
-    return replace(spec, file=beside(document, file), **({wanted: inside} if wanted else {}))
+    names = {wanted: inside}
+    return replace(spec, file=beside(document, file), dataset=names.get("dataset"), tensor=names.get("tensor"))
 
 
 def _rows(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int | None, int | None] | None:

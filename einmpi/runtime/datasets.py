@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -49,6 +49,11 @@ class Dataset:
         """The shape of what is wanted of it."""
         return self.shape if self.rows is None else (self.rows, *self.shape[1:])
 
+    def as_read(self) -> str:
+        """What ranks need to agree upon to read it together; where it lies may differ."""
+        how = self.stored, self.chunks, self.offset is None, self.fortran
+        return repr((*how, self.shape, self.first_row, self.rows))
+
     def select(self, rows: tuple[int | None, int | None]) -> Dataset:
         """Only the rows from one to before another; counted from the end where negative, as in Python."""
         if not self.shape:
@@ -83,24 +88,33 @@ class RawReader:
 
     def read(self, there: Box, target: np.ndarray, here: Box) -> None:
         """In the file's order of dimensions."""
-        self._read([(side.start, side.stop) for side in there], target[(*here, ...)])
+        place: Any = (*here, ...)  # an array even where it is a single element
+        self._read([(side.start, side.stop) for side in there], target[place])
 
     def _read(self, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
         """Run by run: the last dimensions that are taken whole lie in one run, with a part of the one before."""
-        ndim = len(bounds)
-        alone = ndim - 1
-        while alone > 0 and bounds[alone] == (0, self.shape[alone]):
-            alone -= 1
-        outer = out.shape[: max(alone, 0)]
         if not out.size:
             return
-        if not out[(0,) * len(outer)].flags.c_contiguous:
+        alone = max(len(bounds) - 1, 0)
+        while alone > 0 and bounds[alone] == (0, self.shape[alone]):
+            alone -= 1
+        outer = out.shape[:alone]
+        if not out[(0,) * alone].flags.c_contiguous:
             self._in_strips(bounds, out)
             return
-        strides = [prod(self.shape[d + 1 :]) * self.stored.itemsize for d in range(ndim)]
-        start = (self.dataset.offset or 0) + sum(s * b[0] for s, b in zip(strides, bounds, strict=True))
-        for index in np.ndindex(*outer):
-            self._fill(out[(*index, ...)], start + sum(s * k for s, k in zip(strides, index, strict=False)))
+        starts = np.array(self.dataset.offset)
+        for dimension, (first, last) in enumerate(bounds):
+            stride = prod(self.shape[dimension + 1 :]) * self.stored.itemsize
+            along = np.arange(first, last) if dimension < alone else np.array([first])
+            starts = starts[..., None] + along * stride
+        if out.flags.c_contiguous:
+            memory = out.reshape(-1).view(np.uint8).data
+            run = len(memory) // prod(outer)
+            for k, start in enumerate(starts.ravel().tolist()):
+                self._fill(memory[k * run : (k + 1) * run], start)
+        else:
+            for index, start in zip(np.ndindex(*outer), starts.ravel().tolist(), strict=True):
+                self._fill(out[(*index, ...)].reshape(-1).view(np.uint8).data, start)
         if self.stored.kind == "b":
             np.not_equal(out.view(np.uint8), 0, out=out)  # whatever else a byte may be
         elif not self.stored.isnative:
@@ -118,8 +132,7 @@ class RawReader:
             self._read(cut, strip)
             part[...] = strip
 
-    def _fill(self, out: np.ndarray, offset: int) -> None:
-        left = memoryview(out.reshape(-1).view(np.uint8))
+    def _fill(self, left: memoryview, offset: int) -> None:
         while left:
             try:
                 got = os.preadv(self.descriptor, [left[:AT_ONCE]], offset)
@@ -140,5 +153,3 @@ def check_file(file: str, place: str, kind: str) -> None:
         raise InputError(where, f"{file} is not a file", kind)
     if not os.access(file, os.R_OK):
         raise InputError(where, f"{file} may not be read", "a file with read permission")
-
-

@@ -81,8 +81,6 @@ def reopened(given: Any) -> Dataset | None:
 
 @contextlib.contextmanager
 def _opened(file: str, place: str) -> Iterator[h5py.File]:
-    import h5py
-
     check_file(file, place, "an HDF5 file")
     try:
         handle = _open(file)

@@ -106,12 +106,13 @@ class Inputs:
             self.shuffled += comm.received - before
             return
         bound, given = self.graph[step.tensor].bound, self.given.get(step.tensor)
-        for there, here in boxes(step.region, place):
-            there, here = (there, here) if bound else ((), ())
+        for box, here in boxes(step.region, place):
+            there = box if bound else ()
+            part: np.ndarray = _vector(target)[here]
             if given is not None:
-                target[here] = given[there]
+                part[...] = given[there]
             else:
-                fill_box(self.specs[step.tensor], bound, there, target[(*here, ...)])
+                fill_box(self.specs[step.tensor], bound, there, part if bound else part.reshape(()))
 
 
 def _vector(array: np.ndarray) -> np.ndarray:

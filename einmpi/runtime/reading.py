@@ -129,7 +129,8 @@ class Reading:
         for shift in sorted(shifts):
             to, source = (rank + shift) % ranks, (rank - shift) % ranks
             out = [piece for number, region in going.get(to, ()) for piece in _pieces(*cells[number], region)]
-            back = [self.target[box] for number in coming.get(source, ()) for box in _within(spans, grid.bounds(number))]
+            places = (box for number in coming.get(source, ()) for box in _within(spans, grid.bounds(number)))
+            back = [self.target[box] for box in places]
             if shift == 0:
                 for piece, place in zip(out, back, strict=True):
                     place[...] = piece

@@ -62,7 +62,7 @@ class Grid:
 
 def grid_of(shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, first: Sequence[int],
             ranks: int) -> Grid:  # fmt: skip
-    """Cells large enough to be read fast, and several for each rank. `first` is where the tensor begins in the file's."""
+    """Cells large enough to be read fast, and several for each rank. The tensor begins at `first` in the file's."""
     base = tuple(chunks) if chunks is not None else (1,) * len(shape)
     shift = tuple(start % extent for start, extent in zip(first, base, strict=True))
     wanted = min(max(prod(shape) * itemsize // (CELLS_A_RANK * ranks), LEAST_CELL), MOST_CELL)
@@ -89,7 +89,8 @@ class Dealing:
 
     @property
     def rounds(self) -> int:
-        return -(-(-(-self.grid.cells // self.ranks)) // self.at_once)
+        most = -(-self.grid.cells // self.ranks)
+        return -(-most // self.at_once)
 
     def own(self, rank: int, turn: int) -> range:
         """The cells that a rank reads in a round."""

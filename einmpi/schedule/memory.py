@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from einmpi.plan.memory import staging
-from einmpi.schedule.steps import Begin, Exchange, Free, Kernel, Load, Reduce, Schedule, Slot, Step, Store, reads, writes
+from einmpi.schedule.steps import (
+    Begin,
+    Exchange,
+    Free,
+    Kernel,
+    Load,
+    Reduce,
+    Schedule,
+    Slot,
+    Step,
+    Store,
+    reads,
+    writes,
+)
 
 
 def with_frees(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
