@@ -29,7 +29,7 @@ MAX_NDIM = 32  # HDF5's limit
 _GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident", "parts")
 _FILE_KEYS = ("file", "dataset", "tensor", "rows", "resident", "parts")
 _OUTPUT_KEYS = ("file", "dataset", "chunks", "compression", "dtype", "parts")
-_SHORT = re.compile(r"(.+?\.(?:h5|hdf5|he5|safetensors)):(.+)", re.IGNORECASE | re.DOTALL)
+_SHORT = re.compile(r"(.+?\.(?:h5|hdf5|he5|safetensors|npy)):(.+)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
     check_name(place, name, "a tensor", sizes)
     if isinstance(given, str):
         file, inside = (given, "") if _suffix(given) == ".npy" else _split_short(place, given, tuple(INSIDE))
-        return _from_file(document, InputSpec(name, place=place), file, {INSIDE.get(_suffix(file), ""): inside})
+        return _from_file(document, InputSpec(name, place=place), file, {_key(file) or "NAME" * bool(inside): inside})
     if not isinstance(given, dict):
         raise InputError(place, f"input {name} is {kind_of(given)}", 'a table or "FILE.h5:/DATASET" is wanted')
     table(document, path, dict.fromkeys([*_GENERATED_KEYS, *_FILE_KEYS]))
@@ -125,6 +125,11 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
 
 def _suffix(file: str) -> str:
     return os.path.splitext(file)[1].lower()
+
+
+def _key(file: str) -> str:
+    """The key that names a tensor in a file of this kind."""
+    return INSIDE.get(_suffix(file), "")
 
 
 def _split_short(place: str, text: str, suffixes: tuple[str, ...]) -> tuple[str, str]:
@@ -150,7 +155,7 @@ def _from_file(document: Document, spec: InputSpec, file: str, inside_of: Mappin
             place = document.place(("inputs", spec.name, key))
             allowed = f"{wanted} does" if wanted else "the file is the tensor"
             raise InputError(place, f"{key} does not go with a {_suffix(file)} file", allowed)
-    inside = inside_of[wanted]
+    inside = inside_of.get(wanted)
     if inside is None:
         raise InputError(spec.place, f"input {spec.name} does not say which {wanted} of the file",
                          f'{wanted} = "NAME"')  # fmt: skip

@@ -115,20 +115,23 @@ def _reason(error: Exception) -> str:
 
 
 def _dataset(handle: h5py.File, file: str, dataset: str, place: str) -> h5py.Dataset:
-    import h5py
-
-    where = place or file
     try:
-        found = handle.get(dataset)
-        link = handle.get(dataset, getlink=True) if found is None else None
+        return _looked_up(handle, file, dataset, place or file)
     except _DAMAGE as error:
         raise _unreadable(error, file, dataset, place) from None
+
+
+def _looked_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Dataset:
+    import h5py
+
+    found = handle.get(dataset)
     if isinstance(found, h5py.Dataset):
         if found.shape is None:
             raise InputError(where, f"{dataset} in {file} has no values", "a dataset with a shape")
         return found
     if isinstance(found, h5py.Group):
         raise InputError(where, f"{dataset} in {file} is a group", f"a dataset; {_listing(_datasets_in(found))}")
+    link = handle.get(dataset, getlink=True)
     if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
         target = f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
         raise InputError(where, f"{dataset} in {file} is a link to {target}, which is not there", "a dataset")

@@ -293,7 +293,7 @@ def test_reading_overlaps_with_kernels(ranks, monkeypatch):
         finally:
             inputs.close()
         assert buffers.peak <= peak_bytes(schedule) <= 10**6
-        return outputs["n"] if "n" in outputs else None
+        return outputs["n"]
 
     a, b, c = (np.load(f"{name}.npy") for name in "abc")
     for found in run_threads(ranks, on_rank):
@@ -352,8 +352,8 @@ def test_a_run_says_what_was_read_for_others(tmp_path):
     with h5py.File("x.h5", "w") as file:
         file["W"] = np.ones((64, 64))
     with open("job.toml", "w") as file:
-        file.write("program = 'Z[i] = sum(W[i,j] * W[j,i])'\ninputs.W = { file = 'x.h5', dataset = '/W', resident = true }"
-                   "\nplan.strategy = 'replicate'\n")  # fmt: skip
+        file.write("program = 'Z[i] = sum(W[i,j] * W[j,i])'\nplan.strategy = 'replicate'\n"
+                   "inputs.W = { file = 'x.h5', dataset = '/W', resident = true }\n")  # fmt: skip
     done = run_mpi(2, ["-m", "einmpi", "job.toml", "--json", "run.json"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "  32.0 KiB of the inputs were read by one rank for another\n" in done.stdout
