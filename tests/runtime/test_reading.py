@@ -2,6 +2,7 @@
 
 import json
 import threading
+import tracemalloc
 
 import h5py
 import numpy as np
@@ -213,6 +214,23 @@ def test_a_file_that_is_replaced_during_a_run():
         einmpi.run(job)
 
 
+def test_buffers_stay_small(monkeypatch):
+    """A rank holds its block and four buffers of a round: two for cells, two for messages."""
+    monkeypatch.setattr(dealing, "ROUND", 2**18)
+    monkeypatch.setattr(dealing, "MOST_CELL", 2**16)
+    whole = np.arange(2.0**20).reshape(1024, 1024)
+    np.save("x.npy", whole)
+    tracemalloc.start()
+    try:
+        blocks = run_threads(4, lambda comm: einmpi.open_dataset("x.npy", None, comm, (1, 4)).local)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(sum(block.sum() for block in blocks), whole.sum())
+    # Messages between threads are copied once more, and wait for who takes them.
+    assert most < whole.nbytes + 4 * 6 * 2**18
+
+
 # ---- reading while kernels run --------------------------------------------------------------------------------------
 
 CHAIN = """program = '''
@@ -344,6 +362,24 @@ def test_under_mpirun(ranks, tmp_path):
     np.save("f.npy", np.asfortranarray(whole))
     done = run_mpi(ranks, RANKS_CODE, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@needs_mpirun
+@pytest.mark.mpi
+def test_a_damaged_chunk_ends_all_ranks(tmp_path):
+    """One rank finds it, the others wait for what it reads."""
+    with h5py.File("x.h5", "w") as file:
+        made = file.create_dataset("A", data=np.ones((60, 60)), chunks=(60, 4), fletcher32=True)
+        offset = made.id.get_chunk_info(13).byte_offset
+    with open("x.h5", "r+b") as file:
+        file.seek(offset)
+        file.write(b"1")
+    with open("job.toml", "w") as file:
+        file.write("program = 'Z[i] = sum(A[i,j])'\ninputs.A = 'x.h5:/A'\n")
+    done = run_mpi(3, ["-m", "einmpi", "job.toml"], cwd=tmp_path)
+    said = [line for line in done.stderr.splitlines() if "einmpi: error" in line]
+    assert done.returncode != 0 and len(said) == 1
+    assert "load A[20, 60] ← " in said[0] and "job.toml:2:8: /A in x.h5 cannot be read: " in said[0]
 
 
 @needs_mpirun
