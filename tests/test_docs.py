@@ -269,7 +269,8 @@ def test_page(name, tmp_path, monkeypatch):
 
 # What people write reaches these modules first.
 READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
-           ROOT / "einmpi/runtime/datasets.py", ROOT / "einmpi/runtime/raw_files.py", ROOT / "einmpi/runtime/formats.py",
+           ROOT / "einmpi/runtime/datasets.py", ROOT / "einmpi/runtime/raw_files.py",
+           ROOT / "einmpi/runtime/formats.py",
            ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/dist_array.py", ROOT / "einmpi/api.py",
            ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.

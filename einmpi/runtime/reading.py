@@ -37,6 +37,7 @@ class Reading:
             layout = _backwards(layout)
             first, self.region, self.place, self.target = first[::-1], region[::-1], place[::-1], target.T
         self.first = first
+        self.spans: Sides = [sides(runs, places) for runs, places in zip(self.region, self.place, strict=True)]
         itemsize = dataset.dtype.itemsize
         self.alone = 0 in layout.bound or suits_single_ranks(layout, itemsize, dataset.chunks, first)
         self.dealing = None if self.alone else deal(layout, itemsize, dataset.chunks, first)
@@ -77,24 +78,27 @@ class Reading:
             self._read(tuple((side.start, side.stop) for side in there), self.target, here)
 
     def _cells(self, turn: int) -> Cells:
-        """What this rank reads in a round, one after another in a buffer."""
+        """What this rank reads in a round: in their place where they lie there in one piece, else in a buffer."""
         assert self.dealing is not None
         grid, dtype = self.dealing.grid, self.dataset.dtype
         numbers = self.dealing.own(self.rank, turn)
         if not numbers:
             return {}
-        buffer = self.buffers[turn % 2]
-        if buffer is None:
-            buffer = self.buffers[turn % 2] = np.empty(self.dealing.at_once * prod(grid.cell), dtype)
         found: Cells = {}
         start = 0
         for number in numbers:
             bounds = grid.bounds(number)
-            extents = [last - first for first, last in bounds]
-            array = buffer[start : start + prod(extents)].reshape(extents)
+            extents = tuple(last - first for first, last in bounds)
+            places = _within(self.spans, bounds)
+            array = self.target[places[0]] if len(places) == 1 else self.target[:0]
+            if array.shape != extents or not array.flags.c_contiguous:
+                buffer = self.buffers[turn % 2]
+                if buffer is None:
+                    buffer = self.buffers[turn % 2] = np.empty(self.dealing.at_once * prod(grid.cell), dtype)
+                array = buffer[start : start + prod(extents)].reshape(extents)
+                start += array.size
             self._read(bounds, array, (slice(None),) * array.ndim)
             found[number] = bounds, array
-            start += array.size
         return found
 
     def _read(self, bounds: Bounds, target: np.ndarray, here: tuple[slice, ...]) -> None:
@@ -112,15 +116,14 @@ class Reading:
         assert self.dealing is not None
         if self.pending is None:
             self.begin(background)
-        spans: Sides = [sides(runs, places) for runs, places in zip(self.region, self.place, strict=True)]
         for turn, coming in enumerate(self.dealing.coming(self.rank)):
             assert self.pending is not None
             cells = self.pending.result()
             if turn + 1 < self.dealing.rounds:
                 self.pending = background.submit(self._cells, turn + 1)
-            self._pass_on(turn, cells, coming, spans, comm)
+            self._pass_on(turn, cells, coming, comm)
 
-    def _pass_on(self, turn: int, cells: Cells, coming: dict[int, list[int]], spans: Sides, comm: Comm) -> None:
+    def _pass_on(self, turn: int, cells: Cells, coming: dict[int, list[int]], comm: Comm) -> None:
         """Each rank sends to the one that is `shift` after it, while it receives from the one before it by as much."""
         assert self.dealing is not None
         rank, ranks, grid = self.rank, self.dealing.ranks, self.dealing.grid
@@ -129,13 +132,14 @@ class Reading:
         for shift in sorted(shifts):
             to, source = (rank + shift) % ranks, (rank - shift) % ranks
             out = [piece for number, region in going.get(to, ()) for piece in _pieces(*cells[number], region)]
-            places = (box for number in coming.get(source, ()) for box in _within(spans, grid.bounds(number)))
+            places = (box for number in coming.get(source, ()) for box in _within(self.spans, grid.bounds(number)))
             back = [self.target[box] for box in places]
             if shift == 0:
                 for piece, place in zip(out, back, strict=True):
-                    place[...] = piece
+                    if piece.ctypes.data != place.ctypes.data:
+                        place[...] = piece
                 continue
-            send, receive = _in_a_row(out, self.buffers[turn % 2]), _in_a_row(back, self.target)
+            send, receive = _in_a_row(out, self.target, self.buffers[turn % 2]), _in_a_row(back, self.target)
             unpack = receive is None
             if send is None:
                 send = np.concatenate([piece.reshape(-1) for piece in out])
@@ -167,18 +171,21 @@ def _within(spans: Sides, bounds: Bounds) -> list[tuple[slice, ...]]:
     return list(itertools.product(*found))
 
 
-def _in_a_row(pieces: list[np.ndarray], whole: np.ndarray | None) -> np.ndarray | None:
-    """The pieces as one run of the array they are in, where they are that; nothing has to be copied then."""
-    if not pieces or whole is None or not whole.flags.c_contiguous:
-        return None if pieces else np.empty(0, np.uint8)
-    end = start = pieces[0].ctypes.data
+def _in_a_row(pieces: list[np.ndarray], *arrays: np.ndarray | None) -> np.ndarray | None:
+    """The pieces as one run of the array they are in, where they are that: nothing has to be copied then."""
+    if not pieces:
+        return np.empty(0, np.uint8)
+    start = end = pieces[0].ctypes.data
     for piece in pieces:
         if not piece.flags.c_contiguous or piece.ctypes.data != end:
             return None
         end += piece.nbytes
-    flat = whole.reshape(-1)
-    first = (start - flat.ctypes.data) // flat.itemsize
-    return flat[first : first + (end - start) // flat.itemsize]
+    for array in arrays:
+        if array is not None and array.flags.c_contiguous:
+            first, flat = array.ctypes.data, array.reshape(-1)
+            if first <= start and end <= first + array.nbytes:
+                return flat[(start - first) // flat.itemsize : (end - first) // flat.itemsize]
+    return None
 
 
 def _backwards(layout: Layout) -> Layout:

@@ -17,7 +17,19 @@ def verify(schedules: Sequence[Schedule]) -> None:
     assert len({schedule.digest for schedule in schedules}) == 1, "the schedules are of different plans"
     for schedule in schedules:
         _check_slots(schedule)
+    _check_loads(schedules)
     _check_messages(schedules)
+
+
+def _check_loads(schedules: Sequence[Schedule]) -> None:
+    """All ranks of the mesh load the same tensors in the same order: they may read them together."""
+    orders = {}
+    for schedule in (each for each in schedules if each.steps):
+        loads = [step for step in schedule.steps if isinstance(step, Load)]
+        orders[tuple((load.tensor, load.layout, load.kept) for load in loads)] = schedule.rank
+        for load in loads:
+            assert load.region == load.layout.block(schedule.rank), f"rank {schedule.rank}: {load}: not its region"
+    assert len(orders) <= 1, f"ranks {sorted(orders.values())} load different tensors"
 
 
 def _check_slots(schedule: Schedule) -> None:
