@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from einmpi.errors import EinmpiError, InputError, failure, one_of
-from einmpi.graph.job_file import InputSpec, Job
+from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.comm import Comm
@@ -72,12 +72,7 @@ class Compiled:
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
             self.ready[kinds] = plan, lower(plan, self.comm.rank)
-        known = {*given, *self.files}
-        used = [spec for spec in self.job.inputs if spec.file and spec.name in self.job.graph.by_name]
-        missing = [spec for spec in used if spec.name not in known]
-        if missing:  # the ranks read together, so they have to find the same
-            found = together(self.comm, lambda: self.find(missing), _as_read)
-            self.files |= found
+        self.look({*given, *self.files})
         return *self.ready[kinds], given
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,9 +85,18 @@ class Compiled:
                 )
         return given
 
-    def find(self, specs: Sequence[InputSpec]) -> dict[str, Dataset]:
-        vertices = {spec.name: self.job.graph[spec.name] for spec in specs}
-        return {spec.name: find_planned(spec, (v := vertices[spec.name]).bound, v.dtype) for spec in specs}
+    def look(self, known: Collection[str]) -> None:
+        """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
+        graph = self.job.graph
+        specs = [spec for spec in self.job.inputs if spec.file and spec.name in graph.by_name]
+        missing = [(spec, graph[spec.name]) for spec in specs if spec.name not in known]
+
+        def find() -> dict[str, Dataset]:
+            return {vertex.name: find_planned(spec, vertex.bound, vertex.dtype) for spec, vertex in missing}
+
+        if missing:
+            found = together(self.comm, find, _as_read)
+            self.files |= found
 
     def plan(self, kinds: Kinds) -> Plan:
         plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))

@@ -81,12 +81,9 @@ class Reading:
         """What this rank reads in a round: in their place where they lie there in one piece, else in a buffer."""
         assert self.dealing is not None
         grid, dtype = self.dealing.grid, self.dataset.dtype
-        numbers = self.dealing.own(self.rank, turn)
-        if not numbers:
-            return {}
         found: Cells = {}
         start = 0
-        for number in numbers:
+        for number in self.dealing.own(self.rank, turn):
             bounds = grid.bounds(number)
             extents = tuple(last - first for first, last in bounds)
             places = _within(self.spans, bounds)
