@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from einmpi.cli import main
+from einmpi.errors import InputError
+from einmpi.graph.job_tensors import InputSpec
+from einmpi.runtime import storage
 
 VALUES = np.arange(12.0).reshape(3, 4)
 JOB = "program = 'Z[i,j] = A[i,j] + 1'\ninputs.A = {}\noutputs.Z = 'out.h5:/Z'\n"
@@ -261,6 +264,7 @@ REFUSED = {
     ".npy cut in the values": (npy_bytes(lambda data: data[:-1]), "x.npy cannot be read as .npy: "),
     ".npy with code in the header": (npy_bytes(lambda data: data.replace(b"False", b"exit()")[:128] + data[128:]),
                                      "x.npy cannot be read as .npy: "),
+    ".npy with an open bracket": (npy_bytes(lambda data: data.replace(b"(3, 4)", b"(3, 4[")), "x.npy cannot be"),
     ".npy of a negative shape": (npy_bytes(lambda data: data.replace(b"(3, 4), ", b"(-3, 4),")),
                                  "x.npy cannot be read as .npy: "),
     ".npy of a shape beyond all": (npy_bytes(lambda data: data.replace(b"(3, 4), }" + b" " * 9, b"(3, 4000000000), }")),
@@ -300,6 +304,27 @@ def test_refused(name, capfd):
     assert said.endswith("\n") and said.count("\n") == 1, said
     assert said.startswith("job.toml:") and message in said, said
     assert "Traceback" not in said and not os.path.exists("out.h5")
+
+
+@pytest.mark.parametrize("make", [npy(VALUES), safetensors(entry(), VALUES.tobytes())], ids=["npy", "safetensors"])
+def test_any_damage(make):
+    """Other values, or an error of ours; never another one."""
+    file, _, tensor = make().strip("'").partition(":")
+    with open(file, "rb") as source:
+        good = source.read()
+    rng, refused = np.random.default_rng(5), 0
+    for _ in range(300):
+        data = np.frombuffer(good, np.uint8).copy()
+        data[rng.integers(0, len(good), rng.integers(1, 5))] = rng.integers(0, 256)
+        with open(file, "wb") as target:
+            target.write(data[: rng.integers(1, len(good))].tobytes() if rng.random() < 0.2 else data.tobytes())
+        spec = InputSpec("A", file=file, tensor=tensor or None, place="job.toml:1:1")
+        try:
+            storage.load(spec, *storage.describe(spec))
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 100 < refused < 300
 
 
 def late(file):
