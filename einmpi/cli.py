@@ -177,8 +177,9 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
 def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.api import options_of
-    from einmpi.compiled import Compiled, Inputs, together
+    from einmpi.compiled import Compiled, together
     from einmpi.report.results import Report, figures, median, totals
+    from einmpi.runtime.inputs import Inputs
     from einmpi.runtime.storage import check_targets, store
     from einmpi.runtime.watch import note_to
 
@@ -189,7 +190,7 @@ def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     compiled.on_step = lambda step: note(" ".join(str(step).split()))
     plan, schedule, _ = compiled.prepare({})
     planned = time.perf_counter()
-    inputs = Inputs(job, {}, keep=getattr(options, "repeat", 1) > 1)
+    inputs = Inputs(job, {}, compiled.files, keep=getattr(options, "repeat", 1) > 1)
     measured = []
     for _ in range(getattr(options, "repeat", 1)):
         outputs, figures_of_run = compiled.run(plan, schedule, inputs)
@@ -203,8 +204,8 @@ def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs), "store": stored,
                "total": time.perf_counter() - start}  # fmt: skip
     last = measured[-1]
-    return Report(job, plan, totals(comm, last.received, last.peak), seconds, runs, outputs, figures(comm, outputs),
-                  str(compiled.threads), _kernels())  # fmt: skip
+    moved = totals(comm, last.received, last.peak, measured[0].shuffled)
+    return Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels())
 
 
 def _kernels() -> str:

@@ -66,11 +66,13 @@ class Totals:
     moved: int
     moved_most: int
     peak: int
+    shuffled: int = 0  # by ranks that read files for each other
 
 
-def totals(comm: Comm, received: int, peak: int) -> Totals:
-    pairs = [tuple(map(int, text.split())) for text in comm.allgather_text(f"{received} {peak}")]
-    return Totals(sum(pair[0] for pair in pairs), max(pair[0] for pair in pairs), max(pair[1] for pair in pairs))
+def totals(comm: Comm, received: int, peak: int, shuffled: int = 0) -> Totals:
+    every = [tuple(map(int, text.split())) for text in comm.allgather_text(f"{received} {peak} {shuffled}")]
+    moved, peaks, read = zip(*every, strict=True)
+    return Totals(sum(moved), max(moved), max(peaks), sum(read))
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class Report:
             "bytes_predicted": plan.bytes_predicted,
             "bytes_moved": self.totals.moved,
             "bytes_moved_max_rank": self.totals.moved_most,
+            "bytes_shuffled_loading": self.totals.shuffled,
             "bytes_peak_predicted": plan.peak,
             "bytes_peak": self.totals.peak,
             "seconds": dict(self.seconds),
@@ -125,6 +128,8 @@ class Report:
                 f"planned {show_bytes(plan.bytes_predicted)}")  # fmt: skip
             lines.append(f"  moved {moved} ({against}), {busiest} to the busiest rank; "
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
+        if self.totals.shuffled:
+            lines.append(f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another")
         targets = {spec.name: f"  → {spec.file}:{spec.dataset}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             shape = "×".join(map(str, array.shape)) or "scalar"

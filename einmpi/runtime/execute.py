@@ -10,18 +10,20 @@ from einmpi.runtime.backend import Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.transfer import exchange, reduce
-from einmpi.schedule.regions import Region
-from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Load, Reduce, Schedule, Step, Store, writes
+from einmpi.schedule.steps import Begin, Exchange, Free, Group, Kernel, Load, Reduce, Schedule, Step, Store, writes
 
 
 class Storage(Protocol):
     """Where inputs come from."""
 
-    def fill(self, tensor: str, region: Region, target: Any, place: Region) -> None:
-        """Put a region of an input at a place in an array."""
+    def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
+        """Load in the background, if that is possible, into the array that `make` gives."""
 
-    def block(self, tensor: str, region: Region) -> Any:
-        """A region of an input that stays on the rank, to be read only."""
+    def fill(self, step: Load, target: Any, comm: Comm) -> None:
+        """Put a region of an input at a place in an array. All ranks of the layout call it."""
+
+    def block(self, step: Load, comm: Comm) -> Any:
+        """A region of an input that stays on the rank, to be read only. All ranks of the layout call it."""
 
 
 def execute(
@@ -43,7 +45,9 @@ def execute(
 
 def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     if isinstance(step, Load):
-        _load(step, buffers, storage)
+        _load(step, buffers, storage, comm)
+    elif isinstance(step, Begin):
+        storage.begin(step.load, lambda: buffers.make(step.load.slot), comm)
     elif isinstance(step, Exchange):
         exchange(step, buffers, comm)
     elif isinstance(step, Reduce):
@@ -73,8 +77,8 @@ def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Stora
             _do(step, buffers, comm, storage)
 
 
-def _load(step: Load, buffers: Buffers, storage: Storage) -> None:
+def _load(step: Load, buffers: Buffers, storage: Storage, comm: Comm) -> None:
     if step.kept:
-        buffers.put(step.slot, storage.block(step.tensor, step.region))
+        buffers.put(step.slot, storage.block(step, comm))
     else:
-        storage.fill(step.tensor, step.region, buffers.make(step.slot), step.place)
+        storage.fill(step, buffers.make(step.slot), comm)

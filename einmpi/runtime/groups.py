@@ -20,9 +20,6 @@ from einmpi.schedule.steps import Free, Group, Kernel, Schedule, Slot, Step, wri
 CACHE = 2**21  # bytes that a block of a group may touch, all of its arrays together
 FEW = 16  # blocks: with fewer, threads would have nothing to share
 
-Dimension = tuple[str, int]  # a slot's
-Place = tuple[int, str]  # a kernel's label
-
 
 def arrange(schedule: Schedule) -> Schedule:
     """The schedule with groups in it. It needs no more memory."""
@@ -33,7 +30,7 @@ def _arranged(steps: Sequence[Step]) -> Iterator[Step]:
     held: dict[str, int] = {}
     number = 0
     while number < len(steps):
-        run = _run(steps[number:])
+        run = _run(steps, number)
         group = _group(run, sum(held.values()))
         taken = run if group else steps[number : number + 1]
         yield group or steps[number]
@@ -49,11 +46,12 @@ def _hold(held: dict[str, int], step: Step) -> None:
         del held[step.slot.name]
 
 
-def _run(steps: Sequence[Step]) -> list[Kernel | Free]:
-    """The longest start of the steps that has rows, with what is freed in it."""
+def _run(steps: Sequence[Step], start: int) -> list[Kernel | Free]:
+    """The most steps from a start on that have rows in common, with what is freed in it."""
     found: list[Kernel | Free] = []
     rows = _Rows()
-    for step in steps:
+    for number in range(start, len(steps)):
+        step = steps[number]
         if isinstance(step, Free) and found:
             found.append(step)
             continue

@@ -11,7 +11,7 @@ from einmpi.graph.scalar import Index, Scalar, walk
 from einmpi.plan.memory import operand_cuts, output_cuts
 from einmpi.plan.plan import Plan
 from einmpi.schedule.layout import Cuts, Layout, dealt_out
-from einmpi.schedule.memory import with_frees
+from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import PARTIAL, Reduction, exchange, reduced, reduction
 from einmpi.schedule.regions import Region, Runs, length, locate, share
 from einmpi.schedule.steps import Exchange, Kernel, Load, Moves, Reduce, Schedule, Slot, Step, Store, slot_of
@@ -22,6 +22,7 @@ def lower(plan: Plan, rank: int) -> Schedule:
     steps: Sequence[Step] = ()
     if rank < plan.mesh.ranks:
         steps = with_frees(_Lowering(plan, rank).run(), kept=plan.resident)
+        steps = with_begins(steps, limit=max(plan.peak, plan.memory or 0))
     return Schedule(rank, plan.ranks, plan.digest, tuple(steps))
 
 
@@ -69,21 +70,17 @@ class _Lowering:
         """One rank loads an element, and it goes from there to others that want it; what is resident lies there."""
         slot = slot_of(vertex.name, self.block(vertex, cuts), vertex.dtype)
         self.stored[vertex.name] = slot, cuts
+        wanted, digits = self.layout(vertex, cuts), self.plan.mesh.digits(self.rank)
         if vertex.name in self.plan.resident:
-            region = self.block(vertex, cuts)
+            region = wanted.region(digits)
             everything = tuple(((0, length(runs)),) if runs else () for runs in region)
-            self.steps.append(Load(vertex.name, slot, region, everything, kept=True))
+            self.steps.append(Load(vertex.name, slot, region, everything, wanted, kept=True))
             return
-        wanted = self.layout(vertex, cuts)
         everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
         pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)
-        digits = self.plan.mesh.digits(self.rank)
         piece = pieces.region(digits)
-        if all(piece) or not everywhere:
-            place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
-            self.steps.append(
-                Load(vertex.name, slot, piece, place) if vertex.bound else Load(vertex.name, slot, (), ())
-            )
+        place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
+        self.steps.append(Load(vertex.name, slot, piece, place, pieces))
         key = vertex.bound, None, cuts
         if key not in self.moves:
             self.moves[key] = None, replace(exchange(wanted, pieces, wanted, self.rank), own=None)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, Runs, elements, shape
 from einmpi.units import show_bytes
 
@@ -32,16 +33,30 @@ class Slot:
 
 @dataclass(frozen=True)
 class Load:
-    """Fill a part of a slot with a region of an input; the whole slot when the two have the same size."""
+    """Fill a part of a slot with a region of an input; the whole slot when the two have the same size.
+
+    All ranks of the mesh have it, also those with nothing to load: from a file they may read it together.
+    """
 
     tensor: str
     slot: Slot
     region: Region  # of the tensor
     place: Region  # in the slot
+    layout: Layout  # the regions of all ranks
     kept: bool = False  # the rank has it already: it lies there between runs
 
     def __str__(self) -> str:
         return f"load      {self.slot} ← {show_region(self.region)} of {self.tensor}"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """From here on there is memory for a Load that comes later: a file can be read while kernels run."""
+
+    load: Load
+
+    def __str__(self) -> str:
+        return f"begin     {self.load.slot} ← {self.load.tensor}"
 
 
 @dataclass(frozen=True)
@@ -164,7 +179,7 @@ class Group:
         return "\n".join([f"together, {size} rows at a time:", *(f"  {step}" for step in self.steps)])
 
 
-Step: TypeAlias = Load | Exchange | Reduce | Kernel | Group | Store | Free
+Step: TypeAlias = Load | Begin | Exchange | Reduce | Kernel | Group | Store | Free
 
 
 @dataclass(frozen=True)
@@ -201,6 +216,8 @@ def writes(step: Step) -> Iterator[Slot]:
         yield from (kernel.target for kernel in step.kernels if kernel.target not in step.inner)
     elif isinstance(step, Load | Reduce):
         yield step.slot
+    elif isinstance(step, Begin):
+        yield step.load.slot
 
 
 def show_region(region: Region) -> str:
