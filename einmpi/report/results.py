@@ -80,12 +80,14 @@ class Report:
     job: Job
     plan: Any  # the Plan: only its numbers are read
     totals: Totals
-    seconds: Mapping[str, float]  # plan, load, run, store, total
+    seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
     seconds_all: Sequence[float]  # of each repeat
     outputs: Mapping[str, DistArray]
     figures: Mapping[str, Figures]
     threads: str
     kernels: str = ""  # what was compiled
+    resumed_from: str | None = None  # the last vertex that an earlier run has done
+    checkpoints: int = 0
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -100,6 +102,8 @@ class Report:
             "bytes_moved_max_rank": self.totals.moved_most,
             "bytes_peak_predicted": plan.peak,
             "bytes_peak": self.totals.peak,
+            "resumed_from": self.resumed_from,
+            "checkpoints": self.checkpoints,
             "seconds": dict(self.seconds),
             "outputs": {
                 name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": _finite(self.figures[name].norm)}

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, Runs, elements, shape
 from einmpi.units import show_bytes
 
@@ -141,13 +142,32 @@ Step: TypeAlias = Load | Exchange | Reduce | Kernel | Store | Free
 
 
 @dataclass(frozen=True)
+class SavePoint:
+    """A vertex is done when this many steps are. Its tensor lies in a slot; copies that only it needed are gone."""
+
+    vertex: str
+    steps: int
+    slot: Slot
+    layout: Layout  # partial results where an axis cuts PARTIAL
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """What one rank does, in order. Ranks that the plan leaves idle have no steps."""
+    """What one rank does, in order. Ranks that the plan leaves idle have no steps, but they come to all points."""
 
     rank: int
     ranks: int
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
+    points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
+
+    def parts(self) -> Iterator[tuple[tuple[Step, ...], SavePoint | None]]:
+        """The steps up to each point; then those after the last one."""
+        start = 0
+        for point in self.points:
+            yield self.steps[start : point.steps], point
+            start = point.steps
+        yield self.steps[start:], None
 
     def __str__(self) -> str:
         return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])
