@@ -118,7 +118,8 @@ class Report:
         """The time it took, what moved, and a line for each output."""
         plan, seconds = self.plan, self.seconds
         ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
-        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("plan", "load", "run", "store"))
+        kinds = ("plan", "load", "run", *(("checkpoint",) if self.checkpoints else ()), "store")
+        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in kinds)
         name = self.job.title or self.job.source.name
         lines = [f"{name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"]
         if plan.ranks > 1:

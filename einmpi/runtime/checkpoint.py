@@ -38,6 +38,7 @@ from einmpi.runtime.saved import (
     places,
     read_manifest,
 )
+from einmpi.runtime.watch import note_to
 from einmpi.schedule.steps import SavePoint
 from einmpi.version import __version__
 
@@ -133,6 +134,7 @@ class Checkpoints:
         wish = self.asked[0] if self.asked else _SAVE if due else ""
         wishes = {text for text in self.comm.allgather_text(wish) if text}
         if wishes:
+            note_to(self.comm.rank)(f"saving a checkpoint after {point.vertex}")
             problem = self.save(done, buffers)
             self.last = time.monotonic()
             self.seconds += self.last - start
