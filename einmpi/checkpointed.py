@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -20,6 +20,14 @@ from einmpi.schedule.rest import remaining
 from einmpi.schedule.steps import Schedule
 
 Prepared = tuple[Compiled, Plan, Schedule, dict[str, Any]]  # the last are inputs that the checkpoint gives
+
+
+def open_checkpoints(job: Job, comm: Comm, folder: str, every: float, resume: bool, asked: Sequence[str] = (),
+                     quiet: bool = False) -> Checkpoints:  # fmt: skip
+    """The checkpoints of a run that is about to begin, with the one it goes on from where there is one."""
+    found = Checkpoints(folder, every, comm, job.graph, together(comm, lambda: identity(job)), asked, quiet)
+    found.find(resume)
+    return found
 
 
 def prepare(job: Job, comm: Comm, options_of: Callable[[Job], Options], checkpoints: Checkpoints | None) -> Prepared:
@@ -58,7 +66,7 @@ def identity(job: Job) -> Identity:
     and the threads need not be."""
     program = sha256(f"{job.graph}\n{job.fast_math}".encode()).hexdigest()
     inputs = {spec.name: spec for spec in job.inputs if spec.name in job.graph.by_name}
-    return {"the program or its sizes": program} | {f"the input {name}": _text(spec) for name, spec in inputs.items()}
+    return {"the program with its sizes": program} | {f"the input {name}": _text(spec) for name, spec in inputs.items()}
 
 
 def _text(spec: InputSpec) -> str:

@@ -191,7 +191,7 @@ def _run(
 ) -> tuple[Report, Checkpoints | None]:
     """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.api import options_of
-    from einmpi.checkpointed import prepare
+    from einmpi.checkpointed import open_checkpoints, prepare
     from einmpi.compiled import Inputs, together
     from einmpi.report.results import Report, figures, median, totals
     from einmpi.runtime.storage import check_targets, store
@@ -199,7 +199,10 @@ def _run(
 
     start = time.perf_counter()
     job = together(comm, lambda: _checked_job(options, check_targets))
-    checkpoints = _checkpoints(options, job, comm, asked)
+    checkpoints = None
+    if getattr(options, "checkpoint", None) is not None:
+        every = parse_seconds(options.every or EVERY)
+        checkpoints = open_checkpoints(job, comm, options.checkpoint, every, options.resume, asked, options.quiet)
     compiled, plan, schedule, given = prepare(
         job, comm, lambda job: options_of(job, options.strategy, options.memory), checkpoints
     )
@@ -227,20 +230,6 @@ def _run(
         resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None
         report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
     return report, checkpoints
-
-
-def _checkpoints(options: argparse.Namespace, job: Job, comm: Comm, asked: Sequence[str]) -> Checkpoints | None:
-    from einmpi.checkpointed import identity
-    from einmpi.compiled import together
-    from einmpi.runtime.checkpoint import Checkpoints
-
-    if getattr(options, "checkpoint", None) is None:
-        return None
-    every = parse_seconds(options.every or EVERY)
-    found = Checkpoints(options.checkpoint, every, comm, job.graph, together(comm, lambda: identity(job)), asked,
-                        options.quiet)  # fmt: skip
-    found.find(options.resume)
-    return found
 
 
 def _kernels() -> str:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import einmpi
 from einmpi import compiled as compiled_module
 from einmpi.api import options_of
-from einmpi.checkpointed import identity, prepare
+from einmpi.checkpointed import open_checkpoints, prepare
 from einmpi.compiled import Inputs
 from einmpi.errors import EinmpiError, InputError, Stopped
 from einmpi.graph.rest import needed, rest
@@ -68,8 +68,7 @@ def go(job, ranks, folder=None, resume=False, every=HOUR, asked=(), strategy=Non
         checkpoints = None
         if folder is not None:
             signals = asked.get(comm.rank, ()) if isinstance(asked, dict) else asked
-            checkpoints = Checkpoints(str(folder), every, comm, job.graph, identity(job), signals)
-            checkpoints.find(resume)
+            checkpoints = open_checkpoints(job, comm, str(folder), every, resume, signals)
         compiled, plan, schedule, given = prepare(job, comm, lambda job: options_of(job, strategy), checkpoints)
         compiled.on_step = on_step and functools.partial(on_step, comm.rank)
         if reached is not None and comm.rank == 0:
@@ -207,6 +206,37 @@ def test_killed_in_any_step(job, tmp_path):
 def test_another_strategy_goes_on_too(job, tmp_path):
     states, wanted = snapshots(job, 4, tmp_path)
     assert_close_to(go(job, 4, states[6], resume=True, strategy="replicate")[0], wanted)
+
+
+def test_every_dtype_and_empty_tensors(tmp_path):
+    program = """
+    B[i,j] = X[i,j] > 0; C[i,j] = complex64(X[i,j]) * 1j; D[i,k] = sum(C[i,j] * conj(C[k,j])); H[j,i] = float16(X[i,j])
+    I[i] = max(int32(B[i,j])); J = max(int64(I[i])); A[i] = any(B[i,j]); F[i,k] = sum(float32(X[i,j]) * E[k,j])
+    G[i,l] = sum(E[i,j] * N[j,l]); M[l] = sum(N[j,l]); Z[i,k] = real(D[i,k]) + F[k,i] + I[k] * where(A[i], J, 1)
+    Y[i,j] = H[j,i] + where(B[i,j], X[i,j], 0)
+    """
+    shapes = {"X": [9, 12], "E": [9, 12], "N": [12, 0]}
+    inputs = "\n".join(f'{name} = {{ shape = {shape}, random = "normal" }}' for name, shape in shapes.items())
+    outputs = "\n".join(f'{name} = "out.h5:/{name}"' for name in "BCDHIJAFGMZY")
+    job = einmpi.load(write_job(tmp_path, program, inputs, outputs))
+    assert {vertex.dtype for vertex in job.graph.computed} >= {"bool", "complex64", "float16", "int32", "int64"}
+    states, wanted = snapshots(job, 4, tmp_path, "sqrt")
+    for state in states[3::4]:
+        other = shutil.copytree(state, f"{state} other")
+        assert_same_bits(go(job, 4, state, resume=True, strategy="sqrt")[0], wanted)
+        assert_close(go(job, 3, other, resume=True, strategy="sqrt")[0], wanted)
+
+
+def test_resident_and_pinned_tensors(tmp_path):
+    inputs = INPUTS.replace("seed = 2", "seed = 2, resident = true").replace("seed = 1", "seed = 1, parts = [2, 1]")
+    job = einmpi.load(
+        write_job(tmp_path, inputs=inputs, outputs='Z = { file = "out.h5", dataset = "/Z", parts = [1, 2] }')
+    )
+    states, wanted = snapshots(job, 4, tmp_path)
+    for state in states[::2]:
+        other = shutil.copytree(state, f"{state} other")
+        assert_same_bits(go(job, 4, state, resume=True)[0], wanted)
+        assert_close_to(go(job, 2, other, resume=True)[0], wanted)
 
 
 @st.composite
@@ -402,15 +432,15 @@ def test_damage_is_refused(stopped, tmp_path, name, ranks):
 
 
 FOREIGN = {
-    "program": ({"program": PROGRAM.replace("exp", "tanh")}, "the program or its sizes is not the same"),
-    "a vertex more": ({"program": PROGRAM.replace("sqrt(n)", "sqrt(n + max(X[i,j]))")}, "the program or its sizes"),
-    "sizes": ({"inputs": INPUTS.replace("[21, 21]", "[20, 20]").replace("w.h5", "w20.h5")}, "the program or its sizes"),
-    "dtype": ({"dtype": "float32"}, "the program or its sizes"),
-    "seed": ({"inputs": INPUTS.replace("seed = 2", "seed = 3")}, "the input Y is not the same"),
-    "generator": ({"inputs": INPUTS.replace('"normal", seed = 2', '"uniform", seed = 2')}, "the input Y is not the"),
-    "outputs": ({"outputs": 'Z = "out.h5:/Z"'}, "the program or its sizes"),
+    "program": ({"program": PROGRAM.replace("exp", "tanh")}, "the program with its sizes differs"),
+    "a vertex more": ({"program": PROGRAM.replace("sqrt(n)", "sqrt(n + max(X[i,j]))")}, "the program with its sizes"),
+    "sizes": ({"inputs": INPUTS.replace("[21, 21]", "[20, 20]").replace("w.h5", "w20.h5")}, "the program with its sizes"),
+    "dtype": ({"dtype": "float32"}, "the program with its sizes"),
+    "seed": ({"inputs": INPUTS.replace("seed = 2", "seed = 3")}, "the input Y differs"),
+    "generator": ({"inputs": INPUTS.replace('"normal", seed = 2', '"uniform", seed = 2')}, "the input Y differs"),
+    "outputs": ({"outputs": 'Z = "out.h5:/Z"'}, "the program with its sizes"),
     "no file": ({"inputs": INPUTS.replace('file = "w.h5", dataset = "/W"', 'shape = [21, 21], random = "ones"')},
-                         "the input W is not the same"),
+                         "the input W differs"),
 }  # fmt: skip
 
 
@@ -432,7 +462,7 @@ def test_an_input_file_that_has_changed_is_refused(stopped, tmp_path):
     go(moved, 4, shutil.copytree(saved, tmp_path / "again"), resume=True)  # the same file in another folder will do
     with h5py.File(tmp_path / "w.h5", "r+") as file:
         file["W"][0, 0] = 7.0
-    with pytest.raises(InputError, match="the input W is not the same"):
+    with pytest.raises(InputError, match="the input W differs"):
         go(moved, 4, folder, resume=True)
 
 

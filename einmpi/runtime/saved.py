@@ -107,7 +107,7 @@ class Saved:
         return InputError(self.path, f"the checkpoint is damaged: {what}", ALLOWED)
 
     def check_file(self, rank: int) -> None:
-        """CRC-32 finds what disks and copying do to files; it is in the standard library and as fast as they are."""
+        """CRC-32 finds what disks and copying do to files; it is in the standard library and no slower than a disk."""
         path = os.path.join(self.path, file_name(rank))
         size, check = self.files[rank]
         if not size:
@@ -126,7 +126,7 @@ class Saved:
             raise self.damaged(f"{file_name(rank)} has changed since it was written")
 
     def mapped(self, name: str, rank: int) -> np.ndarray:
-        """The block of a tensor in a rank's file, not yet read."""
+        """The block of a tensor in a rank's file, not yet read. Do not keep it: it holds the file when that is removed."""
         number, block = list(self.blocks).index(name), self.blocks[name]
         start, count = list(places(list(self.blocks.values()), rank))[number]
         region = block.layout.block(rank)
@@ -147,7 +147,6 @@ class SavedTensor:
         self.saved, self.block, self.shape = saved, saved.blocks[name], bound
         self.dtype = np.dtype(self.block.dtype)
         self.aggregation = aggregation
-        self.maps: dict[int, np.ndarray] = {}  # of the ranks asked for so far
 
     def __getitem__(self, box: Box) -> np.ndarray:
         layout = self.block.layout
@@ -162,9 +161,7 @@ class SavedTensor:
                 for axes, *_ in held:
                     at.update(axes)
                 rank = rank_of(layout.mesh, [at.get(axis, 0) for axis in range(len(layout.mesh.factors))])
-                if rank not in self.maps:
-                    self.maps[rank] = self.saved.mapped(self.block.name, rank)
-                block = self.maps[rank]
+                block = self.saved.mapped(self.block.name, rank)
                 for there, here in boxes(tuple(h[1] for h in held), tuple(h[2] for h in held)):
                     found[here] = self._added(found[here], block[there]) if number else block[there]
         return found if box else found.reshape(())
@@ -211,7 +208,7 @@ def parse_manifest(path: str, text: str, graph: EinGraph, identity: Identity | N
         raise InputError(path, f"the checkpoint is of einmpi {made_by}", f"one of einmpi {__version__}; {ALLOWED}")
     for what, wanted in (identity or {}).items():
         if job.get(what) != wanted:
-            raise InputError(path, f"the checkpoint is of another job: {what} is not the same", ALLOWED)
+            raise InputError(path, f"the checkpoint is of another job: {what} differs", ALLOWED)
     if identity is not None and len(job) > len(identity):
         raise InputError(path, "the checkpoint is of another job: it has other inputs", ALLOWED)
     try:
