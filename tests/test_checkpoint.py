@@ -221,7 +221,7 @@ def test_every_dtype_and_empty_tensors(tmp_path):
     job = einmpi.load(write_job(tmp_path, program, inputs, outputs))
     assert {vertex.dtype for vertex in job.graph.computed} >= {"bool", "complex64", "float16", "int32", "int64"}
     states, wanted = snapshots(job, 4, tmp_path, "sqrt")
-    for state in states[3::4]:
+    for state in states[5::6]:
         other = shutil.copytree(state, f"{state} other")
         assert_same_bits(go(job, 4, state, resume=True, strategy="sqrt")[0], wanted)
         assert_close(go(job, 3, other, resume=True, strategy="sqrt")[0], wanted)
@@ -266,7 +266,7 @@ def programs(draw):
     return "\n".join(lines), {"n": n, "m": m}
 
 
-@settings(max_examples=12, deadline=None, derandomize=True,
+@settings(max_examples=8, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(data=st.data())
 def test_any_program_at_any_vertex(data, tmp_path_factory):
@@ -434,7 +434,7 @@ def test_damage_is_refused(stopped, tmp_path, name, ranks):
 FOREIGN = {
     "program": ({"program": PROGRAM.replace("exp", "tanh")}, "the program with its sizes differs"),
     "a vertex more": ({"program": PROGRAM.replace("sqrt(n)", "sqrt(n + max(X[i,j]))")}, "the program with its sizes"),
-    "sizes": ({"inputs": INPUTS.replace("[21, 21]", "[20, 20]").replace("w.h5", "w20.h5")}, "the program with its sizes"),
+    "sizes": ({"inputs": INPUTS.replace("21, 21", "20, 20").replace("w.h5", "w20.h5")}, "the program with its sizes"),
     "dtype": ({"dtype": "float32"}, "the program with its sizes"),
     "seed": ({"inputs": INPUTS.replace("seed = 2", "seed = 3")}, "the input Y differs"),
     "generator": ({"inputs": INPUTS.replace('"normal", seed = 2', '"uniform", seed = 2')}, "the input Y differs"),

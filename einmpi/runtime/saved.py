@@ -126,7 +126,7 @@ class Saved:
             raise self.damaged(f"{file_name(rank)} has changed since it was written")
 
     def mapped(self, name: str, rank: int) -> np.ndarray:
-        """The block of a tensor in a rank's file, not yet read. Do not keep it: it holds the file when that is removed."""
+        """The block of a tensor in a rank's file, not yet read. Who keeps it keeps the file, even a removed one."""
         number, block = list(self.blocks).index(name), self.blocks[name]
         start, count = list(places(list(self.blocks.values()), rank))[number]
         region = block.layout.block(rank)
