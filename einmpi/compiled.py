@@ -15,6 +15,7 @@ from einmpi.errors import EinmpiError, InputError, failure, one_of
 from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
 from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
@@ -36,7 +37,7 @@ Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array"
 class Measured:
     """What one run of a rank took."""
 
-    seconds: float  # without loading
+    seconds: float  # without loading and without checkpoints
     seconds_loading: float
     received: int  # bytes
     peak: int  # bytes
@@ -103,16 +104,17 @@ class Compiled:
         check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
         return plan
 
-    def run(self, plan: Plan, schedule: Schedule, sources: Inputs) -> tuple[dict[str, DistArray], Measured]:
+    def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
+            checkpoints: Checkpoints | None = None) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
         before, start = self.comm.received, time.perf_counter()
         clock = _LoadClock(self.on_step)
         sources.shuffled = 0
         try:
-            blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock)
+            blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock, checkpoints)
         finally:
             sources.close()
         clock.stop()
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
         received = self.comm.received - before - sources.shuffled
         measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled)
         return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured

@@ -239,7 +239,7 @@ def shell_environment(folder):
 
 VARYING = {
     r"\b\d+\.\d\d s\b": "0.00 s",
-    r"\b(plan|load|run|store) \d+\.\d\d\b": r"\1 0.00",
+    r"\b(plan|load|run|checkpoint|store) \d+\.\d\d\b": r"\1 0.00",
     r"\b\d+ threads? a rank \(.*?\)(; \d+ kernels? compiled in .* s)?": "1 thread a rank (reason)",
     r"\berror \d\.\de[-+]\d\d\b": "error 0.0e+00",
 }
@@ -320,7 +320,7 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
 
 
 def test_every_error_of_the_command_line_has_an_example():
-    text = "\n".join(PAGES[name].read_text() for name in ("language.md", "job_file.md"))
+    text = "\n".join(PAGES[name].read_text() for name in ("language.md", "job_file.md", "checkpoint.md"))
     missing = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {message}"
         for path, node, message in raise_sites(COMMAND_LINE)

@@ -82,12 +82,14 @@ class Report:
     job: Job
     plan: Any  # the Plan: only its numbers are read
     totals: Totals
-    seconds: Mapping[str, float]  # plan, load, run, store, total
+    seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
     seconds_all: Sequence[float]  # of each repeat
     outputs: Mapping[str, DistArray]
     figures: Mapping[str, Figures]
     threads: str
     kernels: str = ""  # what was compiled
+    resumed_from: str | None = None  # the last vertex that an earlier run has done
+    checkpoints: int = 0
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -103,6 +105,8 @@ class Report:
             "bytes_shuffled_loading": self.totals.shuffled,
             "bytes_peak_predicted": plan.peak,
             "bytes_peak": self.totals.peak,
+            "resumed_from": self.resumed_from,
+            "checkpoints": self.checkpoints,
             "seconds": dict(self.seconds),
             "outputs": {
                 name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": _finite(self.figures[name].norm)}
@@ -117,7 +121,8 @@ class Report:
         """The time it took, what moved, and a line for each output."""
         plan, seconds = self.plan, self.seconds
         ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
-        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("plan", "load", "run", "store"))
+        kinds = ("plan", "load", "run", *(("checkpoint",) if self.checkpoints else ()), "store")
+        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in kinds)
         name = self.job.title or self.job.source.name
         lines = [f"{name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"]
         if plan.ranks > 1:

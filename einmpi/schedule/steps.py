@@ -156,7 +156,7 @@ class Free:
 class Group:
     """Kernels that can be done together, a block of rows at a time: what lies between them need never be whole."""
 
-    steps: tuple[Kernel | Free, ...]  # the same, one after another
+    steps: tuple[Kernel | Free | Begin, ...]  # the same, one after another
     rows: tuple[tuple[str, ...], ...]  # of each row the label that it is in each kernel
     block: tuple[int, ...]  # how many of each row at a time
 
@@ -183,13 +183,33 @@ Step: TypeAlias = Load | Begin | Exchange | Reduce | Kernel | Group | Store | Fr
 
 
 @dataclass(frozen=True)
+class SavePoint:
+    """A vertex is done when this many steps are. Its tensor lies in a slot; copies that only it needed are gone."""
+
+    vertex: str
+    steps: int
+    slot: Slot
+    layout: Layout  # partial results where an axis cuts PARTIAL
+    inside: bool = False  # of a group: not all that is needed from here on need be there
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """What one rank does, in order. Ranks that the plan leaves idle have no steps."""
+    """What one rank does, in order. Ranks that the plan leaves idle have no steps, but they come to all points."""
 
     rank: int
     ranks: int
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
+    points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
+
+    def parts(self) -> Iterator[tuple[tuple[Step, ...], SavePoint | None]]:
+        """The steps up to each point; then those after the last one."""
+        start = 0
+        for point in self.points:
+            yield self.steps[start : point.steps], point
+            start = point.steps
+        yield self.steps[start:], None
 
     def __str__(self) -> str:
         return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])
@@ -213,6 +233,7 @@ def writes(step: Step) -> Iterator[Slot]:
     if isinstance(step, Exchange | Kernel):
         yield step.target
     elif isinstance(step, Group):
+        yield from (begin.load.slot for begin in step.steps if isinstance(begin, Begin))
         yield from (kernel.target for kernel in step.kernels if kernel.target not in step.inner)
     elif isinstance(step, Load | Reduce):
         yield step.slot
