@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -90,7 +91,7 @@ def _command(given: list[str], comm: Comm) -> int:
     words = [word for word in given if not word.startswith("-")]
     if words and words[0] not in COMMANDS:
         given.insert(0, "run")
-    from einmpi.compiled import together
+    from einmpi.runtime.comm import together
 
     options = together(comm, lambda: _parse(given), _what_to_do)
     if options is None:
@@ -115,9 +116,9 @@ def _what_to_do(options: argparse.Namespace | None) -> str:
 
 def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> int:
     """-n P: one rank is this process, more are started."""
-    from einmpi.compiled import together
     from einmpi.launch import launch
     from einmpi.plan.plan import MAX_RANKS
+    from einmpi.runtime.comm import together
 
     def check() -> None:
         if comm.size > 1:
@@ -152,7 +153,7 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
     """parse a job, infer shapes, look at its files"""
     from einmpi.report.describe import describe_job
     from einmpi.runtime.comm import on_first_rank
-    from einmpi.runtime.storage import check_targets
+    from einmpi.runtime.outputs import check_targets
 
     def look() -> None:
         job = _load(options)
@@ -175,14 +176,23 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
 
 def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     """Run a job; its outputs go to their files where they are to be kept."""
-    from einmpi.api import options_of
-    from einmpi.compiled import Compiled, Inputs, together
-    from einmpi.report.results import Report, figures, median, totals
-    from einmpi.runtime.storage import check_targets, store
-    from einmpi.runtime.watch import note_to
+    from einmpi.runtime.comm import together
+    from einmpi.runtime.outputs import check_targets, claim
 
     start = time.perf_counter()
     job = together(comm, lambda: _checked_job(options, check_targets))
+    with claim(job, comm) if keep else contextlib.nullcontext():
+        return _run_job(job, options, comm, keep, start)
+
+
+def _run_job(job: Job, options: argparse.Namespace, comm: Comm, keep: bool, start: float) -> Report:
+    from einmpi.api import options_of
+    from einmpi.compiled import Compiled, Inputs
+    from einmpi.report.results import Report, figures, median, totals
+    from einmpi.runtime.comm import together
+    from einmpi.runtime.outputs import store
+    from einmpi.runtime.watch import note_to
+
     compiled = Compiled(job, comm, together(comm, lambda: options_of(job, options.strategy, options.memory)))
     note = note_to(comm.rank)
     compiled.on_step = lambda step: note(" ".join(str(step).split()))
@@ -196,7 +206,7 @@ def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
     note("storing the results")
     before = time.perf_counter()
     if keep:
-        store(job, outputs)
+        store(job, plan.digest, outputs)
     stored = time.perf_counter() - before
     runs = [each.seconds for each in measured]
     seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs), "store": stored,

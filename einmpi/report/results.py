@@ -125,7 +125,7 @@ class Report:
                 f"planned {show_bytes(plan.bytes_predicted)}")  # fmt: skip
             lines.append(f"  moved {moved} ({against}), {busiest} to the busiest rank; "
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
-        targets = {spec.name: f"  → {spec.file}:{spec.dataset}" for spec in self.job.outputs}
+        targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             shape = "×".join(map(str, array.shape)) or "scalar"
             lines.append(f"  {name}  {array.dtype} {shape}  {_show(self.figures[name], array)}{targets.get(name, '')}")

@@ -1,28 +1,21 @@
-"""Where tensors come from and go: generated, HDF5, safetensors. One table by suffix."""
+"""Where tensors come from: generated, HDF5, safetensors. One table by suffix."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.graph.job_file import Job
-from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec, OutputSpec
+from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import hdf5
-from einmpi.runtime.comm import on_first_rank
 from einmpi.runtime.generate import fill_box
 from einmpi.schedule.regions import Box
-from einmpi.version import __version__
-
-if TYPE_CHECKING:
-    from einmpi.runtime.dist_array import DistArray
 
 _SAFETENSORS_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64", "I32": "int32",
                        "I64": "int64", "BOOL": "bool"}  # fmt: skip
@@ -37,9 +30,6 @@ class Format:
 
     describe: Callable[[InputSpec], tuple[tuple[int, ...], str]]
     read: Callable[[InputSpec, np.ndarray, Boxes], None]
-
-
-# ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
 def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
@@ -140,46 +130,3 @@ FORMATS: dict[str, Format] = {
     **dict.fromkeys(HDF5_SUFFIXES, Format(_describe_hdf5, _read_hdf5)),
     ".safetensors": Format(_describe_safetensors, _read_safetensors),
 }
-
-
-# ---- outputs --------------------------------------------------------------------------------------------------------
-
-
-def check_targets(job: Job) -> None:
-    """Refuse output files that could not be written, before anything is computed."""
-    for specs in _by_file(job.outputs).values():
-        hdf5.check_target(specs[0].file, {spec.dataset: spec.place for spec in specs})
-
-
-def store(job: Job, results: Mapping[str, DistArray]) -> None:
-    """Write every output of the job, each file once. All ranks call it; rank 0 writes what it gathers."""
-    attributes = {"einmpi_version": __version__, "einmpi_program": job.source.text, "einmpi_dtype": job.dtype}
-    for specs in _by_file(job.outputs).values():
-        results[specs[0].name].comm.barrier()  # a rank may still read from a file that is about to be replaced
-        arrays = {spec.name: results[spec.name].gather(0) for spec in specs}
-        on_first_rank(results[specs[0].name].comm, partial(_write, specs, arrays, attributes))
-
-
-def _write(specs: list[OutputSpec], arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str]) -> None:
-    datasets = {spec.dataset: _as_stored(spec, arrays[spec.name]) for spec in specs}
-    hdf5.write(specs[0].file, datasets, attributes, specs[0].place)
-
-
-def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:
-    files: dict[str, list[OutputSpec]] = {}
-    for spec in outputs:
-        files.setdefault(os.path.realpath(spec.file), []).append(spec)
-    return files
-
-
-def _as_stored(spec: OutputSpec, array: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-    """The array in the dtype asked for, and options of the dataset. What has no elements or no dimensions has none."""
-    with np.errstate(over="ignore"):  # a number too large for a smaller float is infinite there
-        stored = np.asarray(array).astype(spec.dtype or np.asarray(array).dtype, copy=False)
-    options: dict[str, Any] = {}
-    if stored.ndim and stored.size:
-        if spec.chunks is not None:
-            options["chunks"] = tuple(min(pair) for pair in zip(spec.chunks, stored.shape, strict=True))
-        if spec.compression is not None:
-            options["compression"] = spec.compression
-    return stored, options

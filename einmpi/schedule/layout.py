@@ -55,6 +55,16 @@ class Layout:
             return False
         return not any(d for d, cut in zip(self.mesh.digits(rank), self.cuts, strict=True) if cut is None)
 
+    def cutting_axes(self) -> tuple[int, ...]:
+        """The axes on whose digits a rank's block depends; ranks that differ on others hold the same."""
+        dealing = {axis for axis, _ in self.splits}
+        return tuple(axis for axis, cut in enumerate(self.cuts) if cut is not None or axis in dealing)
+
+    def copy_of(self, rank: int) -> tuple[int, ...]:
+        """Which copy of the tensor a rank holds a part of. Ranks that are not in the mesh count from 0 again."""
+        cutting, digits = self.cutting_axes(), self.mesh.digits(rank % self.mesh.ranks)
+        return tuple(digit for axis, digit in enumerate(digits) if axis not in cutting)
+
     def most(self) -> int:
         """A bound on the elements of a rank, equal for all ranks."""
         count = 1
