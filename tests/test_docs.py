@@ -38,7 +38,8 @@ import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.builder import CALLABLES, CONSTANTS
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.graph.job_tensors import COMPRESSIONS, INSIDE, RANDOM
+from einmpi.graph.job_outputs import COMPRESSIONS
+from einmpi.graph.job_tensors import INSIDE, RANDOM
 from einmpi.graph.macros import MACROS
 from einmpi.graph.scalar import DTYPES, FUNCTIONS, OPS
 from einmpi.runtime.storage import store

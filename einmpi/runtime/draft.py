@@ -16,6 +16,7 @@ import numpy as np
 from einmpi.errors import EinmpiError
 from einmpi.runtime import hdf5
 from einmpi.runtime.comm import Comm, on_first_rank
+from einmpi.runtime.watch import before_the_end
 
 _BLOCK = 2**24
 FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # what a full disk, h5py and a machine without room raise
@@ -31,24 +32,37 @@ def claimed(files: Mapping[str, str], comm: Comm) -> Iterator[None]:
     The system gives a lock back when its process ends, however that happens. So what lies about while nobody has the
     lock was left by a run that was killed: it is removed.
     """
+    targets = {file: os.path.realpath(file) for file in files}
     locks: list[tuple[str, int]] = []
 
     def lock() -> None:
         for file, place in files.items():
-            target = os.path.realpath(file)
             try:
-                path, descriptor, sure = _lock(target)
+                path, descriptor, sure = _lock(targets[file])
             except OSError as error:
                 reason = "another run writes it now" if isinstance(error, BlockingIOError) else reason_of(error)
                 raise EinmpiError(f"{place or file}: {file} cannot be written: {reason}") from error
             locks.append((path, descriptor))
-            for left in leftovers(target) if sure else ():
-                with contextlib.suppress(OSError):
-                    os.remove(left)
+            if sure:
+                _remove_leftovers(targets[file])
+
+    def give_up() -> None:
+        """A rank is about to end all: rank 0, which has the locks, may not come to it any more."""
+        for target in targets.values():
+            _remove_leftovers(target)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(_beside(target, "lock"))
 
     try:
         on_first_rank(comm, lock)
-        yield
+        try:
+            with before_the_end(give_up):
+                yield
+        except BaseException as error:
+            if not getattr(error, "everywhere", False):
+                give_up()
+            raise
+        comm.barrier()  # as long as the files are claimed no rank gives up; afterwards they may be another run's
     finally:
         for path, descriptor in locks:
             with contextlib.suppress(OSError):
@@ -80,11 +94,13 @@ def _is_at(descriptor: int, path: str) -> bool:
         return False
 
 
-def leftovers(target: str) -> list[str]:
-    """Drafts of a file, by their names."""
+def _remove_leftovers(target: str) -> None:
+    """Drafts of a file, known by their names."""
     folder, name = os.path.split(target)
     pattern = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.part")
-    return [os.path.join(folder, found) for found in sorted(os.listdir(folder)) if pattern.fullmatch(found)]
+    for found in filter(pattern.fullmatch, os.listdir(folder)):
+        with contextlib.suppress(OSError):
+            os.remove(os.path.join(folder, found))
 
 
 def _beside(target: str, ending: str) -> str:
@@ -157,11 +173,14 @@ class FirstFailure:
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What the function returns; None where this or anything before has failed."""
-        if self.error is None:
-            try:
-                return function(*arguments)
-            except FAILURES as error:
-                self.error = error
+        return None if self.error is not None else self.anyway(function, *arguments)
+
+    def anyway(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """To close what is open, whatever has failed."""
+        try:
+            return function(*arguments)
+        except FAILURES as error:
+            self.error = self.error or error
         return None
 
 

@@ -51,7 +51,7 @@ def fill(draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5.Place], co
             _fill_bytes(descriptor, tensor, offset, comm, attempt)
     attempt(os.fsync, descriptor)
     if descriptor is not None:
-        attempt(os.close, descriptor)
+        attempt.anyway(os.close, descriptor)
     return attempt.error
 
 
@@ -85,7 +85,7 @@ def _fill_chunks(draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm
                 for corner, chunk in zip(corners, _handed_over(rank, own, len(corners), comm), strict=False):
                     if comm.rank == 0 and chunk[1]:  # without bytes: that rank has failed, and will say so
                         attempt(write, corner, *chunk)
-        attempt(stack.close)  # here HDF5 writes what it has kept back
+        attempt.anyway(stack.close)  # here HDF5 writes what it has kept back
 
 
 def _handed_over(rank: int, own: list[hdf5.Chunk], count: int, comm: Comm) -> list[hdf5.Chunk]:

@@ -224,8 +224,12 @@ def encode(array: np.ndarray, chunks: tuple[int, ...], compression: str | None) 
         growing = (None,) * array.ndim  # or a chunk could not be larger than the array
         made = memory.create_dataset("x", data=array, chunks=chunks, compression=compression, maxshape=growing)
         made.flush()
-        corners = itertools.product(*(range(0, *pair) for pair in zip(array.shape, chunks, strict=True)))  # noqa: PIE808
-        return [made.id.read_direct_chunk(corner) for corner in corners]
+        return [made.id.read_direct_chunk(corner) for corner in _corners(array.shape, chunks)]
+
+
+def _corners(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Where each chunk begins, in order."""
+    return itertools.product(*(range(0, extent, chunk) for extent, chunk in zip(shape, chunks, strict=True)))
 
 
 @contextlib.contextmanager
@@ -235,4 +239,8 @@ def chunk_writer(draft: str, dataset: str) -> Iterator[Callable[[tuple[int, ...]
 
     with h5py.File(draft, "r+", locking=False) as handle:
         made = handle[dataset]
+        # Chunks of a dataset that is used again seldom fit into their old places, and HDF5 forgets free space when the
+        # file is closed. So all of it is freed first.
+        for corner in _corners(made.shape, made.chunks) if made.compression and made.id.get_num_chunks() else ():
+            made.id.write_direct_chunk(corner, b"\0")
         yield lambda corner, mask, data: made.id.write_direct_chunk(corner, data, mask)

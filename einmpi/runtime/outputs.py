@@ -90,7 +90,8 @@ def save(array: DistArray, file: str, dataset: str, chunks: Sequence[int] | None
             raise InputError("to_hdf5", f"{dataset!r} is not the path of a dataset", "such as /Z or /group/Z")
         if compression not in (None, *COMPRESSIONS):
             raise InputError("to_hdf5", f"unknown compression {compression!r}", one_of(COMPRESSIONS, str(compression)))
-        if chunks is not None and not (len(chunks) == array.ndim and all(type(n) is int and n > 0 for n in chunks)):
+        numbers = chunks if isinstance(chunks, Sequence) else [chunks]
+        if chunks is not None and (len(numbers) != array.ndim or any(type(n) is not int or n < 1 for n in numbers)):
             raise InputError("to_hdf5", f"chunks are {chunks!r}", f"{array.ndim} positive whole numbers")
         return tensor_of(array, dataset, None, chunks, compression)
 

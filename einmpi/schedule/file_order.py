@@ -13,21 +13,22 @@ from typing import TypeAlias
 from einmpi.schedule.regions import Region, whole
 
 Round: TypeAlias = tuple[Region | None, ...]  # for each rank the piece that it writes next
-PAGE, STRIPE = 2**12, 2**20
+PAGE, STRIPE = 2**12, 2**20  # bytes
+FINE = 8  # a rank's range has this many stripes at least, or smaller ones: else some would have much more than others
 
 
 def rounds_of_bytes(bound: Sequence[int], itemsize: int, offset: int, ranks: int, most: int) -> Iterator[Round]:
     """A tensor that lies at `offset` of a file: all ranks write at once, at most `most` bytes each in a round.
 
     Borders between ranks lie at multiples of a page, of a stripe for large tensors: on a network file system two
-    machines that write to the same one would wait for each other.
+    machines that write to the same one would wait for each other. An element that reaches across belongs to the first.
     """
     nbytes = prod(bound) * itemsize
     unit = PAGE
-    while unit < STRIPE and 2 * unit * ranks <= nbytes:
+    while unit < STRIPE and 2 * unit * ranks * FINE <= nbytes:
         unit *= 2
-    borders = [min(-(-(offset + nbytes * k // ranks) // unit) * unit - offset, nbytes) for k in range(1, ranks)]
-    edges = [0, *(-(-border // itemsize) for border in borders), nbytes // itemsize]
+    borders = [(2 * (offset + nbytes * k // ranks) + unit) // (2 * unit) * unit - offset for k in range(1, ranks)]
+    edges = [0, *(-(-min(max(border, 0), nbytes) // itemsize) for border in borders), nbytes // itemsize]
     return _rounds(edges, bound, max(1, most // itemsize))
 
 
