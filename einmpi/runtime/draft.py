@@ -26,8 +26,9 @@ FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # what a full disk,
 
 
 @contextlib.contextmanager
-def claimed(files: Mapping[str, str], comm: Comm) -> Iterator[None]:
+def claimed(files: Mapping[str, str], comm: Comm, check: Callable[[], None] | None = None) -> Iterator[None]:
     """These files, with the place that names each, are this run's to write. All ranks call it; rank 0 has the locks.
+    It checks first whether the files can be written at all.
 
     The system gives a lock back when its process ends, however that happens. So what lies about while nobody has the
     lock was left by a run that was killed: it is removed.
@@ -36,6 +37,8 @@ def claimed(files: Mapping[str, str], comm: Comm) -> Iterator[None]:
     locks: list[tuple[str, int]] = []
 
     def lock() -> None:
+        if check is not None:
+            check()
         for file, place in files.items():
             try:
                 path, descriptor, sure = _lock(targets[file])
@@ -110,8 +113,9 @@ def _beside(target: str, ending: str) -> str:
 # ---- the draft ------------------------------------------------------------------------------------------------------
 
 
-def new_name(target: str) -> str:
-    return os.path.basename(_beside(target, f"{secrets.token_hex(8)}.part"))
+def new_draft(target: str) -> str:
+    """A path that nobody else has."""
+    return _beside(target, f"{secrets.token_hex(8)}.part")
 
 
 def begin(draft: str, target: str, skipped: Iterable[tuple[int, int]] | None) -> None:
@@ -149,15 +153,18 @@ def write_at(descriptor: int, array: np.ndarray, offset: int) -> None:
 
 
 def publish(draft: str, target: str) -> None:
-    """From now on the target is the draft, also after a power cut."""
+    """From now on the target is the draft."""
     os.replace(draft, target)
-    sync(os.path.dirname(target))
+    # Also after a power cut, if this can be done. If not, the old file may come back then, whole as well.
+    with contextlib.suppress(OSError), _opened_folder(os.path.dirname(target)) as descriptor:
+        os.fsync(descriptor)
 
 
-def sync(path: str) -> None:
+@contextlib.contextmanager
+def _opened_folder(path: str) -> Iterator[int]:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 

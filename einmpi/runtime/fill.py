@@ -27,7 +27,7 @@ from einmpi.schedule.steps import Exchange, Slot
 if TYPE_CHECKING:
     from einmpi.runtime.dist_array import DistArray
 
-WINDOW = 2**23  # bytes that a rank puts together before it writes them
+WINDOW = 2**24  # bytes that a rank puts together before it writes them; messages have buffers of that size too
 
 
 @dataclass(frozen=True)

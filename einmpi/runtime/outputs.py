@@ -18,7 +18,7 @@ from einmpi.graph.job_outputs import COMPRESSIONS, OutputSpec
 from einmpi.graph.job_tensors import HDF5_SUFFIXES
 from einmpi.runtime import hdf5
 from einmpi.runtime.comm import Comm, on_first_rank, together
-from einmpi.runtime.draft import FAILURES, begin, claimed, new_name, publish, reason_of
+from einmpi.runtime.draft import FAILURES, begin, claimed, new_draft, publish, reason_of
 from einmpi.runtime.fill import Tensor, fill
 from einmpi.runtime.hdf5 import Kind, Place
 from einmpi.version import __version__
@@ -96,8 +96,7 @@ def save(array: DistArray, file: str, dataset: str, chunks: Sequence[int] | None
         return tensor_of(array, dataset, None, chunks, compression)
 
     tensor = together(array.comm, checked, lambda tensor: repr((tensor.name, tensor.kind)))
-    on_first_rank(array.comm, lambda: check_target(file, {dataset: ""}, HDF5))
-    with claimed({file: ""}, array.comm):
+    with claimed({file: ""}, array.comm, lambda: check_target(file, {dataset: ""}, HDF5)):
         write(file, [tensor], {}, HDF5)
 
 
@@ -138,17 +137,20 @@ def write(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], f
 
         return on_first_rank(comm, careful)
 
+    def prepare() -> str:
+        return json.dumps([os.path.basename(draft), format.lay_out(draft, target, kinds, attributes)])
+
     def fill_draft() -> None:
         error = fill(draft, tensors, places, comm)
         if error is not None:
             raise failed(error) from error
 
-    comm.barrier()  # a rank may still read from a file that is about to be replaced
-    draft = os.path.join(os.path.dirname(target), on_first_rank(comm, lambda: new_name(target)))
+    draft = new_draft(target)
     try:
-        told = first_rank(lambda: json.dumps(format.lay_out(draft, target, kinds, attributes)))
-        places = [(offset, chunks and tuple(chunks)) for offset, chunks in json.loads(told)]
-        together(comm, fill_draft)
+        name, laid_out = json.loads(first_rank(prepare))
+        draft = os.path.join(os.path.dirname(target), name)  # of rank 0, in the folder as this rank sees it
+        places = [(offset, chunks and tuple(chunks)) for offset, chunks in laid_out]
+        together(comm, fill_draft)  # and nobody reads the old file any more
         first_rank(lambda: publish(draft, target))
     finally:
         if comm.rank == 0:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tracemalloc
 from functools import partial
 
 import h5py
@@ -21,12 +22,12 @@ from plan_oracle import R, layouts
 from einmpi.errors import EinmpiError, InputError
 from einmpi.graph.scalar import DTYPES
 from einmpi.plan.mesh import Mesh
-from einmpi.runtime import fill, outputs, storage
+from einmpi.runtime import fill, outputs, storage, transfer
 from einmpi.runtime.comm import ALONE
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.draft import claimed
-from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.layout import Layout
 from einmpi.version import __version__
 
 
@@ -139,6 +140,32 @@ def test_each_element_is_sent_at_most_once(monkeypatch):
     assert received["copies"] == 0
     assert 0.7 * array.nbytes <= received["columns"] <= array.nbytes
     assert received["both"] <= 0.5 * array.nbytes
+
+
+@pytest.mark.parametrize("options", [{}, {"chunks": (64, 64)}])
+@pytest.mark.parametrize("mesh, cuts", [(1, ()), (3, (1,))])
+def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
+    """Wherever the elements are: a window, a message out and one in, chunks as they are stored."""
+    for module, name in ((fill, "WINDOW"), (transfer, "STAGE")):
+        monkeypatch.setattr(module, name, 2**19)
+    whole = np.ones((2048, 2048))
+
+    def on_rank(comm):
+        made = DistArray.from_global(whole, comm).redistribute(Layout(Mesh(mesh), whole.shape, cuts))
+        comm.barrier()
+        if comm.rank == 0:
+            tracemalloc.start()
+        comm.barrier()
+        made.to_hdf5("o.h5", "Z", **options)
+        comm.barrier()
+        return tracemalloc.get_traced_memory()[1]
+
+    try:
+        peak = run_threads(3, on_rank)[0]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 6 * 2**19 < whole.nbytes / 3
+    same(found(), whole)
 
 
 def test_the_file_can_be_read_by_others():
@@ -318,9 +345,8 @@ class Broken:
 
 @pytest.mark.parametrize("exists", [True, False])
 @pytest.mark.parametrize("name, rank, call", [("pwrite", 0, 0), ("pwrite", 1, 2), ("pwrite", 2, 1), ("fsync", 1, 0),
-                                              ("fsync", 0, 0), ("replace", 0, 0), ("fsync", 0, 1)])  # fmt: skip
+                                              ("fsync", 0, 0), ("replace", 0, 0)])  # fmt: skip
 def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
-    """The last one fails when the file has its new name already: only whether that outlives a power cut is unknown."""
     monkeypatch.setattr(fill, "WINDOW", 2**12)
     if exists:
         save(np.zeros(3))
@@ -330,12 +356,10 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
     array = some_array((64, 256), "float64")
     Broken(monkeypatch, name, rank, call)
     caught = error(write_on, 3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"), kind=EinmpiError)
-    renamed = (name, call) == ("fsync", 1)
     now = "o.h5 is as it was" if exists else "nothing was written"
-    if not renamed:
-        assert caught == f"o.h5: o.h5 cannot be written: No space left on device; {now}"
-        assert os.listdir() == (["o.h5"] if exists else [])
-        assert not exists or open("o.h5", "rb").read() == before  # noqa: SIM115
+    assert caught == f"o.h5: o.h5 cannot be written: No space left on device; {now}"
+    assert os.listdir() == (["o.h5"] if exists else [])
+    assert not exists or open("o.h5", "rb").read() == before  # noqa: SIM115
     monkeypatch.undo()
     write_on(3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"))
     same(found(), array)
@@ -355,6 +379,13 @@ def test_a_rank_that_cannot_make_its_chunks(monkeypatch, rank):
     caught = error(write_on, 3, 3, (0,), array, lambda made: made.to_hdf5("o.h5", "Z", (8, 8)), kind=EinmpiError)
     assert caught == "o.h5: o.h5 cannot be written: MemoryError; nothing was written"
     assert os.listdir() == []
+
+
+def test_a_folder_that_cannot_be_flushed(monkeypatch):
+    """The file has its new name by then, and some file systems do not flush folders."""
+    Broken(monkeypatch, "fsync", 0, 1)
+    write_on(2, 2, (0,), np.arange(4.0), lambda made: made.to_hdf5("o.h5", "Z"))
+    same(found(), np.arange(4.0))
 
 
 def test_an_interrupt_changes_nothing(monkeypatch):
@@ -387,7 +418,7 @@ def test_two_runs_at_once():
     busy = "x: o.h5 cannot be written: another run writes it now"
     with claimed({"o.h5": "x"}, ALONE):
         draft = f".o.h5.{'0f' * 8}.part"
-        open(draft, "w").close()  # noqa: SIM115
+        open(draft, "w").close()
         code = ("from einmpi.runtime.comm import ALONE; from einmpi.runtime.draft import claimed\n"
                 "with claimed({'o.h5': 'x'}, ALONE): pass")  # fmt: skip
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -433,7 +464,7 @@ def test_a_file_system_without_locks(monkeypatch):
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     left = f".o.h5.{'0f' * 8}.part"  # perhaps of a run that is going on: nobody knows
-    open(left, "w").close()  # noqa: SIM115
+    open(left, "w").close()
     save(2.0)
     assert found() == 2 and sorted(os.listdir()) == [left, "o.h5"]
 
@@ -482,8 +513,8 @@ def test_a_whole_job():
 
 
 def test_npy_outputs():
-    job = read('program = "Z[i,j] = i + 2.5*j; n = sum(Z[i,j])"\nsizes = {i = 3, j = 2}\n'
-               'outputs.Z = "z.npy"\noutputs.n = { file = "n.npy", dtype = "float32" }\n'.replace("Z[i,j] = i", "Z[i:3,j:2] = i"))  # fmt: skip
+    job = read('program = "Z[i:3,j:2] = i + 2.5*j; n = sum(Z[i,j])"\n'
+               'outputs.Z = "z.npy"\noutputs.n = { file = "n.npy", dtype = "float32" }\n')  # fmt: skip
     z = np.arange(3.0)[:, None] + 2.5 * np.arange(2)
     np.save("z.npy", np.zeros(1000))
     os.chmod("z.npy", 0o600)
@@ -493,11 +524,11 @@ def test_npy_outputs():
     assert stat.S_IMODE(os.stat("z.npy").st_mode) == 0o600
     os.remove("z.npy")
     os.mkdir("z.npy")
-    assert error(outputs.check_targets, job) == "job.toml:3:9: z.npy is not a file; an .npy file"
+    assert error(outputs.check_targets, job) == "job.toml:2:9: z.npy is not a file; an .npy file"
 
 
 def test_a_long_program_is_no_reason_to_lose_a_result():
-    job = read("program = \'\'\'\nZ[i:4] = 1\n" + "# a remark\n" * 10_000 + "\'\'\'\noutputs.Z = 'o.h5:/Z'\n")
+    job = read("program = '''\nZ[i:4] = 1\n" + "# a remark\n" * 10_000 + "'''\noutputs.Z = 'o.h5:/Z'\n")
     stored(job, {"Z": np.zeros(4)})
     with h5py.File("o.h5") as file:
         assert file["Z"].attrs["einmpi_program"] == job.source.text[:60_000]
@@ -576,7 +607,7 @@ def test_a_full_disk(rank, most, options, tmp_path):
     done = run_mpi(3, LIMITED.format(rank=rank, most=most), cwd=tmp_path)
     assert done.returncode != 0 and done.stdout == ""
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("job.toml")]
-    assert re.fullmatch(r"job.toml:3:9: o.h5 cannot be written: .*too large.*; o.h5 is as it was( \(on rank .\))?", line)
+    assert re.fullmatch(r"job.toml:3:9: o.h5 cannot be written: .*too large; o.h5 is as it was( \(on rank .\))?", line)
     assert (tmp_path / "o.h5").read_bytes() == before
     assert sorted(os.listdir()) == ["job.toml", "o.h5"]
 

@@ -40,8 +40,9 @@ def test_bytes_are_dealt_to_all(bound, itemsize, offset, ranks, most):
     assert ends[1::2] == ends[:-1:2] and ends[-1] == prod(bound)
 
 
-@pytest.mark.parametrize("bound, ranks, unit", [((4096, 1024), 4, STRIPE), ((4096, 1024), 5, 2**19), ((512, 999), 4, 2**16),
-                                                ((3, 999), 5, PAGE), ((5,), 3, PAGE)])  # fmt: skip
+@pytest.mark.parametrize("bound, ranks, unit", [
+    ((4096, 1024), 4, STRIPE), ((4096, 1024), 5, 2**19), ((512, 999), 4, 2**16), ((3, 999), 5, PAGE), ((5,), 3, PAGE)
+])  # fmt: skip
 @pytest.mark.parametrize("offset", [0, 2048, 1000 * 8])
 def test_borders_are_aligned(bound, ranks, unit, offset):
     """Two ranks never write to the same page, nor to the same stripe of a large tensor."""
