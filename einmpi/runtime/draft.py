@@ -156,17 +156,10 @@ def publish(draft: str, target: str) -> None:
     """From now on the target is the draft."""
     os.replace(draft, target)
     # Also after a power cut, if this can be done. If not, the old file may come back then, whole as well.
-    with contextlib.suppress(OSError), _opened_folder(os.path.dirname(target)) as descriptor:
-        os.fsync(descriptor)
-
-
-@contextlib.contextmanager
-def _opened_folder(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        folder = os.open(os.path.dirname(target), os.O_RDONLY)
+        stack.callback(os.close, folder)
+        os.fsync(folder)
 
 
 # ---- failures -------------------------------------------------------------------------------------------------------
