@@ -276,8 +276,8 @@ def test_page(name, tmp_path, monkeypatch):
 
 # What people write reaches these modules first.
 READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
-           ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/outputs.py", ROOT / "einmpi/runtime/dist_array.py",
-           ROOT / "einmpi/api.py", ROOT / "einmpi/compiled.py")  # fmt: skip
+           ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/outputs.py", ROOT / "einmpi/api.py",
+           ROOT / "einmpi/runtime/dist_array.py", ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.
 COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/launch.py", *sorted((ROOT / "einmpi" / "plan").glob("*.py")))
 # Errors without an example on a page, and why.

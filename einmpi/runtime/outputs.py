@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -56,14 +56,19 @@ def claim(job: Job, comm: Comm) -> contextlib.AbstractContextManager[None]:
 
 
 def store(job: Job, digest: str, results: Mapping[str, DistArray]) -> None:
-    """Write every output of the job, each file once, within `claim`. All ranks call it."""
+    """Write every output of the job, all or none of them, within `claim`. All ranks call it."""
     program = job.source.text.encode()[:_LONGEST_ATTRIBUTE].decode(errors="ignore")
     attributes = {"einmpi_version": __version__, "einmpi_program": program, "einmpi_plan": digest,
                   "einmpi_dtype": job.dtype}  # fmt: skip
-    for specs in _by_file(job.outputs).values():
-        tensors = [tensor_of(results[spec.name], spec.dataset, spec.dtype, spec.chunks, spec.compression)
-                   for spec in specs]  # fmt: skip
-        write(specs[0].file, tensors, attributes, _format(specs[0].file), specs[0].place)
+    with contextlib.ExitStack() as drafts:
+        ready = []
+        for specs in _by_file(job.outputs).values():
+            tensors = [tensor_of(results[spec.name], spec.dataset, spec.dtype, spec.chunks, spec.compression)
+                       for spec in specs]  # fmt: skip
+            file = specs[0].file
+            ready.append(drafts.enter_context(drafted(file, tensors, attributes, _format(file), specs[0].place)))
+        for publish_file in ready:  # not before all are ready
+            publish_file()
 
 
 def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:
@@ -117,9 +122,16 @@ def check_target(file: str, names: Mapping[str, str], format: Format) -> None:
         format.check(file, names)
 
 
-def write(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], format: Format, place: str = ""
-          ) -> None:  # fmt: skip
-    """Write tensors to a file, all or none of them. What else is in the file stays. All ranks call it."""
+def write(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], format: Format) -> None:
+    """Write tensors to a file. What else is in the file stays. All ranks call it, within `claimed`."""
+    with drafted(file, tensors, attributes, format) as publish_file:
+        publish_file()
+
+
+@contextlib.contextmanager
+def drafted(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], format: Format, place: str = ""
+            ) -> Iterator[Callable[[], object]]:  # fmt: skip
+    """Write tensors to a draft of a file. What this gives puts the draft in the file's place; else it is dropped."""
     comm, target = tensors[0].array.comm, os.path.realpath(file)  # a link stays a link
     existed = os.path.exists(target)
     kinds = {tensor.name: tensor.kind for tensor in tensors}
@@ -151,7 +163,7 @@ def write(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], f
         draft = os.path.join(os.path.dirname(target), name)  # of rank 0, in the folder as this rank sees it
         places = [(offset, chunks and tuple(chunks)) for offset, chunks in laid_out]
         together(comm, fill_draft)  # and nobody reads the old file any more
-        first_rank(lambda: publish(draft, target))
+        yield lambda: first_rank(lambda: publish(draft, target))
     finally:
         if comm.rank == 0:
             with contextlib.suppress(FileNotFoundError):

@@ -60,11 +60,6 @@ class Layout:
         dealing = {axis for axis, _ in self.splits}
         return tuple(axis for axis, cut in enumerate(self.cuts) if cut is not None or axis in dealing)
 
-    def copy_of(self, rank: int) -> tuple[int, ...]:
-        """Which copy of the tensor a rank holds a part of. Ranks that are not in the mesh count from 0 again."""
-        cutting, digits = self.cutting_axes(), self.mesh.digits(rank % self.mesh.ranks)
-        return tuple(digit for axis, digit in enumerate(digits) if axis not in cutting)
-
     def most(self) -> int:
         """A bound on the elements of a rank, equal for all ranks."""
         count = 1

@@ -106,14 +106,15 @@ def collection(source: Layout, wanted: Sequence[Region | None], rank: int, most:
     stored, own = source.block(rank), wanted[rank]
     sends: list[Region | None] = [None] * len(wanted)
     receives: list[Region | None] = [None] * len(wanted)
+    like = rank % source.mesh.ranks  # a rank that is not in the mesh receives like one that is
+    axes = source.cutting_axes()
+    group, _ = group_of(source.mesh, axes, like)
     if stored is not None:
-        for to, theirs in enumerate(wanted):
-            if theirs is not None and source.copy_of(rank) == source.copy_of(to):
-                sends[to] = _common(stored, theirs, stored)
+        for first in range(0, len(wanted), source.mesh.ranks):
+            for to in (first + member for member in group if first + member < len(wanted)):
+                theirs = wanted[to]
+                sends[to] = None if theirs is None else _common(stored, theirs, stored)
     if own is not None:
-        like = rank % source.mesh.ranks
-        axes = source.cutting_axes()
-        group, _ = group_of(source.mesh, axes, like)
         found = _by_member(axes, source, source.mesh.digits(like),
                            lambda d, runs: locate(intersect(runs, own[d]), own[d]))  # fmt: skip
         for member, region in zip(group, found, strict=True):

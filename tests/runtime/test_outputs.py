@@ -15,7 +15,7 @@ from functools import partial
 import h5py
 import numpy as np
 import pytest
-from job_text import PROGRAM, read
+from job_text import PROGRAM, A, read
 from mpi_helpers import needs_mpirun, run_mpi
 from plan_oracle import R, layouts
 
@@ -525,6 +525,20 @@ def test_npy_outputs():
     os.remove("z.npy")
     os.mkdir("z.npy")
     assert error(outputs.check_targets, job) == "job.toml:2:9: z.npy is not a file; an .npy file"
+
+
+def test_all_files_or_none(monkeypatch):
+    job = read(PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + A + '[outputs]\nZ = "z.npy"\nY = "y.h5:/Y"\n')
+    lay_out = outputs.hdf5.lay_out
+
+    def full(*arguments):
+        lay_out(*arguments)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(outputs.hdf5, "lay_out", full)
+    assert error(stored, job, {"Z": np.ones(4), "Y": np.ones(4)}, kind=EinmpiError) == (
+        "job.toml:6:1: y.h5 cannot be written: No space left on device; nothing was written")  # fmt: skip
+    assert os.listdir() == ["job.toml"]
 
 
 def test_a_long_program_is_no_reason_to_lose_a_result():
