@@ -56,14 +56,34 @@ def fill(draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5.Place], co
 
 
 def _fill_bytes(descriptor: int | None, tensor: Tensor, offset: int, comm: Comm, attempt: FirstFailure) -> None:
-    """All ranks write at once, past the library that has made the file."""
+    """All ranks write at once, past the library that has made the file.
+
+    What lies in memory as in the file is written in few large pieces: a file system lets one write in at a time, and to
+    change places costs more than to wait.
+    """
     bound, dtype = tensor.kind.shape or (1,), np.dtype(tensor.kind.dtype)
     rounds = rounds_of_bytes(bound, dtype.itemsize, offset, comm.size, WINDOW)
+    held = _raw(np.ascontiguousarray(tensor.array.local))
+    waiting, place = held[:0], 0  # what is not written yet, and where it goes
     for pieces, values in assembled(tensor.array, rounds, WINDOW // dtype.itemsize):
-        if values is not None:
-            run = flat_range(pieces[comm.rank] or (), bound)
-            assert run is not None, "a piece in the file's order is one run"
-            attempt(write_at, descriptor, _converted(values, dtype), offset + run[0] * dtype.itemsize)
+        if values is None:
+            continue
+        run = flat_range(pieces[comm.rank] or (), bound)
+        assert run is not None, "a piece in the file's order is one run"
+        start, data = offset + run[0] * dtype.itemsize, _raw(_converted(values, dtype))
+        first = data.ctypes.data - held.ctypes.data
+        if place + waiting.size == start and waiting.ctypes.data + waiting.size == data.ctypes.data:
+            waiting = held[first - waiting.size : first + data.size]
+            continue
+        attempt(write_at, descriptor, waiting, place)
+        waiting, place = (data, start) if np.may_share_memory(data, held) else (held[:0], 0)
+        if not waiting.size:
+            attempt(write_at, descriptor, data, start)
+    attempt(write_at, descriptor, waiting, place)
+
+
+def _raw(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
 
 
 def _fill_chunks(draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm, attempt: FirstFailure) -> None:
