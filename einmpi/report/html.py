@@ -141,7 +141,8 @@ label is cut; an orange one is aggregated, so that the ranks hold partial result
 
 
 _TENSORS = """<p>How each tensor lies on the ranks when it is made, kept and read. A colour is a rank; a block with several numbers is on
-all of these ranks, with + each of them has a partial result of it. Further dimensions are unfolded into several pictures.</p>
+all of these ranks, with + each of them has a partial result of it. Further dimensions are unfolded into several pictures. Many
+short runs of indices of the same ranks are drawn as one; the pointer tells which they are.</p>
 <div class="tools"><label>Find a tensor <input id="tensor-filter" type="search" autocomplete="off"></label>
 <label>Only rank <input id="tensor-rank" type="number" min="0" placeholder="all" autocomplete="off"></label></div>
 <div class="cards" id="cards"></div>

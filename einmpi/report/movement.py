@@ -61,25 +61,26 @@ def _symbols(plan: Plan, variable: Variable) -> tuple[int, ...]:
     return tuple(last if label is None else einsum.labels.index(label) for label in plan.states[variable.name])
 
 
-def ways_it_lies(plan: Plan, name: str) -> dict[tuple[int, ...], list[str]]:
-    """The layouts of a tensor, in the order of its life: for each axis of the mesh a dimension, EVERYWHERE or PARTIAL;
-    and when it lies so."""
-    graph, found = plan.graph, dict[tuple[int, ...], list[str]]()
+def ways_it_lies(plan: Plan, name: str) -> dict[tuple[int, ...], tuple[list[str], list[str]]]:
+    """The layouts of a tensor in the order of its life: for each axis of the mesh a dimension, EVERYWHERE or PARTIAL.
 
-    def note(cuts: Sequence[int | None], when: str) -> None:
-        key = tuple(EVERYWHERE if cut is None else cut for cut in cuts)
-        found.setdefault(key, []).append(when)
+    With each goes when it lies so: ("made", "kept"), and the vertices that read it so.
+    """
+    graph, vertex = plan.graph, plan.graph[name]
+    found: dict[tuple[int, ...], tuple[list[str], list[str]]] = {}
 
-    vertex = graph[name]
+    def at(cuts: Sequence[int | None]) -> tuple[list[str], list[str]]:
+        return found.setdefault(tuple(EVERYWHERE if cut is None else cut for cut in cuts), ([], []))
+
     if vertex.einsum is not None:
-        state = plan.states[name]
+        aggregated, state = vertex.einsum.aggregated, plan.states[name]
         made = output_cuts(graph, name, state)
-        aggregated = vertex.einsum.aggregated
-        note([PARTIAL if x in aggregated else cut for x, cut in zip(state, made, strict=True)], "made")
+        at([PARTIAL if label in aggregated else cut for label, cut in zip(state, made, strict=True)])[0].append("made")
     if name in plan.layouts:
-        note(plan.layouts[name], "kept")
+        at(plan.layouts[name])[0].append("kept")
     for user in graph.consumers[name]:
         for operand, read in enumerate(graph[user].inputs):
-            if read == name:
-                note(operand_cuts(graph, user, operand, plan.states[user]), f"for {user}")
-    return {cuts: list(dict.fromkeys(times)) for cuts, times in found.items()}
+            users = at(operand_cuts(graph, user, operand, plan.states[user]))[1] if read == name else [user]
+            if user not in users:
+                users.append(user)
+    return found

@@ -27,15 +27,17 @@ def layouts_data(plan: Plan) -> dict[str, Any]:
     """
     tensors = []
     for vertex in plan.graph.vertices:
-        layouts = [[_times(times), *cuts] for cuts, times in ways_it_lies(plan, vertex.name).items()]
+        layouts = [[_when(*when), *cuts] for cuts, when in ways_it_lies(plan, vertex.name).items()]
         tensors.append([vertex.name, vertex.dtype, vertex.bound, _dimensions(plan.graph, vertex), layouts])
     extents = sorted({extent for vertex in plan.graph.vertices for extent in vertex.bound})
     return {"mesh": plan.mesh.factors, "windows": {str(e): plan.mesh.windows(e) for e in extents}, "tensors": tensors}
 
 
-def _times(times: Sequence[str]) -> str:
-    more = len(times) - USERS_NAMED
-    return ", ".join(times[:USERS_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _when(made: Sequence[str], users: Sequence[str]) -> str:
+    """"made, kept; for B, C and 3 more"."""
+    more = f" and {len(users) - USERS_NAMED} more" if len(users) > USERS_NAMED else ""
+    readers = [f"for {', '.join(users[:USERS_NAMED])}{more}"] if users else []
+    return "; ".join([*([", ".join(made)] if made else []), *readers])
 
 
 def _dimensions(graph: EinGraph, vertex: Vertex) -> list[str]:

@@ -16,6 +16,8 @@ from einmpi.report.movement import WAYS, movements
 from einmpi.report.timeline import KINDS, Timeline
 from einmpi.units import show_bytes, show_count
 
+ROWS = 100  # shown at first: a browser takes long to arrange thousands
+
 
 def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
     """The headline: a few numbers that tell most."""
@@ -109,11 +111,13 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
         else:
             cells.append(_bars(nbytes[name] / most, None))
             cells.append(_bars(predicted, None))
-        rows.append(f"<tr>{''.join(cells)}</tr>")
+        hidden = " hidden" if len(rows) >= ROWS else ""
+        rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
     heads = ["tensor", "what it is", "cuts", "moved", "mostly"]
     heads += ["measured", "computing", "moving", "share of the time"] if timeline else ["", "share of the work"]
     return f"""{_notes(timeline)}
-<div class="tools"><label>Find a row <input id="table-filter" type="search" autocomplete="off"></label></div>
+<div class="tools"><label>Find a row <input id="table-filter" type="search" autocomplete="off"></label>
+<button id="table-all" hidden>Show all {len(rows):,} rows</button></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of tensors"><table id="tensor-table">
 <thead><tr>{_heads(heads, left=(0, 1, 2, 4, 8))}</tr></thead>
 <tbody>
@@ -186,7 +190,7 @@ def _cell(text: str) -> str:
 
 
 def _left(text: str, more: str = "") -> str:
-    hint = f' title="{escape(text)}"' if "wide" in more else ""
+    hint = f' title="{escape(text)}"' if len(text) > 50 else ""
     return f'<td class="left {more}"{hint}>{escape(text)}</td>' if more else f'<td class="left">{escape(text)}</td>'
 
 

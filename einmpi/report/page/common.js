@@ -82,10 +82,13 @@ function graphPart() {
 // ---- the table: only the rows that are looked for -----------------------------------------------------------------------
 
 function tablePart() {
-  const rows = [...document.querySelectorAll("#tensor-table tbody tr")];
-  const names = rows.map((row) => row.textContent.toLowerCase());
-  byId("table-filter").oninput = (event) => {
-    const wanted = event.target.value.toLowerCase();
-    rows.forEach((row, k) => { row.hidden = !names[k].includes(wanted); });
+  const rows = [...document.querySelectorAll("#tensor-table tbody tr")], filter = byId("table-filter"), all = byId("table-all");
+  const late = rows.map((row) => row.hidden); // the page shows the first ones only
+  const show = () => {
+    const wanted = filter.value.toLowerCase();
+    rows.forEach((row, k) => { row.hidden = wanted ? !row.textContent.toLowerCase().includes(wanted) : !all.hidden && late[k]; });
   };
+  all.hidden = !late.includes(true);
+  all.onclick = () => { all.hidden = true; show(); };
+  filter.oninput = show;
 }

@@ -1,6 +1,6 @@
 // Which rank holds which part of a tensor: pictures made from the layouts when they come into view.
 
-const AT_A_TIME = 48, PANELS = 12, WIDE = 240, TALL = 190;
+const AT_A_TIME = 48, PANELS = 12, FINE = 8, WIDE = 240, TALL = 190;
 const mesh = data.layouts.mesh;
 const strides = mesh.map((_, axis) => mesh.slice(axis + 1).reduce((a, b) => a * b, 1));
 const ranksInMesh = mesh.reduce((a, b) => a * b, 1);
@@ -51,7 +51,7 @@ function blocksOf(tensor, layout) {
 
 // Neighbouring numbers get hues far apart; every fourth of 64 has the same lightness.
 function rankColour(rank) {
-  const hue = rank * 137.508 % 360, shade = parseFloat(colour("shade")), tint = parseFloat(colour("tint"));
+  const hue = rank * 137.508 % 360, shade = dark.matches ? 30 : 72, tint = dark.matches ? 45 : 58;
   return `hsl(${hue.toFixed(1)} ${tint + rank % 3 * 8}% ${shade + (rank % 4 - 1.5) * 5}%)`;
 }
 
@@ -63,21 +63,38 @@ function ranksText(ranks, partial, most) {
   return short.length <= most && ranks.length > 1 ? short : ranks.length > 1 && most > 2 ? "×" + ranks.length : "";
 }
 
+// Runs as they are drawn: {low, high, part, text}. Many short ones of the same ranks become one, or nobody would see them.
+function drawnRuns(runs) {
+  const own = new Map();
+  for (const [start, stop, part] of runs) own.set(part, [...(own.get(part) || []), [start, stop]]);
+  if (runs.length <= FINE || own.size === runs.length) {
+    return runs.map(([start, stop, part]) => ({ low: start, high: stop, part, text: `${start}:${stop}` }));
+  }
+  let low = 0;
+  return [...own].map(([part, pieces]) => {
+    const high = pieces.reduce((sum, [start, stop]) => sum + stop - start, low);
+    const shown = pieces.slice(0, 4).map(([start, stop]) => `${start}:${stop}`).join(" ");
+    const drawn = { low, high, part, text: shown + (pieces.length > 4 ? ` … (${pieces.length} runs)` : "") };
+    low = high;
+    return drawn;
+  });
+}
+
 // ---- one picture --------------------------------------------------------------------------------------------------------
 
 function drawLayout(canvas, tensor, layout) {
   const [, , bound, , layouts] = data.layouts.tensors[tensor];
   const cuts = layouts[layout].slice(1);
-  const runs = bound.map((extent, dimension) => segments(extent, dimension, cuts));
-  const parts = runs.map((each) => new Set(each.map((run) => run[2])).size);
+  const runs = bound.map((extent, dimension) => drawnRuns(segments(extent, dimension, cuts)));
+  const parts = runs.map((each) => new Set(each.map((run) => run.part)).size);
   const chosen = [...bound.keys()].sort((a, b) => parts[b] - parts[a] || bound[b] - bound[a] || a - b).slice(0, 2).sort((a, b) => a - b);
   const [rows, columns] = chosen.length === 2 ? chosen : [-1, chosen.length ? chosen[0] : -1];
-  const whole = [[0, 1, 0]];
+  const whole = [{ low: 0, high: 1, part: 0, text: "" }];
   const down = rows < 0 ? whole : runs[rows], across = columns < 0 ? whole : runs[columns];
   let panels = [[0, []]];
   bound.forEach((_, dimension) => {
     if (dimension === rows || dimension === columns || parts[dimension] === 1) return;
-    panels = panels.flatMap(([base, at]) => runs[dimension].map((run) => [base + run[2], [...at, [dimension, run]]]));
+    panels = panels.flatMap(([base, at]) => runs[dimension].map((run) => [base + run.part, [...at, [dimension, run]]]));
   });
   const left = panels.length - PANELS;
   panels = panels.slice(0, PANELS);
@@ -95,11 +112,11 @@ function drawLayout(canvas, tensor, layout) {
   const extent = (dimension) => dimension < 0 ? 1 : Math.max(1, bound[dimension]);
   panels.forEach(([base, at], k) => {
     const x0 = k % inRow * (w + 6), y0 = Math.floor(k / inRow) * (h + 6);
-    for (const [top, bottom, rowPart] of down) for (const [start, stop, columnPart] of across) {
-      const cell = { x: x0 + w * start / extent(columns), y: y0 + h * top / extent(rows),
-                     w: w * (stop - start) / extent(columns), h: h * (bottom - top) / extent(rows),
-                     ranks: more.map((other) => base + rowPart + columnPart + other),
-                     at: [...at.map(([d, run]) => [d, run[0], run[1]]), [rows, top, bottom], [columns, start, stop]] };
+    for (const line of down) for (const column of across) {
+      const cell = { x: x0 + w * column.low / extent(columns), y: y0 + h * line.low / extent(rows),
+                     w: w * (column.high - column.low) / extent(columns), h: h * (line.high - line.low) / extent(rows),
+                     ranks: more.map((other) => base + line.part + column.part + other),
+                     at: [...at, [rows, line], [columns, column]] };
       drawCell(pen, cell, partial);
       cells.push(cell);
     }
@@ -149,7 +166,7 @@ function drawCell(pen, cell, partial) {
 
 function cellText(tensor, cell, partial) {
   const names = data.layouts.tensors[tensor][3];
-  const where = cell.at.filter(([d]) => d >= 0).map(([d, start, stop]) => `${names[d]} ${start}:${stop}`).join(", ");
+  const where = cell.at.filter(([d]) => d >= 0).map(([d, run]) => `${names[d]} ${run.text}`).join(", ");
   const who = cell.ranks.length > 1 ? `ranks ${ranksText(cell.ranks, partial, 160)}` : `rank ${cell.ranks[0]}`;
   return `${who}${partial ? ", each with a partial result" : cell.ranks.length > 1 ? ", all the same" : ""}\n${where}`;
 }
@@ -174,8 +191,8 @@ function fillCard(card) {
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${name}, ${text}`);
     figure.append(canvas, element("figcaption", text));
-    const left = drawLayout(canvas, tensor, layout);
-    if (left) figure.append(element("figcaption", left));
+    const note = drawLayout(canvas, tensor, layout);
+    if (note) figure.append(element("figcaption", `(${note})`));
     card.append(figure);
   });
 }

@@ -61,24 +61,13 @@ function timelinePart() {
 
   function draw() {
     waiting = false;
-    const pen = sized(canvas, canvas.clientWidth, tall);
-    const colours = data.timeline.kinds.map(colour), ink = colour("ink");
+    const pen = sized(canvas, canvas.clientWidth, tall), ink = colour("ink");
     pen.fillStyle = colour("idle");
     pen.fillRect(NAMES_WIDE, AXIS, wide(), tall - AXIS);
     pen.font = '11px "DejaVu Sans", Arial, sans-serif';
     pen.textBaseline = "middle";
-    for (let rank = Math.floor(first); rank < tracks.length; rank += 1) {
-      const y = AXIS + (rank - first) * row, track = tracks[rank];
-      if (y >= tall) break;
-      let drawn = -1;
-      for (let k = firstAfter(track, from); k < track.starts.length && track.starts[k] < to; k += 1) {
-        const x = Math.max(xOf(track.starts[k]), NAMES_WIDE), right = Math.min(xOf(track.ends[k]), canvas.clientWidth);
-        if (right - drawn < 0.5) continue; // nothing to see beside what is there
-        pen.fillStyle = colours[steps[track.steps[k]][0]];
-        pen.fillRect(Math.max(x, drawn), y + 1, Math.max(right - Math.max(x, drawn) - (right - x > 4 ? 0.7 : 0), 0.6), row - 2);
-        drawn = right;
-        if (right - x > 60 && row >= 13) label(pen, steps[track.steps[k]][1], x, right, y + row / 2);
-      }
+    for (let rank = Math.floor(first); rank < tracks.length && AXIS + (rank - first) * row < tall; rank += 1) {
+      drawTrack(pen, tracks[rank], AXIS + (rank - first) * row);
     }
     pen.fillStyle = colour("ground");
     pen.fillRect(0, 0, canvas.clientWidth, AXIS);
@@ -97,8 +86,27 @@ function timelinePart() {
     }
   }
 
+  // There may be many more spans than pixels: asking the browser for sizes and colours here would take seconds.
+  function drawTrack(pen, track, y) {
+    const colours = data.timeline.kinds.map(colour), ground = colour("ground");
+    const scale = wide() / (to - from), most = canvas.clientWidth;
+    let drawn = NAMES_WIDE, last = -1;
+    for (let k = firstAfter(track, from); k < track.starts.length && track.starts[k] < to; k += 1) {
+      const right = Math.min(NAMES_WIDE + (track.ends[k] - from) * scale, most);
+      if (right - drawn < 0.9) continue; // nothing to see beside what is there
+      const x = Math.max(NAMES_WIDE + (track.starts[k] - from) * scale, drawn), step = steps[track.steps[k]];
+      if (step[0] !== last) pen.fillStyle = colours[last = step[0]];
+      pen.fillRect(x, y + 1, right - x > 4 ? right - x - 0.7 : Math.max(right - x, 0.9), row - 2);
+      drawn = right;
+      if (right - x > 60 && row >= 13) {
+        pen.fillStyle = ground;
+        label(pen, step[1], x, right, y + row / 2);
+        last = -1;
+      }
+    }
+  }
+
   function label(pen, text, x, right, y) {
-    pen.fillStyle = colour("ground");
     const room = Math.floor((right - x - 8) / 7);
     pen.fillText(text.length > room ? text.slice(0, room - 1) + "…" : text, x + 4, y);
   }
