@@ -81,7 +81,7 @@ def test_edges_move_what_the_plan_moves(name, ranks):
 
 def test_a_tensor_lies_as_the_plan_says():
     plan = einmpi.plan(load("chain"), 8)
-    assert plan.states["Z_1"] == ("i", "k", "j") or sorted(plan.states["Z_1"]) == ["i", "j", "k"]
+    assert sorted(plan.states["Z_1"]) == ["i", "j", "k"]
     made, wanted = ways_it_lies(plan, "Z_1").items()
     assert (sorted(made[0]), made[1]) == ([-2, 0, 1], (["made"], []))
     assert (sorted(wanted[0]), wanted[1]) == ([0, 0, 1], ([], ["Z"]))
@@ -208,7 +208,7 @@ def test_what_people_write_is_only_text():
     spans = (Span(0, "kernel", "Z", EVIL, 0.0, 1.0), Span(1, "kernel", EVIL, EVIL, 0.0, 1.0))
     text = page(plan, None, Timeline(4, 1.0, spans), None, program, EVIL)
     elements = Elements(text)
-    assert {tag for tag, _ in elements.found} & {"img", "b"} <= {"b"}
+    assert "img" not in {tag for tag, _ in elements.found}
     assert len(elements.scripts) == 2
     assert not any(name.startswith("on") for _, attrs in elements.found for name in attrs)
     data = json.loads(elements.scripts[0])

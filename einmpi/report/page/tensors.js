@@ -82,58 +82,59 @@ function drawnRuns(runs) {
 
 // ---- one picture --------------------------------------------------------------------------------------------------------
 
-function drawLayout(canvas, tensor, layout) {
+// What is drawn where: two dimensions as rows and columns, further ones that are cut as several panels.
+function pictureOf(tensor, layout) {
   const [, , bound, , layouts] = data.layouts.tensors[tensor];
   const cuts = layouts[layout].slice(1);
   const runs = bound.map((extent, dimension) => drawnRuns(segments(extent, dimension, cuts)));
   const parts = runs.map((each) => new Set(each.map((run) => run.part)).size);
-  const chosen = [...bound.keys()].sort((a, b) => parts[b] - parts[a] || bound[b] - bound[a] || a - b).slice(0, 2).sort((a, b) => a - b);
-  const [rows, columns] = chosen.length === 2 ? chosen : [-1, chosen.length ? chosen[0] : -1];
-  const whole = [{ low: 0, high: 1, part: 0, text: "" }];
-  const down = rows < 0 ? whole : runs[rows], across = columns < 0 ? whole : runs[columns];
+  const mostCut = [...bound.keys()].sort((a, b) => parts[b] - parts[a] || bound[b] - bound[a] || a - b);
+  const [rows, columns] = [-1, -1, ...mostCut.slice(0, 2).sort((a, b) => a - b)].slice(-2);
   let panels = [[0, []]];
   bound.forEach((_, dimension) => {
     if (dimension === rows || dimension === columns || parts[dimension] === 1) return;
     panels = panels.flatMap(([base, at]) => runs[dimension].map((run) => [base + run.part, [...at, [dimension, run]]]));
   });
-  const left = panels.length - PANELS;
-  panels = panels.slice(0, PANELS);
-
-  const height = rows < 0 ? 34 : clamp(WIDE * bound[rows] / Math.max(1, bound[columns]), 80, TALL);
-  const width = rows < 0 ? (columns < 0 ? 60 : WIDE) : clamp(TALL * bound[columns] / Math.max(1, bound[rows]), 130, WIDE);
+  const [down, across] = [rows, columns].map((d) => d < 0 ? [{ low: 0, high: 1, part: 0, text: "" }] : runs[d]);
+  const [high, wide] = [rows, columns].map((d) => d < 0 ? 1 : Math.max(1, bound[d]));
+  const width = rows < 0 ? (columns < 0 ? 60 : WIDE) : clamp(TALL * wide / high, 130, WIDE);
+  const height = rows < 0 ? 34 : clamp(WIDE * high / wide, 80, TALL);
   const inRow = panels.length === 1 ? 1 : width > 130 ? 2 : 3;
   const scale = panels.length === 1 ? 1 : (WIDE - 6 * (inRow - 1)) / inRow / width;
-  const w = width * scale, h = Math.max(28, height * scale);
-  const tall = Math.ceil(panels.length / inRow) * (h + 6);
-  canvas.style.width = WIDE + "px";
-  const pen = sized(canvas, WIDE, tall);
+  const w = width * scale, h = Math.max(28, height * scale), shown = Math.min(panels.length, PANELS);
+  return { tensor, cuts, rows, columns, down, across, high, wide, inRow, w, h, panels: panels.slice(0, PANELS),
+           tall: Math.ceil(shown / inRow) * (h + 6),
+           note: panels.length > PANELS ? `the first ${PANELS} of ${panels.length} blocks of the other dimensions` : "" };
+}
+
+function paint(canvas, picture) {
+  const { tensor, cuts, rows, columns, w, h } = picture, partial = cuts.includes(-2), cells = [];
+  const pen = sized(canvas, WIDE, picture.tall), inks = { ink: colour("ink"), line: colour("line") };
   const more = others(-1, cuts).flatMap((a) => others(-2, cuts).map((b) => a + b)).sort((a, b) => a - b);
-  const partial = cuts.includes(-2), cells = [];
-  const extent = (dimension) => dimension < 0 ? 1 : Math.max(1, bound[dimension]);
-  panels.forEach(([base, at], k) => {
-    const x0 = k % inRow * (w + 6), y0 = Math.floor(k / inRow) * (h + 6);
-    for (const line of down) for (const column of across) {
-      const cell = { x: x0 + w * column.low / extent(columns), y: y0 + h * line.low / extent(rows),
-                     w: w * (column.high - column.low) / extent(columns), h: h * (line.high - line.low) / extent(rows),
+  picture.panels.forEach(([base, at], k) => {
+    const x0 = k % picture.inRow * (w + 6), y0 = Math.floor(k / picture.inRow) * (h + 6);
+    for (const line of picture.down) for (const column of picture.across) {
+      const cell = { x: x0 + w * column.low / picture.wide, y: y0 + h * line.low / picture.high,
+                     w: w * (column.high - column.low) / picture.wide, h: h * (line.high - line.low) / picture.high,
                      ranks: more.map((other) => base + line.part + column.part + other),
                      at: [...at, [rows, line], [columns, column]] };
-      drawCell(pen, cell, partial);
+      drawCell(pen, cell, partial, inks);
       cells.push(cell);
     }
   });
   canvas.onpointermove = (event) => {
-    const cell = cells.find((c) => event.offsetX >= c.x && event.offsetX < c.x + c.w && event.offsetY >= c.y && event.offsetY < c.y + c.h);
+    const { offsetX: x, offsetY: y } = event;
+    const cell = cells.find((each) => x >= each.x && x < each.x + each.w && y >= each.y && y < each.y + each.h);
     showTip(cell ? cellText(tensor, cell, partial) : "", event.clientX, event.clientY);
   };
   canvas.onpointerleave = () => showTip("");
-  return left > 0 ? `the first ${PANELS} of ${PANELS + left} blocks of the other dimensions` : "";
 }
 
 // Where one rank is looked for, blocks that it does not hold are left empty.
-function drawCell(pen, cell, partial) {
+function drawCell(pen, cell, partial, inks) {
   const wanted = byId("tensor-rank").value;
   if (wanted !== "" && !cell.ranks.includes(Number(wanted))) {
-    pen.strokeStyle = colour("line");
+    pen.strokeStyle = inks.line;
     pen.lineWidth = 0.7;
     pen.strokeRect(cell.x + 0.5, cell.y + 0.5, cell.w - 1, cell.h - 1);
     return;
@@ -146,7 +147,7 @@ function drawCell(pen, cell, partial) {
     if (upright) pen.fillRect(cell.x, cell.y + k * step, cell.w, step + 0.3);
     else pen.fillRect(cell.x + k * step, cell.y, step + 0.3, cell.h);
   });
-  pen.strokeStyle = colour("ink");
+  pen.strokeStyle = inks.ink;
   pen.lineWidth = 0.7;
   if (cell.w > 3 && cell.h > 3) pen.strokeRect(cell.x + 0.5, cell.y + 0.5, cell.w - 1, cell.h - 1);
   const [long, short] = upright ? [cell.h, cell.w] : [cell.w, cell.h];
@@ -155,7 +156,7 @@ function drawCell(pen, cell, partial) {
   const text = ranksText(cell.ranks, partial, Math.floor(long / (size * 0.62)));
   pen.save();
   pen.font = `${size}px "DejaVu Sans", Arial, sans-serif`;
-  pen.fillStyle = colour("ink");
+  pen.fillStyle = inks.ink;
   pen.textAlign = "center";
   pen.textBaseline = "middle";
   pen.translate(cell.x + cell.w / 2, cell.y + cell.h / 2);
@@ -183,18 +184,23 @@ function layoutText(tensor, layout) {
     `${same > 1 ? `, on ${same} ranks each` : ""}`;
 }
 
-function fillCard(card) {
-  const tensor = Number(card.dataset.tensor), [name, dtype, bound, , layouts] = data.layouts.tensors[tensor];
-  card.replaceChildren(element("h3", name), element("div", `${dtype} ${bound.join("×") || "scalar"}`, "faint"));
+// A card has its size at once, so that nothing on the page moves later; it is painted when it comes into view.
+function cardOf(tensor, watch) {
+  const [name, dtype, bound, , layouts] = data.layouts.tensors[tensor], card = element("div", "", "card");
+  card.append(element("h3", name), element("div", `${dtype} ${bound.join("×") || "scalar"}`, "faint"));
   layouts.forEach((_, layout) => {
-    const figure = element("figure"), canvas = element("canvas"), text = layoutText(tensor, layout);
+    const picture = pictureOf(tensor, layout), text = layoutText(tensor, layout);
+    const figure = element("figure"), canvas = element("canvas");
     canvas.setAttribute("role", "img");
     canvas.setAttribute("aria-label", `${name}, ${text}`);
-    figure.append(canvas, element("figcaption", text));
-    const note = drawLayout(canvas, tensor, layout);
-    if (note) figure.append(element("figcaption", `(${note})`));
+    canvas.style.width = WIDE + "px";
+    canvas.style.height = picture.tall + "px";
+    canvas.paint = () => paint(canvas, picture);
+    watch.observe(canvas);
+    figure.append(canvas, element("figcaption", picture.note ? `${text} (${picture.note})` : text));
     card.append(figure);
   });
+  return card;
 }
 
 function tensorsPart() {
@@ -202,19 +208,14 @@ function tensorsPart() {
   const watch = new IntersectionObserver((entries) => entries.forEach((entry) => {
     if (!entry.isIntersecting) return;
     watch.unobserve(entry.target);
-    fillCard(entry.target);
+    entry.target.paint();
   }), { rootMargin: "200px" });
   let most = AT_A_TIME;
   const show = () => {
-    const wanted = filter.value.toLowerCase();
-    const found = [...data.layouts.tensors.keys()].filter((k) => data.layouts.tensors[k][0].toLowerCase().includes(wanted));
+    const wanted = filter.value.toLowerCase(), tensors = data.layouts.tensors;
+    const found = [...tensors.keys()].filter((k) => tensors[k][0].toLowerCase().includes(wanted));
     watch.disconnect();
-    cards.replaceChildren(...found.slice(0, most).map((tensor) => {
-      const card = element("div", "", "card");
-      card.dataset.tensor = tensor;
-      watch.observe(card);
-      return card;
-    }));
+    cards.replaceChildren(...found.slice(0, most).map((tensor) => cardOf(tensor, watch)));
     button.hidden = found.length <= most;
     button.textContent = `Show more of ${found.length} tensors`;
   };

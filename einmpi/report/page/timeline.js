@@ -197,5 +197,6 @@ function timelinePart() {
   byId("track-reset").onclick = () => { first = 0; view(0, end); };
   addEventListener("resize", () => view(from, to - from));
   dark.addEventListener("change", () => view(from, to - from));
+  canvas.style.height = tall + "px";
   view(0, end);
 }
