@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 Point: TypeAlias = tuple[float, float]
@@ -47,7 +48,7 @@ def arrange(sizes: Mapping[str, Point], edges: Sequence[Edge], sources: Collecti
             width[name] = LANE
         chain = (a, *names, b)
         if len(names) == layer[b] - layer[a] - 1:
-            links += zip(chain, chain[1:], strict=False)
+            links += pairwise(chain)
     above, below = _neighbours(width, links, 1), _neighbours(width, links, 0)
     rows = _order(rows, above, below)
     x = _columns(rows, width, above, below)
@@ -114,13 +115,13 @@ def _swept(rows: list[list[str]], neighbours: Mapping[str, list[str]]) -> list[l
         for k, name in enumerate(row):
             known = [place[other] for other in neighbours[name] if other in place]
             wish[name] = sum(known) / len(known) if known else (k + 0.5) / len(row)
-        swept.append(sorted(row, key=lambda name, wish=wish: wish[name]))  # type: ignore[misc]
+        swept.append(sorted(row, key=wish.__getitem__))
     return swept
 
 
 def _crossings(rows: list[list[str]], below: Mapping[str, list[str]]) -> int:
     count = 0
-    for row, following in zip(rows, rows[1:], strict=False):
+    for row, following in pairwise(rows):
         place = {name: k for k, name in enumerate(following)}
         seen: list[int] = []
         for name in row:
@@ -179,23 +180,28 @@ def _place(sizes: Mapping[str, Point], rows: list[list[str]], x: Mapping[str, fl
         for name in row:
             y[name] = top + height / 2
         top += height + GAP_Y
-    ports = {edge: [0.0, 0.0] for edge in edges}
-    for end in (0, 1):
-        at: dict[str, list[Edge]] = {}
-        for edge in dict.fromkeys(edges):
-            at.setdefault(edge[end], []).append(edge)
-        for name, ending in at.items():
-            # Edges meet a box in the order of where they come from, so that they do not cross there.
-            ending.sort(key=lambda edge: x[(*lanes[edge], edge[1])[0] if end == 0 else (edge[0], *lanes[edge])[-1]])  # noqa: B023
-            step = min(PORT, sizes[name][0] / (len(ending) + 1))
-            for k, edge in enumerate(ending):
-                ports[edge][end] = x[name] + (k - (len(ending) - 1) / 2) * step
+    starts, stops = (_ports(sizes, x, lanes, end) for end in (0, 1))
     routes = {}
     for edge in edges:
         a, b = edge
-        start = ports[edge][0], y[a] + sizes[a][1] / 2
-        stop = ports[edge][1], y[b] - sizes[b][1] / 2
+        start = starts[edge], y[a] + sizes[a][1] / 2
+        stop = stops[edge], y[b] - sizes[b][1] / 2
         routes[edge] = (start, *((x[lane], y[lane]) for lane in lanes[edge]), stop)
     right = max(x[name] + sizes[name][0] / 2 for name in sizes)
     right = max([right, *(x[lane] for names in lanes.values() for lane in names)])
     return Arrangement({name: (x[name], y[name]) for name in sizes}, routes, right + MARGIN, top - GAP_Y + MARGIN)
+
+
+def _ports(sizes: Mapping[str, Point], x: Mapping[str, float], lanes: Mapping[Edge, tuple[str, ...]],
+           end: int) -> dict[Edge, float]:  # fmt: skip
+    """Where edges leave their boxes (end 0) or reach them (end 1), in the order of where they go: they do not cross."""
+    near = {edge: x[(edge[0], *names, edge[1])[(1, -2)[end]]] for edge, names in lanes.items()}
+    at: dict[str, list[Edge]] = {}
+    for edge in sorted(lanes, key=near.__getitem__):
+        at.setdefault(edge[end], []).append(edge)
+    found = {}
+    for name, edges in at.items():
+        step = min(PORT, sizes[name][0] / (len(edges) + 1))
+        for k, edge in enumerate(edges):
+            found[edge] = x[name] + (k - (len(edges) - 1) / 2) * step
+    return found

@@ -124,7 +124,7 @@ def _chip_width(text: str) -> float:
 
 def _node(plan: Plan, vertex: Vertex, own: Movement | None, brief: bool) -> _Node:
     name = Text(0, 0, shortened(vertex.name, 24), "ink", 13, bold=True)
-    rows = [(name, Text(0, 0, shape_text(vertex), "faint", 11))]
+    rows: list[tuple[Text, ...]] = [(name, Text(0, 0, shape_text(vertex), "faint", 11))]
     style = "input" if vertex.is_input else "output" if vertex.name in plan.graph.outputs else "vertex"
     chips: list[tuple[str, str]] = []
     if vertex.einsum is not None:

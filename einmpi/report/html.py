@@ -69,8 +69,8 @@ def page(
               "form-action 'none'")  # fmt: skip
     merged = tracks["merged"] if tracks else 0
     sections = list(_sections(plan, comparison, timeline, merged, program))
-    links = " ".join(f'<a href="#{key}">{escape(head)}</a>' for key, head, _ in sections)
-    body = "\n".join(f'<section id="{key}">\n<h2>{escape(head)}</h2>\n{text}\n</section>' for key, head, text in sections)
+    links = " ".join(f'<a href="#{key}">{head}</a>' for key, head, _ in sections)
+    body = "\n".join(f'<section id="{key}">\n<h2>{head}</h2>\n{text}\n</section>' for key, head, text in sections)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -113,7 +113,8 @@ def _subtitle(plan: Plan) -> str:
     mesh = "·".join(map(str, plan.mesh.factors)) or "1"
     idle = f", {plan.ranks - plan.mesh.ranks} idle" if plan.mesh.ranks < plan.ranks else ""
     ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)} (mesh {mesh}{idle})"
-    return f"{ranks}, strategy {plan.strategy}, {len(plan.graph.computed):,} operations on {len(plan.graph.inputs):,} inputs"
+    graph = f"{len(plan.graph.computed):,} operations on {len(plan.graph.inputs):,} inputs"
+    return f"{ranks}, strategy {plan.strategy}, {graph}"
 
 
 def _sections(
@@ -122,27 +123,27 @@ def _sections(
     """(anchor, heading, HTML) of each section that there is something for."""
     if program.strip():
         yield "program", "Program", f'<pre tabindex="0"><code>{escape(program.strip(chr(10)))}</code></pre>'
-    yield "plan", "Graph and cuts", _graph(plan)
+    yield "plan", "Graph and cuts", _GRAPH.format(svg=svg(graph_picture(plan)))
     yield "tensors", "Who holds what", _TENSORS
-    head = "Predicted and measured" if timeline else "What moves"
-    yield "table", head, tensor_table(plan, timeline)
+    yield "table", "Predicted and measured" if timeline else "What moves", tensor_table(plan, timeline)
     if timeline:
         yield "time", "Timeline", _timeline(timeline, merged)
     if comparison:
         yield "strategies", "Strategies", comparison_table(plan, comparison)
 
 
-def _graph(plan: Plan) -> str:
-    return f"""<p>Every box is a tensor: an input, a result of an EinSum, or (green) an output. The small tags say into how many parts each
-label is cut; an orange one is aggregated, so that the ranks hold partial results. An edge is as wide as what moves on it.</p>
-<div class="tools"><button id="graph-in">Zoom in</button><button id="graph-out">Zoom out</button><button id="graph-fit">Fit</button>
+_GRAPH = """<p>Every box is a tensor: an input, a result of an EinSum, or (green) an output. The small tags say into how
+many parts each label is cut; an orange one is aggregated, so that the ranks hold partial results. An edge is as wide as
+what moves on it.</p>
+<div class="tools">
+<button id="graph-in">Zoom in</button><button id="graph-out">Zoom out</button><button id="graph-fit">Fit</button>
 <span class="faint">Ctrl and the wheel zoom, dragging scrolls.</span></div>
-<div class="scroll" id="graph" tabindex="0" role="region" aria-label="The graph and its cuts">{svg(graph_picture(plan))}</div>"""
+<div class="scroll" id="graph" tabindex="0" role="region" aria-label="The graph and its cuts">{svg}</div>"""
 
-
-_TENSORS = """<p>How each tensor lies on the ranks when it is made, kept and read. A colour is a rank; a block with several numbers is on
-all of these ranks, with + each of them has a partial result of it. Further dimensions are unfolded into several pictures. Many
-short runs of indices of the same ranks are drawn as one; the pointer tells which they are.</p>
+_TENSORS = """<p>How each tensor lies on the ranks when it is made, kept and read. A colour is a rank; a block with
+several numbers is on all of these ranks, with + each of them has a partial result of it. Further dimensions are
+unfolded into several pictures. Many short runs of indices of the same ranks are drawn as one; the pointer tells which
+they are.</p>
 <div class="tools"><label>Find a tensor <input id="tensor-filter" type="search" autocomplete="off"></label>
 <label>Only rank <input id="tensor-rank" type="number" min="0" placeholder="all" autocomplete="off"></label></div>
 <div class="cards" id="cards"></div>
@@ -155,11 +156,12 @@ def _timeline(timeline: Timeline, merged: int) -> str:
         for kind, share in time_by_kind(timeline).items()
     )
     note = f"<p>Steps shorter than {merged:,} µs are drawn together with their neighbours.</p>" if merged else ""
+    label = f"Timeline of {timeline.ranks} ranks over {timeline.seconds:.3g} seconds"
     return f"""<div>{keys}</div>{note}
-<div class="tools"><button id="track-in">Zoom in</button><button id="track-out">Zoom out</button><button id="track-reset">Reset</button>
+<div class="tools">
+<button id="track-in">Zoom in</button><button id="track-out">Zoom out</button><button id="track-reset">Reset</button>
 <span class="faint" id="track-range"></span></div>
-<canvas id="track" tabindex="0" role="application" aria-describedby="track-keys"
- aria-label="Timeline of {timeline.ranks} ranks over {timeline.seconds:.3g} seconds"></canvas>
-<p class="faint" id="track-keys">The wheel zooms, dragging moves, Shift and the wheel go to other ranks. With the keyboard: arrows go
-from step to step and from rank to rank, + and - zoom, 0 resets.</p>
+<canvas id="track" tabindex="0" role="application" aria-describedby="track-keys" aria-label="{label}"></canvas>
+<p class="faint" id="track-keys">The wheel zooms, dragging moves, Shift and the wheel go to other ranks. With the
+keyboard: arrows go from step to step and from rank to rank, + and - zoom, 0 resets.</p>
 <div class="unseen" id="track-said" aria-live="polite"></div>"""

@@ -1,5 +1,4 @@
-"""The numbers that the script of a report page draws from: layouts of tensors, and the timeline; small, without loss
-where they are not too many."""
+"""The numbers that the script of a report page draws from: layouts of tensors, and the timeline, in few bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def layouts_data(plan: Plan) -> dict[str, Any]:
 
 
 def _when(made: Sequence[str], users: Sequence[str]) -> str:
-    """"made, kept; for B, C and 3 more"."""
+    """ "made, kept; for B, C and 3 more"."""
     more = f" and {len(users) - USERS_NAMED} more" if len(users) > USERS_NAMED else ""
     readers = [f"for {', '.join(users[:USERS_NAMED])}{more}"] if users else []
     return "; ".join([*([", ".join(made)] if made else []), *readers])
@@ -74,8 +73,8 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     labels = _labels(timeline)
     for span in timeline.spans:
         start, end = round((span.start - origin) * 1e6), round((span.end - origin) * 1e6)
-        step = span.kind, span.vertex, labels[span.label], span.nbytes, span.operations
-        tracks[span.rank].append(_Ticks(start, max(start, end), step))
+        what = span.kind, span.vertex, labels[span.label], span.nbytes, span.operations
+        tracks[span.rank].append(_Ticks(start, max(start, end), what))
     tracks, merged = _few(tracks, MOST_SPANS)
     steps: dict[tuple[str, str, str, int, int], int] = {}
     texts = []
@@ -126,7 +125,7 @@ def _merged(track: list[_Ticks], short: int) -> list[_Ticks]:
         for each in spans:
             time[each.step[0]] = time.get(each.step[0], 0) + each.end - each.start
         longest = max(KINDS, key=lambda kind: time.get(kind, -1))
-        nbytes, operations = (sum(each.step[k] for each in spans) for k in (3, 4))  # type: ignore[misc]
+        nbytes, operations = sum(each.step[3] for each in spans), sum(each.step[4] for each in spans)
         step = (longest, "", f"{len(spans)} short steps", nbytes, operations)
         found.append(_Ticks(spans[0].start, spans[-1].end, step))
     return found

@@ -12,7 +12,7 @@ from einmpi.plan.explain import Comparison
 from einmpi.plan.plan import Plan
 from einmpi.plan.tables import FLOPS_PER_BYTE
 from einmpi.report.graph_picture import NAMES, layout_text
-from einmpi.report.movement import WAYS, movements
+from einmpi.report.movement import WAYS, Movement, movements
 from einmpi.report.timeline import KINDS, Timeline
 from einmpi.units import show_bytes, show_count
 
@@ -31,14 +31,17 @@ def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
         found = measured["bytes_moved"]
         verdict = '<span class="good">as planned</span>' if found == moved else (
             f'<span class="bad">{show_bytes(moved)} planned</span>')  # fmt: skip
-        cards.append((show_bytes(found), f"moved, {verdict}; {show_bytes(measured['bytes_moved_max_rank'])} to the busiest rank"))
+        busiest = show_bytes(measured["bytes_moved_max_rank"])
+        cards.append((show_bytes(found), f"moved, {verdict}; {busiest} to the busiest rank"))
         cards.append((show_bytes(measured["bytes_peak"]), f"peak memory of a rank; {show_bytes(peak)} planned"))
     else:
         cards.append((show_bytes(moved), f"moved in all; {show_bytes(each)} to the busiest rank"))
         cards.append((show_bytes(peak), "peak memory of a rank"))
         cards.append((f"{plan.graph.operations():.3g}", "operations"))
     cards.append(_certificate(plan))
-    shown = "".join(f'<div class="figure"><b>{escape(number)}</b><span class="faint">{text}</span></div>' for number, text in cards)
+    shown = "".join(
+        f'<div class="figure"><b>{escape(number)}</b><span class="faint">{text}</span></div>' for number, text in cards
+    )
     return f'<div class="figures">{shown}</div>'
 
 
@@ -85,32 +88,24 @@ def time_by_kind(timeline: Timeline) -> dict[str, float]:
 
 def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
     """A row for each tensor: what of it was to move, and what did; where the time was to go, and where it went."""
-    moved = {vertex.name: [0] * len(WAYS) for vertex in plan.graph.vertices}
-    nbytes = dict.fromkeys(moved, 0)
+    moves: dict[str, list[Movement]] = {vertex.name: [] for vertex in plan.graph.vertices}
     for each in movements(plan):
-        nbytes[each.tensor] += each.nbytes
-        moved[each.tensor] = [a + b for a, b in zip(moved[each.tensor], each.words, strict=True)]
+        moves[each.tensor].append(each)
     seen = _seen(timeline) if timeline else {}
-    costs = {vertex.name: _cost(plan, vertex, nbytes[vertex.name]) for vertex in plan.graph.vertices}
-    rows = []
-    most = max(nbytes.values(), default=0) or 1
-    cost, time = sum(costs.values()) or 1, sum(each.computing + each.moving for each in seen.values()) or 1.0
+    nbytes = {name: sum(each.nbytes for each in own) for name, own in moves.items()}
+    predicted = _shares({vertex.name: _cost(plan, vertex, nbytes[vertex.name]) for vertex in plan.graph.vertices})
+    measured = _shares({name: seen[name].computing + seen[name].moving if name in seen else 0.0 for name in moves})
+    longest = max([*predicted.values(), *measured.values()], default=0.0)
+    most = max(nbytes.values(), default=0)
+    rows: list[str] = []
     for vertex in plan.graph.vertices:
         name = vertex.name
-        text = vertex.einsum.show(vertex.inputs) if vertex.einsum is not None else "input"
-        words = moved[name]
-        way = NAMES[WAYS[words.index(max(words))]] if nbytes[name] else ""
-        cells = [_left(name), _left(text, "mono wide"), _left(_cuts(plan, vertex)), _cell(show_bytes(nbytes[name])), _left(way)]
-        predicted = costs[name] / cost
+        cells = [*_planned_cells(plan, vertex, moves[name])]
         if timeline:
-            here = seen.get(name, _Seen())
-            match = "" if here.nbytes == nbytes[name] else ' class="bad"'
-            cells.append(f"<td{match}>{show_bytes(here.nbytes)}</td>")
-            cells += [_cell(_time(here.computing / timeline.ranks)), _cell(_time(here.moving / timeline.ranks))]
-            cells.append(_bars(predicted, (here.computing + here.moving) / time))
+            cells += _measured_cells(seen.get(name, _Seen()), nbytes[name], timeline.ranks)
+            cells.append(_bars(longest, predicted[name], measured[name]))
         else:
-            cells.append(_bars(nbytes[name] / most, None))
-            cells.append(_bars(predicted, None))
+            cells += [_bars(most, nbytes[name]), _bars(longest, predicted[name])]
         hidden = " hidden" if len(rows) >= ROWS else ""
         rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
     heads = ["tensor", "what it is", "cuts", "moved", "mostly"]
@@ -125,13 +120,33 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
 </tbody></table></div>"""
 
 
+def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[Movement]) -> Iterator[str]:
+    words = [sum(each.words[k] for each in moves) for k in range(len(WAYS))]
+    yield _left(vertex.name)
+    yield _left(vertex.einsum.show(vertex.inputs) if vertex.einsum is not None else "input", "mono wide")
+    yield _left(_cuts(plan, vertex))
+    yield _cell(show_bytes(sum(each.nbytes for each in moves)))
+    yield _left(NAMES[WAYS[words.index(max(words))]] if any(words) else "")
+
+
+def _measured_cells(seen: _Seen, planned: int, ranks: int) -> Iterator[str]:
+    yield _cell(show_bytes(seen.nbytes), "" if seen.nbytes == planned else "bad")
+    yield _cell(_time(seen.computing / ranks))
+    yield _cell(_time(seen.moving / ranks))
+
+
 def _notes(timeline: Timeline | None) -> str:
     weighed = f"The planner weighs a byte that moves like {FLOPS_PER_BYTE} operations"
     if timeline is None:
         return f"<p>{weighed}; the last column is each tensor's share of the whole by that measure.</p>"
-    return (f"<p>Bytes are those of the tensor itself on its way to whoever needs it; red ones differ from the plan. Times are means over "
-            f"the ranks. {weighed}: the blue bar is the share of the time by that measure, the green one the measured share. "
-            f"Kernels that are done together count for the last of them.</p>")  # fmt: skip
+    return f"""<p>Bytes are those of the tensor itself on its way to whoever needs it; red ones differ from the plan.
+Times are means over the ranks. {weighed}: the blue bar is the share of the time by that measure, the green one the
+measured share. Kernels that are done together count for the last of them.</p>"""
+
+
+def _shares(amounts: Mapping[str, float]) -> dict[str, float]:
+    whole = sum(amounts.values()) or 1
+    return {name: amount / whole for name, amount in amounts.items()}
 
 
 def _cost(plan: Plan, vertex: Vertex, nbytes: int) -> int:
@@ -159,44 +174,45 @@ def _time(seconds: float) -> str:
 def comparison_table(plan: Plan, comparison: Comparison) -> str:
     """The strategies side by side; the plan of this page is marked."""
     heads = ("strategy", "moved", "", "busiest rank", "peak memory", "lower bound, words", "paper's cost")
-    most = max((each.bytes_predicted for each in comparison.plans), default=0) or 1
+    most = max((each.bytes_predicted for each in comparison.plans), default=0)
     rows = []
     for each in comparison.plans:
         busiest = -(-each.bytes_predicted // each.mesh.ranks)
-        cells = [_left(each.strategy), _cell(show_bytes(each.bytes_predicted)), _bars(each.bytes_predicted / most, None),
-                 _cell(show_bytes(busiest)), _cell(show_bytes(each.peak)), _cell(show_count(each.lower_bound)),
+        moved = each.bytes_predicted
+        cells = [_left(each.strategy), _cell(show_bytes(moved)), _bars(most, moved), _cell(show_bytes(busiest)),
+                 _cell(show_bytes(each.peak)), _cell(show_count(each.lower_bound)),
                  _cell(show_count(each.paper_cost))]  # fmt: skip
         chosen = ' class="chosen"' if each.strategy == plan.strategy else ""
         rows.append(f"<tr{chosen}>{''.join(cells)}</tr>")
     refused = comparison.text.split("\n")[1 + len(comparison.plans) :]
     notes = "".join(f'<p class="faint">{escape(line)}</p>' for line in refused)
-    return (f'<div class="scroll" tabindex="0" role="region" aria-label="Strategies side by side"><table>'
-            f"<thead><tr>{_heads(heads, left=(0, 2))}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>{notes}")  # fmt: skip
+    return f"""<div class="scroll" tabindex="0" role="region" aria-label="Strategies side by side"><table>
+<thead><tr>{_heads(heads, left=(0, 2))}</tr></thead>
+<tbody>{"".join(rows)}</tbody></table></div>{notes}"""
 
 
 # ---- cells ----------------------------------------------------------------------------------------------------------
 
 
 def _heads(names: Sequence[str], left: Sequence[int]) -> str:
-    def heads() -> Iterator[str]:
-        for k, name in enumerate(names):
-            yield f'<th scope="col"{" class=left" * (k in left)}>{name}</th>'
-
-    return "".join(heads())
+    return "".join(f'<th scope="col"{" class=left" * (k in left)}>{name}</th>' for k, name in enumerate(names))
 
 
-def _cell(text: str) -> str:
-    return f"<td>{escape(text)}</td>"
+def _cell(text: str, kind: str = "") -> str:
+    shown = escape(text)
+    look = f' class="{kind}"' if kind else ""
+    hint = f' title="{shown}"' if len(text) > 50 else ""
+    return f"<td{look}{hint}>{shown}</td>"
 
 
 def _left(text: str, more: str = "") -> str:
-    hint = f' title="{escape(text)}"' if len(text) > 50 else ""
-    return f'<td class="left {more}"{hint}>{escape(text)}</td>' if more else f'<td class="left">{escape(text)}</td>'
+    return _cell(text, f"left {more}".strip())
 
 
-def _bars(one: float, two: float | None) -> str:
-    bars = f'<span class="bar" style="width:{100 * one:.1f}%"></span>'
-    if two is not None:
-        bars += f'<span class="bar two" style="width:{100 * two:.1f}%"></span>'
-    said = f"{100 * one:.1f}%" + ("" if two is None else f" predicted, {100 * two:.1f}% measured")
+def _bars(longest: float, one: float, two: float | None = None) -> str:
+    """Bars beside one another; the longest of the column fills it."""
+    shown = [(one, "bar")] if two is None else [(one, "bar"), (two, "bar two")]
+    bars = "".join(f'<span class="{kind}" style="width:{100 * x / (longest or 1):.1f}%"></span>' for x, kind in shown)
+    said = f"{100 * one:.1f}% predicted, {100 * two:.1f}% measured" if two is not None else (
+        f"{100 * one / (longest or 1):.1f}% of the longest")  # fmt: skip
     return f'<td class="bars" title="{said}" aria-label="{said}">{bars}</td>'

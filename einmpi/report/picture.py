@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import TypeAlias
 
 from einmpi.report.arrange import Point
@@ -63,7 +64,7 @@ class Curve:
 
     def beziers(self) -> list[tuple[Point, Point, Point, Point]]:
         pieces = []
-        for (x0, y0), (x1, y1) in zip(self.points, self.points[1:], strict=False):
+        for (x0, y0), (x1, y1) in pairwise(self.points):
             bend = (y1 - y0) / 2
             pieces.append(((x0, y0), (x0, y0 + bend), (x1, y1 - bend), (x1, y1)))
         return pieces
@@ -127,7 +128,9 @@ def _shape(shape: Shape, of_its_own: bool) -> str:
         look += f' font-family="{MONO}"' if of_its_own and shape.mono else ""
         look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
         look += ' font-weight="bold"' if shape.bold else ""
-        return f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" {look}>{escape(shape.text)}</text>'
+        return (
+            f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" {look}>{escape(shape.text)}</text>'
+        )
     look = f'class="s-{shape.style}"'
     if isinstance(shape, Box):
         if of_its_own:

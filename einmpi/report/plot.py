@@ -31,7 +31,8 @@ def check_plot(file: str | os.PathLike[str]) -> None:
     if suffix not in PLOTS:
         raise InputError(os.fspath(file), "unknown kind of picture", f"a file that ends in {' or '.join(PLOTS)}")
     if suffix == ".png" and find_spec("matplotlib") is None:
-        raise InputError(os.fspath(file), "this needs matplotlib", "pip install 'einmpi[plot]', or a file that ends in .svg")
+        allowed = "pip install 'einmpi[plot]', or a file that ends in .svg"
+        raise InputError(os.fspath(file), "this needs matplotlib", allowed)
 
 
 def _svg(file: str | os.PathLike[str], picture: Picture) -> None:

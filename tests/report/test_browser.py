@@ -1,4 +1,4 @@
-"""The report page in a real browser: it draws, zooms, answers to the pointer and the keyboard, and complains of nothing."""
+"""The report page in a real browser: it draws, zooms, and answers to the pointer and the keyboard."""
 
 import shutil
 import time
@@ -134,7 +134,9 @@ def test_the_pointer_tells_the_step(page, attention):
     track = page.find_element("id", "track")
     longest = max((span for span in attention[2].spans if span.rank == 1), key=lambda span: span.end - span.start)
     middle = (longest.start + longest.end) / 2 * 1e6 / visible(page)[1]
-    over(page, track, round(46 + middle * (track.rect["width"] - 46)), 26 + 26 + 13)  # beside names, below times and rank 0
+    over(
+        page, track, round(46 + middle * (track.rect["width"] - 46)), 26 + 26 + 13
+    )  # beside names, below times and rank 0
     told = settled(lambda: tip(page), bool)
     assert told.startswith(f"rank 1, {longest.kind} {longest.vertex}: ") and " ".join(longest.label.split()) in told
 
@@ -193,7 +195,9 @@ def test_dark_differs(page):
 
     seen = {}
     for mode in ("light", "dark"):
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": mode}]})
+        page.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": mode}]}
+        )
         box = page.find_element("css selector", "#graph .s-vertex").value_of_css_property("fill")
         seen[mode] = ground(), box, painted(page, page.find_element("id", "track")) > 2
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

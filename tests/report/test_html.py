@@ -9,6 +9,7 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from hashlib import sha256
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -147,8 +148,9 @@ def contrast(one, two):
 
 @pytest.mark.parametrize("shade", ["fill", "dark_fill"])
 def test_text_can_be_read(shade):
-    grounds = {"ink": ("ground", "input", "vertex", "output", "more"), "faint": ("ground", "input", "vertex", "output", "more"),
-               "join": ("ground", "chip", "vertex", "output"), "aggregate": ("ground", "chip-partial", "vertex", "output"),
+    boxes = ("ground", "input", "vertex", "output", "more")
+    grounds = {"ink": boxes, "faint": boxes, "join": ("ground", "chip", "vertex", "output"),
+               "aggregate": ("ground", "chip-partial", "vertex", "output"),
                "repartition": ("ground", "vertex", "output"), "stays": ("ground",)}  # fmt: skip
     for text, below in grounds.items():
         for ground in below:
@@ -175,7 +177,7 @@ def test_all_parts():
     text = page(plan, plans, timeline, measured, job.source.text, job.title)
     assert sections(text) == ["program", "plan", "tensors", "table", "time", "strategies"]
     assert "as planned" in text and "0.5 s" in text and "2 Gop/s" in text
-    assert "<td class=\"bad\">" not in text, "every tensor moved what was planned"
+    assert '<td class="bad">' not in text, "every tensor moved what was planned"
     for each in plans.plans:
         assert f'<td class="left">{each.strategy}</td>' in text
     assert "strategy data needs the role batch" in text
@@ -229,7 +231,8 @@ def test_the_same_page_in_every_process():
 
 @pytest.mark.parametrize("ranks", [1, 4, 11])
 def test_small_and_odd_graphs(ranks):
-    for program, inputs in (("Z = 1", {}), ("n = sum(X[i]**2)", {"X": (5,)}), ("Y[i,j] = X[i,i] + X[j,i]", {"X": (3, 3)}),
+    for program, inputs in (("Z = 1", {}), ("n = sum(X[i]**2)", {"X": (5,)}),
+                            ("Y[i,j] = X[i,i] + X[j,i]", {"X": (3, 3)}),
                             ("Z[i] = X[i] + X[i]; W[i] = X[i]", {"X": (0,)})):  # fmt: skip
         plan = einmpi.plan(einmpi.program(program, **inputs), ranks)
         Elements(page(plan))
@@ -282,7 +285,7 @@ def test_too_many_spans_are_merged(monkeypatch):
         own = [span for span in timeline.spans if span.rank == rank]
         assert sum(data["steps"][step][3] for _, _, step in track) == sum(span.nbytes for span in own)
         assert sum(data["steps"][step][4] for _, _, step in track) == sum(span.operations for span in own)
-        assert all(one[1] <= two[0] for one, two in zip(track, track[1:], strict=False))
+        assert all(one[1] <= two[0] for one, two in pairwise(track))
         assert track[-1][1] == round((own[-1].end - timeline.spans[0].start) * 1e6)
 
 
@@ -326,7 +329,9 @@ def test_plot_as_svg(tmp_path):
     root = ElementTree.parse(tmp_path / "plan.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert {"Z_1", "Z_2", "Z_3", "Z"} <= {element.text for element in root.iter()}
-    assert not [e for e in root.iter() if e.tag.endswith("script") or any("href" in key or key == "class" for key in e.attrib)]
+    assert not [
+        e for e in root.iter() if e.tag.endswith("script") or any("href" in key or key == "class" for key in e.attrib)
+    ]
 
 
 def test_plot_as_png(tmp_path):
