@@ -47,14 +47,13 @@ def span_of(rank: int, step: Step, start: float, end: float) -> Span:
 
 def made_up(plan: Plan) -> Timeline:
     """As many spans as a run has, with labels that differ from rank to rank like real ones. Nothing is run."""
-    steps = [step for step in lower(plan, 0).steps if not isinstance(step, Free)]
+    steps = [span_of(0, step, 0, 0) for step in lower(plan, 0).steps if not isinstance(step, Free)]
     spans = []
     for rank in range(plan.ranks):
         now = 1e-5 * rank
         for k, step in enumerate(steps):
-            span = span_of(rank, step, now, now)
-            label = span.label.replace("[0:", f"[{rank}:") if isinstance(step, Load) else span.label
-            took = (1 + (7 * rank + 13 * k) % 17) * 1e-6 + (span.operations + 16 * span.nbytes) / 1e12
-            spans.append(Span(rank, span.kind, span.vertex, label, now, now + took, span.nbytes, span.operations))
+            label = step.label.replace("[0:", f"[{rank}:") if step.kind == "load" else step.label
+            took = (1 + (7 * rank + 13 * k) % 17) * 1e-6 + (step.operations + 16 * step.nbytes) / 1e12
+            spans.append(Span(rank, step.kind, step.vertex, label, now, now + took, step.nbytes, step.operations))
             now += took + 1e-6
     return Timeline(plan.ranks, max(span.end for span in spans), tuple(spans))

@@ -139,8 +139,9 @@ function drawCell(pen, cell, partial, inks) {
     pen.strokeRect(cell.x + 0.5, cell.y + 0.5, cell.w - 1, cell.h - 1);
     return;
   }
-  const stripes = cell.ranks.length <= 8 ? cell.ranks : cell.ranks.filter((_, k) => k % Math.ceil(cell.ranks.length / 8) === 0);
   const upright = cell.h > cell.w * 1.4; // stripes and numbers along the longer side
+  const room = Math.max(1, Math.floor(Math.max(cell.h, cell.w) / 6)), every = Math.ceil(cell.ranks.length / Math.min(room, 8));
+  const stripes = cell.ranks.filter((_, k) => k % every === 0);
   const step = (upright ? cell.h : cell.w) / stripes.length;
   stripes.forEach((rank, k) => {
     pen.fillStyle = rankColour(rank);
