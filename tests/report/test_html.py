@@ -157,6 +157,19 @@ def test_text_can_be_read(shade):
             assert contrast(getattr(STYLES[text], shade), getattr(STYLES[ground], shade)) >= 4.5, (text, ground)
 
 
+def test_text_of_the_page_can_be_read():
+    style = (ROOT / "einmpi" / "report" / "page" / "page.css").read_text()
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", part)) for part in style.split("* {")[0].split("@media"))
+    for colours in (light, dark):
+        for text in ("ink", "faint", "accent", "good", "bad"):
+            assert (
+                contrast(colours[text], colours["ground"]) >= 4.5 and contrast(colours[text], colours["panel"]) >= 4.5
+            )
+        for kind in KINDS:  # names of tensors stand on these
+            assert contrast(colours[kind], colours["ground"]) >= 4.5, kind
+        assert contrast(colours["ground"], colours["ink"]) >= 4.5, "the tooltip"
+
+
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 

@@ -39,7 +39,7 @@ function showBytes(count) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
   while (count >= 1024 && unit < 5) { count /= 1024; unit += 1; }
-  return (unit ? count.toFixed(1) : count) + " " + units[unit];
+  return (unit ? count.toFixed(1) : Math.round(count)) + " " + units[unit];
 }
 
 function showTime(micros) {

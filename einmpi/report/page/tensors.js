@@ -51,7 +51,7 @@ function blocksOf(tensor, layout) {
 
 // Neighbouring numbers get hues far apart; every fourth of 64 has the same lightness.
 function rankColour(rank) {
-  const hue = rank * 137.508 % 360, shade = dark.matches ? 30 : 72, tint = dark.matches ? 45 : 58;
+  const hue = rank * 137.508 % 360, shade = dark.matches ? 28 : 76, tint = dark.matches ? 45 : 58;
   return `hsl(${hue.toFixed(1)} ${tint + rank % 3 * 8}% ${shade + (rank % 4 - 1.5) * 5}%)`;
 }
 
@@ -109,7 +109,7 @@ function pictureOf(tensor, layout) {
 
 function paint(canvas, picture) {
   const { tensor, cuts, rows, columns, w, h } = picture, partial = cuts.includes(-2), cells = [];
-  const pen = sized(canvas, WIDE, picture.tall), inks = { ink: colour("ink"), line: colour("line") };
+  const pen = sized(canvas, WIDE, picture.tall), inks = { ink: colour("ink"), line: colour("line"), ground: colour("ground") };
   const more = others(-1, cuts).flatMap((a) => others(-2, cuts).map((b) => a + b)).sort((a, b) => a - b);
   picture.panels.forEach(([base, at], k) => {
     const x0 = k % picture.inRow * (w + 6), y0 = Math.floor(k / picture.inRow) * (h + 6);
@@ -162,6 +162,12 @@ function drawCell(pen, cell, partial, inks) {
   pen.textBaseline = "middle";
   pen.translate(cell.x + cell.w / 2, cell.y + cell.h / 2);
   if (upright && pen.measureText(text).width > cell.w) pen.rotate(-Math.PI / 2);
+  pen.strokeStyle = inks.ground; // a rim: the number can be read on every colour
+  pen.lineWidth = 2.4;
+  pen.lineJoin = "round";
+  pen.globalAlpha = 0.75;
+  pen.strokeText(text, 0, 0);
+  pen.globalAlpha = 1;
   pen.fillText(text, 0, 0);
   pen.restore();
 }

@@ -130,9 +130,11 @@ function timelinePart() {
   function spanText(rank, span) {
     const track = tracks[rank], [kind, vertex, line, nbytes, operations] = steps[track.steps[span]];
     const micros = track.ends[span] - track.starts[span], name = data.timeline.kinds[kind];
-    const lines = [`rank ${rank}, ${name}${vertex ? " " + vertex : ""}: ${showTime(micros)} from ${showTime(track.starts[span])}`, line];
-    if (nbytes) lines.push(`${showBytes(nbytes)}${micros ? `, ${(nbytes / micros / 1e3).toPrecision(3)} GB/s` : ""}`);
-    if (operations) lines.push(`${operations.toLocaleString("en")} operations${micros ? `, ${(operations / micros / 1e3).toPrecision(3)} Gop/s` : ""}`);
+    const when = `${showTime(micros)} from ${showTime(track.starts[span])}`;
+    const lines = [`rank ${rank}, ${name}${vertex ? " " + vertex : ""}: ${when}`, line];
+    const rate = (amount) => micros ? amount / micros * 1e6 : 0;
+    if (nbytes) lines.push(`${showBytes(nbytes)}${micros ? `, ${showBytes(rate(nbytes))}/s` : ""}`);
+    if (operations) lines.push(`${operations.toLocaleString("en")} operations${micros ? `, ${(rate(operations) / 1e9).toPrecision(3)} Gop/s` : ""}`);
     return lines.join("\n");
   }
 
