@@ -12,7 +12,9 @@ from einmpi.plan.plan import Plan
 from einmpi.report.timeline import Span, Timeline
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Free, Group, Kernel, Load, Step, Store
+from einmpi.schedule.steps import Exchange, Group, Kernel, Load, Reduce, Step, Store
+
+KIND = {Load: "load", Exchange: "exchange", Reduce: "reduce", Kernel: "kernel", Group: "kernel", Store: "store"}
 
 
 def recorded(job: einmpi.Job, ranks: int) -> tuple[Plan, Timeline]:
@@ -32,22 +34,22 @@ def recorded(job: einmpi.Job, ranks: int) -> tuple[Plan, Timeline]:
         span_of(rank, step, start - first, end - first)
         for rank, (_, steps) in enumerate(results)
         for start, end, step in steps
-        if not isinstance(step, Free)
+        if type(step) in KIND
     )
     return plan, Timeline(ranks, max(span.end for span in spans), spans)
 
 
 def span_of(rank: int, step: Step, start: float, end: float) -> Span:
-    kind = {Group: "kernel"}.get(type(step), type(step).__name__.lower())
     kernels = step.kernels if isinstance(step, Group) else (step,) if isinstance(step, Kernel) else ()
     operations = sum(kernel.einsum.operations() for kernel in kernels)
     nbytes = 0 if kernels else step.slot.nbytes if isinstance(step, Load | Store) else step.nbytes
-    return Span(rank, kind, getattr(step, "vertex", None) or step.tensor, str(step), start, end, nbytes, operations)
+    name = step.vertex if kernels else step.tensor
+    return Span(rank, KIND[type(step)], name, str(step), start, end, nbytes, operations)
 
 
 def made_up(plan: Plan) -> Timeline:
     """As many spans as a run has, with labels that differ from rank to rank like real ones. Nothing is run."""
-    steps = [span_of(0, step, 0, 0) for step in lower(plan, 0).steps if not isinstance(step, Free)]
+    steps = [span_of(0, step, 0, 0) for step in lower(plan, 0).steps if type(step) in KIND]
     spans = []
     for rank in range(plan.ranks):
         now = 1e-5 * rank
