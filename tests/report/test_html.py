@@ -333,6 +333,15 @@ def test_repeated_layers_are_drawn_once():
     assert MORE not in plan.graph.by_name
 
 
+def test_many_tensors_that_do_not_repeat_are_drawn_briefly():
+    lines = [f"T{k}[i,j] = sum(T{k - 1}[i,l] * W{k}[l,j])" for k in range(1, 90)]
+    shapes = {"T0": (7, 11), **{f"W{k}": (10 + k, 11 + k) for k in range(1, 90)}}
+    picture = graph_picture(einmpi.plan(einmpi.program("\n".join(lines), **shapes), 2, strategy="sqrt"))
+    texts = {shape.text for group in picture.groups for shape in group.shapes if isinstance(shape, Text)}
+    assert {*(f"T{k}" for k in range(90)), *shapes} <= texts
+    assert not any("Σ" in text for text in texts)
+
+
 # ---- plots and the command line -------------------------------------------------------------------------------------
 
 

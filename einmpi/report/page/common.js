@@ -47,7 +47,7 @@ function showTime(micros) {
   return micros >= 1e3 ? (micros / 1e3).toPrecision(4) + " ms" : Math.round(micros) + " µs";
 }
 
-// ---- the graph: zoom by buttons, or the wheel with Ctrl; drag to scroll ------------------------------------------------
+// ---- the graph: zoom by buttons, or the wheel with Ctrl; drag to scroll --------------------------------------------
 
 function graphPart() {
   const frame = byId("graph");
@@ -79,14 +79,17 @@ function graphPart() {
   fit();
 }
 
-// ---- the table: only the rows that are looked for -----------------------------------------------------------------------
+// ---- the table: only the rows that are looked for ------------------------------------------------------------------
 
 function tablePart() {
-  const rows = [...document.querySelectorAll("#tensor-table tbody tr")], filter = byId("table-filter"), all = byId("table-all");
+  const rows = [...document.querySelectorAll("#tensor-table tbody tr")];
+  const filter = byId("table-filter"), all = byId("table-all");
   const late = rows.map((row) => row.hidden); // the page shows the first ones only
   const show = () => {
     const wanted = filter.value.toLowerCase();
-    rows.forEach((row, k) => { row.hidden = wanted ? !row.textContent.toLowerCase().includes(wanted) : !all.hidden && late[k]; });
+    rows.forEach((row, k) => {
+      row.hidden = wanted ? !row.textContent.toLowerCase().includes(wanted) : !all.hidden && late[k];
+    });
   };
   all.hidden = !late.includes(true);
   all.onclick = () => { all.hidden = true; show(); };

@@ -44,7 +44,8 @@ function blocksOf(tensor, layout) {
   let found = [[0, []]];
   bound.forEach((extent, dimension) => {
     const runs = segments(extent, dimension, cuts);
-    found = found.flatMap(([base, ranges]) => runs.map(([start, stop, part]) => [base + part, [...ranges, [start, stop]]]));
+    found = found.flatMap(([base, ranges]) =>
+      runs.map(([start, stop, part]) => [base + part, [...ranges, [start, stop]]]));
   });
   return found.map(([base, ranges]) => [more.map((other) => base + other).sort((a, b) => a - b), ranges]);
 }
@@ -63,7 +64,7 @@ function ranksText(ranks, partial, most) {
   return short.length <= most && ranks.length > 1 ? short : ranks.length > 1 && most > 2 ? "×" + ranks.length : "";
 }
 
-// Runs as they are drawn: {low, high, part, text}. Many short ones of the same ranks become one, or nobody would see them.
+// Runs as they are drawn: {low, high, part, text}. Many short ones of the same ranks become one, to be seen at all.
 function drawnRuns(runs) {
   const own = new Map();
   for (const [start, stop, part] of runs) own.set(part, [...(own.get(part) || []), [start, stop]]);
@@ -80,7 +81,7 @@ function drawnRuns(runs) {
   });
 }
 
-// ---- one picture --------------------------------------------------------------------------------------------------------
+// ---- one picture ---------------------------------------------------------------------------------------------------
 
 // What is drawn where: two dimensions as rows and columns, further ones that are cut as several panels.
 function pictureOf(tensor, layout) {
@@ -102,14 +103,15 @@ function pictureOf(tensor, layout) {
   const inRow = panels.length === 1 ? 1 : width > 130 ? 2 : 3;
   const scale = panels.length === 1 ? 1 : (WIDE - 6 * (inRow - 1)) / inRow / width;
   const w = width * scale, h = Math.max(28, height * scale), shown = Math.min(panels.length, PANELS);
+  const note = panels.length > PANELS ? `the first ${PANELS} of ${panels.length} blocks of the other dimensions` : "";
   return { tensor, cuts, rows, columns, down, across, high, wide, inRow, w, h, panels: panels.slice(0, PANELS),
-           tall: Math.ceil(shown / inRow) * (h + 6),
-           note: panels.length > PANELS ? `the first ${PANELS} of ${panels.length} blocks of the other dimensions` : "" };
+           tall: Math.ceil(shown / inRow) * (h + 6), note };
 }
 
 function paint(canvas, picture) {
   const { tensor, cuts, rows, columns, w, h } = picture, partial = cuts.includes(-2), cells = [];
-  const pen = sized(canvas, WIDE, picture.tall), inks = { ink: colour("ink"), line: colour("line"), ground: colour("ground") };
+  const pen = sized(canvas, WIDE, picture.tall);
+  const inks = { ink: colour("ink"), line: colour("line"), ground: colour("ground") };
   const more = others(-1, cuts).flatMap((a) => others(-2, cuts).map((b) => a + b)).sort((a, b) => a - b);
   picture.panels.forEach(([base, at], k) => {
     const x0 = k % picture.inRow * (w + 6), y0 = Math.floor(k / picture.inRow) * (h + 6);
@@ -140,8 +142,8 @@ function drawCell(pen, cell, partial, inks) {
     return;
   }
   const upright = cell.h > cell.w * 1.4; // stripes and numbers along the longer side
-  const room = Math.max(1, Math.floor(Math.max(cell.h, cell.w) / 6)), every = Math.ceil(cell.ranks.length / Math.min(room, 8));
-  const stripes = cell.ranks.filter((_, k) => k % every === 0);
+  const most = clamp(Math.floor(Math.max(cell.h, cell.w) / 6), 1, 8);
+  const every = Math.ceil(cell.ranks.length / most), stripes = cell.ranks.filter((_, k) => k % every === 0);
   const step = (upright ? cell.h : cell.w) / stripes.length;
   stripes.forEach((rank, k) => {
     pen.fillStyle = rankColour(rank);
@@ -179,7 +181,7 @@ function cellText(tensor, cell, partial) {
   return `${who}${partial ? ", each with a partial result" : cell.ranks.length > 1 ? ", all the same" : ""}\n${where}`;
 }
 
-// ---- the cards ----------------------------------------------------------------------------------------------------------
+// ---- the cards -----------------------------------------------------------------------------------------------------
 
 function layoutText(tensor, layout) {
   const [, , bound, names, layouts] = data.layouts.tensors[tensor];

@@ -57,7 +57,10 @@ function timelinePart() {
     waiting = true;
   }
   const zoom = (by, time) => view(time - (time - from) * by, (to - from) * by);
-  const scroll = (by) => { first = clamp(first + by, 0, Math.max(0, tracks.length - (tall - AXIS) / row)); view(from, to - from); };
+  const scroll = (by) => {
+    first = clamp(first + by, 0, Math.max(0, tracks.length - (tall - AXIS) / row));
+    view(from, to - from);
+  };
 
   function draw() {
     waiting = false;
@@ -75,7 +78,8 @@ function timelinePart() {
     pen.fillStyle = ink;
     const every = Math.ceil(13 / row);
     for (let rank = Math.ceil(first); AXIS + (rank - first) * row < tall && rank < tracks.length; rank += 1) {
-      if (rank % every === 0) pen.fillText((tracks.length > 32 ? "" : "rank ") + rank, 2, AXIS + (rank - first + 0.5) * row);
+      if (rank % every) continue;
+      pen.fillText((tracks.length > 32 ? "" : "rank ") + rank, 2, AXIS + (rank - first + 0.5) * row);
     }
     drawTimes(pen);
     if (chosen) {
@@ -132,9 +136,10 @@ function timelinePart() {
     const micros = track.ends[span] - track.starts[span], name = data.timeline.kinds[kind];
     const when = `${showTime(micros)} from ${showTime(track.starts[span])}`;
     const lines = [`rank ${rank}, ${name}${vertex ? " " + vertex : ""}: ${when}`, line];
-    const rate = (amount) => micros ? amount / micros * 1e6 : 0;
-    if (nbytes) lines.push(`${showBytes(nbytes)}${micros ? `, ${showBytes(rate(nbytes))}/s` : ""}`);
-    if (operations) lines.push(`${operations.toLocaleString("en")} operations${micros ? `, ${(rate(operations) / 1e9).toPrecision(3)} Gop/s` : ""}`);
+    const seconds = micros / 1e6; // of a span too short to measure there is no rate
+    if (nbytes) lines.push(showBytes(nbytes) + (seconds ? `, ${showBytes(nbytes / seconds)}/s` : ""));
+    const rate = seconds ? `, ${(operations / seconds / 1e9).toPrecision(3)} Gop/s` : "";
+    if (operations) lines.push(`${operations.toLocaleString("en")} operations${rate}`);
     return lines.join("\n");
   }
 
