@@ -100,7 +100,7 @@ def _labels(timeline: Timeline) -> dict[str, str]:
     lines = {span.label: " ".join(span.label.split()) for span in timeline.spans}
     if sum(map(len, lines)) <= MOST_LABELS:
         return lines
-    return {label: re.sub(r"\[[^]]*\]", "[…]", line) for label, line in lines.items()}
+    return {label: re.sub(r"\[[^]]*:[^]]*\]", "[…]", line) for label, line in lines.items()}
 
 
 def _few(tracks: list[list[_Ticks]], most: int) -> tuple[list[list[_Ticks]], int]:

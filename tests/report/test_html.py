@@ -302,6 +302,15 @@ def test_too_many_spans_are_merged(monkeypatch):
         assert track[-1][1] == round((own[-1].end - timeline.spans[0].start) * 1e6)
 
 
+def test_too_many_labels_lose_their_regions(monkeypatch):
+    timeline = made_up(einmpi.plan(load("chain"), 8))
+    regions = {line for _, vertex, line, *_ in timeline_data(timeline)["steps"] if vertex == "A" and "load" in line}
+    assert len(regions) == 8 and "load A[240, 240] ← […] of A" not in regions
+    monkeypatch.setattr(page_data, "MOST_LABELS", 100)
+    lines = {line for _, vertex, line, *_ in timeline_data(timeline)["steps"] if vertex in ("A", "Z_1")}
+    assert "load A[240, 240] ← […] of A" in lines and "kernel Z_1[240, 240] ← Σ[j](A[i,j] × B[j,k])" in lines
+
+
 def test_shares_of_the_time():
     spans = (Span(0, "kernel", "Z", "", 0.0, 3.0), Span(1, "reduce", "Z", "", 1.0, 2.0))
     assert time_by_kind(Timeline(2, 4.0, spans)) == {"reduce": 1 / 8, "kernel": 3 / 8, "idle": 1 / 2}
