@@ -28,10 +28,10 @@ from scipy.special import erf
 from threadpoolctl import threadpool_limits
 
 import einmpi
-from einmpi.compiled import Inputs
 from einmpi.runtime import kernels
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.contract import recognise, workspace
+from einmpi.runtime.inputs import Inputs
 
 try:
     import torch
@@ -242,7 +242,7 @@ def ours(case: Case, threads: int, arrays: Arrays) -> Run:
         compiled = einmpi.compile(job)
         compiled.backend = NumpyBackend(threads)
         plan, schedule, given = compiled.prepare(arrays)
-        inputs = Inputs(job, given)
+        inputs = Inputs(job, given, compiled.files)
         return lambda: compiled.run(plan, schedule, inputs)[0]["Z"].local
     (vertex,) = job.graph.computed
     operands, out = [arrays[name] for name in vertex.inputs], np.empty(vertex.bound, vertex.dtype)

@@ -151,7 +151,7 @@ def open_dataset(
     `parts` says into how many parts each dimension is cut, as for ``DistArray.from_global``; ``rows=slice(0, 1000)``
     takes only these of the first dimension.
     """
-    from einmpi.compiled import together
+    from einmpi.runtime.comm import together
     from einmpi.runtime.comm_mpi import comm_of
     from einmpi.runtime.dist_array import DistArray
     from einmpi.runtime.formats import find
@@ -203,7 +203,7 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
         raise InputError("einsum", "the operands lie on different communicators", "DistArrays of the same ranks")
     kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
     comm: Any = ALONE if spread is None else spread.comm
-    from einmpi.compiled import together
+    from einmpi.runtime.comm import together
 
     compiled = together(comm, lambda: _compiled(subscripts, kinds, comm))
     result = compiled({f"x{k}": array for k, array in enumerate(arrays)})["out"]

@@ -8,13 +8,13 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
-from einmpi.compiled import Compiled, together
+from einmpi.compiled import Compiled
 from einmpi.errors import InputError
 from einmpi.graph.job_file import InputSpec, Job
 from einmpi.graph.rest import rest, saved_name
 from einmpi.plan.plan import Options, Plan
 from einmpi.runtime.checkpoint import Checkpoints
-from einmpi.runtime.comm import Comm
+from einmpi.runtime.comm import Comm, together
 from einmpi.runtime.saved import Identity, Saved, SavedTensor
 from einmpi.schedule.rest import remaining
 from einmpi.schedule.steps import Schedule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -103,7 +104,7 @@ def _command(given: list[str], comm: Comm) -> int:
     words = [word for word in given if not word.startswith("-")]
     if words and words[0] not in COMMANDS:
         given.insert(0, "run")
-    from einmpi.compiled import together
+    from einmpi.runtime.comm import together
 
     options = together(comm, lambda: _parse(given), _what_to_do)
     if options is None:
@@ -128,9 +129,9 @@ def _what_to_do(options: argparse.Namespace | None) -> str:
 
 def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> int:
     """-n P: one rank is this process, more are started."""
-    from einmpi.compiled import together
     from einmpi.launch import launch
     from einmpi.plan.plan import MAX_RANKS
+    from einmpi.runtime.comm import together
 
     def check() -> None:
         if comm.size > 1:
@@ -165,7 +166,7 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
     """parse a job, infer shapes, look at its files"""
     from einmpi.report.describe import describe_job
     from einmpi.runtime.comm import on_first_rank
-    from einmpi.runtime.storage import check_targets
+    from einmpi.runtime.outputs import check_targets
 
     def look() -> None:
         job = _load(options)
@@ -200,16 +201,25 @@ def _run(
     options: argparse.Namespace, comm: Comm, asked: Sequence[str] = (), keep: bool = True
 ) -> tuple[Report, Checkpoints | None]:
     """Run a job; its outputs go to their files where they are to be kept."""
-    from einmpi.api import options_of
-    from einmpi.checkpointed import open_checkpoints, prepare
-    from einmpi.compiled import together
-    from einmpi.report.results import Report, figures, median, totals
-    from einmpi.runtime.inputs import Inputs
-    from einmpi.runtime.storage import check_targets, store
-    from einmpi.runtime.watch import note_to
+    from einmpi.runtime.comm import together
+    from einmpi.runtime.outputs import check_targets, claim
 
     start = time.perf_counter()
     job = together(comm, lambda: _checked_job(options, check_targets))
+    with claim(job, comm) if keep else contextlib.nullcontext():
+        return _run_job(job, options, comm, asked, keep, start)
+
+
+def _run_job(
+    job: Job, options: argparse.Namespace, comm: Comm, asked: Sequence[str], keep: bool, start: float
+) -> tuple[Report, Checkpoints | None]:
+    from einmpi.api import options_of
+    from einmpi.checkpointed import open_checkpoints, prepare
+    from einmpi.report.results import Report, figures, median, totals
+    from einmpi.runtime.inputs import Inputs
+    from einmpi.runtime.outputs import store
+    from einmpi.runtime.watch import note_to
+
     checkpoints = None
     if getattr(options, "checkpoint", None) is not None:
         every = parse_seconds(options.every or EVERY)
@@ -228,7 +238,7 @@ def _run(
     note("storing the results")
     before = time.perf_counter()
     if keep:
-        store(job, outputs)
+        store(job, plan.digest, outputs)
     stored = time.perf_counter() - before
     runs = [each.seconds for each in measured]
     seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs),

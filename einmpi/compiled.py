@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from einmpi.errors import EinmpiError, InputError, failure, one_of
+from einmpi.errors import InputError, one_of
 from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.checkpoint import Checkpoints
-from einmpi.runtime.comm import Comm
+from einmpi.runtime.comm import Comm, together
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
@@ -29,7 +29,6 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Load, Schedule, Step
 from einmpi.version import __version__
 
-Result = TypeVar("Result")
 Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array", a dataset, or a DistArray's layout
 
 
@@ -226,35 +225,3 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     inputs = [replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in job.inputs]
     outputs = [replace(spec, place="", file=os.path.basename(spec.file)) for spec in job.outputs]
     return sha256(repr((__version__, plan.digest, job.fast_math, inputs, outputs)).encode()).hexdigest()
-
-
-def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None) -> Result:
-    """Do something on every rank that may fail on some: then it fails on all, with the same error.
-
-    `same` gives a text of the result that must be equal on all ranks.
-    """
-    try:
-        result = function()
-    except EinmpiError as error:
-        agree(comm, "", error)
-        raise  # agree has raised already
-    agree(comm, same(result) if same is not None else "ok")
-    return result
-
-
-def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:
-    """Nothing on any rank before all want the same: one that failed, or has another job, ends all with its error."""
-    text = f"error {error.status} {error}" if error is not None else fingerprint
-    different = comm.same(text)
-    if different is not None:
-        error = EinmpiError(f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
-                            "all ranks must do the same")  # fmt: skip
-        for rank, found in enumerate(comm.allgather_text(text)):
-            if found.startswith("error "):
-                _, status, message = found.split(" ", 2)
-                error = failure(int(status), message)
-                error.add_note(f"on rank {rank}")
-                break
-    if error is not None:
-        error.everywhere = True
-        raise error

@@ -39,10 +39,12 @@ from einmpi.errors import InputError
 from einmpi.graph.builder import CALLABLES, CONSTANTS
 from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.graph.job_generated import RANDOM
-from einmpi.graph.job_tensors import COMPRESSIONS, INSIDE
+from einmpi.graph.job_outputs import COMPRESSIONS, OUTPUT_SUFFIXES
+from einmpi.graph.job_tensors import INSIDE
 from einmpi.graph.macros import MACROS
 from einmpi.graph.scalar import DTYPES, FUNCTIONS, OPS
-from einmpi.runtime.storage import store
+from einmpi.runtime.comm import ALONE
+from einmpi.runtime.outputs import check_targets, claim, store
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -162,8 +164,7 @@ class Page:
         path = self.folder / (self.file or "job.toml")
         path.write_text(self.hidden + text + "\n")
         self.hidden = self.file = ""
-        job = einmpi.load(path)
-        store(job, einmpi.run(job))
+        run_and_store(einmpi.load(path))
 
     def run_console(self, text, here):
         environment = shell_environment(self.folder)
@@ -184,8 +185,7 @@ class Page:
         for job, message in examples(text):
             Path("job.toml").write_text(job + "\n")
             with pytest.raises(InputError) as caught:
-                loaded = einmpi.load("job.toml")
-                store(loaded, einmpi.run(loaded))
+                run_and_store(einmpi.load("job.toml"))
             assert_shown(message, str(caught.value), f"{here}: {job}")
 
     def run_ebnf(self, text, here):
@@ -219,6 +219,13 @@ def examples(text):
     for example in text.split("\n\n"):
         wrong, _, message = example.rpartition("\n")
         yield wrong, message
+
+
+def run_and_store(job):
+    """What the command line does, in this process."""
+    check_targets(job)
+    with claim(job, ALONE):
+        store(job, einmpi.plan(job, 1).digest, einmpi.run(job))
 
 
 def shell_environment(folder):
@@ -272,7 +279,8 @@ def test_page(name, tmp_path, monkeypatch):
 READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
            ROOT / "einmpi/runtime/datasets.py", ROOT / "einmpi/runtime/raw_files.py",
            ROOT / "einmpi/runtime/formats.py",
-           ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/dist_array.py", ROOT / "einmpi/api.py",
+           ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/outputs.py",
+           ROOT / "einmpi/runtime/dist_array.py", ROOT / "einmpi/api.py",
            ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.
 COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/launch.py", *sorted((ROOT / "einmpi" / "plan").glob("*.py")))
@@ -429,7 +437,7 @@ def test_values_equal_the_code(tmp_path):
     assert shown == allowed_keys(tmp_path, 'program = "Z = 1"\nrun.backend = "nonsense"\n')
     assert [row[0] for row in table_after("job_file.md", "### Generated inputs")] == list(RANDOM)
     text = PAGES["job_file.md"].read_text()
-    for word in (*COMPRESSIONS, *INSIDE):
+    for word in (*COMPRESSIONS, *INSIDE, *OUTPUT_SUFFIXES):
         assert f"`{word}`" in text
 
 

@@ -8,16 +8,8 @@ from dataclasses import dataclass, replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.job_tensors import (
-    InputSpec,
-    OutputSpec,
-    check_dtype,
-    check_name,
-    check_outputs,
-    read_dtype,
-    read_inputs,
-    read_outputs,
-)
+from einmpi.graph.job_outputs import OutputSpec, check_outputs, read_outputs
+from einmpi.graph.job_tensors import InputSpec, check_dtype, check_name, read_dtype, read_inputs
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.language import build_graph
 from einmpi.graph.syntax import Source, Statement, statements

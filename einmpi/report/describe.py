@@ -20,7 +20,7 @@ def describe_job(job: Job) -> str:
     for vertex in job.graph.computed:
         fused = f"   (fuses {', '.join(vertex.origin[:-1])})" if len(vertex.origin) > 1 else ""
         lines.append(f"         {vertex}   {_shape(vertex)}{fused}")
-    targets = {spec.name: f"  {spec.file}:{spec.dataset}" for spec in job.outputs}
+    targets = {spec.name: f"  {spec.target}" for spec in job.outputs}
     for name in job.graph.outputs:
         lines.append(f"output   {_signature(job.graph[name])}{targets.get(name, '')}")
     lines.append("ok")

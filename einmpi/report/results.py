@@ -135,7 +135,7 @@ class Report:
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
         if self.totals.shuffled:
             lines.append(f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another")
-        targets = {spec.name: f"  → {spec.file}:{spec.dataset}" for spec in self.job.outputs}
+        targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             shape = "×".join(map(str, array.shape)) or "scalar"
             lines.append(f"  {name}  {array.dtype} {shape}  {_show(self.figures[name], array)}{targets.get(name, '')}")

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from einmpi.errors import EinmpiError, failure
 
+Result = TypeVar("Result")
 Group = tuple[int, ...]
 Counts = Sequence[int]  # elements, one number for each member of a group; the pieces lie one after another
 
@@ -189,15 +190,50 @@ class CountingComm:
         pass
 
 
-def on_first_rank(comm: Comm, action: Callable[[], None]) -> None:
-    """Let rank 0 do something that may fail; where it does, all ranks raise the error."""
-    problem = ""
+# ---- all ranks alike ------------------------------------------------------------------------------------------------
+
+
+def on_first_rank(comm: Comm, action: Callable[[], str | None]) -> str:
+    """Let rank 0 do something that may fail; where it does, all ranks raise the error. Its text goes to all ranks."""
+    told = "0 "  # a status, and what there is to say
     if comm.rank == 0:
         try:
-            action()
+            told += action() or ""
         except EinmpiError as error:
-            problem = f"{error.status} {error}"
-    problem = comm.allgather_text(problem)[0]
-    if problem:
-        status, _, text = problem.partition(" ")
+            told = f"{error.status} {error}"
+    status, _, text = comm.allgather_text(told)[0].partition(" ")
+    if int(status):
         raise failure(int(status), text, everywhere=True)
+    return text
+
+
+def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None) -> Result:
+    """Do something on every rank that may fail on some: then it fails on all, with the same error.
+
+    `same` gives a text of the result that must be equal on all ranks.
+    """
+    try:
+        result = function()
+    except EinmpiError as error:
+        agree(comm, "", error)
+        raise  # agree has raised already
+    agree(comm, same(result) if same is not None else "ok")
+    return result
+
+
+def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:
+    """Nothing on any rank before all want the same: one that failed, or has another job, ends all with its error."""
+    text = f"error {error.status} {error}" if error is not None else fingerprint
+    different = comm.same(text)
+    if different is not None:
+        error = EinmpiError(f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
+                            "all ranks must do the same")  # fmt: skip
+        for rank, found in enumerate(comm.allgather_text(text)):
+            if found.startswith("error "):
+                _, status, message = found.split(" ", 2)
+                error = failure(int(status), message)
+                error.add_note(f"on rank {rank}")
+                break
+    if error is not None:
+        error.everywhere = True
+        raise error

@@ -14,7 +14,7 @@ from einmpi.plan.mesh import Mesh
 from einmpi.plan.strategies import place
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.comm import Comm, on_first_rank
+from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_mpi import comm_of
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.reading import Reading
@@ -135,14 +135,15 @@ class DistArray:
         exchange(Exchange("", source, target, moves), buffers, self.comm)
         return DistArray(buffers[target], layout, self.comm)
 
-    def to_hdf5(self, file: str | os.PathLike[str], dataset: str) -> None:
-        """Write it to a dataset of a file, whose other datasets stay. All ranks call it."""
-        from einmpi.runtime import hdf5
+    def to_hdf5(self, file: str | os.PathLike[str], dataset: str, chunks: Sequence[int] | None = None,
+                compression: str | None = None) -> None:  # fmt: skip
+        """Write it to a dataset of a file, whose other datasets stay. All ranks call it, and all write.
 
-        if not isinstance(dataset, str) or not dataset.strip("/"):
-            raise InputError("to_hdf5", f"{dataset!r} is not the path of a dataset", "such as /Z or /group/Z")
-        array = self.gather(0)
-        on_first_rank(self.comm, lambda: hdf5.write(os.fspath(file), {dataset: (np.asarray(array), {})}))
+        `chunks` is the shape of a chunk, `compression` is "gzip" or "lzf".
+        """
+        from einmpi.runtime.outputs import save
+
+        save(self, os.fspath(file), dataset, chunks, compression)
 
 
 def _layout(mesh: Mesh, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from einmpi.errors import EinmpiError, InputError, one_of
+from einmpi.errors import InputError, one_of
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime.datasets import Dataset, check_file
 from einmpi.schedule.regions import Box
@@ -19,7 +19,6 @@ from einmpi.schedule.regions import Box
 if TYPE_CHECKING:
     import h5py
 
-Datasets: TypeAlias = Mapping[str, tuple[np.ndarray, Mapping[str, Any]]]  # path → array, options of create_dataset
 _LISTED = 8
 _FOREIGN = {"O": "a string or of variable length", "S": "a string", "V": "opaque"}
 # What HDF5 and h5py raise for files that are damaged, or use what this build cannot read.
@@ -85,7 +84,7 @@ def _opened(file: str, place: str) -> Iterator[h5py.File]:
     try:
         handle = _open(file)
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(place or file, f"{file} cannot be opened as HDF5: {_reason(error)}", "an HDF5 file") from None
+        raise InputError(place or file, f"{file} cannot be opened as HDF5: {reason(error)}", "an HDF5 file") from None
     with handle:
         yield handle
 
@@ -104,10 +103,10 @@ def _open(file: str) -> h5py.File:
 
 
 def _unreadable(error: Exception, file: str, dataset: str, place: str) -> InputError:
-    return InputError(place or file, f"{dataset} in {file} cannot be read: {_reason(error)}")
+    return InputError(place or file, f"{dataset} in {file} cannot be read: {reason(error)}")
 
 
-def _reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """What HDF5 itself says, without h5py's words around it and without numbers nobody needs."""
     text = str(error)
     inner = text.partition("(")[2].rpartition(")")[0] or text
@@ -203,71 +202,130 @@ def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> 
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a dataset is to be."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[int, ...] | None = None
+    compression: str | None = None
+
+
+# Where the elements of a dataset go: its first byte in the file, or the shape of its chunks; neither: it has none.
+Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]
+Chunk: TypeAlias = tuple[int, bytes]  # as it is stored: which filters were left out, and its bytes
+
+
 def check_target(file: str, datasets: Mapping[str, str]) -> None:
-    """Refuse what could not be written, before anything is computed; `datasets` gives the place of each."""
-    target = os.path.realpath(file)
-    folder, where = os.path.dirname(target), next(iter(datasets.values()), "") or file
-    if not os.path.isdir(folder):
-        raise InputError(where, f"there is no folder for {file}", "a folder that exists")
-    # A file is replaced, for which its folder's permission would do. But who made it read-only wants to keep it.
-    kept = os.path.exists(target) and not os.stat(target).st_mode & 0o222
-    if kept or not os.access(folder, os.W_OK):
-        raise InputError(where, f"{file} may not be written", "a file and a folder with write permission")
-    if not os.path.exists(target):
-        return
+    """Refuse datasets that an existing file cannot take, before anything is computed; each with its place."""
     import h5py
 
-    with _opened(file, where) as handle:
+    with _opened(file, next(iter(datasets.values()))) as handle:
         for dataset, place in datasets.items():
             parts = dataset.strip("/").split("/")
             if isinstance(handle.get(dataset), h5py.Group):
                 raise InputError(place or file, f"{dataset} in {file} is a group", "a dataset")
             for above in ("/" + "/".join(parts[:end]) for end in range(1, len(parts))):
-                if handle.get(above) is not None and not isinstance(handle.get(above), h5py.Group):
+                found = handle.get(above)
+                if found is not None and not isinstance(found, h5py.Group):
                     raise InputError(place or file, f"{above} in {file} is not a group", f"a group to hold {dataset}")
+                if found is not None and found.file.filename != handle.filename:
+                    raise InputError(place or file, f"{above} in {file} is a group of another file",
+                                     f"a group of {file} to hold {dataset}")  # fmt: skip
 
 
-def write(file: str, datasets: Datasets, attributes: Mapping[str, str] | None = None, place: str = "") -> None:
-    """Write or replace datasets, each with these attributes; the rest of an existing file is kept."""
-    check_target(file, dict.fromkeys(datasets, place))
-    target = os.path.realpath(file)  # a link stays a link
-    draft = os.path.join(os.path.dirname(target), f".{os.path.basename(target)}.{secrets.token_hex(8)}.part")
-    try:
-        with open(draft, "xb"):
-            pass  # made with the user's own permissions
-        if os.path.exists(target):
-            shutil.copyfile(target, draft)
-            shutil.copymode(target, draft)
-        _fill(draft, datasets, attributes or {}, append=os.path.exists(target))
-        _sync(draft, os.O_RDWR)
-        os.replace(draft, target)
-        _sync(os.path.dirname(target), os.O_RDONLY)
-    except BaseException as error:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(draft)
-        if isinstance(error, OSError | RuntimeError | ValueError):  # what h5py and a full disk raise
-            number = getattr(error, "errno", None)
-            reason = os.strerror(number) if number else _reason(error)
-            raise EinmpiError(f"{place or file}: {file} cannot be written: {reason}") from error
-        raise
+def written_over(file: str, datasets: Mapping[str, Kind]) -> list[tuple[int, int]]:
+    """The ranges of bytes of datasets in a file that will be used again for others of the same kind."""
+    with _opened(file, "") as handle:
+        reused = [handle[name] for name, kind in datasets.items() if _reusable(handle, name, kind)]
+        places = [(found.id.get_offset(), found.nbytes) for found in reused]
+        return [(offset, offset + nbytes) for offset, nbytes in places if offset is not None]
 
 
-def _fill(draft: str, datasets: Datasets, attributes: Mapping[str, str], append: bool) -> None:
+def lay_out(draft: str, datasets: Mapping[str, Kind], attributes: Mapping[str, str]) -> list[Place]:
+    """Make the datasets in a file, without their elements; the rest of the file stays.
+
+    One of the same kind is used again: it keeps its attributes, and the file does not grow.
+    """
     import h5py
 
-    with h5py.File(draft, "r+" if append else "w") as handle:
-        for name, (array, options) in datasets.items():
-            if handle.get(name, getlink=True) is not None:
+    places: list[Place] = []
+    with h5py.File(draft, "r+" if os.path.getsize(draft) else "w", locking=False) as handle:
+        for name, kind in datasets.items():
+            if not _reusable(handle, name, kind) and handle.get(name, getlink=True) is not None:
                 del handle[name]
-            made = handle.create_dataset(name, data=array, **options)
+        for name, kind in datasets.items():
+            made = handle[name] if handle.get(name, getlink=True) is not None else _make(handle, name, kind)
             for key, value in attributes.items():
                 made.attrs[key] = value
-        handle.flush()
+            places.append((None if made.chunks else made.id.get_offset(), made.chunks))
+    return places
 
 
-def _sync(path: str, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _make(handle: h5py.File, name: str, kind: Kind) -> h5py.Dataset:
+    import h5py
+
+    if kind.chunks or kind.compression:
+        return handle.create_dataset(name, kind.shape, kind.dtype, chunks=kind.chunks, compression=kind.compression)
+    # The place is fixed at once and nothing is written there: the ranks do that, past HDF5. Nor is the time written:
+    # the same run gives the same file.
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    above, _, last = name.strip("/").rpartition("/")
+    group = handle.require_group(above) if above else handle
+    dtype = h5py.h5t.py_create(np.dtype(kind.dtype), logical=True)
+    space = h5py.h5s.create_simple(kind.shape) if kind.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    return h5py.Dataset(h5py.h5d.create(group.id, last.encode(), dtype, space, properties))
+
+
+def _reusable(handle: h5py.File, name: str, kind: Kind) -> bool:
+    """Whether it is there, under this name alone, and stored as it would be if it were made anew."""
+    import h5py
+
+    if not isinstance(handle.get(name, getlink=True), h5py.HardLink):
+        return False
+    found = handle[name]
+    if not isinstance(found, h5py.Dataset) or h5py.h5o.get_info(found.id).rc != 1 or found.maxshape != found.shape:
+        return False
+    properties = found.id.get_create_plist()
+    filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
+    wanted = {"gzip": [h5py.h5z.FILTER_DEFLATE], "lzf": [h5py.h5z.FILTER_LZF], None: []}[kind.compression]
+    if (found.shape, found.dtype) != (kind.shape, np.dtype(kind.dtype)) or filters != wanted:
+        return False
+    if kind.chunks or kind.compression:
+        return found.chunks is not None and kind.chunks in (None, found.chunks)
+    plain = properties.get_layout() == h5py.h5d.CONTIGUOUS and not properties.get_external_count()
+    return plain and (found.id.get_offset() is not None or not found.nbytes)
+
+
+def encode(array: np.ndarray, chunks: tuple[int, ...], compression: str | None) -> list[Chunk]:
+    """An array cut into chunks, in order. HDF5 itself makes them, in memory, so every rank can do its own."""
+    import h5py
+
+    with h5py.File(f"{id(array)}", "w", driver="core", backing_store=False) as memory:
+        growing = (None,) * array.ndim  # or a chunk could not be larger than the array
+        made = memory.create_dataset("x", data=array, chunks=chunks, compression=compression, maxshape=growing)
+        made.flush()
+        return [made.id.read_direct_chunk(corner) for corner in _corners(array.shape, chunks)]
+
+
+def _corners(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Where each chunk begins, in order."""
+    return itertools.product(*(range(0, extent, chunk) for extent, chunk in zip(shape, chunks, strict=True)))
+
+
+@contextlib.contextmanager
+def chunk_writer(draft: str, dataset: str) -> Iterator[Callable[[tuple[int, ...], int, bytes], None]]:
+    """Writes chunks that are ready: where each begins, and what `encode` gave."""
+    import h5py
+
+    with h5py.File(draft, "r+", locking=False) as handle:
+        made = handle[dataset]
+        # Chunks of a dataset that is used again seldom fit into their old places, and HDF5 forgets free space when the
+        # file is closed. So all of it is freed first.
+        for corner in _corners(made.shape, made.chunks) if made.compression and made.id.get_num_chunks() else ():
+            made.id.write_direct_chunk(corner, b"\0")
+        yield lambda corner, mask, data: made.id.write_direct_chunk(corner, data, mask)

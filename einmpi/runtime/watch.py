@@ -42,6 +42,7 @@ Notes = list[tuple[int, str]]  # process id and text of each rank
 
 _last = [""]
 _patience = [False]  # whether the next SIGTERM only asks
+_deeds: list[Callable[[], None]] = []
 
 
 # ---- notes ----------------------------------------------------------------------------------------------------------
@@ -94,6 +95,22 @@ def _map(rank: int) -> mmap.mmap | None:
 # ---- last words -----------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def before_the_end(deed: Callable[[], None]) -> Iterator[None]:
+    """While this lasts, a rank that is about to end all ranks does this first."""
+    _deeds.append(deed)
+    try:
+        yield
+    finally:
+        _deeds.remove(deed)
+
+
+def _tidy_up() -> None:
+    for deed in _deeds:
+        with contextlib.suppress(Exception):
+            deed()
+
+
 def fail(rank: int, error: BaseException, abort: Callable[[int], object]) -> None:
     """End all ranks because of an error on this one."""
     if os.environ.get("EINMPI_DEBUG") == "1":
@@ -104,6 +121,7 @@ def fail(rank: int, error: BaseException, abort: Callable[[int], object]) -> Non
         # can still end this process.
         faulthandler.dump_traceback_later(_turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere)
         try:
+            _tidy_up()
             _say(rank, ": ".join(part for part in (_last[0], message) if part))
             abort(1)
         finally:
@@ -134,6 +152,7 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
         timers[-1].daemon = True
         timers[-1].start()
         faulthandler.dump_traceback_later(limit + 0.5, exit=True, file=nowhere)
+        _tidy_up()
         time.sleep(hush)
         _say(rank, f"{reason} in {_last[0]}" if _last[0] else reason)
         abort(status)

@@ -55,6 +55,11 @@ class Layout:
             return False
         return not any(d for d, cut in zip(self.mesh.digits(rank), self.cuts, strict=True) if cut is None)
 
+    def cutting_axes(self) -> tuple[int, ...]:
+        """The axes on whose digits a rank's block depends; ranks that differ on others hold the same."""
+        dealing = {axis for axis, _ in self.splits}
+        return tuple(axis for axis, cut in enumerate(self.cuts) if cut is not None or axis in dealing)
+
     def most(self) -> int:
         """A bound on the elements of a rank, equal for all ranks."""
         count = 1

@@ -93,24 +93,43 @@ def reduction(source: Layout, middle: Layout, axes: Sequence[int], rank: int) ->
 
 
 def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Moves:
-    """Between layouts on any two meshes, among all ranks: the first of the ranks that hold an element sends it."""
-    stored, wanted = source.block(rank), target.block(rank)
-    sends: list[Region | None] = [None] * ranks
-    receives: list[Region | None] = [None] * ranks
-    for other in range(ranks):
-        theirs, needed = source.block(other), target.block(other)
-        if stored is not None and needed is not None and source.owns(rank):
-            sends[other] = _common(stored, needed, stored)
-        if wanted is not None and theirs is not None and source.owns(other):
-            receives[other] = _common(theirs, wanted, wanted)
+    """Between layouts on any two meshes, among all ranks."""
     most = max(source.most() * target.mesh.ranks, target.most())
-    return _moves(tuple(range(ranks)), rank, sends, receives, False, most)
+    return collection(source, [target.block(other) for other in range(ranks)], rank, most)
+
+
+def collection(source: Layout, wanted: Sequence[Region | None], rank: int, most: int) -> Moves:
+    """Every rank gets a region that it wants, from the ranks that hold it. Nobody looks at more than is needed.
+
+    Of the ranks that hold the same, the one that agrees with the receiver on all axes that make copies sends.
+    """
+    stored, own = source.block(rank), wanted[rank]
+    sends: list[Region | None] = [None] * len(wanted)
+    receives: list[Region | None] = [None] * len(wanted)
+    like = rank % source.mesh.ranks  # a rank that is not in the mesh receives like one that is
+    axes = source.cutting_axes()
+    group, _ = group_of(source.mesh, axes, like)
+    if stored is not None:
+        for first in range(0, len(wanted), source.mesh.ranks):
+            for to in (first + member for member in group if first + member < len(wanted)):
+                theirs = wanted[to]
+                sends[to] = None if theirs is None else _common(stored, theirs, stored)
+    if own is not None:
+        found = _by_member(axes, source, source.mesh.digits(like),
+                           lambda d, runs: locate(intersect(runs, own[d]), own[d]))  # fmt: skip
+        for member, region in zip(group, found, strict=True):
+            receives[member] = region
+    return _moves(tuple(range(len(wanted))), rank, sends, receives, False, most)
 
 
 def _common(one: Region, two: Region, stored: Region) -> Region | None:
     """Where the elements that two regions share lie in a third; None if there are none."""
-    region = tuple(locate(intersect(*pair[:2]), pair[2]) for pair in zip(one, two, stored, strict=True))
-    return region if all(region) else None
+    shared = []
+    for mine, theirs in zip(one, two, strict=True):
+        shared.append(intersect(mine, theirs))
+        if not shared[-1]:
+            return None
+    return tuple(map(locate, shared, stored))
 
 
 def _by_member(

@@ -1,4 +1,4 @@
-"""Where tensors come from and go: HDF5 by a job, safetensors, generated ones."""
+"""Where tensors come from: safetensors, HDF5, generated ones."""
 
 import os
 import subprocess
@@ -7,15 +7,11 @@ import sys
 import h5py
 import numpy as np
 import pytest
-from job_text import PROGRAM, read
 
 from einmpi.errors import InputError
 from einmpi.graph.job_tensors import InputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import storage
-from einmpi.runtime.comm import ALONE
-from einmpi.runtime.dist_array import DistArray
-from einmpi.version import __version__
 
 LISTED = ", ".join(DTYPES)
 PLACE = "job.toml:9:1"
@@ -98,47 +94,3 @@ def test_nothing_heavy_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                           cwd=os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # fmt: skip
     assert done.stdout == "[]\n"
-
-
-# ---- a whole job ----------------------------------------------------------------------------------------------------
-
-JOB = """program = '''
-Z[i,k] = sum(A[i,j] * B[j,k])
-n = sum(Z[i,k])
-E[i,l] = A[i,0] * N[l]
-'''
-[inputs]
-A = { shape = [4, 3], random = "arange" }
-B = "in.h5:/B"
-N = { shape = [0], random = "ones" }
-[outputs]
-Z = { file = "out.h5", dataset = "/g/Z", chunks = [2, 100], compression = "gzip", dtype = "float32" }
-n = { file = "out.h5", dataset = "/n", compression = "lzf" }
-E = { file = "other.h5", dataset = "E", compression = "lzf", chunks = [4, 1] }
-"""
-
-
-def test_a_whole_job():
-    with h5py.File("in.h5", "w") as file:
-        file["B"] = np.arange(6.0).reshape(3, 2)
-    job = read(JOB, storage.describe)
-    assert job.graph["Z"].bound == (4, 2)
-    storage.check_targets(job)
-    values = {spec.name: storage.load(spec, spec.shape, spec.dtype) for spec in job.inputs}
-    z = values["A"] @ values["B"]
-    results = {"Z": z, "n": z.sum(), "E": np.zeros((4, 0))}
-    storage.store(job, {name: DistArray.from_global(array, ALONE) for name, array in results.items()})
-    with h5py.File("out.h5") as file:
-        assert (file["g/Z"][:] == z).all() and file["g/Z"].dtype == np.float32
-        assert (file["g/Z"].chunks, file["g/Z"].compression) == ((2, 2), "gzip")
-        assert file["n"][()] == z.sum()
-        assert dict(file["n"].attrs) == {"einmpi_version": __version__, "einmpi_program": job.source.text,
-                                         "einmpi_dtype": "float64"}  # fmt: skip
-    with h5py.File("other.h5") as file:
-        assert file["E"].shape == (4, 0)
-
-
-def test_targets_are_checked_before_the_run():
-    job = read(PROGRAM + '[inputs]\nA = { shape = [4], random = "ones" }\n[outputs]\nZ = "no/o.h5:/Z"\n')
-    assert error(storage.check_targets, job) == (
-        "job.toml:5:1: there is no folder for no/o.h5; a folder that exists")  # fmt: skip
