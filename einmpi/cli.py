@@ -21,6 +21,7 @@ from einmpi.version import __version__
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
+    from einmpi.plan.plan import Plan
     from einmpi.report.results import Report
     from einmpi.runtime.checkpoint import Checkpoints
     from einmpi.runtime.comm import Comm
@@ -35,7 +36,7 @@ _EXAMPLES = """examples:
   einmpi jobs/chain.toml --checkpoint saved --every 1h --resume
   einmpi check jobs/attention.toml           parse it, infer shapes, look at its files
   einmpi plan jobs/attention.toml -n 64      how it is cut over 64 ranks; needs no MPI and touches no data
-  einmpi plan jobs/chain.toml -n 8 --compare
+  einmpi plan jobs/chain.toml -n 8 --compare --report chain.html
 """
 
 
@@ -60,6 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
         if name in ("run", "verify"):
             command.add_argument("--backend", help="numpy; the job's own by default")
             command.add_argument("--fast-math", action="store_true", help="faster arithmetic that rounds more")
+        if name in ("run", "plan"):
+            command.add_argument("--report", metavar="FILE.html", help="write a page about it, for any browser")
         if name == "run":
             command.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times, report the median")
             command.add_argument("--checkpoint", metavar="DIR", help="save finished tensors in this folder on the way")
@@ -77,6 +80,7 @@ def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
     command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
     if ranks_needed:
         which.add_argument("--compare", action="store_true", help="all strategies side by side")
+        command.add_argument("--plot", metavar="FILE.svg", help="draw the graph with its cuts; or FILE.png")
         command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")
 
 
@@ -179,10 +183,15 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
     from einmpi.runtime.comm import on_first_rank
     from einmpi.runtime.watch import asked_to_stop
 
+    def tell() -> None:
+        if options.report:
+            _write_report(options, report.job, report.plan, measured=report.as_json())
+        _print(options, str(report), report.as_json())
+
     patient: AbstractContextManager[list[str]] = asked_to_stop() if options.checkpoint is not None else nullcontext([])
     with patient as asked:
         report, checkpoints = _run(options, comm, asked)
-        on_first_rank(comm, lambda: _print(options, str(report), report.as_json()))
+        on_first_rank(comm, tell)
         if checkpoints is not None:
             checkpoints.remove()
     return 0
@@ -265,7 +274,9 @@ def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], Non
         job = replace(job, backend=options.backend)
     job = replace(job, fast_math=job.fast_math or options.fast_math)
     if options.json not in (None, "-"):
-        _check_writable(options.json)
+        _check_writable("--json", options.json)
+    if getattr(options, "report", None):
+        _check_writable("--report", options.report)
     return job
 
 
@@ -282,11 +293,11 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise InputError("--every", *str(error).split("; ", 1)) from None
 
 
-def _check_writable(file: str) -> None:
+def _check_writable(flag: str, file: str) -> None:
     """Before hours of work, not after them."""
     folder = os.path.dirname(file) or "."
     if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
-        raise InputError(f"--json {file}", "cannot be written", "a file in a folder with write permission")
+        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")
 
 
 def verify(options: argparse.Namespace, comm: Comm) -> int:
@@ -320,12 +331,17 @@ def _plan(options: argparse.Namespace) -> None:
     from einmpi.api import plan as make_plan
     from einmpi.plan.explain import as_json, compare, explain
     from einmpi.plan.relations import relations
+    from einmpi.report.plot import check_plot, write_plot
 
+    if options.plot:
+        check_plot(options.plot)
     job = _load(options)
     data: object
+    plans = None
     if options.compare:
         plans = compare(lambda name: make_plan(job, options.ranks, strategy=name, memory=options.memory))
         text, data = plans.text, [as_json(plan) for plan in plans.plans]
+        made = next((plan for plan in plans.plans if plan.strategy == job.strategy), plans.plans[0])
     else:
         made = make_plan(job, options.ranks, strategy=options.strategy, memory=options.memory)
         text, data = explain(made), as_json(made)
@@ -335,7 +351,17 @@ def _plan(options: argparse.Namespace) -> None:
                 raise InputError("--show-relations", f"unknown vertex {name!r}", one_of(made.states, name))
             parts = {vertex: tuple(made.parts(vertex).values()) for vertex in made.states}
             text = relations(job.graph, name, parts)
+    if options.plot:
+        write_plot(options.plot, made)
+    if options.report:
+        _write_report(options, job, made, comparison=plans)
     _print(options, text, data)
+
+
+def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
+    from einmpi.report.html import write_report
+
+    write_report(options.report, plan, program=job.source.text, title=job.title or job.source.name, **more)
 
 
 COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify}

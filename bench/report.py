@@ -1,0 +1,78 @@
+"""How long a report page takes to write, how large it is, and how long a browser takes to open it.
+
+    python bench/report.py [--layers 48] [--ranks 64] [--repeat 5]
+
+A LLaMA of some layers, with a timeline that is made up but as long as a real one. Opening is the time until the page
+has run its script and drawn the timeline, in headless Chromium: the median of several times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import einmpi
+from einmpi.models.llama import MODELS, llama_program
+from einmpi.report.html import write_report
+from einmpi.units import show_bytes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from timelines import made_up
+
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--window-size=1200,900")  # fmt: skip
+
+
+def opening(file: Path, repeat: int) -> list[float]:
+    """Seconds from the start of loading to the drawn page, each time."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}"):
+            options.add_argument(flag)
+        with webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver"))) as browser:
+            return [_open(browser, file) for _ in range(repeat)]
+
+
+def _open(browser: Any, file: Path) -> float:
+    browser.get("about:blank")
+    browser.get(file.as_uri())
+    # The second frame after loading comes when the first one, with all drawings, is done.
+    return browser.execute_async_script(
+        "const done = arguments[0];"
+        "requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() / 1000)))"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    program, shapes, _ = llama_program(MODELS["7B"], 4, 2048, options.layers)
+    plan = einmpi.plan(einmpi.program(program, dtype="float32", **shapes), options.ranks)
+    timeline = made_up(plan)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "page.html"
+        start = time.perf_counter()
+        write_report(file, plan, timeline=timeline, program=program, title="LLaMA")
+        print(f"{len(plan.graph.vertices):,} tensors, {plan.ranks} ranks, {len(timeline.spans):,} spans")
+        print(f"written in {time.perf_counter() - start:.2f} s, {show_bytes(file.stat().st_size)}")
+        if shutil.which("chromium") and shutil.which("chromedriver"):
+            seconds = opening(file, options.repeat)
+            print(f"opened in {statistics.median(seconds):.2f} s ({', '.join(f'{each:.2f}' for each in seconds)})")
+        else:
+            print("not opened: there is no Chromium with its driver")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+graphPart();
+tablePart();
+tensorsPart();
+if (data.timeline) timelinePart();

@@ -1,0 +1,82 @@
+"""The graph of a plan as a picture for a paper or a slide: `einmpi plan --plot`. PNG is drawn by matplotlib."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import PurePath
+from typing import Any
+
+from einmpi.errors import InputError
+from einmpi.plan.plan import Plan
+from einmpi.report.graph_picture import graph_picture
+from einmpi.report.html import cannot_write, write_text
+from einmpi.report.picture import STYLES, Box, Curve, Picture, Shape, svg
+
+PIXELS_PER_INCH = 100
+POINTS = 72 / PIXELS_PER_INCH  # of a pixel
+SHARPNESS = 2  # pixels of the file for a pixel of the picture
+
+
+def write_plot(file: str | os.PathLike[str], plan: Plan) -> None:
+    """Write the graph with its cuts; the file's suffix says how."""
+    check_plot(file)
+    PLOTS[PurePath(file).suffix.lower()](file, graph_picture(plan))
+
+
+def check_plot(file: str | os.PathLike[str]) -> None:
+    """Whether `write_plot` can write such a file: known before there is a plan."""
+    suffix = PurePath(file).suffix.lower()
+    if suffix not in PLOTS:
+        raise InputError(os.fspath(file), "unknown kind of picture", f"a file that ends in {' or '.join(PLOTS)}")
+    if suffix == ".png" and find_spec("matplotlib") is None:
+        allowed = "pip install 'einmpi[plot]', or a file that ends in .svg"
+        raise InputError(os.fspath(file), "this needs matplotlib", allowed)
+
+
+def _svg(file: str | os.PathLike[str], picture: Picture) -> None:
+    write_text(file, svg(picture, of_its_own=True) + "\n")
+
+
+def _png(file: str | os.PathLike[str], picture: Picture) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(picture.width / PIXELS_PER_INCH, picture.height / PIXELS_PER_INCH))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, picture.width)
+    axes.set_ylim(picture.height, 0)
+    axes.axis("off")
+    for group in picture.groups:
+        for shape in group.shapes:
+            _draw(axes, shape)
+    try:
+        figure.savefig(file, dpi=PIXELS_PER_INCH * SHARPNESS)
+    except OSError as error:
+        raise cannot_write(file, error) from None
+
+
+def _draw(axes: Any, shape: Shape) -> None:
+    from matplotlib.patches import FancyBboxPatch, PathPatch
+    from matplotlib.path import Path
+
+    style = STYLES[shape.style]
+    if isinstance(shape, Box):
+        corners = f"round,pad=0,rounding_size={min(shape.radius, shape.height / 2)}"
+        axes.add_patch(FancyBboxPatch((shape.x, shape.y), shape.width, shape.height, boxstyle=corners,
+                                      facecolor=style.fill, edgecolor=style.edge, linewidth=style.line * POINTS,
+                                      linestyle="--" if style.dashes else "-", zorder=2))  # fmt: skip
+    elif isinstance(shape, Curve):
+        pieces = shape.beziers()
+        points = [pieces[0][0], *(point for _, *rest in pieces for point in rest)]
+        codes = [Path.MOVETO, *[Path.CURVE4] * (len(points) - 1)]
+        axes.add_patch(PathPatch(Path(points, codes), fill=False, edgecolor=style.edge, linewidth=shape.line * POINTS,
+                                 alpha=0.8, zorder=1))  # fmt: skip
+    else:
+        align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
+        axes.text(shape.x, shape.y, shape.text, color=style.fill, fontsize=shape.size * POINTS, ha=align,
+                  va="baseline", family="DejaVu Sans Mono" if shape.mono else "DejaVu Sans",
+                  weight="bold" if shape.bold else "normal", parse_math=False, zorder=3)  # fmt: skip
+
+
+PLOTS: dict[str, Callable[[str | os.PathLike[str], Picture], None]] = {".svg": _svg, ".png": _png}
