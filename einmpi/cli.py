@@ -266,17 +266,18 @@ def plan(options: argparse.Namespace, comm: Comm) -> int:
 
 def _plan(options: argparse.Namespace) -> None:
     from einmpi.api import plan as make_plan
-    from einmpi.plan.explain import as_json, compare, explain
+    from einmpi.plan.explain import as_json, compare
     from einmpi.plan.relations import relations
+    from einmpi.report.terminal import comparison_text, plan_text
 
     job = _load(options)
     data: object
     if options.compare:
         plans = compare(lambda name: make_plan(job, options.ranks, strategy=name, memory=options.memory))
-        text, data = plans.text, [as_json(plan) for plan in plans.plans]
+        text, data = comparison_text(plans), [as_json(plan) for plan in plans.plans]
     else:
         made = make_plan(job, options.ranks, strategy=options.strategy, memory=options.memory)
-        text, data = explain(made), as_json(made)
+        text, data = plan_text(made), as_json(made)
         if options.show_relations:
             name = options.show_relations
             if name not in made.states:
