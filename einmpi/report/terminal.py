@@ -52,9 +52,9 @@ def _rendered(title: str, rows: Sequence[Row], left: int, styles: Sequence[str],
     console = Console(file=shown, force_terminal=True, width=width, color_system=colours, highlight=False)
     columns = _columns(rows, left, width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column, needed in columns.items():
+    for column, size in columns.items():
         side: Any = "left" if column < left else "right"
-        table.add_column(Text(rows[0][column]), justify=side, min_width=needed, overflow="fold")
+        table.add_column(Text(rows[0][column]), justify=side, width=size, overflow="fold")
     for row, style in zip(rows[1:], styles, strict=True):
         table.add_row(*(Text(row[column]) for column in columns), style=style)
     if title:
@@ -73,16 +73,19 @@ def _rendered(title: str, rows: Sequence[Row], left: int, styles: Sequence[str],
 
 
 def _columns(rows: Sequence[Row], left: int, width: int) -> dict[int, int]:
-    """The columns that a terminal has room for, and the least width of each.
+    """The columns that a terminal has room for, and the width of each.
 
     EinSums wrap, and so do heads. A number in two lines would be read as two numbers, so some columns go instead.
     """
-    needed = {
-        column: max(map(len, [*head.split(), *cells])) for column, (head, *cells) in enumerate(zip(*rows, strict=True))
-    }
+    wide = {column: max(map(len, cells)) for column, cells in enumerate(zip(*rows, strict=True))}
+    room = width - 2 * (len(wide) - 1)  # two blanks between columns
+    if sum(wide.values()) <= room:
+        return wide
+    least = {column: max(map(len, [*rows[0][column].split(), *(row[column] for row in rows[1:])])) for column in wide}
     if left > 1:
-        needed[0] = min(needed[0], _EINSUM)
-    order = [column for name in _DISPENSABLE for column in needed if rows[0][column] == name]
-    while order and sum(needed.values()) + 2 * (len(needed) - 1) > width:
-        del needed[order.pop(0)]
-    return needed
+        least[0] = min(least[0], _EINSUM)
+    order = [column for name in _DISPENSABLE for column in wide if rows[0][column] == name]
+    while order and sum(least.values()) > room:
+        del least[order.pop(0)]
+        room += 2
+    return {**least, 0: min(wide[0], least[0] + max(0, room - sum(least.values())))}
