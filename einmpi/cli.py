@@ -9,43 +9,31 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from einmpi.completion import SHELLS, script
+from einmpi.doctor.command import add_options, doctor
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.job_file import BACKENDS
+from einmpi.help import Parser, Version
 from einmpi.process import alone, one_of_many, say
-from einmpi.version import __version__
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
     from einmpi.report.results import Report
     from einmpi.runtime.comm import Comm
 
-_EXAMPLES = """examples:
-  einmpi jobs/chain.toml                     run a job in this process
-  mpirun -n 4 python -m einmpi jobs/chain.toml
-  einmpi run jobs/chain.toml -n 4            the same: starts mpirun itself
-  einmpi verify jobs/chain.toml -n 4         run it and compare with the plain evaluator
-  einmpi jobs/chain.toml --set s=2000 --set skew=10 --repeat 5 --json -
-  einmpi check jobs/attention.toml           parse it, infer shapes, look at its files
-  einmpi plan jobs/attention.toml -n 64      how it is cut over 64 ranks; needs no MPI and touches no data
-  einmpi plan jobs/chain.toml -n 8 --compare
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError("einmpi", message, f"see {self.prog} --help")
-
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="einmpi", description="Extended Einstein summation over MPI.", epilog=_EXAMPLES,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"einmpi {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    parser = Parser(prog="einmpi", description="Extended Einstein summation over MPI.")
+    parser.add_argument("--version", action=Version, help="of einmpi and of what it runs on")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, function in COMMANDS.items():
         command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
-        command.add_argument("job", metavar="JOB.toml")
+        if name in WITHOUT_JOB:
+            WITHOUT_JOB[name](command)
+            continue
+        command.add_argument("job", metavar="JOB.toml", help="the job file")
         command.add_argument("--set", action="append", default=[], metavar="SIZE=N", help="replace a size of the job")
         command.add_argument("--dtype", help="dtype of generated inputs")
         command.add_argument("--quiet", action="store_true", help="print errors only")
@@ -62,7 +50,7 @@ def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
     what = "number of ranks" if ranks_needed else "start this many ranks with mpirun"
     command.add_argument("-n", "--ranks", type=int, required=ranks_needed, metavar="P", help=what)
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--strategy", help="see the list in the documentation; the job's own by default")
+    which.add_argument("--strategy", help="how to cut; the job's own by default")
     command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
     command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
     if ranks_needed:
@@ -287,7 +275,20 @@ def _plan(options: argparse.Namespace) -> None:
     _print(options, text, data)
 
 
-COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify}
+def completion(options: argparse.Namespace, comm: Comm) -> int:
+    """a script that completes commands, options and files in a shell"""
+    from einmpi.runtime.comm import on_first_rank
+
+    on_first_rank(comm, lambda: print(script(options.shell, make_parser()), end=""))
+    return 0
+
+
+COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify, "doctor": doctor, "completion": completion}
+# How the others get their options.
+WITHOUT_JOB: dict[str, Callable[[argparse.ArgumentParser], object]] = {
+    "doctor": add_options,
+    "completion": lambda command: command.add_argument("shell", choices=SHELLS, help="whose script"),
+}
 
 
 def _print(options: argparse.Namespace, text: str, data: Any) -> None:

@@ -23,6 +23,13 @@ _LISTED = 8
 _FOREIGN = {"O": "a string or of variable length", "S": "a string", "V": "compound"}
 
 
+def build() -> dict[str, Any]:
+    """Versions of h5py and of HDF5, and whether they were built for parallel writing."""
+    import h5py
+
+    return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
+
+
 def describe(file: str, dataset: str, place: str = "") -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a dataset; nothing else of it is read."""
     with _opened(file, place) as handle:
