@@ -121,7 +121,7 @@ def _winner(plans: Sequence[Plan]) -> list[Note]:
         return []
     order = sorted(plans, key=lambda plan: plan.bytes_predicted)  # of equal ones the first stays so
     least = [plan.strategy for plan in order if plan.bytes_predicted == order[0].bytes_predicted]
-    others = f", as do {', '.join(least[1:])}" if len(least) > 1 else ""
+    others = f", as {'do' if len(least) > 2 else 'does'} {', '.join(least[1:])}" if len(least) > 1 else ""
     next_one = order[len(least)] if len(least) < len(order) else None
     against = f"; {next_one.strategy} is next with {show_bytes(next_one.bytes_predicted)}" if next_one else ""
     first = f"{least[0]} moves least, {show_bytes(order[0].bytes_predicted)}{others}{against}"
