@@ -126,18 +126,11 @@ def _probe_cupy() -> Any:
     return {"cupy": cupy.__version__, "devices": names}
 
 
-def _probe_safetensors() -> Any:
-    import safetensors
-
-    return {"safetensors": safetensors.__version__}
-
-
 PROBES: dict[str, Callable[[], Any]] = {
     "mpi": _probe_mpi,
     "hdf5": _probe_hdf5,
     "numba": _probe_numba,
     "cupy": _probe_cupy,
-    "safetensors": _probe_safetensors,
 }
 
 

@@ -141,8 +141,8 @@ def test_zsh_offers(folder, line, offered):
     assert offered <= words and not {"check", "notes.txt"} & words, done.stdout
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_command_prints_the_script(folder, shell):
-    done = subprocess.run([sys.executable, "-m", "einmpi", "completion", shell], cwd=ROOT, capture_output=True,
+def test_the_command_prints_the_script(folder):
+    done = subprocess.run([sys.executable, "-m", "einmpi", "completion", "bash"], cwd=ROOT, capture_output=True,
                           text=True)  # fmt: skip
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", (folder.parent / "scripts" / shell).read_text())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (folder.parent / "scripts" / "bash").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from einmpi.doctor.finding import Finding, answer_of, start
 from einmpi.doctor.libraries import PROBES, numpy_and_blas, packages
@@ -16,13 +17,15 @@ _SECONDS = 60.0  # for a library to load
 
 def examine(seconds: float, started: bool = False) -> Iterator[Finding]:
     """One finding after another. `started`: by a launcher, so that no ranks can be started from here."""
-    probes = {name: start([sys.executable, "-m", "einmpi.versions", name]) for name in PROBES}
+    # All at once: importing takes long. cupy is rarely there, and need not be looked for in vain.
+    names = [name for name in PROBES if name != "cupy" or find_spec("cupy")]
+    probes = {name: start([sys.executable, "-m", "einmpi.versions", name]) for name in names}
     yield Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")
     yield numpy_and_blas()
     yield from packages()
     answers = {}
     for name, tell in PROBES.items():
-        answers[name] = answer_of(probes[name], _SECONDS)
+        answers[name] = answer_of(probes[name], _SECONDS) if name in probes else {"error": "it is not installed"}
         yield tell(answers[name])
     starter = launcher(answers["mpi"])
     yield starter

@@ -27,9 +27,15 @@ def numpy_and_blas() -> Finding:
 
 
 def packages() -> Iterator[Finding]:
+    """Those that need no look inside."""
     missing = [name for name in ("scipy", "opt_einsum", "rich", "threadpoolctl") if find_spec(name) is None]
     if missing:
         yield Finding("packages", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    if find_spec("safetensors") is None:
+        yield Finding("safetensors", "note", "not here: .safetensors files cannot be read",
+                      "pip install 'einmpi[models]'")  # fmt: skip
+    else:
+        yield Finding("safetensors", "ok", metadata.version("safetensors"))
 
 
 def _mpi(answer: dict[str, Any]) -> Finding:
@@ -68,18 +74,10 @@ def _cupy(answer: dict[str, Any]) -> Finding:
                    "pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' with an older driver")  # fmt: skip
 
 
-def _safetensors(answer: dict[str, Any]) -> Finding:
-    if "error" in answer:
-        return Finding("safetensors", "note", "not here: .safetensors files cannot be read",
-                       "pip install 'einmpi[models]'")  # fmt: skip
-    return Finding("safetensors", "ok", answer["safetensors"])
-
-
 # Each library is loaded in a process of its own: one that crashes is a finding too.
 PROBES: dict[str, Callable[[dict[str, Any]], Finding]] = {
     "mpi": _mpi,
     "hdf5": _hdf5,
     "numba": _numba,
     "cupy": _cupy,
-    "safetensors": _safetensors,
 }
