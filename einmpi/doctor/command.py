@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from einmpi.errors import InputError
 
@@ -32,32 +35,37 @@ def doctor(options: argparse.Namespace, comm: Comm) -> int:
     def look() -> None:
         if not options.timeout > 0:
             raise InputError("--timeout", f"{options.timeout:g} seconds", "more than 0")
-        for finding in examine(options.timeout, started=comm.size > 1):
-            findings.append(finding)
-            if options.json != "-":
-                print(_lines(finding), flush=True)
-        _finish(findings, options.json)
+        with _opened(options.json) as file:
+            for finding in examine(options.timeout, started=comm.size > 1):
+                findings.append(finding)
+                if file is not sys.stdout:
+                    print(_lines(finding), flush=True)
+            problems = [finding.name for finding in findings if finding.state == "problem"]
+            if file is not None:
+                data = {"works": not problems, "findings": [asdict(finding) for finding in findings]}
+                file.write(json.dumps(data, indent=1) + "\n")
+            if file is not sys.stdout:
+                print(f"a run on several ranks fails here: {', '.join(problems)}" if problems else "a run works here")
 
     on_first_rank(comm, look)
     return int(any(finding.state == "problem" for finding in findings))
 
 
+@contextlib.contextmanager
+def _opened(file: str | None) -> Iterator[TextIO | None]:
+    """The file for JSON, if one is wanted. It is opened before the long look, not after it."""
+    if file in (None, "-"):
+        yield sys.stdout if file else None
+        return
+    try:
+        target = open(file, "w", encoding="utf-8")  # noqa: SIM115  # the try is for this alone
+    except OSError as error:
+        raise InputError(f"--json {file}", error.strerror or str(error), "a file to write") from None
+    with target:
+        yield target
+
+
 def _lines(finding: Finding) -> str:
     mark = {"ok": "ok", "note": "note", "problem": "FAIL"}[finding.state]
-    advice = f"\n      {'':<12}→ {finding.advice}" if finding.advice else ""
+    advice = f"\n{'→ ':>20}{finding.advice}" if finding.advice else ""
     return f"{mark:<6}{finding.name:<12}{finding.text}{advice}"
-
-
-def _finish(findings: list[Finding], file: str | None) -> None:
-    problems = [finding.name for finding in findings if finding.state == "problem"]
-    if file is not None:
-        text = json.dumps({"works": not problems, "findings": [asdict(finding) for finding in findings]}, indent=1)
-        if file == "-":
-            print(text)
-            return
-        try:
-            with open(file, "w", encoding="utf-8") as target:
-                target.write(text + "\n")
-        except OSError as error:
-            raise InputError(f"--json {file}", error.strerror or str(error), "a file to write") from None
-    print(f"a run on several ranks fails here: {', '.join(problems)}" if problems else "a run works here")

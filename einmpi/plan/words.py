@@ -12,7 +12,7 @@ from einmpi.plan.factor import Edge, Variable, factor
 from einmpi.plan.plan import Plan, edge_words
 from einmpi.units import show_bytes
 
-_NAMES, _GROUPS = 4, 3  # that are listed; the rest is counted
+_NAMES, _GROUPS = 6, 3  # that are listed; the rest is counted
 
 Note = tuple[str, str]  # a word, and what is to be said to it: a line of EXPLAIN
 Key = TypeVar("Key", bound=Hashable)
@@ -81,7 +81,8 @@ def in_words(plan: Plan) -> list[Note]:
     """At most four lines, each with what a plan does: cuts, sends, combines, moves most."""
     if plan.mesh.ranks == 1:
         return [("cuts", "nothing: one rank does it all")]
-    moved = list(movements(plan))
+    position = {vertex.name: k for k, vertex in enumerate(plan.graph.vertices)}
+    moved = sorted(movements(plan), key=lambda move: position[move.tensor])
     if not moved:
         return [("cuts", "; ".join(_cuts(plan))), ("sends", "nothing: each rank has what it needs")]
     sent = _copies(plan, moved) + _recuts(moved)
@@ -99,7 +100,8 @@ def _cuts(plan: Plan) -> list[str]:
     def show(key: tuple[tuple[tuple[str, int], ...], int], names: list[str]) -> str:
         cut, same = key
         labels = {parts: [label for label, count in cut if count == parts] for _, parts in cut}
-        what = ", ".join(f"{_and(known)} in {parts}" for parts, known in labels.items()) or "nothing"
+        each = {parts: " each" if len(known) > 1 else "" for parts, known in labels.items()}
+        what = ", ".join(f"{_and(known)} in {parts}{each[parts]}" for parts, known in labels.items()) or "nothing"
         again = f", {'each part' if cut else 'all'} on {same} ranks" if same > 1 else ""
         return f"{what}{again} ({_list(names, of=len(plan.states))})"
 
