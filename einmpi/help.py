@@ -67,11 +67,14 @@ EXAMPLES = {
 class Parser(argparse.ArgumentParser):
     """Of the program, or of one of its commands."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "formatter_class": _Formatter})
+
     def error(self, message: str) -> NoReturn:
         raise InputError("einmpi", message, f"see {self.prog} --help")
 
     def format_help(self) -> str:
-        formatter = _Formatter(self.prog)
+        formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
         for title, actions in grouped(self._actions):

@@ -44,6 +44,6 @@ def answer_of(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     if process.returncode < 0:
-        return {"error": f"it was killed by {signal.Signals(-process.returncode).name}"}
+        return {"error": f"it was ended by a signal: {signal.strsignal(-process.returncode)}"}
     words = [line.strip() for line in (err or out).splitlines() if line.strip()]
     return {"error": f"{words[-1] if words else f'it ended with status {process.returncode}':.300}"}
