@@ -110,6 +110,7 @@ def test_under_a_launcher():
     assert (done.returncode, done.stderr) == (0, "")
     assert "left out: a launcher has started this process" in done.stdout
     assert done.stdout.count("ping") == 1  # one rank speaks
+    assert done.stdout.endswith("\nnothing speaks against a run here, but none was tried\n")
 
 
 def test_bad_time_limit():

@@ -45,7 +45,7 @@ def doctor(options: argparse.Namespace, comm: Comm) -> int:
                 data = {"works": not problems, "findings": [asdict(finding) for finding in findings]}
                 file.write(json.dumps(data, indent=1) + "\n")
             if file is not sys.stdout:
-                print(f"a run on several ranks fails here: {', '.join(problems)}" if problems else "a run works here")
+                print(_verdict(problems, tried=findings[-1].state == "ok"))
 
     on_first_rank(comm, look)
     return int(any(finding.state == "problem" for finding in findings))
@@ -63,6 +63,12 @@ def _opened(file: str | None) -> Iterator[TextIO | None]:
         raise InputError(f"--json {file}", error.strerror or str(error), "a file to write") from None
     with target:
         yield target
+
+
+def _verdict(problems: list[str], tried: bool) -> str:
+    if problems:
+        return f"a run on several ranks fails here: {', '.join(problems)}"
+    return "a run works here" if tried else "nothing speaks against a run here, but none was tried"
 
 
 def _lines(finding: Finding) -> str:

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from math import prod
 
 import pytest
+import run_cases
 
 import einmpi
 from einmpi.graph.job_file import STRATEGIES
@@ -156,6 +157,20 @@ def test_movements_are_all_that_moves(name, ranks, strategy):
     assert sum(move.nbytes for move in moves) == plan.bytes_predicted
     assert sum(move.combined for move in moves) == sum(cost.aggregate for cost in plan.words.values())
     assert sum(move.recut for move in moves) == sum(cost.repartition for cost in plan.words.values())
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 11, 12])
+def test_every_program_and_strategy_can_be_told(ranks):
+    """Odd extents, gathers, diagonals, empty tensors, idle ranks."""
+    for job, _ in run_cases.cases().values():
+        for strategy in run_cases.strategies(job, ranks):
+            plan = einmpi.plan(job, ranks, strategy=strategy)
+            moves = list(movements(plan))
+            assert sum(move.nbytes for move in moves) == plan.bytes_predicted
+            assert all(move.partials > 1 for move in moves if move.combined)
+            assert all(move.copies > 1 for move in moves if move.copied)
+            said = in_words(plan)
+            assert len(said) <= 4 and ("nothing" in dict(said).get("sends", "")) == (plan.bytes_predicted == 0)
 
 
 def test_resident_inputs_and_pins_are_not_told_as_sent():
