@@ -20,9 +20,10 @@ from threadpoolctl import threadpool_limits
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled, Inputs
+from einmpi.compiled import Compiled
 from einmpi.runtime import storage
 from einmpi.runtime.comm_mpi import comm_of
+from einmpi.runtime.inputs import Inputs
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
@@ -62,7 +63,7 @@ class Ours:
     def __init__(self, job: einmpi.Job, strategy: str) -> None:
         self.compiled = Compiled(job, comm_of(WORLD), options_of(job, strategy))
         self.plan, self.schedule, _ = self.compiled.prepare({})
-        self.inputs = Inputs(job, {}, keep=True)
+        self.inputs = Inputs(job, {}, {}, keep=True)
 
     def __call__(self) -> float:
         meet()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 # isort: off
 # The package einmpi.plan is loaded before the function einmpi.plan is bound: a first load later would replace it.
 import einmpi.plan  # noqa: F401
-from einmpi.api import compile, einsum, load, plan, program, reference, run
+from einmpi.api import compile, einsum, load, open_dataset, plan, program, reference, run
 
 # isort: on
 from einmpi.errors import EinmpiError, InputError
@@ -15,8 +15,8 @@ from einmpi.version import __version__
 if TYPE_CHECKING:
     from einmpi.runtime.dist_array import DistArray
 
-__all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load", "plan",
-           "program", "reference", "run"]  # fmt: skip
+__all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load",
+           "open_dataset", "plan", "program", "reference", "run"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

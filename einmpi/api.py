@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +12,15 @@ import numpy as np
 
 from einmpi.errors import InputError
 from einmpi.graph.builder import Inputs
-from einmpi.graph.job_file import STRATEGIES, Job, read_job
+from einmpi.graph.job_file import STRATEGIES, InputSpec, Job, read_job
+from einmpi.graph.job_tensors import INSIDE
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.language import build_graph
 from einmpi.graph.subscripts import program_text, split_arguments
 from einmpi.graph.syntax import Source
 from einmpi.runtime import storage
 from einmpi.runtime.comm import ALONE
+from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.reference import evaluate, memory_needed
 from einmpi.units import parse_bytes
 
@@ -108,15 +111,21 @@ def compile(
     strategy: str | None = None,
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
+    fast_math: bool | None = None,
 ) -> Compiled:
     """A job made ready for the ranks of a communicator of mpi4py: call it again and again, it plans once.
 
     ``step = compile(job); out = step({"A": a})``: outputs are DistArrays, and may be inputs of the next call. Without
-    `comm` these are all ranks that mpirun started, or this process alone.
+    `comm` these are all ranks that mpirun started, or this process alone. Strategy, memory a rank and `fast_math`,
+    which allows faster arithmetic that rounds more, are the job's own by default.
     """
     from einmpi.compiled import Compiled
     from einmpi.runtime.comm_mpi import comm_of
 
+    if fast_math is not None:
+        if not isinstance(fast_math, bool):
+            raise InputError("fast_math", f"{fast_math!r} is no truth value", "True or False")
+        job = replace(job, fast_math=fast_math)
     return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin))
 
 
@@ -127,6 +136,37 @@ def run(job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **o
     job says. Outputs stay distributed: ``run(job)["Z"].gather()`` is the whole array.
     """
     return compile(job, comm, **options)(inputs)
+
+
+def open_dataset(
+    file: str | os.PathLike[str],
+    dataset: str | None = None,
+    comm: Any = None,
+    parts: Sequence[int] | None = None,
+    rows: slice | None = None,
+) -> DistArray:
+    """Read a tensor from a file, cut over all ranks of a communicator. All ranks call it; each element is read once.
+
+    `dataset` is the path of an HDF5 dataset or the name of a tensor of a safetensors file; an .npy file needs none.
+    `parts` says into how many parts each dimension is cut, as for ``DistArray.from_global``; ``rows=slice(0, 1000)``
+    takes only these of the first dimension.
+    """
+    from einmpi.compiled import together
+    from einmpi.runtime.comm_mpi import comm_of
+    from einmpi.runtime.dist_array import DistArray
+    from einmpi.runtime.formats import find
+
+    ours, path = comm_of(comm), os.fspath(file)
+
+    def look() -> Dataset:
+        if rows is not None and (not isinstance(rows, slice) or rows.step not in (None, 1)):
+            raise InputError("open_dataset", f"rows is {rows!r}", "such as slice(0, 1000)")
+        if not dataset and INSIDE.get(os.path.splitext(path)[1].lower()):
+            raise InputError("open_dataset", f"which tensor of {path} is not said", 'such as open_dataset(file, "/Z")')
+        chosen = None if rows is None else (rows.start, rows.stop)
+        return find(InputSpec("", file=path, dataset=dataset, rows=chosen))
+
+    return DistArray.from_dataset(together(ours, look, Dataset.as_read), ours, parts)
 
 
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,15 @@ from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.job_file import BACKENDS
 from einmpi.help import Parser, Version
 from einmpi.process import alone, one_of_many, say
+from einmpi.units import parse_seconds
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
     from einmpi.report.results import Report
+    from einmpi.runtime.checkpoint import Checkpoints
     from einmpi.runtime.comm import Comm
+
+EVERY = "10min"  # between two checkpoints
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -41,8 +46,12 @@ def make_parser() -> argparse.ArgumentParser:
             _add_planning(command, ranks_needed=name == "plan")
         if name in ("run", "verify"):
             command.add_argument("--backend", help="numpy; the job's own by default")
+            command.add_argument("--fast-math", action="store_true", help="faster arithmetic that rounds more")
         if name == "run":
             command.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times, report the median")
+            command.add_argument("--checkpoint", metavar="DIR", help="save finished tensors in this folder on the way")
+            command.add_argument("--every", metavar="TIME", help=f"how often: 30s, 1h, 0 for each vertex; {EVERY}")
+            command.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
     return parser
 
 
@@ -116,7 +125,7 @@ def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> 
     together(comm, check)
     if options.ranks == 1:
         return COMMANDS[options.command](options, comm)
-    return launch(options.ranks, _without_ranks(given))
+    return launch(options.ranks, _without_ranks(given), patient=getattr(options, "checkpoint", None) is not None)
 
 
 def _without_ranks(given: Sequence[str]) -> list[str]:
@@ -155,31 +164,45 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
 def run(options: argparse.Namespace, comm: Comm) -> int:
     """run a job (the default)"""
     from einmpi.runtime.comm import on_first_rank
+    from einmpi.runtime.watch import asked_to_stop
 
-    report = _run(options, comm)
-    on_first_rank(comm, lambda: _print(options, str(report), report.as_json()))
+    patient: AbstractContextManager[list[str]] = asked_to_stop() if options.checkpoint is not None else nullcontext([])
+    with patient as asked:
+        report, checkpoints = _run(options, comm, asked)
+        on_first_rank(comm, lambda: _print(options, str(report), report.as_json()))
+        if checkpoints is not None:
+            checkpoints.remove()
     return 0
 
 
-def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
+def _run(
+    options: argparse.Namespace, comm: Comm, asked: Sequence[str] = (), keep: bool = True
+) -> tuple[Report, Checkpoints | None]:
     """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.api import options_of
-    from einmpi.compiled import Compiled, Inputs, together
+    from einmpi.checkpointed import open_checkpoints, prepare
+    from einmpi.compiled import together
     from einmpi.report.results import Report, figures, median, totals
+    from einmpi.runtime.inputs import Inputs
     from einmpi.runtime.storage import check_targets, store
     from einmpi.runtime.watch import note_to
 
     start = time.perf_counter()
     job = together(comm, lambda: _checked_job(options, check_targets))
-    compiled = Compiled(job, comm, together(comm, lambda: options_of(job, options.strategy, options.memory)))
+    checkpoints = None
+    if getattr(options, "checkpoint", None) is not None:
+        every = parse_seconds(options.every or EVERY)
+        checkpoints = open_checkpoints(job, comm, options.checkpoint, every, options.resume, asked, options.quiet)
+    compiled, plan, schedule, given = prepare(
+        job, comm, lambda job: options_of(job, options.strategy, options.memory), checkpoints
+    )
     note = note_to(comm.rank)
     compiled.on_step = lambda step: note(" ".join(str(step).split()))
-    plan, schedule, _ = compiled.prepare({})
     planned = time.perf_counter()
-    inputs = Inputs(job, {}, keep=getattr(options, "repeat", 1) > 1)
+    inputs = Inputs(compiled.job, given, compiled.files, keep=getattr(options, "repeat", 1) > 1)
     measured = []
     for _ in range(getattr(options, "repeat", 1)):
-        outputs, figures_of_run = compiled.run(plan, schedule, inputs)
+        outputs, figures_of_run = compiled.run(plan, schedule, inputs, checkpoints)
         measured.append(figures_of_run)
     note("storing the results")
     before = time.perf_counter()
@@ -187,11 +210,16 @@ def _run(options: argparse.Namespace, comm: Comm, keep: bool = True) -> Report:
         store(job, outputs)
     stored = time.perf_counter() - before
     runs = [each.seconds for each in measured]
-    seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs), "store": stored,
+    seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs),
+               "checkpoint": checkpoints.seconds if checkpoints else 0.0, "store": stored,
                "total": time.perf_counter() - start}  # fmt: skip
     last = measured[-1]
-    return Report(job, plan, totals(comm, last.received, last.peak), seconds, runs, outputs, figures(comm, outputs),
-                  str(compiled.threads), _kernels())  # fmt: skip
+    moved = totals(comm, last.received, last.peak, measured[0].shuffled)
+    report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels())
+    if checkpoints is not None:
+        resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None
+        report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
+    return report, checkpoints
 
 
 def _kernels() -> str:
@@ -205,17 +233,31 @@ def _kernels() -> str:
 
 
 def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], None]) -> Job:
-    if getattr(options, "repeat", 1) < 1:
-        raise InputError("--repeat", f"{options.repeat} times", "1 or more")
+    if options.command == "run":
+        _check_flags(options)
     job = _load(options)
     check_targets(job)
     if options.backend is not None:
         if options.backend not in BACKENDS:
             raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
         job = replace(job, backend=options.backend)
+    job = replace(job, fast_math=job.fast_math or options.fast_math)
     if options.json not in (None, "-"):
         _check_writable(options.json)
     return job
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    if options.repeat < 1:
+        raise InputError("--repeat", f"{options.repeat} times", "1 or more")
+    if options.checkpoint is None and (options.resume or options.every):
+        raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
+    if options.checkpoint is not None and options.repeat > 1:
+        raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
+    try:
+        parse_seconds(options.every or EVERY)
+    except ValueError as error:
+        raise InputError("--every", *str(error).split("; ", 1)) from None
 
 
 def _check_writable(file: str) -> None:
@@ -231,7 +273,7 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
     from einmpi.report.compare import compare_with
     from einmpi.runtime.comm import on_first_rank
 
-    report = _run(options, comm, keep=False)
+    report, _ = _run(options, comm, keep=False)
     whole = {name: array.gather(0) for name, array in report.outputs.items()}
 
     def compare() -> None:

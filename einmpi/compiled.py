@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -14,31 +14,34 @@ import numpy as np
 from einmpi.errors import EinmpiError, InputError, failure, one_of
 from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
-from einmpi.runtime import storage
 from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm
+from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
+from einmpi.runtime.hdf5 import reopened
+from einmpi.runtime.inputs import Blocks, Inputs
+from einmpi.runtime.storage import find_planned
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import lower
-from einmpi.schedule.regions import Box, Region, boxes, length, shape, whole
 from einmpi.schedule.steps import Load, Schedule, Step
 from einmpi.version import __version__
 
 Result = TypeVar("Result")
-Blocks = dict[tuple[str, Region], np.ndarray]
-Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array", "dataset", or a DistArray's layout
+Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array", a dataset, or a DistArray's layout
 
 
 @dataclass(frozen=True)
 class Measured:
     """What one run of a rank took."""
 
-    seconds: float  # without loading
+    seconds: float  # without loading and without checkpoints
     seconds_loading: float
     received: int  # bytes
     peak: int  # bytes
+    shuffled: int = 0  # bytes received while loading, beside what the plan moves
 
 
 class Compiled:
@@ -50,15 +53,16 @@ class Compiled:
             raise InputError(place, f"backend {job.backend} is not available in this version", "numpy")
         self.job, self.comm, self.options = job, comm, options
         self.threads = threads_of(comm)
-        self.backend = NumpyBackend(self.threads.count)
+        self.backend = NumpyBackend(self.threads.count, job.fast_math)
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
+        self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
 
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
         plan, schedule, given = self.prepare(inputs or {})
-        outputs, self.measured = self.run(plan, schedule, Inputs(self.job, given, self.resident))
+        outputs, self.measured = self.run(plan, schedule, Inputs(self.job, given, self.files, self.resident))
         return outputs
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
@@ -69,10 +73,11 @@ class Compiled:
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
             self.ready[kinds] = plan, self.backend.arrange(lower(plan, self.comm.rank))
+        self.look({*given, *self.files})
         return *self.ready[kinds], given
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        given = {name: as_array(name, array) for name, array in inputs.items()}
+        given = {name: reopened(array) or as_array(name, array) for name, array in inputs.items()}
         check_inputs(self.job, given)
         for name, array in given.items():
             if isinstance(array, DistArray) and array.comm is not self.comm:
@@ -81,19 +86,37 @@ class Compiled:
                 )
         return given
 
+    def look(self, known: Collection[str]) -> None:
+        """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
+        graph = self.job.graph
+        specs = [spec for spec in self.job.inputs if spec.file and spec.name in graph.by_name]
+        missing = [(spec, graph[spec.name]) for spec in specs if spec.name not in known]
+
+        def find() -> dict[str, Dataset]:
+            return {vertex.name: find_planned(spec, vertex.bound, vertex.dtype) for spec, vertex in missing}
+
+        if missing:
+            found = together(self.comm, find, _as_read)
+            self.files |= found
+
     def plan(self, kinds: Kinds) -> Plan:
         plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
         check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
         return plan
 
-    def run(self, plan: Plan, schedule: Schedule, sources: Inputs) -> tuple[dict[str, DistArray], Measured]:
+    def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
+            checkpoints: Checkpoints | None = None) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
         before, start = self.comm.received, time.perf_counter()
         clock = _LoadClock(self.on_step)
-        blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock)
+        sources.shuffled = 0
+        try:
+            blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock, checkpoints)
+        finally:
+            sources.close()
         clock.stop()
-        seconds = time.perf_counter() - start
-        received = self.comm.received - before
-        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak)
+        seconds = time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
+        received = self.comm.received - before - sources.shuffled
+        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled)
         return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured
 
     def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
@@ -133,57 +156,6 @@ def check_memory(place: str, needed: int) -> None:
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
-class Inputs:
-    """Where a run's inputs come from: arrays, datasets and DistArrays that are given, or what the job says."""
-
-    def __init__(self, job: Job, given: Mapping[str, Any], resident: Blocks | None = None, keep: bool = False) -> None:
-        self.graph, self.given, self.resident = job.graph, given, {} if resident is None else resident
-        self.specs = {spec.name: spec for spec in job.inputs}
-        self.keep = keep  # what was loaded, for the next run
-
-    def fill(self, tensor: str, region: Region, target: np.ndarray, place: Region) -> None:
-        pairs = list(boxes(region, place))
-        if self.keep and tensor not in self.given:
-            kept = self.block(tensor, region)
-            for (_, here), (_, there) in zip(pairs, boxes(region, _packed(region)), strict=True):
-                target[here] = kept[there]
-        else:
-            self._read(tensor, target, pairs)
-
-    def _read(self, tensor: str, target: np.ndarray, pairs: list[tuple[Box, Box]]) -> None:
-        if tensor not in self.given:
-            storage.fill(self.specs[tensor], target, pairs, self.graph[tensor].bound)
-            return
-        for there, here in pairs:
-            target[here] = self.given[tensor][there]
-
-    def block(self, tensor: str, region: Region) -> np.ndarray:
-        given = self.given.get(tensor)
-        if isinstance(given, DistArray):
-            return np.asarray(given.local, order="C")
-        if isinstance(given, np.ndarray):
-            return _block_of(given, region, self.graph[tensor].dtype)
-        kept = self.resident if given is None else {}  # a dataset that is given may be another one the next time
-        if (tensor, region) not in kept:
-            array = np.empty(shape(region), self.graph[tensor].dtype)
-            self._read(tensor, array, list(boxes(region, _packed(region))))
-            kept[tensor, region] = array
-        return kept[tensor, region]
-
-
-def _packed(region: Region) -> Region:
-    """The place of a region in an array of its own."""
-    return tuple(whole(length(runs)) for runs in region)
-
-
-def _block_of(array: np.ndarray, region: Region, dtype: str) -> np.ndarray:
-    """A block of an array, the array itself where it is that."""
-    for dimension, runs in enumerate(region):
-        taken: Any = slice(*runs[0]) if len(runs) == 1 else [k for run in runs for k in range(*run)]
-        array = array[(slice(None),) * dimension + (taken,)]
-    return np.asarray(array, dtype, order="C")  # a number stays one
-
-
 def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
     """How each input is given; an error where one is missing, unknown, or not what the graph wants."""
     graph, specs = job.graph, {spec.name for spec in job.inputs}
@@ -207,7 +179,13 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
 def _kind(array: Any) -> str | Layout:
     if isinstance(array, DistArray):
         return array.layout
+    if isinstance(array, Dataset):
+        return f"dataset {array.as_read()}"
     return "array" if isinstance(array, np.ndarray) else "dataset"
+
+
+def _as_read(files: Mapping[str, Dataset]) -> str:
+    return repr([(name, dataset.as_read()) for name, dataset in files.items()])
 
 
 def as_array(name: str, given: Any) -> Any:
@@ -247,7 +225,7 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     """Equal on ranks that are about to do the same."""
     inputs = [replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in job.inputs]
     outputs = [replace(spec, place="", file=os.path.basename(spec.file)) for spec in job.outputs]
-    return sha256(repr((__version__, plan.digest, inputs, outputs)).encode()).hexdigest()
+    return sha256(repr((__version__, plan.digest, job.fast_math, inputs, outputs)).encode()).hexdigest()
 
 
 def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None) -> Result:

@@ -24,6 +24,13 @@ class InputError(EinmpiError):
         super().__init__(" ".join("; ".join(parts).split()))
 
 
+class Stopped(EinmpiError):
+    """A signal asked all ranks to stop, and there is a checkpoint. By convention 75 means: try again later."""
+
+    status = 75
+    everywhere = True
+
+
 def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
     """The error with this status and text, as another rank raised it."""
     where, _, what = text.partition(": ")

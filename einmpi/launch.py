@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError, InputError, Stopped
 from einmpi.runtime.watch import ERROR, FOLDER, RECORD, SIGNALS, SOCKET, VARIABLE, Notes, read_notes
 
 _INSIDE = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -37,18 +37,23 @@ _OPEN_MPI = {
     r"Process name: \[\S*,(\d+)\] Exit code: (\d+)": 1,
     r"MPI_ABORT was invoked on rank (\d+) in .*? Errorcode: (\d+)": 1,
 }
+_PASSED_ON = (InputError.status, Stopped.status)
 _TICK = 0.1  # seconds between two looks at everything that does not wake us
 _GRACE = 5.0  # seconds for mpirun to end after a signal
 
 
-def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.executable, "-m", "einmpi")) -> int:
-    """Run the program on so many ranks; the exit status for the user. A caller with one rank needs no mpirun."""
+def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.executable, "-m", "einmpi"),
+           patient: bool = False) -> int:  # fmt: skip
+    """Run the program on so many ranks; the exit status for the user. A caller with one rank needs no mpirun.
+
+    `patient`: the ranks can stop in good order. The first SIGTERM or SIGUSR1 asks them to; they may take their time.
+    """
     if any(name in os.environ for name in _INSIDE):
         raise InputError("-n", "this process was started by mpirun already", "leave out -n")
     command = [*mpirun(ranks), "-n", str(ranks), *program, *arguments]
     everything = os.environ.get("EINMPI_DEBUG") == "1"
     sys.stdout.flush()
-    with _notes(ranks) as (path, living), _signals() as asked:
+    with _notes(ranks) as (path, living), _signals(patient) as asked:
         try:
             process = subprocess.Popen(
                 command,
@@ -64,7 +69,7 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
         out, err = _Stream(1, _HYDRA, everything), _Stream(2, _LAUNCHER, everything)
         with process:
             try:
-                doing, order = _follow(process, out, err, path, living, asked)
+                doing, order = _follow(process, out, err, path, living, asked, patient)
             finally:
                 _clear(process, path)
         notes = _read(path, ranks)
@@ -161,12 +166,12 @@ def _read(path: str, ranks: int) -> Notes:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[signal.Signals]]:
+def _signals(patient: bool) -> Iterator[list[signal.Signals]]:
     """The signals that asked this process to end. What is ignored stays so, as under nohup."""
     asked: list[signal.Signals] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *((signal.SIGUSR1,) if patient else ())):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, lambda got, _: asked.append(signal.Signals(got)))
     try:
@@ -237,7 +242,7 @@ class _Stream:
 
 
 def _follow(process: subprocess.Popen[bytes], out: _Stream, err: _Stream, path: str, living: socket.socket,
-            asked: list[signal.Signals]) -> tuple[str, list[int]]:  # fmt: skip
+            asked: list[signal.Signals], patient: bool) -> tuple[str, list[int]]:  # fmt: skip
     """Until mpirun has ended, or must be killed.
 
     What rank 0 was doing when this process was asked to end, and the ranks of this machine in the order they ended.
@@ -270,6 +275,9 @@ def _follow(process: subprocess.Popen[bytes], out: _Stream, err: _Stream, path: 
                         order.append(ranks[key.fd])
             if out.broken and not asked:
                 asked.append(signal.SIGPIPE)
+            if asked and (asked[0] == signal.SIGUSR1 or (patient and asked[0] == signal.SIGTERM)):
+                patient = asked.pop(0) == signal.SIGUSR1 and patient
+                process.send_signal(signal.SIGUSR1)  # every mpirun passes this one on, and goes on itself
             if asked and not err.muted:
                 doing, err.muted, deadline = _read(path, 1)[0][1], True, time.monotonic() + _GRACE
                 process.send_signal(signal.SIGINT if asked[0] == signal.SIGINT else signal.SIGTERM)
@@ -319,7 +327,7 @@ def _reason(returned: int, out: _Stream, err: _Stream, order: list[int], notes: 
     named = next(((int(found[1]), sign * int(found[2])) for pattern, sign in _OPEN_MPI.items()
                   if (found := re.search(pattern, text))), None)  # fmt: skip
     rank, code = named or _guessed(text, order, len(notes)) or (None, returned)
-    status = 2 if code == 2 else 1
+    status = code if code in _PASSED_ON else 1
     said = err.errors + [note for _, note in notes if note.startswith(ERROR)]
     said.sort(key=lambda line: _SIGNALLED.match(line) is not None)
     if named:  # Open MPI ends the other ranks with SIGTERM, and they say so

@@ -1,4 +1,4 @@
-"""Amounts as people write them: bytes with their units, numbers with separators."""
+"""Amounts as people write them: bytes and times with their units, numbers with separators."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from einmpi.errors import one_of
 
 _UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20,
           "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+_SECONDS = {"s": 1, "min": 60, "h": 3600}
 
 
 def parse_bytes(text: str) -> int:
@@ -29,6 +30,16 @@ def check_bytes(size: int) -> int:
         shown = size if size < 10**30 else "far too many"  # printing a huge number takes long
         raise ValueError(f"memory of {shown} bytes; from 1 byte to 2**63 - 1 bytes")
     return size
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of "30s", "10 min", "1.5h" or "0"; ValueError says what is wrong and what is allowed."""
+    found = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{0,9})?)\s*([A-Za-z]*)\s*", text)
+    if found is None or (not found[2] and float(found[1])):
+        raise ValueError(f"{text!r} is not a time; a number and a unit, such as 30s, 10min or 1h, or 0")
+    if found[2] and found[2] not in _SECONDS:
+        raise ValueError(f"unknown unit {found[2]!r} of time; {one_of(_SECONDS, found[2])}")
+    return float(found[1]) * _SECONDS[found[2] or "s"]
 
 
 def show_bytes(count: int) -> str:

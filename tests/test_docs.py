@@ -38,7 +38,8 @@ import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.builder import CALLABLES, CONSTANTS
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.graph.job_tensors import COMPRESSIONS, INSIDE, RANDOM
+from einmpi.graph.job_generated import RANDOM
+from einmpi.graph.job_tensors import COMPRESSIONS, INSIDE
 from einmpi.graph.macros import MACROS
 from einmpi.graph.scalar import DTYPES, FUNCTIONS, OPS
 from einmpi.runtime.storage import store
@@ -238,7 +239,7 @@ def shell_environment(folder):
 
 VARYING = {
     r"\b\d+\.\d\d s\b": "0.00 s",
-    r"\b(plan|load|run|store) \d+\.\d\d\b": r"\1 0.00",
+    r"\b(plan|load|run|checkpoint|store) \d+\.\d\d\b": r"\1 0.00",
     r"\b\d+ threads? a rank \(.*?\)(; \d+ kernels? compiled in .* s)?": "1 thread a rank (reason)",
     r"\berror \d\.\de[-+]\d\d\b": "error 0.0e+00",
 }
@@ -269,6 +270,8 @@ def test_page(name, tmp_path, monkeypatch):
 
 # What people write reaches these modules first.
 READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
+           ROOT / "einmpi/runtime/datasets.py", ROOT / "einmpi/runtime/raw_files.py",
+           ROOT / "einmpi/runtime/formats.py",
            ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/dist_array.py", ROOT / "einmpi/api.py",
            ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.
@@ -278,9 +281,10 @@ COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/launch.py", *sorted((ROOT
 NOT_SHOWN = {
     "may not be read": "root may read everything",
     "may not be written": "root may write everything",
-    "is {found} now": "needs a file that changes during a run",
-    "needs the package safetensors": "needs an environment without it",
-    "_format": "the job file's reader has refused other suffixes before",
+    "as planned": "needs a file that changes during a run",
+    "was replaced during the run": "needs a file that changes during a run",
+    "ends before its last value": "needs a file that changes during a run",
+    "cannot be read: {error.strerror}": "needs a disk that fails",
     "set TMPDIR": "needs a full disk",
 }
 
@@ -317,7 +321,8 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
 
 
 def test_every_error_of_the_command_line_has_an_example():
-    text = "\n".join(PAGES[name].read_text() for name in ("language.md", "job_file.md", "command_line.md"))
+    pages = ("language.md", "job_file.md", "command_line.md", "checkpoint.md")
+    text = "\n".join(PAGES[name].read_text() for name in pages)
     missing = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {message}"
         for path, node, message in raise_sites(COMMAND_LINE)

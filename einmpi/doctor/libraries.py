@@ -31,11 +31,6 @@ def packages() -> Iterator[Finding]:
     missing = [name for name in ("scipy", "opt_einsum", "rich", "threadpoolctl") if find_spec(name) is None]
     if missing:
         yield Finding("packages", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
-    if find_spec("safetensors") is None:
-        yield Finding("safetensors", "note", "not here: .safetensors files cannot be read",
-                      "pip install 'einmpi[models]'")  # fmt: skip
-    else:
-        yield Finding("safetensors", "ok", metadata.version("safetensors"))
 
 
 def _mpi(answer: dict[str, Any]) -> Finding:

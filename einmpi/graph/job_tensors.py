@@ -5,30 +5,29 @@ from __future__ import annotations
 import keyword
 import os
 import re
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import isfinite, prod
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.builder import RESERVED
 from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.job_generated import generated
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.scalar import DTYPES
-from einmpi.graph.toml_text import Document, KeyPath, beside, choice, get, kind_of, lookup, show, table, whole_number
+from einmpi.graph.syntax import integer_text
+from einmpi.graph.toml_text import Document, KeyPath, beside, choice, get, kind_of, lookup, show, table
 
-RANDOM = ("normal", "uniform", "zeros", "ones", "arange")
 COMPRESSIONS = ("gzip", "lzf")
-# What names a tensor inside a file, by the file's suffix.
-INSIDE = {".h5": "dataset", ".hdf5": "dataset", ".he5": "dataset", ".safetensors": "tensor"}
+# What names a tensor inside a file, by the file's suffix; nothing where the file is the tensor.
+INSIDE = {".h5": "dataset", ".hdf5": "dataset", ".he5": "dataset", ".safetensors": "tensor", ".npy": ""}
 HDF5_SUFFIXES = tuple(suffix for suffix, key in INSIDE.items() if key == "dataset")
-MAX_NDIM = 32  # HDF5's limit
 _GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident", "parts")
-_FILE_KEYS = ("file", "dataset", "tensor", "resident", "parts")
+_FILE_KEYS = ("file", "dataset", "tensor", "rows", "resident", "parts")
 _OUTPUT_KEYS = ("file", "dataset", "chunks", "compression", "dtype", "parts")
-_SHORT = re.compile(r"(.+?\.(?:h5|hdf5|he5|safetensors)):(.+)", re.IGNORECASE | re.DOTALL)
+_SHORT = re.compile(r"(.+?\.(?:h5|hdf5|he5|safetensors|npy)):(.+)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,7 @@ class InputSpec:
     file: str | None = None
     dataset: str | None = None
     tensor: str | None = None
+    rows: tuple[int | None, int | None] | None = None
     resident: bool = False
     parts: tuple[int, ...] | None = None
     place: str = ""
@@ -99,8 +99,8 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
     place, given = document.place(path), lookup(document, path)
     check_name(place, name, "a tensor", sizes)
     if isinstance(given, str):
-        file, inside = _split_short(place, given, tuple(INSIDE))
-        return _from_file(document, InputSpec(name, place=place), file, {_suffix(file): inside})
+        file, inside = (given, "") if _suffix(given) == ".npy" else _split_short(place, given, tuple(INSIDE))
+        return _from_file(document, InputSpec(name, place=place), file, {_key(file) or "NAME" * bool(inside): inside})
     if not isinstance(given, dict):
         raise InputError(place, f"input {name} is {kind_of(given)}", 'a table or "FILE.h5:/DATASET" is wanted')
     table(document, path, dict.fromkeys([*_GENERATED_KEYS, *_FILE_KEYS]))
@@ -115,13 +115,19 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
     resident = get(document, (*path, "resident"), bool) or False
     spec = InputSpec(name, resident=resident, parts=_numbers(document, (*path, "parts")), place=place)
     if chosen == "random":
-        return _generated(document, spec, sizes, dtype)
-    inside_of = {suffix: get(document, (*path, key), str) for suffix, key in INSIDE.items()}
-    return _from_file(document, spec, get(document, (*path, "file"), str) or "", inside_of)
+        return generated(document, spec, sizes, read_dtype(document, (*path, "dtype")) or dtype)
+    inside_of = {key: get(document, (*path, key), str) for key in ("dataset", "tensor")}
+    spec = replace(spec, rows=_rows(document, (*path, "rows"), sizes))
+    return _from_file(document, spec, get(document, (*path, "file"), str) or "", {"": "", **inside_of})
 
 
 def _suffix(file: str) -> str:
     return os.path.splitext(file)[1].lower()
+
+
+def _key(file: str) -> str:
+    """The key that names a tensor in a file of this kind."""
+    return INSIDE.get(_suffix(file), "")
 
 
 def _split_short(place: str, text: str, suffixes: tuple[str, ...]) -> tuple[str, str]:
@@ -139,22 +145,35 @@ def _check_file(place: str, file: str, suffixes: tuple[str, ...]) -> None:
 
 
 def _from_file(document: Document, spec: InputSpec, file: str, inside_of: Mapping[str, str | None]) -> InputSpec:
-    """`inside_of` gives the name within the file for each suffix the file might have."""
+    """`inside_of` gives the name within the file by the key that has it."""
     _check_file(spec.place, file, tuple(INSIDE))
     wanted = INSIDE[_suffix(file)]
-    for suffix, inside in inside_of.items():
-        if inside is not None and INSIDE[suffix] != wanted:
-            place = document.place(("inputs", spec.name, INSIDE[suffix]))
-            raise InputError(place, f"{INSIDE[suffix]} does not go with a {_suffix(file)} file", f"{wanted} does")
-    inside = inside_of[_suffix(file)]
+    for key, inside in inside_of.items():
+        if key and inside is not None and key != wanted:
+            place = document.place(("inputs", spec.name, key))
+            allowed = f"{wanted} does" if wanted else "the file is the tensor"
+            raise InputError(place, f"{key} does not go with a {_suffix(file)} file", allowed)
+    inside = inside_of.get(wanted)
     if inside is None:
         raise InputError(spec.place, f"input {spec.name} does not say which {wanted} of the file",
                          f'{wanted} = "NAME"')  # fmt: skip
     if wanted == "dataset":
         inside = _dataset_path(spec.place, inside)
     names = {wanted: inside}
-    return InputSpec(spec.name, file=beside(document, file), dataset=names.get("dataset"), tensor=names.get("tensor"),
-                     resident=spec.resident, parts=spec.parts, place=spec.place)  # fmt: skip
+    return replace(spec, file=beside(document, file), dataset=names.get("dataset"), tensor=names.get("tensor"))
+
+
+def _rows(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int | None, int | None] | None:
+    """ "START:STOP", either of them left out or whole-number arithmetic over sizes."""
+    given = get(document, path, str)
+    if given is None:
+        return None
+    ends = given.split(":")
+    if len(ends) != 2:
+        raise InputError(document.place(path), f"{show(given)} is not a range of rows", 'such as rows = "0:1000"')
+    source = document.source(path)
+    start, stop = (integer_text(replace(source, text=end.strip()), sizes) if end.strip() else None for end in ends)
+    return start, stop
 
 
 def _dataset_path(place: str, text: str) -> str:
@@ -163,68 +182,6 @@ def _dataset_path(place: str, text: str) -> str:
     if not parts or "\0" in text:
         raise InputError(place, f"{show(text)} is not the path of a dataset", "such as /Z or /group/Z")
     return "/" + "/".join(parts)
-
-
-def _generated(document: Document, spec: InputSpec, sizes: Mapping[str, int], default: str) -> InputSpec:
-    path = ("inputs", spec.name)
-    random = choice(document, (*path, "random"), RANDOM, "")
-    dtype = read_dtype(document, (*path, "dtype")) or default
-    if random == "normal" and np.dtype(dtype).kind in "ib":
-        allowed = "a float or complex dtype, or uniform, zeros, ones, arange"
-        raise InputError(spec.place, f"input {spec.name} cannot be normal and {dtype}", allowed)
-    seed = get(document, (*path, "seed"), int)
-    if seed is None:
-        seed = zlib.crc32(spec.name.encode())  # inputs differ, and nothing depends on their order
-    if not 0 <= seed < 2**64:
-        raise InputError(document.place((*path, "seed")), f"seed is {show(seed)}", "0 to 2**64 - 1")
-    low, high = _limits(document, path, random, dtype)
-    return InputSpec(spec.name, _shape(document, path, sizes), dtype, random, seed, low, high, resident=spec.resident,
-                     parts=spec.parts, place=spec.place)  # fmt: skip
-
-
-def _shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    given = get(document, (*path, "shape"), list)
-    if given is None:
-        raise InputError(document.place(path), f"input {path[-1]} has no shape", 'such as shape = ["s", 10]')
-    if len(given) > MAX_NDIM:
-        raise InputError(document.place((*path, "shape")), f"shape has {len(given)} dimensions", f"at most {MAX_NDIM}")
-    extents = []
-    for number, written in enumerate(given):
-        entry = (*path, "shape", number)
-        extent = whole_number(document, entry, sizes)
-        if extent is None or not 0 <= extent <= MAX_EXTENT:
-            raise InputError(document.place(entry), f"extent {show(written if extent is None else extent)} in shape",
-                             f"a whole number from 0 to 2**39 = {MAX_EXTENT}")  # fmt: skip
-        extents.append(extent)
-    return tuple(extents)
-
-
-def _limits(document: Document, path: KeyPath, random: str, dtype: str) -> tuple[int | float, int | float]:
-    """low and high, checked against the dtype."""
-    info = {"i": np.iinfo, "f": np.finfo, "c": np.finfo}.get(np.dtype(dtype).kind)
-    limits: dict[str, int | float] = {"low": 0, "high": 1}
-    for key in ("low", "high"):
-        place, given = document.place((*path, key)), lookup(document, (*path, key))
-        if given is None:
-            continue
-        if random != "uniform" or info is None:
-            kind = f"random = {random!r}" if random != "uniform" else f"dtype {dtype}"
-            raise InputError(place, f"{key} does not go with {kind}", "only with uniform numbers")
-        if type(given) is not int and (type(given) is not float or info is np.iinfo):
-            wanted = "a whole number" if info is np.iinfo else "a number"
-            raise InputError(place, f"{key} is {kind_of(given)}", f"{wanted} is wanted")
-        ends = info(np.dtype(dtype))
-        least, most = (int(end) if info is np.iinfo else float(end) for end in (ends.min, ends.max))
-        if (type(given) is float and not isfinite(given)) or not least <= given <= most:
-            raise InputError(place, f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}")
-        limits[key] = given
-    place = document.place(path)
-    if random == "uniform" and info is np.iinfo and lookup(document, (*path, "high")) is None:
-        raise InputError(place, f"input {path[-1]} is uniform and {dtype} and has no high", "high = NUMBER, exclusive")
-    if not limits["low"] < limits["high"]:
-        shown = f"low = {show(limits['low'])} is not below high = {show(limits['high'])}"
-        raise InputError(place, shown, "low < high")
-    return limits["low"], limits["high"]
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def share(graph: EinGraph) -> EinGraph:
             name = final[vertex.name]
             known[name] = _with_inputs(vertex, name, inputs)
         elif vertex.name in graph.outputs and final[chosen[vertex.name]] != vertex.name:
-            known[vertex.name] = _copy(vertex, known[final[chosen[vertex.name]]])
+            known[vertex.name] = copy_of(vertex, known[final[chosen[vertex.name]]])
     return replace(graph, vertices=tuple(known.values()))
 
 
@@ -83,7 +83,8 @@ def _meaning(vertex: Vertex, chosen: Mapping[str, str]) -> object:
     return relabel(expression, number), einsum.aggregation, output, extents
 
 
-def _copy(vertex: Vertex, of: Vertex) -> Vertex:
+def copy_of(vertex: Vertex, of: Vertex) -> Vertex:
+    """A vertex of the same name that copies another tensor."""
     assert vertex.einsum is not None
     output = vertex.einsum.output
     einsum, inputs = make_einsum(output, Element(of.name, output), None, (), vertex.einsum.extent)

@@ -50,6 +50,7 @@ class Plan:
     paper_cost: int
     notes: Mapping[str, str]
     resident: tuple[str, ...] = ()  # inputs that lie where they are wanted
+    memory: int | None = None  # bytes a rank, as asked for
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -272,7 +273,7 @@ class _Planning:
         }
         return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, words, moved_bytes, peak,
                     "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
-                    self.resident)  # fmt: skip
+                    self.resident, self.options.memory)  # fmt: skip
 
     def moved(self, found: States) -> tuple[dict[str, Cost], dict[str, int]]:
         """(words, bytes) each vertex costs. Copies and new cuts are paid by who needs them, partial results by who made

@@ -66,11 +66,13 @@ class Totals:
     moved: int
     moved_most: int
     peak: int
+    shuffled: int = 0  # by ranks that read files for each other
 
 
-def totals(comm: Comm, received: int, peak: int) -> Totals:
-    pairs = [tuple(map(int, text.split())) for text in comm.allgather_text(f"{received} {peak}")]
-    return Totals(sum(pair[0] for pair in pairs), max(pair[0] for pair in pairs), max(pair[1] for pair in pairs))
+def totals(comm: Comm, received: int, peak: int, shuffled: int = 0) -> Totals:
+    every = [tuple(map(int, text.split())) for text in comm.allgather_text(f"{received} {peak} {shuffled}")]
+    moved, peaks, read = zip(*every, strict=True)
+    return Totals(sum(moved), max(moved), max(peaks), sum(read))
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,14 @@ class Report:
     job: Job
     plan: Any  # the Plan: only its numbers are read
     totals: Totals
-    seconds: Mapping[str, float]  # plan, load, run, store, total
+    seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
     seconds_all: Sequence[float]  # of each repeat
     outputs: Mapping[str, DistArray]
     figures: Mapping[str, Figures]
     threads: str
     kernels: str = ""  # what was compiled
+    resumed_from: str | None = None  # the last vertex that an earlier run has done
+    checkpoints: int = 0
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -98,8 +102,11 @@ class Report:
             "bytes_predicted": plan.bytes_predicted,
             "bytes_moved": self.totals.moved,
             "bytes_moved_max_rank": self.totals.moved_most,
+            "bytes_shuffled_loading": self.totals.shuffled,
             "bytes_peak_predicted": plan.peak,
             "bytes_peak": self.totals.peak,
+            "resumed_from": self.resumed_from,
+            "checkpoints": self.checkpoints,
             "seconds": dict(self.seconds),
             "outputs": {
                 name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": _finite(self.figures[name].norm)}
@@ -114,7 +121,8 @@ class Report:
         """The time it took, what moved, and a line for each output."""
         plan, seconds = self.plan, self.seconds
         ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
-        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in ("plan", "load", "run", "store"))
+        kinds = ("plan", "load", "run", *(("checkpoint",) if self.checkpoints else ()), "store")
+        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in kinds)
         name = self.job.title or self.job.source.name
         lines = [f"{name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"]
         if plan.ranks > 1:
@@ -125,6 +133,8 @@ class Report:
                 f"planned {show_bytes(plan.bytes_predicted)}")  # fmt: skip
             lines.append(f"  moved {moved} ({against}), {busiest} to the busiest rank; "
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
+        if self.totals.shuffled:
+            lines.append(f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another")
         targets = {spec.name: f"  → {spec.file}:{spec.dataset}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             shape = "×".join(map(str, array.shape)) or "scalar"

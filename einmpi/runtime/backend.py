@@ -38,8 +38,8 @@ class Backend(Protocol):
 
 
 class NumpyBackend:
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    def __init__(self, threads: int = 1, fast_math: bool = False) -> None:
+        self.threads, self.fast_math = threads, fast_math
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         nbytes = prod(shape) * np.dtype(dtype).itemsize
@@ -67,7 +67,8 @@ class NumpyBackend:
         for operand, dimension, runs in step.select:
             taken = slice(*runs[0]) if len(runs) == 1 else indices(runs)
             chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
-        compute(step.einsum, chosen, target, {label: indices(runs) for label, runs in step.index}, self.threads)
+        index = {label: indices(runs) for label, runs in step.index}
+        compute(step.einsum, chosen, target, index, self.threads, self.fast_math)
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(schedule)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
+from einmpi.graph.scalar import walk
 from einmpi.runtime.apply import apply, reduce_block
 
 BLOCK = 2**17  # elements of a temporary: a MiB or two, so that a handful of them stay in the cache
+NODES = 16  # of the expressions: longer ones, which may hold many temporaries at once, go in smaller blocks
 
 
 def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]) -> None:
@@ -30,15 +33,19 @@ def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, ind
                 values = _block(einsum, operands, index, {**outer, **inner})
                 part = reduce_block(einsum.aggregation, values, axes, out.dtype.name)
                 total = part if total is None else getattr(np, rule.ufunc)(total, part)
-            out[target] = rule.neutral if total is None else total  # None: an aggregated label has extent 0
+            if total is None and rule.neutral is None:  # an aggregated label has extent 0
+                raise ValueError(f"{einsum.aggregation} of nothing has no value")
+            out[target] = rule.neutral if total is None else total
 
 
 def _steps(einsum: EinSum) -> dict[str, int]:
     """How far a block reaches along each label; the last labels, which lie together in memory, stay long."""
     steps = {label: max(1, extent) for label, extent in einsum.extents}
-    size = int(np.prod(list(steps.values()), dtype=object)) if steps else 1
+    gathers = (entry for index in einsum.operands for entry in index if not isinstance(entry, str))
+    nodes = sum(len(walk(expression)) for expression in (einsum.function, *gathers))
+    size, limit = prod(steps.values()), BLOCK * NODES // max(NODES, nodes)
     for label in steps:
-        while size > BLOCK and steps[label] > 1:
+        while size > limit and steps[label] > 1:
             size = size // steps[label] * (half := -(-steps[label] // 2))
             steps[label] = half
     return steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm, on_first_rank
 from einmpi.runtime.comm_mpi import comm_of
+from einmpi.runtime.datasets import Dataset
+from einmpi.runtime.reading import Reading
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.moves import redistribution
@@ -80,13 +83,26 @@ class DistArray:
         """
         ours, whole_array = comm_of(comm), np.asarray(array)
         mesh = Mesh(ours.size)
-        layout = even_layout(mesh, whole_array.shape) if parts is None else _cut(mesh, whole_array.shape, parts)
+        layout = _layout(mesh, whole_array.shape, parts)
         block = layout.block(ours.rank)
         assert block is not None
         local = np.empty(shape(block), whole_array.dtype.newbyteorder("="))
         for there, here in boxes(block, tuple(whole(length(runs)) for runs in block)):
             local[here] = whole_array[there]
         return cls(local, layout, ours)
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None) -> DistArray:
+        """Read a tensor from a file; cut as by `from_global`."""
+        layout = _layout(Mesh(comm.size), dataset.wanted, parts)
+        vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)  # a number is read as one
+        block = vector.block(comm.rank)
+        assert block is not None
+        local = np.empty(shape(block) if layout.bound else (), dataset.dtype)
+        place = tuple(whole(length(runs)) for runs in block)
+        with ThreadPoolExecutor(1) as background:
+            Reading(dataset, vector, comm.rank, local, block, place).finish(comm, background)
+        return cls(local, layout, comm)
 
     def gather(self, root: int | None = None) -> Any:
         """The whole array, on every rank; or on rank `root` alone, None on the others. All ranks call it."""
@@ -127,6 +143,10 @@ class DistArray:
             raise InputError("to_hdf5", f"{dataset!r} is not the path of a dataset", "such as /Z or /group/Z")
         array = self.gather(0)
         on_first_rank(self.comm, lambda: hdf5.write(os.fspath(file), {dataset: (np.asarray(array), {})}))
+
+
+def _layout(mesh: Mesh, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:
+    return even_layout(mesh, bound) if parts is None else _cut(mesh, bound, parts)
 
 
 def _cut(mesh: Mesh, bound: tuple[int, ...], wanted: Sequence[int]) -> Layout:

@@ -10,40 +10,68 @@ from einmpi.runtime.backend import Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.transfer import exchange, reduce
-from einmpi.schedule.regions import Region
-from einmpi.schedule.steps import Exchange, Free, Group, Kernel, Load, Reduce, Schedule, Step, Store, writes
+from einmpi.schedule.steps import (
+    Begin,
+    Exchange,
+    Free,
+    Group,
+    Kernel,
+    Load,
+    Reduce,
+    SavePoint,
+    Schedule,
+    Step,
+    Store,
+)
 
 
 class Storage(Protocol):
     """Where inputs come from."""
 
-    def fill(self, tensor: str, region: Region, target: Any, place: Region) -> None:
-        """Put a region of an input at a place in an array."""
+    def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
+        """Load in the background, if that is possible, into the array that `make` gives."""
 
-    def block(self, tensor: str, region: Region) -> Any:
-        """A region of an input that stays on the rank, to be read only."""
+    def fill(self, step: Load, target: Any, comm: Comm) -> None:
+        """Put a region of an input at a place in an array. All ranks of the layout call it."""
+
+    def block(self, step: Load, comm: Comm) -> Any:
+        """A region of an input that stays on the rank, to be read only. All ranks of the layout call it."""
 
 
-def execute(
-    schedule: Schedule, backend: Backend, comm: Comm, storage: Storage, on_step: Callable[[Step], None] | None = None
-) -> tuple[dict[str, Any], Buffers]:
+class Keeper(Protocol):
+    """Saves what there is at a point of a run, and brings back what another run has saved."""
+
+    def restore(self, rank: int, buffers: Buffers) -> None: ...
+    def reached(self, point: SavePoint, buffers: Buffers) -> None: ...
+
+
+def execute(schedule: Schedule, backend: Backend, comm: Comm, storage: Storage,
+            on_step: Callable[[Step], None] | None = None,
+            keeper: Keeper | None = None) -> tuple[dict[str, Any], Buffers]:  # fmt: skip
     """Do a rank's schedule: (its blocks of the outputs, the buffers with what they took). `on_step` hears of each step
-    before it is done."""
+    before it is done, `keeper` when a vertex is."""
     buffers = Buffers(backend)
     outputs: dict[str, Any] = {}
-    for step in schedule.steps:
-        if on_step is not None:
-            on_step(step)
-        if isinstance(step, Store):
-            outputs[step.tensor] = buffers[step.slot]
-        else:
-            _do(step, buffers, comm, storage)
+    if keeper is not None:
+        keeper.restore(schedule.rank, buffers)
+    for steps, point in schedule.parts():
+        for step in steps:
+            if on_step is not None:
+                on_step(step)
+            if isinstance(step, Store):
+                outputs[step.tensor] = buffers[step.slot]
+            else:
+                _do(step, buffers, comm, storage)
+        if keeper is not None and point is not None:
+            keeper.reached(point, buffers)
     return outputs, buffers
 
 
 def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     if isinstance(step, Load):
-        _load(step, buffers, storage)
+        _load(step, buffers, storage, comm)
+    elif isinstance(step, Begin):
+        storage.begin(step.load, lambda: buffers.make(step.load.slot), comm)
     elif isinstance(step, Exchange):
         exchange(step, buffers, comm)
     elif isinstance(step, Reduce):
@@ -65,16 +93,19 @@ def _compute(step: Kernel, buffers: Buffers) -> None:
 
 
 def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
-    for slot in writes(group):
-        buffers.make(slot)
+    for step in group.steps:
+        if isinstance(step, Begin):
+            _do(step, buffers, comm, storage)
+        elif isinstance(step, Kernel) and step.target not in group.inner:
+            buffers.make(step.target)
     done = buffers.backend.compute_group(group, buffers.arrays)
     for step in group.steps:
-        if not done or (isinstance(step, Free) and step.slot not in group.inner):
+        if not isinstance(step, Begin) and (not done or (isinstance(step, Free) and step.slot not in group.inner)):
             _do(step, buffers, comm, storage)
 
 
-def _load(step: Load, buffers: Buffers, storage: Storage) -> None:
+def _load(step: Load, buffers: Buffers, storage: Storage, comm: Comm) -> None:
     if step.kept:
-        buffers.put(step.slot, storage.block(step.tensor, step.region))
+        buffers.put(step.slot, storage.block(step, comm))
     else:
-        storage.fill(step.tensor, step.region, buffers.make(step.slot), step.place)
+        storage.fill(step, buffers.make(step.slot), comm)

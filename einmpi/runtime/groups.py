@@ -6,7 +6,7 @@ What lies between the kernels of a group stays in the cache, and is never whole 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -15,31 +15,31 @@ import numpy as np
 from einmpi.runtime import fused
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.kernels import WORTH_COMPILING
-from einmpi.schedule.steps import Free, Group, Kernel, Schedule, Slot, Step, writes
+from einmpi.schedule.steps import Begin, Free, Group, Kernel, Schedule, Slot, Step, writes
 
-CACHE = 2**20  # bytes that a block of a group may touch, all of its arrays together
+CACHE = 2**21  # bytes that a block of a group may touch, all of its arrays together
 FEW = 16  # blocks: with fewer, threads would have nothing to share
-
-Dimension = tuple[str, int]  # a slot's
-Place = tuple[int, str]  # a kernel's label
 
 
 def arrange(schedule: Schedule) -> Schedule:
     """The schedule with groups in it. It needs no more memory."""
-    return replace(schedule, steps=tuple(_arranged(schedule.steps)))
-
-
-def _arranged(steps: Sequence[Step]) -> Iterator[Step]:
+    steps: list[Step] = []
+    ends = [0] * (len(schedule.steps) + 1)  # how many steps there are in place of the first ones
+    inside: set[int] = set()
     held: dict[str, int] = {}
     number = 0
-    while number < len(steps):
-        run = _run(steps[number:])
+    while number < len(schedule.steps):
+        run = _run(schedule.steps, number)
         group = _group(run, sum(held.values()))
-        taken = run if group else steps[number : number + 1]
-        yield group or steps[number]
+        taken = run if group else schedule.steps[number : number + 1]
+        steps.append(group or schedule.steps[number])
         for step in taken:
             _hold(held, step)
-        number += len(taken)
+            number += 1
+            ends[number] = len(steps)
+        inside.update(range(number - len(taken) + 1, number))
+    points = [replace(point, steps=ends[point.steps], inside=point.steps in inside) for point in schedule.points]
+    return replace(schedule, steps=tuple(steps), points=tuple(points))
 
 
 def _hold(held: dict[str, int], step: Step) -> None:
@@ -49,12 +49,13 @@ def _hold(held: dict[str, int], step: Step) -> None:
         del held[step.slot.name]
 
 
-def _run(steps: Sequence[Step]) -> list[Kernel | Free]:
-    """The longest start of the steps that has rows, with what is freed in it."""
-    found: list[Kernel | Free] = []
+def _run(steps: Sequence[Step], start: int) -> list[Kernel | Free | Begin]:
+    """The most steps from a start on that have rows in common, with what is freed in it."""
+    found: list[Kernel | Free | Begin] = []
     rows = _Rows()
-    for step in steps:
-        if isinstance(step, Free) and found:
+    for number in range(start, len(steps)):
+        step = steps[number]
+        if isinstance(step, Free | Begin) and found:
             found.append(step)
             continue
         if not isinstance(step, Kernel) or not _suits(step) or not rows.add(step):
@@ -71,7 +72,7 @@ def _suits(kernel: Kernel) -> bool:
     return not is_matrix and not kernel.select and einsum.calls() >= WORTH_COMPILING and fused.supports(einsum, dtypes)
 
 
-def _group(run: list[Kernel | Free], held: int) -> Group | None:
+def _group(run: list[Kernel | Free | Begin], held: int) -> Group | None:
     """The group of a run that has blocks small enough for the cache, and enough of them."""
     kernels = [step for step in run if isinstance(step, Kernel)]
     if len(kernels) < 2:

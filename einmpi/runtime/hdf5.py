@@ -6,13 +6,14 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.scalar import DTYPES
+from einmpi.runtime.datasets import Dataset, check_file
 from einmpi.schedule.regions import Box
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 Datasets: TypeAlias = Mapping[str, tuple[np.ndarray, Mapping[str, Any]]]  # path → array, options of create_dataset
 _LISTED = 8
-_FOREIGN = {"O": "a string or of variable length", "S": "a string", "V": "compound"}
+_FOREIGN = {"O": "a string or of variable length", "S": "a string", "V": "opaque"}
+# What HDF5 and h5py raise for files that are damaged, or use what this build cannot read.
+_DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
 
 
 def build() -> dict[str, Any]:
@@ -30,46 +33,85 @@ def build() -> dict[str, Any]:
     return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
 
 
-def describe(file: str, dataset: str, place: str = "") -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of a dataset; nothing else of it is read."""
+def find(file: str, dataset: str, place: str = "") -> Dataset:
+    """Where a dataset is and how it is stored; no values are read."""
     with _opened(file, place) as handle:
         found = _dataset(handle, file, dataset, place)
-        return found.shape, _dtype(found, file, dataset, place).name
+        try:
+            dtype = _dtype(found, file, dataset, place)
+            _check_sources(found, file, dataset, place)
+            # Of a dataset without values in the file, HDF5 knows what to fill in.
+            offset = found.id.get_offset() if found.size else None
+            return Dataset(file, dataset, place, found.shape, dtype.str, found.chunks, offset)
+        except _DAMAGE as error:
+            raise _unreadable(error, file, dataset, place) from None
 
 
-def read(file: str, dataset: str, place: str, target: np.ndarray, boxes: Iterable[tuple[Box, Box]]) -> None:
-    """Boxes of a dataset into boxes of an array, in this machine's byte order. The shape and dtype are as expected."""
-    with _opened(file, place) as handle:
-        found = _dataset(handle, file, dataset, place)
-        for there, here in boxes:
-            if target[here].size:
-                try:
-                    found.read_direct(target, there, here)
-                except (OSError, RuntimeError) as error:  # a damaged chunk, a filter this HDF5 does not have
-                    raise InputError(place or file, f"{dataset} in {file} cannot be read: {_reason(error)}") from None
+class Hdf5Reader:
+    """Any dataset, through the library: chunks, filters, values elsewhere."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self.stack = contextlib.ExitStack()
+        handle = self.stack.enter_context(_opened(dataset.file, dataset.place))
+        self.found = _dataset(handle, dataset.file, dataset.name, dataset.place)
+
+    def close(self) -> None:
+        self.stack.close()
+
+    def read(self, there: Box, target: np.ndarray, here: Box) -> None:
+        if not target[here].size:
+            return
+        try:
+            self.found.read_direct(target, there, here)
+        except _DAMAGE as error:  # a damaged chunk, a filter this HDF5 does not have
+            raise _unreadable(error, self.dataset.file, self.dataset.name, self.dataset.place) from None
+
+
+def reopened(given: Any) -> Dataset | None:
+    """A dataset of h5py that other processes can open too: in a file on disk that nobody changes through it."""
+    if not type(given).__module__.startswith("h5py"):
+        return None
+    import h5py
+
+    if not isinstance(given, h5py.Dataset) or not given.name:
+        return None
+    file = given.file
+    if file.mode != "r" or file.driver != "sec2" or not os.path.isfile(file.filename):
+        return None
+    try:
+        found = find(file.filename, given.name)
+    except InputError:
+        return None
+    return found if found.shape == given.shape and found.dtype == given.dtype.newbyteorder("=") else None
 
 
 @contextlib.contextmanager
 def _opened(file: str, place: str) -> Iterator[h5py.File]:
-    import h5py
-
-    _check_readable(file, place)
+    check_file(file, place, "an HDF5 file")
     try:
-        handle = h5py.File(file, "r")
-    except OSError as error:
+        handle = _open(file)
+    except (OSError, RuntimeError, ValueError) as error:
         raise InputError(place or file, f"{file} cannot be opened as HDF5: {_reason(error)}", "an HDF5 file") from None
     with handle:
         yield handle
 
 
-def _check_readable(file: str, place: str) -> None:
-    where = place or file
-    if not os.path.exists(file):
-        raise InputError(where, f"there is no file {file}", "paths are relative to the job file")
-    if not os.path.isfile(file):
-        raise InputError(where, f"{file} is not a file", "an HDF5 file")
-    if not os.access(file, os.R_OK):
-        raise InputError(where, f"{file} may not be read", "a file with read permission")
+def _open(file: str) -> h5py.File:
+    import h5py
+
+    try:
+        return h5py.File(file, "r")
+    except BlockingIOError:  # somebody writes to it
+        raise
+    except OSError as error:
+        if "lock" not in str(error):
+            raise
+        return h5py.File(file, "r", locking=False)  # a file system without locks
+
+
+def _unreadable(error: Exception, file: str, dataset: str, place: str) -> InputError:
+    return InputError(place or file, f"{dataset} in {file} cannot be read: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:
@@ -80,15 +122,26 @@ def _reason(error: Exception) -> str:
 
 
 def _dataset(handle: h5py.File, file: str, dataset: str, place: str) -> h5py.Dataset:
+    try:
+        return _looked_up(handle, file, dataset, place or file)
+    except _DAMAGE as error:
+        raise _unreadable(error, file, dataset, place) from None
+
+
+def _looked_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Dataset:
     import h5py
 
-    found, where = handle.get(dataset), place or file
+    found = handle.get(dataset)
     if isinstance(found, h5py.Dataset):
         if found.shape is None:
             raise InputError(where, f"{dataset} in {file} has no values", "a dataset with a shape")
         return found
     if isinstance(found, h5py.Group):
         raise InputError(where, f"{dataset} in {file} is a group", f"a dataset; {_listing(_datasets_in(found))}")
+    link = handle.get(dataset, getlink=True)
+    if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+        target = f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
+        raise InputError(where, f"{dataset} in {file} is a link to {target}, which is not there", "a dataset")
     raise InputError(where, f"there is no dataset {dataset} in {file}", _listing(_datasets_in(handle), dataset))
 
 
@@ -114,12 +167,44 @@ def _listing(names: list[str], wrong: str = "") -> str:
 
 
 def _dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -> np.dtype:
+    """As stored, where it is one of ours."""
+    import h5py
+
     stored: np.dtype = found.dtype
     native = np.dtype(stored.newbyteorder("=").str) if stored.kind in "fcibu" else stored
-    if native.name not in DTYPES:
-        shown = _FOREIGN.get(native.kind, native.name)
-        raise InputError(place or file, f"{dataset} in {file} is {shown}, which is not supported", one_of(DTYPES))
-    return native
+    enumeration = h5py.check_enum_dtype(stored) is not None
+    if native.name in DTYPES and not enumeration:
+        return np.dtype(stored.str)
+    shown = _FOREIGN.get(native.kind, native.name)
+    if enumeration:
+        shown = "an enumeration"
+    elif h5py.check_ref_dtype(stored) is not None:
+        shown = "a reference"
+    elif stored.fields or stored.subdtype:
+        shown = "compound" if stored.fields else "of an array type"
+    raise InputError(place or file, f"{dataset} in {file} is {shown}, which is not supported", one_of(DTYPES))
+
+
+def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> None:
+    """Values in other files. HDF5 would put in others where these are missing, and say nothing."""
+    folder = os.path.dirname(os.path.abspath(file))
+    sources: list[tuple[str, str, int]] = []  # file, dataset in it, least size
+    if found.is_virtual:
+        sources = [(source.file_name, source.dset_name, 0) for source in found.virtual_sources()]
+    elif found.external:
+        # Their paths count from where the process runs.
+        sources = [(os.path.abspath(name), "", start + size) for name, start, size in found.external
+                   if size < 2**63]  # fmt: skip
+    for name, inside, size in sources:
+        path = file if name == "." else os.path.join(folder, name)
+        if "%" in name + inside:  # numbered files: the first that is missing is the end
+            continue
+        if not os.path.isfile(path) or os.path.getsize(path) < size:
+            raise InputError(place or file, f"{dataset} in {file} needs {name}, which is not there or too short",
+                             "a file that is whole")  # fmt: skip
+        if inside:
+            with _opened(path, place) as handle:
+                _dataset(handle, path, inside, place)
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------

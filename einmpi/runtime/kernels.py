@@ -9,7 +9,7 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Number
-from einmpi.runtime import broadcast, fused
+from einmpi.runtime import broadcast, fast_math, fused
 from einmpi.runtime.contract import contract, recognise
 
 # Values that numpy has computed before a compiler has started. Only the extents decide, so that a run gives the same
@@ -18,10 +18,14 @@ WORTH_COMPILING = 2**18
 
 
 def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray],
-            threads: int = 1) -> None:  # fmt: skip
-    """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for."""
+            threads: int = 1, fast: bool = False) -> None:  # fmt: skip
+    """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for. `fast`
+    allows what rounds more."""
     contraction = recognise(einsum)
-    if contraction is not None and not _may_wrap(operands, contraction.scale):
+    distance = fast_math.distance(einsum) if fast else None
+    if distance is not None and fast_math.supports(distance, operands, out):
+        fast_math.compute(distance, operands, out)
+    elif contraction is not None and not _may_wrap(operands, contraction.scale):
         contract(contraction, operands, out)
     elif einsum.calls() >= WORTH_COMPILING and fused.supports(einsum, [array.dtype for array in operands]):
         fused.compute(einsum, operands, out, index, threads)

@@ -18,9 +18,10 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, Stopped
 
 VARIABLE = "EINMPI_NOTES"  # in the environment of the ranks: the path of the file
 # In that path, for machines may share a folder, but they share no socket; and after it: where the launcher hears who
@@ -40,6 +41,7 @@ SIGNALS = {signal.SIGTERM: "terminated by SIGTERM", signal.SIGINT: "interrupted"
 Notes = list[tuple[int, str]]  # process id and text of each rank
 
 _last = [""]
+_patience = [False]  # whether the next SIGTERM only asks
 
 
 # ---- notes ----------------------------------------------------------------------------------------------------------
@@ -156,6 +158,34 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
     return undo
 
 
+@contextlib.contextmanager
+def asked_to_stop() -> Iterator[list[str]]:
+    """Inside, SIGUSR1 and the first SIGTERM end nothing: their names are added to the list. A second SIGTERM does what
+    the first does without this. Use it in the main thread."""
+    asked: list[str] = []
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)
+                              if signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
+
+    def note(number: int, _: Any) -> None:
+        asked.append(signal.Signals(number).name)
+        if number == signal.SIGTERM:
+            signal.signal(number, before[number] or signal.SIG_DFL)
+
+    _patience[0] = True
+    for number in before:
+        signal.signal(number, note)
+    left = before
+    try:
+        yield asked
+    except Stopped:
+        left = dict.fromkeys(before, signal.SIG_IGN)  # what stopped another rank may come to this one only now
+        raise
+    finally:
+        _patience[0] = False
+        for number, handler in left.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
 def _connect(rank: int) -> int | None:
     """Tell a launcher on this machine that this rank lives; a descriptor that ends when the launcher does."""
     path = os.environ.get(VARIABLE, "")
@@ -181,11 +211,14 @@ def _watch(reader: int, launcher: int | None, end: Callable[[str, int], None]) -
         if reader not in dict(waiting.poll()):
             return end("the launching process is gone", 1)
         numbers = os.read(reader, 1024)
+        if not numbers:
+            return None
+        if _patience[0] and signal.SIGTERM in numbers:
+            _patience[0] = False
+            numbers = numbers.replace(bytes([signal.SIGTERM]), b"", 1)
         for number, reason in SIGNALS.items():
             if number in numbers:
                 return end(reason, 128 + number)
-        if not numbers:
-            return None
 
 
 def _turn(rank: int) -> float:

@@ -11,18 +11,38 @@ from einmpi.graph.scalar import Index, Scalar, walk
 from einmpi.plan.memory import operand_cuts, output_cuts
 from einmpi.plan.plan import Plan
 from einmpi.schedule.layout import Cuts, Layout, dealt_out
-from einmpi.schedule.memory import with_frees
+from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import PARTIAL, Reduction, exchange, reduced, reduction
 from einmpi.schedule.regions import Region, Runs, length, locate, share
-from einmpi.schedule.steps import Exchange, Kernel, Load, Moves, Reduce, Schedule, Slot, Step, Store, slot_of
+from einmpi.schedule.steps import (
+    Begin,
+    Exchange,
+    Free,
+    Kernel,
+    Load,
+    Moves,
+    Reduce,
+    SavePoint,
+    Schedule,
+    Slot,
+    Step,
+    Store,
+    slot_of,
+)
 
 
 def lower(plan: Plan, rank: int) -> Schedule:
     """The schedule of one rank, without looking at those of others."""
-    steps: Sequence[Step] = ()
-    if rank < plan.mesh.ranks:
-        steps = with_frees(_Lowering(plan, rank).run(), kept=plan.resident)
-    return Schedule(rank, plan.ranks, plan.digest, tuple(steps))
+    idle = rank >= plan.mesh.ranks
+    lowering = _Lowering(plan, 0 if idle else rank)
+    steps = with_frees(lowering.run(), kept=plan.resident)
+    steps = with_begins(steps, limit=max(plan.peak, plan.memory or 0))
+    if idle:
+        points = [replace(point, steps=0) for point in lowering.points]
+        return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
+    ends = [number for number, step in enumerate(steps) if not isinstance(step, Free | Begin)] + [len(steps)]
+    points = [replace(point, steps=ends[point.steps]) for point in lowering.points]
+    return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
 
 
 @dataclass
@@ -31,6 +51,7 @@ class _Lowering:
     rank: int
     steps: list[Step] = field(default_factory=list)
     stored: dict[str, tuple[Slot, Cuts]] = field(default_factory=dict)  # where each tensor is, and its layout
+    points: list[SavePoint] = field(default_factory=list)
     # Layers repeat: what was worked out for one is kept for the next.
     blocks: dict[tuple[tuple[int, ...], Cuts], Region] = field(default_factory=dict)
     moves: dict[tuple[tuple[int, ...], Cuts | None, Cuts], tuple[Reduction | None, Moves]] = field(default_factory=dict)
@@ -69,21 +90,17 @@ class _Lowering:
         """One rank loads an element, and it goes from there to others that want it; what is resident lies there."""
         slot = slot_of(vertex.name, self.block(vertex, cuts), vertex.dtype)
         self.stored[vertex.name] = slot, cuts
+        wanted, digits = self.layout(vertex, cuts), self.plan.mesh.digits(self.rank)
         if vertex.name in self.plan.resident:
-            region = self.block(vertex, cuts)
+            region = wanted.region(digits)
             everything = tuple(((0, length(runs)),) if runs else () for runs in region)
-            self.steps.append(Load(vertex.name, slot, region, everything, kept=True))
+            self.steps.append(Load(vertex.name, slot, region, everything, wanted, kept=True))
             return
-        wanted = self.layout(vertex, cuts)
         everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
         pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)
-        digits = self.plan.mesh.digits(self.rank)
         piece = pieces.region(digits)
-        if all(piece) or not everywhere:
-            place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
-            self.steps.append(
-                Load(vertex.name, slot, piece, place) if vertex.bound else Load(vertex.name, slot, (), ())
-            )
+        place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
+        self.steps.append(Load(vertex.name, slot, piece, place, pieces))
         key = vertex.bound, None, cuts
         if key not in self.moves:
             self.moves[key] = None, replace(exchange(wanted, pieces, wanted, self.rank), own=None)
@@ -106,9 +123,10 @@ class _Lowering:
         if layout is not None:
             final = self.move(vertex, layout, f"{vertex.name}'")
             self.stored[vertex.name] = final, layout
+        slot, cuts = self.stored[vertex.name]
         if vertex.name in graph.outputs:
-            slot, cuts = self.stored[vertex.name]
             self.steps.append(Store(vertex.name, slot, self.block(vertex, cuts)))
+        self.points.append(SavePoint(vertex.name, len(self.steps), slot, self.layout(vertex, cuts)))
 
     def read(self, user: Vertex, operand: int) -> Slot:
         """The slot with what a vertex needs of an operand."""

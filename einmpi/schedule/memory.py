@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from einmpi.plan.memory import staging
-from einmpi.schedule.steps import Exchange, Free, Load, Reduce, Schedule, Slot, Step, Store, reads, writes
+from einmpi.schedule.steps import (
+    Begin,
+    Exchange,
+    Free,
+    Kernel,
+    Load,
+    Reduce,
+    Schedule,
+    Slot,
+    Step,
+    Store,
+    reads,
+    writes,
+)
 
 
 def with_frees(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
@@ -36,14 +49,42 @@ def message_bytes(step: Step) -> int:
     return 0
 
 
+def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
+    """The steps with a Begin for each Load that fits into memory beside the kernels before it: the earlier the better,
+    but what is wanted first goes first."""
+    needed = _bytes_needed(steps)
+    begins: dict[int, list[Step]] = {}
+    for number, step in enumerate(steps):
+        if not isinstance(step, Load) or step.kept:
+            continue
+        start = None
+        for k in range(number - 1, -1, -1):
+            if needed[k] + step.slot.nbytes > limit:
+                break
+            if isinstance(steps[k], Kernel):
+                start = k
+        if start is not None:
+            begins.setdefault(start, []).append(Begin(step))
+            for k in range(start, number):
+                needed[k] += step.slot.nbytes
+    return [each for number, step in enumerate(steps) for each in (*begins.get(number, ()), step)]
+
+
 def peak_bytes(schedule: Schedule) -> int:
     """The most bytes of tensors and message buffers on the rank."""
+    return max(_bytes_needed(schedule.steps), default=0)
+
+
+def _bytes_needed(steps: Sequence[Step]) -> list[int]:
+    """The bytes of tensors and message buffers in each step."""
     held: dict[str, int] = {}
-    peak = 0
-    for step in schedule.steps:
+    needed, total = [], 0
+    for step in steps:
         for slot in writes(step):
-            held[slot.name] = slot.nbytes
-        peak = max(peak, sum(held.values()) + message_bytes(step))
+            if slot.name not in held:
+                held[slot.name] = slot.nbytes
+                total += slot.nbytes
+        needed.append(total + message_bytes(step))
         if isinstance(step, Free):
-            del held[step.slot.name]
-    return peak
+            total -= held.pop(step.slot.name)
+    return needed

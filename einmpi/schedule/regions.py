@@ -149,14 +149,16 @@ def boxes(region: Region, place: Region) -> Iterator[tuple[Box, Box]]:
 
     `place` is where `locate` finds the region: a run of it is a run there.
     """
-    sides = []
-    for runs, places in zip(region, place, strict=True):
-        pairs = []
-        for start, stop in runs:
-            here = places[0][0]
-            pairs.append((slice(start, stop), slice(here, here + stop - start)))
-            left = here + stop - start
-            places = ((left, places[0][1]), *places[1:]) if left < places[0][1] else places[1:]
-        sides.append(pairs)
-    for combination in itertools.product(*sides):
+    for combination in itertools.product(*map(sides, region, place)):
         yield tuple(pair[0] for pair in combination), tuple(pair[1] for pair in combination)
+
+
+def sides(runs: Runs, places: Runs) -> list[tuple[slice, slice]]:
+    """The runs of one dimension, each with its place."""
+    pairs = []
+    for start, stop in runs:
+        here = places[0][0]
+        pairs.append((slice(start, stop), slice(here, here + stop - start)))
+        left = here + stop - start
+        places = ((left, places[0][1]), *places[1:]) if left < places[0][1] else places[1:]
+    return pairs

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, Runs, elements, shape
 from einmpi.units import show_bytes
 
@@ -32,16 +33,30 @@ class Slot:
 
 @dataclass(frozen=True)
 class Load:
-    """Fill a part of a slot with a region of an input; the whole slot when the two have the same size."""
+    """Fill a part of a slot with a region of an input; the whole slot when the two have the same size.
+
+    All ranks of the mesh have it, also those with nothing to load: from a file they may read it together.
+    """
 
     tensor: str
     slot: Slot
     region: Region  # of the tensor
     place: Region  # in the slot
+    layout: Layout  # the regions of all ranks
     kept: bool = False  # the rank has it already: it lies there between runs
 
     def __str__(self) -> str:
         return f"load      {self.slot} ← {show_region(self.region)} of {self.tensor}"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """From here on there is memory for a Load that comes later: a file can be read while kernels run."""
+
+    load: Load
+
+    def __str__(self) -> str:
+        return f"begin     {self.load.slot} ← {self.load.tensor}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +156,7 @@ class Free:
 class Group:
     """Kernels that can be done together, a block of rows at a time: what lies between them need never be whole."""
 
-    steps: tuple[Kernel | Free, ...]  # the same, one after another
+    steps: tuple[Kernel | Free | Begin, ...]  # the same, one after another
     rows: tuple[tuple[str, ...], ...]  # of each row the label that it is in each kernel
     block: tuple[int, ...]  # how many of each row at a time
 
@@ -164,17 +179,37 @@ class Group:
         return "\n".join([f"together, {size} rows at a time:", *(f"  {step}" for step in self.steps)])
 
 
-Step: TypeAlias = Load | Exchange | Reduce | Kernel | Group | Store | Free
+Step: TypeAlias = Load | Begin | Exchange | Reduce | Kernel | Group | Store | Free
+
+
+@dataclass(frozen=True)
+class SavePoint:
+    """A vertex is done when this many steps are. Its tensor lies in a slot; copies that only it needed are gone."""
+
+    vertex: str
+    steps: int
+    slot: Slot
+    layout: Layout  # partial results where an axis cuts PARTIAL
+    inside: bool = False  # of a group: not all that is needed from here on need be there
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one rank does, in order. Ranks that the plan leaves idle have no steps."""
+    """What one rank does, in order. Ranks that the plan leaves idle have no steps, but they come to all points."""
 
     rank: int
     ranks: int
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
+    points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
+
+    def parts(self) -> Iterator[tuple[tuple[Step, ...], SavePoint | None]]:
+        """The steps up to each point; then those after the last one."""
+        start = 0
+        for point in self.points:
+            yield self.steps[start : point.steps], point
+            start = point.steps
+        yield self.steps[start:], None
 
     def __str__(self) -> str:
         return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])
@@ -198,9 +233,12 @@ def writes(step: Step) -> Iterator[Slot]:
     if isinstance(step, Exchange | Kernel):
         yield step.target
     elif isinstance(step, Group):
+        yield from (begin.load.slot for begin in step.steps if isinstance(begin, Begin))
         yield from (kernel.target for kernel in step.kernels if kernel.target not in step.inner)
     elif isinstance(step, Load | Reduce):
         yield step.slot
+    elif isinstance(step, Begin):
+        yield step.load.slot
 
 
 def show_region(region: Region) -> str:

@@ -17,7 +17,19 @@ def verify(schedules: Sequence[Schedule]) -> None:
     assert len({schedule.digest for schedule in schedules}) == 1, "the schedules are of different plans"
     for schedule in schedules:
         _check_slots(schedule)
+    _check_loads(schedules)
     _check_messages(schedules)
+
+
+def _check_loads(schedules: Sequence[Schedule]) -> None:
+    """All ranks of the mesh load the same tensors in the same order: they may read them together."""
+    orders = {}
+    for schedule in (each for each in schedules if each.steps):
+        loads = [step for step in schedule.steps if isinstance(step, Load)]
+        orders[tuple((load.tensor, load.layout, load.kept) for load in loads)] = schedule.rank
+        for load in loads:
+            assert load.region == load.layout.block(schedule.rank), f"rank {schedule.rank}: {load}: not its region"
+    assert len(orders) <= 1, f"ranks {sorted(orders.values())} load different tensors"
 
 
 def _check_slots(schedule: Schedule) -> None:
@@ -56,9 +68,9 @@ def _fill_exchange(filled: dict[str, np.ndarray], step: Exchange) -> None:
 
 def _paint(filled: dict[str, np.ndarray], slot: Slot, place: Region) -> None:
     array = filled.setdefault(slot.name, np.zeros(slot.shape, np.int8))
-    if place and slot.shape:
+    if slot.shape:
         array[np.ix_(*map(indices, place))] += 1
-    else:
+    elif all(place):  # a number is moved as a vector of one element
         array += 1
 
 

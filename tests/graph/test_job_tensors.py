@@ -11,7 +11,7 @@ def in_folder(tmp_path, monkeypatch):
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
-ALL_INPUT_KEYS = "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor"
+ALL_INPUT_KEYS = "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows"
 GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
 
 
@@ -61,9 +61,9 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
      "4:40: high = 3000000000 does not fit into int32; -2147483648 to 2147483647"),
     ('A = { random = "ones", shape = [3], resident = 1 }', "4:37: resident is 1; true or false is wanted"),
     ('A = { file = "x.h5", dataset = "/A", shape = [3] }',
-     "4:38: shape does not go with file; allowed: file, dataset, tensor, resident, parts"),
+     "4:38: shape does not go with file; allowed: file, dataset, tensor, rows, resident, parts"),
     ('A = { file = "x.csv", dataset = "/A" }',
-     "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors"),
+     "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy"),
     ('A = { file = "x.h5" }', '4:1: input A does not say which dataset of the file; dataset = "NAME"'),
     ('A = { file = "x.h5", tensor = "A" }', "4:22: tensor does not go with a .h5 file; dataset does"),
     ('A = { file = "x.safetensors", dataset = "A" }',
@@ -71,7 +71,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
     ('A = { file = "x.h5", dataset = "//" }', "4:1: '//' is not the path of a dataset; such as /Z or /group/Z"),
     ('A = { file = 3 }', "4:7: file is 3; a string is wanted"),
     ('A = "x.h5"', "4:1: 'x.h5' names a file but nothing in it; \"FILE.h5:/DATASET\""),
-    ('A = "x.csv:/A"', "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors"),
+    ('A = "x.csv:/A"', "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy"),
     ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; any other name"),
     ('exp = "x.h5:/A"', "4:1: exp is a word of the language and cannot name a tensor; any other name"),
     ('"a-b" = "x.h5:/A"', f"4:1: 'a-b' cannot name a tensor; {NAME}"),

@@ -5,7 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from einmpi.graph.job_tensors import RANDOM, InputSpec
+from einmpi.graph.job_generated import RANDOM
+from einmpi.graph.job_tensors import InputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import generate as module
 from einmpi.runtime.generate import GENERATORS, generate, words

@@ -31,7 +31,8 @@ def error(function, *arguments, kind=InputError):
 
 def read(file, dataset, place=""):
     """A whole dataset."""
-    return storage.load(InputSpec("A", file=file, dataset=dataset, place=place), *hdf5.describe(file, dataset, place))
+    spec = InputSpec("A", file=file, dataset=dataset, place=place)
+    return storage.load(spec, *storage.describe(spec))
 
 
 def hdf5_input(dataset, file="x.h5"):
@@ -97,7 +98,7 @@ def test_datasets_that_cannot_be_used():
         "/type": f"there is no dataset /type in x.h5; did you mean /text? allowed: {names}",
         "/group": "/group in x.h5 is a group; a dataset; allowed: /group/inner",
         "/bare": "/bare in x.h5 is a group; a dataset; it has no datasets",
-        "/broken": f"there is no dataset /broken in x.h5; allowed: {names}",
+        "/broken": "/broken in x.h5 is a link to /nowhere, which is not there; a dataset",
         "/smal": f"there is no dataset /smal in x.h5; did you mean /small? allowed: {names}",
         "/small/x": f"there is no dataset /small/x in x.h5; did you mean /small? allowed: {names}",
     }

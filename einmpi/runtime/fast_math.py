@@ -1,0 +1,131 @@
+"""Sums of squared differences by BLAS, as |x|² + |y|² − 2 x·y: several times faster, and less exact for near points."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Call, Const, Scalar
+from einmpi.runtime.contract import contract, recognise
+
+NORMS = 2**17  # squared norms of an operand that there are at a time
+BLOCK = 2**15  # elements of the output that norms are added to at a time, so that they stay in the cache
+PARTS = "re, im"  # the label of the two parts of a complex number: no label of a program's looks like this
+PRODUCT = Call("*", (Arg(0), Arg(1)))
+DTYPES = ("float32", "float64", "complex64", "complex128")  # float16 would overflow, and integers are exact
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A sum of (x − y)², or of |x − y|² where it is `absolute`."""
+
+    product: EinSum  # of x·y
+    absolute: bool
+
+
+def _squares() -> Iterator[tuple[Scalar, bool]]:
+    """The ways to write a square of x − y, and whether it is that of the absolute value."""
+    for x, y in ((0, 1), (1, 0)):
+        difference = Call("-", (Arg(x), Arg(y)))
+        size, conj = Call("abs", (difference,)), Call("conj", (difference,))
+        for node in (difference, size):
+            yield from ((Call("**", (node, Const(two))), node is size) for two in (2, 2.0))
+        for pair in ((difference, difference), (size, size), (difference, conj), (conj, difference)):
+            yield Call("*", pair), pair != (difference, difference)
+
+
+_SQUARES = dict(_squares())
+
+
+@lru_cache(maxsize=4096)
+def distance(einsum: EinSum) -> Distance | None:
+    """The EinSum as a distance; None where it is none, or where no product of matrices would come of it."""
+    if einsum.aggregation != "sum" or einsum.function not in _SQUARES:
+        return None
+    x, y, kept = *map(set, einsum.operands), set(einsum.output)
+    is_plain = all(isinstance(entry, str) for index in einsum.operands for entry in index)
+    if not is_plain or not x & kept - y or not y & kept - x or not x & y - kept:
+        return None
+    return Distance(replace(einsum, function=PRODUCT), _SQUARES[einsum.function])
+
+
+def supports(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> bool:
+    """Whether `compute` takes arrays of these dtypes."""
+    is_complex = [array.dtype.kind == "c" for array in operands]
+    return out.dtype.name in DTYPES and (not found.absolute or is_complex[0] == is_complex[1])
+
+
+def compute(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
+    """Fill `out`. Rounding is relative to |x|² + |y|²; what it leaves below 0 becomes 0."""
+    product = found.product
+    if found.absolute and operands[0].dtype.kind == "c":
+        index, extents = tuple((*entries, PARTS) for entries in product.operands), (*product.extents, (PARTS, 2))
+        product = replace(product, operands=index, aggregated=(*product.aggregated, PARTS), extents=extents)
+        operands = [_parts(array) for array in operands]
+    if found.absolute and out.dtype.kind == "c":
+        out.imag = 0
+        out = out.real
+    with np.errstate(all="ignore"):
+        for box in _boxes(product):
+            extents = tuple((x, box[x].stop - box[x].start if x in box else n) for x, n in product.extents)
+            parts = [_part(array, index, box) for array, index in zip(operands, product.operands, strict=True)]
+            _fill(replace(product, extents=extents), parts, _part(out, product.output, box))
+
+
+def _parts(array: np.ndarray) -> np.ndarray:
+    """A view of complex numbers with one more axis: the real and the imaginary part. |x|² is a sum over it too."""
+    real = array.real
+    return as_strided(real, (*real.shape, 2), (*real.strides, real.itemsize), writeable=False)
+
+
+def _boxes(product: EinSum) -> Iterator[dict[str, slice]]:
+    """Parts of the output, all of it where an operand has no more than NORMS norms."""
+    steps = {label: max(1, product.extent[label]) for label in product.output}
+    for index in product.operands:
+        own = [label for label in steps if label in index]
+        while prod(steps[label] for label in own) > NORMS:
+            longest = max(own, key=lambda label: steps[label])
+            steps[longest] = -(-steps[longest] // 2)
+    cuts = [[slice(k, min(k + step, product.extent[label])) for k in range(0, product.extent[label], step)]
+            for label, step in steps.items()]  # fmt: skip
+    return (dict(zip(steps, box, strict=True)) for box in itertools.product(*cuts))
+
+
+def _part(array: np.ndarray, index: Sequence[Any], box: dict[str, slice]) -> np.ndarray:
+    return array[tuple(box.get(label, slice(None)) for label in index)]
+
+
+def _fill(product: EinSum, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
+    contraction = recognise(product)
+    assert contraction is not None
+    contract(contraction, operands, out)
+    norms = [_norms(product, k, operands[k], out) for k in (0, 1)]
+    rows = max(1, BLOCK * len(out) // max(1, out.size))
+    for start in range(0, len(out), rows):
+        block = out[start : start + rows]
+        block *= -2
+        for norm in norms:
+            block += norm[start : start + rows]
+        if block.dtype.kind == "f":
+            np.maximum(block, 0, out=block)  # nan stays
+
+
+def _norms(product: EinSum, k: int, array: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """The sums of squares of an operand, as they are added to the output: a view of its shape. No array of squares."""
+    index = product.operands[k]
+    kept = tuple(label for label in product.output if label in index)
+    extents = tuple((label, product.extent[label]) for label in (*kept, *product.aggregated))
+    contraction = recognise(EinSum(kept, (index, index), PRODUCT, "sum", product.aggregated, extents))
+    assert contraction is not None
+    sums = np.empty([extent for _, extent in extents[: len(kept)]], out.dtype)
+    contract(contraction, (array, array), sums)
+    shape = [extent if label in kept else 1 for label, extent in zip(product.output, out.shape, strict=True)]
+    return np.broadcast_to(sums.reshape(shape), out.shape)

@@ -1,0 +1,24 @@
+"""The benchmarks run: every kernel, very small, each result compared with its peers' by the benchmark itself."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_kernels(tmp_path):
+    command = [sys.executable, "bench/kernels.py", "--scale", "0.02", "--repeat", "1", "--threads", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, "--json", str(tmp_path / "rows.json")], cwd=ROOT, env=environment, text=True,
+                          capture_output=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(done.stdout.splitlines()) == len(rows) + 1
+    assert len({row["kernel"] for row in rows}) == len(rows) >= 25
+    assert sum("laid out" in row["peers"] for row in rows) >= 12  # contractions
+    for row in rows:
+        assert row["threads"] == 2 and row["seconds"] > 0 and row["peers"]
+        assert all(peer["ratio"] > 0 for peer in row["peers"].values())
