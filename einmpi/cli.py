@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from einmpi.completion import SHELLS, script
+from einmpi.doctor.command import add_options, doctor
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.job_file import BACKENDS
+from einmpi.help import Parser, Version
 from einmpi.process import alone, one_of_many, say
 from einmpi.units import parse_seconds
-from einmpi.version import __version__
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
@@ -27,32 +29,18 @@ if TYPE_CHECKING:
     from einmpi.runtime.comm import Comm
 
 EVERY = "10min"  # between two checkpoints
-_EXAMPLES = """examples:
-  einmpi jobs/chain.toml                     run a job in this process
-  mpirun -n 4 python -m einmpi jobs/chain.toml
-  einmpi run jobs/chain.toml -n 4            the same: starts mpirun itself
-  einmpi verify jobs/chain.toml -n 4         run it and compare with the plain evaluator
-  einmpi jobs/chain.toml --set s=2000 --set skew=10 --repeat 5 --json -
-  einmpi jobs/chain.toml --checkpoint saved --every 1h --resume
-  einmpi check jobs/attention.toml           parse it, infer shapes, look at its files
-  einmpi plan jobs/attention.toml -n 64      how it is cut over 64 ranks; needs no MPI and touches no data
-  einmpi plan jobs/chain.toml -n 8 --compare --report chain.html
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise InputError("einmpi", message, f"see {self.prog} --help")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="einmpi", description="Extended Einstein summation over MPI.", epilog=_EXAMPLES,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"einmpi {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    parser = Parser(prog="einmpi", description="Extended Einstein summation over MPI.")
+    parser.add_argument("--version", action=Version, help="of einmpi and of what it runs on")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, function in COMMANDS.items():
         command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
-        command.add_argument("job", metavar="JOB.toml")
+        if name in WITHOUT_JOB:
+            WITHOUT_JOB[name](command)
+            continue
+        command.add_argument("job", metavar="JOB.toml", help="the job file")
         command.add_argument("--set", action="append", default=[], metavar="SIZE=N", help="replace a size of the job")
         command.add_argument("--dtype", help="dtype of generated inputs")
         command.add_argument("--quiet", action="store_true", help="print errors only")
@@ -75,7 +63,7 @@ def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
     what = "number of ranks" if ranks_needed else "start this many ranks with mpirun"
     command.add_argument("-n", "--ranks", type=int, required=ranks_needed, metavar="P", help=what)
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--strategy", help="see the list in the documentation; the job's own by default")
+    which.add_argument("--strategy", help="how to cut; the job's own by default")
     command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
     command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
     if ranks_needed:
@@ -329,9 +317,10 @@ def plan(options: argparse.Namespace, comm: Comm) -> int:
 
 def _plan(options: argparse.Namespace) -> None:
     from einmpi.api import plan as make_plan
-    from einmpi.plan.explain import as_json, compare, explain
+    from einmpi.plan.explain import as_json, compare
     from einmpi.plan.relations import relations
     from einmpi.report.plot import check_plot, write_plot
+    from einmpi.report.terminal import comparison_text, plan_text
 
     if options.plot:
         check_plot(options.plot)
@@ -340,11 +329,11 @@ def _plan(options: argparse.Namespace) -> None:
     plans = None
     if options.compare:
         plans = compare(lambda name: make_plan(job, options.ranks, strategy=name, memory=options.memory))
-        text, data = plans.text, [as_json(plan) for plan in plans.plans]
+        text, data = comparison_text(plans), [as_json(plan) for plan in plans.plans]
         made = next((plan for plan in plans.plans if plan.strategy == job.strategy), plans.plans[0])
     else:
         made = make_plan(job, options.ranks, strategy=options.strategy, memory=options.memory)
-        text, data = explain(made), as_json(made)
+        text, data = plan_text(made), as_json(made)
         if options.show_relations:
             name = options.show_relations
             if name not in made.states:
@@ -364,7 +353,20 @@ def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any
     write_report(options.report, plan, program=job.source.text, title=job.title or job.source.name, **more)
 
 
-COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify}
+def completion(options: argparse.Namespace, comm: Comm) -> int:
+    """a script that completes commands, options and files in a shell"""
+    from einmpi.runtime.comm import on_first_rank
+
+    on_first_rank(comm, lambda: print(script(options.shell, make_parser()), end=""))
+    return 0
+
+
+COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify, "doctor": doctor, "completion": completion}
+# How the others get their options.
+WITHOUT_JOB: dict[str, Callable[[argparse.ArgumentParser], object]] = {
+    "doctor": add_options,
+    "completion": lambda command: command.add_argument("shell", choices=SHELLS, help="whose script"),
+}
 
 
 def _print(options: argparse.Namespace, text: str, data: Any) -> None:

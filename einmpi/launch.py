@@ -50,7 +50,7 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
     """
     if any(name in os.environ for name in _INSIDE):
         raise InputError("-n", "this process was started by mpirun already", "leave out -n")
-    command = [*_mpirun(ranks), "-n", str(ranks), *program, *arguments]
+    command = [*mpirun(ranks), "-n", str(ranks), *program, *arguments]
     everything = os.environ.get("EINMPI_DEBUG") == "1"
     sys.stdout.flush()
     with _notes(ranks) as (path, living), _signals(patient) as asked:
@@ -88,13 +88,13 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
 # ---- which mpirun, and how ------------------------------------------------------------------------------------------
 
 
-def _mpirun(ranks: int) -> list[str]:
+def mpirun(ranks: int) -> list[str]:
     """mpirun and its options."""
     beside = Path(sys.executable).with_name("mpirun")
     path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
     if path is None:
         raise InputError("einmpi", "there is no mpirun", "pip install 'einmpi[mpich]', or load your site's MPI")
-    family = _family(path)
+    family = family_of(path)
     if family == "openmpi" and ranks > _cores():
         return [path, "--oversubscribe", "--bind-to", "none"]
     # The banner of MPICH's Hydra mixes up who failed and who was killed because of it; the list does not.
@@ -102,13 +102,19 @@ def _mpirun(ranks: int) -> list[str]:
 
 
 @functools.cache
-def _family(path: str) -> str:
+def family_of(path: str) -> str:
+    """Whose launcher this is."""
     try:
         done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               errors="replace", env=_environment(), timeout=30)  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return "other"
-    return next((family for word, family in _FAMILIES.items() if word in done.stdout + done.stderr), "other")
+    return family_in(done.stdout + done.stderr)
+
+
+def family_in(version: str) -> str:
+    """The family that a launcher or a library belongs to, by what it says about itself."""
+    return next((family for word, family in _FAMILIES.items() if word in version), "other")
 
 
 def _environment(notes: str = "") -> dict[str, str]:

@@ -213,11 +213,6 @@ def test_help_shows_commands_and_examples_that_work(folder):
         assert (folder / job).is_file()
 
 
-def test_version(folder):
-    done = run(folder, "--version")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"einmpi {einmpi.__version__}\n", "")
-
-
 def test_outputs_go_to_files(folder):
     (folder / "job.toml").write_text(
         'program = "Z[i] = 2 * X[i]"\ninputs.X = { shape = [4], random = "arange" }\noutputs.Z = "out.h5:/group/Z"\n'

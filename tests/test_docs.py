@@ -51,7 +51,7 @@ PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs"
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "compared in a test of its own"
 MPIRUN = Path(sys.executable).parent / "mpirun"
-STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify) .*-n ")
+STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify) .*-n |\beinmpi doctor( \||$)")
 KINDS = ("python", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
 
 
@@ -283,7 +283,8 @@ READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/run
            ROOT / "einmpi/runtime/dist_array.py", ROOT / "einmpi/api.py",
            ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.
-COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/launch.py", *sorted((ROOT / "einmpi" / "plan").glob("*.py")))
+COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/launch.py", *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
+                *sorted((ROOT / "einmpi" / "doctor").glob("*.py")))  # fmt: skip
 # Errors without an example on a page, and why.
 NOT_SHOWN = {
     "may not be read": "root may read everything",
@@ -328,7 +329,8 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
 
 
 def test_every_error_of_the_command_line_has_an_example():
-    text = "\n".join(PAGES[name].read_text() for name in ("language.md", "job_file.md", "checkpoint.md"))
+    pages = ("language.md", "job_file.md", "command_line.md", "checkpoint.md")
+    text = "\n".join(PAGES[name].read_text() for name in pages)
     missing = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {message}"
         for path, node, message in raise_sites(COMMAND_LINE)

@@ -257,8 +257,8 @@ def test_families(monkeypatch, tmp_path, version, options):
     other.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    assert launch._mpirun(10**6) == [str(other), *options]
-    assert launch._mpirun(1) == [str(other), *(options if options[:1] != ["--oversubscribe"] else [])]
+    assert launch.mpirun(10**6) == [str(other), *options]
+    assert launch.mpirun(1) == [str(other), *(options if options[:1] != ["--oversubscribe"] else [])]
 
 
 def test_lost_notes(tmp_path):

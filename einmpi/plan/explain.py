@@ -9,6 +9,7 @@ from typing import Any
 from einmpi.errors import InputError
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.plan import Plan
+from einmpi.plan.words import Note, in_words
 from einmpi.units import show_bytes, show_count
 
 
@@ -41,52 +42,90 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
+Row = tuple[str, ...]
+WORD = 13  # columns of the word that begins a note
+
+
 def explain(plan: Plan) -> str:
-    """One line a vertex, then the totals."""
+    """One line a vertex, then the totals, then the plan in words."""
+    return "\n".join([heading(plan), *_table(vertex_rows(plan), left=2), *map(_line, totals(plan))])
+
+
+def heading(plan: Plan) -> str:
     mesh = "·".join(map(str, plan.mesh.factors)) or "1"
     idle = f", {plan.ranks - plan.mesh.ranks} idle" if plan.mesh.ranks < plan.ranks else ""
-    rows = [("vertex", "cuts", "join", "aggregate", "repartition", "bytes")]
+    ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
+    return f"{ranks} (mesh {mesh}{idle}), strategy {plan.strategy}"
+
+
+def vertex_rows(plan: Plan) -> list[Row]:
+    """The table of vertices, its head first."""
+    rows: list[Row] = [("vertex", "cuts", "join", "aggregate", "repartition", "bytes")]
     for vertex in plan.graph.computed:
         words = plan.words[vertex.name]
         rows.append((str(vertex), _cuts(plan, vertex.name), show_count(words.join), show_count(words.aggregate),
                      show_count(words.repartition), show_bytes(plan.bytes[vertex.name])))  # fmt: skip
-    lines = [f"{plan.ranks} ranks (mesh {mesh}{idle}), strategy {plan.strategy}", *_table(rows, left=2)]
-    lines += [f"{name}: {note}" for name, note in plan.notes.items()]
+    return rows
+
+
+def totals(plan: Plan) -> list[Note]:
+    """What stands below the table."""
+    notes: list[Note] = [("", f"{name}: {note}") for name, note in plan.notes.items()]
     stored = [f"{name} {_layout(plan, name)}" for name in plan.layouts]
     if stored:
         more = f", … {len(stored)} in all" if len(stored) > 12 else ""
-        lines.append("layouts      " + ", ".join(stored[:12]) + more)
+        notes.append(("layouts", ", ".join(stored[:12]) + more))
     each = -(-plan.bytes_predicted // plan.mesh.ranks)
-    lines.append(f"moved        {show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
-                 f"{show_bytes(each)} to the busiest rank")  # fmt: skip
-    lines.append(f"peak memory  {show_bytes(plan.peak)} a rank")
-    lines.append(f"certificate  {_certificate(plan)}")
-    lines.append(f"digest       {plan.digest}")
-    return "\n".join(lines)
+    notes.append(("moved", f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
+                           f"{show_bytes(each)} to the busiest rank"))  # fmt: skip
+    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank"))
+    notes.append(("certificate", _certificate(plan)))
+    notes.append(("digest", plan.digest))
+    return notes + in_words(plan)
 
 
 @dataclass(frozen=True)
 class Comparison:
     plans: tuple[Plan, ...]
-    text: str
+    rows: tuple[Row, ...]  # the table, its head first
+    notes: tuple[Note, ...]  # what stands below it
+
+    @property
+    def text(self) -> str:
+        return "\n".join([*_table(self.rows), *map(_line, self.notes)])
 
 
 def compare(make: Callable[[str], Plan]) -> Comparison:
-    """All strategies side by side; one that does not apply says why."""
-    rows = [("strategy", "words", "bytes", "busiest rank", "peak memory", "lower bound", "gap", "paper's cost")]
-    plans, refused = [], []
+    """All strategies side by side; one that does not apply says why. Then what the one does that moves least."""
+    rows: list[Row] = [
+        ("strategy", "words", "bytes", "busiest rank", "peak memory", "lower bound", "gap", "paper's cost")
+    ]
+    plans: list[Plan] = []
+    refused: list[Note] = []
     for name in STRATEGIES:
         try:
             plan = make(name)
         except InputError as error:
-            refused.append(f"{name}: {error}")
+            refused.append(("", f"{name}: {error}"))
             continue
         plans.append(plan)
         each = -(-plan.bytes_predicted // plan.mesh.ranks)
         rows.append((name, show_count(plan.words_predicted), show_bytes(plan.bytes_predicted), show_bytes(each),
                      show_bytes(plan.peak), show_count(plan.lower_bound), _gap(plan),
                      show_count(plan.paper_cost)))  # fmt: skip
-    return Comparison(tuple(plans), "\n".join([*_table(rows), *refused]))
+    return Comparison(tuple(plans), tuple(rows), (*refused, *_winner(plans)))
+
+
+def _winner(plans: Sequence[Plan]) -> list[Note]:
+    if len(plans) < 2:
+        return []
+    order = sorted(plans, key=lambda plan: plan.bytes_predicted)  # of equal ones the first stays so
+    least = [plan.strategy for plan in order if plan.bytes_predicted == order[0].bytes_predicted]
+    others = f", as {'do' if len(least) > 2 else 'does'} {', '.join(least[1:])}" if len(least) > 1 else ""
+    next_one = order[len(least)] if len(least) < len(order) else None
+    against = f"; {next_one.strategy} is next with {show_bytes(next_one.bytes_predicted)}" if next_one else ""
+    first = f"{least[0]} moves least, {show_bytes(order[0].bytes_predicted)}{others}{against}"
+    return [("", first), *in_words(order[0])]
 
 
 def _gap(plan: Plan) -> str:
@@ -115,7 +154,12 @@ def _layout(plan: Plan, name: str) -> str:
     return f"[{','.join(map(str, parts))}]"
 
 
-def _table(rows: Sequence[tuple[str, ...]], left: int = 1) -> list[str]:
+def _line(note: Note) -> str:
+    word, text = note
+    return f"{word:<{WORD}}{text}" if word else text
+
+
+def _table(rows: Sequence[Row], left: int = 1) -> list[str]:
     """Columns side by side, the first `left` of them aligned to the left."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     aligned = [str.ljust if k < left else str.rjust for k in range(len(widths))]

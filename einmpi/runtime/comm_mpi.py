@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import sys
 import time
 import warnings
@@ -91,6 +92,19 @@ def _mpi() -> Any:
         reason = " ".join(str(error).split())
         raise EinmpiError(f"MPI: mpi4py: {reason:.300}; pip install 'einmpi[mpich]', or load the site's MPI") from error
     return MPI
+
+
+def library() -> dict[str, str]:
+    """mpi4py, how it was built, and the MPI library that it has found. MPI is not started for this, if it was not."""
+    import mpi4py
+
+    if "mpi4py.MPI" not in sys.modules:
+        mpi4py.rc.initialize = False
+    mpi, config = _mpi(), mpi4py.get_config()
+    built = config.get("mpicc") or f"a wheel, as {os.path.basename(mpi.__file__).partition('.cpython')[0]}"
+    device = re.search(r"Device: *(.*)", mpi.Get_library_version())
+    name = _library().replace(" Version:", "")
+    return {"mpi4py": mpi4py.__version__, "built": built, "library": name, "device": device[1] if device else ""}
 
 
 def _library() -> str:

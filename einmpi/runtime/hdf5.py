@@ -25,6 +25,13 @@ _FOREIGN = {"O": "a string or of variable length", "S": "a string", "V": "opaque
 _DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
 
 
+def build() -> dict[str, Any]:
+    """Versions of h5py and of HDF5, and whether they were built for parallel writing."""
+    import h5py
+
+    return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
+
+
 def find(file: str, dataset: str, place: str = "") -> Dataset:
     """Where a dataset is and how it is stored; no values are read."""
     with _opened(file, place) as handle:

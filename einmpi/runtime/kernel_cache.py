@@ -34,7 +34,7 @@ def build(text: str) -> tuple[Callable[[int], None], bool]:
     # A name of its own: numba makes the symbol in the machine code from it.
     name = f"k{hashlib.sha256(text.encode() + _words_text()).hexdigest()[:24]}"
     text = text.replace("def kernel(", f"def {name}(")
-    folder = _folder()
+    folder = cache_folder()
     if folder is None:
         return _compile(text, name), False
     path = folder / f"{name}.py"
@@ -117,7 +117,7 @@ def _words_text() -> bytes:
     return Path(kernel_words.__file__).read_bytes()
 
 
-def _folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Where machine code for this processor and these versions is kept; None where nothing can be written."""
     given = os.environ.get("EINMPI_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")

@@ -1,0 +1,53 @@
+"""EXPLAIN as a regression test: the plans of all example jobs are those in tests/golden.
+
+A change of the planner or of its text shows as a difference here. If it is wanted, renew the files with
+`python tests/test_golden.py`, read what git says has changed, and commit it.
+"""
+
+import difflib
+from pathlib import Path
+
+import pytest
+
+import einmpi
+from einmpi.plan.explain import compare
+
+ROOT = Path(__file__).resolve().parents[1]
+JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.toml"))
+RANKS = (1, 4, 6, 8)
+
+
+def golden(name):
+    return ROOT / "tests" / "golden" / f"{name}.txt"
+
+
+def explained(name):
+    """All plans of a job, each under the command that prints it."""
+    job = einmpi.load(ROOT / "jobs" / f"{name}.toml")
+    texts = [f"$ einmpi plan jobs/{name}.toml -n {ranks}\n{einmpi.plan(job, ranks)}" for ranks in RANKS]
+    comparison = compare(lambda strategy: einmpi.plan(job, RANKS[-1], strategy=strategy))
+    return "\n\n".join([*texts, f"$ einmpi plan jobs/{name}.toml -n {RANKS[-1]} --compare\n{comparison.text}"]) + "\n"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_plans_are_as_they_were(name):
+    assert golden(name).exists(), "this job is new: python tests/test_golden.py"
+    before, now = golden(name).read_text(), explained(name)
+    difference = "\n".join(difflib.unified_diff(before.split("\n"), now.split("\n"), "as it was", "now", lineterm=""))
+    assert before == now, f"if this is wanted: python tests/test_golden.py\n{difference}"
+
+
+def test_there_is_a_job_for_every_file():
+    assert sorted(path.stem for path in (ROOT / "tests" / "golden").iterdir()) == JOBS
+
+
+def renew():
+    for old in (ROOT / "tests" / "golden").glob("*.txt"):
+        old.unlink()
+    for name in JOBS:
+        golden(name).parent.mkdir(exist_ok=True)
+        golden(name).write_text(explained(name))
+
+
+if __name__ == "__main__":
+    renew()
