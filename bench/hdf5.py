@@ -2,8 +2,9 @@
 
     mpirun -n 2 python bench/hdf5.py [--write] [--read] [--size 1GiB] [--folder DIR] [--fsync]
 
-Reading is in hdf5_read.py. For writing the matrix lies in row blocks or in column blocks on the ranks. The ways take turns; medians are compared with gathering
-to rank 0. Every file is new and removed at once. Without --fsync nobody waits for the disk: the page cache is measured.
+Reading is in hdf5_read.py. For writing, the matrix lies in row blocks or in column blocks on the ranks. The ways take
+turns; medians are compared with gathering to rank 0. Every file is new and removed at once. Without --fsync nobody
+waits for the disk: the page cache is measured.
 """
 
 from __future__ import annotations
