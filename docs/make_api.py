@@ -42,7 +42,7 @@ def signature(function, name, is_method=False):
     returned = "" if found.return_annotation is found.empty else f" -> {Annotation(found.return_annotation)!r}"
     inside = str(found.replace(parameters=parameters, return_annotation=found.empty))[1:-1]
     text = f"    {name}({inside}){returned}"
-    if len(text) > 110:
+    if len(text) > 90:
         text = f"    {name}(\n        " + re.sub(r", (?=[\w*/]+(:|,|$))", ",\n        ", inside) + f"\n    ){returned}"
     return text
 

@@ -114,7 +114,7 @@ def plan(
     >>> einmpi.plan(job, ranks=4).parts("Z")
     {'i': 2, 'k': 2, 'j': 1}
     >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
-    340000
+    320000
     """
     from einmpi.plan.plan import make_plan
 

@@ -1,4 +1,4 @@
-"""The pages as a whole: links lead somewhere, the page about Python is that of the docstrings, the site has all pages."""
+"""The pages as a whole: links lead somewhere, the page about Python is that of its docstrings, the site is whole."""
 
 import re
 import runpy
