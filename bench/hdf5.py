@@ -1,9 +1,10 @@
-"""One large matrix to a file: einmpi's way against the others that are known.
+"""One large matrix to a file and from a file: einmpi's way against the others that are known.
 
-    mpirun -n 2 python bench/hdf5.py --write [--size 1GiB] [--folder DIR] [--fsync]
+    mpirun -n 2 python bench/hdf5.py [--write] [--read] [--size 1GiB] [--folder DIR] [--fsync]
 
-The matrix lies in row blocks or in column blocks on the ranks. The ways take turns; medians are compared with gathering
-to rank 0. Every file is new and removed at once. Without --fsync nobody waits for the disk: the page cache is measured.
+Reading is in hdf5_read.py. For writing, the matrix lies in row blocks or in column blocks on the ranks. The ways take
+turns; medians are compared with gathering to rank 0. Every file is new and removed at once. Without --fsync nobody
+waits for the disk: the page cache is measured.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from hdf5_read import measure_reading
 from mpi4py import MPI
 
 from einmpi.plan.mesh import Mesh
@@ -236,7 +238,8 @@ def show(times: dict[str, list[float]], nbytes: int, base: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="measure writing")
+    parser.add_argument("--write", action="store_true", help="measure writing only")
+    parser.add_argument("--read", action="store_true", help="measure reading only")
     parser.add_argument("--size", default="1GiB")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="a temporary one by default")
@@ -248,6 +251,10 @@ def main() -> None:
     if not options.fsync:
         os.fsync = lambda descriptor: None
     size = parse_bytes(options.size)
+    if not options.write:
+        measure_reading(size, options.repeats, options.folder)
+    if options.read:
+        return
     arrays = {kind: matrix(size, dimension) for dimension, kind in enumerate(("row blocks", "column blocks"))}
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(WORLD.bcast(made))

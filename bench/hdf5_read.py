@@ -1,6 +1,6 @@
 """Reading an HDF5 dataset on the ranks of mpirun: einmpi.open_dataset against other ways, GB/s over all ranks.
 
-    mpirun -n 2 python bench/hdf5_read.py --size 1GiB
+    mpirun -n 2 python bench/hdf5.py --read --size 1GiB
 
 Row blocks, column blocks, and a copy for every rank; a dataset in one piece, and one in chunks of 256 KiB. "raw" is
 each rank's own reads of the system at the places where its values are, without any library. The file is in the page
@@ -9,7 +9,6 @@ cache. All ways take turns; medians are compared, the slowest rank counts. Every
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -22,7 +21,6 @@ import numpy as np
 from mpi4py import MPI
 
 import einmpi
-from einmpi.units import parse_bytes
 
 WORLD = MPI.COMM_WORLD
 RANK, RANKS = WORLD.rank, WORLD.size
@@ -125,15 +123,10 @@ WAYS: dict[str, Callable[..., Any]] = {"einmpi": ours, "raw": raw, "h5py": hyper
                                        "MPI-IO": mpi_io}  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", default="1GiB", help="bytes of the dataset")
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--folder", default=None, help="where the file is made")
-    options = parser.parse_args()
+def measure_reading(size: int, repeats: int, parent: str | None = None) -> None:
     columns = 16 * CHUNK[1]
-    rows = max(1, parse_bytes(options.size) // (8 * columns * CHUNK[0] * RANKS)) * CHUNK[0] * RANKS
-    folder = WORLD.bcast(tempfile.mkdtemp(dir=options.folder) if RANK == 0 else None)
+    rows = max(1, size // (8 * columns * CHUNK[0] * RANKS)) * CHUNK[0] * RANKS
+    folder = WORLD.bcast(tempfile.mkdtemp(dir=parent) if RANK == 0 else None)
     file = os.path.join(folder, "read.h5")
     if RANK == 0:
         write(file, rows, columns)
@@ -145,7 +138,7 @@ def main() -> None:
         for cut in ("rows", "columns", "copies"):
             box = block(cut, rows, columns)
             seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-            for repeat in range(options.repeat + 1):
+            for repeat in range(repeats + 1):
                 for way, function in WAYS.items():
                     WORLD.Barrier()
                     start = perf_counter()
@@ -167,7 +160,3 @@ def main() -> None:
     if RANK == 0:
         os.remove(file)
         os.rmdir(folder)
-
-
-if __name__ == "__main__":
-    main()
