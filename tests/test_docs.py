@@ -500,7 +500,7 @@ def test_readme_commands_set_up_everything(name):
     if name == "run command":
         assert (ROOT / command.split()[-1]).is_file()
     else:
-        assert command == ".venv/bin/python -m pytest" and "test" in wanted
+        assert command.startswith(".venv/bin/python -m pytest") and "test" in wanted
 
 
 def test_extras_named_anywhere_exist():
