@@ -1,4 +1,4 @@
-"""The Python interface: load, program, plan, reference, einsum."""
+"""The Python interface: load, program, plan, compile, run, open_dataset, reference, einsum."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
 
 def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
-    """Read a job file; keywords replace its sizes, `dtype` that of its generated inputs."""
+    """Read a job file; keywords replace its sizes, `dtype` that of its generated inputs.
+
+    Looks up the shapes of inputs in their files, and reads none of their values.
+
+    >>> job = einmpi.load("jobs/chain.toml", s=100)
+    >>> job.title, job.sizes["s"], job.graph.outputs
+    ('Matrix chain', 100, ('Z',))
+    """
     return read_job(path, storage.describe, sizes, dtype)
 
 
@@ -39,8 +46,12 @@ def program(text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | No
     """A job from a program's text.
 
     Each keyword is an input, given by its shape or by an array (whose shape and dtype it has), or a size, given by a
-    whole number: ``program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(40, 4), B=b)``. Outputs are the tensors that no
-    statement uses, unless listed.
+    whole number. `dtype` is that of inputs given by a shape. Outputs are the tensors that no statement uses, unless
+    listed.
+
+    >>> job = einmpi.program("Z[i,k] = scale * sum(A[i,j] * B[j,k])", A=(40, 4), B=np.ones((4, 30)), scale=2)
+    >>> print(job.graph["Z"].bound, job.graph["Z"].dtype)
+    (40, 30) float64
     """
     inputs: dict[str, tuple[Sequence[int], str]] = {}
     sizes: dict[str, int] = {}
@@ -94,10 +105,16 @@ def plan(
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
 ) -> Plan:
-    """How a job is cut over `ranks` ranks: pure, no MPI, no data. print(plan) is the EXPLAIN text.
+    """How a job is cut over `ranks` ranks: no MPI, no data. print(plan) is what `einmpi plan` prints.
 
-    Strategy and memory a rank default to the job's own. `pin` prescribes into how many parts each dimension of an
-    input or output is cut: ``pin={"A": (4, 1)}``.
+    `strategy` and `memory`, bytes a rank or a text such as "4 GiB", are the job's own by default. `pin` prescribes into
+    how many parts each dimension of an input or output is cut.
+
+    >>> job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(400, 300), B=(300, 400))
+    >>> einmpi.plan(job, ranks=4).parts("Z")
+    {'i': 2, 'k': 2, 'j': 1}
+    >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
+    320000
     """
     from einmpi.plan.plan import make_plan
 
@@ -115,9 +132,14 @@ def compile(
 ) -> Compiled:
     """A job made ready for the ranks of a communicator of mpi4py: call it again and again, it plans once.
 
-    ``step = compile(job); out = step({"A": a})``: outputs are DistArrays, and may be inputs of the next call. Without
-    `comm` these are all ranks that mpirun started, or this process alone. Strategy, memory a rank and `fast_math`,
-    which allows faster arithmetic that rounds more, are the job's own by default.
+    A call gives a dict of DistArrays, which may be inputs of the next call. Without `comm` the ranks are all that
+    mpirun started, or this process alone. `strategy`, `memory` and `pin` are those of `plan`. `fast_math` allows faster
+    arithmetic that rounds more.
+
+    >>> step = einmpi.compile(einmpi.program("Y[i] = X[i] / 2", X=(3,)))
+    >>> half = step({"X": np.array([4.0, 8.0, 16.0])})["Y"]
+    >>> step({"X": half})["Y"].gather()
+    array([1., 2., 4.])
     """
     from einmpi.compiled import Compiled
     from einmpi.runtime.comm_mpi import comm_of
@@ -133,7 +155,11 @@ def run(job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **o
     """Compute the outputs of a job on all ranks of a communicator; `options` are those of `compile`.
 
     Inputs are arrays that every rank has, DistArrays, or h5py datasets; those not given are generated or read as the
-    job says. Outputs stay distributed: ``run(job)["Z"].gather()`` is the whole array.
+    job says. Outputs stay distributed, and no file is written.
+
+    >>> job = einmpi.program("far[i] = max(abs(X[i,j] - Y[j]))", X=(2, 3), Y=(3,))
+    >>> einmpi.run(job, {"X": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "Y": [1.0, 1.0, 1.0]})["far"].gather()
+    array([2., 5.])
     """
     return compile(job, comm, **options)(inputs)
 
@@ -150,6 +176,10 @@ def open_dataset(
     `dataset` is the path of an HDF5 dataset or the name of a tensor of a safetensors file; an .npy file needs none.
     `parts` says into how many parts each dimension is cut, as for ``DistArray.from_global``; ``rows=slice(0, 1000)``
     takes only these of the first dimension.
+
+    >>> np.save("steps.npy", np.arange(10.0))
+    >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
+    array([2., 3., 4.])
     """
     from einmpi.runtime.comm import together
     from einmpi.runtime.comm_mpi import comm_of
@@ -170,9 +200,14 @@ def open_dataset(
 
 
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """The outputs of a job, computed in this process by the plain reference evaluator.
+    """The outputs of a job as numpy arrays, computed in this process by the plain reference evaluator.
 
-    Inputs that are not given are generated or read as the job says.
+    Inputs that are not given are generated or read as the job says. It is slow on purpose: what is simple can be
+    trusted.
+
+    >>> job = einmpi.program("n = sum(X[i]**2)", X=(2,))
+    >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
+    25.0
     """
     given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
     graph = job.graph
@@ -190,7 +225,12 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
 
     Ellipsis, implicit output and repeated labels included. Arrays are computed with in this process and give an array;
     a DistArray among the operands makes all ranks work together, and the result a DistArray. `dtype` converts the
-    operands first; `optimize` is accepted and ignored, the order of a product is always chosen.
+    operands first, `out` takes the result; `optimize` is accepted and ignored, the order of a product is always chosen.
+
+    >>> a, b = np.ones((2, 3)), np.ones((3, 2))
+    >>> einmpi.einsum("ij,jk->ik", einmpi.DistArray.from_global(a), b).gather()
+    array([[3., 3.],
+           [3., 3.]])
     """
     from einmpi.runtime.dist_array import DistArray
 

@@ -44,7 +44,10 @@ class Measured:
 
 
 class Compiled:
-    """Call it with inputs: outputs as DistArrays. It plans when it is first called with inputs of a new kind."""
+    """A job made ready for the ranks of a communicator; `einmpi.compile` makes it.
+
+    It plans when it is first called with inputs of a new kind: an array, a dataset, or a DistArray in some layout.
+    """
 
     def __init__(self, job: Job, comm: Comm, options: Options) -> None:
         if job.backend != "numpy":
@@ -60,6 +63,7 @@ class Compiled:
         self.on_step: Callable[[Step], None] | None = None
 
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
+        """Compute the outputs, as DistArrays. All ranks call it, with inputs of the same kind."""
         plan, schedule, given = self.prepare(inputs or {})
         outputs, self.measured = self.run(plan, schedule, Inputs(self.job, given, self.files, self.resident))
         return outputs

@@ -7,14 +7,24 @@ from collections.abc import Iterable
 
 
 class EinmpiError(Exception):
-    """A failed run; the command line ends with `status`. `everywhere`: all ranks raise it, not one alone."""
+    """A failed run. str(error) is one line; the command line prints it and ends with `status`.
+
+    `everywhere`: all ranks raise it, not one alone.
+    """
 
     status = 1
     everywhere = False
 
 
 class InputError(EinmpiError):
-    """The user's input is wrong."""
+    """The user's input is wrong. str(error) is "where: what is wrong; what is allowed".
+
+    >>> try:
+    ...     einmpi.load("none.toml")
+    ... except einmpi.InputError as error:
+    ...     print(error)
+    none.toml: there is no such file; a job file in TOML
+    """
 
     status = 2
 

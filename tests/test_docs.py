@@ -11,6 +11,7 @@ A page is run from top to bottom in a temporary folder that holds a copy of jobs
                  left out where there is no mpirun
     ```errors    programs, each followed by the message it gives; a blank line between them
     ```job-errors  the same with job files, saved as job.toml
+    ```pycon     a session of Python: `>>> ` lines, each followed by what it prints
     ```ebnf      a grammar: every name that is used is defined
     ```sh        README's commands to set up a machine: not run here, their pieces are checked
 
@@ -21,6 +22,7 @@ rounding are not compared.
 import ast
 import configparser
 import contextlib
+import doctest
 import io
 import json
 import os
@@ -52,7 +54,7 @@ MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "compared in a test of its own"
 MPIRUN = Path(sys.executable).parent / "mpirun"
 STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify) .*-n |\beinmpi doctor( \||$)")
-KINDS = ("python", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
+KINDS = ("python", "pycon", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
 
 
 # ---- reading a page -------------------------------------------------------------------------------------------------
@@ -153,6 +155,13 @@ class Page:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(text, here, "exec"), self.namespace)
         self.printed = printed.getvalue()
+
+    def run_pycon(self, text, here):
+        names = {"np": np, "einmpi": einmpi, **self.namespace}
+        session = doctest.DocTestParser().get_doctest(text + "\n", names, here, str(self.path), 0)
+        report = []
+        doctest.DocTestRunner(verbose=False).run(session, out=report.append)
+        assert session.examples and not report, "".join(report)
 
     def run_einmpi(self, text, here):
         job = einmpi.program(text, **self.given)
@@ -491,7 +500,7 @@ def test_readme_commands_set_up_everything(name):
     if name == "run command":
         assert (ROOT / command.split()[-1]).is_file()
     else:
-        assert command == ".venv/bin/python -m pytest" and "test" in wanted
+        assert command.startswith(".venv/bin/python -m pytest") and "test" in wanted
 
 
 def test_extras_named_anywhere_exist():

@@ -26,7 +26,10 @@ _KEYS = ("title", "dtype", "program", "sizes", "inputs", "outputs", "plan", "run
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a job file says, checked. `memory` is bytes a rank; `sizes` are whole numbers by now."""
+    """What to compute, checked: a job file, or the program of a call. `load` and `program` make it.
+
+    `graph` is the program as a graph of EinSums, `sizes` are whole numbers by now, `memory` is bytes a rank.
+    """
 
     title: str
     path: str

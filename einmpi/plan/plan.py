@@ -31,9 +31,10 @@ LARGE_PRIME = 7
 
 @dataclass(frozen=True)
 class Plan:
-    """For each axis of the mesh: the label a vertex cuts or None (`states`), the dimension a tensor cuts (`layouts`).
+    """How a graph is cut over `ranks` ranks; `einmpi.plan` makes it, print(plan) shows it.
 
-    The mesh may have fewer ranks than there are: the last ones are idle. str(plan) is the EXPLAIN text.
+    For each axis of the mesh: the label a vertex cuts or None (`states`), the dimension a tensor cuts (`layouts`).
+    The mesh may have fewer ranks than there are: the last ones are idle.
     """
 
     graph: EinGraph
@@ -64,10 +65,12 @@ class Plan:
 
     @property
     def words_predicted(self) -> int:
+        """Elements that move between ranks, in all."""
         return sum(cost.total for cost in self.words.values())
 
     @property
     def bytes_predicted(self) -> int:
+        """The same in bytes."""
         return sum(self.bytes.values())
 
     def __str__(self) -> str:

@@ -26,9 +26,14 @@ from einmpi.schedule.steps import Exchange, Slot, show_region
 
 
 class DistArray:
-    """`local` is this rank's block; `layout` says which elements of the whole that is. Made by runs and `from_global`.
+    """A tensor that lies in blocks on the ranks. Made by runs, `from_global` and `open_dataset`.
 
-    A rank outside of the layout's mesh holds nothing: its `local` has no elements.
+    `local` is this rank's block, a numpy array; `layout` says which elements of the whole each rank has. On a rank
+    that holds nothing `local` has no elements.
+
+    >>> X = einmpi.DistArray.from_global(np.arange(6.0).reshape(2, 3))
+    >>> X.shape, X.local.shape, str(X.layout)
+    ((2, 3), (2, 3), '[1,1] on 1 rank')
     """
 
     def __init__(self, local: np.ndarray, layout: Layout, comm: Comm) -> None:
@@ -40,23 +45,27 @@ class DistArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The extents of the whole tensor."""
         return self.layout.bound
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The dtype of the elements."""
         return self.local.dtype
 
     @property
     def size(self) -> int:
+        """The number of elements of the whole tensor."""
         return int(np.prod(self.shape, dtype=object))
 
     @property
     def region(self) -> Region | None:
-        """The indices of this rank's block, dimension by dimension; None on a rank that holds nothing."""
+        """The indices of this rank's block, runs (start, stop) of each dimension; None on a rank that holds nothing."""
         return self.layout.block(self.comm.rank)
 
     def __repr__(self) -> str:
@@ -79,7 +88,8 @@ class DistArray:
     def from_global(cls, array: Any, comm: Any = None, parts: Sequence[int] | None = None) -> DistArray:
         """Cut an array that every rank has. `parts` says into how many parts each dimension is cut.
 
-        Without `parts` the first dimensions that are long enough are cut over all ranks.
+        Without `parts` the first dimensions that are long enough are cut over all ranks. Nobody checks that the array
+        is the same on all ranks.
         """
         ours, whole_array = comm_of(comm), np.asarray(array)
         mesh = Mesh(ours.size)
@@ -93,7 +103,7 @@ class DistArray:
 
     @classmethod
     def from_dataset(cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None) -> DistArray:
-        """Read a tensor from a file; cut as by `from_global`."""
+        """Read a dataset that was found in a file; cut as by `from_global`. `einmpi.open_dataset` finds and reads."""
         layout = _layout(Mesh(comm.size), dataset.wanted, parts)
         vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)  # a number is read as one
         block = vector.block(comm.rank)
@@ -121,7 +131,7 @@ class DistArray:
         return None
 
     def redistribute(self, layout: Layout) -> DistArray:
-        """The same tensor in another layout. All ranks call it."""
+        """The same tensor in another layout, such as that of another DistArray. All ranks call it."""
         if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
             raise InputError("redistribute", f"the layout {layout} is for a tensor of shape {layout.bound}",
                              f"shape {self.shape}, at most {self.comm.size} ranks")  # fmt: skip
