@@ -195,7 +195,8 @@ def _as_in_memory(found: h5py.Dataset, dtype: np.dtype) -> bool:
 
 def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> None:
     """Values in other files. HDF5 would put in others where these are missing, and say nothing."""
-    folder = os.path.dirname(os.path.abspath(file))
+    holder = found.file.filename  # another file than the one that was opened, behind an external link
+    folder = os.path.dirname(os.path.abspath(holder))
     sources: list[tuple[str, str, int]] = []  # file, dataset in it, least size
     if found.is_virtual:
         sources = [(source.file_name, source.dset_name, 0) for source in found.virtual_sources()]
@@ -204,7 +205,7 @@ def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> 
         sources = [(os.path.abspath(name), "", start + size) for name, start, size in found.external
                    if size < 2**63]  # fmt: skip
     for name, inside, size in sources:
-        path = file if name == "." else os.path.join(folder, name)
+        path = holder if name == "." else os.path.join(folder, name)
         if "%" in name + inside:  # numbered files: the first that is missing is the end
             continue
         if not os.path.isfile(path) or os.path.getsize(path) < size:

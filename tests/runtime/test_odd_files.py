@@ -374,6 +374,20 @@ def in_another_file(path):
     return h5(make)
 
 
+def virtual_in_another_folder(file):
+    """Its sources are found from where it is."""
+    os.mkdir("far")
+    file["A"] = h5py.ExternalLink("far/other.h5", "/A")
+    with h5py.File("far/source.h5", "w") as source:
+        source["data"] = VALUES[:2]
+    with h5py.File("far/other.h5", "w") as other:
+        other["own"] = VALUES[2:]
+        layout = h5py.VirtualLayout((3, 4), "f8")
+        layout[:2] = h5py.VirtualSource("source.h5", "data", (2, 4))
+        layout[2:] = h5py.VirtualSource(".", "own", (1, 4))
+        other.create_virtual_dataset("A", layout)
+
+
 def odd_type(change, kind="IEEE_F64LE", values=VALUES):
     """Numbers that HDF5 stores otherwise than numpy."""
 
@@ -406,6 +420,7 @@ def complex_with_a_gap(file):
 
 READ = {
     "in another file": (in_another_file("/g/A"), VALUES + 1),
+    "virtual in another folder": (h5(virtual_in_another_folder), VALUES + 1),
     "numbers of 16 bits that numpy does not have": (odd_type(bfloat16, "IEEE_F16LE"), VALUES + 1),
     "numbers of 24 bits": (odd_type(three_bytes_of_eight, "STD_I64LE", VALUES.astype("i8") - 5), VALUES - 4),
     "complex numbers with a gap": (h5(complex_with_a_gap), VALUES + 1 + 2j),
