@@ -78,5 +78,5 @@ def _text(spec: InputSpec) -> str:
     except OSError as error:
         raise InputError(spec.place, f"{spec.file}: {error.strerror or error}", "a file to read") from None
     inside = spec.dataset if spec.tensor is None else spec.tensor
-    return (f"{os.path.basename(spec.file)}:{inside} {spec.dtype}{list(spec.shape or ())}, {found.st_size} bytes, "
-            f"written at {found.st_mtime_ns} ns")  # fmt: skip
+    return (f"{os.path.basename(spec.file)}:{inside} rows {spec.rows} {spec.dtype}{list(spec.shape or ())}, "
+            f"{found.st_size} bytes, written at {found.st_mtime_ns} ns")  # fmt: skip

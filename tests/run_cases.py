@@ -46,6 +46,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {
     "twice": ("Z[i,k] = sum(A[i,j] * A[k,j]) + A[i,k]", {"A": ((12, 12), "float64")}),
     "nothing": ("Z[i,k] = sum(A[i,j] * B[j,k]); m[i] = sum(A[i,j])",
                 {"A": ((5, 0), "float64"), "B": ((0, 7), "float64")}),
+    "no results": ("Z[i,k] = sum(A[i,j] * B[j,k]); m[i] = sum(A[i,j])",
+                   {"A": ((0, 7), "float64"), "B": ((7, 5), "float64")}),
     "ones": ("Z[i,k] = sum(A[i,j] * B[j,k])", {"A": ((1, 1), "float64"), "B": ((1, 1), "float64")}),
     "broadcast": ("Z[i,j:24] = A[i] + j; w[i:12] = 2 * i", {"A": ((8,), "float64")}),
     "statistics": ("Y[i,j] = layernorm[j](X[i,j]); v = var(X[i,j]); m[j] = mean(X[i,j])", {"X": ((24, 18), "float64")}),

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 from checkpoint_jobs import INPUTS, PROGRAM, write_job
 from distributed import assert_close
@@ -494,6 +495,15 @@ def test_an_input_file_that_has_changed_is_refused(stopped, tmp_path):
         file["W"][0, 0] = 7.0
     with pytest.raises(InputError, match="the input W differs"):
         go(moved, 4, folder, resume=True)
+
+
+def test_other_rows_of_a_file_are_another_input(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(42.0 * 21).reshape(42, 21))
+    rows = INPUTS.replace('{ shape = [21, 21], random = "normal", seed = 1 }', '{ file = "x.npy", rows = "0:21" }')
+    go(einmpi.load(write_job(tmp_path, inputs=rows)), 2, tmp_path / "saved", every=0)
+    other = einmpi.load(write_job(tmp_path, inputs=rows.replace("0:21", "21:42")))
+    with pytest.raises(InputError, match="the input X differs"):
+        go(other, 2, tmp_path / "saved", resume=True)
 
 
 def test_what_is_there_is_not_overwritten(stopped, tmp_path):

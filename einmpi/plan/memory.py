@@ -85,15 +85,15 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
                     staged = max(staged, staging(max(held.get(name, 0), size), mesh.ranks))
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
-        moves = layouts.get(vertex.name, cuts) != cuts or _is_partial(vertex, states)
-        final = block_bytes(vertex, mesh, layouts[vertex.name]) if vertex.name in layouts and moves else 0
+        moves = vertex.name in layouts and (layouts[vertex.name] != cuts or _is_partial(vertex, states))
+        final = block_bytes(vertex, mesh, layouts[vertex.name]) if moves else 0
         now = sum(held.values())
-        staged_final = staging(max(made, final), mesh.ranks) if final else 0
+        staged_final = staging(max(made, final), mesh.ranks) if moves else 0
         peak = max(peak, now + gathered + max(made, staged), now + made + final + staged_final)
         for name in graph.last_reads[vertex.name]:
             if name not in resident:
                 held.pop(name, None)
-        held[vertex.name] = final or made
+        held[vertex.name] = final if moves else made
     return peak
 
 

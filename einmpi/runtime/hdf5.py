@@ -39,8 +39,9 @@ def find(file: str, dataset: str, place: str = "") -> Dataset:
         try:
             dtype = _dtype(found, file, dataset, place)
             _check_sources(found, file, dataset, place)
-            # Of a dataset without values in the file, HDF5 knows what to fill in.
-            offset = found.id.get_offset() if found.size else None
+            # Of a dataset without values in the file, HDF5 knows what to fill in; a link may lead to another file.
+            here = found.size and found.file.filename == handle.filename and _as_in_memory(found, dtype)
+            offset = found.id.get_offset() if here else None
             return Dataset(file, dataset, place, found.shape, dtype.str, found.chunks, offset)
         except _DAMAGE as error:
             raise _unreadable(error, file, dataset, place) from None
@@ -184,9 +185,18 @@ def _dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -> np.dtype
     raise InputError(place or file, f"{dataset} in {file} is {shown}, which is not supported", one_of(DTYPES))
 
 
+def _as_in_memory(found: h5py.Dataset, dtype: np.dtype) -> bool:
+    """Whether values lie in the file byte by byte as numpy has them. HDF5 also has numbers of odd widths, which h5py
+    turns into a dtype that can hold them."""
+    import h5py
+
+    return bool(found.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True)))
+
+
 def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> None:
     """Values in other files. HDF5 would put in others where these are missing, and say nothing."""
-    folder = os.path.dirname(os.path.abspath(file))
+    holder = found.file.filename  # another file than the one that was opened, behind an external link
+    folder = os.path.dirname(os.path.abspath(holder))
     sources: list[tuple[str, str, int]] = []  # file, dataset in it, least size
     if found.is_virtual:
         sources = [(source.file_name, source.dset_name, 0) for source in found.virtual_sources()]
@@ -195,7 +205,7 @@ def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> 
         sources = [(os.path.abspath(name), "", start + size) for name, start, size in found.external
                    if size < 2**63]  # fmt: skip
     for name, inside, size in sources:
-        path = file if name == "." else os.path.join(folder, name)
+        path = holder if name == "." else os.path.join(folder, name)
         if "%" in name + inside:  # numbered files: the first that is missing is the end
             continue
         if not os.path.isfile(path) or os.path.getsize(path) < size:
@@ -228,9 +238,11 @@ def check_target(file: str, datasets: Mapping[str, str]) -> None:
     """Refuse datasets that an existing file cannot take, before anything is computed; each with its place."""
     import h5py
 
+    taken: list[tuple[int, list[str]]] = []  # the last group that is there, and the path from it on
     with _opened(file, next(iter(datasets.values()))) as handle:
         for dataset, place in datasets.items():
             parts = dataset.strip("/").split("/")
+            group, rest = handle["/"], parts
             if isinstance(handle.get(dataset), h5py.Group):
                 raise InputError(place or file, f"{dataset} in {file} is a group", "a dataset")
             for above in ("/" + "/".join(parts[:end]) for end in range(1, len(parts))):
@@ -240,6 +252,17 @@ def check_target(file: str, datasets: Mapping[str, str]) -> None:
                 if found is not None and found.file.filename != handle.filename:
                     raise InputError(place or file, f"{above} in {file} is a group of another file",
                                      f"a group of {file} to hold {dataset}")  # fmt: skip
+                if found is None and handle.get(above, getlink=True) is not None:
+                    raise InputError(place or file, f"{above} in {file} is a link to what is not there",
+                                     f"a group to hold {dataset}")  # fmt: skip
+                if found is not None:
+                    group, rest = found, parts[above.count("/") :]
+            address = h5py.h5o.get_info(group.id).addr
+            for other, path in taken:
+                if other == address and all(one == two for one, two in zip(path, rest, strict=False)):
+                    raise InputError(place or file, f"{dataset} in {file} would be another output too, by a link",
+                                     "a dataset of its own for each output")  # fmt: skip
+            taken.append((address, rest))
 
 
 def written_over(file: str, datasets: Mapping[str, Kind]) -> list[tuple[int, int]]:
@@ -301,6 +324,8 @@ def _reusable(handle: h5py.File, name: str, kind: Kind) -> bool:
     filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
     wanted = {"gzip": [h5py.h5z.FILTER_DEFLATE], "lzf": [h5py.h5z.FILTER_LZF], None: []}[kind.compression]
     if (found.shape, found.dtype) != (kind.shape, np.dtype(kind.dtype)) or filters != wanted:
+        return False
+    if not _as_in_memory(found, found.dtype):
         return False
     if kind.chunks or kind.compression:
         return found.chunks is not None and kind.chunks in (None, found.chunks)

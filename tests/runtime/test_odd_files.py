@@ -361,7 +361,69 @@ def odd_bool():
     return "'x.npy'"
 
 
+def in_another_file(path):
+    """Behind an external link. Where they lie there, this file has other values."""
+
+    def make(file):
+        file["others"] = np.full(2000, 5.0)
+        file["A"] = h5py.ExternalLink("other.h5", path)
+        with h5py.File("other.h5", "w") as other:
+            other["before"] = np.zeros(300)
+            other["g/A"] = VALUES
+
+    return h5(make)
+
+
+def virtual_in_another_folder(file):
+    """Its sources are found from where it is."""
+    os.mkdir("far")
+    file["A"] = h5py.ExternalLink("far/other.h5", "/A")
+    with h5py.File("far/source.h5", "w") as source:
+        source["data"] = VALUES[:2]
+    with h5py.File("far/other.h5", "w") as other:
+        other["own"] = VALUES[2:]
+        layout = h5py.VirtualLayout((3, 4), "f8")
+        layout[:2] = h5py.VirtualSource("source.h5", "data", (2, 4))
+        layout[2:] = h5py.VirtualSource(".", "own", (1, 4))
+        other.create_virtual_dataset("A", layout)
+
+
+def odd_type(change, kind="IEEE_F64LE", values=VALUES):
+    """Numbers that HDF5 stores otherwise than numpy."""
+
+    def make(file):
+        stored = getattr(h5py.h5t, kind).copy()
+        change(stored)
+        made = h5py.h5d.create(file.id, b"A", stored, h5py.h5s.create_simple((3, 4)))
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+
+    return h5(make)
+
+
+def bfloat16(stored):
+    stored.set_fields(15, 7, 8, 0, 7)
+    stored.set_ebias(127)
+
+
+def three_bytes_of_eight(stored):
+    stored.set_precision(24)
+    stored.set_offset(8)
+
+
+def complex_with_a_gap(file):
+    stored = h5py.h5t.create(h5py.h5t.COMPOUND, 24)
+    stored.insert(b"r", 0, h5py.h5t.IEEE_F64LE)
+    stored.insert(b"i", 16, h5py.h5t.IEEE_F64LE)
+    made = h5py.h5d.create(file.id, b"A", stored, h5py.h5s.create_simple((3, 4)))
+    made.write(h5py.h5s.ALL, h5py.h5s.ALL, VALUES + 2j)
+
+
 READ = {
+    "in another file": (in_another_file("/g/A"), VALUES + 1),
+    "virtual in another folder": (h5(virtual_in_another_folder), VALUES + 1),
+    "numbers of 16 bits that numpy does not have": (odd_type(bfloat16, "IEEE_F16LE"), VALUES + 1),
+    "numbers of 24 bits": (odd_type(three_bytes_of_eight, "STD_I64LE", VALUES.astype("i8") - 5), VALUES - 4),
+    "complex numbers with a gap": (h5(complex_with_a_gap), VALUES + 1 + 2j),
     "late allocation": (h5(late), np.full((3, 4), 8.0)),
     "a virtual dataset": (virtual(True, "data"), VALUES + 1),
     "a virtual dataset with gaps": (h5(virtual_with_gaps), np.vstack([VALUES[:2] + 1, np.full((1, 4), 10.0)])),

@@ -256,6 +256,8 @@ OTHERS = {
     "chunked": lambda file: file.create_dataset("Z", data=np.zeros(300), chunks=(10,)),
     "growing": lambda file: file.create_dataset("Z", data=np.zeros(300), maxshape=(None,)),
     "big-endian": lambda file: file.create_dataset("Z", data=np.zeros(300, ">f8")),
+    "numbers of 40 bits": lambda file: h5py.h5d.create(file.id, b"Z", forty_bits(), h5py.h5s.create_simple((300,))
+                                                       ).write(h5py.h5s.ALL, h5py.h5s.ALL, np.zeros(300)),
     "compact": lambda file: h5py.h5d.create(file.id, b"Z", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple((300,)),
                                             compact()),
     "external": lambda file: file.create_dataset("Z", (300,), "f8", external=[("raw.bin", 0, 2400)]),
@@ -267,6 +269,14 @@ OTHERS = {
     "a second name": lambda file: (file.create_dataset("W", data=np.zeros(300)), file.__setitem__("Z", file["W"])),
     "in another file": lambda file: file.__setitem__("Z", h5py.ExternalLink("other.h5", "/W")),
 }  # fmt: skip
+
+
+def forty_bits():
+    """A float64 for h5py, and of its size."""
+    stored = h5py.h5t.IEEE_F64LE.copy()
+    stored.set_fields(39, 28, 11, 0, 28)
+    stored.set_precision(40)
+    return stored
 
 
 def compact():
@@ -297,6 +307,7 @@ def test_targets_that_cannot_be_written(tmp_path):
         file["A"] = np.zeros(3)
         file["g/B"] = np.zeros(3)
         file["there"] = h5py.ExternalLink("other.h5", "/")
+        file["broken"] = h5py.SoftLink("/nowhere")
     with h5py.File("other.h5", "w") as file:
         file["A"] = np.zeros(3)
     (tmp_path / "text.h5").write_text("hello")
@@ -310,6 +321,7 @@ def test_targets_that_cannot_be_written(tmp_path):
         ("o.h5", "/g"): "/g in o.h5 is a group; a dataset",
         ("o.h5", "/A/Z/Y"): "/A in o.h5 is not a group; a group to hold /A/Z/Y",
         ("o.h5", "/there/Z"): "/there in o.h5 is a group of another file; a group of o.h5 to hold /there/Z",
+        ("o.h5", "/broken/Z"): "/broken in o.h5 is a link to what is not there; a group to hold /broken/Z",
         ("kept.h5", "/Z"): "kept.h5 may not be written; a file and a folder with write permission",
     }
     before = sorted(os.listdir(tmp_path))
@@ -563,6 +575,23 @@ def test_targets_are_checked_before_the_run():
     job = read(PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + inputs + 'Z = "o.h5:/Z"\nY = "link.h5:/Z"\n')
     assert error(outputs.check_targets, job) == (
         "job.toml:6:1: outputs Z and Y go to one file, by different paths; one path a file")  # fmt: skip
+
+
+@pytest.mark.parametrize("one, two, fine", [("/g/Z", "/soft/Z", False), ("/hard/Z", "/g/Z", False),
+                                            ("/Z", "/root/Z", False), ("/g/new/Z", "/soft/new", False),
+                                            ("/g/new", "/soft/new/Z", False),
+                                            ("/g/Z", "/soft/Y", True), ("/Z", "/soft/Z", True)])  # fmt: skip
+def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
+    with h5py.File("o.h5", "w") as file:
+        file["hard"] = file.create_group("g")
+        file["soft"], file["root"] = h5py.SoftLink("/g"), h5py.SoftLink("/")
+    job = read('program = "Z[i:4] = i; Y[i:400] = i"\n[outputs]\n' + f'Z = "o.h5:{one}"\nY = "o.h5:{two}"\n')
+    if fine:
+        outputs.check_targets(job)
+    else:
+        assert error(outputs.check_targets, job) == (
+            f"job.toml:4:1: {two} in o.h5 would be another output too, by a link; a dataset of its own for each output"
+        )
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------
