@@ -98,9 +98,9 @@ class Recorder:
             work = work_of(step)
             if work is not None:
                 label = " ".join(str(step).split())
-                rows.append((KINDS.index(work.kind), texts.setdefault(work.vertex, len(texts)),
-                             texts.setdefault(label, len(texts)), work.nbytes, work.operations,
-                             groups.setdefault(work.group, len(groups)), -1 if work.to is None else work.to))  # fmt: skip
+                vertex, line = (texts.setdefault(text, len(texts)) for text in (work.vertex, label))
+                group, to = groups.setdefault(work.group, len(groups)), -1 if work.to is None else work.to
+                rows.append((KINDS.index(work.kind), vertex, line, work.nbytes, work.operations, group, to))
                 times.append((start, end))
         index = json.dumps([list(texts), list(groups)]).encode()
         return _Record(np.array(times).reshape(-1, 2), np.array(rows, np.int64).reshape(-1, _COLUMNS), index)

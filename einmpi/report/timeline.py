@@ -30,14 +30,14 @@ class Timeline:
     seconds: float  # from the first start to the last end
     spans: tuple[Span, ...]  # by rank, then by start
 
-    def meetings(self) -> list[dict[int, Span]]:
-        """The spans in which ranks meet, by rank: each exchange and each reduction of a group, once."""
-        found: dict[tuple[str, str, tuple[int, ...], int], dict[int, Span]] = {}
+    def meetings(self) -> list[dict[int, int]]:
+        """Where ranks meet: of each exchange and each reduction of a group its members' spans, as places in `spans`."""
+        found: dict[tuple[str, str, tuple[int, ...], int], dict[int, int]] = {}
         turns: Counter[tuple[int, str, str, tuple[int, ...]]] = Counter()
-        for span in self.spans:
+        for place, span in enumerate(self.spans):
             if len(span.group) > 1:
                 what = span.kind, span.vertex, span.group
                 turn = turns[span.rank, *what]  # the members of a group meet in the same order
                 turns[span.rank, *what] += 1
-                found.setdefault((*what, turn), {})[span.rank] = span
+                found.setdefault((*what, turn), {})[span.rank] = place
         return list(found.values())
