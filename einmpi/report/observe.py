@@ -43,15 +43,17 @@ class Observer:
 
         if recorder is not None:
             recorder.begin()
-        with before_the_end(self.close):
+        if self.progress is not None:
+            self.progress.open()
+        with before_the_end(self._close):
             try:
                 yield hear
             finally:
-                self.close()
+                self._close()
         if recorder is not None:
             self.timeline = recorder.finish()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         if self.progress is not None:
             self.progress.close()
 

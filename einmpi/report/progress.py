@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from itertools import accumulate
+from threading import Event, Thread
 from time import perf_counter
 from typing import Any, TextIO
 
@@ -16,13 +17,14 @@ from einmpi.runtime.terminals import CLEAR, columns
 from einmpi.schedule.steps import Schedule, Step
 from einmpi.units import show_bytes
 
-BETWEEN_BARS, BETWEEN_LINES = 0.1, 30.0  # seconds
+BETWEEN_BARS, BETWEEN_LINES = 0.2, 30.0  # seconds
+STALE = 1.0  # seconds after which a bar is drawn anew though nothing but time has passed
 WORTH = 16  # operations that a byte takes as long as
 _BAR, _NARROW = 24, 60  # columns
 
 
 class Progress:
-    """Hears of every step of the runs, and speaks so seldom that it costs nothing."""
+    """Hears of every step of the runs, and only notes it. While it is open, a thread shows how far they are."""
 
     def __init__(self, comm: Comm, schedule: Schedule, repeats: int = 1, stream: TextIO | None = None,
                  clock: Callable[[], float] = perf_counter) -> None:  # fmt: skip
@@ -30,36 +32,54 @@ class Progress:
         self.stream = sys.stderr if stream is None else stream
         self.width = columns(self.stream)
         self.between = BETWEEN_BARS if self.width else BETWEEN_LINES
-        self.count, self.before, self.start = 0, comm.received, clock()
-        self.next = self.start + self.between
-        self.works: list[Work | None] = []  # of the steps; empty until somebody waits
-        self.done: list[float] = []  # part of the work that is done before each step
-        self.shown = False
+        self.received, self.start = comm.received, clock()
+        self.at = 0, self.start  # steps that have begun, and when the last one did
+        self.works: list[Work | None] = []  # of the steps; empty until something is shown
+        self.done: list[float] = []  # part of the work that is done before each step, and at the end
+        self.shown = 0, 0.0  # how many steps had begun when something was shown, and when that was
+        self.closed = Event()
+        self.thread: Thread | None = None
 
     def __call__(self, step: Step) -> None:
-        self.count += 1
-        now = self.clock()
-        if now >= self.next:
-            self.next = now + self.between
-            self._show(now - self.start)
+        self.at = self.at[0] + 1, self.clock()
+
+    def open(self) -> None:
+        self.closed.clear()
+        self.thread = Thread(target=self._watch, daemon=True, name="progress")
+        self.thread.start()
 
     def close(self) -> None:
         """Take the bar away, before anything else is written."""
-        if self.shown and self.width:
+        self.closed.set()
+        if self.thread is not None:
+            self.thread.join(timeout=1.0)  # a terminal that is stopped must not stop the run
+            self.thread = None
+        if self.shown[0] and self.width:
             self._write(CLEAR)
-            self.shown = False
+        self.shown = 0, 0.0
 
-    def _show(self, seconds: float) -> None:
+    def _watch(self) -> None:
+        while not self.closed.wait(self.between):
+            self.show()
+
+    def show(self) -> None:
+        """Show how far the run is, if there is anything new."""
+        (count, since), now = self.at, self.clock()
+        if count == 0 or (self.width and count == self.shown[0] and now < self.shown[1] + STALE):
+            return
+        self.shown = count, now
         if not self.done:
             self.works = [work_of(step) for step in self.schedule.steps]
             weights = [work.operations + WORTH * work.nbytes if work else 0 for work in self.works]
             self.done = [done / (sum(weights) or 1) for done in accumulate(weights, initial=0)]
-        run, step = divmod(self.count - 1, len(self.works))
-        part = min((run + self.done[step]) / self.repeats, 1.0)
-        left = seconds * (1 - part) / part if part else None
-        work = next((work for work in self.works[step:] if work), None)  # a Free belongs to what comes next
+        run, step = divmod(count - 1, len(self.works))
+        before, after = ((run + self.done[k]) / self.repeats for k in (step, step + 1))
+        # Inside a long step the bar goes on as fast as before, but not beyond the step.
+        passed = (now - self.start) / (since - self.start) if since > self.start else 1.0
+        part = max(before, min(before * passed, after))
+        left = (now - self.start) * (1 - part) / part if part else None
+        work = next((work for work in self.works[step:] if work), None)  # a Free is shown as what comes next
         vertex, kind = (work.vertex, work.kind) if work else ("", "")
-        self.shown = True
         if self.width:
             self._write(CLEAR + self._bar(part, vertex, kind, left) + "\r")
         else:
@@ -73,7 +93,7 @@ class Progress:
         from rich.table import Table
         from rich.text import Text
 
-        moved = self.comm.received - self.before
+        moved = self.comm.received - self.received
         texts = [f"{part:4.0%}", vertex, kind, f"{show_bytes(moved)} received" if self.comm.size > 1 else "",
                  f"about {_about(left)} left" if left is not None else ""]  # fmt: skip
         line = Text("  ".join(text for text in texts if text), no_wrap=True, overflow="ellipsis")
@@ -95,7 +115,7 @@ class Progress:
             self.stream.write(text)
             self.stream.flush()
         except (OSError, ValueError):  # nobody looks any more; that is no reason to end a run
-            self.next = float("inf")
+            self.closed.set()
 
 
 def _about(seconds: float) -> str:
