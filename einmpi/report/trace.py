@@ -57,8 +57,8 @@ def _ticks(timeline: Timeline) -> Ticks:
 def _arrows(timeline: Timeline, ticks: Ticks) -> Iterator[dict[str, Any]]:
     """From each step that sends to the same step of one rank that receives: all pairs would hide everything.
 
-    An arrow leaves at the start of its step, and arrives just before the end of the other one: at the end itself the next
-    step begins.
+    An arrow leaves at the start of its step, and arrives just before the end of the other one: at the end itself the
+    next step begins.
     """
     number = 0
     for members in timeline.meetings():
