@@ -155,8 +155,8 @@ TABLE = re.compile(r"^vertex +computing s +moving s +waiting s +GFLOP/s +GB/s +i
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_on_real_ranks(ranks, tmp_path):
-    arguments = ["-m", "einmpi", str(ROOT / "jobs/chain.toml"), "--set", "s=240", "--repeat", "2", "--summary", "--trace",
-                 "trace.json", "--json", "run.json", "--report", "run.html"]  # fmt: skip
+    arguments = ["-m", "einmpi", str(ROOT / "jobs/chain.toml"), "--set", "s=240", "--repeat", "2", "--summary",
+                 "--trace", "trace.json", "--json", "run.json", "--report", "run.html"]  # fmt: skip
     done = run_mpi(ranks, arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert TABLE.search(done.stdout) and "\x1b" not in done.stdout
