@@ -37,12 +37,16 @@ class Runs:
         self.inputs = Inputs(job, given, self.compiled.files, keep=True)
         self.note = note_to(comm.rank)
 
-    def seconds(self, record: bool) -> float:
-        """Of the slowest rank."""
+    def seconds(self, record: bool) -> tuple[float, float]:
+        """Of the slowest rank: of the run, and with what comes before and after it."""
         observer = Observer(self.comm, self.schedule, record=record, quiet=True)
+        self.comm.barrier()
+        start = time.perf_counter()
         with observer.run(self.note) as self.compiled.on_step:
             _, measured = self.compiled.run(self.plan, self.schedule, self.inputs)
-        return max(map(float, self.comm.allgather_text(repr(measured.seconds))))
+        taken = f"{measured.seconds} {time.perf_counter() - start}"
+        run, whole = zip(*(map(float, text.split()) for text in self.comm.allgather_text(taken)), strict=True)
+        return max(run), max(whole)
 
 
 def cost_of_a_call() -> float:
@@ -60,14 +64,16 @@ def main() -> None:
     options = parser.parse_args()
     runs = Runs(options.size, comm_of())
     runs.seconds(True)
-    taken: dict[bool, list[float]] = {False: [], True: []}
+    taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for turn in range(options.repeat):
         for record in (turn % 2 == 0, turn % 2 == 1):  # neither is always the first
             taken[record].append(runs.seconds(record))
     if runs.comm.rank == 0:
-        without, recorded = (statistics.median(taken[record]) for record in (False, True))
         print(f"s = {options.size}, {runs.comm.size} ranks, {len(runs.schedule.steps)} steps")
-        print(f"without {without:.4f} s, recorded {recorded:.4f} s: {100 * (recorded / without - 1):+.2f} %")
+        for k, name in enumerate(("the run", "with comparing clocks and gathering")):
+            without, recorded = (statistics.median(each[k] for each in taken[record]) for record in (False, True))
+            more = 100 * (recorded / without - 1)
+            print(f"{name}: without {without:.4f} s, recorded {recorded:.4f} s, {more:+.2f} %")
         print(f"a call of the recorder takes {1e9 * cost_of_a_call():.0f} ns")
 
 

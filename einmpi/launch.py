@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from einmpi.errors import EinmpiError, InputError, Stopped
-from einmpi.runtime.terminals import CLEAR, columns, for_ranks
+from einmpi.runtime.terminals import clearing, for_ranks
 from einmpi.runtime.watch import ERROR, FOLDER, RECORD, SIGNALS, SOCKET, VARIABLE, Notes, read_notes
 
 _INSIDE = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -82,8 +82,7 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
     else:
         line, status = _reason(process.returncode, out, err, order, notes) if process.returncode else ("", 0)
     if line and not (everything and line in err.errors):
-        clear = CLEAR if columns(sys.stderr) else ""  # rank 0 may have been showing a bar
-        err.write(f"{clear}{line}\n".encode(errors="replace"))
+        err.write(f"{clearing(sys.stderr)}{line}\n".encode(errors="replace"))
     return status
 
 

@@ -22,6 +22,11 @@ def columns(stream: TextIO) -> int:
     return int(told[descriptor - 1]) if descriptor in (1, 2) and len(told) == 2 else 0
 
 
+def clearing(stream: TextIO) -> str:
+    """What takes away a bar that may stand there, before a line is written; nothing where there is no terminal."""
+    return CLEAR if columns(stream) else ""
+
+
 def for_ranks() -> dict[str, str]:
     """What a launcher tells its ranks, who write to pipes."""
     return {VARIABLE: f"{columns(sys.stdout)} {columns(sys.stderr)}"}
