@@ -223,10 +223,6 @@ class _Stream:
 
     def _line(self, line: bytes) -> None:
         line = line.lstrip(b"\0")  # Open MPI's blocks end with one
-        bar, mark, _ = line.rstrip(b"\r\n").rpartition(b"\r")
-        if mark:  # rank 0 shows how far it is, and leaves the line to others
-            self._pass(bar + mark)
-            line = line[len(bar + mark) :]
         text, begun = line.decode(errors="replace").strip(), self._begun
         self._begun = False
         if text.startswith(ERROR):

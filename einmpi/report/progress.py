@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from collections.abc import Callable
 from itertools import accumulate
 from threading import Event, Thread
 from time import perf_counter
-from typing import Any, TextIO
+from typing import Any
 
 from einmpi.report.record import Work, work_of
 from einmpi.runtime.comm import Comm
-from einmpi.runtime.terminals import CLEAR, columns
+from einmpi.runtime.terminals import CLEAR, screen
 from einmpi.schedule.steps import Schedule, Step
 from einmpi.units import show_bytes
 
@@ -26,11 +25,10 @@ _BAR, _NARROW = 24, 60  # columns
 class Progress:
     """Hears of every step of the runs, and only notes it. While it is open, a thread shows how far they are."""
 
-    def __init__(self, comm: Comm, schedule: Schedule, repeats: int = 1, stream: TextIO | None = None,
+    def __init__(self, comm: Comm, schedule: Schedule, repeats: int = 1,
                  clock: Callable[[], float] = perf_counter) -> None:  # fmt: skip
         self.comm, self.schedule, self.repeats, self.clock = comm, schedule, repeats, clock
-        self.stream = sys.stderr if stream is None else stream
-        self.width = columns(self.stream)
+        self.stream, self.width = screen()
         self.between = BETWEEN_BARS if self.width else BETWEEN_LINES
         self.received, self.start = comm.received, clock()
         self.at = 0, self.start  # steps that have begun, and when the last one did
@@ -52,10 +50,11 @@ class Progress:
         """Take the bar away, before anything else is written."""
         self.closed.set()
         if self.thread is not None:
-            self.thread.join(timeout=1.0)  # a terminal that is stopped must not stop the run
-            self.thread = None
-        if self.shown[0] and self.width:
+            self.thread.join(timeout=1.0)
+        # A thread that still writes does so to a terminal that is stopped, which must not stop the run.
+        if self.shown[0] and self.width and (self.thread is None or not self.thread.is_alive()):
             self._write(CLEAR)
+        self.thread = None
         self.shown = 0, 0.0
 
     def _watch(self) -> None:

@@ -16,11 +16,10 @@ import pytest
 from mpi_helpers import needs_mpirun
 
 import einmpi
-from einmpi import launch
 from einmpi.report import progress
 from einmpi.report.progress import Progress
 from einmpi.runtime import terminals
-from einmpi.runtime.terminals import CLEAR, VARIABLE, columns
+from einmpi.runtime.terminals import CLEAR, VARIABLE, columns, screen
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Kernel
 
@@ -35,9 +34,9 @@ def schedule():
 
 def made(monkeypatch, schedule, width, repeats=1):
     """Progress on a clock that stands still, and what it writes."""
-    monkeypatch.setattr(progress, "columns", lambda stream: width)
     clock, stream, comm = SimpleNamespace(now=100.0), io.StringIO(), SimpleNamespace(received=0, size=4)
-    return Progress(comm, schedule, repeats, stream, lambda: clock.now), clock, stream, comm
+    monkeypatch.setattr(progress, "screen", lambda: (stream, width))
+    return Progress(comm, schedule, repeats, lambda: clock.now), clock, stream, comm
 
 
 def percent(text):
@@ -104,23 +103,40 @@ def test_a_terminal_that_is_gone_is_no_failure(monkeypatch, schedule):
 
 
 def test_the_launcher_tells_what_it_has(monkeypatch, tmp_path):
-    monkeypatch.setattr(terminals, "columns", lambda stream: 120 if stream is sys.stderr else 0)
-    told = terminals.for_ranks()
-    assert told == {VARIABLE: "0 120"}
-    monkeypatch.setenv(VARIABLE, told[VARIABLE])
-    pipes = [SimpleNamespace(fileno=lambda number=number: number, isatty=lambda: False) for number in (1, 2)]
-    assert [columns(pipe) for pipe in pipes] == [0, 120]
-    with open(tmp_path / "log", "w") as file:
-        assert columns(file) == columns(io.StringIO()) == 0
+    """Its ranks write a bar to its terminal, and nothing where that is on another machine, or gone."""
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        told = terminals.for_ranks()[VARIABLE]
+        assert told == f"{os.uname().nodename} 0 120 {os.ttyname(theirs)}"
+        pipes = [SimpleNamespace(fileno=lambda number=number: number, isatty=lambda: False) for number in (1, 2)]
+        assert [columns(pipe) for pipe in pipes] == [0, 0]
+        monkeypatch.setenv(VARIABLE, told)
+        monkeypatch.setattr(sys, "stderr", pipes[1])
+        assert [columns(pipe) for pipe in pipes] == [0, 120]
+        with open(tmp_path / "log", "w") as file:
+            assert columns(file) == columns(io.StringIO()) == 0
+        stream, width = screen()
+        with stream:
+            assert width == 120 and stream.write("bar\r") and stream.flush() is None
+        assert os.read(ours, 100) == b"bar\r"
+        for other in ("elsewhere 0 120 /dev/null", f"{os.uname().nodename} 0 120 {tmp_path}/none"):
+            monkeypatch.setenv(VARIABLE, other)
+            assert screen() == (pipes[1], 0)
+    os.close(ours)
 
 
-def test_last_words_behind_a_bar_are_heard(capfd):
-    stream = launch._Stream(2, launch._LAUNCHER, False)
-    stream.feed(b"\r\x1b[2Kbar 1\r")
-    stream.feed(b"\r\x1b[2Kbar 2\reinmpi: error: rank 1: no more\n")
-    stream.end()
-    assert stream.errors == ["einmpi: error: rank 1: no more"]
-    assert capfd.readouterr().err.endswith("bar 2\r")
+def test_terminals_of_a_foreign_launcher_do_not_count(monkeypatch):
+    """Open MPI's ranks write to terminals of mpirun's making, also in a pipe."""
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        assert columns(terminal) > 0
+        monkeypatch.setenv("PMIX_RANK", "0")
+        assert columns(terminal) == 0
+    os.close(ours)
 
 
 def on_terminal(command, width):
