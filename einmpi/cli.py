@@ -56,6 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
             command.add_argument("--checkpoint", metavar="DIR", help="save finished tensors in this folder on the way")
             command.add_argument("--every", metavar="TIME", help=f"how often: 30s, 1h, 0 for each vertex; {EVERY}")
             command.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
+            command.add_argument("--trace", metavar="FILE.json", help="write what every rank did when, for Perfetto")
+            command.add_argument("--summary", action="store_true", help="print where the time went, also in a pipe")
     return parser
 
 
@@ -168,13 +170,27 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
 
 def run(options: argparse.Namespace, comm: Comm) -> int:
     """run a job (the default)"""
+    from einmpi.report.summary import vertex_times
+    from einmpi.report.terminal import summary_text
+    from einmpi.report.trace import write_trace
     from einmpi.runtime.comm import on_first_rank
+    from einmpi.runtime.terminals import columns
     from einmpi.runtime.watch import asked_to_stop
 
     def tell() -> None:
+        timeline = report.timeline
+        text, data = str(report), report.as_json()
+        if timeline is not None:
+            times = vertex_times(timeline, [vertex.name for vertex in report.plan.graph.vertices])
+            if _asked_to_record(options):
+                data["vertices"] = [each.as_json() for each in times]
+            if options.summary or not _asked_to_record(options) or columns(sys.stdout):
+                text += "\n" + summary_text(times, report.totals.peak, report.plan.peak)
+        if options.trace and timeline is not None:
+            write_trace(options.trace, timeline)
         if options.report:
-            _write_report(options, report.job, report.plan, measured=report.as_json())
-        _print(options, str(report), report.as_json())
+            _write_report(options, report.job, report.plan, measured=data, timeline=timeline)
+        _print(options, text, data)
 
     patient: AbstractContextManager[list[str]] = asked_to_stop() if options.checkpoint is not None else nullcontext([])
     with patient as asked:
@@ -203,6 +219,7 @@ def _run_job(
 ) -> tuple[Report, Checkpoints | None]:
     from einmpi.api import options_of
     from einmpi.checkpointed import open_checkpoints, prepare
+    from einmpi.report.observe import Observer, somebody_looks
     from einmpi.report.results import Report, figures, median, totals
     from einmpi.runtime.inputs import Inputs
     from einmpi.runtime.outputs import store
@@ -216,12 +233,17 @@ def _run_job(
         job, comm, lambda job: options_of(job, options.strategy, options.memory), checkpoints
     )
     note = note_to(comm.rank)
-    compiled.on_step = lambda step: note(" ".join(str(step).split()))
+    repeats = getattr(options, "repeat", 1)
+    record = _asked_to_record(options) or (
+        options.command == "run" and not options.quiet and options.json != "-" and somebody_looks(comm, schedule)
+    )
+    observer = Observer(comm, schedule, repeats, record, options.quiet, checkpoints)
     planned = time.perf_counter()
-    inputs = Inputs(compiled.job, given, compiled.files, keep=getattr(options, "repeat", 1) > 1)
+    inputs = Inputs(compiled.job, given, compiled.files, keep=repeats > 1)
     measured = []
-    for _ in range(getattr(options, "repeat", 1)):
-        outputs, figures_of_run = compiled.run(plan, schedule, inputs, checkpoints)
+    for _ in range(repeats):
+        with observer.run(note) as compiled.on_step:
+            outputs, figures_of_run = compiled.run(plan, schedule, inputs, checkpoints)
         measured.append(figures_of_run)
     note("storing the results")
     before = time.perf_counter()
@@ -234,11 +256,16 @@ def _run_job(
                "total": time.perf_counter() - start}  # fmt: skip
     last = measured[-1]
     moved = totals(comm, last.received, last.peak, measured[0].shuffled)
-    report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels())
+    report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels(),
+                    timeline=observer.timeline)  # fmt: skip
     if checkpoints is not None:
         resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None
         report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
     return report, checkpoints
+
+
+def _asked_to_record(options: argparse.Namespace) -> bool:
+    return options.command == "run" and bool(options.summary or options.trace or options.report)
 
 
 def _kernels() -> str:
@@ -263,8 +290,9 @@ def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], Non
     job = replace(job, fast_math=job.fast_math or options.fast_math)
     if options.json not in (None, "-"):
         _check_writable("--json", options.json)
-    if getattr(options, "report", None):
-        _check_writable("--report", options.report)
+    for flag in ("report", "trace"):
+        if getattr(options, flag, None):
+            _check_writable(f"--{flag}", getattr(options, flag))
     return job
 
 

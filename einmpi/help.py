@@ -17,7 +17,7 @@ GROUPS = {
     "the plan": ("--strategy", "--compare", "--memory", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
-        "shell", "--json", "--report", "--plot", "--trace", "--quiet", "--version", "--help",
+        "shell", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
     ),
 }  # fmt: skip
 
@@ -37,6 +37,7 @@ EXAMPLES = {
         ("einmpi run jobs/chain.toml -n 4", "on four ranks"),
         ("einmpi run jobs/chain.toml --set s=2000 --set skew=10", "another size"),
         ("einmpi run jobs/chain.toml -n 2 --repeat 5 --json -", "timed, as JSON"),
+        ("einmpi run jobs/chain.toml -n 2 --trace run.json", "who did what when"),
         ("einmpi run jobs/chain.toml --checkpoint saved --resume", "goes on if killed"),
     ),
     "check": (

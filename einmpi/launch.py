@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from einmpi.errors import EinmpiError, InputError, Stopped
+from einmpi.runtime.terminals import clearing, for_ranks
 from einmpi.runtime.watch import ERROR, FOLDER, RECORD, SIGNALS, SOCKET, VARIABLE, Notes, read_notes
 
 _INSIDE = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
@@ -81,7 +82,7 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
     else:
         line, status = _reason(process.returncode, out, err, order, notes) if process.returncode else ("", 0)
     if line and not (everything and line in err.errors):
-        err.write(f"{line}\n".encode(errors="replace"))
+        err.write(f"{clearing(sys.stderr)}{line}\n".encode(errors="replace"))
     return status
 
 
@@ -120,7 +121,7 @@ def family_in(version: str) -> str:
 def _environment(notes: str = "") -> dict[str, str]:
     # Open MPI refuses to run as root, which is the usual user in a container.
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-    return {**os.environ, **root, VARIABLE: notes}
+    return {**os.environ, **root, VARIABLE: notes, **for_ranks()}
 
 
 def _cores() -> int:

@@ -454,14 +454,15 @@ def test_values_equal_the_code(tmp_path):
 
 def test_json_keys_equal_the_code(tmp_path):
     (tmp_path / "job.toml").write_text('program = "NAME[i:3] = i"')
-    command = [sys.executable, "-m", "einmpi", "job.toml", "--repeat", "2", "--json", "-"]
+    command = [sys.executable, "-m", "einmpi", "job.toml", "--repeat", "2", "--summary", "--json", "-"]
     done = subprocess.run(
         command, cwd=tmp_path, env=shell_environment(tmp_path), capture_output=True, text=True, check=True
     )
 
     def keys(data, above=""):
         for key, value in data.items():
-            yield from keys(value, f"{above}{key}.") if isinstance(value, dict) else [above + key]
+            first = value[0] if isinstance(value, list) else value
+            yield from keys(first, f"{above}{key}.") if isinstance(first, dict) else [above + key]
 
     shown = [key for row in table_after("job_file.md", "### The JSON of a run") for key in row[0].split(", ")]
     assert sorted(shown) == sorted(keys(json.loads(done.stdout)))

@@ -48,7 +48,7 @@ WORD = 13  # columns of the word that begins a note
 
 def explain(plan: Plan) -> str:
     """One line a vertex, then the totals, then the plan in words."""
-    return "\n".join([heading(plan), *_table(vertex_rows(plan), left=2), *map(_line, totals(plan))])
+    return "\n".join([heading(plan), *table_lines(vertex_rows(plan), left=2), *map(note_line, totals(plan))])
 
 
 def heading(plan: Plan) -> str:
@@ -92,7 +92,7 @@ class Comparison:
 
     @property
     def text(self) -> str:
-        return "\n".join([*_table(self.rows), *map(_line, self.notes)])
+        return "\n".join([*table_lines(self.rows), *map(note_line, self.notes)])
 
 
 def compare(make: Callable[[str], Plan]) -> Comparison:
@@ -154,12 +154,12 @@ def _layout(plan: Plan, name: str) -> str:
     return f"[{','.join(map(str, parts))}]"
 
 
-def _line(note: Note) -> str:
+def note_line(note: Note) -> str:
     word, text = note
     return f"{word:<{WORD}}{text}" if word else text
 
 
-def _table(rows: Sequence[Row], left: int = 1) -> list[str]:
+def table_lines(rows: Sequence[Row], left: int = 1) -> list[str]:
     """Columns side by side, the first `left` of them aligned to the left."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     aligned = [str.ljust if k < left else str.rjust for k in range(len(widths))]

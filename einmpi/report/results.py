@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.job_file import Job
+from einmpi.report.timeline import Timeline
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.dist_array import DistArray
 from einmpi.units import show_bytes
@@ -90,6 +91,7 @@ class Report:
     kernels: str = ""  # what was compiled
     resumed_from: str | None = None  # the last vertex that an earlier run has done
     checkpoints: int = 0
+    timeline: Timeline | None = None  # where the run was recorded
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan

@@ -8,13 +8,26 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from einmpi.plan.explain import WORD, Comparison, Row, explain, heading, totals, vertex_rows
+from einmpi.plan.explain import (
+    WORD,
+    Comparison,
+    Row,
+    explain,
+    heading,
+    note_line,
+    table_lines,
+    totals,
+    vertex_rows,
+)
 from einmpi.plan.plan import Plan
 from einmpi.plan.words import Note
+from einmpi.report.summary import VertexTimes, summary_notes, summary_rows
+from einmpi.runtime.terminals import columns
 
 _EINSUM = 20  # columns at least for the text of a vertex
 # Columns that a narrow terminal goes without, the first one first.
-_DISPENSABLE = ("paper's cost", "lower bound", "repartition", "aggregate", "join", "busiest rank", "words")
+_DISPENSABLE = ("paper's cost", "lower bound", "repartition", "aggregate", "join", "busiest rank", "words", "GB/s",
+                "GFLOP/s", "imbalance")  # fmt: skip
 
 
 def plan_text(plan: Plan) -> str:
@@ -36,8 +49,18 @@ def comparison_text(comparison: Comparison) -> str:
     return _rendered("", comparison.rows, 1, styles, comparison.notes)
 
 
+def summary_text(vertices: Sequence[VertexTimes], peak: int, planned: int) -> str:
+    """Where the time went; on a terminal what mostly waits is red, what moves more than it computes yellow."""
+    rows, notes = summary_rows(vertices), summary_notes(peak, planned)
+    if not _on_terminal():
+        return "\n".join([*table_lines(rows), *map(note_line, notes)])
+    styles = ["red" if waiting > computing + moving else "yellow" if moving > computing else ""
+              for computing, moving, waiting in (map(float, row[1:4]) for row in rows[1:])]  # fmt: skip
+    return _rendered("", rows, 1, styles, notes)
+
+
 def _on_terminal() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return columns(sys.stdout) > 0
 
 
 def _rendered(title: str, rows: Sequence[Row], left: int, styles: Sequence[str], notes: Sequence[Note]) -> str:
@@ -46,22 +69,22 @@ def _rendered(title: str, rows: Sequence[Row], left: int, styles: Sequence[str],
     from rich.table import Table
     from rich.text import Text
 
-    width = os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    width = columns(sys.stdout)
     colours: Any = None if os.environ.get("NO_COLOR") else "standard"
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, width=width, color_system=colours, highlight=False)
-    columns = _columns(rows, left, width)
+    kept = _columns(rows, left, width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column, size in columns.items():
+    for column, size in kept.items():
         side: Any = "left" if column < left else "right"
         table.add_column(Text(rows[0][column]), justify=side, width=size, overflow="fold")
     for row, style in zip(rows[1:], styles, strict=True):
-        table.add_row(*(Text(row[column]) for column in columns), style=style)
+        table.add_row(*(Text(row[column]) for column in kept), style=style)
     if title:
         console.print(Text(title, style="bold"))
     console.print(table)
-    if len(columns) < len(rows[0]):
-        missing = [name for column, name in enumerate(rows[0]) if column not in columns]
+    if len(kept) < len(rows[0]):
+        missing = [name for column, name in enumerate(rows[0]) if column not in kept]
         console.print(Text(f"no room for: {', '.join(missing)}", style="dim"))
     for word, text in notes:
         line = Table.grid()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 KINDS = ("load", "exchange", "reduce", "kernel", "store")
@@ -19,6 +20,8 @@ class Span:
     end: float
     nbytes: int = 0  # received from others, or read, or written
     operations: int = 0  # of a kernel
+    group: tuple[int, ...] = ()  # the ranks that exchange or reduce together
+    to: int | None = None  # the next of them, in a ring, that gets something from this rank
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,15 @@ class Timeline:
     ranks: int
     seconds: float  # from the first start to the last end
     spans: tuple[Span, ...]  # by rank, then by start
+
+    def meetings(self) -> list[dict[int, int]]:
+        """Where ranks meet: of each exchange and each reduction of a group its members' spans, as places in `spans`."""
+        found: dict[tuple[str, str, tuple[int, ...], int], dict[int, int]] = {}
+        turns: Counter[tuple[int, str, str, tuple[int, ...]]] = Counter()
+        for place, span in enumerate(self.spans):
+            if len(span.group) > 1:
+                what = span.kind, span.vertex, span.group
+                turn = turns[span.rank, *what]  # the members of a group meet in the same order
+                turns[span.rank, *what] += 1
+                found.setdefault((*what, turn), {})[span.rank] = place
+        return list(found.values())

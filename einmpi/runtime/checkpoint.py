@@ -38,6 +38,7 @@ from einmpi.runtime.saved import (
     places,
     read_manifest,
 )
+from einmpi.runtime.terminals import clearing
 from einmpi.runtime.watch import note_to
 from einmpi.schedule.steps import SavePoint
 from einmpi.version import __version__
@@ -230,7 +231,8 @@ class Checkpoints:
     def _tell(self, text: str, problem: bool = False) -> None:
         """A line beside the results."""
         if self.comm.rank == 0 and (problem or not self.quiet):
-            print(" ".join(f"einmpi: {self.folder}: {text}".split()), file=sys.stderr, flush=True)
+            line = " ".join(f"einmpi: {self.folder}: {text}".split())
+            print(f"{clearing(sys.stderr)}{line}", file=sys.stderr, flush=True)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
