@@ -4,7 +4,7 @@ import json
 import re
 import threading
 import time
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -74,18 +74,17 @@ def test_a_timeline_has_every_step(name, ranks):
 
 
 def test_clocks_that_differ_are_put_on_one_axis(monkeypatch):
-    own = threading.local()
+    own, threads = threading.local(), count()
 
     def shifted():
-        rank = own.__dict__.setdefault("rank", len(shifts))
-        shifts.setdefault(rank, 3000.0 * rank)
-        return time.perf_counter() + shifts[rank]
+        if not hasattr(own, "shift"):
+            own.shift = 3000.0 * next(threads)
+        return time.perf_counter() + own.shift
 
-    shifts = {}
     monkeypatch.setattr(record, "perf_counter", shifted)
     monkeypatch.setattr(clocks, "time", type("Clock", (), {"perf_counter": staticmethod(shifted)}))
     _, timeline, _ = recorded_run(job("chain"), 4)
-    assert len(shifts) == 4 and timeline.seconds < 1000
+    assert next(threads) == 4 and timeline.seconds < 1000
     meetings = timeline.meetings()
     assert meetings
     for members in meetings:  # nobody leaves before all have come
