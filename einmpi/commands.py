@@ -1,0 +1,286 @@
+"""What the commands do: run, check, plan, verify. Each is a function of the options and of the ranks."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from einmpi.errors import EinmpiError, InputError, one_of
+from einmpi.graph.job_file import BACKENDS
+from einmpi.units import parse_seconds
+
+if TYPE_CHECKING:
+    from einmpi.graph.job_file import Job
+    from einmpi.plan.plan import Plan
+    from einmpi.report.results import Report
+    from einmpi.runtime.checkpoint import Checkpoints
+    from einmpi.runtime.comm import Comm
+
+EVERY = "10min"  # between two checkpoints
+
+
+def check(options: argparse.Namespace, comm: Comm) -> int:
+    """parse a job, infer shapes, look at its files"""
+    from einmpi.report.describe import describe_job
+    from einmpi.runtime.comm import on_first_rank
+    from einmpi.runtime.outputs import check_targets
+
+    def look() -> None:
+        job = _load(options)
+        check_targets(job)
+        if not options.quiet:
+            print(describe_job(job))
+
+    on_first_rank(comm, look)
+    return 0
+
+
+def run(options: argparse.Namespace, comm: Comm) -> int:
+    """run a job (the default)"""
+    from einmpi.report.summary import vertex_times
+    from einmpi.report.terminal import summary_text
+    from einmpi.report.trace import write_trace
+    from einmpi.runtime.comm import on_first_rank
+    from einmpi.runtime.terminals import columns
+    from einmpi.runtime.watch import asked_to_stop
+
+    def tell() -> None:
+        timeline = report.timeline
+        text, data = str(report), report.as_json()
+        if timeline is not None:
+            times = vertex_times(timeline, [vertex.name for vertex in report.plan.graph.vertices])
+            if _asked_to_record(options):
+                data["vertices"] = [each.as_json() for each in times]
+            if options.summary or not _asked_to_record(options) or columns(sys.stdout):
+                text += "\n" + summary_text(times, report.totals.peak, report.plan.peak)
+        if options.trace and timeline is not None:
+            write_trace(options.trace, timeline)
+        if options.report:
+            _write_report(options, report.job, report.plan, measured=data, timeline=timeline)
+        _print(options, text, data)
+
+    patient: AbstractContextManager[list[str]] = asked_to_stop() if options.checkpoint is not None else nullcontext([])
+    with patient as asked:
+        report, checkpoints = _run(options, comm, asked)
+        on_first_rank(comm, tell)
+        if checkpoints is not None:
+            checkpoints.remove()
+    return 0
+
+
+def _run(
+    options: argparse.Namespace, comm: Comm, asked: Sequence[str] = (), keep: bool = True
+) -> tuple[Report, Checkpoints | None]:
+    """Run a job; its outputs go to their files where they are to be kept."""
+    from einmpi.runtime.comm import together
+    from einmpi.runtime.outputs import check_targets, claim
+
+    start = time.perf_counter()
+    job = together(comm, lambda: _checked_job(options, check_targets))
+    with claim(job, comm) if keep else contextlib.nullcontext():
+        return _run_job(job, options, comm, asked, keep, start)
+
+
+def _run_job(
+    job: Job, options: argparse.Namespace, comm: Comm, asked: Sequence[str], keep: bool, start: float
+) -> tuple[Report, Checkpoints | None]:
+    from einmpi.api import options_of
+    from einmpi.checkpointed import open_checkpoints, prepare
+    from einmpi.report.observe import Observer, somebody_looks
+    from einmpi.report.results import Report, figures, median, totals
+    from einmpi.runtime.inputs import Inputs
+    from einmpi.runtime.outputs import store
+    from einmpi.runtime.watch import note_to
+
+    checkpoints = None
+    if getattr(options, "checkpoint", None) is not None:
+        every = parse_seconds(options.every or EVERY)
+        checkpoints = open_checkpoints(job, comm, options.checkpoint, every, options.resume, asked, options.quiet)
+    compiled, plan, schedule, given = prepare(
+        job, comm, lambda job: options_of(job, options.strategy, options.memory), checkpoints
+    )
+    note = note_to(comm.rank)
+    repeats = getattr(options, "repeat", 1)
+    record = _asked_to_record(options) or (
+        options.command == "run" and not options.quiet and options.json != "-" and somebody_looks(comm, schedule)
+    )
+    observer = Observer(comm, schedule, repeats, record, options.quiet, checkpoints)
+    planned = time.perf_counter()
+    inputs = Inputs(compiled.job, given, compiled.files, keep=repeats > 1)
+    measured = []
+    for _ in range(repeats):
+        with observer.run(note) as compiled.on_step:
+            outputs, figures_of_run = compiled.run(plan, schedule, inputs, checkpoints)
+        measured.append(figures_of_run)
+    note("storing the results")
+    before = time.perf_counter()
+    if keep:
+        store(job, plan.digest, outputs)
+    stored = time.perf_counter() - before
+    runs = [each.seconds for each in measured]
+    seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs),
+               "checkpoint": checkpoints.seconds if checkpoints else 0.0, "store": stored,
+               "total": time.perf_counter() - start}  # fmt: skip
+    last = measured[-1]
+    moved = totals(comm, last.received, last.peak, measured[0].shuffled)
+    report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels(),
+                    timeline=observer.timeline)  # fmt: skip
+    if checkpoints is not None:
+        resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None
+        report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
+    return report, checkpoints
+
+
+def _asked_to_record(options: argparse.Namespace) -> bool:
+    return options.command == "run" and bool(options.summary or options.trace or options.report)
+
+
+def _kernels() -> str:
+    """What rank 0 compiled; nothing where all was there already."""
+    from einmpi.runtime.fused import STATISTICS
+
+    if not STATISTICS.compiled:
+        return ""
+    kernels = f"{STATISTICS.compiled} kernel{'s' * (STATISTICS.compiled > 1)}"
+    return f"; {kernels} compiled in {STATISTICS.compile_seconds:.2f} s"
+
+
+def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], None]) -> Job:
+    if options.command == "run":
+        _check_flags(options)
+    job = _load(options)
+    check_targets(job)
+    if options.backend is not None:
+        if options.backend not in BACKENDS:
+            raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
+        job = replace(job, backend=options.backend)
+    job = replace(job, fast_math=job.fast_math or options.fast_math)
+    if options.json not in (None, "-"):
+        _check_writable("--json", options.json)
+    for flag in ("report", "trace"):
+        if getattr(options, flag, None):
+            _check_writable(f"--{flag}", getattr(options, flag))
+    return job
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    if options.repeat < 1:
+        raise InputError("--repeat", f"{options.repeat} times", "1 or more")
+    if options.checkpoint is None and (options.resume or options.every):
+        raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
+    if options.checkpoint is not None and options.repeat > 1:
+        raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
+    try:
+        parse_seconds(options.every or EVERY)
+    except ValueError as error:
+        raise InputError("--every", *str(error).split("; ", 1)) from None
+
+
+def _check_writable(flag: str, file: str) -> None:
+    """Before hours of work, not after them."""
+    folder = os.path.dirname(file) or "."
+    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
+        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")
+
+
+def verify(options: argparse.Namespace, comm: Comm) -> int:
+    """run a job and compare with the plain evaluator; writes no outputs"""
+    from einmpi.api import reference
+    from einmpi.report.compare import compare_with
+    from einmpi.runtime.comm import on_first_rank
+
+    report, _ = _run(options, comm, keep=False)
+    whole = {name: array.gather(0) for name, array in report.outputs.items()}
+
+    def compare() -> None:
+        wrong, text = compare_with(reference(report.job), whole)
+        _print(options, f"{report}\n{text}", report.as_json())
+        if wrong:
+            raise EinmpiError(f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results")
+
+    on_first_rank(comm, compare)
+    return 0
+
+
+def plan(options: argparse.Namespace, comm: Comm) -> int:
+    """how a job is cut over ranks: EXPLAIN"""
+    from einmpi.runtime.comm import on_first_rank
+
+    on_first_rank(comm, lambda: _plan(options))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from einmpi.api import plan as make_plan
+    from einmpi.plan.explain import as_json, compare
+    from einmpi.plan.relations import relations
+    from einmpi.report.plot import check_plot, write_plot
+    from einmpi.report.terminal import comparison_text, plan_text
+
+    if options.plot:
+        check_plot(options.plot)
+    job = _load(options)
+    data: object
+    plans = None
+    if options.compare:
+        plans = compare(lambda name: make_plan(job, options.ranks, strategy=name, memory=options.memory))
+        text, data = comparison_text(plans), [as_json(plan) for plan in plans.plans]
+        made = next((plan for plan in plans.plans if plan.strategy == job.strategy), plans.plans[0])
+    else:
+        made = make_plan(job, options.ranks, strategy=options.strategy, memory=options.memory)
+        text, data = plan_text(made), as_json(made)
+        if options.show_relations:
+            name = options.show_relations
+            if name not in made.states:
+                raise InputError("--show-relations", f"unknown vertex {name!r}", one_of(made.states, name))
+            parts = {vertex: tuple(made.parts(vertex).values()) for vertex in made.states}
+            text = relations(job.graph, name, parts)
+    if options.plot:
+        write_plot(options.plot, made)
+    if options.report:
+        _write_report(options, job, made, comparison=plans)
+    _print(options, text, data)
+
+
+def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
+    from einmpi.report.html import write_report
+
+    write_report(options.report, plan, program=job.source.text, title=job.title or job.source.name, **more)
+
+
+def _print(options: argparse.Namespace, text: str, data: Any) -> None:
+    """The text, and the same as JSON where it was asked for."""
+    import json
+
+    if options.json == "-":
+        print(json.dumps(data, indent=1))
+        return
+    if options.json:
+        try:
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump(data, file, indent=1)
+        except OSError as error:
+            raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
+    if not options.quiet:
+        print(text)
+
+
+def _load(options: argparse.Namespace) -> Job:
+    from einmpi.graph.job_file import read_job
+    from einmpi.runtime.storage import describe
+
+    sizes: dict[str, int] = {}
+    for setting in options.set:
+        name, _, value = setting.partition("=")
+        if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
+            raise InputError(f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER")
+        sizes[name] = int(value)
+    return read_job(options.job, describe, sizes, options.dtype)
