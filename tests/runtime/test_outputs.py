@@ -366,13 +366,13 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
         with open("o.h5", "rb") as file:
             before = file.read()
     array = some_array((64, 256), "float64")
-    Broken(monkeypatch, name, rank, call)
-    caught = error(write_on, 3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"), kind=EinmpiError)
+    with pytest.MonkeyPatch.context() as broken:
+        Broken(broken, name, rank, call)
+        caught = error(write_on, 3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"), kind=EinmpiError)
     now = "o.h5 is as it was" if exists else "nothing was written"
     assert caught == f"o.h5: o.h5 cannot be written: No space left on device; {now}"
     assert os.listdir() == (["o.h5"] if exists else [])
     assert not exists or open("o.h5", "rb").read() == before  # noqa: SIM115
-    monkeypatch.undo()
     write_on(3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"))
     same(found(), array)
 
