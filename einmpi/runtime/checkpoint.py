@@ -232,6 +232,7 @@ class Checkpoints:
         """A line beside the results."""
         if self.comm.rank == 0 and (problem or not self.quiet):
             line = " ".join(f"einmpi: {self.folder}: {text}".split())
+            sys.stdout.flush()  # what was said before stands before it, also where both go into one file
             print(f"{clearing(sys.stderr)}{line}", file=sys.stderr, flush=True)
 
 
