@@ -40,7 +40,7 @@ def movements(plan: Plan) -> Iterator[Movement]:
     for edge in problem.edges:
         target = problem.variables[edge.target]
         source = None if edge.source is None else problem.variables[edge.source]
-        cuts = [_symbols(plan, end) for end in (source, target) if end is not None]
+        cuts = [symbols(plan, end) for end in (source, target) if end is not None]
         tensor = plan.graph[edge.tensor]
         copied, combined, recut = edge_words(plan.mesh, edge, tensor.elements, cuts)
         if not copied + combined + recut:
@@ -58,7 +58,7 @@ def movements(plan: Plan) -> Iterator[Movement]:
         )  # fmt: skip
 
 
-def _symbols(plan: Plan, end: Variable) -> tuple[int, ...]:
+def symbols(plan: Plan, end: Variable) -> tuple[int, ...]:
     """What each axis of the mesh cuts there, by number."""
     whole = len(end.extents)
     if end.kind == "tensor":

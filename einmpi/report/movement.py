@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from einmpi.plan.factor import Variable, factor
+from einmpi.plan.factor import factor
 from einmpi.plan.memory import operand_cuts, output_cuts
 from einmpi.plan.plan import Plan, edge_words
+from einmpi.plan.words import symbols
 
 WAYS = ("join", "aggregate", "repartition")  # copies for a join, partial results, changes of cut
 PARTIAL = -2  # an axis whose ranks hold partial results of the same block
@@ -39,7 +40,7 @@ def movements(plan: Plan) -> tuple[Movement, ...]:
     for edge in whole.edges:
         target = whole.variables[edge.target]
         ends = [target] if edge.source is None else [whole.variables[edge.source], target]
-        cuts = [_symbols(plan, end) for end in ends]
+        cuts = [symbols(plan, end) for end in ends]
         words = edge_words(plan.mesh, edge, plan.graph[edge.tensor].elements, cuts)
         total = found.setdefault((edge.tensor, target.name if target.kind == "vertex" else None), [0, 0, 0])
         for column, amount in enumerate(words):
@@ -49,16 +50,6 @@ def movements(plan: Plan) -> tuple[Movement, ...]:
         Movement(tensor, user, (join, aggregate, repartition), (join + aggregate + repartition) * size[tensor])
         for (tensor, user), (join, aggregate, repartition) in found.items()
     )
-
-
-def _symbols(plan: Plan, variable: Variable) -> tuple[int, ...]:
-    """The plan's cuts of a vertex or tensor as the numbers that the planner counts with."""
-    last = len(variable.extents)
-    if variable.kind == "tensor":
-        return tuple(last if cut is None else cut for cut in plan.layouts[variable.name])
-    einsum = plan.graph[variable.name].einsum
-    assert einsum is not None
-    return tuple(last if label is None else einsum.labels.index(label) for label in plan.states[variable.name])
 
 
 def ways_it_lies(plan: Plan, name: str) -> dict[tuple[int, ...], tuple[list[str], list[str]]]:

@@ -172,4 +172,5 @@ def test_a_run_on_a_terminal(ranks):
 def test_quiet_on_a_terminal():
     command = [sys.executable, "-m", "einmpi", "jobs/chain.toml", "--set", "s=1000", "--quiet"]
     status, text = on_terminal(command, 90)
-    assert (status, text.replace("\x1b[0m", "")) == (0, "")  # that changes nothing, and was seen once
+    # Where colorama is installed, numba resets the colours of a terminal at the end.
+    assert (status, text.removesuffix("\x1b[0m")) == (0, "")
