@@ -145,7 +145,9 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
 
 @pytest.mark.mpi
 @needs_mpirun
-@pytest.mark.parametrize("ranks", [1, 2, 4, 7, 12, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 5, 6, 8, 16))])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, 4, 7, 12, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 5, 6, 8, 16))]
+)
 def test_every_case_under_mpirun(ranks):
     done = run_mpi(ranks, ["tests/run_cases.py"], timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
