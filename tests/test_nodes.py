@@ -178,8 +178,9 @@ def test_the_machine_of_a_job_file(machine, tmp_path):
 
 
 def test_every_process_makes_the_same_plan(machine):
-    code = ("import einmpi; job = einmpi.load('jobs/chain.toml'); "
-            f"print(einmpi.plan(job, 12, nodes=4, machine={machine!r}).digest, einmpi.plan(job, 12, nodes=4).digest)")  # fmt: skip
+    code = f"""import einmpi
+job = einmpi.load("jobs/chain.toml")
+print(einmpi.plan(job, 12, nodes=4, machine={machine!r}).digest, einmpi.plan(job, 12, nodes=4).digest)"""
     found = {subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
                             capture_output=True, text=True).stdout for seed in ("1", "2")}  # fmt: skip
     assert len(found) == 1
