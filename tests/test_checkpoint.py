@@ -31,8 +31,8 @@ from einmpi.runtime import groups
 from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.saved import checksum, complete
+from einmpi.schedule.layout import PARTIAL
 from einmpi.schedule.lower import lower
-from einmpi.schedule.moves import PARTIAL
 from einmpi.schedule.steps import Exchange, Reduce
 from einmpi.schedule.verify import verify
 from einmpi.units import parse_seconds
@@ -432,7 +432,9 @@ DAMAGES = {
     "files of other ranks": (lambda path: rewrite_manifest(path, lambda data: data["files"].pop()), "does not fit"),
     "another version": (lambda path: rewrite_manifest(path, lambda data: data.update(einmpi="0.0.0")),
                         "is of einmpi 0.0.0"),
-    "another format": (lambda path: rewrite_manifest(path, lambda data: data.update(format=2)), "is of einmpi"),
+    "another format": (lambda path: rewrite_manifest(path, lambda data: data.update(format=1)), "is of einmpi"),
+    "nodes that do not divide the ranks": (lambda path: rewrite_manifest(path, lambda data: data.update(nodes=3)),
+                                           "does not fit"),
 }  # fmt: skip
 
 
