@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +14,41 @@ from einmpi.errors import EinmpiError
 
 if TYPE_CHECKING:
     from einmpi.runtime.comm import Comm
+
+_TURN = 0.3  # seconds between the first words of two ranks
+
+
+def come_together() -> Comm:
+    """This process alone, or all ranks of the launcher: they have started in time, with the same version of einmpi."""
+    from einmpi.runtime.start import all_must_come, launched
+    from einmpi.runtime.watch import hold_requests
+
+    if launched():
+        hold_requests()
+    with all_must_come():
+        from einmpi.runtime.comm import same_version
+        from einmpi.runtime.comm_mpi import comm_of
+
+        comm = comm_of()
+        same_version(comm)
+    return comm
+
+
+def not_together(error: Exception) -> int:
+    """What went wrong before there was anybody to agree with; the exit status."""
+    from einmpi.runtime.start import given_rank, launched
+
+    if isinstance(error, EinmpiError):
+        if error.everywhere and given_rank() > 0:
+            return error.status
+        time.sleep(_TURN * min(given_rank(), 8))  # all may have it, and the launcher ends them after the first
+        return say(error)
+    if launched():
+        from einmpi.runtime.comm_mpi import abort, world
+        from einmpi.runtime.watch import fail
+
+        fail(given_rank(), error, partial(abort, world()))
+    return say(error)
 
 
 def one_of_many(comm: Comm, command: Callable[[], int]) -> int:

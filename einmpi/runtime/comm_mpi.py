@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError, InputError, failure
 from einmpi.runtime.comm import (
     ALONE,
     SUMMABLE,
@@ -27,10 +27,7 @@ from einmpi.runtime.comm import (
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
-
-# Set by the launchers of MPICH, Open MPI and Slurm: without one of them this is a single process, and MPI stays off.
-_LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
-_LAUNCHED_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+from einmpi.runtime.start import given_size, launched
 
 _attribute: int | None = None  # the key under which a Comm is attached to its communicator
 
@@ -42,15 +39,12 @@ _YIELDS, _SHORT, _LONG = 200, 2e-5, 5e-4
 
 def world() -> Any | None:
     """The world communicator when a launcher started this process, else None."""
-    pmi = any(name.startswith(("PMI_", "PMIX_", "PALS_")) for name in os.environ)
-    # A batch script of Slurm has SLURM_PROCID as well, though nothing launched it; srun brings PMI along.
-    if not any(name in os.environ for name in _LAUNCHED) and not ("SLURM_PROCID" in os.environ and pmi):
+    if not launched():
         return None
     comm = _mpi().COMM_WORLD
-    launched = next((os.environ[name] for name in _LAUNCHED_SIZE if name in os.environ), "1")
-    if comm.size == 1 and launched.isdecimal() and int(launched) > 1:
-        raise EinmpiError(f"MPI: the launcher started {launched} processes, but each is alone; the launcher must "
-                          f"be that of mpi4py's library, {_library()}")  # fmt: skip
+    if comm.size == 1 and given_size() > 1:
+        raise failure(EinmpiError.status, f"MPI: the launcher started {given_size()} processes, but each is alone; the "
+                      f"launcher must be that of mpi4py's library, {_library()}", everywhere=True)  # fmt: skip
     return comm
 
 

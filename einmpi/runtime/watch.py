@@ -122,7 +122,7 @@ def fail(rank: int, error: BaseException, abort: Callable[[int], object]) -> Non
         faulthandler.dump_traceback_later(_turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere)
         try:
             _tidy_up()
-            _say(rank, ": ".join(part for part in (_last[0], message) if part))
+            last_words(rank, ": ".join(part for part in (_last[0], message) if part))
             abort(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -154,7 +154,7 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
         faulthandler.dump_traceback_later(limit + 0.5, exit=True, file=nowhere)
         _tidy_up()
         time.sleep(hush)
-        _say(rank, f"{reason} in {_last[0]}" if _last[0] else reason)
+        last_words(rank, f"{reason} in {_last[0]}" if _last[0] else reason)
         abort(status)
 
     thread = threading.Thread(target=_watch, args=(reader, launcher, end), daemon=True, name="signals")
@@ -177,6 +177,15 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
     return undo
 
 
+def hold_requests() -> None:
+    """SIGUSR1 waits until this rank knows what it means: with checkpoints it asks to stop, without them it ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+
+def hear_requests() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[list[str]]:
     """Inside, SIGUSR1 and the first SIGTERM end nothing: their names are added to the list. A second SIGTERM does what
@@ -193,6 +202,7 @@ def asked_to_stop() -> Iterator[list[str]]:
     _patience[0] = True
     for number in before:
         signal.signal(number, note)
+    hear_requests()
     left = before
     try:
         yield asked
@@ -244,7 +254,7 @@ def _turn(rank: int) -> float:
     return min(rank, _LAST_TURN) * _TURN
 
 
-def _say(rank: int, text: str) -> None:
+def last_words(rank: int, text: str) -> None:
     """One line, whole, on standard error; and in the notes, because launchers lose what is said last."""
     line = " ".join(f"{ERROR} rank {rank}: {text}".split())
     note_to(rank)(line)
