@@ -185,7 +185,7 @@ def test_the_launcher_ends_at_the_second(folder):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 143 and err.startswith("einmpi: error: terminated by SIGTERM in kernel A3")
-    assert os.listdir(folder / "saved") == ["000004"]
+    assert sorted(os.listdir(folder / "saved"))[-1] == "000004"
 
 
 @pytest.mark.mpi
@@ -223,7 +223,9 @@ def test_a_second_sigterm_ends_one_process(folder):
     script(folder, TERMINATE_TWICE)
     with start(folder, "special.py", *FLAGS) as process:
         process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM and os.listdir(folder / "saved") == ["000004"]
+    # It could not remove its lock; that has gone with the process.
+    assert process.returncode == -signal.SIGTERM
+    assert sorted(os.listdir(folder / "saved")) == [".checkpoint.lock", "000004"]
 
 
 def test_without_checkpoints_signals_do_what_they_did(folder):
