@@ -115,7 +115,8 @@ def fail(rank: int, error: BaseException, abort: Callable[[int], object]) -> Non
     """End all ranks because of an error on this one."""
     if os.environ.get("EINMPI_DEBUG") == "1":
         traceback.print_exception(error)
-    message = str(error) if isinstance(error, EinmpiError) else f"{type(error).__name__}: {error}"
+    what = "not enough memory" if isinstance(error, MemoryError) else type(error).__name__
+    message = str(error) if isinstance(error, EinmpiError) else f"{what}: {error}"
     with open(os.devnull, "w") as nowhere:
         # mpi4py aborts without giving Python's lock away. If it hangs, only faulthandler's thread, which needs no lock,
         # can still end this process.
