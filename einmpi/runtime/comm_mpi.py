@@ -245,8 +245,24 @@ class MpiComm:
 
 def _node(comm: Any, mpi: Any) -> tuple[int, int]:
     """How many ranks this node has, and how many cores they have together: each may be bound to its own."""
-    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    node = _neighbours(comm, mpi)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     ranks, together = node.size, set().union(*node.allgather(set(cores)))
     node.Free()
     return ranks, len(together)
+
+
+def _neighbours(comm: Any, mpi: Any) -> Any:
+    """A communicator of the ranks on this node."""
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    if comm.allreduce(node.size, mpi.MAX) > 1 or comm.size == 1:
+        return node
+    # No two ranks share memory: they are on nodes of their own, or MPI does not know better, as Open MPI under srun and
+    # some builds of MPICH do not. Names tell: first groups of names that look alike, then of names that are alike.
+    node.Free()
+    name = f"{mpi.Get_processor_name()} {os.environ.get('SLURMD_NODENAME', '')}"
+    alike = comm.Split(zlib.crc32(name.encode()) % 2**31)
+    names = alike.allgather(name)
+    node = alike.Split(names.index(name))
+    alike.Free()
+    return node
