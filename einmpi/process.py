@@ -64,13 +64,16 @@ def one_of_many(comm: Comm, command: Callable[[], int]) -> int:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             return command()
     except EinmpiError as error:
-        if not error.everywhere:
-            fail(comm.rank, error, abort_all)
-        return say(error) if comm.rank == 0 else error.status
-    except BrokenPipeError:
-        abort_all(1)
+        if error.everywhere:
+            return say(error) if comm.rank == 0 else error.status
+        reason: Exception = error
     except Exception as error:
-        fail(comm.rank, error, abort_all)
+        reason = error
+    try:
+        if not isinstance(reason, BrokenPipeError):
+            fail(comm.rank, reason, abort_all)
+    finally:
+        abort_all(1)  # whatever else goes wrong, all must end
     raise AssertionError("an aborted rank goes on")
 
 

@@ -48,7 +48,7 @@ FAILURES = {
     "memory": ("", "import resource, numpy\n"
                    "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
                    "resource.setrlimit(resource.RLIMIT_AS, (held + 2**26,) * 2)\n"
-                   "numpy.ones(2**28)", f"{KERNEL}: not enough memory: Unable to allocate 2.00 GiB .*"),
+                   "numpy.ones(2**28)", f"{KERNEL}: m: Unable to allocate 2.00 GiB .*"),
     "disk": ("", "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
              r"job.toml:\d+:\d+: out.h5 cannot be written: .*too large; out.h5 is as it was \(on rank 1\)"),
     "missing": ("now('import signal; os.kill(os.getpid(), signal.SIGSTOP)')", "", MISSING),

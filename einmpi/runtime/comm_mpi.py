@@ -69,12 +69,14 @@ def comm_of(comm: Any = None) -> Comm:
 
 def abort(comm: Any, status: int) -> NoReturn:
     """End all ranks at once, after this one has said why. Nothing but that line where MPI lets us."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH's own report of an abort; that of Open MPI's mpirun stays
-    comm.Abort(status)
-    os._exit(status)
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH's own report of an abort; that of Open MPI's mpirun stays
+        comm.Abort(status)
+    finally:
+        os._exit(status)
 
 
 def _mpi() -> Any:

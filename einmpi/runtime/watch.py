@@ -36,6 +36,8 @@ _TURN, _LAST_TURN = 0.02, 40
 _HUSH = 2.0
 _PASS_ON = 0.2  # seconds for the launcher to pass on what was said, before all is torn down
 _GRACE = 2.0  # seconds for MPI to abort
+# A rank without memory has none for a thread that watches over its end either. It ends all the same.
+_NO_ROOM = contextlib.suppress(RuntimeError, MemoryError)
 SIGNALS = {signal.SIGTERM: "terminated by SIGTERM", signal.SIGINT: "interrupted"}
 
 Notes = list[tuple[int, str]]  # process id and text of each rank
@@ -120,7 +122,8 @@ def fail(rank: int, error: BaseException, abort: Callable[[int], object]) -> Non
     with open(os.devnull, "w") as nowhere:
         # mpi4py aborts without giving Python's lock away. If it hangs, only faulthandler's thread, which needs no lock,
         # can still end this process.
-        faulthandler.dump_traceback_later(_turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere)
+        with _NO_ROOM:
+            faulthandler.dump_traceback_later(_turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere)
         try:
             _tidy_up()
             last_words(rank, ": ".join(part for part in (_last[0], message) if part))
@@ -149,10 +152,12 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
         # The last resort comes first: speaking and aborting may both block; as for faulthandler, see `fail`.
         hush = _HUSH if "PMIX_RANK" in os.environ and launcher is None else 0.0  # our launcher knows who was the first
         limit = hush + _turn(rank) + _PASS_ON + _GRACE
-        timers.append(threading.Timer(limit, os._exit, (status,)))
-        timers[-1].daemon = True
-        timers[-1].start()
-        faulthandler.dump_traceback_later(limit + 0.5, exit=True, file=nowhere)
+        with _NO_ROOM:
+            timers.append(threading.Timer(limit, os._exit, (status,)))
+            timers[-1].daemon = True
+            timers[-1].start()
+        with _NO_ROOM:
+            faulthandler.dump_traceback_later(limit + 0.5, exit=True, file=nowhere)
         _tidy_up()
         time.sleep(hush)
         last_words(rank, f"{reason} in {_last[0]}" if _last[0] else reason)
