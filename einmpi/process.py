@@ -20,7 +20,8 @@ _TURN = 0.3  # seconds between the first words of two ranks
 
 def come_together() -> Comm:
     """This process alone, or all ranks of the launcher: they have started in time, with the same version of einmpi."""
-    from einmpi.runtime.start import all_must_come, launched
+    from einmpi.runtime.neighbours import launched
+    from einmpi.runtime.start import all_must_come
     from einmpi.runtime.watch import hold_requests
 
     if launched():
@@ -36,7 +37,7 @@ def come_together() -> Comm:
 
 def not_together(error: Exception) -> int:
     """What went wrong before there was anybody to agree with; the exit status."""
-    from einmpi.runtime.start import given_rank, launched
+    from einmpi.runtime.neighbours import given_rank, launched
 
     if isinstance(error, EinmpiError):
         if error.everywhere and given_rank() > 0:

@@ -27,7 +27,7 @@ from einmpi.runtime.comm import (
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
-from einmpi.runtime.start import given_size, launched
+from einmpi.runtime.neighbours import given_size, launched
 
 _attribute: int | None = None  # the key under which a Comm is attached to its communicator
 

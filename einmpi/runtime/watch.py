@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from einmpi.errors import EinmpiError, Stopped
+from einmpi.runtime.neighbours import launched, take
 
 VARIABLE = "EINMPI_NOTES"  # in the environment of the ranks: the path of the file
 # In that path, for machines may share a folder, but they share no socket; and after it: where the launcher hears who
@@ -30,8 +31,8 @@ FOLDER, SOCKET = f"einmpi-{zlib.crc32(os.uname().nodename.encode()):08x}-", ".s"
 RECORD = 256
 ERROR = "einmpi: error:"  # last words begin like this
 _PID = 8
-# When all ranks end for the same reason, rank 0 speaks and aborts before the next one would.
-_TURN, _LAST_TURN = 0.02, 40
+# When all ranks end for the same reason, rank 0 speaks and aborts before those of other machines would.
+_FIRST, _TURN, _LAST_TURN = 0.3, 0.02, 40
 # Open MPI terminates all ranks when one has failed, and kills them a second later. That one has spoken already.
 _HUSH = 2.0
 _PASS_ON = 0.2  # seconds for the launcher to pass on what was said, before all is torn down
@@ -257,7 +258,7 @@ def _watch(reader: int, launcher: int | None, end: Callable[[str, int], None]) -
 
 
 def _turn(rank: int) -> float:
-    return min(rank, _LAST_TURN) * _TURN
+    return _FIRST + min(rank, _LAST_TURN) * _TURN if rank else 0.0
 
 
 def last_words(rank: int, text: str) -> None:
@@ -265,8 +266,10 @@ def last_words(rank: int, text: str) -> None:
     line = " ".join(f"{ERROR} rank {rank}: {text}".split())
     note_to(rank)(line)
     time.sleep(_turn(rank))
-    with contextlib.suppress(OSError):
-        os.write(2, f"{line}\n".encode(errors="replace"))
+    # Slurm ends all ranks at once, when one was killed or the time is up; one of a machine says so.
+    if not launched() or take("last-words"):
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode(errors="replace"))
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     time.sleep(_PASS_ON)
