@@ -1,12 +1,15 @@
 """A rank that fails, is killed or terminated ends the whole run: soon, with one line, leaving nothing behind."""
 
+import re
 import sys
 
 import pytest
-from failing import FAILURES, RANKS, Failing
-from mpi_helpers import OPEN_MPI, finished, needs_mpirun, run_mpi
+from failing import FAILURES, RANKS, START_LIMIT, Failing
+from mpi_helpers import OPEN_MPI, ROOT, finished, needs_mpirun, run_mpi
 
 pytestmark = [pytest.mark.mpi, needs_mpirun]
+PAGE = ROOT / "docs/failures.md"
+KILLED = r"einmpi: error: rank 1 was killed by SIGKILL in kernel m\[\].*; perhaps there was not enough memory"
 
 
 @pytest.mark.parametrize("name", FAILURES)
@@ -35,7 +38,7 @@ def test_a_rank_fails_under_our_launcher(tmp_path, name):
     assert done.returncode == (2 if name == "no job" else 1)
     assert (done.stdout, done.stderr.count("\n")) == ("", 1)
     if name == "killed":
-        run.line = r"einmpi: error: rank 1 was killed by SIGKILL in kernel m\[\].*; perhaps there was not enough memory"
+        run.line = KILLED
     run.check(done.returncode, done.stdout, done.stderr)
 
 
@@ -55,3 +58,11 @@ def test_different_command_lines_on_two_ranks(tmp_path, other):
     assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
         "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same"
     ]
+
+
+def test_the_page_shows_what_is_said():
+    rows = [row.split("|")[2].strip(" `") for row in PAGE.read_text().splitlines() if row.startswith("| ")][1:]
+    lines = [line.replace(f"after {START_LIMIT} s", "after 60 s") for *_, line in FAILURES.values() if line]
+    lines.append(KILLED)
+    assert all(any(re.fullmatch(line, row) for line in lines) for row in rows)
+    assert all(any(re.fullmatch(line, row) for row in rows) for line in lines)

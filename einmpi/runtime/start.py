@@ -25,9 +25,6 @@ _TURN = 0.5  # seconds from one rank's last words to the next one's: time for th
 _LISTED = 8
 
 
-# ---- the time limit -------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def all_must_come() -> Iterator[None]:
     """Inside, all ranks come together. Where this takes longer than the limit, this rank ends with one line.
@@ -75,13 +72,13 @@ def _keep_time(rank: int, reader: int, seconds: float) -> NoReturn:
         pipe = select.poll()
         pipe.register(reader)
         if pipe.poll(seconds * 1000):
-            return os._exit(0)
+            os._exit(0)
         own, here, expected = given_rank(), present(), given_size_here()
         # One speaks for a machine, and a machine where somebody is missing comes first.
         turns = 0 if expected is not None and len(here) < expected else 2 + min(own, 20)
         turns += 0 if own == min(here, default=own) else 4
         if pipe.poll(turns * _TURN * 1000):
-            return os._exit(0)
+            os._exit(0)
         last_words(own, f"{_who(here, expected)} after {seconds:g} s; {VARIABLE} sets the limit")
         if "SLURM_STEP_ID" in os.environ and shutil.which("scancel"):  # srun lets the others wait, if nobody tells it
             step = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"

@@ -1,4 +1,4 @@
-"""Ranks that srun started fail like those of mpirun: one line, a status, nobody left on any node, files as they were."""
+"""Ranks that srun started fail like those of mpirun: one line, a status, nobody left on any node, files untouched."""
 
 import pytest
 from failing import FAILURES, RANKS, Failing
