@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from einmpi.commands import EVERY, check, plan, run, verify
 from einmpi.completion import SHELLS, script
 from einmpi.doctor.command import add_options, doctor
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import InputError
 from einmpi.help import Parser, Version
-from einmpi.process import alone, one_of_many, say
+from einmpi.process import alone, come_together, not_together, one_of_many
 
 if TYPE_CHECKING:
     from einmpi.runtime.comm import Comm
@@ -70,11 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream.reconfigure(errors="replace")  # a terminal without × shows ?
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        from einmpi.runtime.comm_mpi import comm_of
-
-        comm = comm_of()
-    except EinmpiError as error:
-        return say(error)
+        comm = come_together()
+    except Exception as error:
+        return not_together(error)
     if comm.size == 1:
         return alone(lambda: _command(given, comm))
     return one_of_many(comm, lambda: _command(given, comm))
@@ -85,10 +83,13 @@ def _command(given: list[str], comm: Comm) -> int:
     if words and words[0] not in COMMANDS:
         given.insert(0, "run")
     from einmpi.runtime.comm import together
+    from einmpi.runtime.watch import hear_requests
 
     options = together(comm, lambda: _parse(given), _what_to_do)
     if options is None:
         return 0
+    if getattr(options, "checkpoint", None) is None:
+        hear_requests()
     if options.command in ("run", "verify") and options.ranks is not None:
         return _on_ranks(options, given, comm)
     return COMMANDS[options.command](options, comm)

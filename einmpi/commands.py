@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import sys
@@ -80,12 +79,17 @@ def _run(
     options: argparse.Namespace, comm: Comm, asked: Sequence[str] = (), keep: bool = True
 ) -> tuple[Report, Checkpoints | None]:
     """Run a job; its outputs go to their files where they are to be kept."""
+    from einmpi.runtime.checkpoint import claim_folder
     from einmpi.runtime.comm import together
     from einmpi.runtime.outputs import check_targets, claim
+    from einmpi.runtime.watch import note_to
 
     start = time.perf_counter()
     job = together(comm, lambda: _checked_job(options, check_targets))
-    with claim(job, comm) if keep else contextlib.nullcontext():
+    note_to(comm.rank)("preparing the run")  # for a launcher, too: all ranks listen to signals now
+    folder = getattr(options, "checkpoint", None)
+    with (claim(job, comm) if keep else nullcontext(),
+          claim_folder(folder, comm) if folder is not None else nullcontext()):  # fmt: skip
         return _run_job(job, options, comm, asked, keep, start)
 
 

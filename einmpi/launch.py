@@ -41,6 +41,7 @@ _OPEN_MPI = {
 _PASSED_ON = (InputError.status, Stopped.status)
 _TICK = 0.1  # seconds between two looks at everything that does not wake us
 _GRACE = 5.0  # seconds for mpirun to end after a signal
+_STARTED = 60.0  # seconds after which ranks have started
 
 
 def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.executable, "-m", "einmpi"),
@@ -51,10 +52,10 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
     """
     if any(name in os.environ for name in _INSIDE):
         raise InputError("-n", "this process was started by mpirun already", "leave out -n")
-    command = [*mpirun(ranks), "-n", str(ranks), *program, *arguments]
     everything = os.environ.get("EINMPI_DEBUG") == "1"
     sys.stdout.flush()
-    with _notes(ranks) as (path, living), _signals(patient) as asked:
+    with _signals(patient) as asked, _notes(ranks) as (path, living):
+        command = [*mpirun(ranks), "-n", str(ranks), *program, *arguments]
         try:
             process = subprocess.Popen(
                 command,
@@ -248,7 +249,7 @@ def _follow(process: subprocess.Popen[bytes], out: _Stream, err: _Stream, path: 
 
     What rank 0 was doing when this process was asked to end, and the ranks of this machine in the order they ended.
     """
-    doing, deadline = "", float("inf")
+    doing, deadline, began, wished = "", float("inf"), time.monotonic(), False
     order: list[int] = []
     ranks: dict[int, int] = {}  # of descriptors
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as links:
@@ -278,7 +279,10 @@ def _follow(process: subprocess.Popen[bytes], out: _Stream, err: _Stream, path: 
                 asked.append(signal.SIGPIPE)
             if asked and (asked[0] == signal.SIGUSR1 or (patient and asked[0] == signal.SIGTERM)):
                 patient = asked.pop(0) == signal.SIGUSR1 and patient
+                wished = True
+            if wished and _can_stop(path, began):
                 process.send_signal(signal.SIGUSR1)  # every mpirun passes this one on, and goes on itself
+                wished = False
             if asked and not err.muted:
                 doing, err.muted, deadline = _read(path, 1)[0][1], True, time.monotonic() + _GRACE
                 process.send_signal(signal.SIGINT if asked[0] == signal.SIGINT else signal.SIGTERM)
@@ -290,6 +294,12 @@ def _follow(process: subprocess.Popen[bytes], out: _Stream, err: _Stream, path: 
                 deadline = min(deadline, time.monotonic() + 1)
                 _kill(path)
     return doing, order
+
+
+def _can_stop(path: str, began: float) -> bool:
+    """Whether the ranks are ready to be asked; before that a signal would end them. When one notes something, all are.
+    Those of other machines note nothing here, but need not longer than that to start."""
+    return any(text for _, text in _read(path, 1)) or time.monotonic() > began + _STARTED
 
 
 def _clear(process: subprocess.Popen[bytes], path: str) -> None:

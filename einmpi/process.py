@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,6 +14,42 @@ from einmpi.errors import EinmpiError
 
 if TYPE_CHECKING:
     from einmpi.runtime.comm import Comm
+
+_TURN = 0.3  # seconds between the first words of two ranks
+
+
+def come_together() -> Comm:
+    """This process alone, or all ranks of the launcher: they have started in time, with the same version of einmpi."""
+    from einmpi.runtime.neighbours import launched
+    from einmpi.runtime.start import all_must_come
+    from einmpi.runtime.watch import hold_requests
+
+    if launched():
+        hold_requests()
+    with all_must_come():
+        from einmpi.runtime.comm import same_version
+        from einmpi.runtime.comm_mpi import comm_of
+
+        comm = comm_of()
+        same_version(comm)
+    return comm
+
+
+def not_together(error: Exception) -> int:
+    """What went wrong before there was anybody to agree with; the exit status."""
+    from einmpi.runtime.neighbours import given_rank, launched
+
+    if isinstance(error, EinmpiError):
+        if error.everywhere and given_rank() > 0:
+            return error.status
+        time.sleep(_TURN * min(given_rank(), 8))  # all may have it, and the launcher ends them after the first
+        return say(error)
+    if launched():
+        from einmpi.runtime.comm_mpi import abort, world
+        from einmpi.runtime.watch import fail
+
+        fail(given_rank(), error, partial(abort, world()))
+    return say(error)
 
 
 def one_of_many(comm: Comm, command: Callable[[], int]) -> int:
@@ -28,13 +65,16 @@ def one_of_many(comm: Comm, command: Callable[[], int]) -> int:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             return command()
     except EinmpiError as error:
-        if not error.everywhere:
-            fail(comm.rank, error, abort_all)
-        return say(error) if comm.rank == 0 else error.status
-    except BrokenPipeError:
-        abort_all(1)
+        if error.everywhere:
+            return say(error) if comm.rank == 0 else error.status
+        reason: Exception = error
     except Exception as error:
-        fail(comm.rank, error, abort_all)
+        reason = error
+    try:
+        if not isinstance(reason, BrokenPipeError):
+            fail(comm.rank, reason, abort_all)
+    finally:
+        abort_all(1)  # whatever else goes wrong, all must end
     raise AssertionError("an aborted rank goes on")
 
 

@@ -1,10 +1,20 @@
 """On several workers (`pytest -n 2 --dist loadgroup`) one has all tests that start ranks: they need the cores."""
 
 import pytest
+from slurm import cluster
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory):
+    """Two nodes of a real Slurm for all tests marked `slurm`; where there can be none they say why."""
+    if reason := cluster.why_not():
+        pytest.skip(f"no Slurm: {reason}")
+    with cluster.running(tmp_path_factory.mktemp("slurm")) as running:
+        yield running
 
 
 def pytest_collection_modifyitems(config, items):
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.get_closest_marker("mpi"):
+            if item.get_closest_marker("mpi") or item.get_closest_marker("slurm"):
                 item.add_marker(pytest.mark.xdist_group("ranks"))

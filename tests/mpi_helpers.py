@@ -39,7 +39,16 @@ def run_mpi(
 ) -> subprocess.CompletedProcess[str]:
     """The finished `mpirun -n ranks python …`: code as text, or the interpreter's arguments. Fails if it hangs."""
     arguments = ["-c", code_or_args] if isinstance(code_or_args, str) else list(code_or_args)
-    command = [str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments]
+    return finished([str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments], env, timeout, cwd)
+
+
+def finished(
+    command: Sequence[str],
+    env: dict[str, str] | None = None,
+    timeout: float = 120,
+    cwd: str | os.PathLike[str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The finished command, which starts ranks. Fails if it hangs."""
     # What an outer launcher has set would make the inner one part of its own job.
     outer = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}

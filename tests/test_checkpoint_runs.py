@@ -1,7 +1,9 @@
 """Checkpoints of real processes: killed, asked to stop by signals of every kind, started again by the same command."""
 
+import fcntl
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -175,6 +177,22 @@ def test_the_launcher_passes_it_on(folder, number):
 
 @pytest.mark.mpi
 @needs_mpirun
+def test_a_signal_before_the_ranks_can_hear_it(folder):
+    """The launcher keeps it until they can."""
+    script(folder, "pass")
+    slow = "import os, time; open(f'ready-{os.getpid()}', 'x').close(); time.sleep(1)\n"
+    (folder / "special.py").write_text(slow + (folder / "special.py").read_text())
+    with start(folder, "-c", LAUNCH, *FLAGS) as process:
+        wait_for(folder, 1)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (75, "")
+    line = r"saved: SIGUSR1: stopped after \w+, \d+ of 12 vertices; the same command with --resume goes on\n"
+    assert re.fullmatch(line, err)
+
+
+@pytest.mark.mpi
+@needs_mpirun
 @pytest.mark.slow
 def test_the_launcher_ends_at_the_second(folder):
     script(folder, "wait()")
@@ -185,7 +203,7 @@ def test_the_launcher_ends_at_the_second(folder):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=20)
     assert process.returncode == 143 and err.startswith("einmpi: error: terminated by SIGTERM in kernel A3")
-    assert os.listdir(folder / "saved") == ["000004"]
+    assert sorted(os.listdir(folder / "saved"))[-1] == "000004"
 
 
 @pytest.mark.mpi
@@ -223,7 +241,9 @@ def test_a_second_sigterm_ends_one_process(folder):
     script(folder, TERMINATE_TWICE)
     with start(folder, "special.py", *FLAGS) as process:
         process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGTERM and os.listdir(folder / "saved") == ["000004"]
+    # It could not remove its lock; that has gone with the process.
+    assert process.returncode == -signal.SIGTERM
+    assert sorted(os.listdir(folder / "saved")) == [".checkpoint.lock", "000004"]
 
 
 def test_without_checkpoints_signals_do_what_they_did(folder):
@@ -248,6 +268,19 @@ def test_a_disk_that_is_really_full(folder):
     with h5py.File(folder / "out.h5") as file:
         assert np.isfinite(file["z"][()])
     assert os.listdir(folder / "saved") == []
+
+
+def test_one_run_a_folder(folder, monkeypatch, capsys):
+    from einmpi.cli import main
+
+    monkeypatch.chdir(folder)
+    (folder / "saved").mkdir()
+    with open("saved/.checkpoint.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert main(FLAGS) == 1
+    line = "--checkpoint saved: saved/checkpoint cannot be written: another run writes it now\n"
+    assert capsys.readouterr() == ("", line) and not (folder / "out.h5").exists()
+    assert main([*FLAGS, "--quiet"]) == 0 and os.listdir("saved") == []
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -1,139 +1,68 @@
 """A rank that fails, is killed or terminated ends the whole run: soon, with one line, leaving nothing behind."""
 
-import os
-import time
-from pathlib import Path
+import re
+import sys
 
-import h5py
-import numpy as np
 import pytest
-from mpi_helpers import OPEN_MPI, needs_mpirun, run_mpi
+from failing import FAILURES, RANKS, START_LIMIT, Failing
+from mpi_helpers import OPEN_MPI, ROOT, finished, needs_mpirun, run_mpi
 
 pytestmark = [pytest.mark.mpi, needs_mpirun]
+PAGE = ROOT / "docs/failures.md"
+KILLED = r"einmpi: error: rank 1 was killed by SIGKILL in kernel m\[\].*; perhaps there was not enough memory"
 
-# einmpi itself, with a rank that breaks down in its second kernel.
-PROGRAM = """
-import os, signal, sys, time
-from einmpi.runtime.backend import NumpyBackend
-from einmpi.runtime.comm_mpi import world
 
-compute, count = NumpyBackend.compute, [0]
-def broken(self, step, operands, target):
-    count[0] += 1
-    if count[0] == 2 and world() is not None and world().rank == 1:
-        {what}
-    compute(self, step, operands, target)
-NumpyBackend.compute = broken
-from einmpi.cli import main
-sys.exit(main(sys.argv[1:]))
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_rank_fails(tmp_path, name):
+    run = Failing(tmp_path, name)
+    done = run_mpi(RANKS, ["failing.py", "job.toml"], env=run.environment, cwd=tmp_path)
+    run.check(done.returncode, done.stdout, done.stderr)
+    if name in ("exception", "memory") and not OPEN_MPI:  # whose mpirun adds a block of its own
+        assert done.stderr.count("\n") == 1
+
+
+# The launcher of einmpi with ranks that fail as above.
+LAUNCH = """
+import sys
+from einmpi.launch import launch
+sys.exit(launch(3, sys.argv[1:], (sys.executable, "failing.py")))
 """
-RAISE = "raise ZeroDivisionError('two' + chr(10) + 'lines')"
-KILL = "os.kill(os.getpid(), signal.SIGKILL)"
-TERMINATE = "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)"
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAILURES if name not in ("missing", "killed")]
 
 
-@pytest.fixture
-def job(tmp_path):
-    """A job whose output file exists already."""
-    (tmp_path / "job.toml").write_text('program = "Y[i,k] = sum(A[i,j] * B[j,k]); m = max(Y[i,k]); '
-                                       'Z[i,k] = exp(Y[i,k]) - m"\n'
-                                       'inputs.A = { shape = [24, 12], random = "normal" }\n'
-                                       'inputs.B = { shape = [12, 24], random = "normal" }\n'
-                                       'outputs.Z = "out.h5:/Z"\n')  # fmt: skip
-    with h5py.File(tmp_path / "out.h5", "w") as file:
-        file["Z"] = np.arange(3)
-    return tmp_path / "job.toml"
+@pytest.mark.parametrize("name", ["missing", "killed", *SLOW])
+def test_a_rank_fails_under_our_launcher(tmp_path, name):
+    """It makes one line of everything."""
+    run = Failing(tmp_path, name)
+    done = finished([sys.executable, "-c", LAUNCH, "job.toml"], env=run.environment, cwd=tmp_path)
+    assert done.returncode == (2 if name == "no job" else 1)
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    if name == "killed":
+        run.line = KILLED
+    run.check(done.returncode, done.stdout, done.stderr)
 
 
-def processes(marker: str) -> list[str]:
-    """Command lines of processes that name the job."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if marker in line and int(entry.name) != os.getpid():
-                found.append(line)
-    return found
-
-
-def fails(job, what, *arguments):
-    """Run it on three ranks: (its last words, its status); it must be over soon and leave nothing."""
-    script = job.parent / "broken.py"
-    script.write_text(PROGRAM.format(what=what))
-    before, content = time.monotonic(), (job.parent / "out.h5").read_bytes()
-    done = run_mpi(3, [str(script), str(job), *arguments])
-    assert time.monotonic() - before < 20  # ten of them for a busy machine to start
-    assert done.returncode != 0 and done.stdout.count("norm") == 0
-    for _ in range(50):
-        left = processes(str(job))
-        if not left:
-            break
-        time.sleep(0.1)
-    assert not left
-    assert (job.parent / "out.h5").read_bytes() == content
-    # A rank that was killed cannot tidy up. The lock has gone with its process; the next run removes the file.
-    kept = [".out.h5.lock"] if what == KILL else []
-    assert sorted({*os.listdir(job.parent), *kept}) == sorted([*kept, "broken.py", "job.toml", "out.h5"])
-    return [line for line in done.stderr.splitlines() if line.startswith("einmpi:")], done
-
-
-def test_a_rank_that_raises(job):
-    lines, done = fails(job, RAISE)
-    assert len(lines) == 1
-    assert lines[0].startswith("einmpi: error: rank 1: kernel ") and lines[0].endswith(": ZeroDivisionError: two lines")
-    if not OPEN_MPI:  # whose mpirun adds a block of its own
-        assert done.stderr == lines[0] + "\n"
-
-
-def test_a_rank_that_is_terminated(job):
-    lines, _ = fails(job, TERMINATE)
-    assert len(lines) == 1
-    assert lines[0].startswith("einmpi: error: rank 1: terminated by SIGTERM in kernel ")
-
-
-def test_a_rank_that_is_killed(job):
-    """It cannot say anything; mpirun does, and ends the others."""
-    fails(job, KILL)
-
-
-def test_debug_shows_the_traceback(job, monkeypatch):
-    script = job.parent / "broken.py"
-    script.write_text(PROGRAM.format(what=RAISE))
-    done = run_mpi(3, [str(script), str(job)], env={"EINMPI_DEBUG": "1"})
+def test_debug_shows_the_traceback(tmp_path):
+    run = Failing(tmp_path, "exception")
+    done = run_mpi(RANKS, ["failing.py", "job.toml"], env={**run.environment, "EINMPI_DEBUG": "1"}, cwd=tmp_path)
     assert "Traceback" in done.stderr and "ZeroDivisionError: two" in done.stderr
 
 
-def test_different_job_files_on_two_ranks(job):
-    """Before anything moves: one line, from rank 0."""
-    other = job.parent / "other.toml"
-    other.write_text(job.read_text().replace("exp", "tanh"))
-    code = ("import sys; from mpi4py import MPI; from einmpi.cli import main\n"
-            f"sys.exit(main([{str(other)!r} if MPI.COMM_WORLD.rank == 2 else {str(job)!r}]))")  # fmt: skip
-    done = run_mpi(3, code)
-    assert done.returncode != 0 and done.stdout == ""
-    assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
-        "einmpi: rank 2 has another command, job or version of einmpi than rank 0; all ranks must do the same"
-    ]
-
-
-def test_a_job_file_that_one_rank_cannot_read(job):
-    code = ("import sys; from mpi4py import MPI; from einmpi.cli import main\n"
-            f"sys.exit(main(['none.toml' if MPI.COMM_WORLD.rank == 1 else {str(job)!r}]))")  # fmt: skip
-    done = run_mpi(3, code)
-    assert (done.returncode != 0, done.stdout) == (True, "")
-    lines = [line for line in done.stderr.splitlines() if "none.toml" in line]
-    assert lines == ["none.toml: there is no such file; a job file in TOML (on rank 1)"]
-
-
 @pytest.mark.parametrize("other", [["--repeat", "2"], ["--help"], ["--quiet"]])
-def test_different_command_lines_on_two_ranks(job, other):
+def test_different_command_lines_on_two_ranks(tmp_path, other):
+    Failing(tmp_path, "job")
     code = ("import sys; from mpi4py import MPI; from einmpi.cli import main\n"
-            f"sys.exit(main([{str(job)!r}] + ({other!r} if MPI.COMM_WORLD.rank == 1 else [])))")  # fmt: skip
-    done = run_mpi(2, code)
+            f"sys.exit(main(['job.toml'] + ({other!r} if MPI.COMM_WORLD.rank == 1 else [])))")  # fmt: skip
+    done = run_mpi(2, code, cwd=tmp_path)
     assert done.returncode != 0
     assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
         "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same"
     ]
+
+
+def test_the_page_shows_what_is_said():
+    rows = [row.split("|")[2].strip(" `") for row in PAGE.read_text().splitlines() if row.startswith("| ")][1:]
+    lines = [line.replace(f"after {START_LIMIT} s", "after 60 s") for *_, line in FAILURES.values() if line]
+    lines.append(KILLED)
+    assert all(any(re.fullmatch(line, row) for line in lines) for row in rows)
+    assert all(any(re.fullmatch(line, row) for row in rows) for line in lines)

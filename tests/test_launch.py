@@ -393,7 +393,7 @@ def test_undo_is_quick():
     [
         (EinmpiError("Z: too\n  large"), "Z: too large"),
         (KeyError("k"), "KeyError: 'k'"),
-        (MemoryError(), "MemoryError:"),
+        (MemoryError("no room"), "not enough memory: no room"),
     ],
 )
 def test_fail(monkeypatch, capfd, error, message):

@@ -15,6 +15,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,6 +25,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rest import needed
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm, on_first_rank
+from einmpi.runtime.draft import claimed
 from einmpi.runtime.saved import (
     FORMAT,
     MANIFEST,
@@ -45,6 +47,21 @@ from einmpi.version import __version__
 
 _HIDDEN = re.compile(r"\.[0-9]{6,9}\.[0-9a-f]{16}\.part")
 _SAVE = "save"  # what a rank may wish for; or it is the name of a signal
+
+
+def claim_folder(folder: str, comm: Comm) -> AbstractContextManager[None]:
+    """Inside, no other run may have its checkpoints in this folder. All ranks call it."""
+    return claimed({os.path.join(folder, "checkpoint"): f"--checkpoint {folder}"}, comm, lambda: _make_folder(folder))
+
+
+def _make_folder(folder: str) -> None:
+    place = f"--checkpoint {folder}"
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        raise InputError(place, error.strerror or str(error), "a folder to write to") from None
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise InputError(place, "it may not be written to", "a folder with write permission")
 
 
 class Checkpoints:
@@ -89,18 +106,12 @@ class Checkpoints:
 
     def _newest(self, resume: bool) -> str:
         """The newest checkpoint, or nothing. What killed runs have left half done is removed."""
-        place = f"--checkpoint {self.folder}"
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-            for name in filter(_HIDDEN.fullmatch, os.listdir(self.folder)):
-                shutil.rmtree(self._path(name), ignore_errors=True)
-            found = complete(self.folder)
-        except OSError as error:
-            raise InputError(place, error.strerror or str(error), "a folder to write to") from None
-        if not os.access(self.folder, os.W_OK | os.X_OK):
-            raise InputError(place, "it may not be written to", "a folder with write permission")
+        _make_folder(self.folder)
+        for name in filter(_HIDDEN.fullmatch, os.listdir(self.folder)):
+            shutil.rmtree(self._path(name), ignore_errors=True)
+        found = complete(self.folder)
         if found and not resume:
-            raise InputError(place, f"it has the checkpoint {found[-1]} of an earlier run",
+            raise InputError(f"--checkpoint {self.folder}", f"it has the checkpoint {found[-1]} of an earlier run",
                              "--resume to go on from there, or remove it")  # fmt: skip
         return found[-1] if found else ""
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from einmpi.errors import EinmpiError, failure
+from einmpi.version import __version__
 
 Result = TypeVar("Result")
 Group = tuple[int, ...]
@@ -264,6 +265,15 @@ def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result]
         raise  # agree has raised already
     agree(comm, same(result) if same is not None else "ok")
     return result
+
+
+def same_version(comm: Comm, version: str = __version__) -> None:
+    """The first that ranks ask each other, so that nothing else has to be understood by other versions."""
+    different = comm.same(version)
+    if different is not None:
+        versions = comm.allgather_text(version)
+        raise failure(EinmpiError.status, f"einmpi: rank {different} has version {versions[different]}, rank 0 has "
+                      f"{versions[0]}; all ranks must have the same", everywhere=True)  # fmt: skip
 
 
 def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:

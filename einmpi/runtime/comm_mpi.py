@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError, InputError, failure
 from einmpi.runtime.comm import (
     ALONE,
     SUMMABLE,
@@ -28,10 +28,7 @@ from einmpi.runtime.comm import (
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
-
-# Set by the launchers of MPICH, Open MPI and Slurm: without one of them this is a single process, and MPI stays off.
-_LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
-_LAUNCHED_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+from einmpi.runtime.neighbours import given_size, launched
 
 _attribute: int | None = None  # the key under which a Comm is attached to its communicator
 
@@ -43,15 +40,12 @@ _YIELDS, _SHORT, _LONG = 200, 2e-5, 5e-4
 
 def world() -> Any | None:
     """The world communicator when a launcher started this process, else None."""
-    pmi = any(name.startswith(("PMI_", "PMIX_", "PALS_")) for name in os.environ)
-    # A batch script of Slurm has SLURM_PROCID as well, though nothing launched it; srun brings PMI along.
-    if not any(name in os.environ for name in _LAUNCHED) and not ("SLURM_PROCID" in os.environ and pmi):
+    if not launched():
         return None
     comm = _mpi().COMM_WORLD
-    launched = next((os.environ[name] for name in _LAUNCHED_SIZE if name in os.environ), "1")
-    if comm.size == 1 and launched.isdecimal() and int(launched) > 1:
-        raise EinmpiError(f"MPI: the launcher started {launched} processes, but each is alone; the launcher must "
-                          f"be that of mpi4py's library, {_library()}")  # fmt: skip
+    if comm.size == 1 and given_size() > 1:
+        raise failure(EinmpiError.status, f"MPI: the launcher started {given_size()} processes, but each is alone; the "
+                      f"launcher must be that of mpi4py's library, {_library()}", everywhere=True)  # fmt: skip
     return comm
 
 
@@ -76,12 +70,14 @@ def comm_of(comm: Any = None) -> Comm:
 
 def abort(comm: Any, status: int) -> NoReturn:
     """End all ranks at once, after this one has said why. Nothing but that line where MPI lets us."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH's own report of an abort; that of Open MPI's mpirun stays
-    comm.Abort(status)
-    os._exit(status)
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH's own report of an abort; that of Open MPI's mpirun stays
+        comm.Abort(status)
+    finally:
+        os._exit(status)
 
 
 def _mpi() -> Any:
@@ -271,8 +267,24 @@ def _by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
 
 def _node(comm: Any, mpi: Any) -> tuple[int, int]:
     """How many ranks this node has, and how many cores they have together: each may be bound to its own."""
-    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    node = _neighbours(comm, mpi)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     ranks, together = node.size, set().union(*node.allgather(set(cores)))
     node.Free()
     return ranks, len(together)
+
+
+def _neighbours(comm: Any, mpi: Any) -> Any:
+    """A communicator of the ranks on this node."""
+    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
+    if comm.allreduce(node.size, mpi.MAX) > 1 or comm.size == 1:
+        return node
+    # No two ranks share memory: they are on nodes of their own, or MPI does not know better, as Open MPI under srun and
+    # some builds of MPICH do not. Names tell: first groups of names that look alike, then of names that are alike.
+    node.Free()
+    name = f"{mpi.Get_processor_name()} {os.environ.get('SLURMD_NODENAME', '')}"
+    alike = comm.Split(zlib.crc32(name.encode()) % 2**31)
+    names = alike.allgather(name)
+    node = alike.Split(names.index(name))
+    alike.Free()
+    return node

@@ -89,7 +89,7 @@ def _compute(step: Kernel, buffers: Buffers) -> None:
     try:
         buffers.backend.compute(step, operands, buffers.make(step.target))
     except (ValueError, IndexError, MemoryError) as error:
-        raise EinmpiError(f"{step.vertex}: {error}") from error
+        raise EinmpiError(f"{step.vertex}: {str(error) or type(error).__name__}") from error
 
 
 def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from einmpi.errors import EinmpiError, Stopped
+from einmpi.runtime.neighbours import launched, take
 
 VARIABLE = "EINMPI_NOTES"  # in the environment of the ranks: the path of the file
 # In that path, for machines may share a folder, but they share no socket; and after it: where the launcher hears who
@@ -30,12 +31,14 @@ FOLDER, SOCKET = f"einmpi-{zlib.crc32(os.uname().nodename.encode()):08x}-", ".s"
 RECORD = 256
 ERROR = "einmpi: error:"  # last words begin like this
 _PID = 8
-# When all ranks end for the same reason, rank 0 speaks and aborts before the next one would.
-_TURN, _LAST_TURN = 0.02, 40
+# When all ranks end for the same reason, rank 0 speaks and aborts before those of other machines would.
+_FIRST, _TURN, _LAST_TURN = 0.3, 0.02, 40
 # Open MPI terminates all ranks when one has failed, and kills them a second later. That one has spoken already.
 _HUSH = 2.0
 _PASS_ON = 0.2  # seconds for the launcher to pass on what was said, before all is torn down
 _GRACE = 2.0  # seconds for MPI to abort
+# A rank without memory has none for a thread that watches over its end either. It ends all the same.
+_NO_ROOM = contextlib.suppress(RuntimeError, MemoryError)
 SIGNALS = {signal.SIGTERM: "terminated by SIGTERM", signal.SIGINT: "interrupted"}
 
 Notes = list[tuple[int, str]]  # process id and text of each rank
@@ -115,14 +118,16 @@ def fail(rank: int, error: BaseException, abort: Callable[[int], object]) -> Non
     """End all ranks because of an error on this one."""
     if os.environ.get("EINMPI_DEBUG") == "1":
         traceback.print_exception(error)
-    message = str(error) if isinstance(error, EinmpiError) else f"{type(error).__name__}: {error}"
+    what = "not enough memory" if isinstance(error, MemoryError) else type(error).__name__
+    message = str(error) if isinstance(error, EinmpiError) else f"{what}: {error}"
     with open(os.devnull, "w") as nowhere:
         # mpi4py aborts without giving Python's lock away. If it hangs, only faulthandler's thread, which needs no lock,
         # can still end this process.
-        faulthandler.dump_traceback_later(_turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere)
+        with _NO_ROOM:
+            faulthandler.dump_traceback_later(_turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere)
         try:
             _tidy_up()
-            _say(rank, ": ".join(part for part in (_last[0], message) if part))
+            last_words(rank, ": ".join(part for part in (_last[0], message) if part))
             abort(1)
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -148,13 +153,15 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
         # The last resort comes first: speaking and aborting may both block; as for faulthandler, see `fail`.
         hush = _HUSH if "PMIX_RANK" in os.environ and launcher is None else 0.0  # our launcher knows who was the first
         limit = hush + _turn(rank) + _PASS_ON + _GRACE
-        timers.append(threading.Timer(limit, os._exit, (status,)))
-        timers[-1].daemon = True
-        timers[-1].start()
-        faulthandler.dump_traceback_later(limit + 0.5, exit=True, file=nowhere)
+        with _NO_ROOM:
+            timers.append(threading.Timer(limit, os._exit, (status,)))
+            timers[-1].daemon = True
+            timers[-1].start()
+        with _NO_ROOM:
+            faulthandler.dump_traceback_later(limit + 0.5, exit=True, file=nowhere)
         _tidy_up()
         time.sleep(hush)
-        _say(rank, f"{reason} in {_last[0]}" if _last[0] else reason)
+        last_words(rank, f"{reason} in {_last[0]}" if _last[0] else reason)
         abort(status)
 
     thread = threading.Thread(target=_watch, args=(reader, launcher, end), daemon=True, name="signals")
@@ -177,6 +184,15 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
     return undo
 
 
+def hold_requests() -> None:
+    """SIGUSR1 waits until this rank knows what it means: with checkpoints it asks to stop, without them it ends."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+
+def hear_requests() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
 @contextlib.contextmanager
 def asked_to_stop() -> Iterator[list[str]]:
     """Inside, SIGUSR1 and the first SIGTERM end nothing: their names are added to the list. A second SIGTERM does what
@@ -193,6 +209,7 @@ def asked_to_stop() -> Iterator[list[str]]:
     _patience[0] = True
     for number in before:
         signal.signal(number, note)
+    hear_requests()
     left = before
     try:
         yield asked
@@ -241,16 +258,18 @@ def _watch(reader: int, launcher: int | None, end: Callable[[str, int], None]) -
 
 
 def _turn(rank: int) -> float:
-    return min(rank, _LAST_TURN) * _TURN
+    return _FIRST + min(rank, _LAST_TURN) * _TURN if rank else 0.0
 
 
-def _say(rank: int, text: str) -> None:
+def last_words(rank: int, text: str) -> None:
     """One line, whole, on standard error; and in the notes, because launchers lose what is said last."""
     line = " ".join(f"{ERROR} rank {rank}: {text}".split())
     note_to(rank)(line)
     time.sleep(_turn(rank))
-    with contextlib.suppress(OSError):
-        os.write(2, f"{line}\n".encode(errors="replace"))
+    # Slurm ends all ranks at once, when one was killed or the time is up; one of a machine says so.
+    if not launched() or take("last-words"):
+        with contextlib.suppress(OSError):
+            os.write(2, f"{line}\n".encode(errors="replace"))
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     time.sleep(_PASS_ON)

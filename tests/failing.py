@@ -1,0 +1,119 @@
+"""Runs of three ranks of which one fails, in every way, and what must be true of their end, whoever launched them."""
+
+import os
+import re
+import time
+import uuid
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+RANKS = 3
+START_LIMIT = 4  # seconds; those that start in time need about one
+MOST = 10  # seconds from the failure to the end
+
+# einmpi itself; rank 1 breaks down before it starts, or in its second kernel.
+PROGRAM = """
+import os, sys, time
+rank = int(next(os.environ[name] for name in ("PMI_RANK", "PMIX_RANK", "SLURM_PROCID") if name in os.environ))
+
+def now(code):
+    with open(os.environ["FAILED_AT"], "w") as file:
+        file.write(str(time.time()))
+    exec(code)
+
+if rank == 1:
+    exec(os.environ["AT_START"])
+from einmpi.runtime.backend import NumpyBackend
+
+compute, count = NumpyBackend.compute, [0]
+def broken(self, step, operands, target):
+    count[0] += 1
+    if count[0] == 2 and rank == 1 and os.environ["IN_KERNEL"]:
+        now(os.environ["IN_KERNEL"])
+    compute(self, step, operands, target)
+NumpyBackend.compute = broken
+from einmpi.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+KERNEL = r"einmpi: error: rank 1: kernel m\[\].*"
+WHO = "(rank 1|ranks .*) of 3|1 of the 2 ranks of n1"  # Slurm does not say which ranks a node has
+MISSING = f"einmpi: error: rank .: ({WHO}) ha(s|ve) not started after {START_LIMIT} s; EINMPI_START_TIMEOUT sets .*"
+# What goes wrong, where, and the one line; None: whoever is killed says nothing, and its launcher does.
+FAILURES = {
+    "exception": ("", "raise ZeroDivisionError('two' + chr(10) + 'lines')", f"{KERNEL}: ZeroDivisionError: two lines"),
+    "killed": ("", "import signal; os.kill(os.getpid(), signal.SIGKILL)", None),
+    "terminated": ("", "import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+                   r"einmpi: error: rank 1: terminated by SIGTERM in kernel m\[\].*"),
+    "memory": ("", "import resource, numpy\n"
+                   "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+                   "resource.setrlimit(resource.RLIMIT_AS, (held + 2**26,) * 2)\n"
+                   "numpy.ones(2**28)", f"{KERNEL}: m: Unable to allocate 2.00 GiB .*"),
+    "disk": ("", "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
+             r"job.toml:\d+:\d+: out.h5 cannot be written: .*too large; out.h5 is as it was \(on rank 1\)"),
+    "missing": ("now('import signal; os.kill(os.getpid(), signal.SIGSTOP)')", "", MISSING),
+    "version": ("import types; sys.modules['einmpi.version'] = types.SimpleNamespace(__version__='0.0.1')", "",
+                "einmpi: rank 1 has version 0.0.1, rank 0 has .*; all ranks must have the same"),
+    "job": ("sys.argv[1] = 'other/job.toml'", "",
+            "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same"),
+    "no job": ("sys.argv[1] = 'none.toml'", "",
+               r"none.toml: there is no such file; a job file in TOML \(on rank 1\)"),
+}  # fmt: skip
+
+
+class Failing:
+    """A folder with a job whose output exists already, and a run of it that fails. Its processes have a mark."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, (at_start, in_kernel, self.line) = folder, FAILURES[name]
+        self.mark = f"MARK={uuid.uuid4()}"
+        self.killed, self.speakers = name == "killed", 1
+        self.noted = bool(in_kernel) or "now" in at_start
+        job = ('program = "Y[i,k] = sum(A[i,j] * B[j,k]); m = max(Y[i,k]); Z[i,k] = exp(Y[i,k]) - m"\n'
+               'inputs.A = { shape = [96, 12], random = "normal" }\n'
+               'inputs.B = { shape = [12, 96], random = "normal" }\n'
+               'outputs.Z = "out.h5:/Z"\n')  # fmt: skip
+        (folder / "other").mkdir()
+        (folder / "job.toml").write_text(job)
+        (folder / "other/job.toml").write_text(job.replace("exp", "tanh"))
+        (folder / "failing.py").write_text(PROGRAM)
+        with h5py.File(folder / "out.h5", "w") as file:
+            file["Z"] = np.arange(3)
+        self.content = (folder / "out.h5").read_bytes()
+        self.files = sorted(os.listdir(folder))
+        self.environment = {"AT_START": at_start, "IN_KERNEL": in_kernel, "FAILED_AT": str(folder / "failed-at"),
+                            "EINMPI_START_TIMEOUT": str(START_LIMIT), "MARK": self.mark.partition("=")[2]}  # fmt: skip
+
+    def check(self, status: int, out: str, err: str) -> None:
+        """It has ended now: in time, with one line and a status, nothing of it lives, and no file is touched."""
+        took = self.took()
+        assert status != 0 and "norm" not in out, (status, out)
+        lines = [line for line in err.splitlines() if re.match(r"einmpi|job\.toml|none\.toml", line)]
+        assert len(lines) <= self.speakers and bool(lines) == (self.line is not None), err
+        assert all(re.fullmatch(self.line, line) for line in lines), lines
+        assert took < MOST + (START_LIMIT if self.line == MISSING else 0)
+        deadline = time.monotonic() + 5  # launchers do not wait for those that they kill
+        while self.living() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert not self.living()
+        assert (self.folder / "out.h5").read_bytes() == self.content
+        # A rank that was killed cannot tidy up. The lock has gone with its process; the next run removes the file.
+        kept = {"failed-at", *([".out.h5.lock"] if self.killed else [])}
+        assert {*os.listdir(self.folder)} - kept == {*self.files}
+
+    def took(self) -> float:
+        """Seconds since the failure. Who has another job than the others does not fail at a moment of its own."""
+        note = self.folder / "failed-at"
+        return time.time() - float(note.read_text()) if self.noted else 0.0
+
+    def living(self) -> list[str]:
+        """The processes with the mark in their environment, but for those that have ended."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(folder.name)
+            except OSError:
+                continue
+        return found

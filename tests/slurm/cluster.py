@@ -1,0 +1,210 @@
+"""A real Slurm cluster on this machine, for tests and for trying scripts; nothing outside its folder is touched.
+
+As a program: `python tests/slurm/cluster.py up DIR`, which prints the setting to export; `down DIR` in the end.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo", "squeue")
+# What an outer launcher or job has set would make jobs part of it.
+_OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM", "SBATCH")
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+ROOT = Path(__file__).resolve().parents[2]
+
+# Nodes are daemons of one host with a name and a port each. They may have more cores than the host. A job gets no more
+# memory than it asks for (MB): each second its processes are looked at. GPUs are empty files, to be counted.
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge/socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=1000
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+JobAcctGatherParams=OverMemoryKill
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0
+ReturnToService=2
+SwitchType=switch/none
+AccountingStorageType=accounting_storage/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+TmpFS={folder}/tmp/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+KillWait=2
+JobRequeue=1
+SlurmdParameters=config_overrides
+GresTypes=gpu
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=16000 Gres=gpu:{cpus}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    folder: Path
+    nodes: int
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """For a command that submits: this Python and this einmpi are the first that a job finds."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER)}
+        path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
+        own = {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self.folder / "slurm.conf")}
+        return {**kept, **_AS_ROOT, **own, **(more or {})}
+
+    def run(self, *command: str | Path, cwd: Path, env: Mapping[str, str] | None = None,
+            timeout: float = 120) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """The finished command: sbatch --wait, srun, scontrol, … Jobs of one that hangs are cancelled, and it fails."""
+        words = [str(word) for word in command]
+        try:
+            return subprocess.run(words, cwd=cwd, env=self.environment(env), stdin=subprocess.DEVNULL,
+                                  capture_output=True, text=True, timeout=timeout)  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            self._quietly("scancel", "--full", "--user=root")
+            raise AssertionError(f"{words} has not ended in {timeout:g} s\n{error.stdout}\n{error.stderr}") from None
+
+    def _quietly(self, *command: str) -> str:
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=30)
+        return done.stdout if done.returncode == 0 else ""
+
+
+def why_not() -> str | None:
+    """Why there can be no cluster here."""
+    missing = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
+    if missing:
+        return f"no {', '.join(missing)} here: Debian's packages slurm-wlm and munge have them"
+    return None if os.geteuid() == 0 else "only root can start Slurm's daemons"
+
+
+def _path() -> str:
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+
+
+@contextlib.contextmanager
+def running(folder: Path, nodes: int = 2, cpus: int = 4) -> Iterator[Cluster]:
+    """A cluster until the end of the block, however it ends."""
+    try:
+        yield start(folder, nodes, cpus)
+    finally:
+        stop(folder)
+
+
+def start(folder: Path, nodes: int = 2, cpus: int = 4) -> Cluster:
+    """Start all daemons and wait until every node is idle; they run on after this process."""
+    folder = folder.resolve()
+    of_nodes = [f"{of}/n{k + 1}" for of in ("spool", "tmp") for k in range(nodes)]
+    for name in ("munge", "state", "run", "log", "gpu", *of_nodes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    host = socket.gethostname().split(".")[0]
+    first, *ports = _free_ports(nodes + 1)
+    lines = [NODE.format(name=f"n{k + 1}", host=host, port=port, cpus=cpus) for k, port in enumerate(ports)]
+    text = CONFIGURATION.format(folder=folder, host=host, port=first, nodes="\n".join(lines))
+    (folder / "slurm.conf").write_text(text)
+    for k in range(cpus):
+        (folder / f"gpu/gpu{k}").touch()
+    (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu/gpu[0-{cpus - 1}]\n")
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # else slurmd wants systemd, which is not here
+    key = folder / "munge/key"
+    key.touch(mode=0o600)
+    key.write_bytes(secrets.token_bytes(1024))
+    cluster = Cluster(folder, nodes)
+    # munged is careful about who may write above its socket; in a folder such as /tmp only --force will do.
+    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+    _daemon(cluster, "munged", "--force", *(f"--{option}={folder}/munge/{name}" for option, name in files.items()))
+    _daemon(cluster, "slurmctld")
+    for k in range(nodes):
+        _daemon(cluster, "slurmd", "-N", f"n{k + 1}")
+    ready = _until(lambda: cluster._quietly("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(nodes), 30)
+    if not ready:
+        logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted((folder / "log").iterdir()))
+        raise RuntimeError(f"the nodes are not idle after 30 s\n{cluster._quietly('sinfo', '-N', '-l')}\n{logs}")
+    return cluster
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody uses now: all are held until the last one is found."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _daemon(cluster: Cluster, *command: str) -> None:
+    """It goes into the background by itself, and notes its number in a file."""
+    done = subprocess.run(command, env={**cluster.environment(), "PATH": _path()}, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}")
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def stop(folder: Path) -> None:
+    """Cancel all jobs, then end the daemons by their pid files, and what is left of jobs."""
+    folder = folder.resolve()
+    cluster = Cluster(folder, 0)
+    if _living(folder / "run/slurmctld.pid"):
+        cluster._quietly("scancel", "--full", "--user=root")
+        _until(lambda: not cluster._quietly("squeue", "-h", "-o", "%i").strip(), 15)
+    files = [*sorted((folder / "run").glob("*.pid")), folder / "munge/pid"]
+    for number in filter(None, map(_living, files)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(number, signal.SIGTERM)
+    _until(lambda: not any(map(_living, files)), 10)
+    # What jobs have left. A shell that has the setting of this cluster is no part of a job.
+    mark = f"SLURM_CONF={folder}/slurm.conf".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            settings = path.read_bytes().split(b"\0")
+            if mark in settings and any(setting.startswith(b"SLURM_JOB_ID=") for setting in settings):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def _living(pid_file: Path) -> int | None:
+    """The process of a pid file, if it runs; one that has ended and that nobody has asked about has no command line."""
+    with contextlib.suppress(OSError, ValueError):
+        number = int(pid_file.read_text())
+        return number if Path(f"/proc/{number}/cmdline").read_bytes() else None
+    return None
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3 or sys.argv[1] not in ("up", "down"):
+        sys.exit("usage: cluster.py up|down DIR")
+    if reason := why_not():
+        sys.exit(f"cluster.py: {reason}")
+    if sys.argv[1] == "up":
+        print(f"export SLURM_CONF={start(Path(sys.argv[2])).folder / 'slurm.conf'}")
+    else:
+        stop(Path(sys.argv[2]))
