@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -71,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from einmpi.runtime.comm_mpi import comm_of
 
         comm = comm_of()
-    except EinmpiError as error:
-        return say(error)
+    except EinmpiError as error:  # ranks that do not know of each other; Slurm has numbered them
+        return say(error) if os.environ.get("SLURM_PROCID", "0") == "0" else error.status
     if comm.size == 1:
         return alone(lambda: _command(given, comm))
     return one_of_many(comm, lambda: _command(given, comm))

@@ -30,7 +30,10 @@ from einmpi.runtime.comm import (
 
 # Set by the launchers of MPICH, Open MPI and Slurm: without one of them this is a single process, and MPI stays off.
 _LAUNCHED = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
-_LAUNCHED_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+# How many were started; a step of Slurm may also be that of mpirun's helpers, so its size counts last.
+_STEP_SIZE = "SLURM_STEP_NUM_TASKS"
+_LAUNCHED_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", _STEP_SIZE)
+_PMI = "srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 
 _attribute: int | None = None  # the key under which a Comm is attached to its communicator
 
@@ -45,13 +48,23 @@ def world() -> Any | None:
     pmi = any(name.startswith(("PMI_", "PMIX_", "PALS_")) for name in os.environ)
     # A batch script of Slurm has SLURM_PROCID as well, though nothing launched it; srun brings PMI along.
     if not any(name in os.environ for name in _LAUNCHED) and not ("SLURM_PROCID" in os.environ and pmi):
+        if _number(_STEP_SIZE) > 1:
+            raise EinmpiError(f"MPI: srun started {os.environ[_STEP_SIZE]} processes without PMI, and each is alone; "
+                              f"{_PMI}")  # fmt: skip
         return None
     comm = _mpi().COMM_WORLD
-    launched = next((os.environ[name] for name in _LAUNCHED_SIZE if name in os.environ), "1")
-    if comm.size == 1 and launched.isdecimal() and int(launched) > 1:
+    launched = next((_number(name) for name in _LAUNCHED_SIZE if name in os.environ), 1)
+    if comm.size == 1 and launched > 1:
         raise EinmpiError(f"MPI: the launcher started {launched} processes, but each is alone; the launcher must "
-                          f"be that of mpi4py's library, {_library()}")  # fmt: skip
+                          f"be that of mpi4py's library, {_library()}"
+                          f"{f'; under Slurm {_PMI}' if _STEP_SIZE in os.environ else ''}")  # fmt: skip
     return comm
+
+
+def _number(variable: str) -> int:
+    """Of processes, as a launcher has noted it; 1 where it has not."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 1
 
 
 def comm_of(comm: Any = None) -> Comm:
