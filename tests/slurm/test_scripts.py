@@ -1,0 +1,99 @@
+"""Every script in jobs/ on a real Slurm, with two nodes and two ranks on each: status 0, and the right numbers."""
+
+import json
+import re
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+from mpi_helpers import OPEN_MPI, ROOT
+
+import einmpi
+
+pytestmark = pytest.mark.slurm
+SRUN = "srun --mpi=pmix" if OPEN_MPI else "srun --mpi=pmi2"
+TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
+SETTINGS = {"LAUNCH": SRUN, "EINMPI_BACKEND": "numpy"}  # no GPU is needed to try the script for GPUs
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder to submit from."""
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.h5"))
+    return tmp_path
+
+
+def printed(folder, job):
+    return (folder / job["StdOut"]).read_text()
+
+
+def norms(text):
+    """Of the results that a run has printed."""
+    return {name: float(norm) for name, norm in re.findall(r"^  (\w+)  \w+ [\d×]+  norm (\S+)", text, re.MULTILINE)}
+
+
+def expected(job, **sizes):
+    return {name: float(np.linalg.norm(array)) for name, array in einmpi.reference(einmpi.load(job, **sizes)).items()}
+
+
+def check(folder, job, ranks, path, **sizes):
+    text = printed(folder, job)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert f" on {ranks} ranks " in text and text.count(" norm ") == len(norms(text)), text  # no rank ran by itself
+    wanted = expected(folder / path, **sizes)
+    assert norms(text) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_every_script_is_tested():
+    scripts = {path.name for path in (ROOT / "jobs").glob("*.sbatch")}
+    assert scripts == {"one_node.sbatch", "many_nodes.sbatch", "gpus.sbatch", "sizes.sbatch", "pipeline.sbatch",
+                       "long.sbatch"}  # fmt: skip
+
+
+def test_scripts_for_one_job(slurm, project):
+    one = slurm.submit("jobs/one_node.sbatch", cwd=project, env=SETTINGS)
+    gpus = slurm.submit(*TWO_BY_TWO, "jobs/gpus.sbatch", cwd=project, env=SETTINGS)
+    long = slurm.submit(*TWO_BY_TWO, "jobs/long.sbatch", cwd=project, env=SETTINGS)
+    done = slurm.wait(one, gpus, long)
+    for job, path in zip(done, ("chain.toml", "attention.toml", "shortest_path.toml"), strict=True):
+        check(project, job, 4, f"jobs/{path}")
+    assert "there is no checkpoint; starts from the beginning" in printed(project, done[2])
+    assert list(project.glob("saved-*/*")) == []
+
+
+@pytest.mark.parametrize("launch", [SRUN, "mpirun"])
+def test_launchers_on_two_nodes(slurm, project, launch):
+    number = slurm.submit(*TWO_BY_TWO, "jobs/many_nodes.sbatch", cwd=project, env={"LAUNCH": launch})
+    (job,) = slurm.wait(number)
+    check(project, job, 4, "jobs/attention.toml")
+    data = json.loads((project / f"einmpi-{number}.json").read_text())
+    assert data["ranks"] == 4 and data["bytes_moved"] == data["bytes_predicted"] > 0
+
+
+def test_an_array_of_sizes(slurm, project):
+    done = slurm.wait(slurm.submit(*TWO_BY_TWO, "jobs/sizes.sbatch", cwd=project, env=SETTINGS))
+    assert sorted(job["ArrayTaskId"] for job in done) == ["1", "2", "3"]
+    for job in done:
+        size = 160 * int(job["ArrayTaskId"])
+        check(project, job, 4, "jobs/chain.toml", s=size)
+        data = json.loads((project / f"chain-{size}.json").read_text())
+        assert data["outputs"]["Z"]["shape"] == [size, size] and len(data["seconds_all"]) == 3
+
+
+def test_a_pipeline(slurm, project):
+    done = slurm.run("bash", "jobs/pipeline.sh", cwd=project, env=SETTINGS)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [path for _, path in lines] == ["jobs/pipeline/covariance.toml", "jobs/pipeline/direction.toml"]
+    for job, (_, path) in zip(slurm.wait(*(int(number) for number, _ in lines)), lines, strict=True):
+        check(project, job, 4, path)
+    # numpy's own way from the same X to the same direction.
+    (project / "x.toml").write_text("""program = "Y[n,a] = X[n,a]"
+        [inputs]
+        X = { shape = [2000, 64], random = "normal", seed = 1 }""")
+    x = einmpi.reference(einmpi.load(project / "x.toml"))["Y"]
+    values, vectors = np.linalg.eigh(np.cov(x, rowvar=False))
+    weights = vectors @ (values**8 * vectors[0])
+    with h5py.File(project / "jobs/pipeline/direction.h5") as file:
+        np.testing.assert_allclose(file["D"][:], weights / np.linalg.norm(weights), atol=1e-10)
