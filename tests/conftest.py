@@ -16,5 +16,5 @@ def slurm(tmp_path_factory):
 def pytest_collection_modifyitems(config, items):
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.get_closest_marker("mpi") or item.get_closest_marker("slurm"):
+            if item.get_closest_marker("mpi"):
                 item.add_marker(pytest.mark.xdist_group("ranks"))

@@ -8,13 +8,17 @@ from mpi_helpers import OPEN_MPI, ROOT
 
 pytestmark = pytest.mark.slurm
 SRUN = "srun --mpi=pmix" if OPEN_MPI else "srun --mpi=pmi2"
-# Python imports this by itself at its start. A vertex takes some seconds, whatever the machine, and no core.
+# Python imports this by itself at its start. A vertex takes some seconds, whatever the machine, and no core; what is
+# left after a restart does not.
 SLOW = """
-import time
+import os, time
+if "SLURM_STEP_ID" in os.environ and not os.path.exists("starting"):
+    open("starting", "w").close()
+    time.sleep({starting})
 from einmpi.runtime.backend import NumpyBackend
 
 def slowly(self, *arguments, compute=NumpyBackend.compute):
-    time.sleep({seconds})
+    time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else {seconds})
     return compute(self, *arguments)
 
 NumpyBackend.compute = slowly
@@ -31,10 +35,10 @@ def project(tmp_path):
     return tmp_path
 
 
-def submit(slurm, project, *words, launch=SRUN, seconds=0):
+def submit(slurm, project, *words, launch=SRUN, seconds=0, starting=0):
     """The script on two nodes, two ranks on each."""
     (project / "slow").mkdir(exist_ok=True)
-    (project / "slow/sitecustomize.py").write_text(SLOW.format(seconds=seconds))
+    (project / "slow/sitecustomize.py").write_text(SLOW.format(seconds=seconds, starting=starting))
     settings = {"LAUNCH": launch, "PYTHONPATH": f"{project / 'slow'}:{ROOT}"}
     return slurm.submit(*words, "jobs/long.sbatch", "path.toml", cwd=project, env=settings)
 
@@ -59,7 +63,7 @@ def check(project, job, bits, restarts=1):
 
 
 def test_the_time_limit(slurm, project):
-    """Slurm looks at limits every 30 s, and says that its signal may come early: with 60 s it comes at the first look."""
+    """Slurm looks at limits every 30 s, and a signal may come early: with a limit of 60 s it comes at the first look."""
     bits = uninterrupted(slurm, project)
     (project / "path.npy").unlink()
     number = submit(slurm, project, "--time=1", "--signal=B:USR1@40", seconds=5)
@@ -79,13 +83,12 @@ def test_a_signal_passes_through_mpirun(slurm, project):
 
 def test_a_signal_before_the_ranks_listen(slurm, project):
     """It kills them: the script requeues the job, which starts from the beginning."""
-    number = submit(slurm, project)
-    while slurm.run("squeue", "-h", "-t", "R", "-j", str(number), cwd=project).stdout == "":
-        time.sleep(0.05)
+    number = submit(slurm, project, starting=30)
+    until((project / "starting").exists)
     slurm.run("scancel", "--signal=USR1", "--batch", str(number), cwd=project)
     (job,) = slurm.wait(number)
-    text = text_of(project, job)
-    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), text
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), text_of(project, job)
+    assert (project / "path.npy").exists()
 
 
 def test_a_cancelled_job_stays_away(slurm, project):
@@ -100,10 +103,14 @@ def test_a_cancelled_job_stays_away(slurm, project):
     assert not (project / "path.npy").exists()
 
 
-def until_started(project, number, seconds=60):
-    """The ranks have begun with their steps: this comes before the first vertex."""
-    deadline = time.monotonic() + seconds
+def until_started(project, number):
+    """The ranks have begun: this is said before the first vertex."""
     path = project / f"long-{number}.out"
-    while not path.exists() or "starts from the beginning" not in path.read_text():
+    until(lambda: path.exists() and "starts from the beginning" in path.read_text())
+
+
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
         assert time.monotonic() < deadline, "the job has not started"
         time.sleep(0.1)
