@@ -76,8 +76,8 @@ def _line_and_column(text: str, offset: int) -> tuple[int, int]:
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def read_document(path: str) -> Document:
-    text = _read_text(path)
+def read_document(path: str, wanted: str = "a job file in TOML") -> Document:
+    text = _read_text(path, wanted)
     try:
         data = tomllib.loads(text)
         return Document(path, text, data, key_positions(text))
@@ -92,23 +92,23 @@ def read_document(path: str) -> Document:
         raise InputError(where, f"this is not TOML: {message}", "KEY = VALUE and [TABLE] lines") from None
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str, wanted: str) -> str:
     try:
         with open(path, "rb") as file:
             raw = file.read()
     except FileNotFoundError:
-        raise InputError(path, "there is no such file", "a job file in TOML") from None
+        raise InputError(path, "there is no such file", wanted) from None
     except IsADirectoryError:
-        raise InputError(path, "this is a folder", "a job file in TOML") from None
+        raise InputError(path, "this is a folder", wanted) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(repr(path)[1:-1], f"cannot be read: {reason}", "a job file in TOML") from None
+        raise InputError(repr(path)[1:-1], f"cannot be read: {reason}", wanted) from None
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         before = raw[: error.start].decode(errors="ignore")
         line, column = _line_and_column(before, len(before))
-        raise InputError(f"{path}:{line}:{column}", "this is not UTF-8 text", "a job file in TOML") from None
+        raise InputError(f"{path}:{line}:{column}", "this is not UTF-8 text", wanted) from None
 
 
 def beside(document: Document, file: str) -> str:
