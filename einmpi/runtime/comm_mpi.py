@@ -269,7 +269,7 @@ class MpiComm:
 def _by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
     """A duplicate of a communicator, and the node of each of its ranks. A mesh wants the ranks of a node together."""
     ours = comm.Dup()
-    node = ours.Split_type(mpi.COMM_TYPE_SHARED)
+    node = _neighbours(ours, mpi)
     first = np.array([node.bcast(ours.rank)], np.int64)  # the lowest rank there stands for the node
     node.Free()
     firsts = np.empty(ours.size, np.int64)
