@@ -63,7 +63,7 @@ def check(project, job, bits, restarts=1):
 
 
 def test_the_time_limit(slurm, project):
-    """Slurm looks at limits every 30 s, and a signal may come early: with a limit of 60 s it comes at the first look."""
+    """Slurm looks at limits every 30 s, and a signal may come early: with a limit of 60 s, at the first look."""
     bits = uninterrupted(slurm, project)
     (project / "path.npy").unlink()
     number = submit(slurm, project, "--time=1", "--signal=B:USR1@40", seconds=5)

@@ -68,7 +68,26 @@ def test_launchers_on_two_nodes(slurm, project, launch):
     (job,) = slurm.wait(number)
     check(project, job, 4, "jobs/attention.toml")
     data = json.loads((project / f"einmpi-{number}.json").read_text())
-    assert data["ranks"] == 4 and data["bytes_moved"] == data["bytes_predicted"] > 0
+    assert (data["ranks"], data["nodes"]) == (4, 2)
+    assert data["bytes_moved"] == data["bytes_predicted"] > data["bytes_between"] > 0
+    assert data["bytes_between"] == data["bytes_between_predicted"]
+
+
+def test_a_script_from_a_plan(slurm, project):
+    """`einmpi sbatch`, for a job whose name and title are not meant well."""
+    folder = project / "it's $(touch pwned)\n#SBATCH --nodes=7\n"
+    folder.mkdir()
+    text = (
+        (project / "jobs/chain.toml").read_text().replace('"Matrix chain"', r'"two\n#SBATCH --nodes=7\n$(touch pwned)"')
+    )
+    (folder / "a b.toml").write_text(text)
+    asked = ("--nodes=2", "--ntasks-per-node=2", "--time=5", "--checkpoint", folder / "saved", "--out", "run.sbatch")
+    done = slurm.run("python", "-m", "einmpi", "sbatch", folder / "a b.toml", *asked, cwd=project)
+    assert (done.returncode, done.stdout) == (0, "sbatch run.sbatch\n"), done.stderr
+    (job,) = slurm.wait(slurm.submit("run.sbatch", cwd=project))
+    assert (job["JobName"], job["NumNodes"], job["TimeLimit"]) == ("a-b", "2", "00:05:00")
+    check(project, job, 4, folder / "a b.toml")
+    assert not list(project.rglob("pwned"))
 
 
 def test_an_array_of_sizes(slurm, project):
