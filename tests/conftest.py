@@ -1,6 +1,9 @@
 """On several workers (`pytest -n 2 --dist loadgroup`) one has all tests that start ranks: they need the cores."""
 
+import shutil
+
 import pytest
+from mpi_helpers import ROOT
 from slurm import cluster
 
 
@@ -11,6 +14,13 @@ def slurm(tmp_path_factory):
         pytest.skip(f"no Slurm: {reason}")
     with cluster.running(tmp_path_factory.mktemp("slurm")) as running:
         yield running
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with the jobs and their scripts, to submit from."""
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.h5"))
+    return tmp_path
 
 
 def pytest_collection_modifyitems(config, items):

@@ -119,7 +119,7 @@ def why_not() -> str | None:
     """Why there can be no cluster here."""
     missing = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
     if missing:
-        return f"no {', '.join(missing)} here: Debian's packages slurm-wlm and munge have them"
+        return f"no {', '.join(missing)} here: Debian's packages slurm-wlm, munge and libpmix-dev have them"
     if os.geteuid() != 0:
         return "only root can start Slurm's daemons"
     done = subprocess.run([*OWN_MEMORY, MOUNT], capture_output=True, text=True)
@@ -227,11 +227,14 @@ def _living(pid_file: Path) -> int | None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("up", "down"):
-        sys.exit("usage: cluster.py up|down DIR")
     if reason := why_not():
-        sys.exit(f"cluster.py: {reason}")
-    if sys.argv[1] == "up":
-        print(f"export SLURM_CONF={start(Path(sys.argv[2])).folder / 'slurm.conf'}")
-    else:
-        stop(Path(sys.argv[2]))
+        sys.exit(f"no Slurm: {reason}")
+    match sys.argv[1:]:
+        case ["check"]:
+            pass
+        case ["up", folder]:
+            print(f"export SLURM_CONF={start(Path(folder)).folder / 'slurm.conf'}")
+        case ["down", folder]:
+            stop(Path(folder))
+        case _:
+            sys.exit("usage: cluster.py check | up DIR | down DIR")

@@ -1,48 +1,16 @@
 """Every script in jobs/ on a real Slurm, with two nodes and two ranks on each: status 0, and the right numbers."""
 
 import json
-import re
-import shutil
 
 import h5py
 import numpy as np
 import pytest
-from mpi_helpers import OPEN_MPI, ROOT
+from mpi_helpers import ROOT
+from slurm.submitted import SETTINGS, TWO_BY_TWO, check, printed
 
 import einmpi
 
 pytestmark = pytest.mark.slurm
-SRUN = "srun --mpi=pmix" if OPEN_MPI else "srun --mpi=pmi2"
-TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
-SETTINGS = {"LAUNCH": SRUN, "EINMPI_BACKEND": "numpy"}  # no GPU is needed to try the script for GPUs
-
-
-@pytest.fixture
-def project(tmp_path):
-    """A folder to submit from."""
-    shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.h5"))
-    return tmp_path
-
-
-def printed(folder, job):
-    return (folder / job["StdOut"]).read_text()
-
-
-def norms(text):
-    """Of the results that a run has printed."""
-    return {name: float(norm) for name, norm in re.findall(r"^  (\w+)  \w+ [\d×]+  norm (\S+)", text, re.MULTILINE)}
-
-
-def expected(job, **sizes):
-    return {name: float(np.linalg.norm(array)) for name, array in einmpi.reference(einmpi.load(job, **sizes)).items()}
-
-
-def check(folder, job, ranks, path, **sizes):
-    text = printed(folder, job)
-    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
-    assert f" on {ranks} ranks " in text and text.count(" norm ") == len(norms(text)), text  # no rank ran by itself
-    wanted = expected(folder / path, **sizes)
-    assert norms(text) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_every_script_is_tested():
@@ -60,17 +28,6 @@ def test_scripts_for_one_job(slurm, project):
         check(project, job, 4, f"jobs/{path}")
     assert "there is no checkpoint; starts from the beginning" in printed(project, done[2])
     assert list(project.glob("saved-*/*")) == []
-
-
-@pytest.mark.parametrize("launch", [SRUN, "mpirun"])
-def test_launchers_on_two_nodes(slurm, project, launch):
-    number = slurm.submit(*TWO_BY_TWO, "jobs/many_nodes.sbatch", cwd=project, env={"LAUNCH": launch})
-    (job,) = slurm.wait(number)
-    check(project, job, 4, "jobs/attention.toml")
-    data = json.loads((project / f"einmpi-{number}.json").read_text())
-    assert (data["ranks"], data["nodes"]) == (4, 2)
-    assert data["bytes_moved"] == data["bytes_predicted"] > data["bytes_between"] > 0
-    assert data["bytes_between"] == data["bytes_between_predicted"]
 
 
 def test_a_script_from_a_plan(slurm, project):
