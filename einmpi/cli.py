@@ -14,6 +14,8 @@ from einmpi.doctor.command import add_options, doctor
 from einmpi.errors import InputError
 from einmpi.help import Parser, Version
 from einmpi.process import alone, come_together, not_together, one_of_many
+from einmpi.sbatch.command import add_options as add_sbatch_options
+from einmpi.sbatch.command import sbatch
 
 if TYPE_CHECKING:
     from einmpi.runtime.comm import Comm
@@ -32,32 +34,37 @@ def make_parser() -> argparse.ArgumentParser:
         command.add_argument("--set", action="append", default=[], metavar="SIZE=N", help="replace a size of the job")
         command.add_argument("--dtype", help="dtype of generated inputs")
         command.add_argument("--quiet", action="store_true", help="print errors only")
+        if name == "sbatch":
+            add_sbatch_options(command)
         if name != "check":
-            _add_planning(command, ranks_needed=name == "plan")
-        if name in ("run", "verify"):
+            _add_planning(command, name)
+        if name in ("run", "verify", "sbatch"):
             command.add_argument("--backend", help="numpy; the job's own by default")
             command.add_argument("--fast-math", action="store_true", help="faster arithmetic that rounds more")
         if name in ("run", "plan"):
             command.add_argument("--report", metavar="FILE.html", help="write a page about it, for any browser")
-        if name == "run":
-            command.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times, report the median")
+        if name in ("run", "sbatch"):
             command.add_argument("--checkpoint", metavar="DIR", help="save finished tensors in this folder on the way")
             command.add_argument("--every", metavar="TIME", help=f"how often: 30s, 1h, 0 for each vertex; {EVERY}")
+        if name == "run":
+            command.add_argument("--repeat", type=int, default=1, metavar="N", help="run N times, report the median")
             command.add_argument("--resume", action="store_true", help="go on from the checkpoint, if there is one")
             command.add_argument("--trace", metavar="FILE.json", help="write what every rank did when, for Perfetto")
             command.add_argument("--summary", action="store_true", help="print where the time went, also in a pipe")
     return parser
 
 
-def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
-    what = "number of ranks" if ranks_needed else "start this many ranks with mpirun"
-    command.add_argument("-n", "--ranks", type=int, required=ranks_needed, metavar="P", help=what)
+def _add_planning(command: argparse.ArgumentParser, name: str) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--strategy", help="how to cut; the job's own by default")
     command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
     command.add_argument("--machine", metavar="FILE.toml", help="plan for the times that einmpi calibrate measured")
+    if name == "sbatch":
+        return
+    what = "number of ranks" if name == "plan" else "start this many ranks with mpirun"
+    command.add_argument("-n", "--ranks", type=int, required=name == "plan", metavar="P", help=what)
     command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
-    if ranks_needed:
+    if name == "plan":
         command.add_argument("--nodes", type=int, default=1, metavar="N", help="that the ranks lie on, evenly")
         which.add_argument("--compare", action="store_true", help="all strategies side by side")
         command.add_argument("--plot", metavar="FILE.svg", help="draw the graph with its cuts; or FILE.png")
@@ -148,7 +155,8 @@ def completion(options: argparse.Namespace, comm: Comm) -> int:
     return 0
 
 
-COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify, "doctor": doctor, "completion": completion}
+COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify, "sbatch": sbatch, "doctor": doctor,
+            "completion": completion}  # fmt: skip
 # How the others get their options.
 WITHOUT_JOB: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "doctor": add_options,

@@ -33,7 +33,7 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
     from einmpi.runtime.outputs import check_targets
 
     def look() -> None:
-        job = _load(options)
+        job = load_job(options)
         check_targets(job)
         if not options.quiet:
             print(describe_job(job))
@@ -160,12 +160,8 @@ def _kernels() -> str:
 def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], None]) -> Job:
     if options.command == "run":
         _check_flags(options)
-    job = _load(options)
+    job = chosen_backend(load_job(options), options)
     check_targets(job)
-    if options.backend is not None:
-        if options.backend not in BACKENDS:
-            raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
-        job = replace(job, backend=options.backend)
     job = replace(job, fast_math=job.fast_math or options.fast_math)
     if options.json not in (None, "-"):
         _check_writable("--json", options.json)
@@ -175,6 +171,15 @@ def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], Non
     return job
 
 
+def chosen_backend(job: Job, options: argparse.Namespace) -> Job:
+    """The job, with the backend of the command line if it has one."""
+    if options.backend is None:
+        return job
+    if options.backend not in BACKENDS:
+        raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
+    return replace(job, backend=options.backend)
+
+
 def _check_flags(options: argparse.Namespace) -> None:
     if options.repeat < 1:
         raise InputError("--repeat", f"{options.repeat} times", "1 or more")
@@ -182,6 +187,10 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
     if options.checkpoint is not None and options.repeat > 1:
         raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
+    check_every(options)
+
+
+def check_every(options: argparse.Namespace) -> None:
     try:
         parse_seconds(options.every or EVERY)
     except ValueError as error:
@@ -231,7 +240,7 @@ def _plan(options: argparse.Namespace) -> None:
 
     if options.plot:
         check_plot(options.plot)
-    job = _load(options)
+    job = load_job(options)
     asked = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     data: object
     plans = None
@@ -278,7 +287,8 @@ def _print(options: argparse.Namespace, text: str, data: Any) -> None:
         print(text)
 
 
-def _load(options: argparse.Namespace) -> Job:
+def load_job(options: argparse.Namespace) -> Job:
+    """The job file with the sizes and the dtype of the command line."""
     from einmpi.graph.job_file import read_job
     from einmpi.runtime.storage import describe
 

@@ -13,11 +13,13 @@ WIDTH = 80  # columns, whatever the terminal has: help is for reading, and for p
 # Groups of options, in this order. A test finds an option that is in none of them.
 GROUPS = {
     "the job": ("job", "--set", "--dtype"),
-    "ranks": ("--ranks", "--nodes", "--backend", "--timeout"),
+    "ranks": (
+        "--ranks", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--backend", "--timeout", "--time",
+    ),
     "the plan": ("--strategy", "--compare", "--memory", "--machine", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
-        "shell", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
+        "shell", "--out", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
     ),
 }  # fmt: skip
 
@@ -54,6 +56,11 @@ EXAMPLES = {
     "verify": (
         ("einmpi verify jobs/chain.toml -n 4", "on four ranks"),
         ("einmpi verify jobs/softmax.toml --strategy sqrt", "other cuts"),
+    ),
+    "sbatch": (
+        ("einmpi sbatch jobs/chain.toml --nodes 4 --ntasks-per-node 16", ""),
+        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 8 --out run.sbatch", ""),
+        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved", ""),
     ),
     "doctor": (
         ("einmpi doctor", "look, and let two ranks send messages"),

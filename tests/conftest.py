@@ -1,6 +1,9 @@
 """On several workers (`pytest -n 2 --dist loadgroup`) one has all tests that start ranks: they need the cores."""
 
+import shutil
+
 import pytest
+from mpi_helpers import ROOT
 from slurm import cluster
 
 
@@ -13,8 +16,15 @@ def slurm(tmp_path_factory):
         yield running
 
 
+@pytest.fixture
+def project(tmp_path):
+    """A folder with the jobs and their scripts, to submit from."""
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.h5"))
+    return tmp_path
+
+
 def pytest_collection_modifyitems(config, items):
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
-            if item.get_closest_marker("mpi") or item.get_closest_marker("slurm"):
+            if item.get_closest_marker("mpi"):
                 item.add_marker(pytest.mark.xdist_group("ranks"))

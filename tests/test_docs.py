@@ -294,6 +294,7 @@ READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/run
 # The errors of these are in console blocks, in processes of their own.
 COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/commands.py", ROOT / "einmpi/launch.py",
                 *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
+                *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),
                 *sorted((ROOT / "einmpi" / "doctor").glob("*.py")))  # fmt: skip
 # Errors without an example on a page, and why.
 NOT_SHOWN = {

@@ -28,7 +28,9 @@ from einmpi.runtime.comm import (
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
-from einmpi.runtime.neighbours import given_size, launched
+from einmpi.runtime.neighbours import given_size, launched, tasks_of_step
+
+_PMI = "srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 
 _attribute: int | None = None  # the key under which a Comm is attached to its communicator
 
@@ -41,11 +43,15 @@ _YIELDS, _SHORT, _LONG = 200, 2e-5, 5e-4
 def world() -> Any | None:
     """The world communicator when a launcher started this process, else None."""
     if not launched():
+        if tasks_of_step() > 1:
+            raise failure(EinmpiError.status, f"MPI: srun started {tasks_of_step()} processes without PMI, and each is "
+                          f"alone; {_PMI}", everywhere=True)  # fmt: skip
         return None
     comm = _mpi().COMM_WORLD
     if comm.size == 1 and given_size() > 1:
         raise failure(EinmpiError.status, f"MPI: the launcher started {given_size()} processes, but each is alone; the "
-                      f"launcher must be that of mpi4py's library, {_library()}", everywhere=True)  # fmt: skip
+                      f"launcher must be that of mpi4py's library, {_library()}"
+                      f"{f'; under Slurm {_PMI}' if tasks_of_step() > 1 else ''}", everywhere=True)  # fmt: skip
     return comm
 
 
@@ -252,7 +258,7 @@ class MpiComm:
 def _by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
     """A duplicate of a communicator, and the node of each of its ranks. A mesh wants the ranks of a node together."""
     ours = comm.Dup()
-    node = ours.Split_type(mpi.COMM_TYPE_SHARED)
+    node = _neighbours(ours, mpi)
     first = np.array([node.bcast(ours.rank)], np.int64)  # the lowest rank there stands for the node
     node.Free()
     firsts = np.empty(ours.size, np.int64)

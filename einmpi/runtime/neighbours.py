@@ -11,7 +11,9 @@ import zlib
 
 # Set by the launchers of MPICH, Open MPI and Slurm: without one of them this is a single process, and MPI stays off.
 _RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
-_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+# A step of Slurm may also be that of mpirun's helpers, so its size counts last.
+_STEP = "SLURM_STEP_NUM_TASKS"
+_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", _STEP)
 _SIZE_HERE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 _kept: list[socket.socket] = []
@@ -35,6 +37,11 @@ def given_rank() -> int:
 def given_size() -> int:
     """How many processes the launcher started; 1 where it does not say."""
     return _number(_SIZE) or 1
+
+
+def tasks_of_step() -> int:
+    """How many processes srun started; 1 where it did not."""
+    return _number((_STEP,)) or 1
 
 
 def given_size_here() -> int | None:

@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo", "squeue")
+# MPICH names shared memory by the number of the job's step. Nodes of one host, and clusters that count from 1, would
+# meet there: each node has a /dev/shm of its own, which ends with it.
+OWN_MEMORY, MOUNT = ("unshare", "--mount", "sh", "-c"), "mount -t tmpfs einmpi-test /dev/shm"
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo", "squeue",
+          "unshare", "mount")  # fmt: skip
 # What an outer launcher or job has set would make jobs part of it.
 _OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM", "SBATCH")
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -32,7 +36,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -86,6 +90,26 @@ class Cluster:
             self._quietly("scancel", "--full", "--user=root")
             raise AssertionError(f"{words} has not ended in {timeout:g} s\n{error.stdout}\n{error.stderr}") from None
 
+    def submit(self, *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> int:
+        """The number of a new job: `sbatch` with these words."""
+        done = self.run("sbatch", "--parsable", *words, cwd=cwd, env=env)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    def wait(self, *numbers: int, timeout: float = 120) -> list[dict[str, str]]:
+        """What Slurm knows of jobs that have ended, one for each element of an array. `sbatch --wait` looks rarely."""
+
+        def look() -> list[dict[str, str]]:
+            shown = "".join(self._quietly("scontrol", "-o", "show", "job", str(number)) for number in numbers)
+            return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown.splitlines()]
+
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+        if not _until(lambda: all(job["JobState"] in ended for job in look()), timeout):
+            found = "\n".join(map(str, look()))
+            self._quietly("scancel", *map(str, numbers))
+            raise AssertionError(f"jobs {numbers} have not ended in {timeout:g} s\n{found}")
+        return look()
+
     def _quietly(self, *command: str) -> str:
         done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=30)
         return done.stdout if done.returncode == 0 else ""
@@ -95,8 +119,11 @@ def why_not() -> str | None:
     """Why there can be no cluster here."""
     missing = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
     if missing:
-        return f"no {', '.join(missing)} here: Debian's packages slurm-wlm and munge have them"
-    return None if os.geteuid() == 0 else "only root can start Slurm's daemons"
+        return f"no {', '.join(missing)} here: Debian's packages slurm-wlm, munge and libpmix-dev have them"
+    if os.geteuid() != 0:
+        return "only root can start Slurm's daemons"
+    done = subprocess.run([*OWN_MEMORY, MOUNT], capture_output=True, text=True)
+    return f"no /dev/shm for each node: {done.stderr.strip()}" if done.returncode else None
 
 
 def _path() -> str:
@@ -136,7 +163,7 @@ def start(folder: Path, nodes: int = 2, cpus: int = 4) -> Cluster:
     _daemon(cluster, "munged", "--force", *(f"--{option}={folder}/munge/{name}" for option, name in files.items()))
     _daemon(cluster, "slurmctld")
     for k in range(nodes):
-        _daemon(cluster, "slurmd", "-N", f"n{k + 1}")
+        _daemon(cluster, *OWN_MEMORY, f"{MOUNT} && exec slurmd -N n{k + 1}")
     ready = _until(lambda: cluster._quietly("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(nodes), 30)
     if not ready:
         logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted((folder / "log").iterdir()))
@@ -200,11 +227,14 @@ def _living(pid_file: Path) -> int | None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("up", "down"):
-        sys.exit("usage: cluster.py up|down DIR")
     if reason := why_not():
-        sys.exit(f"cluster.py: {reason}")
-    if sys.argv[1] == "up":
-        print(f"export SLURM_CONF={start(Path(sys.argv[2])).folder / 'slurm.conf'}")
-    else:
-        stop(Path(sys.argv[2]))
+        sys.exit(f"no Slurm: {reason}")
+    match sys.argv[1:]:
+        case ["check"]:
+            pass
+        case ["up", folder]:
+            print(f"export SLURM_CONF={start(Path(folder)).folder / 'slurm.conf'}")
+        case ["down", folder]:
+            stop(Path(folder))
+        case _:
+            sys.exit("usage: cluster.py check | up DIR | down DIR")

@@ -1,10 +1,12 @@
-"""The test cluster itself: ranks on two nodes see each other, and einmpi sees two nodes."""
+"""Launchers on the test cluster, for both MPIs: ranks meet and einmpi sees two nodes, or one line says why not."""
+
+import json
 
 import pytest
-from mpi_helpers import OPEN_MPI, ROOT
+from mpi_helpers import ROOT
+from slurm.submitted import SRUN, TWO_BY_TWO, check
 
 pytestmark = pytest.mark.slurm
-PMI = "--mpi=pmix" if OPEN_MPI else "--mpi=pmi2"
 
 NODES = """
 from mpi4py import MPI
@@ -15,6 +17,26 @@ print(comm.rank, comm.size, comm.ranks_on_node, flush=True)
 
 
 def test_ranks_of_two_nodes_meet(slurm):
-    done = slurm.run("srun", PMI, "--nodes=2", "--ntasks-per-node=2", "python", "-c", NODES, cwd=ROOT)
+    done = slurm.run(*SRUN.split(), *TWO_BY_TWO, "python", "-c", NODES, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"{rank} 4 2" for rank in range(4)]
+
+
+def test_ranks_without_pmi_are_an_error(slurm):
+    """Not four runs of the same job, which write the same files."""
+    done = slurm.run("srun", "--mpi=none", *TWO_BY_TWO, "python", "-m", "einmpi", "jobs/chain.toml", cwd=ROOT)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("srun: ")]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert lines == ["MPI: srun started 4 processes without PMI, and each is alone; srun --mpi=pmi2 for MPICH and its "
+                     "relatives, --mpi=pmix for Open MPI"]  # fmt: skip
+
+
+@pytest.mark.parametrize("launch", [SRUN, "mpirun"])
+def test_launchers_on_two_nodes(slurm, project, launch):
+    number = slurm.submit(*TWO_BY_TWO, "jobs/many_nodes.sbatch", cwd=project, env={"LAUNCH": launch})
+    (job,) = slurm.wait(number)
+    check(project, job, 4, "jobs/attention.toml")
+    data = json.loads((project / f"einmpi-{number}.json").read_text())
+    assert (data["ranks"], data["nodes"]) == (4, 2)
+    assert data["bytes_moved"] == data["bytes_predicted"] > data["bytes_between"] > 0
+    assert data["bytes_between"] == data["bytes_between_predicted"]

@@ -1,0 +1,1 @@
+"""`einmpi sbatch`: a script for Slurm, made from the plan of a job."""

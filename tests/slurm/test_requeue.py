@@ -1,0 +1,109 @@
+"""jobs/long.sbatch: stopped before its time is up, requeued, finished later, with the same bits."""
+
+import time
+
+import pytest
+from mpi_helpers import ROOT
+from slurm.submitted import SRUN, printed
+
+pytestmark = pytest.mark.slurm
+# Python imports this by itself at its start. A vertex takes some seconds, whatever the machine, and no core; what is
+# left after a restart does not.
+SLOW = """
+import os, time
+if "SLURM_STEP_ID" in os.environ and not os.path.exists("starting"):
+    open("starting", "w").close()
+    time.sleep({starting})
+from einmpi.runtime.backend import NumpyBackend
+
+def slowly(self, *arguments, compute=NumpyBackend.compute):
+    time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else {seconds})
+    return compute(self, *arguments)
+
+NumpyBackend.compute = slowly
+"""
+
+
+@pytest.fixture
+def folder(project):
+    """To submit from, with a job that writes a file."""
+    text = (project / "jobs/shortest_path.toml").read_text()
+    (project / "path.toml").write_text(text + '[outputs]\nD64 = "path.npy"\n')
+    return project
+
+
+def submit(slurm, folder, *words, launch=SRUN, seconds=0, starting=0):
+    """The script on two nodes, two ranks on each."""
+    (folder / "slow").mkdir(exist_ok=True)
+    (folder / "slow/sitecustomize.py").write_text(SLOW.format(seconds=seconds, starting=starting))
+    settings = {"LAUNCH": launch, "PYTHONPATH": f"{folder / 'slow'}:{ROOT}"}
+    return slurm.submit(*words, "jobs/long.sbatch", "path.toml", cwd=folder, env=settings)
+
+
+def uninterrupted(slurm, folder, launch=SRUN):
+    (job,) = slurm.wait(submit(slurm, folder, launch=launch))
+    assert job["JobState"] == "COMPLETED", printed(folder, job)
+    return (folder / "path.npy").read_bytes()
+
+
+def check(folder, job, bits, restarts=1):
+    text = printed(folder, job)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
+    assert int(job["Restarts"]) >= restarts, text
+    assert text.count("stopped after") and text.count("goes on after"), text
+    assert (folder / "path.npy").read_bytes() == bits
+    assert list(folder.glob("saved-*/*")) == []
+
+
+def test_the_time_limit(slurm, folder):
+    """Slurm looks at limits every 30 s, and a signal may come early: with a limit of 60 s, at the first look."""
+    bits = uninterrupted(slurm, folder)
+    (folder / "path.npy").unlink()
+    number = submit(slurm, folder, "--time=1", "--signal=B:USR1@40", seconds=5)
+    (job,) = slurm.wait(number, timeout=240)
+    check(folder, job, bits)
+
+
+def test_a_signal_passes_through_mpirun(slurm, folder):
+    bits = uninterrupted(slurm, folder, launch="mpirun")
+    (folder / "path.npy").unlink()
+    number = submit(slurm, folder, launch="mpirun", seconds=1)
+    until_started(folder, number)
+    slurm.run("scancel", "--signal=USR1", "--batch", str(number), cwd=folder)
+    (job,) = slurm.wait(number)
+    check(folder, job, bits)
+
+
+def test_a_signal_before_the_ranks_listen(slurm, folder):
+    """It kills them: the script requeues the job, which starts from the beginning."""
+    number = submit(slurm, folder, starting=30)
+    until((folder / "starting").exists)
+    slurm.run("scancel", "--signal=USR1", "--batch", str(number), cwd=folder)
+    (job,) = slurm.wait(number)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), printed(folder, job)
+    assert (folder / "path.npy").exists()
+
+
+def test_a_cancelled_job_stays_away(slurm, folder):
+    number = submit(slurm, folder, seconds=1)
+    until_started(folder, number)
+    slurm.run("scancel", str(number), cwd=folder)
+    (job,) = slurm.wait(number)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
+    time.sleep(8)
+    (job,) = slurm.wait(number)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0"), printed(folder, job)
+    assert not (folder / "path.npy").exists()
+
+
+def until_started(folder, number):
+    """The ranks have begun: this is said before the first vertex."""
+    path = folder / f"long-{number}.out"
+    until(lambda: path.exists() and "starts from the beginning" in path.read_text())
+
+
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the job has not started"
+        time.sleep(0.1)
