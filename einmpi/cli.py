@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from einmpi.calibrate.command import add_options as add_calibration
+from einmpi.calibrate.command import calibrate
 from einmpi.commands import EVERY, check, plan, run, verify
 from einmpi.completion import SHELLS, script
 from einmpi.doctor.command import add_options, doctor
@@ -87,7 +89,7 @@ def _command(given: list[str], comm: Comm) -> int:
     options = together(comm, lambda: _parse(given), _what_to_do)
     if options is None:
         return 0
-    if options.command in ("run", "verify") and options.ranks is not None:
+    if options.command in ("run", "verify", "calibrate") and options.ranks is not None:
         return _on_ranks(options, given, comm)
     return COMMANDS[options.command](options, comm)
 
@@ -145,9 +147,11 @@ def completion(options: argparse.Namespace, comm: Comm) -> int:
     return 0
 
 
-COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify, "doctor": doctor, "completion": completion}
+COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify, "doctor": doctor,
+            "calibrate": calibrate, "completion": completion}  # fmt: skip
 # How the others get their options.
 WITHOUT_JOB: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "doctor": add_options,
+    "calibrate": add_calibration,
     "completion": lambda command: command.add_argument("shell", choices=SHELLS, help="whose script"),
 }

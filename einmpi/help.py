@@ -13,11 +13,11 @@ WIDTH = 80  # columns, whatever the terminal has: help is for reading, and for p
 # Groups of options, in this order. A test finds an option that is in none of them.
 GROUPS = {
     "the job": ("job", "--set", "--dtype"),
-    "ranks": ("--ranks", "--backend", "--timeout"),
+    "ranks": ("--ranks", "--backend", "--timeout", "--seconds"),
     "the plan": ("--strategy", "--compare", "--memory", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
-        "shell", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
+        "shell", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
     ),
 }  # fmt: skip
 
@@ -57,6 +57,11 @@ EXAMPLES = {
     "doctor": (
         ("einmpi doctor", "look, and let two ranks send messages"),
         ("einmpi doctor --json -", "for programs"),
+    ),
+    "calibrate": (
+        ("einmpi calibrate", "kernels, in this process"),
+        ("mpirun -n 4 python -m einmpi calibrate --save", "messages too; machine.toml"),
+        ("einmpi calibrate -n 4 --save here.toml", "the same: starts mpirun itself"),
     ),
     "completion": (
         ("einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi", ""),
