@@ -61,7 +61,7 @@ EXAMPLES = {
     "calibrate": (
         ("einmpi calibrate", "kernels, in this process"),
         ("mpirun -n 4 python -m einmpi calibrate --save", "messages too; machine.toml"),
-        ("einmpi calibrate -n 4 --save here.toml", "the same: starts mpirun itself"),
+        ("einmpi calibrate -n 4 --save", "the same: starts mpirun itself"),
     ),
     "completion": (
         ("einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi", ""),

@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -93,10 +94,9 @@ def _nodes(comm: Comm) -> list[int]:
 
 def _ranks(nodes: Sequence[int]) -> str:
     """2 nodes × 4 ranks."""
-    counts = sorted({nodes.count(node) for node in nodes})
-    some = " to ".join(map(str, (counts[0], counts[-1]) if len(counts) > 1 else counts))
-    number = len(set(nodes))
-    return f"{number} node{'s' * (number > 1)} × {some} rank{'s' * (counts[-1] > 1)}"
+    counts = Counter(nodes).values()
+    some = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return f"{len(counts)} node{'s' * (len(counts) > 1)} × {some} rank{'s' * (max(counts) > 1)}"
 
 
 def _processor() -> str:

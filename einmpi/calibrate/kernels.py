@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from einmpi.api import program
 from einmpi.calibrate.clock import seconds_of
+from einmpi.graph.einsum import EinSum
 from einmpi.plan.machine import PRODUCTS
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.kernels import compute
@@ -25,34 +27,25 @@ def product_times(comm: Comm, threads: int, budget: float) -> dict[str, float]:
     """Seconds for an operation of a matrix product, by dtype."""
     found = {}
     for dtype in PRODUCTS:
-        rows = _LEAST
-        while True:
-            work, operations = _work(PRODUCT, threads, dtype, A=(rows, rows), B=(rows, rows))
-            seconds = seconds_of(comm, work, budget / len(PRODUCTS) / 3)
-            if seconds >= _LONG or rows == _MOST:
-                break
+        rows, seconds = _LEAST // 2, 0.0
+        while seconds < _LONG and rows < _MOST:
             rows *= 2
-        found[dtype] = seconds / operations
+            einsum, operands, out = kernel(PRODUCT, dtype, A=(rows, rows), B=(rows, rows))
+            work = partial(compute, einsum, operands, out, {}, threads)
+            seconds = seconds_of(comm, work, budget / len(PRODUCTS) / 3)  # 3 sizes or so
+        found[dtype] = seconds / einsum.operations()
     return found
 
 
 def other_time(comm: Comm, threads: int, budget: float) -> float:
     """Seconds for an operation of another kernel."""
-    work, operations = _work(OTHER, threads, "float64", X=(_ROWS, _COLUMNS), C=(_ROWS,))
-    return seconds_of(comm, work, budget) / operations
+    einsum, operands, out = kernel(OTHER, "float64", X=(_ROWS, _COLUMNS), C=(_ROWS,))
+    return seconds_of(comm, partial(compute, einsum, operands, out, {}, threads), budget) / einsum.operations()
 
 
-def _work(text: str, threads: int, dtype: str, **shapes: Any) -> tuple[Callable[[], None], int]:
-    """A kernel on arrays of its own, and how many operations it does."""
+def kernel(text: str, dtype: str, **shapes: Any) -> tuple[EinSum, list[np.ndarray], np.ndarray]:
+    """A statement that makes Z: its EinSum, operands with some numbers, and the array for the result."""
     vertex = program(text, **shapes, dtype=dtype).graph["Z"]
-    einsum = vertex.einsum
-    assert einsum is not None
-    operands = [_numbers(shapes[name], dtype) for name in vertex.inputs]
-    out = np.zeros(vertex.bound, vertex.dtype)
-    no_index: Mapping[str, np.ndarray] = {}
-    return lambda: compute(einsum, operands, out, no_index, threads), einsum.operations()
-
-
-def _numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """Some numbers; nothing takes longer because of them."""
-    return (np.arange(np.prod(shape)) % 7).reshape(shape).astype(dtype)
+    assert vertex.einsum is not None
+    operands = [(np.arange(prod(shapes[name])) % 7).reshape(shapes[name]).astype(dtype) for name in vertex.inputs]
+    return vertex.einsum, operands, np.zeros(vertex.bound, vertex.dtype)
