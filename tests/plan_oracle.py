@@ -22,8 +22,13 @@ Axes = tuple[Symbol, ...]  # one symbol a mesh axis
 
 
 @cache
-def axes_of(ranks: int) -> tuple[int, ...]:
-    """The lengths of the mesh axes: the prime factors, each once, the largest first; then what is left, likewise."""
+def axes_of(ranks: int, nodes: int = 1) -> tuple[int, ...]:
+    """The lengths of the mesh axes: the prime factors, each once, the largest first; then what is left, likewise.
+
+    Those between nodes come first.
+    """
+    if nodes > 1:
+        return (*axes_of(nodes), *axes_of(ranks // nodes))
     turn = [p for p in range(ranks, 1, -1) if ranks % p == 0 and all(p % d for d in range(2, p))]
     return (*turn, *axes_of(ranks // prod(turn))) if turn else ()
 
@@ -39,17 +44,17 @@ def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
     return [window for window in found if window]
 
 
-def fits(ranks: int, extents: Sequence[int], axes: Axes) -> bool:
+def fits(ranks: int, extents: Sequence[int], axes: Axes, nodes: int = 1) -> bool:
     """Whether the axes given to each dimension (or label) are in one of its windows."""
     cut = [{axis for axis, symbol in enumerate(axes) if symbol == d} for d in range(len(extents))]
-    return all(not c or any(c <= w for w in windows(axes_of(ranks), extents[d])) for d, c in enumerate(cut))
+    return all(not c or any(c <= w for w in windows(axes_of(ranks, nodes), extents[d])) for d, c in enumerate(cut))
 
 
 @cache
-def layouts(ranks: int, extents: tuple[int, ...]) -> tuple[Axes, ...]:
+def layouts(ranks: int, extents: tuple[int, ...], nodes: int = 1) -> tuple[Axes, ...]:
     """Every way to give each axis to a dimension (or label) of these extents, or to R."""
-    every = itertools.product((*range(len(extents)), R), repeat=len(axes_of(ranks)))
-    return tuple(axes for axes in every if fits(ranks, extents, axes))
+    every = itertools.product((*range(len(extents)), R), repeat=len(axes_of(ranks, nodes)))
+    return tuple(axes for axes in every if fits(ranks, extents, axes, nodes))
 
 
 # ---- volumes --------------------------------------------------------------------------------------------------------
@@ -85,6 +90,20 @@ def received(factors: Sequence[int], extents: Sequence[int], source: Axes, targe
     return total
 
 
+def crossing(factors: Sequence[int], between: int, extents: Sequence[int], source: Axes, target: Axes) -> int:
+    """Words that all nodes together receive: what some rank of a node wants and none of it holds, without P."""
+    each, total = prod(factors[between:]), 0
+    for first in range(0, prod(factors), each):
+        held, wanted = (
+            {element for rank in range(first, first + each) for element in itertools.product(*(
+                owned(factors, extent, [a for a, s in enumerate(axes) if s == d], rank)
+                for d, extent in enumerate(extents)))}
+            for axes in (source, target)
+        )  # fmt: skip
+        total += len(wanted - held)
+    return total
+
+
 def row(factor: int, source: Symbol, target: Symbol) -> tuple[Fraction, ...]:
     """(BD, BS, G, OV, SG) of one axis, as the planner's table has them."""
     f, one = Fraction(factor), Fraction(1)
@@ -98,16 +117,20 @@ def row(factor: int, source: Symbol, target: Symbol) -> tuple[Fraction, ...]:
 
 
 @cache
-def _share(pairs: tuple[tuple[int, Symbol, Symbol], ...]) -> Fraction:
-    wanted, held, partials, common, shared = (prod(c) for c in zip(*(row(*pair) for pair in pairs), strict=True))
+def _share(pairs: tuple[tuple[int, Symbol, Symbol], ...], alone: int) -> Fraction:
+    wanted, held, partials, common, _ = (prod(c) for c in zip(*(row(*pair) for pair in pairs), strict=True))
+    shared = prod(row(*pair)[-1] for pair in pairs[alone:])
     rest = (1 - 1 / partials) * held - common
     return wanted + (rest * shared if rest > 0 else rest)
 
 
-def volume(factors: Sequence[int], source: Axes, target: Axes) -> Fraction:
-    """Tensors' worth of words that all ranks together receive, by the closed formula."""
+def volume(factors: Sequence[int], source: Axes, target: Axes, between: int = 0) -> Fraction:
+    """Tensors' worth of words that all ranks together receive, by the closed formula.
+
+    The first axes are `between` nodes: replicas there share a reduction only if it goes from node to node.
+    """
     pairs = tuple(zip(factors, source, target, strict=True))
-    return prod(factors) * _share(pairs) if pairs else Fraction(0)
+    return prod(factors) * _share(pairs, 0 if P in source[:between] else between) if pairs else Fraction(0)
 
 
 # ---- a plan ---------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from einmpi.runtime import groups
 from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.saved import checksum, complete
+from einmpi.schedule.layout import PARTIAL
 from einmpi.schedule.lower import lower
-from einmpi.schedule.moves import PARTIAL
 from einmpi.schedule.steps import Exchange, Reduce
 from einmpi.schedule.verify import verify
 from einmpi.units import parse_seconds

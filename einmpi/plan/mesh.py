@@ -28,14 +28,24 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Mesh:
-    """`ranks` as a product of prime axes, the slow one first. Rank r has one digit an axis, in that mixed radix."""
+    """`ranks` as a product of prime axes, the slow one first. Rank r has one digit an axis, in that mixed radix.
+
+    The ranks lie on `nodes` nodes, equally many on each and one node after the other: the first axes are between nodes.
+    """
 
     ranks: int
+    nodes: int = 1
 
     @cached_property
     def factors(self) -> tuple[int, ...]:
         """Different primes take turns: neighbouring axes then make many different products."""
-        return tuple(_take_turns(prime_factors(self.ranks)))
+        levels = self.nodes, self.ranks // self.nodes
+        return tuple(factor for level in levels for factor in _take_turns(prime_factors(level)))
+
+    @cached_property
+    def node_axes(self) -> int:
+        """How many of the axes, the first ones, are between nodes."""
+        return len(prime_factors(self.nodes))
 
     def parts(self, cuts: Sequence[Hashable], symbols: Iterable[Hashable]) -> tuple[int, ...]:
         """Into how many parts each symbol is cut, given the symbol that each axis cuts."""

@@ -22,7 +22,7 @@ from einmpi.plan.mesh import Mesh, prime_factors
 from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, place
 from einmpi.plan.tables import FLOPS_PER_BYTE, Solution, Solver, States, Unreachable
-from einmpi.plan.volume import moved_between
+from einmpi.plan.volume import moved_words
 
 MAX_RANKS = 4096
 DEFAULT = STRATEGIES[0]
@@ -313,7 +313,7 @@ def edge_words(mesh: Mesh, edge: Edge, elements: int, cuts: list[tuple[int, ...]
         return (copies - 1) * elements, 0, 0
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
     axes = tuple(zip(mesh.factors, sources, targets, strict=True))
-    total = moved_between(axes, edge.ndim, mesh.ranks) * elements // mesh.ranks
+    total, _ = moved_words(axes, edge.ndim, mesh, elements)
     partials = prod(f for f, s, _ in axes if s == edge.ndim + 1)
     aggregate = min(total, (partials - 1) * elements)
     turned = any(s < edge.ndim and t < edge.ndim and s != t for _, s, t in axes)

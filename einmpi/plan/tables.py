@@ -12,7 +12,7 @@ from einmpi.plan.eliminate import Limits, Memo, Table, minimize
 from einmpi.plan.factor import Edge, Factored
 from einmpi.plan.layout import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 from einmpi.plan.mesh import Mesh
-from einmpi.plan.volume import Ints, held_factors, layout_factors, moved, over_all_ranks
+from einmpi.plan.volume import Ints, held_factors, layout_factors, over_all_ranks, received
 
 # How many operations cost as much time as a byte, where no machine was measured.
 FLOPS_PER_BYTE = 16
@@ -173,7 +173,7 @@ class Solver:
             copies: Ints = np.where(targets == ndim, factors, 1).prod(axis=1) * held[0] - 1
             return copies[target_of] * nbytes
         sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
-        share = moved(layout_factors(move.factors, ndim, sources, targets).scaled(held), ranks)
+        share = received(layout_factors(move.factors, ndim, sources, targets).scaled(held).parts(), ranks)
         return over_all_ranks(share, ranks, nbytes)[np.ix_(source_of, target_of)]
 
     @staticmethod

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.plan.mesh import Mesh
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -73,13 +75,16 @@ def received(products: Sequence[Any], ranks: int) -> Any:
     return ranks * wanted + np.maximum(surplus, 0) // copies + np.minimum(surplus, 0)
 
 
-def moved(table: Factors, ranks: int) -> Ints:
-    """`received` for every pair of layouts."""
-    result: Ints = received(table.parts(), ranks)
-    return result
+def sharing(products: Sequence[Any], between: Sequence[Any]) -> Sequence[Any]:
+    """The products over all axes, made ready for `received`, given those over the axes between nodes.
+
+    Idle replicas on other nodes share a reduction only if it goes from node to node anyway.
+    """
+    elsewhere = np.where(between[2] > 1, 1, between[-1])
+    return (*products[:-1], products[-1] // elsewhere)
 
 
-def over_all_ranks(share: Ints, ranks: int, amount: int) -> Ints:
+def over_all_ranks(share: Any, ranks: int, amount: int) -> Any:
     """What all ranks together receive of a tensor of this size: amount · share / ranks, in numbers that stay small."""
     whole, rest = divmod(amount, ranks)
     return share * whole + share * rest // ranks
@@ -95,6 +100,8 @@ def held_factors(axes: tuple[tuple[int, int, int], ...], ndim: int) -> tuple[int
     return product
 
 
-def moved_between(axes: tuple[tuple[int, int, int], ...], ndim: int, ranks: int) -> int:
-    """`received` for one pair of layouts."""
-    return int(received(held_factors(axes, ndim), ranks))
+def moved_words(axes: tuple[tuple[int, int, int], ...], ndim: int, mesh: Mesh, elements: int) -> tuple[int, int]:
+    """(words that all ranks together receive, those of them that come from other nodes) for one pair of layouts."""
+    products, between = held_factors(axes, ndim), held_factors(axes[: mesh.node_axes], ndim)
+    share, crossing = received(sharing(products, between), mesh.ranks), received(between, mesh.nodes)
+    return int(share) * elements // mesh.ranks, int(crossing) * elements // mesh.nodes

@@ -29,7 +29,9 @@ class Comm(Protocol):
     size: int
     cores: int  # that this rank has for itself
     ranks_on_node: int
+    nodes: Sequence[int]  # the node of each rank
     received: int  # bytes of payload from other ranks so far
+    received_between: int  # those of them that came from other nodes
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
@@ -61,42 +63,68 @@ def pieces_of(buffer: np.ndarray, counts: Counts) -> list[np.ndarray]:
     return [buffer[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
+def even_nodes(comm: Comm) -> int | None:
+    """The number of nodes, where each has equally many ranks, one node after the other; None where it is not so."""
+    count = max(comm.nodes) + 1
+    each, rest = divmod(comm.size, count)
+    even = not rest and all(node == rank // each for rank, node in enumerate(comm.nodes))
+    return count if even else None
+
+
 # ---- what a call receives from others, in bytes; a wrong call ends here, in every comm alike ------------------------
 
+Amount = tuple[int, int]  # bytes from other ranks, and those of them from other nodes
 
-def alltoallv_bytes(rank: int, group: Group, send: np.ndarray, send_counts: Counts,
-                    receive: np.ndarray, receive_counts: Counts) -> int:  # fmt: skip
+
+def count(comm: Comm, amount: Amount) -> None:
+    comm.received += amount[0]
+    comm.received_between += amount[1]
+
+
+def alltoallv_bytes(comm: Comm, group: Group, send: np.ndarray, send_counts: Counts,
+                    receive: np.ndarray, receive_counts: Counts) -> Amount:  # fmt: skip
+    rank = comm.rank
     me = _member(rank, group, send_counts, receive_counts)
     assert send_counts[me] == receive_counts[me] == 0, f"rank {rank} exchanges {send_counts[me]} elements with itself"
     _holds(rank, send, sum(send_counts))
     _holds(rank, receive, sum(receive_counts))
     assert send.dtype == receive.dtype, f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
-    return int(sum(receive_counts)) * receive.dtype.itemsize
+    return _from_others(comm, group, receive_counts, receive)
 
 
-def allgatherv_bytes(rank: int, group: Group, buffer: np.ndarray, counts: Counts) -> int:
-    me = _member(rank, group, counts)
-    _holds(rank, buffer, sum(counts))
-    return int(sum(counts) - counts[me]) * buffer.dtype.itemsize
+def allgatherv_bytes(comm: Comm, group: Group, buffer: np.ndarray, counts: Counts) -> Amount:
+    _member(comm.rank, group, counts)
+    _holds(comm.rank, buffer, sum(counts))
+    return _from_others(comm, group, counts, buffer)
 
 
-def reduce_scatter_bytes(rank: int, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> int:
+def reduce_scatter_bytes(comm: Comm, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> Amount:
+    rank = comm.rank
     me = _member(rank, group, counts)
     _holds(rank, send, sum(counts))
     _holds(rank, receive, counts[me])
     assert send.dtype == receive.dtype, f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
-    return int((len(group) - 1) * counts[me]) * receive.dtype.itemsize
+    return _from_others(comm, group, [counts[me]] * len(group), receive)
 
 
 def sendrecv_bytes(
-    rank: int, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None
-) -> int:
+    comm: Comm, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None
+) -> Amount:
+    rank = comm.rank
     assert to is None or send is not None, f"rank {rank} sends nothing to rank {to}"
     assert (to == rank) == (source == rank), f"rank {rank} sends to {to} and receives from {source}: itself is both"
     if source is None:
-        return 0
+        return 0, 0
     assert receive is not None, f"rank {rank} has no buffer for rank {source}"
-    return 0 if source == rank else int(receive.size) * receive.dtype.itemsize
+    return _from_others(comm, (source,), [receive.size], receive)
+
+
+def _from_others(comm: Comm, group: Group, counts: Counts, buffer: np.ndarray) -> Amount:
+    here = comm.nodes[comm.rank]
+    pairs = list(zip(group, counts, strict=True))
+    total = sum(elements for member, elements in pairs if member != comm.rank)
+    between = sum(elements for member, elements in pairs if comm.nodes[member] != here)
+    return int(total) * buffer.dtype.itemsize, int(between) * buffer.dtype.itemsize
 
 
 def _member(rank: int, group: Group, *counts: Counts) -> int:
@@ -116,25 +144,25 @@ def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
 class SelfComm:
     """One process: rank 0 of 1."""
 
-    rank, size, ranks_on_node, received = 0, 1, 1, 0
+    rank, size, ranks_on_node, nodes, received, received_between = 0, 1, 1, (0,), 0, 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
-        alltoallv_bytes(0, group, send, send_counts, receive, receive_counts)
+        alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
 
     def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
-        allgatherv_bytes(0, group, buffer, counts)
+        allgatherv_bytes(self, group, buffer, counts)
 
     def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
-        reduce_scatter_bytes(0, group, send, counts, receive)
+        reduce_scatter_bytes(self, group, send, counts, receive)
         if send.dtype.name not in SUMMABLE:
             return False
         receive[...] = send
         return True
 
     def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
-        sendrecv_bytes(0, to, send, source, receive)
+        sendrecv_bytes(self, to, send, source, receive)
         if source is not None and receive is not None:
             receive[...] = send
 
@@ -154,28 +182,35 @@ class SelfComm:
 ALONE = SelfComm()
 
 
+def placed(size: int, nodes: int) -> tuple[int, ...]:
+    """The node of each rank, when they lie one node after the other."""
+    return tuple(rank * nodes // size for rank in range(size))
+
+
 class CountingComm:
     """One rank of many in a dry run: counts, moves nothing and never looks at an element."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size, self.ranks_on_node, self.received, self.cores = rank, size, 1, 0, 1
+    def __init__(self, rank: int, size: int, nodes: int = 1) -> None:
+        self.rank, self.size, self.ranks_on_node, self.cores = rank, size, 1, 1
+        self.nodes = placed(size, nodes)
+        self.received = self.received_between = 0
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
-        self.received += alltoallv_bytes(self.rank, group, send, send_counts, receive, receive_counts)
+        count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
 
     def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
-        self.received += allgatherv_bytes(self.rank, group, buffer, counts)
+        count(self, allgatherv_bytes(self, group, buffer, counts))
 
     def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
-        needed = reduce_scatter_bytes(self.rank, group, send, counts, receive)
+        needed = reduce_scatter_bytes(self, group, send, counts, receive)
         if send.dtype.name not in SUMMABLE:
             return False
-        self.received += needed
+        count(self, needed)
         return True
 
     def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
-        self.received += sendrecv_bytes(self.rank, to, send, source, receive)
+        count(self, sendrecv_bytes(self, to, send, source, receive))
 
     def same(self, text: str) -> int | None:
         return None

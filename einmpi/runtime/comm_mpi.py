@@ -23,6 +23,7 @@ from einmpi.runtime.comm import (
     Group,
     allgatherv_bytes,
     alltoallv_bytes,
+    count,
     pieces_of,
     reduce_scatter_bytes,
     sendrecv_bytes,
@@ -112,17 +113,20 @@ def _library() -> str:
 
 
 class MpiComm:
-    """All ranks of the caller's communicator, over a duplicate of it, so that no message mixes with the caller's."""
+    """All ranks of the caller's communicator, over a duplicate of it, so that no message mixes with the caller's.
+
+    Where every node has equally many ranks they are numbered node by node; rank 0 stays rank 0.
+    """
 
     def __init__(self, comm: Any) -> None:
         if comm.Is_inter():
             raise EinmpiError("MPI: this is an intercommunicator, which has two sides; an intracommunicator is needed")
         self._mpi = _mpi()
-        self._all = comm.Dup()
+        self._all, self.nodes = _by_node(comm, self._mpi)
         self._all.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank: int = self._all.rank
         self.size: int = self._all.size
-        self.received = 0
+        self.received = self.received_between = 0
         # A library may run out of communicators; all members of a group learn it together, and the group has None.
         self._groups: dict[Group, Any | None] = {tuple(range(self.size)): self._all}
         self.ranks_on_node, cores = _node(self._all, self._mpi)
@@ -136,7 +140,7 @@ class MpiComm:
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
         # Not MPI's own: a rank cannot know whether another one's counts are too large for it, and all have to agree.
         # Pairs without data cost nothing here, and no sub-communicator is needed.
-        self.received += alltoallv_bytes(self.rank, group, send, send_counts, receive, receive_counts)
+        count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
         me, ranks, requests = group.index(self.rank), len(group), []
         incoming, outgoing = pieces_of(receive, receive_counts), pieces_of(send, send_counts)
         for k in (me - step for step in range(1, ranks)):
@@ -146,7 +150,7 @@ class MpiComm:
         self._wait(requests)
 
     def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
-        self.received += allgatherv_bytes(self.rank, group, buffer, counts)
+        count(self, allgatherv_bytes(self, group, buffer, counts))
         pieces, me, ranks = pieces_of(buffer, counts), group.index(self.rank), len(group)
         comm = self._members(group) if ranks > 2 and buffer.nbytes <= MOST_BYTES else None
         if comm is not None:
@@ -160,7 +164,7 @@ class MpiComm:
             self._wait(requests)
 
     def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
-        needed = reduce_scatter_bytes(self.rank, group, send, counts, receive)
+        needed = reduce_scatter_bytes(self, group, send, counts, receive)
         datatype = self._sums.get(send.dtype.name)
         if datatype is None or send.nbytes > MOST_BYTES:
             return False
@@ -170,12 +174,12 @@ class MpiComm:
         comm = self._members(group)
         if comm is None:
             return False
-        self.received += needed
+        count(self, needed)
         self._wait([comm.Ireduce_scatter([send, datatype], [receive, datatype], list(counts), self._mpi.SUM)])
         return True
 
     def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
-        self.received += sendrecv_bytes(self.rank, to, send, source, receive)
+        count(self, sendrecv_bytes(self, to, send, source, receive))
         requests: list[Any] = []
         if source is not None and receive is not None:
             requests += self._start(self._all.Irecv, receive, source)
@@ -247,6 +251,22 @@ class MpiComm:
             everyone.Free()
             members.Free()
         return self._groups[group]
+
+
+def _by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
+    """A duplicate of a communicator, and the node of each of its ranks. A mesh wants the ranks of a node together."""
+    ours = comm.Dup()
+    node = ours.Split_type(mpi.COMM_TYPE_SHARED)
+    first = np.array([node.bcast(ours.rank)], np.int64)  # the lowest rank there stands for the node
+    node.Free()
+    firsts = np.empty(ours.size, np.int64)
+    ours.Allgather([first, mpi.INT64_T], [firsts, mpi.INT64_T])
+    _, places, counts = np.unique(firsts, return_inverse=True, return_counts=True)
+    if (np.diff(places) < 0).any() and (counts == counts[0]).all():
+        sorted_ = ours.Split(0, int(places[ours.rank]) * ours.size + ours.rank)
+        ours.Free()
+        return sorted_, tuple(np.sort(places).tolist())
+    return ours, tuple(places.tolist())
 
 
 def _node(comm: Any, mpi: Any) -> tuple[int, int]:

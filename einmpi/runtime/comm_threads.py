@@ -20,7 +20,9 @@ from einmpi.runtime.comm import (
     Group,
     allgatherv_bytes,
     alltoallv_bytes,
+    count,
     pieces_of,
+    placed,
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
@@ -82,15 +84,20 @@ class _Office:
         return None
 
 
-def run_threads(ranks: int, function: Callable[[ThreadComm], Result], limit: float = 60.0) -> list[Result]:
-    """What function(comm) returns on each rank. The first error of any rank ends all and is raised here."""
+def run_threads(
+    ranks: int, function: Callable[[ThreadComm], Result], limit: float = 60.0, nodes: int = 1
+) -> list[Result]:
+    """What function(comm) returns on each rank. The first error of any rank ends all and is raised here.
+
+    The ranks count what they receive as if they lay on that many nodes.
+    """
     office = _Office(ranks, limit)
     results: list[Any] = [None] * ranks
 
     def work(rank: int) -> None:
         failure: BaseException | None = None
         try:
-            results[rank] = function(ThreadComm(rank, ranks, office))
+            results[rank] = function(ThreadComm(rank, ranks, office, nodes))
         except BaseException as error:
             failure = error
         office.end(rank, failure)
@@ -116,13 +123,15 @@ def run_threads(ranks: int, function: Callable[[ThreadComm], Result], limit: flo
 class ThreadComm:
     """One rank of `run_threads`. Sends are copied at once, so no rank sees another one's buffers."""
 
-    def __init__(self, rank: int, size: int, office: _Office) -> None:
-        self.rank, self.size, self.ranks_on_node, self.received, self.cores = rank, size, size, 0, 1
+    def __init__(self, rank: int, size: int, office: _Office, nodes: int = 1) -> None:
+        self.rank, self.size, self.ranks_on_node, self.cores = rank, size, size, 1
+        self.nodes = placed(size, nodes)
+        self.received = self.received_between = 0
         self._office = office
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
-        self.received += alltoallv_bytes(self.rank, group, send, send_counts, receive, receive_counts)
+        count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
         doing = f"alltoallv{group}"
         for to, piece in zip(group, pieces_of(send, send_counts), strict=True):
             if to != self.rank:
@@ -132,7 +141,7 @@ class ThreadComm:
                 piece[...] = self._receive(source, doing, piece)
 
     def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
-        self.received += allgatherv_bytes(self.rank, group, buffer, counts)
+        count(self, allgatherv_bytes(self, group, buffer, counts))
         doing, pieces = f"allgatherv{group}", pieces_of(buffer, counts)
         for to in group:
             if to != self.rank:
@@ -142,10 +151,10 @@ class ThreadComm:
                 piece[...] = self._receive(source, doing, piece)
 
     def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
-        needed = reduce_scatter_bytes(self.rank, group, send, counts, receive)
+        needed = reduce_scatter_bytes(self, group, send, counts, receive)
         if send.dtype.name not in SUMMABLE:
             return False
-        self.received += needed
+        count(self, needed)
         doing, pieces = f"reduce_scatter{group}", pieces_of(send, counts)
         for to, piece in zip(group, pieces, strict=True):
             if to != self.rank:
@@ -156,7 +165,7 @@ class ThreadComm:
         return True
 
     def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
-        self.received += sendrecv_bytes(self.rank, to, send, source, receive)
+        count(self, sendrecv_bytes(self, to, send, source, receive))
         if to is not None and send is not None:
             self._send(to, "sendrecv", send)
         if source is not None and receive is not None:

@@ -24,8 +24,7 @@ from einmpi.graph.rest import needed
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.plan import MAX_RANKS
 from einmpi.runtime.backend import ALIGNMENT
-from einmpi.schedule.layout import Layout
-from einmpi.schedule.moves import PARTIAL
+from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.regions import Box, Runs, boxes, elements, intersect, locate, shape
 from einmpi.version import __version__
 

@@ -31,7 +31,7 @@ def exchange(step: Exchange, buffers: Buffers, comm: Comm) -> None:
     if moves.everybody:
         pieces = _everybodys_pieces(step)
         if (counts := _in_a_row(pieces, step.target)) is not None:
-            comm.allgatherv(moves.group, buffers[step.target].reshape(-1), counts)
+            comm.allgatherv(moves.group, buffers[step.target].reshape(-1)[: sum(counts)], counts)
             return
         if moves.most <= limit:
             _gather_at_once(step, pieces, buffers, comm)

@@ -12,6 +12,7 @@ from einmpi.plan.mesh import Mesh
 from einmpi.schedule.regions import Region, Runs, share, split
 
 Cuts: TypeAlias = tuple[int | None, ...]  # for each axis of the mesh: the dimension it cuts, or None
+PARTIAL = -1  # in place of a dimension: the ranks of this axis hold partial results
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,10 @@ def dealt_out(
 ) -> Layout:
     """The layout `cuts` with the blocks dealt out over `axes` too, along dimensions that give equal pieces.
 
-    Dimensions that are `turning`, about to be cut by another axis, come last: their pieces would suit some ranks.
+    Dimensions that are `turning`, about to be cut by another axis, come last: their pieces would suit some ranks. Axes
+    between nodes deal out last: then the ranks of a node have neighbouring pieces.
     """
+    axes = sorted(axes, key=lambda axis: axis < mesh.node_axes)
     left = [extent // prod(mesh.factors[a] for a, cut in enumerate(cuts) if cut == d) for d, extent in enumerate(bound)]
     splits = []
     for axis in axes:

@@ -10,9 +10,10 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Index, Scalar, walk
 from einmpi.plan.memory import operand_cuts, output_cuts
 from einmpi.plan.plan import Plan
-from einmpi.schedule.layout import Cuts, Layout, dealt_out
+from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
+from einmpi.schedule.levels import exchanges, reductions
 from einmpi.schedule.memory import with_begins, with_frees
-from einmpi.schedule.moves import PARTIAL, Reduction, exchange, reduced, reduction
+from einmpi.schedule.moves import Reduction, reduced
 from einmpi.schedule.regions import Region, Runs, length, locate, share
 from einmpi.schedule.steps import (
     Begin,
@@ -29,6 +30,8 @@ from einmpi.schedule.steps import (
     Store,
     slot_of,
 )
+
+_Ways = tuple[list[Reduction], list[Moves]]  # the steps that bring a tensor from one layout to another
 
 
 def lower(plan: Plan, rank: int) -> Schedule:
@@ -54,7 +57,7 @@ class _Lowering:
     points: list[SavePoint] = field(default_factory=list)
     # Layers repeat: what was worked out for one is kept for the next.
     blocks: dict[tuple[tuple[int, ...], Cuts], Region] = field(default_factory=dict)
-    moves: dict[tuple[tuple[int, ...], Cuts | None, Cuts], tuple[Reduction | None, Moves]] = field(default_factory=dict)
+    moves: dict[tuple[tuple[int, ...], Cuts | None, Cuts], _Ways] = field(default_factory=dict)
 
     def run(self) -> list[Step]:
         graph = self.plan.graph
@@ -103,9 +106,10 @@ class _Lowering:
         self.steps.append(Load(vertex.name, slot, piece, place, pieces))
         key = vertex.bound, None, cuts
         if key not in self.moves:
-            self.moves[key] = None, replace(exchange(wanted, pieces, wanted, self.rank), own=None)
+            first, *then = exchanges(wanted, pieces, wanted, self.rank)
+            self.moves[key] = [], [replace(first, own=None), *then]
         if everywhere:
-            self.steps.append(Exchange(vertex.name, slot, slot, self.moves[key][1]))
+            self.steps += [Exchange(vertex.name, slot, slot, moves) for moves in self.moves[key][1]]
 
     # ---- computed tensors -------------------------------------------------------------------------------------------
 
@@ -145,17 +149,16 @@ class _Lowering:
         if key not in self.moves:
             have, want = self.layout(vertex, source), self.layout(vertex, target)
             middle = reduced(self.plan.mesh, have.bound, source, target)
-            partial = [axis for axis, cut in enumerate(source) if cut == PARTIAL]
-            self.moves[key] = (
-                reduction(have, middle, partial, self.rank) if partial else None,
-                exchange(have, middle, want, self.rank),
-            )
-        reducing, moves = self.moves[key]
-        if reducing is not None:
+            stored = PARTIAL not in source
+            self.moves[key] = reductions(have, middle, self.rank), exchanges(have, middle, want, self.rank, stored)
+        reducing, moving = self.moves[key]
+        for reduction in reducing:
             assert vertex.einsum is not None and vertex.einsum.aggregation is not None
-            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reducing))
+            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reduction))
         made = slot_of(name, self.block(vertex, target), vertex.dtype)
-        self.steps.append(Exchange(vertex.name, slot, made, moves))
+        for moves in moving:
+            self.steps.append(Exchange(vertex.name, slot, made, moves))
+            slot = made  # what has arrived is passed on from there
         return made
 
     def kernel(self, vertex: Vertex, einsum: EinSum, state: Sequence[str | None], operands: Sequence[Slot],

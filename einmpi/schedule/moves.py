@@ -7,30 +7,52 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.volume import held_factors, reduction_surplus
-from einmpi.schedule.layout import Cuts, Layout, dealt_out
+from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
 from einmpi.schedule.regions import Region, Runs, intersect, locate
 from einmpi.schedule.steps import Moves
 
 Reduction: TypeAlias = tuple[tuple[int, ...], int, tuple[Region | None, ...]]  # group, own position, pieces
-PARTIAL = -1  # in place of a dimension: the ranks of this axis hold partial results
+
+
+class Blocks(Protocol):
+    """Elements that each rank has: a layout, or a part of one."""
+
+    @property
+    def mesh(self) -> Mesh: ...
+
+    @property
+    def bound(self) -> tuple[int, ...]: ...
+
+    def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
+        """The indices of a dimension that the rank with these digits has."""
+
+    def axes_of(self, dimension: int) -> tuple[int, ...]:
+        """The axes on whose digits that depends."""
 
 
 def reduced(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Layout:
     """Where the elements are when partial results have been aggregated, on their way from `source` to `target`.
 
-    What the target wants lies there already where that is free. Ranks that all want everything deal the work out.
+    What the target wants lies there already where that is free. Ranks that all want everything deal the work out; also
+    those of a node deal out what has to come from other nodes.
     """
-    cuts = tuple(t if s in (None, PARTIAL) else s for s, t in zip(source, target, strict=True))
-    axes = [axis for axis, cut in enumerate(source) if cut == PARTIAL and target[axis] is None]
-    if PARTIAL in source and _replicas_share(mesh, len(bound), source, target):
-        axes += [a for a, (s, t) in enumerate(zip(source, target, strict=True)) if s is None and t is None]
+    pairs = list(zip(source, target, strict=True))
+    cuts = tuple(t if s in (None, PARTIAL) else s for s, t in pairs)
+    axes = [axis for axis, (s, t) in enumerate(pairs) if s == PARTIAL and t is None]
+    shared = PARTIAL in source and _replicas_share(mesh, len(bound), source, target)
+    crossing = any(s is not None and s != t for s, t in pairs[: mesh.node_axes])
+    summing = PARTIAL in source[: mesh.node_axes]  # from node to node
+    for axis in (axis for axis, pair in enumerate(pairs) if pair == (None, None)):
+        if shared and summing if axis < mesh.node_axes else shared or crossing:
+            axes.append(axis)
     turning = {t for m, t in zip(cuts, target, strict=True) if t is not None and m != t}
     return dealt_out(mesh, bound, cuts, axes, turning)
 
@@ -57,11 +79,15 @@ def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...
     return group, group.index(rank)
 
 
-def exchange(source: Layout, middle: Layout, target: Layout, rank: int) -> Moves:
-    """From `middle`, stored at its places in the blocks of `source`, to `target`."""
+def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
+    """The axes along which ranks exchange something on the way from one to the other."""
     dealt = {axis for axis, _ in middle.splits}
     pairs = enumerate(zip(middle.cuts, target.cuts, strict=True))
-    axes = tuple(axis for axis, (m, t) in pairs if axis in dealt or (m is not None and m != t))
+    return tuple(axis for axis, (m, t) in pairs if axis in dealt or (m is not None and m != t))
+
+
+def exchange(source: Layout, middle: Layout, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:
+    """From `middle`, stored at its places in the blocks of `source`, to `target`, among ranks that differ on `axes`."""
     group, me = group_of(target.mesh, axes, rank)
     digits = target.mesh.digits(rank)
     stored, held, wanted = (layout.region(digits) for layout in (source, middle, target))
@@ -74,6 +100,25 @@ def exchange(source: Layout, middle: Layout, target: Layout, rank: int) -> Moves
     return _moves(group, me, sends, receives, everybody, most)
 
 
+def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:
+    """What ranks that differ on `axes` hold goes to all of them, to its place in the blocks of `target`, where each
+    rank has its own already."""
+    group, me = group_of(target.mesh, axes, rank)
+    digits = target.mesh.digits(rank)
+    wanted = target.region(digits)
+    receives = _by_member(axes, held, digits, lambda d, runs: locate(runs, wanted[d]))
+    sends = [receives[me]] * len(group)
+    return replace(_moves(group, me, sends, receives, True, target.most()), own=None)
+
+
+def common(source: Layout, target: Layout, rank: int) -> tuple[Region, Region] | None:
+    """Where what a rank has of both lies: in its block of the one, and of the other."""
+    digits = source.mesh.digits(rank)
+    one, two = source.region(digits), target.region(digits)
+    there, here = _common(one, two, one), _common(one, two, two)
+    return None if there is None or here is None else (there, here)
+
+
 def _moves(group: tuple[int, ...], me: int, sends: list[Region | None], receives: list[Region | None], everybody: bool,
            most: int) -> Moves:  # fmt: skip
     """What a rank would send to itself it copies."""
@@ -83,7 +128,7 @@ def _moves(group: tuple[int, ...], me: int, sends: list[Region | None], receives
     return Moves(group, me, tuple(sends), tuple(receives), own, everybody, most)
 
 
-def reduction(source: Layout, middle: Layout, axes: Sequence[int], rank: int) -> Reduction:
+def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) -> Reduction:
     """The pieces of `middle` in the blocks of `source`, for the ranks that hold partial results along `axes`."""
     group, me = group_of(source.mesh, axes, rank)
     digits = source.mesh.digits(rank)
@@ -133,7 +178,7 @@ def _common(one: Region, two: Region, stored: Region) -> Region | None:
 
 
 def _by_member(
-    axes: tuple[int, ...], varying: Layout, digits: Sequence[int], place: Callable[[int, Runs], Runs]
+    axes: tuple[int, ...], varying: Blocks, digits: Sequence[int], place: Callable[[int, Runs], Runs]
 ) -> list[Region | None]:
     """For each member of the group the places that `place` gives for its runs of every dimension; None for nothing."""
     mesh = varying.mesh

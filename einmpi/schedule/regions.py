@@ -90,6 +90,17 @@ def intersect(one: Runs, two: Runs) -> Runs:
     return tuple(found)
 
 
+def union(parts: Iterable[Runs]) -> Runs:
+    """The indices of all parts, no two of which have one in common."""
+    return _join(sorted(run for part in parts for run in part))
+
+
+def subtract(one: Runs, two: Runs) -> Runs:
+    """The indices of the first that the second does not have."""
+    gaps = itertools.pairwise((0, *itertools.chain.from_iterable(two), one[-1][1] if one else 0))
+    return intersect(one, tuple(gap for k, gap in enumerate(gaps) if k % 2 == 0 and gap[0] < gap[1]))
+
+
 def locate(inner: Runs, outer: Runs) -> Runs:
     """Where the indices of `inner` lie when those of `outer`, which has them all, are stored one after another."""
     found = []

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from plan_oracle import Axes, P, R, axes_of, layouts, received, volume
 
-from einmpi.plan.volume import layout_factors, moved, moved_between, over_all_ranks
+from einmpi.plan.volume import held_factors, layout_factors, over_all_ranks
+from einmpi.plan.volume import received as share_received
 
 RANKS = (2, 3, 4, 5, 6, 8, 9, 12, 16)
 
@@ -37,7 +38,7 @@ def table(ranks: int, ndim: int) -> np.ndarray:
         np.array(list(itertools.product(range(symbols), repeat=len(factors))), np.int64)
         for symbols in (ndim + 2, ndim + 1)
     )
-    return moved(layout_factors(factors, ndim, sources, targets), ranks)
+    return share_received(layout_factors(factors, ndim, sources, targets).parts(), ranks)
 
 
 def words(ranks: int, ndim: int, source: Axes, target: Axes, elements: int) -> int:
@@ -142,7 +143,7 @@ def test_one_pair_costs_what_the_table_of_all_pairs_has(ranks, ndim):
         source = tuple(rng.randrange(ndim + 2) for _ in factors)
         target = tuple(rng.randrange(ndim + 1) for _ in factors)
         entry = whole[code(source, ndim, ndim + 2), code(target, ndim, ndim + 1)]
-        assert moved_between(tuple(zip(factors, source, target, strict=True)), ndim, ranks) == entry
+        assert share_received(held_factors(tuple(zip(factors, source, target, strict=True)), ndim), ranks) == entry
 
 
 # ---- in general -----------------------------------------------------------------------------------------------------
@@ -179,5 +180,6 @@ def test_a_tensor_of_2_to_the_50_bytes_on_4096_ranks_does_not_overflow(nbytes):
     pairs = extremes + [(random_axes(rng, 4096, [0, 1, R, P]), random_axes(rng, 4096, [0, 1, R])) for _ in range(200)]
     for source, target in pairs:
         numbered = [tuple(number(symbol, 2) for symbol in axes) for axes in (source, target)]
-        share = np.array(moved_between(tuple(zip(factors, *numbered, strict=True)), 2, 4096), np.int64)
+        products = held_factors(tuple(zip(factors, *numbered, strict=True)), 2)
+        share = np.array(share_received(products, 4096), np.int64)
         assert int(over_all_ranks(share, 4096, nbytes)) == floor(nbytes * volume(factors, source, target))

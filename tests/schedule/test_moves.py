@@ -5,24 +5,26 @@ import random
 
 import numpy as np
 import pytest
-from plan_oracle import R, layouts, volume
+from plan_oracle import R, crossing, layouts, volume
 
 from einmpi.plan.mesh import Mesh
+from einmpi.plan.volume import moved_words
 from einmpi.runtime import transfer
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm_threads import run_threads
-from einmpi.schedule.layout import Layout
-from einmpi.schedule.moves import PARTIAL, exchange, redistribution, reduced, reduction
+from einmpi.schedule.layout import PARTIAL, Layout
+from einmpi.schedule.levels import exchanges, reductions
+from einmpi.schedule.moves import redistribution, reduced
 from einmpi.schedule.regions import elements, indices, shape
 from einmpi.schedule.steps import Exchange, Reduce, Slot
 
 P = "P"
 
 
-def sources(ranks, bound):
+def sources(ranks, bound, nodes=1):
     """Layouts of a tensor, with any of the axes that cut nothing holding partial results."""
-    for axes in layouts(ranks, bound):
+    for axes in layouts(ranks, bound, nodes):
         free = [axis for axis, cut in enumerate(axes) if cut == R]
         for partial in itertools.product((False, True), repeat=len(free)):
             chosen = list(axes)
@@ -35,19 +37,38 @@ def cuts_of(axes):
     return tuple(None if cut == R else PARTIAL if cut == P else cut for cut in axes)
 
 
-def pairs(ranks, bound, count, seed=1):
-    every = [(s, t) for s in sources(ranks, bound) for t in layouts(ranks, bound)]
+def pairs(ranks, bound, count, seed=1, nodes=1):
+    every = [(s, t) for s in sources(ranks, bound, nodes) for t in layouts(ranks, bound, nodes)]
     return random.Random(seed).sample(every, min(count, len(every)))
 
 
-def words(mesh, bound, source, target, rank):
-    middle = reduced(mesh, bound, source, target)
+def way(mesh, bound, source, target, rank):
+    """The steps between two layouts, as lowering has them."""
     have, want = Layout(mesh, bound, source), Layout(mesh, bound, target)
-    partial = [axis for axis, cut in enumerate(source) if cut == PARTIAL]
-    moves = exchange(have, middle, want, rank)
-    assert max(moves.words, sum(elements(r) for r in moves.sends if r is not None)) <= moves.most
-    group, me, pieces = reduction(have, middle, partial, rank)
-    return moves.words + (0 if pieces[me] is None else (len(group) - 1) * elements(pieces[me]))
+    middle = reduced(mesh, bound, source, target)
+    return reductions(have, middle, rank), exchanges(have, middle, want, rank, stored=PARTIAL not in source)
+
+
+def words(mesh, bound, source, target, rank):
+    """(all that a rank receives, what comes from other nodes)"""
+    each = mesh.ranks // mesh.nodes
+    total = between = 0
+
+    def receive(member, count):
+        nonlocal total, between
+        total += count
+        between += count * (member // each != rank // each)
+
+    reducing, moving = way(mesh, bound, source, target, rank)
+    for group, me, pieces in reducing:
+        for member in group[:me] + group[me + 1 :]:
+            receive(member, 0 if pieces[me] is None else elements(pieces[me]))
+    for moves in moving:
+        assert moves.words <= moves.most
+        assert moves.everybody or sum(elements(r) for r in moves.sends if r is not None) <= moves.most
+        for member, region in zip(moves.group, moves.receives, strict=True):
+            receive(member, 0 if region is None else elements(region))
+    return total, between
 
 
 @pytest.mark.parametrize("ranks, bound", [(2, (4, 6)), (3, (6, 3)), (4, (8, 4)), (6, (6, 12)), (8, (8, 16)),
@@ -57,7 +78,7 @@ def test_words_are_the_planners(ranks, bound):
     mesh = Mesh(ranks)
     size = int(np.prod(bound))
     for source, target in pairs(ranks, bound, 300):
-        found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)]
+        found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank)[0] for rank in range(ranks)]
         expected = volume(mesh.factors, source, target) * size
         assert sum(found) == expected, (source, target)
         turned = {t for s, t in zip(source, target, strict=True) if s not in (R, P) and t not in (R, s)}
@@ -65,24 +86,50 @@ def test_words_are_the_planners(ranks, bound):
         assert max(found) * ranks == sum(found) or (P in source and len(turned) == len(bound)), (source, target, found)
 
 
-@pytest.mark.parametrize("ranks, bound", [(3, (5, 7)), (4, (7, 9)), (6, (11, 13)), (8, (17, 19)), (12, (29, 31))])
-def test_words_are_nearly_the_planners_for_uneven_extents(ranks, bound):
-    """Only a change from one dimension to another meets blocks of different sizes: few elements more or less."""
-    mesh = Mesh(ranks)
+@pytest.mark.parametrize("ranks, nodes, bound", [(4, 2, (8, 4)), (4, 4, (4, 8)), (6, 2, (12, 6)), (6, 3, (6, 12)),
+                                                 (8, 2, (8, 16)), (8, 4, (16, 16)), (12, 2, (24, 12)),
+                                                 (8, 2, (16,)), (16, 4, (16, 16)), (16, 4, (32,)),
+                                                 (8, 4, (8, 8, 8)), (8, 2, (8, 8, 8))])  # fmt: skip
+def test_words_between_nodes_are_the_planners_and_the_fewest(ranks, nodes, bound):
+    """No more in all than directly, but where replicas on other nodes do not help with sums inside of a node."""
+    mesh = Mesh(ranks, nodes)
     size = int(np.prod(bound))
-    for source, target in pairs(ranks, bound, 200):
-        found = sum(words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks))
+    between = mesh.node_axes
+    for source, target in pairs(ranks, bound, 150, nodes=nodes):
+        found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)]
+        total, across = (sum(column) for column in zip(*found, strict=True))
+        numbers = [tuple(len(bound) if x == R else len(bound) + 1 if x == P else x for x in axes)
+                   for axes in (source, target)]  # fmt: skip
+        assert (total, across) == moved_words(tuple(zip(mesh.factors, *numbers, strict=True)), len(bound), mesh, size)
+        assert total == volume(mesh.factors, source, target, between) * size, (source, target)
+        node = volume(mesh.factors[:between], source[:between], target[:between])
+        assert across == node * size, (source, target)
+        if P not in source and size <= 256:
+            assert across == crossing(mesh.factors, between, bound, source, target), (source, target)
+
+
+@pytest.mark.parametrize("ranks, bound", [(3, (5, 7)), (4, (7, 9)), (6, (11, 13)), (8, (17, 19)), (12, (29, 31))])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_words_are_nearly_the_planners_for_uneven_extents(ranks, bound, nodes):
+    """Only a change from one dimension to another meets blocks of different sizes: few elements more or less."""
+    nodes = nodes if ranks % nodes == 0 else ranks
+    mesh = Mesh(ranks, nodes)
+    size = int(np.prod(bound))
+    for source, target in pairs(ranks, bound, 200, nodes=nodes):
+        found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)]
+        total, across = (sum(column) for column in zip(*found, strict=True))
         turned = any(s not in (R, P) and t != R and s != t for s, t in zip(source, target, strict=True))
-        expected = volume(mesh.factors, source, target) * size
-        assert abs(found - expected) <= (0.02 * size * ranks if turned else 0), (source, target)
+        slack = 0.02 * size * ranks if turned else 0
+        assert abs(total - volume(mesh.factors, source, target, mesh.node_axes) * size) <= slack, (source, target)
+        first = slice(mesh.node_axes)
+        assert abs(across - volume(mesh.factors[first], source[first], target[first]) * size) <= slack, (source, target)
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
-def move_on_threads(ranks, bound, source, target, aggregation, dtype, tensor_of):
+def move_on_threads(mesh, bound, source, target, aggregation, dtype, tensor_of):
     """Each rank's block in the target layout; `tensor_of(digits)` is what the ranks with these partial digits hold."""
-    mesh = Mesh(ranks)
     have, want = Layout(mesh, bound, source), Layout(mesh, bound, target)
     partial = [axis for axis, cut in enumerate(source) if cut == PARTIAL]
 
@@ -94,26 +141,28 @@ def move_on_threads(ranks, bound, source, target, aggregation, dtype, tensor_of)
         after = Slot("after", shape(want.block(comm.rank)), dtype)
         buffers = Buffers(NumpyBackend())
         buffers.make(before)[...] = local
-        middle = reduced(mesh, bound, source, target)
-        if partial:
-            step = Reduce("T", before, aggregation, *reduction(have, middle, partial, comm.rank))
-            transfer.reduce(step, buffers, comm)
-        transfer.exchange(Exchange("T", before, after, exchange(have, middle, want, comm.rank)), buffers, comm)
-        return buffers[after], comm.received
+        reducing, moving = way(mesh, bound, source, target, comm.rank)
+        for reduction in reducing:
+            transfer.reduce(Reduce("T", before, aggregation, *reduction), buffers, comm)
+        for number, moves in enumerate(moving):
+            transfer.exchange(Exchange("T", after if number else before, after, moves), buffers, comm)
+        return buffers[after], (comm.received, comm.received_between)
 
-    return run_threads(ranks, on_rank)
+    return run_threads(mesh.ranks, on_rank, nodes=mesh.nodes)
 
 
-CASES = [(2, (5,)), (3, (5, 4)), (4, (6, 7)), (6, (7, 9)), (8, (9, 8)), (12, (13, 5)), (4, (1,)), (8, (3, 2, 4))]
+CASES = [(2, 1, (5,)), (3, 1, (5, 4)), (4, 1, (6, 7)), (6, 1, (7, 9)), (8, 1, (9, 8)), (12, 1, (13, 5)), (4, 1, (1,)),
+         (8, 1, (3, 2, 4)), (4, 2, (6, 7)), (6, 3, (7, 9)), (8, 2, (9, 8)), (8, 4, (1,)), (8, 4, (7,)),
+         (12, 2, (13, 5)), (8, 4, (4, 4, 4))]  # fmt: skip
 
 
 @pytest.mark.parametrize("stage", [16 * 2**20, 64], ids=["at once", "in pieces"])
-@pytest.mark.parametrize("ranks, bound", CASES)
-def test_values_arrive(monkeypatch, ranks, bound, stage):
+@pytest.mark.parametrize("ranks, nodes, bound", CASES)
+def test_values_arrive(monkeypatch, ranks, nodes, bound, stage):
     """Sums of whole numbers are exact in any order."""
     monkeypatch.setattr(transfer, "STAGE", stage)
-    mesh, rng = Mesh(ranks), np.random.default_rng(3)
-    for number, (source, target) in enumerate(pairs(ranks, bound, 25)):
+    mesh, rng = Mesh(ranks, nodes), np.random.default_rng(3)
+    for number, (source, target) in enumerate(pairs(ranks, bound, 25, nodes=nodes)):
         aggregation, dtype = [("sum", "float64"), ("max", "int64"), ("sum", "float16"), ("any", "bool")][number % 4]
         partial = [mesh.factors[axis] for axis, cut in enumerate(source) if cut == P]
         stack = rng.integers(0, 2 if dtype == "bool" else 50, (*partial, *bound)).astype(dtype)
@@ -121,13 +170,14 @@ def test_values_arrive(monkeypatch, ranks, bound, stage):
         whole = {"sum": stack.sum(axis=axes, dtype=dtype), "max": stack.max(axis=axes), "any": stack.any(axis=axes)}[
             aggregation
         ]
-        results = move_on_threads(ranks, bound, cuts_of(source), cuts_of(target), aggregation, dtype, stack.__getitem__)
+        results = move_on_threads(mesh, bound, cuts_of(source), cuts_of(target), aggregation, dtype, stack.__getitem__)
         want = Layout(mesh, bound, cuts_of(target))
         for rank, (block, received) in enumerate(results):
             np.testing.assert_array_equal(
                 block, whole[np.ix_(*map(indices, want.block(rank)))], err_msg=f"{source} {target}"
             )
-            assert received == words(mesh, bound, cuts_of(source), cuts_of(target), rank) * block.dtype.itemsize
+            expected = words(mesh, bound, cuts_of(source), cuts_of(target), rank)
+            assert received == tuple(count * block.dtype.itemsize for count in expected)
 
 
 @pytest.mark.parametrize("ranks, used, bound", [(4, 3, (7, 5)), (6, 6, (9, 4)), (5, 2, (8,)), (7, 6, (3, 3, 3))])
