@@ -40,15 +40,14 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
 
     on_first_rank(comm, lambda: _check(options))
     threads = threads_of(comm)
-    nodes = _nodes(comm)
-    machine = _measure(comm, nodes, threads.count, options.seconds)
+    machine = _measure(comm, threads.count, options.seconds)
 
     def tell() -> None:
         with json_file(options.json) as file:
             if file is not None:
-                file.write(json.dumps(_as_json(machine, nodes, threads.count), indent=1) + "\n")
+                file.write(json.dumps(_as_json(machine, comm.nodes, threads.count), indent=1) + "\n")
             if file is not sys.stdout:
-                print(_table(machine, f"{_ranks(nodes)}, {threads}"))
+                print(_table(machine, f"{_ranks(comm.nodes)}, {threads}"))
             if options.save is not None:
                 _write(options.save, str(machine))
             if file is not sys.stdout:
@@ -61,20 +60,21 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
 # ---- measuring ------------------------------------------------------------------------------------------------------
 
 
-def _measure(comm: Comm, nodes: Sequence[int], threads: int, seconds: float) -> Machine:
+def _measure(comm: Comm, threads: int, seconds: float) -> Machine:
     from einmpi.calibrate.kernels import other_time, product_times
     from einmpi.calibrate.messages import byte_time, inside_and_between, latency
     from einmpi.plan.machine import Machine
 
-    inside, between = inside_and_between(nodes, comm.rank)
+    inside, between = inside_and_between(comm.nodes, comm.rank)
+    nodes = max(comm.nodes) + 1
     links = []
-    for name, group, some in (("inside", inside, len(set(nodes)) < len(nodes)), ("between", between, max(nodes) > 0)):
+    for name, group, some in (("inside", inside, nodes < comm.size), ("between", between, nodes > 1)):
         budget = seconds * _SHARES[name]
-        times = (latency(comm, group, budget / 4), byte_time(comm, group, budget)) if some else (0.0, 0.0)
-        links.append(times)
+        links.append((latency(comm, group, budget / 4), byte_time(comm, group, budget)) if some else (0.0, 0.0))
     multiply = product_times(comm, threads, seconds * _SHARES["products"])
     other = other_time(comm, threads, seconds * _SHARES["other"])
-    source = f"{time.strftime('%Y-%m-%d')} on {_ranks(nodes)} of {threads} thread{'s' * (threads > 1)}, {_processor()}"
+    ranks = f"{_ranks(comm.nodes)} of {threads} thread{'s' * (threads > 1)}"
+    source = f"{time.strftime('%Y-%m-%d')} on {ranks}, {_processor()}"
     (latency_inside, byte_inside), (latency_between, byte_between) = links
     return Machine(_whole(latency_inside * 1e9), _whole(latency_between * 1e9), _whole(byte_inside * 1e12),
                    _whole(byte_between * 1e12), {dtype: _whole(each * 1e15) for dtype, each in multiply.items()},
@@ -84,12 +84,6 @@ def _measure(comm: Comm, nodes: Sequence[int], threads: int, seconds: float) -> 
 def _whole(value: float) -> int:
     """0 is what was not measured."""
     return max(1, round(value)) if value else 0
-
-
-def _nodes(comm: Comm) -> list[int]:
-    """The node of every rank, numbered in order."""
-    names = comm.allgather_text(platform.node())
-    return [list(dict.fromkeys(names)).index(name) for name in names]
 
 
 def _ranks(nodes: Sequence[int]) -> str:

@@ -17,12 +17,12 @@ _SMALLEST, _LARGEST = 2**20, 2**24  # bytes that a rank gets in an exchange; run
 def inside_and_between(nodes: Sequence[int], rank: int) -> tuple[Group, Group]:
     """The ranks of this rank's node, and those on all nodes that have the same place as this one; `nodes` has the node
     of every rank. All ranks of a node belong to different groups of the second kind, so they share the network."""
-    place = nodes[:rank].count(nodes[rank])
     members: dict[int, list[int]] = {}
     for other, node in enumerate(nodes):
         members.setdefault(node, []).append(other)
-    inside = tuple(members[nodes[rank]])
-    return inside, tuple(sorted(found[place] for found in members.values() if place < len(found)))
+    inside = members[nodes[rank]]
+    place = inside.index(rank)
+    return tuple(inside), tuple(sorted(found[place] for found in members.values() if place < len(found)))
 
 
 def latency(comm: Comm, group: Group, budget: float) -> float:
