@@ -85,9 +85,9 @@ def test_what_is_saved_is_what_is_printed(tmp_path):
 
 @pytest.mark.mpi
 @needs_mpirun
-def test_what_cannot_be_written_is_said_once(tmp_path):
-    done = run_mpi(2, ["-m", "einmpi", "calibrate", "--save", "none/machine.toml"], cwd=tmp_path)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "--save none/machine.toml: No such file or directory; a file to write\n"
-    done = run_mpi(2, ["-m", "einmpi", "calibrate", "--seconds", "nan"], cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "--seconds: nan seconds; more than 0, at most 3600\n")
+def test_wrong_options_are_said_once(tmp_path):
+    """Open MPI's mpirun adds words of its own."""
+    for words, line in ((["--save", "none/machine.toml"], "--save none/machine.toml: No such file or directory; a file"),
+                        (["--seconds", "nan"], "--seconds: nan seconds; more than 0, at most 3600")):  # fmt: skip
+        done = run_mpi(2, ["-m", "einmpi", "calibrate", *words], cwd=tmp_path)
+        assert (done.returncode, done.stdout.count("product"), done.stderr.count(line)) == (2, 0, 1)
