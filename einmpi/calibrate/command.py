@@ -7,13 +7,11 @@ import contextlib
 import json
 import os
 import platform
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from einmpi.doctor.command import json_file
 from einmpi.errors import InputError
 
 if TYPE_CHECKING:
@@ -43,15 +41,11 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
     machine = _measure(comm, threads.count, options.seconds)
 
     def tell() -> None:
-        with json_file(options.json) as file:
-            if file is not None:
-                file.write(json.dumps(_as_json(machine, comm.nodes, threads.count), indent=1) + "\n")
-            if file is not sys.stdout:
-                print(_table(machine, f"{_ranks(comm.nodes)}, {threads}"))
-            if options.save is not None:
-                _write(options.save, str(machine))
-            if file is not sys.stdout:
-                print(_what_now(options.save))
+        data = json.dumps(_as_json(machine, comm.nodes, threads.count), indent=1) + "\n"
+        for flag, text in (("save", str(machine)), ("json", data)):
+            _write(options, flag, text)
+        table = _table(machine, f"{_ranks(comm.nodes)}, {threads}")
+        print(data if options.json == "-" else f"{table}\n{_what_now(options.save)}\n", end="")
 
     on_first_rank(comm, tell)
     return 0
@@ -148,14 +142,17 @@ def _check(options: argparse.Namespace) -> None:
     """Before the long look, not after it."""
     if not 0 < options.seconds <= 3600:
         raise InputError("--seconds", f"{options.seconds:g} seconds", "more than 0, at most 3600")
-    if options.save is not None:
-        _write(options.save, None)
+    for flag in ("save", "json"):
+        _write(options, flag, None)
 
 
-def _write(file: str, text: str | None) -> None:
-    """Replace the file whole; without a text only try whether that could be done."""
+def _write(options: argparse.Namespace, flag: str, text: str | None) -> None:
+    """Replace the flag's file whole, if there is one; without a text only try whether that could be done."""
     from einmpi.runtime.draft import new_draft, publish
 
+    file = getattr(options, flag)
+    if file is None or (flag, file) == ("json", "-"):
+        return
     target = os.path.realpath(file)
     draft = new_draft(target)
     try:
@@ -168,7 +165,7 @@ def _write(file: str, text: str | None) -> None:
         if text is not None:
             publish(draft, target)
     except OSError as error:
-        raise InputError(f"--save {file}", error.strerror or str(error), "a file to write") from None
+        raise InputError(f"--{flag} {file}", error.strerror or str(error), "a file to write") from None
     finally:
         with contextlib.suppress(OSError):
             os.remove(draft)

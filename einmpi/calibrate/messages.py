@@ -11,7 +11,8 @@ from einmpi.calibrate.clock import seconds_of
 from einmpi.runtime.comm import Comm, Group
 
 _ROUNDS = 20  # of small messages, timed together
-_SMALLEST, _LARGEST = 2**20, 2**24  # bytes that a rank gets in an exchange; runs send no more in one
+_SMALLEST, _LARGEST = 2**16, 2**24  # bytes that a rank gets in an exchange; runs send no more in one
+_SIZES = 3  # that count: small ones say more about latency
 
 
 def inside_and_between(nodes: Sequence[int], rank: int) -> tuple[Group, Group]:
@@ -37,18 +38,16 @@ def latency(comm: Comm, group: Group, budget: float) -> float:
 
 
 def byte_time(comm: Comm, group: Group, budget: float) -> float:
-    """Seconds for a byte that a rank gets from the others of its group, all at once: the median of some sizes.
-
-    Large messages are left out where they would take too long.
-    """
+    """Seconds for a byte that a rank gets from the others of its group, all at once: the median of the largest sizes
+    that there is time for."""
     found: list[float] = []
     size, left = _SMALLEST, budget
     while size <= _LARGEST and (not found or 5 * size * found[-1] < left):  # 5 is about the fewest repeats
-        seconds = seconds_of(comm, _exchange(comm, group, size), budget / 6)
+        seconds = seconds_of(comm, _exchange(comm, group, size), budget / 8)
         found.append(seconds / size)
         left -= 5 * seconds
         size *= 4
-    return median(found)
+    return median(found[-_SIZES:])
 
 
 def _exchange(comm: Comm, group: Group, size: int) -> Callable[[], None]:

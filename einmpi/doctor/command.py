@@ -35,7 +35,7 @@ def doctor(options: argparse.Namespace, comm: Comm) -> int:
     def look() -> None:
         if not options.timeout > 0:
             raise InputError("--timeout", f"{options.timeout:g} seconds", "more than 0")
-        with json_file(options.json) as file:
+        with _opened(options.json) as file:
             for finding in examine(options.timeout, started=comm.size > 1):
                 findings.append(finding)
                 if file is not sys.stdout:
@@ -52,7 +52,7 @@ def doctor(options: argparse.Namespace, comm: Comm) -> int:
 
 
 @contextlib.contextmanager
-def json_file(file: str | None) -> Iterator[TextIO | None]:
+def _opened(file: str | None) -> Iterator[TextIO | None]:
     """The file for JSON, if one is wanted. It is opened before the long look, not after it."""
     if file in (None, "-"):
         yield sys.stdout if file else None
