@@ -80,8 +80,11 @@ def options_of(
     strategy: str | None = None,
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
+    machine: str | os.PathLike[str] | None = None,
+    nodes: int = 1,
 ) -> Options:
     """What a job and the caller ask of a plan; the caller's word counts more."""
+    from einmpi.plan.machine import read_machine
     from einmpi.plan.plan import Options  # `import einmpi` stays fast without the planner
 
     try:
@@ -94,7 +97,9 @@ def options_of(
     for name, parts in (pin or {}).items():
         pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
     resident = tuple(spec.name for spec in inputs if spec.resident)
-    return Options(strategy or job.strategy, limit, resident, pins, job.roles)
+    file = job.machine if machine is None else os.fspath(machine)
+    known = None if file is None else read_machine(file)
+    return Options(strategy or job.strategy, limit, resident, pins, job.roles, nodes=nodes, machine=known)
 
 
 def plan(
@@ -104,11 +109,15 @@ def plan(
     strategy: str | None = None,
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
+    nodes: int = 1,
+    machine: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """How a job is cut over `ranks` ranks: no MPI, no data. print(plan) is what `einmpi plan` prints.
 
     `strategy` and `memory`, bytes a rank or a text such as "4 GiB", are the job's own by default. `pin` prescribes into
-    how many parts each dimension of an input or output is cut.
+    how many parts each dimension of an input or output is cut. The ranks lie on `nodes` nodes, equally many on each.
+    `machine` is a file that `einmpi calibrate` has written: then the plan is made for the times in it, and has
+    ``seconds_predicted``.
 
     >>> job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(400, 300), B=(300, 400))
     >>> einmpi.plan(job, ranks=4).parts("Z")
@@ -118,7 +127,7 @@ def plan(
     """
     from einmpi.plan.plan import make_plan
 
-    return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin))
+    return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin, machine, nodes))
 
 
 def compile(
@@ -128,13 +137,14 @@ def compile(
     strategy: str | None = None,
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
+    machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
 ) -> Compiled:
     """A job made ready for the ranks of a communicator of mpi4py: call it again and again, it plans once.
 
     A call gives a dict of DistArrays, which may be inputs of the next call. Without `comm` the ranks are all that
-    mpirun started, or this process alone. `strategy`, `memory` and `pin` are those of `plan`. `fast_math` allows faster
-    arithmetic that rounds more.
+    mpirun started, or this process alone. `strategy`, `memory`, `pin` and `machine` are those of `plan`. `fast_math`
+    allows faster arithmetic that rounds more.
 
     >>> step = einmpi.compile(einmpi.program("Y[i] = X[i] / 2", X=(3,)))
     >>> half = step({"X": np.array([4.0, 8.0, 16.0])})["Y"]
@@ -148,7 +158,7 @@ def compile(
         if not isinstance(fast_math, bool):
             raise InputError("fast_math", f"{fast_math!r} is no truth value", "True or False")
         job = replace(job, fast_math=fast_math)
-    return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin))
+    return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin, machine))
 
 
 def run(job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **options: Any) -> dict[str, DistArray]:

@@ -57,8 +57,10 @@ def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
     which = command.add_mutually_exclusive_group()
     which.add_argument("--strategy", help="how to cut; the job's own by default")
     command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
+    command.add_argument("--machine", metavar="FILE.toml", help="plan for the times that einmpi calibrate measured")
     command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
     if ranks_needed:
+        command.add_argument("--nodes", type=int, default=1, metavar="N", help="that the ranks lie on, equally many each")
         which.add_argument("--compare", action="store_true", help="all strategies side by side")
         command.add_argument("--plot", metavar="FILE.svg", help="draw the graph with its cuts; or FILE.png")
         command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")

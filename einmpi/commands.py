@@ -105,7 +105,7 @@ def _run_job(
         every = parse_seconds(options.every or EVERY)
         checkpoints = open_checkpoints(job, comm, options.checkpoint, every, options.resume, asked, options.quiet)
     compiled, plan, schedule, given = prepare(
-        job, comm, lambda job: options_of(job, options.strategy, options.memory), checkpoints
+        job, comm, lambda job: options_of(job, options.strategy, options.memory, machine=options.machine), checkpoints
     )
     note = note_to(comm.rank)
     repeats = getattr(options, "repeat", 1)
@@ -130,7 +130,7 @@ def _run_job(
                "checkpoint": checkpoints.seconds if checkpoints else 0.0, "store": stored,
                "total": time.perf_counter() - start}  # fmt: skip
     last = measured[-1]
-    moved = totals(comm, last.received, last.peak, measured[0].shuffled)
+    moved = totals(comm, last.received, last.peak, measured[0].shuffled, last.between)
     report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels(),
                     timeline=observer.timeline)  # fmt: skip
     if checkpoints is not None:
@@ -228,14 +228,15 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         check_plot(options.plot)
     job = _load(options)
+    asked = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     data: object
     plans = None
     if options.compare:
-        plans = compare(lambda name: make_plan(job, options.ranks, strategy=name, memory=options.memory))
+        plans = compare(lambda name: make_plan(job, options.ranks, strategy=name, **asked))
         text, data = comparison_text(plans), [as_json(plan) for plan in plans.plans]
         made = next((plan for plan in plans.plans if plan.strategy == job.strategy), plans.plans[0])
     else:
-        made = make_plan(job, options.ranks, strategy=options.strategy, memory=options.memory)
+        made = make_plan(job, options.ranks, strategy=options.strategy, **asked)
         text, data = plan_text(made), as_json(made)
         if options.show_relations:
             name = options.show_relations

@@ -16,7 +16,7 @@ from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.checkpoint import Checkpoints
-from einmpi.runtime.comm import Comm, together
+from einmpi.runtime.comm import Comm, even_nodes, together
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
@@ -41,6 +41,7 @@ class Measured:
     received: int  # bytes
     peak: int  # bytes
     shuffled: int = 0  # bytes received while loading, beside what the plan moves
+    between: int = 0  # bytes of those received that came from other nodes
 
 
 class Compiled:
@@ -103,23 +104,26 @@ class Compiled:
             self.files |= found
 
     def plan(self, kinds: Kinds) -> Plan:
-        plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
+        # Where the nodes differ, the mesh has one level; what goes from node to node is counted all the same.
+        nodes = {"nodes": max(self.comm.nodes) + 1, "uneven": even_nodes(self.comm) is None}
+        plan = make_plan(self.job.graph, self.comm.size, replace(_with_inputs(self.options, kinds), **nodes))
         check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
         return plan
 
     def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
             checkpoints: Checkpoints | None = None) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
-        before, start = self.comm.received, time.perf_counter()
+        before, start = (self.comm.received, self.comm.received_between), time.perf_counter()
         clock = _LoadClock(self.on_step)
-        sources.shuffled = 0
+        sources.shuffled = sources.shuffled_between = 0
         try:
             blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock, checkpoints)
         finally:
             sources.close()
         clock.stop()
         seconds = time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
-        received = self.comm.received - before - sources.shuffled
-        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled)
+        received = self.comm.received - before[0] - sources.shuffled
+        between = self.comm.received_between - before[1] - sources.shuffled_between
+        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled, between)
         return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured
 
     def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
@@ -208,8 +212,7 @@ def _with_inputs(options: Options, kinds: Kinds) -> Options:
     everywhere = tuple(name for name, kind in kinds if kind == "array" and name not in options.resident)
     resident = tuple(name for name in options.resident if name not in given)
     pins = {name: parts for name, parts in options.pins.items() if name not in given}
-    return replace(options, resident=resident + everywhere, pins=pins, given=given,
-                   mesh_ranks=mesh.ranks if mesh else None)  # fmt: skip
+    return replace(options, resident=resident + everywhere, pins=pins, given=given, mesh=mesh)
 
 
 def _on_one_mesh(given: dict[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,8 @@ WIDTH = 80  # columns, whatever the terminal has: help is for reading, and for p
 # Groups of options, in this order. A test finds an option that is in none of them.
 GROUPS = {
     "the job": ("job", "--set", "--dtype"),
-    "ranks": ("--ranks", "--backend", "--timeout", "--seconds"),
-    "the plan": ("--strategy", "--compare", "--memory", "--show-relations"),
+    "ranks": ("--ranks", "--nodes", "--backend", "--timeout", "--seconds"),
+    "the plan": ("--strategy", "--compare", "--memory", "--machine", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
         "shell", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
@@ -47,6 +47,7 @@ EXAMPLES = {
     "plan": (
         ("einmpi plan jobs/attention.toml -n 64", "no MPI, no data"),
         ("einmpi plan jobs/chain.toml -n 8 --compare", "all strategies"),
+        ("einmpi plan jobs/chain.toml -n 64 --nodes 8", "on 8 nodes"),
         ("einmpi plan jobs/chain.toml -n 8 --memory 4MiB", "with little memory"),
         ("einmpi plan jobs/chain.toml -n 4 --show-relations Z_1", "one vertex"),
     ),

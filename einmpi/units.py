@@ -120,6 +120,11 @@ def show_bytes(count: int) -> str:
     return f"{count} B" if unit == 0 else f"{value:.1f} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit - 1]}"
 
 
+def show_seconds(seconds: float) -> str:
+    """0.00123 as 1.23 ms."""
+    return _scaled(seconds * 1e9, ("ns", "us", "ms", "s"))
+
+
 def show_count(count: int) -> str:
     """1234567 as 1,234,567."""
     return f"{count:,}"

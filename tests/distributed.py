@@ -30,6 +30,7 @@ class Done:
     plan: Plan
     outputs: dict[str, np.ndarray]
     received: list[int]
+    between: list[int]
     peaks: list[int]
 
     @property
@@ -42,9 +43,11 @@ class Done:
         return max(self.received) * self.plan.mesh.ranks / self.moved if self.moved else 1.0
 
 
-def run_on_threads(job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None = None, **options: Any) -> Done:
+def run_on_threads(
+    job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None = None, nodes: int = 1, **options: Any
+) -> Done:
     """Run a job on threads; its schedules are verified, and its bytes and memory compared with what was foretold."""
-    planner = Compiled(job, CountingComm(0, ranks), options_of(job, **options))
+    planner = Compiled(job, CountingComm(0, ranks, nodes), options_of(job, **options))
     planner.prepare(dict(inputs or {}))
     ((kinds, (plan, _)),) = planner.ready.items()
 
@@ -57,15 +60,16 @@ def run_on_threads(job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None
         outputs = compiled(inputs)
         return {name: array.gather() for name, array in outputs.items()}, compiled
 
-    results = run_threads(ranks, on_rank)
+    results = run_threads(ranks, on_rank, nodes=nodes)
     received = [compiled.measured.received for _, compiled in results]
+    between = [compiled.measured.between for _, compiled in results]
     peaks = [compiled.measured.peak for _, compiled in results]
     check_schedules(plan, received, peaks)
     outputs = results[0][0]
     for others, _ in results[1:]:
         for name, array in others.items():
             np.testing.assert_array_equal(array, outputs[name])
-    return Done(plan, outputs, received, peaks)
+    return Done(plan, outputs, received, between, peaks)
 
 
 def check_schedules(plan: Plan, received: list[int], peaks: list[int]) -> None:
@@ -79,12 +83,17 @@ def check_schedules(plan: Plan, received: list[int], peaks: list[int]) -> None:
 
 def dry_run(plan: Plan) -> list[int]:
     """Bytes that each rank receives, by the same loop without any values."""
-    received = []
+    return [received for received, _ in dry_run_on_nodes(plan)]
+
+
+def dry_run_on_nodes(plan: Plan) -> list[tuple[int, int]]:
+    """The same, and how many of them come from other nodes."""
+    found = []
     for rank in range(plan.ranks):
-        comm = CountingComm(rank, plan.ranks)
+        comm = CountingComm(rank, plan.ranks, plan.nodes)
         execute(lower(plan, rank), ShapeBackend(), comm, NoValues())
-        received.append(comm.received)
-    return received
+        found.append((comm.received, comm.received_between))
+    return found
 
 
 class NoValues:

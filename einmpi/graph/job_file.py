@@ -13,7 +13,7 @@ from einmpi.graph.job_tensors import InputSpec, check_dtype, check_name, read_dt
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.language import build_graph
 from einmpi.graph.syntax import Source, Statement, statements
-from einmpi.graph.toml_text import Document, choice, get, kind_of, lookup, read_document, show, table, whole_number
+from einmpi.graph.toml_text import Document, beside, choice, get, kind_of, lookup, read_document, show, table, whole_number
 from einmpi.units import check_bytes, parse_bytes
 
 __all__ = ["BACKENDS", "ROLES", "STRATEGIES", "InputSpec", "Job", "OutputSpec", "read_job"]
@@ -44,6 +44,7 @@ class Job:
     fast_math: bool
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
+    machine: str | None = None  # the file with its measured times
 
 
 def read_job(
@@ -56,7 +57,7 @@ def read_job(
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
     for name in ("plan", "run"):
-        table(document, (name,), {"plan": ("strategy", "memory"), "run": ("backend", "fast_math")}[name])
+        table(document, (name,), {"plan": ("strategy", "memory", "machine"), "run": ("backend", "fast_math")}[name])
     source = _program(document)
     own_dtype = read_dtype(document, ("dtype",)) or "float64"
     chosen_dtype = check_dtype(document.name, dtype) if dtype else own_dtype
@@ -69,8 +70,9 @@ def read_job(
     graph = build_graph(source, tensors, values, [spec.name for spec in outputs] or None)
     check_outputs(outputs, graph)
     stem = os.path.splitext(os.path.basename(document.name))[0]
+    machine = get(document, ("plan", "machine"), str)
     return Job(get(document, ("title",), str) or stem, document.name, source, chosen_dtype, values, inputs, outputs,
-               *settings, graph)  # fmt: skip
+               *settings, graph, None if machine is None else beside(document, machine))  # fmt: skip
 
 
 def _program(document: Document) -> Source:

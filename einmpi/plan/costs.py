@@ -71,6 +71,9 @@ class Cost:
     def total(self) -> int:
         return self.join + self.aggregate + self.repartition
 
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.join + other.join, self.aggregate + other.aggregate, self.repartition + other.repartition)
+
 
 def vertex_cost(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) -> Cost:
     """The cost of a computed vertex. Inputs are free in any partitioning, and `partitionings` need not have them."""

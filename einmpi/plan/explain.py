@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from einmpi.errors import InputError
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.plan import Plan
+from einmpi.plan.prices import BETWEEN, Prices
 from einmpi.plan.words import Note, in_words
-from einmpi.units import show_bytes, show_count
+from einmpi.units import show_bytes, show_count, show_seconds
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -18,27 +20,31 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return {
         "ranks": plan.ranks,
         "ranks_used": plan.mesh.ranks,
+        "nodes": plan.nodes,
         "strategy": plan.strategy,
         "certificate": {"kind": plan.kind, "lower_bound_words": plan.lower_bound},
         "digest": plan.digest,
         "words_predicted": plan.words_predicted,
         "bytes_predicted": plan.bytes_predicted,
+        "bytes_between_predicted": plan.bytes_between,
+        "seconds_predicted": plan.seconds_predicted,
         "bytes_peak_predicted": plan.peak,
         "paper_cost": plan.paper_cost,
         "seconds_planning": plan.seconds,
-        "vertices": [
-            {
-                "name": vertex.name,
-                "einsum": str(vertex),
-                "partitioning": plan.parts(vertex.name),
-                "words": {
-                    "join": plan.words[vertex.name].join,
-                    "aggregate": plan.words[vertex.name].aggregate,
-                    "repartition": plan.words[vertex.name].repartition,
-                },
-            }
-            for vertex in plan.graph.computed
-        ],
+        "vertices": [_vertex_json(plan, vertex) for vertex in plan.graph.computed],
+    }
+
+
+def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
+    bill = plan.bills[vertex.name]
+    words = {"join": bill.words.join, "aggregate": bill.words.aggregate, "repartition": bill.words.repartition}
+    return {
+        "name": vertex.name,
+        "einsum": str(vertex),
+        "partitioning": plan.parts(vertex.name),
+        "words": words,
+        "bytes_between_predicted": None if plan.bytes_between is None else bill.between,
+        "seconds_predicted": None if plan.machine is None else plan.seconds_of(bill.time),
     }
 
 
@@ -52,19 +58,29 @@ def explain(plan: Plan) -> str:
 
 
 def heading(plan: Plan) -> str:
-    mesh = "·".join(map(str, plan.mesh.factors)) or "1"
+    return f"{where(plan)}, strategy {plan.strategy}"
+
+
+def where(plan: Plan) -> str:
+    """64 ranks on 8 nodes (mesh 2·2·2 | 2·2·2)."""
+    levels = plan.mesh.factors[: plan.mesh.node_axes], plan.mesh.factors[plan.mesh.node_axes :]
+    mesh = " | ".join("·".join(map(str, level)) for level in levels if level) or "1"
     idle = f", {plan.ranks - plan.mesh.ranks} idle" if plan.mesh.ranks < plan.ranks else ""
-    ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
-    return f"{ranks} (mesh {mesh}{idle}), strategy {plan.strategy}"
+    nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
+    return f"{plan.ranks} rank{'s' * (plan.ranks > 1)}{nodes} (mesh {mesh}{idle})"
 
 
 def vertex_rows(plan: Plan) -> list[Row]:
     """The table of vertices, its head first."""
-    rows: list[Row] = [("vertex", "cuts", "join", "aggregate", "repartition", "bytes")]
+    between, timed = plan.nodes > 1 and plan.bytes_between is not None, plan.machine is not None
+    more = ("between nodes",) * between + ("seconds",) * timed
+    rows: list[Row] = [("vertex", "cuts", "join", "aggregate", "repartition", "bytes", *more)]
     for vertex in plan.graph.computed:
-        words = plan.words[vertex.name]
-        rows.append((str(vertex), _cuts(plan, vertex.name), show_count(words.join), show_count(words.aggregate),
-                     show_count(words.repartition), show_bytes(plan.bytes[vertex.name])))  # fmt: skip
+        bill = plan.bills[vertex.name]
+        more = (show_bytes(bill.between),) * between + (show_seconds(plan.seconds_of(bill.time)),) * timed
+        rows.append((str(vertex), _cuts(plan, vertex.name), show_count(bill.words.join),
+                     show_count(bill.words.aggregate), show_count(bill.words.repartition),
+                     show_bytes(bill.nbytes), *more))  # fmt: skip
     return rows
 
 
@@ -77,11 +93,33 @@ def totals(plan: Plan) -> list[Note]:
         notes.append(("layouts", ", ".join(stored[:12]) + more))
     each = -(-plan.bytes_predicted // plan.mesh.ranks)
     notes.append(("moved", f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
-                           f"{show_bytes(each)} to the busiest rank"))  # fmt: skip
+                           f"{show_bytes(each)} to the busiest rank{_between(plan)}"))  # fmt: skip
+    if plan.seconds_predicted is not None:
+        notes += _seconds(plan, plan.seconds_predicted)
     notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank"))
     notes.append(("certificate", _certificate(plan)))
+    if plan.machine is None and plan.mesh.nodes > 1:
+        notes.append(("made small", f"bytes; one between nodes counts as {BETWEEN}"))
     notes.append(("digest", plan.digest))
     return notes + in_words(plan)
+
+
+def _between(plan: Plan) -> str:
+    if plan.nodes == 1:
+        return ""
+    if plan.bytes_between is None:
+        return "; between nodes not predicted: they do not have the same number of ranks, in order"
+    return f"; {show_bytes(plan.bytes_between)} between nodes"
+
+
+def _seconds(plan: Plan, whole: float) -> list[Note]:
+    bills = plan.bills.values()
+    kinds = {"computing": sum(bill.computing for bill in bills), "inside nodes": sum(b.moving_inside for b in bills),
+             "between nodes": sum(bill.moving_between for bill in bills)}  # fmt: skip
+    parts = ", ".join(f"{kind} {show_seconds(plan.seconds_of(time))}" for kind, time in kinds.items() if time)
+    assert plan.machine is not None
+    return [("seconds", f"{show_seconds(whole)} predicted: {parts or 'nothing to do'}"),
+            ("made small", f"these seconds, by a machine {plan.machine.source}")]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,9 +135,7 @@ class Comparison:
 
 def compare(make: Callable[[str], Plan]) -> Comparison:
     """All strategies side by side; one that does not apply says why. Then what the one does that moves least."""
-    rows: list[Row] = [
-        ("strategy", "words", "bytes", "busiest rank", "peak memory", "lower bound", "gap", "paper's cost")
-    ]
+    rows: list[Row] = []
     plans: list[Plan] = []
     refused: list[Note] = []
     for name in STRATEGIES:
@@ -110,22 +146,43 @@ def compare(make: Callable[[str], Plan]) -> Comparison:
             continue
         plans.append(plan)
         each = -(-plan.bytes_predicted // plan.mesh.ranks)
-        rows.append((name, show_count(plan.words_predicted), show_bytes(plan.bytes_predicted), show_bytes(each),
-                     show_bytes(plan.peak), show_count(plan.lower_bound), _gap(plan),
-                     show_count(plan.paper_cost)))  # fmt: skip
-    return Comparison(tuple(plans), tuple(rows), (*refused, *_winner(plans)))
+        cells = {"strategy": name, "words": show_count(plan.words_predicted), "bytes": show_bytes(plan.bytes_predicted)}
+        if plan.nodes > 1 and plan.bytes_between is not None:
+            cells["between nodes"] = show_bytes(plan.bytes_between)
+        if plan.seconds_predicted is not None:
+            cells["seconds"] = show_seconds(plan.seconds_predicted)
+        cells |= {"busiest rank": show_bytes(each), "peak memory": show_bytes(plan.peak),
+                  "lower bound": show_count(plan.lower_bound), "gap": _gap(plan),
+                  "paper's cost": show_count(plan.paper_cost)}  # fmt: skip
+        rows += [tuple(cells)] * (not rows) + [tuple(cells.values())]
+    return Comparison(tuple(plans), tuple(rows) or (("strategy",),), (*refused, *_winner(plans)))
 
 
 def _winner(plans: Sequence[Plan]) -> list[Note]:
     if len(plans) < 2:
         return []
-    order = sorted(plans, key=lambda plan: plan.bytes_predicted)  # of equal ones the first stays so
-    least = [plan.strategy for plan in order if plan.bytes_predicted == order[0].bytes_predicted]
+    order = sorted(plans, key=_measure)  # of equal ones the first stays so
+    least = [plan.strategy for plan in order if _measure(plan) == _measure(order[0])]
     others = f", as {'do' if len(least) > 2 else 'does'} {', '.join(least[1:])}" if len(least) > 1 else ""
     next_one = order[len(least)] if len(least) < len(order) else None
-    against = f"; {next_one.strategy} is next with {show_bytes(next_one.bytes_predicted)}" if next_one else ""
-    first = f"{least[0]} moves least, {show_bytes(order[0].bytes_predicted)}{others}{against}"
+    against = f"; {next_one.strategy} is next with {_amount(next_one)}" if next_one else ""
+    does = "moves least" if order[0].machine is None else "takes least"
+    first = f"{least[0]} {does}, {_amount(order[0])}{others}{against}"
     return [("", first), *in_words(order[0])]
+
+
+def _measure(plan: Plan) -> float:
+    """What was made small."""
+    if plan.seconds_predicted is not None:
+        return plan.seconds_predicted
+    return float(Prices().bytes(plan.bytes_predicted, plan.bytes_between or 0))
+
+
+def _amount(plan: Plan) -> str:
+    if plan.seconds_predicted is not None:
+        return show_seconds(plan.seconds_predicted)
+    between = f", {show_bytes(plan.bytes_between)} of it between nodes" if plan.nodes > 1 and plan.bytes_between else ""
+    return f"{show_bytes(plan.bytes_predicted)}{between}"
 
 
 def _gap(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""Searches for the states that move the fewest bytes: exact, and large neighbourhoods (docs/planner.md)."""
+"""Searches for the states that cost least: exact, and large neighbourhoods (docs/planner.md)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _shapes(solver: Solver) -> Iterator[Solution]:
     if len(solver.problem.variables) > MANY_VARIABLES:
         yield _one_axis_at_a_time(solver)
         return
-    for groups in groupings(solver.mesh.factors, EXACT_AXES)[:MAX_SHAPES]:
+    for groups in _merged(solver.mesh):
         found = solver.solve(groups, limits=SHAPE_LIMITS)
         yield found
         if not found.exact:  # too tangled for this: smaller steps do better
@@ -51,6 +51,19 @@ def _shapes(solver: Solver) -> Iterator[Solution]:
             return
         if solver.memo.cells > SHAPES_BUDGET:
             return
+
+
+def _merged(mesh: Mesh) -> Sequence[Groups]:
+    """The axes merged into a few; where there are several nodes, also so that no group lies on both levels."""
+    if mesh.nodes == 1:
+        return groupings(mesh.factors, EXACT_AXES)[:MAX_SHAPES]
+    levels = mesh.factors[: mesh.node_axes], mesh.factors[mesh.node_axes :]
+    shapes: list[Groups] = []
+    for most in ((1, EXACT_AXES - 1), (EXACT_AXES - 1, 1)):
+        between, inside = (groupings(level, count)[0] for level, count in zip(levels, most, strict=True))
+        later = tuple(tuple(mesh.node_axes + axis for axis in group) for group in inside)
+        shapes.append((*between, *later))
+    return [*dict.fromkeys(shapes), groupings(mesh.factors, EXACT_AXES)[0]][:MAX_SHAPES]
 
 
 def _one_axis_at_a_time(solver: Solver) -> Solution:
@@ -77,10 +90,10 @@ def _descend(solver: Solver, best: Solution) -> Solution:
 
 
 def _moves(mesh: Mesh, states: States, count: int) -> Sequence[Groups]:
-    """Which `count` axes to free. Axes of equal length that cut everything alike are tried once."""
+    """Which `count` axes to free. Axes of equal length and level that cut everything alike are tried once."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for axis, factor in enumerate(mesh.factors):
-        alike.setdefault((factor, *(state[axis] for state in states)), []).append(axis)
+        alike.setdefault((factor, axis < mesh.node_axes, *(state[axis] for state in states)), []).append(axis)
     classes = list(alike.values())
     if count == 1:
         return [((axes[0],),) for axes in classes]

@@ -12,17 +12,16 @@ from einmpi.plan.eliminate import Limits, Memo, Table, minimize
 from einmpi.plan.factor import Edge, Factored
 from einmpi.plan.layout import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 from einmpi.plan.mesh import Mesh
-from einmpi.plan.volume import Ints, held_factors, layout_factors, over_all_ranks, received
+from einmpi.plan.prices import FLOPS_PER_BYTE, Prices
+from einmpi.plan.volume import Ints, held_factors, layout_factors, over_all_ranks, peers, received, sharing
 
-# How many operations cost as much time as a byte, where no machine was measured.
-FLOPS_PER_BYTE = 16
 Groups = Sequence[Sequence[int]]
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
 
 
 @dataclass(frozen=True)
 class Solution:
-    cost: int  # bytes over all ranks, and the price of memory, in units of the solver
+    cost: int  # what all ranks do at its prices, and the price of memory, in units of the solver
     states: States
     exact: bool  # nothing better with these axes
 
@@ -39,7 +38,9 @@ class Move:
         free = {axis for group in groups for axis in group}
         self.held = tuple(axis for axis in range(len(mesh.factors)) if axis not in free)
         self.factors = tuple(prod(mesh.factors[axis] for axis in group) for group in groups)
+        self.between = tuple(prod(mesh.factors[a] for a in group if a < mesh.node_axes) for group in groups)
         self.held_factors = tuple(mesh.factors[axis] for axis in self.held)
+        self.held_between = sum(axis < mesh.node_axes for axis in self.held)  # the first of them
 
     def hold(self, state: Sequence[int]) -> tuple[int, ...]:
         return tuple(state[axis] for axis in self.held)
@@ -60,6 +61,15 @@ class Move:
         return tuple(full)
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Of the axes that are not free, those between nodes also by themselves: the five products, and of the peers."""
+
+    products: tuple[int, ...]
+    between: tuple[int, ...]
+    peers: tuple[int, int]
+
+
 @dataclass
 class Solver:
     """Minimises a factored graph over some groups of mesh axes, the other axes staying as they are."""
@@ -69,20 +79,27 @@ class Solver:
     wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # parts of each symbol, where prescribed
     fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # variables whose state is given
     price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
-    weigh_work: bool = False  # whether operations done more than once cost anything
+    weigh_work: bool = False  # whether operations done more than once cost anything, where no machine was measured
+    prices: Prices = Prices()
+    rates: Sequence[int] = ()  # femtoseconds for an operation of each variable, where a machine was measured
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Costs are counted in units of bytes, larger than one where sums would not fit into 64 bits."""
-        worst = sum(2 * edge.weight * self.mesh.ranks * edge.nbytes for edge in self.problem.edges)
+        """Costs are counted in units, larger than one where sums would not fit into 64 bits."""
+        ranks, prices, operations = self.mesh.ranks, self.prices, self.problem.operations
+        dearest = max(prices.inside, prices.between if self.mesh.nodes > 1 else 0)
+        worst = sum(2 * edge.weight * ranks * edge.nbytes * dearest for edge in self.problem.edges)
         kept = sum(nbytes for blocks in self.problem.blocks for nbytes, _ in blocks)
-        worst += kept * self.mesh.ranks * self.price
-        worst += sum(self.problem.operations) * self.mesh.ranks * self.weigh_work
-        self.unit = 1 + (worst >> 60)
+        worst += kept * ranks * self.price * prices.memory
+        worst += sum(operations) * ranks * self.weigh_work
         # A vertex with a tenth of the average work may do it twice.
-        least = sum(self.problem.operations) // (10 * max(1, len(self.problem.operations)))
-        self.heavy = [k for k, operations in enumerate(self.problem.operations) if operations > least]
+        least = sum(operations) // (10 * max(1, len(operations))) if not self.rates else 0
+        self.heavy = [k for k, count in enumerate(operations) if count > least]
+        if self.rates:
+            worst += sum(count * rate * ranks // 1000 for count, rate in zip(operations, self.rates, strict=True))
+            worst += 2 * ranks**2 * prices.messages(2, 2) * sum(edge.weight for edge in self.problem.edges)
+        self.unit = 1 + (worst >> 60)
 
     def solve(self, groups: Groups, current: States | None = None, limits: Limits | None = None) -> Solution:
         """The best states with the axes outside of `groups` as in `current` (None: every axis is in a group)."""
@@ -92,7 +109,7 @@ class Solver:
         tables = [self.table(edge, rows, move, states) for edge in self.problem.edges]
         if self.price:
             tables += [self.memory_table(k, rows[k], move, state) for k, state in enumerate(states)]
-        if self.weigh_work:
+        if self.weigh_work or self.rates:
             tables += [self.work_table(k, rows[k], move, states[k]) for k in self.heavy]
         fallback = None if current is None else [move.row_of(rows[k], state) for k, state in enumerate(states)]
         found = minimize([len(r) for r in rows], tables, self.memo, limits, fallback)
@@ -139,24 +156,28 @@ class Solver:
             total = np.zeros(len(rows), np.int64)
             for nbytes, symbols in blocks:
                 total += nbytes // self.unit // parts[:, list(symbols)].prod(axis=1)
-            self.cache[key] = total * self.mesh.ranks * self.price // 16
+            self.cache[key] = total * self.mesh.ranks * self.price // 16 * self.prices.memory
         return Table((variable,), self.cache[key], self.memo.number(key))
 
     def work_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """The price of what the ranks compute more than once."""
+        """The price of what the ranks compute: of all, where a machine was measured, else of what is done again."""
         operations = self.problem.operations[variable]
-        key = ("work", operations, move.hold(state), id(rows))
+        rate = self.rates[variable] if self.rates else None
+        key = ("work", operations, rate, move.hold(state), id(rows))
         if key not in self.cache:
-            again = self.parts(rows, len(self.problem.variables[variable].extents), move, state)[:, -1] - 1
-            self.cache[key] = operations // self.unit * again // FLOPS_PER_BYTE
+            times = self.parts(rows, len(self.problem.variables[variable].extents), move, state)[:, -1]
+            if rate is not None:
+                self.cache[key] = operations * rate // 1000 // self.unit * times
+            else:
+                self.cache[key] = operations // self.unit * (times - 1) // FLOPS_PER_BYTE
         return Table((variable,), self.cache[key], self.memo.number(key))
 
     def table(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Table:
-        """The bytes an edge moves, for all choices at its ends."""
+        """What an edge costs, for all choices at its ends."""
         ends = (edge.target,) if edge.source is None else (edge.source, edge.target)
         held = self.held_axes(edge, move, states)
         # `id` because equal choices are the same object, kept in the cache.
-        key = ("table", move.factors, edge.ndim, edge.nbytes, edge.weight, held,
+        key = ("table", move.factors, move.between, edge.ndim, edge.nbytes, edge.weight, held,
                edge.source_symbols, edge.target_symbols, *(id(rows[end]) for end in ends))  # fmt: skip
         costs = self.cache.get(key)
         if costs is None:
@@ -165,23 +186,44 @@ class Solver:
             return Table((edge.target,), costs.diagonal(), self.memo.number(("diagonal", key)))
         return Table(ends, costs, self.memo.number(key))
 
-    def costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, held: tuple[int, ...]) -> Ints:
-        ranks, ndim, nbytes = self.mesh.ranks, edge.ndim, edge.nbytes // self.unit
+    def costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, held: _Held) -> Ints:
+        ranks, nodes, ndim, nbytes = self.mesh.ranks, self.mesh.nodes, edge.ndim, edge.nbytes // self.unit
         targets, target_of = distinct_layouts(rows[edge.target], edge.target_symbols, ndim)
+        exchanging: tuple[Ints, Ints]
         if edge.source is None:  # an input is stored once: all copies but one are moved
-            factors = np.array(move.factors, np.int64)
-            copies: Ints = np.where(targets == ndim, factors, 1).prod(axis=1) * held[0] - 1
-            return copies[target_of] * nbytes
-        sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
-        share = received(layout_factors(move.factors, ndim, sources, targets).scaled(held).parts(), ranks)
-        return over_all_ranks(share, ranks, nbytes)[np.ix_(source_of, target_of)]
+            every, between = (np.array(factors, np.int64) for factors in (move.factors, move.between))
+            copies: Ints = np.where(targets == ndim, every, 1).prod(axis=1) * held.products[0]
+            across: Ints = np.where(targets == ndim, between, 1).prod(axis=1) * held.between[0]
+            costs = self.prices.bytes((copies - 1) * nbytes, (across - 1) * nbytes)
+            exchanging, cells = (copies // across, across), (target_of,)
+        else:
+            sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
+            products = layout_factors(move.factors, ndim, sources, targets).scaled(held.products).parts()
+            crossing: Ints | int = 0
+            if nodes > 1:
+                across_nodes = layout_factors(move.between, ndim, sources, targets).scaled(held.between).parts()
+                products = tuple(sharing(products, across_nodes))
+                crossing = over_all_ranks(received(across_nodes, nodes), nodes, nbytes)
+            costs = self.prices.bytes(over_all_ranks(received(products, ranks), ranks, nbytes), crossing)
+            if self.rates:
+                every = peers(move.factors, ndim, sources, targets) * held.peers[0]
+                between = peers(move.between, ndim, sources, targets) * held.peers[1]
+                exchanging = every // between, between
+            cells = np.ix_(source_of, target_of)
+        if self.rates:
+            costs = costs + self.prices.messages(*exchanging) // self.unit * ranks
+        found: Ints = costs[cells]
+        return found
 
     @staticmethod
-    def held_axes(edge: Edge, move: Move, states: States) -> tuple[int, ...]:
-        """The five products over the axes that are not free."""
+    def held_axes(edge: Edge, move: Move, states: States) -> _Held:
+        """The products over the axes that are not free."""
         targets = [edge.target_symbols[symbol] for symbol in move.hold(states[edge.target])]
         if edge.source is None:
             sources = [0] * len(targets)
         else:
             sources = [edge.source_symbols[symbol] for symbol in move.hold(states[edge.source])]
-        return held_factors(tuple(zip(move.held_factors, sources, targets, strict=True)), edge.ndim)
+        axes = tuple(zip(move.held_factors, sources, targets, strict=True))
+        between = axes[: move.held_between]
+        exchanging = [prod(f for f, s, t in some if s not in (t, edge.ndim)) for some in (axes, between)]
+        return _Held(held_factors(axes, edge.ndim), held_factors(between, edge.ndim), (exchanging[0], exchanging[1]))

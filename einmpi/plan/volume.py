@@ -63,6 +63,15 @@ def layout_factors(factors: Sequence[int], ndim: int, sources: Ints, targets: In
     return Factors(*parts)
 
 
+def peers(factors: Sequence[int], ndim: int, sources: Ints, targets: Ints) -> Ints:
+    """For all pairs of layouts the product of the axes along which ranks exchange something."""
+    product: Ints = np.ones((len(sources), len(targets)), np.int64)
+    for column, factor in enumerate(factors):
+        source, target = sources[:, column][:, None], targets[:, column]
+        product *= np.where((source != target) & (source != ndim), factor, 1)
+    return product
+
+
 def reduction_surplus(products: Sequence[Any], ranks: int) -> Any:
     """ranks² times what aggregating costs more than it saves; where positive, replicas share it."""
     _, held, partials, common, _ = products

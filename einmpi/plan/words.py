@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from einmpi.plan.factor import Edge, Variable, factor
-from einmpi.plan.plan import Plan, edge_words
+from einmpi.plan.plan import Plan
+from einmpi.plan.predict import edge_traffic
 from einmpi.units import show_bytes
 
 _NAMES, _GROUPS = 6, 3  # that are listed; the rest is counted
@@ -42,7 +43,7 @@ def movements(plan: Plan) -> Iterator[Movement]:
         source = None if edge.source is None else problem.variables[edge.source]
         cuts = [symbols(plan, end) for end in (source, target) if end is not None]
         tensor = plan.graph[edge.tensor]
-        copied, combined, recut = edge_words(plan.mesh, edge, tensor.elements, cuts)
+        copied, combined, recut = edge_traffic(plan.mesh, edge, tensor.elements, cuts).words
         if not copied + combined + recut:
             continue
         made = [edge.source_symbols[symbol] for symbol in cuts[0]] if source else []

@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from einmpi.errors import InputError
-from einmpi.plan.explain import Comparison
+from einmpi.plan.explain import Comparison, heading
 from einmpi.plan.plan import Plan
 from einmpi.report.graph_picture import graph_picture
 from einmpi.report.page_data import layouts_data, timeline_data
@@ -110,11 +110,8 @@ def _json(data: object) -> str:
 
 
 def _subtitle(plan: Plan) -> str:
-    mesh = "·".join(map(str, plan.mesh.factors)) or "1"
-    idle = f", {plan.ranks - plan.mesh.ranks} idle" if plan.mesh.ranks < plan.ranks else ""
-    ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)} (mesh {mesh}{idle})"
     graph = f"{len(plan.graph.computed):,} operations on {len(plan.graph.inputs):,} inputs"
-    return f"{ranks}, strategy {plan.strategy}, {graph}"
+    return f"{heading(plan)}, {graph}"
 
 
 def _sections(

@@ -9,7 +9,8 @@ import numpy as np
 
 from einmpi.plan.factor import factor
 from einmpi.plan.memory import operand_cuts, output_cuts
-from einmpi.plan.plan import Plan, edge_words
+from einmpi.plan.plan import Plan
+from einmpi.plan.predict import edge_traffic
 from einmpi.plan.words import symbols
 
 WAYS = ("join", "aggregate", "repartition")  # copies for a join, partial results, changes of cut
@@ -41,7 +42,7 @@ def movements(plan: Plan) -> tuple[Movement, ...]:
         target = whole.variables[edge.target]
         ends = [target] if edge.source is None else [whole.variables[edge.source], target]
         cuts = [symbols(plan, end) for end in ends]
-        words = edge_words(plan.mesh, edge, plan.graph[edge.tensor].elements, cuts)
+        words = edge_traffic(plan.mesh, edge, plan.graph[edge.tensor].elements, cuts).words
         total = found.setdefault((edge.tensor, target.name if target.kind == "vertex" else None), [0, 0, 0])
         for column, amount in enumerate(words):
             total[column] += edge.weight * amount

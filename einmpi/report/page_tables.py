@@ -10,7 +10,7 @@ from typing import Any
 from einmpi.graph.eingraph import Vertex
 from einmpi.plan.explain import Comparison
 from einmpi.plan.plan import Plan
-from einmpi.plan.tables import FLOPS_PER_BYTE
+from einmpi.plan.prices import FLOPS_PER_BYTE
 from einmpi.report.graph_picture import NAMES, layout_text
 from einmpi.report.movement import WAYS, Movement, movements
 from einmpi.report.timeline import KINDS, Timeline

@@ -13,7 +13,7 @@ import numpy as np
 from einmpi.report.timeline import KINDS, Span, Timeline
 from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.clocks import Reading, compare_clocks, on_first_clock
-from einmpi.runtime.comm import Comm
+from einmpi.runtime.comm import Comm, uncounted
 from einmpi.schedule.regions import elements
 from einmpi.schedule.steps import Begin, Exchange, Free, Group, Kernel, Load, Reduce, Step, Store
 
@@ -120,21 +120,21 @@ class _Record:
 
 def _to_first(comm: Comm, own: _Record) -> list[_Record]:
     """Those of all ranks, on rank 0; not counted as moved."""
-    counted, records = comm.received, [own]
-    if comm.rank > 0:
-        index = np.frombuffer(own.index, np.uint8)
-        for part in (np.array([len(own.times), index.size]), own.times.ravel(), own.numbers.ravel(), index):
-            comm.sendrecv(0, part, None, None)
-    for rank in range(1, comm.size) if comm.rank == 0 else ():
-        sizes = np.empty(2, np.int64)
-        comm.sendrecv(None, None, rank, sizes)
-        count, length = map(int, sizes)
-        times, numbers = np.empty(2 * count), np.empty(_COLUMNS * count, np.int64)
-        index = np.empty(length, np.uint8)
-        for part in (times, numbers, index):
-            comm.sendrecv(None, None, rank, part)
-        records.append(_Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes()))
-    comm.received = counted
+    records = [own]
+    with uncounted(comm):
+        if comm.rank > 0:
+            index = np.frombuffer(own.index, np.uint8)
+            for part in (np.array([len(own.times), index.size]), own.times.ravel(), own.numbers.ravel(), index):
+                comm.sendrecv(0, part, None, None)
+        for rank in range(1, comm.size) if comm.rank == 0 else ():
+            sizes = np.empty(2, np.int64)
+            comm.sendrecv(None, None, rank, sizes)
+            count, length = map(int, sizes)
+            times, numbers = np.empty(2 * count), np.empty(_COLUMNS * count, np.int64)
+            index = np.empty(length, np.uint8)
+            for part in (times, numbers, index):
+                comm.sendrecv(None, None, rank, part)
+            records.append(_Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes()))
     return records
 
 

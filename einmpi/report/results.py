@@ -15,7 +15,7 @@ from einmpi.graph.job_file import Job
 from einmpi.report.timeline import Timeline
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.dist_array import DistArray
-from einmpi.units import show_bytes
+from einmpi.units import show_bytes, show_seconds
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,14 @@ class Totals:
     moved_most: int
     peak: int
     shuffled: int = 0  # by ranks that read files for each other
+    between: int = 0  # of what was moved: from node to node
 
 
-def totals(comm: Comm, received: int, peak: int, shuffled: int = 0) -> Totals:
-    every = [tuple(map(int, text.split())) for text in comm.allgather_text(f"{received} {peak} {shuffled}")]
-    moved, peaks, read = zip(*every, strict=True)
-    return Totals(sum(moved), max(moved), max(peaks), sum(read))
+def totals(comm: Comm, received: int, peak: int, shuffled: int = 0, between: int = 0) -> Totals:
+    own = f"{received} {peak} {shuffled} {between}"
+    every = [tuple(map(int, text.split())) for text in comm.allgather_text(own)]
+    moved, peaks, read, across = zip(*every, strict=True)
+    return Totals(sum(moved), max(moved), max(peaks), sum(read), sum(across))
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Report:
         plan = self.plan
         data: dict[str, Any] = {
             "ranks": plan.ranks,
+            "nodes": plan.nodes,
             "strategy": plan.strategy,
             "certificate": {"kind": plan.kind, "lower_bound_words": plan.lower_bound},
             "digest": plan.digest,
@@ -104,11 +107,14 @@ class Report:
             "bytes_predicted": plan.bytes_predicted,
             "bytes_moved": self.totals.moved,
             "bytes_moved_max_rank": self.totals.moved_most,
+            "bytes_between_predicted": plan.bytes_between,
+            "bytes_between": self.totals.between,
             "bytes_shuffled_loading": self.totals.shuffled,
             "bytes_peak_predicted": plan.peak,
             "bytes_peak": self.totals.peak,
             "resumed_from": self.resumed_from,
             "checkpoints": self.checkpoints,
+            "seconds_predicted": plan.seconds_predicted,
             "seconds": dict(self.seconds),
             "outputs": {
                 name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": _finite(self.figures[name].norm)}
@@ -135,6 +141,10 @@ class Report:
                 f"planned {show_bytes(plan.bytes_predicted)}")  # fmt: skip
             lines.append(f"  moved {moved} ({against}), {busiest} to the busiest rank; "
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
+        if plan.nodes > 1:
+            lines.append(f"  {show_bytes(self.totals.between)} of it between the {plan.nodes} nodes ({self._against()})")
+        if plan.seconds_predicted is not None:
+            lines.append(f"  run in {show_seconds(seconds['run'])} ({show_seconds(plan.seconds_predicted)} predicted)")
         if self.totals.shuffled:
             lines.append(f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another")
         targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
@@ -142,6 +152,12 @@ class Report:
             shape = "×".join(map(str, array.shape)) or "scalar"
             lines.append(f"  {name}  {array.dtype} {shape}  {_show(self.figures[name], array)}{targets.get(name, '')}")
         return "\n".join(lines)
+
+    def _against(self) -> str:
+        predicted = self.plan.bytes_between
+        if predicted is None:
+            return "not planned: they do not have the same number of ranks, in order"
+        return "as planned" if predicted == self.totals.between else f"planned {show_bytes(predicted)}"
 
 
 def _finite(value: float) -> float | None:

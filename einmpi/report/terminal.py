@@ -34,7 +34,7 @@ def plan_text(plan: Plan) -> str:
     """EXPLAIN; on a terminal the vertices that move most are red, those that move nothing pale."""
     if not _on_terminal():
         return explain(plan)
-    moved = [plan.bytes[vertex.name] for vertex in plan.graph.computed]
+    moved = [plan.bills[vertex.name].nbytes for vertex in plan.graph.computed]
     most = max(moved, default=0)
     styles = ["dim" if amount == 0 else "red" if 2 * amount > most else "yellow" for amount in moved]
     return _rendered(heading(plan), vertex_rows(plan), 2, styles, totals(plan))

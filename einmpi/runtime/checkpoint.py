@@ -193,7 +193,7 @@ class Checkpoints:
         tensors = [{"name": block.name, "dtype": block.dtype, "shape": list(block.layout.bound),
                     "cuts": list(block.layout.cuts)} for block in blocks]  # fmt: skip
         return {"format": FORMAT, "einmpi": __version__, "job": dict(self.identity), "plan": self.plan,
-                "ranks": self.comm.size, "done": done, "mesh": mesh.ranks, "tensors": tensors,
+                "ranks": self.comm.size, "done": done, "mesh": mesh.ranks, "nodes": mesh.nodes, "tensors": tensors,
                 "files": files[: mesh.ranks]}  # fmt: skip
 
     def _publish(self, draft: str, done: int, manifest: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from einmpi.runtime.comm import Comm
+from einmpi.runtime.comm import Comm, uncounted
 
 _ROUNDS = 5  # messages there and back; the quickest counts
 
@@ -23,22 +23,22 @@ class Reading:
 
 def compare_clocks(comm: Comm) -> list[Reading]:
     """On rank 0 a reading of every rank's clock, elsewhere nothing. All ranks call it; its bytes are not counted."""
-    counted, stamp = comm.received, np.zeros(1)
+    stamp = np.zeros(1)
     readings = [Reading(time.perf_counter(), 0.0, 0.0)] if comm.rank == 0 else []
-    for rank in range(1, comm.size) if comm.rank == 0 else ():
-        tries = []
-        for _ in range(_ROUNDS):
-            start = time.perf_counter()
-            comm.sendrecv(rank, stamp, None, None)
-            comm.sendrecv(None, None, rank, stamp)
-            end = time.perf_counter()
-            tries.append(Reading(float(stamp[0]), float(stamp[0]) - (start + end) / 2, (end - start) / 2))
-        readings.append(min(tries, key=lambda reading: reading.doubt))
-    for _ in range(_ROUNDS if comm.rank > 0 else 0):
-        comm.sendrecv(None, None, 0, stamp)
-        stamp[0] = time.perf_counter()
-        comm.sendrecv(0, stamp, None, None)
-    comm.received = counted
+    with uncounted(comm):
+        for rank in range(1, comm.size) if comm.rank == 0 else ():
+            tries = []
+            for _ in range(_ROUNDS):
+                start = time.perf_counter()
+                comm.sendrecv(rank, stamp, None, None)
+                comm.sendrecv(None, None, rank, stamp)
+                end = time.perf_counter()
+                tries.append(Reading(float(stamp[0]), float(stamp[0]) - (start + end) / 2, (end - start) / 2))
+            readings.append(min(tries, key=lambda reading: reading.doubt))
+        for _ in range(_ROUNDS if comm.rank > 0 else 0):
+            comm.sendrecv(None, None, 0, stamp)
+            stamp[0] = time.perf_counter()
+            comm.sendrecv(0, stamp, None, None)
     return readings
 
 

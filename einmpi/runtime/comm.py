@@ -6,7 +6,8 @@ Buffers are 1-D and contiguous. A group is a tuple of ranks; its members all pas
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Protocol, TypeVar
 
@@ -79,6 +80,14 @@ Amount = tuple[int, int]  # bytes from other ranks, and those of them from other
 def count(comm: Comm, amount: Amount) -> None:
     comm.received += amount[0]
     comm.received_between += amount[1]
+
+
+@contextmanager
+def uncounted(comm: Comm) -> Iterator[None]:
+    """What is received meanwhile does not count."""
+    before = comm.received, comm.received_between
+    yield
+    comm.received, comm.received_between = before
 
 
 def alltoallv_bytes(comm: Comm, group: Group, send: np.ndarray, send_counts: Counts,

@@ -14,7 +14,7 @@ from einmpi.plan.mesh import Mesh
 from einmpi.plan.strategies import place
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.comm import Comm
+from einmpi.runtime.comm import Comm, even_nodes
 from einmpi.runtime.comm_mpi import comm_of
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.reading import Reading
@@ -92,7 +92,7 @@ class DistArray:
         is the same on all ranks.
         """
         ours, whole_array = comm_of(comm), np.asarray(array)
-        mesh = Mesh(ours.size)
+        mesh = Mesh(ours.size, even_nodes(ours) or 1)
         layout = _layout(mesh, whole_array.shape, parts)
         block = layout.block(ours.rank)
         assert block is not None
@@ -104,7 +104,7 @@ class DistArray:
     @classmethod
     def from_dataset(cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None) -> DistArray:
         """Read a dataset that was found in a file; cut as by `from_global`. `einmpi.open_dataset` finds and reads."""
-        layout = _layout(Mesh(comm.size), dataset.wanted, parts)
+        layout = _layout(Mesh(comm.size, even_nodes(comm) or 1), dataset.wanted, parts)
         vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)  # a number is read as one
         block = vector.block(comm.rank)
         assert block is not None

@@ -29,7 +29,7 @@ class Inputs:
         self.specs = {spec.name: spec for spec in job.inputs}
         self.resident = {} if resident is None else resident
         self.keep = keep  # what was loaded, for the next run
-        self.shuffled = 0  # bytes that came from other ranks which read them
+        self.shuffled = self.shuffled_between = 0  # bytes that came from other ranks, nodes, which read them
         self.begun: dict[str, Reading] = {}
         self.background: ThreadPoolExecutor | None = None
 
@@ -98,12 +98,13 @@ class Inputs:
         """From a file, a generator, or an array that every rank has."""
         dataset = self.dataset(step.tensor)
         if dataset is not None:
-            before = comm.received
+            before = comm.received, comm.received_between
             reading = self.begun.pop(step.tensor, None)
             if reading is None:
                 reading = Reading(dataset, step.layout, comm.rank, target, step.region, place)
             reading.finish(comm, self.pool())
-            self.shuffled += comm.received - before
+            self.shuffled += comm.received - before[0]
+            self.shuffled_between += comm.received_between - before[1]
             return
         bound, given = self.graph[step.tensor].bound, self.given.get(step.tensor)
         for box, here in boxes(step.region, place):

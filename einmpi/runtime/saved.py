@@ -28,7 +28,7 @@ from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.regions import Box, Runs, boxes, elements, intersect, locate, shape
 from einmpi.version import __version__
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 PIECE = 16 * 2**20  # bytes that are read or written, and checked, at a time
 ALLOWED = "remove it to start again, or to go on from an older one"
@@ -218,7 +218,10 @@ def parse_manifest(path: str, text: str, graph: EinGraph, identity: Identity | N
 
 def _saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
     """ValueError and the like where something is not as it must be."""
-    done, mesh = _between(data["done"], 1, len(graph.computed)), Mesh(_between(data["mesh"], 1, MAX_RANKS))
+    done, ranks = _between(data["done"], 1, len(graph.computed)), _between(data["mesh"], 1, MAX_RANKS)
+    mesh = Mesh(ranks, _between(data["nodes"], 1, ranks))
+    if ranks % mesh.nodes:
+        raise ValueError("nodes")
     blocks = {}
     for name, tensor in zip(needed(graph, done), data["tensors"], strict=True):
         vertex = graph[name]

@@ -1,0 +1,180 @@
+"""One graph on one mesh: what is prescribed, the search for the best cuts, and the plan that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NoReturn
+
+from einmpi.errors import InputError
+from einmpi.graph.eingraph import EinGraph
+from einmpi.plan.bounds import lower_bound_words
+from einmpi.plan.costs import graph_cost
+from einmpi.plan.factor import factor, repeated_layers
+from einmpi.plan.machine import Machine
+from einmpi.plan.memory import peak_bytes
+from einmpi.plan.mesh import Mesh
+from einmpi.plan.predict import bills
+from einmpi.plan.prices import Prices
+from einmpi.plan.solve import EXACT_AXES, search
+from einmpi.plan.strategies import PARTITIONERS, place
+from einmpi.plan.tables import Solution, Solver, States, Unreachable
+from einmpi.plan.types import DEFAULT, Options, Plan
+
+
+@dataclass
+class Planning:
+    """One graph on one mesh: the problem is set up once, and solved once for each price of memory."""
+
+    graph: EinGraph
+    mesh: Mesh
+    ranks: int
+    options: Options
+
+    def __post_init__(self) -> None:
+        tied = len(self.mesh.factors) > EXACT_AXES and self.options.strategy == DEFAULT
+        tie = repeated_layers(self.graph) if tied else {}
+        given = [name for name in self.options.given if name not in self.options.resident]
+        self.resident = (*self.options.resident, *given)
+        self.pinned = {**self.options.pins, **self.options.given}
+        self.problem = factor(self.graph, self.resident, self.pinned, tie)
+        self.prices = Prices.of(self.machine())
+        self.rates: tuple[int, ...] = ()
+        if self.prices.machine is not None:
+            made = [variable.kind == "vertex" for variable in self.problem.variables]
+            self.rates = tuple(self.prices.operation(self.graph[variable.name]) if computed else 0
+                               for computed, variable in zip(made, self.problem.variables, strict=True))  # fmt: skip
+        self.fixed: dict[int, tuple[int, ...]] = {}
+        self.notes: dict[str, str] = {}
+        self.start: States | None = None
+        self.wanted: dict[int, tuple[int, ...]] = {}
+        self.partitionings: Mapping[str, tuple[int, ...]] | None = None  # as the strategy wants them
+        self.prescribe()
+
+    def machine(self) -> Machine | None:
+        """Where a mesh knows nothing of the nodes, every message may go from node to node."""
+        machine = self.options.machine
+        if machine is None or self.options.nodes == 1 or self.mesh.nodes > 1:
+            return machine
+        return replace(machine, inside=machine.between, latency_inside=machine.latency_between)
+
+    # ---- prescribed cuts --------------------------------------------------------------------------------------------
+
+    def prescribe(self) -> None:
+        """The parts that pins and the strategy ask for, and axes that make them."""
+        for name, parts in self.options.pins.items():
+            self.wanted[self.problem.number["tensor", name]] = parts
+        for name, cuts in self.options.given.items():
+            number, ndim = self.problem.number["tensor", name], len(self.graph[name].bound)
+            self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
+            self.wanted[number] = self.mesh.parts(cuts, range(ndim))
+        if self.options.strategy != DEFAULT:
+            choice = PARTITIONERS[self.options.strategy](self.graph, self.mesh.ranks, self.options.roles)
+            self.notes, self.partitionings = dict(choice.notes), choice.partitionings
+            for name, parts in choice.partitionings.items():
+                self.prescribe_vertex(name, parts)
+        if self.wanted:
+            self.start = [
+                place(self.mesh, variable.extents, self.wanted.get(k, (1,) * len(variable.extents)))
+                for k, variable in enumerate(self.problem.variables)
+            ]
+            for number, state in self.fixed.items():
+                self.start[number] = state
+
+    def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
+        einsum = self.graph[name].einsum
+        assert einsum is not None
+        extents = [extent for _, extent in einsum.extents]
+        fitting = self.mesh.parts(place(self.mesh, extents, parts), range(len(extents)))
+        self.wanted[self.problem.number["vertex", name]] = fitting
+        if fitting != tuple(parts):
+            cut = " ".join(f"{x}:{d}" for x, d in zip(einsum.labels, fitting, strict=True) if d > 1)
+            note = f"{prod(parts)} parts do not fit {self.mesh.ranks} ranks: cut {cut or 'nothing'}"
+            self.notes[name] = f"{self.notes[name]}; {note}" if name in self.notes else note
+
+    # ---- solving ----------------------------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """The first plan that fits into memory when a byte of it gets dearer and dearer."""
+        limit, least, before = self.options.memory, 2**63, None
+        for price in _prices():
+            found = self.solve(price)
+            peak = self.peak(found.states)
+            least = min(least, peak)
+            if limit is None or peak <= limit:
+                return self.describe(found.states, peak, found.exact and not price and not self.wanted)
+            if price > 1 << 20 and found.states == before:
+                break  # memory is all that counts by now
+            before = found.states
+        raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
+                         f"at least {least} bytes, or more ranks")  # fmt: skip
+
+    def solve(self, price: int) -> Solution:
+        """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much of
+        the graph again and again on many ranks."""
+        bytes_only = self.options.strategy == DEFAULT and not self.rates
+        # Where the search is not exact in any case, work is weighed from the start.
+        weigh_work = bytes_only and len(self.mesh.factors) > EXACT_AXES
+        try:
+            found = search(self.solver(price, weigh_work), self.start)
+        except Unreachable as error:
+            self.refuse_pin(error.args[0])
+        if bytes_only and not weigh_work and self.repeats_work(found.states):
+            found = search(self.solver(price, weigh_work=True), self.start)
+            weigh_work = True
+        return replace(found, exact=found.exact and not weigh_work)
+
+    def solver(self, price: int, weigh_work: bool) -> Solver:
+        return Solver(self.problem, self.mesh, self.wanted, self.fixed, price, weigh_work, self.prices, self.rates)
+
+    def repeats_work(self, found: States) -> bool:
+        """Whether ranks do more than a tenth of all operations again."""
+        needed = sum(self.problem.operations)
+        done = 0
+        for variable, state, operations in zip(self.problem.variables, found, self.problem.operations, strict=True):
+            done += operations * self.mesh.parts(state, [len(variable.extents)])[0]
+        return 10 * done > 11 * needed
+
+    def refuse_pin(self, variable: int) -> NoReturn:
+        name, parts = self.problem.variables[variable].name, self.wanted[variable]
+        raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))} over {self.mesh.ranks} ranks",
+                         f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
+
+    def peak(self, found: States) -> int:
+        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident)
+
+    def named(self, found: States) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
+        """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""
+        states: dict[str, tuple[str | None, ...]] = {}
+        layouts: dict[str, tuple[int | None, ...]] = {}
+        for (kind, name), number in self.problem.number.items():
+            if kind == "tensor":
+                layouts[name] = tuple(s if s < len(self.graph[name].bound) else None for s in found[number])
+            elif (einsum := self.graph[name].einsum) is not None:
+                states[name] = tuple(einsum.labels[s] if s < len(einsum.labels) else None for s in found[number])
+        return states, layouts
+
+    def describe(self, found: States, peak: int, exact: bool) -> Plan:
+        states, layouts = self.named(found)
+        every = {name: found[number] for name, number in self.problem.number.items()}
+        costs = bills(self.graph, self.mesh, every, self.resident, self.pinned, self.prices)
+        total = sum(bill.words.total for bill in costs.values())
+        # The certificate is about words: a plan that makes something else small is no bound.
+        fewest = exact and self.mesh.nodes == 1 and not self.rates
+        bound = total if fewest else lower_bound_words(self.graph, self.mesh.ranks, self.resident)
+        exact = total == bound  # whoever found it
+        partitionings = self.partitionings or {
+            name: self.mesh.parts(state, einsum.labels)
+            for name, state in states.items()
+            if (einsum := self.graph[name].einsum) is not None
+        }
+        return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, costs, peak,
+                    "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
+                    self.resident, self.options.memory, self.options.nodes, self.prices.machine)  # fmt: skip
+
+
+def _prices() -> Iterator[int]:
+    yield 0
+    for exponent in range(0, 40, 3):
+        yield 1 << exponent

@@ -1,0 +1,108 @@
+"""A plan: the state of every vertex and the layout of every shared tensor, what that costs and how good it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.job_file import STRATEGIES
+from einmpi.plan.machine import Machine
+from einmpi.plan.mesh import Mesh
+from einmpi.plan.predict import Bill
+
+DEFAULT = STRATEGIES[0]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a graph is cut over `ranks` ranks; `einmpi.plan` makes it, print(plan) shows it.
+
+    For each axis of the mesh: the label a vertex cuts or None (`states`), the dimension a tensor cuts (`layouts`).
+    The mesh may have fewer ranks than there are: the last ones are idle.
+    """
+
+    graph: EinGraph
+    mesh: Mesh
+    ranks: int
+    strategy: str
+    states: Mapping[str, tuple[str | None, ...]]
+    layouts: Mapping[str, tuple[int | None, ...]]
+    bills: Mapping[str, Bill]  # what each vertex moves and takes
+    peak: int  # bytes of tensors on the fullest rank
+    kind: str  # "exact" or "gap"
+    lower_bound: int
+    paper_cost: int
+    notes: Mapping[str, str]
+    resident: tuple[str, ...] = ()  # inputs that lie where they are wanted
+    memory: int | None = None  # bytes a rank, as asked for
+    nodes: int = 1  # that the ranks lie on
+    machine: Machine | None = None  # whose time was made small; else bytes
+    seconds: float = field(default=0.0, compare=False)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal plans, on every rank and every machine."""
+        parts = [str(self.graph), str(self.ranks), str(self.mesh.ranks), self.strategy]
+        parts += [f"{name}:{state}" for name, state in self.states.items()]
+        parts += [f"{name}:{layout}" for name, layout in self.layouts.items()]
+        parts += [f"{name}: resident" for name in self.resident]
+        if self.mesh.nodes > 1:
+            parts.append(f"{self.mesh.nodes} nodes")
+        if self.machine is not None:
+            parts.append(f"machine {self.machine.digest}")
+        return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def words_predicted(self) -> int:
+        """Elements that move between ranks, in all."""
+        return sum(bill.words.total for bill in self.bills.values())
+
+    @property
+    def bytes_predicted(self) -> int:
+        """The same in bytes."""
+        return sum(bill.nbytes for bill in self.bills.values())
+
+    @property
+    def bytes_between(self) -> int | None:
+        """Those of them that go from node to node; None where the mesh does not know about all nodes."""
+        each, rest = divmod(self.ranks, self.nodes)
+        known = not rest and (self.mesh.ranks <= each or self.mesh.ranks == each * self.mesh.nodes)
+        return sum(bill.between for bill in self.bills.values()) if known else None
+
+    @property
+    def seconds_predicted(self) -> float | None:
+        """How long a run takes, without loading and storing, where a machine was measured."""
+        return None if self.machine is None else self.seconds_of(sum(bill.time for bill in self.bills.values()))
+
+    def seconds_of(self, picoseconds: int) -> float:
+        """Of one rank, from what all ranks take together, as in bills."""
+        return picoseconds / self.mesh.ranks / 1e12
+
+    def __str__(self) -> str:
+        from einmpi.plan.explain import explain  # which describes a Plan
+
+        return explain(self)
+
+    def parts(self, name: str) -> dict[str, int]:
+        """Into how many parts each label of a vertex is cut."""
+        einsum = self.graph[name].einsum
+        assert einsum is not None
+        return dict(zip(einsum.labels, self.mesh.parts(self.states[name], einsum.labels), strict=True))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan is asked to respect."""
+
+    strategy: str = DEFAULT
+    memory: int | None = None  # bytes a rank
+    resident: tuple[str, ...] = ()
+    pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # tensor → parts of each dimension
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    mesh: Mesh | None = None  # of `given`, where there is one
+    given: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)  # layouts that inputs have already
+    nodes: int = 1
+    uneven: bool = False  # the nodes have different numbers of ranks, or these are not in order
+    machine: Machine | None = None
