@@ -60,7 +60,7 @@ def _add_planning(command: argparse.ArgumentParser, ranks_needed: bool) -> None:
     command.add_argument("--machine", metavar="FILE.toml", help="plan for the times that einmpi calibrate measured")
     command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
     if ranks_needed:
-        command.add_argument("--nodes", type=int, default=1, metavar="N", help="that the ranks lie on, equally many each")
+        command.add_argument("--nodes", type=int, default=1, metavar="N", help="that the ranks lie on, evenly")
         which.add_argument("--compare", action="store_true", help="all strategies side by side")
         command.add_argument("--plot", metavar="FILE.svg", help="draw the graph with its cuts; or FILE.png")
         command.add_argument("--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions")

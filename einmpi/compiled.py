@@ -105,8 +105,9 @@ class Compiled:
 
     def plan(self, kinds: Kinds) -> Plan:
         # Where the nodes differ, the mesh has one level; what goes from node to node is counted all the same.
-        nodes = {"nodes": max(self.comm.nodes) + 1, "uneven": even_nodes(self.comm) is None}
-        plan = make_plan(self.job.graph, self.comm.size, replace(_with_inputs(self.options, kinds), **nodes))
+        count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
+        options = replace(_with_inputs(self.options, kinds), nodes=count, uneven=uneven)
+        plan = make_plan(self.job.graph, self.comm.size, options)
         check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
         return plan
 

@@ -13,7 +13,18 @@ from einmpi.graph.job_tensors import InputSpec, check_dtype, check_name, read_dt
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.language import build_graph
 from einmpi.graph.syntax import Source, Statement, statements
-from einmpi.graph.toml_text import Document, beside, choice, get, kind_of, lookup, read_document, show, table, whole_number
+from einmpi.graph.toml_text import (
+    Document,
+    beside,
+    choice,
+    get,
+    kind_of,
+    lookup,
+    read_document,
+    show,
+    table,
+    whole_number,
+)
 from einmpi.units import check_bytes, parse_bytes
 
 __all__ = ["BACKENDS", "ROLES", "STRATEGIES", "InputSpec", "Job", "OutputSpec", "read_job"]

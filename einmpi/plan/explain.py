@@ -10,7 +10,7 @@ from einmpi.errors import InputError
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.plan import Plan
-from einmpi.plan.prices import BETWEEN, Prices
+from einmpi.plan.prices import BETWEEN, BYTES
 from einmpi.plan.words import Note, in_words
 from einmpi.units import show_bytes, show_count, show_seconds
 
@@ -175,7 +175,7 @@ def _measure(plan: Plan) -> float:
     """What was made small."""
     if plan.seconds_predicted is not None:
         return plan.seconds_predicted
-    return float(Prices().bytes(plan.bytes_predicted, plan.bytes_between or 0))
+    return float(BYTES.bytes(plan.bytes_predicted, plan.bytes_between or 0))
 
 
 def _amount(plan: Plan) -> str:

@@ -11,7 +11,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.mesh import Mesh, prime_factors
 from einmpi.plan.planning import Planning
-from einmpi.plan.prices import FLOPS_PER_BYTE, Prices
+from einmpi.plan.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.plan.types import DEFAULT, Options, Plan
 
 __all__ = ["MAX_RANKS", "Options", "Plan", "make_plan"]
@@ -66,7 +66,7 @@ def _takes_less_time(plan: Plan, other: Plan) -> bool:
         bills = plan.bills.values()
         if plan.machine is not None:
             return sum(bill.time for bill in bills)
-        moved = sum(Prices().bytes(bill.nbytes, bill.between) for bill in bills)
+        moved = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills)
         return int(plan.graph.operations() + FLOPS_PER_BYTE * moved)
 
     return time_of_all(plan) * other.mesh.ranks < time_of_all(other) * plan.mesh.ranks

@@ -111,8 +111,8 @@ class Planning:
                          f"at least {least} bytes, or more ranks")  # fmt: skip
 
     def solve(self, price: int) -> Solution:
-        """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much of
-        the graph again and again on many ranks."""
+        """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much
+        of the graph again and again on many ranks."""
         bytes_only = self.options.strategy == DEFAULT and not self.rates
         # Where the search is not exact in any case, work is weighed from the start.
         weigh_work = bytes_only and len(self.mesh.factors) > EXACT_AXES

@@ -51,11 +51,14 @@ def edge_traffic(mesh: Mesh, edge: Edge, elements: int, cuts: Sequence[Sequence[
     return Traffic(others[0], combined, others[1], (first, crossing - first), peers)
 
 
+NOTHING = Cost(0, 0, 0)
+
+
 @dataclass
 class Bill:
     """What a vertex costs. Times are picoseconds of all ranks together, where a machine was measured."""
 
-    words: Cost = Cost(0, 0, 0)
+    words: Cost = NOTHING
     nbytes: int = 0
     between: int = 0  # bytes
     computing: int = 0

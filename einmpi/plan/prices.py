@@ -50,6 +50,9 @@ class Prices:
         return products.get(vertex.dtype, self.machine.element) if _is_product(vertex) else self.machine.element
 
 
+BYTES = Prices()
+
+
 def _is_product(vertex: Vertex) -> bool:
     """Whether it is a matrix product, or many of them."""
     einsum = vertex.einsum

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from einmpi.plan.eliminate import Limits, Memo, Table, minimize
 from einmpi.plan.factor import Edge, Factored
 from einmpi.plan.layout import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 from einmpi.plan.mesh import Mesh
-from einmpi.plan.prices import FLOPS_PER_BYTE, Prices
+from einmpi.plan.prices import BYTES, FLOPS_PER_BYTE, Prices
 from einmpi.plan.volume import Ints, held_factors, layout_factors, over_all_ranks, peers, received, sharing
 
 Groups = Sequence[Sequence[int]]
@@ -80,7 +81,7 @@ class Solver:
     fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # variables whose state is given
     price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
     weigh_work: bool = False  # whether operations done more than once cost anything, where no machine was measured
-    prices: Prices = Prices()
+    prices: Prices = BYTES
     rates: Sequence[int] = ()  # femtoseconds for an operation of each variable, where a machine was measured
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
@@ -190,6 +191,7 @@ class Solver:
         ranks, nodes, ndim, nbytes = self.mesh.ranks, self.mesh.nodes, edge.ndim, edge.nbytes // self.unit
         targets, target_of = distinct_layouts(rows[edge.target], edge.target_symbols, ndim)
         exchanging: tuple[Ints, Ints]
+        cells: tuple[Any, ...]
         if edge.source is None:  # an input is stored once: all copies but one are moved
             every, between = (np.array(factors, np.int64) for factors in (move.factors, move.between))
             copies: Ints = np.where(targets == ndim, every, 1).prod(axis=1) * held.products[0]

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
+from einmpi.plan.costs import Cost
 from einmpi.plan.machine import Machine
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.predict import Bill
@@ -53,6 +54,16 @@ class Plan:
         if self.machine is not None:
             parts.append(f"machine {self.machine.digest}")
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def words(self) -> dict[str, Cost]:
+        """Elements that move for each vertex."""
+        return {name: bill.words for name, bill in self.bills.items()}
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """The same in bytes."""
+        return {name: bill.nbytes for name, bill in self.bills.items()}
 
     @property
     def words_predicted(self) -> int:

@@ -142,7 +142,8 @@ class Report:
             lines.append(f"  moved {moved} ({against}), {busiest} to the busiest rank; "
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
         if plan.nodes > 1:
-            lines.append(f"  {show_bytes(self.totals.between)} of it between the {plan.nodes} nodes ({self._against()})")
+            between = show_bytes(self.totals.between)
+            lines.append(f"  {between} of it between the {plan.nodes} nodes ({self._between_planned()})")
         if plan.seconds_predicted is not None:
             lines.append(f"  run in {show_seconds(seconds['run'])} ({show_seconds(plan.seconds_predicted)} predicted)")
         if self.totals.shuffled:
@@ -153,7 +154,7 @@ class Report:
             lines.append(f"  {name}  {array.dtype} {shape}  {_show(self.figures[name], array)}{targets.get(name, '')}")
         return "\n".join(lines)
 
-    def _against(self) -> str:
+    def _between_planned(self) -> str:
         predicted = self.plan.bytes_between
         if predicted is None:
             return "not planned: they do not have the same number of ranks, in order"

@@ -30,7 +30,7 @@ class Comm(Protocol):
     size: int
     cores: int  # that this rank has for itself
     ranks_on_node: int
-    nodes: Sequence[int]  # the node of each rank
+    nodes: tuple[int, ...]  # the node of each rank
     received: int  # bytes of payload from other ranks so far
     received_between: int  # those of them that came from other nodes
 
@@ -153,7 +153,8 @@ def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
 class SelfComm:
     """One process: rank 0 of 1."""
 
-    rank, size, ranks_on_node, nodes, received, received_between = 0, 1, 1, (0,), 0, 0
+    rank, size, ranks_on_node, received, received_between = 0, 1, 1, 0, 0
+    nodes: tuple[int, ...] = (0,)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
