@@ -59,8 +59,11 @@ def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
             every = [json.loads(text) for text in comm.allgather_text(json.dumps([measured.seconds, measured.between]))]
             if turn:  # the first one makes the connections
                 seconds.append((max(own for own, _ in every), sum(between for _, between in every)))
+    default = ways[0][2]
     for name, _, plan, _, _, seconds in ways:
-        row = {"name": name, "planned": plan.bytes_between, "predicted": plan.seconds_predicted, "runs": seconds}
+        same = (plan.states, plan.layouts) == (default.states, default.layouts)
+        row = {"name": name, "planned": plan.bytes_between, "predicted": plan.seconds_predicted, "runs": seconds,
+               "note": "  the same cuts" if same and plan is not default else ""}  # fmt: skip
         if comm.rank == 0:
             print(json.dumps(row), flush=True)
 
@@ -85,7 +88,7 @@ def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> 
         shown = "the same" if counted == {row["planned"]} else ", ".join(map(show_bytes, sorted(counted)))
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.3f}"
         print(f"{row['name']:18}{show_bytes(row['planned']):>14}{shown:>12}{median:>9.3f}{predicted:>11}"
-              f"{median / base:>7.2f}", flush=True)  # fmt: skip
+              f"{median / base:>7.2f}{row['note']}", flush=True)  # fmt: skip
 
 
 def finished(done: subprocess.CompletedProcess[str]) -> str:
