@@ -14,7 +14,7 @@ from einmpi.plan.prices import FLOPS_PER_BYTE
 from einmpi.report.graph_picture import NAMES, layout_text
 from einmpi.report.movement import WAYS, Movement, movements
 from einmpi.report.timeline import KINDS, Timeline
-from einmpi.units import show_bytes, show_count
+from einmpi.units import show_bytes, show_count, show_seconds
 
 ROWS = 100  # shown at first: a browser takes long to arrange thousands
 
@@ -38,11 +38,22 @@ def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
         cards.append((show_bytes(moved), f"moved in all; {show_bytes(each)} to the busiest rank"))
         cards.append((show_bytes(peak), "peak memory of a rank"))
         cards.append((f"{plan.graph.operations():.3g}", "operations"))
+    if plan.machine is not None and plan.seconds_predicted is not None:
+        cards.append((show_seconds(plan.seconds_predicted), f"predicted, by a machine {escape(plan.machine.source)}"))
+    if plan.nodes > 1:
+        cards.append(_between_nodes(plan, measured))
     cards.append(_certificate(plan))
     shown = "".join(
         f'<div class="figure"><b>{escape(number)}</b><span class="faint">{text}</span></div>' for number, text in cards
     )
     return f'<div class="figures">{shown}</div>'
+
+
+def _between_nodes(plan: Plan, measured: Mapping[str, Any] | None) -> tuple[str, str]:
+    planned = "not planned" if plan.bytes_between is None else f"{show_bytes(plan.bytes_between)} planned"
+    if measured:
+        return show_bytes(measured["bytes_between"]), f"between the {plan.nodes} nodes; {planned}"
+    return ("–" if plan.bytes_between is None else show_bytes(plan.bytes_between)), f"between the {plan.nodes} nodes"
 
 
 def _certificate(plan: Plan) -> tuple[str, str]:
@@ -110,7 +121,7 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
         rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
     heads = ["tensor", "what it is", "cuts", "moved", "mostly"]
     heads += ["measured", "computing", "moving", "share of the time"] if timeline else ["", "share of the work"]
-    return f"""{_notes(timeline)}
+    return f"""{_notes(plan, timeline)}
 <div class="tools"><label>Find a row <input id="table-filter" type="search" autocomplete="off"></label>
 <button id="table-all" hidden>Show all {len(rows):,} rows</button></div>
 <div class="scroll" tabindex="0" role="region" aria-label="Table of tensors"><table id="tensor-table">
@@ -135,8 +146,10 @@ def _measured_cells(seen: _Seen, planned: int, ranks: int) -> Iterator[str]:
     yield _cell(_time(seen.moving / ranks))
 
 
-def _notes(timeline: Timeline | None) -> str:
+def _notes(plan: Plan, timeline: Timeline | None) -> str:
     weighed = f"The planner weighs a byte that moves like {FLOPS_PER_BYTE} operations"
+    if plan.machine is not None:
+        weighed = f"Seconds are those of a machine {escape(plan.machine.source)}, with what moves for a vertex"
     if timeline is None:
         return f"<p>{weighed}; the last column is each tensor's share of the whole by that measure.</p>"
     return f"""<p>Bytes are those of the tensor itself on its way to whoever needs it; red ones differ from the plan.
@@ -151,6 +164,8 @@ def _shares(amounts: Mapping[str, float]) -> dict[str, float]:
 
 def _cost(plan: Plan, vertex: Vertex, nbytes: int) -> int:
     """The planner's measure of time, for all ranks together; what several ranks compute again counts again."""
+    if plan.machine is not None:
+        return plan.bills[vertex.name].time if vertex.name in plan.bills else 0
     if vertex.einsum is None:
         return FLOPS_PER_BYTE * nbytes
     again = plan.mesh.parts(plan.states[vertex.name], [None])[0]

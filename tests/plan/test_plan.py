@@ -256,7 +256,10 @@ def test_json_has_the_keys_of_the_contract():
         "einsum": "Z_1[i,k] ← Σ[j](A[i,j] × B[j,k])",
         "partitioning": {"i": 2, "k": 2, "j": 2},
         "words": {"join": 1843200, "aggregate": 921600, "repartition": 0},
+        "bytes_between_predicted": 0,
+        "seconds_predicted": None,
     }
+    assert (data["nodes"], data["bytes_between_predicted"], data["seconds_predicted"]) == (1, 0, None)
 
 
 def test_explain():

@@ -88,14 +88,13 @@ def test_words_are_the_planners(ranks, bound):
 
 @pytest.mark.parametrize("ranks, nodes, bound", [(4, 2, (8, 4)), (4, 4, (4, 8)), (6, 2, (12, 6)), (6, 3, (6, 12)),
                                                  (8, 2, (8, 16)), (8, 4, (16, 16)), (12, 2, (24, 12)),
-                                                 (8, 2, (16,)), (16, 4, (16, 16)), (16, 4, (32,)),
-                                                 (8, 4, (8, 8, 8)), (8, 2, (8, 8, 8))])  # fmt: skip
+                                                 (8, 2, (16,)), (16, 4, (16, 16)), (8, 4, (8, 8, 8))])  # fmt: skip
 def test_words_between_nodes_are_the_planners_and_the_fewest(ranks, nodes, bound):
     """No more in all than directly, but where replicas on other nodes do not help with sums inside of a node."""
     mesh = Mesh(ranks, nodes)
     size = int(np.prod(bound))
     between = mesh.node_axes
-    for source, target in pairs(ranks, bound, 150, nodes=nodes):
+    for source, target in pairs(ranks, bound, 80, nodes=nodes):
         found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)]
         total, across = (sum(column) for column in zip(*found, strict=True))
         numbers = [tuple(len(bound) if x == R else len(bound) + 1 if x == P else x for x in axes)
