@@ -86,11 +86,11 @@ def dry_run(plan: Plan) -> list[int]:
     return [received for received, _ in dry_run_on_nodes(plan)]
 
 
-def dry_run_on_nodes(plan: Plan) -> list[tuple[int, int]]:
-    """The same, and how many of them come from other nodes."""
+def dry_run_on_nodes(plan: Plan, nodes: int | None = None) -> list[tuple[int, int]]:
+    """The same, and how many of them come from other nodes: the plan's, or as many as are given."""
     found = []
     for rank in range(plan.ranks):
-        comm = CountingComm(rank, plan.ranks, plan.nodes)
+        comm = CountingComm(rank, plan.ranks, nodes or plan.nodes)
         execute(lower(plan, rank), ShapeBackend(), comm, NoValues())
         found.append((comm.received, comm.received_between))
     return found

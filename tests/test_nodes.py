@@ -87,6 +87,20 @@ def test_a_dry_run_on_many_nodes(ranks, nodes):
     assert max(between) * ranks <= 1.05 * sum(between)
 
 
+@pytest.mark.parametrize("skew, ranks, nodes, total, one_level, two_levels",
+                         [(1, 16, 4, 1500, 900, 600), (10, 16, 4, 270, 180, 70),
+                          pytest.param(1, 64, 8, 2700, 1500, 900, marks=pytest.mark.slow),
+                          pytest.param(10, 64, 8, 690, 480, 150, marks=pytest.mark.slow)])  # fmt: skip
+def test_two_levels_send_less_between_nodes(skew, ranks, nodes, total, one_level, two_levels):
+    """In hundredths of s², as docs/planner.md has them."""
+    job = einmpi.load("jobs/chain.toml", s=1920, skew=skew)
+    flat, aware = einmpi.plan(job, ranks), einmpi.plan(job, ranks, nodes=nodes)
+    unit = 1920 * 1920 * 8 // 100
+    assert (flat.bytes_predicted, aware.bytes_predicted) == (total * unit, total * unit)
+    assert sum(between for _, between in dry_run_on_nodes(flat, nodes)) == one_level * unit
+    assert sum(between for _, between in dry_run_on_nodes(aware)) == two_levels * unit == aware.bytes_between
+
+
 def test_results_feed_the_next_call_on_the_same_nodes():
     job = einmpi.program("Y[i,k] = sum(X[i,j] * X[j,k])", X=(12, 12))
     whole = np.arange(144.0).reshape(12, 12) / 100

@@ -49,6 +49,8 @@ def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
 
 
 Row = tuple[str, ...]
+# Why nothing is known about what goes from node to node.
+ONE_LEVEL = "ranks do not lie evenly on the nodes, or inputs lie on another mesh"
 WORD = 13  # columns of the word that begins a note
 
 
@@ -108,7 +110,7 @@ def _between(plan: Plan) -> str:
     if plan.nodes == 1:
         return ""
     if plan.bytes_between is None:
-        return "; between nodes not predicted: they do not have the same number of ranks, in order"
+        return f"; between nodes not predicted: {ONE_LEVEL}"
     return f"; {show_bytes(plan.bytes_between)} between nodes"
 
 

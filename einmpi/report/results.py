@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.job_file import Job
+from einmpi.plan.explain import ONE_LEVEL
 from einmpi.report.timeline import Timeline
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.dist_array import DistArray
@@ -157,7 +158,7 @@ class Report:
     def _between_planned(self) -> str:
         predicted = self.plan.bytes_between
         if predicted is None:
-            return "not planned: they do not have the same number of ranks, in order"
+            return f"not planned: {ONE_LEVEL}"
         return "as planned" if predicted == self.totals.between else f"planned {show_bytes(predicted)}"
 
 
