@@ -20,7 +20,8 @@ GROUPS = {
     "the plan": ("--strategy", "--compare", "--memory", "--machine", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
-        "shell", "--out", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
+        "shell", "--out", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet",
+        "--version", "--help",
     ),
 }  # fmt: skip
 
