@@ -61,7 +61,7 @@ def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
                 seconds.append((max(own for own, _ in every), sum(between for _, between in every)))
     default = ways[0][2]
     for name, _, plan, _, _, seconds in ways:
-        same = (plan.states, plan.layouts) == (default.states, default.layouts)
+        same = all(plan.parts(vertex) == default.parts(vertex) for vertex in plan.states)
         row = {"name": name, "planned": plan.bytes_between, "predicted": plan.seconds_predicted, "runs": seconds,
                "note": "  the same cuts" if same and plan is not default else ""}  # fmt: skip
         if comm.rank == 0:
