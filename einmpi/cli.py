@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from einmpi.calibrate.command import add_options as add_calibration
+from einmpi.calibrate.command import calibrate
 from einmpi.commands import EVERY, check, plan, run, verify
 from einmpi.completion import SHELLS, script
 from einmpi.doctor.command import add_options, doctor
@@ -97,7 +99,7 @@ def _command(given: list[str], comm: Comm) -> int:
     options = together(comm, lambda: _parse(given), _what_to_do)
     if options is None:
         return 0
-    if options.command in ("run", "verify") and options.ranks is not None:
+    if options.command in ("run", "verify", "calibrate") and options.ranks is not None:
         return _on_ranks(options, given, comm)
     return COMMANDS[options.command](options, comm)
 
@@ -156,9 +158,10 @@ def completion(options: argparse.Namespace, comm: Comm) -> int:
 
 
 COMMANDS = {"run": run, "check": check, "plan": plan, "verify": verify, "sbatch": sbatch, "doctor": doctor,
-            "completion": completion}  # fmt: skip
+            "calibrate": calibrate, "completion": completion}  # fmt: skip
 # How the others get their options.
 WITHOUT_JOB: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "doctor": add_options,
+    "calibrate": add_calibration,
     "completion": lambda command: command.add_argument("shell", choices=SHELLS, help="whose script"),
 }

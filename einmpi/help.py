@@ -14,12 +14,13 @@ WIDTH = 80  # columns, whatever the terminal has: help is for reading, and for p
 GROUPS = {
     "the job": ("job", "--set", "--dtype"),
     "ranks": (
-        "--ranks", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--backend", "--timeout", "--time",
+        "--ranks", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--backend", "--timeout", "--time", "--seconds",
     ),
     "the plan": ("--strategy", "--compare", "--memory", "--machine", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
-        "shell", "--out", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version", "--help",
+        "shell", "--out", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version",
+        "--help",
     ),
 }  # fmt: skip
 
@@ -65,6 +66,11 @@ EXAMPLES = {
     "doctor": (
         ("einmpi doctor", "look, and let two ranks send messages"),
         ("einmpi doctor --json -", "for programs"),
+    ),
+    "calibrate": (
+        ("einmpi calibrate", "kernels, in this process"),
+        ("mpirun -n 4 python -m einmpi calibrate --save", "messages too; machine.toml"),
+        ("einmpi calibrate -n 4 --save", "the same: starts mpirun itself"),
     ),
     "completion": (
         ("einmpi completion bash > ~/.local/share/bash-completion/completions/einmpi", ""),

@@ -14,8 +14,8 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600}
 # Of a machine. Rates become times, because the planner adds up times; in whole numbers, which are the same everywhere.
 _LATENCY = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 _BANDWIDTH = {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
-_OPERATIONS = {f"{prefix}{word}/s": 1000**k for word in ("flop", "op")
-               for k, prefix in enumerate(("", "k", "M", "G", "T", "P"))}  # fmt: skip
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_OPERATIONS = {f"{prefix}{word}/s": 1000**k for word in ("flop", "op") for k, prefix in enumerate(_PREFIXES)}
 
 
 def _number_and_unit(text: str) -> tuple[str, str] | None:
@@ -101,7 +101,7 @@ def show_bandwidth(picoseconds: int) -> str:
 
 def show_speed(femtoseconds: int, word: str = "flop") -> str:
     """Of an operation: 55556 as 18 Gflop/s."""
-    return _scaled(10**15 / femtoseconds, tuple(unit for unit in _OPERATIONS if unit.endswith(word + "/s")))
+    return _scaled(10**15 / femtoseconds, tuple(f"{prefix}{word}/s" for prefix in _PREFIXES))
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:

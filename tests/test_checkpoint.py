@@ -432,7 +432,9 @@ DAMAGES = {
     "files of other ranks": (lambda path: rewrite_manifest(path, lambda data: data["files"].pop()), "does not fit"),
     "another version": (lambda path: rewrite_manifest(path, lambda data: data.update(einmpi="0.0.0")),
                         "is of einmpi 0.0.0"),
-    "another format": (lambda path: rewrite_manifest(path, lambda data: data.update(format=2)), "is of einmpi"),
+    "another format": (lambda path: rewrite_manifest(path, lambda data: data.update(format=1)), "is of einmpi"),
+    "nodes that do not divide the ranks": (lambda path: rewrite_manifest(path, lambda data: data.update(nodes=3)),
+                                           "does not fit"),
 }  # fmt: skip
 
 

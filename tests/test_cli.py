@@ -233,7 +233,7 @@ BAD_JOBS = {
     "no program": (TITLE, 'bad.toml: there is no program; program = "NAME[labels] = expression"'),
     "unknown key": (
         TITLE + 'program = "Z = 1"\n[plan]\nmemroy = 3\n',
-        "bad.toml:4:1: unknown key 'memroy' in plan; did you mean memory? allowed: strategy, memory",
+        "bad.toml:4:1: unknown key 'memroy' in plan; did you mean memory? allowed: strategy, memory, machine",
     ),
     "unknown table": (
         TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',

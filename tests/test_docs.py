@@ -53,7 +53,7 @@ PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs"
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "compared in a test of its own"
 MPIRUN = Path(sys.executable).parent / "mpirun"
-STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify) .*-n |\beinmpi doctor( \||$)")
+STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)")
 KINDS = ("python", "pycon", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
 
 
@@ -295,6 +295,7 @@ READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/run
 COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/commands.py", ROOT / "einmpi/launch.py",
                 *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
                 *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),
+                *sorted((ROOT / "einmpi" / "calibrate").glob("*.py")),
                 *sorted((ROOT / "einmpi" / "doctor").glob("*.py")))  # fmt: skip
 # Errors without an example on a page, and why.
 NOT_SHOWN = {
@@ -340,7 +341,7 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
 
 
 def test_every_error_of_the_command_line_has_an_example():
-    pages = ("language.md", "job_file.md", "command_line.md", "checkpoint.md")
+    pages = ("language.md", "job_file.md", "command_line.md", "checkpoint.md", "howto_machine.md")
     text = "\n".join(PAGES[name].read_text() for name in pages)
     missing = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {message}"

@@ -11,7 +11,8 @@ from einmpi.graph.scalar import DTYPES
 from einmpi.graph.toml_text import Document, get, kind_of, lookup, read_document, table
 from einmpi.units import parse_bandwidth, parse_latency, parse_speed, show_bandwidth, show_latency, show_speed
 
-PRODUCTS = tuple(dtype for dtype in DTYPES if dtype != "bool")  # of which a matrix product is measured
+# What a matrix product can give: numpy adds up int32 and bool as int64.
+PRODUCTS = tuple(dtype for dtype in DTYPES if dtype not in ("int32", "bool"))
 _KEYS = ("measured", "inside", "between", "kernels")
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
 _LINK: Mapping[str, Callable[[str], int]] = {"latency": parse_latency, "bandwidth": parse_bandwidth}
@@ -28,7 +29,7 @@ class Machine:
     latency_between: int
     inside: int  # ps for a byte
     between: int
-    multiply: Mapping[str, int] = field(hash=False)  # dtype → fs for an operation of a matrix product
+    multiply: Mapping[str, int] = field(hash=False)  # dtype of the result → fs for an operation of a product
     element: int  # fs for an operation of any other kernel
     source: str  # what was measured where and when, in words
     name: str = field(default="machine", compare=False)  # its file

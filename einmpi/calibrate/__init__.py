@@ -1,0 +1,1 @@
+"""Measures a machine: what messages and operations take, for plans that count in seconds."""
