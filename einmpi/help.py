@@ -14,14 +14,13 @@ WIDTH = 80  # columns, whatever the terminal has: help is for reading, and for p
 GROUPS = {
     "the job": ("job", "--set", "--dtype"),
     "ranks": (
-        "--ranks", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--backend", "--timeout", "--time",
-        "--seconds",
+        "--ranks", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--backend", "--timeout", "--time", "--seconds",
     ),
     "the plan": ("--strategy", "--compare", "--memory", "--machine", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
-        "shell", "--out", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet",
-        "--version", "--help",
+        "shell", "--out", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version",
+        "--help",
     ),
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from mpi_helpers import OPEN_MPI
+from mpi_helpers import OPEN_MPI, ROOT
 
 import einmpi
 
@@ -27,8 +27,16 @@ def expected(job, **sizes):
 
 
 def check(folder, job, ranks, path, **sizes):
+    """It has ended well, on so many ranks, with the numbers of the plain evaluator."""
     text = printed(folder, job)
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
     assert f" on {ranks} ranks " in text and text.count(" norm ") == len(norms(text)), text  # no rank ran by itself
     wanted = expected(folder / path, **sizes)
     assert norms(text) == pytest.approx(wanted, rel=1e-5)
+
+
+def check_page(text):
+    """docs/slurm.md shows the results that were printed."""
+    page = (ROOT / "docs/slurm.md").read_text()
+    for line in re.findall(r"^  .* norm .*$", text, re.MULTILINE):
+        assert line in page, line

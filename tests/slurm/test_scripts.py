@@ -6,7 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from mpi_helpers import ROOT
-from slurm.submitted import SETTINGS, TWO_BY_TWO, check, printed
+from slurm.submitted import SETTINGS, TWO_BY_TWO, check, check_page, printed
 
 import einmpi
 
@@ -17,6 +17,8 @@ def test_every_script_is_tested():
     scripts = {path.name for path in (ROOT / "jobs").glob("*.sbatch")}
     assert scripts == {"one_node.sbatch", "many_nodes.sbatch", "gpus.sbatch", "sizes.sbatch", "pipeline.sbatch",
                        "long.sbatch"}  # fmt: skip
+    page = (ROOT / "docs/slurm.md").read_text()
+    assert all(f"`jobs/{name}`" in page for name in (*scripts, "pipeline.sh"))
 
 
 def test_scripts_for_one_job(slurm, project):
@@ -26,6 +28,7 @@ def test_scripts_for_one_job(slurm, project):
     done = slurm.wait(one, gpus, long)
     for job, path in zip(done, ("chain.toml", "attention.toml", "shortest_path.toml"), strict=True):
         check(project, job, 4, f"jobs/{path}")
+        check_page(printed(project, job))
     assert "there is no checkpoint; starts from the beginning" in printed(project, done[2])
     assert list(project.glob("saved-*/*")) == []
 
@@ -53,6 +56,7 @@ def test_an_array_of_sizes(slurm, project):
     for job in done:
         size = 160 * int(job["ArrayTaskId"])
         check(project, job, 4, "jobs/chain.toml", s=size)
+        check_page(printed(project, job))
         data = json.loads((project / f"chain-{size}.json").read_text())
         assert data["outputs"]["Z"]["shape"] == [size, size] and len(data["seconds_all"]) == 3
 
@@ -64,6 +68,7 @@ def test_a_pipeline(slurm, project):
     assert [path for _, path in lines] == ["jobs/pipeline/covariance.toml", "jobs/pipeline/direction.toml"]
     for job, (_, path) in zip(slurm.wait(*(int(number) for number, _ in lines)), lines, strict=True):
         check(project, job, 4, path)
+        check_page(printed(project, job))
     # numpy's own way from the same X to the same direction.
     (project / "x.toml").write_text("""program = "Y[n,a] = X[n,a]"
         [inputs]
