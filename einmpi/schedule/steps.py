@@ -251,6 +251,9 @@ Step: TypeAlias = (
 )
 
 
+ASIDE = (Free, Begin, Place, Evict, Drop, Fetch)  # steps that have to do with memory alone: a rank has its own
+
+
 @dataclass(frozen=True)
 class SavePoint:
     """A vertex is done when this many steps are. Its tensor lies in a slot; copies that only it needed are gone."""
