@@ -102,7 +102,8 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
 
 
 def _resident_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-                    layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> dict[str, int]:  # fmt: skip
+                    layouts: Mapping[str, tuple[int | None, ...]],
+                    resident: Collection[str]) -> dict[str, int]:  # fmt: skip
     held = {}
     for name in resident:
         for user in graph.consumers.get(name, ()):
@@ -119,8 +120,8 @@ def least_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | No
     least = held
     for vertex in graph.computed:
         assert vertex.einsum is not None
-        extents = tuple((label, longest_share(mesh, extent, [a for a, cut in enumerate(states[vertex.name]) if cut == label]))
-                        for label, extent in vertex.einsum.extents)  # fmt: skip
+        axes = {x: [a for a, cut in enumerate(states[vertex.name]) if cut == x] for x in vertex.einsum.labels}
+        extents = tuple((x, longest_share(mesh, extent, axes[x])) for x, extent in vertex.einsum.extents)
         einsum = replace(vertex.einsum, extents=extents)
         tensors = [*(graph[name] for name in vertex.inputs), vertex]
         itemsizes = [np.dtype(tensor.dtype).itemsize for tensor in tensors]

@@ -25,6 +25,11 @@ class Slot:
     dtype: str
 
     @property
+    def tensor(self) -> str:
+        """Whose values it holds: slots have the name of a tensor, and what for where there are several."""
+        return self.name.partition("→")[0].rstrip("'")
+
+    @property
     def nbytes(self) -> int:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
