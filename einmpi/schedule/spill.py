@@ -41,7 +41,7 @@ class _Spilling:
         self.kept = {step.slot.name for step in steps if isinstance(step, Load) and step.kept}  # not ours to move
         self.memory: dict[str, Slot] = {}
         self.outside: set[str] = set()  # slots whose values are in the slow tier, perhaps in memory too
-        self.held = 0
+        self.held = self.held_kept = 0  # bytes of memory, and those of them that stay
         self.done: list[Step] = []
         self.uses: dict[str, list[int]] = {}
         self.kernels: dict[str, list[int]] = {}  # those uses that are kernels
@@ -97,7 +97,7 @@ class _Spilling:
         for slot in dict.fromkeys(step.operands):
             if slot.name in self.memory and slot.name not in self.kept:
                 self.evict(slot)
-        found = in_passes(step, self.limit - self.bytes_kept(), inside)
+        found = in_passes(step, self.limit - self.held_kept, inside)
         assert found is not None, f"{step.vertex}: the plan promised that it can be done in {self.limit} bytes"
         self.make_room(number, found.buffers, ())
         self.done += [Place(step.target), found]
@@ -108,10 +108,7 @@ class _Spilling:
     def fits(self, step: Step) -> bool:
         """Whether a step can be done in memory, when all else is outside."""
         slots = {slot.name: slot.nbytes for slot in (*reads(step), *writes(step)) if slot.name not in self.kept}
-        return self.bytes_kept() + sum(slots.values()) + message_bytes(step) <= self.limit
-
-    def bytes_kept(self) -> int:
-        return sum(slot.nbytes for name, slot in self.memory.items() if name in self.kept)
+        return self.held_kept + sum(slots.values()) + message_bytes(step) <= self.limit
 
     def wanted_outside(self, number: int, slot: Slot) -> bool:
         """Whether the next kernel that uses a slot is done in passes."""
@@ -128,6 +125,7 @@ class _Spilling:
                 self.done.append(Fetch(slot))
             self.memory[name] = slot
             self.held += slot.nbytes
+            self.held_kept += slot.nbytes * (name in self.kept)
 
     def make_room(self, number: int, wanted: int, used: Collection[str]) -> None:
         while self.held + wanted > self.limit:
