@@ -20,9 +20,11 @@ from mpi_helpers import needs_mpirun, run_mpi
 from run_cases import cases
 
 import einmpi
+from einmpi.report import results
 from einmpi.runtime import passes as passes_module
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.comm import ALONE
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.lower import lower
 from einmpi.schedule.passes import in_passes
@@ -107,6 +109,15 @@ def test_the_same_limit_gives_the_same_bits():
     memory = einmpi.plan(job, 2).peak // 4
     one, two = (run_on_threads(job, 2, arrays, memory=memory).outputs["Z"] for _ in range(2))
     assert one.tobytes() == two.tobytes()
+
+
+def test_figures_of_large_results(monkeypatch):
+    """Results may be larger than memory: they are looked at piece by piece."""
+    job, arrays = CASES["complex"]
+    wanted = np.linalg.norm(einmpi.reference(job, arrays)["Z"])
+    monkeypatch.setattr(results, "PIECE", 5)
+    outputs = einmpi.run(job, arrays)
+    assert results.figures(ALONE, outputs)["Z"].norm == pytest.approx(wanted, rel=1e-12)
 
 
 # ---- kernels in passes ----------------------------------------------------------------------------------------------

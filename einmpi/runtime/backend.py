@@ -34,7 +34,8 @@ class Copy(Protocol):
 
 class Backend(Protocol):
     """Arrays are in memory, which may be that of a device, or in the slow tier: there they are numpy's, whatever the
-    backend. `pack`, `unpack` and `combine` get both kinds, but in one call all arrays are of one kind."""
+    backend. `pack`, `unpack` and `combine` get both kinds, but in one call all arrays are of one kind; only what stays
+    in memory between runs may be unpacked into the slow tier, or packed there."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any: ...
     def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:

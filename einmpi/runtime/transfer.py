@@ -131,9 +131,12 @@ def _gather_at_once(step: Exchange, pieces: Sequence[Region | None], buffers: Bu
 
 
 def _all_at_once(step: Exchange, buffers: Buffers, comm: Comm) -> None:
-    moves, target = step.moves, step.target
+    moves = step.moves
     send_counts, receive_counts = list(map(_count, moves.sends)), list(map(_count, moves.receives))
-    with buffers.stage(sum(send_counts), target) as send, buffers.stage(sum(receive_counts), target) as receive:
+    with (
+        buffers.stage(sum(send_counts), step.source) as send,
+        buffers.stage(sum(receive_counts), step.target) as receive,
+    ):
         for region, packed in _parts(moves.sends, send).values():
             buffers.backend.pack(buffers[step.source], region, packed)
         comm.alltoallv(moves.group, send, send_counts, receive, receive_counts)
