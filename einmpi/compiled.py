@@ -22,6 +22,7 @@ from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
 from einmpi.runtime.hdf5 import reopened
 from einmpi.runtime.inputs import Blocks, Inputs
+from einmpi.runtime.scratch import check_folder
 from einmpi.runtime.storage import find_planned
 from einmpi.runtime.threads import threads_of
 from einmpi.schedule.layout import Layout, even_layout
@@ -42,6 +43,8 @@ class Measured:
     peak: int  # bytes
     shuffled: int = 0  # bytes received while loading, beside what the plan moves
     between: int = 0  # bytes of those received that came from other nodes
+    spilled: int = 0  # bytes written to the slow tier
+    fetched: int = 0  # bytes copied from there
 
 
 class Compiled:
@@ -56,7 +59,7 @@ class Compiled:
             raise InputError(place, f"backend {job.backend} is not available in this version", "numpy")
         self.job, self.comm, self.options = job, comm, options
         self.threads = threads_of(comm)
-        self.backend = NumpyBackend(self.threads.count, job.fast_math)
+        self.backend = NumpyBackend(self.threads.count, job.fast_math, job.scratch)
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
@@ -76,6 +79,8 @@ class Compiled:
         kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
+            if plan.spilled:
+                together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
             self.ready[kinds] = plan, self.backend.arrange(lower(plan, self.comm.rank))
         self.look({*given, *self.files})
         return *self.ready[kinds], given
@@ -124,7 +129,8 @@ class Compiled:
         seconds = time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
         received = self.comm.received - before[0] - sources.shuffled
         between = self.comm.received_between - before[1] - sources.shuffled_between
-        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled, between)
+        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled, between,
+                            buffers.spilled, buffers.fetched)  # fmt: skip
         return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured
 
     def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
@@ -157,7 +163,7 @@ def check_memory(place: str, needed: int) -> None:
     """Refuse what this machine cannot hold, before it tries."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
-        allowed = f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes or more machines"
+        allowed = f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes, more machines, or a memory limit"
         raise InputError(place, f"this needs {needed / 2**30:.1f} GiB on this machine", allowed)
 
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -22,3 +24,12 @@ def test_kernels(tmp_path):
     for row in rows:
         assert row["threads"] == 2 and row["seconds"] > 0 and row["peers"]
         assert all(peer["ratio"] > 0 for peer in row["peers"].values())
+
+
+@pytest.mark.slow
+def test_spill():
+    command = [sys.executable, "bench/spill.py", "--size", "100", "--repeat", "1", "--part", "4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "times as long" in done.stdout

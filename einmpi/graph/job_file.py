@@ -56,6 +56,7 @@ class Job:
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
     machine: str | None = None  # the file with its measured times
+    scratch: str | None = None  # the folder for what does not fit into memory; None: that of temporary files
 
 
 def read_job(
@@ -68,7 +69,8 @@ def read_job(
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
     for name in ("plan", "run"):
-        table(document, (name,), {"plan": ("strategy", "memory", "machine"), "run": ("backend", "fast_math")}[name])
+        keys = {"plan": ("strategy", "memory", "machine"), "run": ("backend", "fast_math", "scratch")}[name]
+        table(document, (name,), keys)
     source = _program(document)
     own_dtype = read_dtype(document, ("dtype",)) or "float64"
     chosen_dtype = check_dtype(document.name, dtype) if dtype else own_dtype
@@ -76,14 +78,14 @@ def read_job(
     inputs = tuple(_described(spec, describe) for spec in read_inputs(document, values, chosen_dtype))
     computed = tuple(item.name for item in statements(source) if isinstance(item, Statement))
     outputs = read_outputs(document, computed)
-    settings = _settings(document)
+    settings, scratch = _settings(document), _scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
     graph = build_graph(source, tensors, values, [spec.name for spec in outputs] or None)
     check_outputs(outputs, graph)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
     return Job(get(document, ("title",), str) or stem, document.name, source, chosen_dtype, values, inputs, outputs,
-               *settings, graph, None if machine is None else beside(document, machine))  # fmt: skip
+               *settings, graph, None if machine is None else beside(document, machine), scratch)  # fmt: skip
 
 
 def _program(document: Document) -> Source:
@@ -141,6 +143,11 @@ def _memory(document: Document) -> int | None:
         return parse_bytes(given) if isinstance(given, str) else check_bytes(given)
     except ValueError as error:
         raise InputError(place, str(error)) from None
+
+
+def _scratch(document: Document) -> str | None:
+    given = get(document, ("run", "scratch"), str)
+    return given and os.path.join(os.path.dirname(document.name), os.path.expanduser(given))
 
 
 def _roles(document: Document) -> dict[str, tuple[str, ...]]:

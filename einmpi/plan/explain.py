@@ -98,7 +98,8 @@ def totals(plan: Plan) -> list[Note]:
                            f"{show_bytes(each)} to the busiest rank{_between(plan)}"))  # fmt: skip
     if plan.seconds_predicted is not None:
         notes += _seconds(plan, plan.seconds_predicted)
-    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank"))
+    outside = f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times" if plan.spilled else ""
+    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank{outside}"))
     notes.append(("certificate", _certificate(plan)))
     if plan.machine is None and plan.mesh.nodes > 1:
         notes.append(("made small", f"bytes; one between nodes counts as {BETWEEN}"))

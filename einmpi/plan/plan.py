@@ -38,7 +38,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         except InputError as error:
             refused = refused or error
             continue
-        if best is None or _takes_less_time(plan, best):
+        if best is None or _is_better(plan, best):
             best = plan
     if best is None:
         assert refused is not None
@@ -57,6 +57,11 @@ def _meshes(ranks: int, options: Options) -> list[Mesh]:
     if options.strategy == DEFAULT and max(prime_factors(counted), default=1) > LARGE_PRIME:
         found.append(next(n for n in range(counted, 0, -1) if max(prime_factors(n), default=1) <= LARGE_PRIME))
     return [Mesh(ranks // nodes * used, used) if nodes > 1 else Mesh(used) for used in found]
+
+
+def _is_better(plan: Plan, other: Plan) -> bool:
+    """What fits into memory is quicker than what does not."""
+    return plan.spilled < other.spilled or (plan.spilled == other.spilled and _takes_less_time(plan, other))
 
 
 def _takes_less_time(plan: Plan, other: Plan) -> bool:

@@ -13,7 +13,7 @@ from einmpi.plan.bounds import lower_bound_words
 from einmpi.plan.costs import graph_cost
 from einmpi.plan.factor import factor, repeated_layers
 from einmpi.plan.machine import Machine
-from einmpi.plan.memory import peak_bytes
+from einmpi.plan.memory import least_bytes, peak_bytes, stage_of
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.predict import bills
 from einmpi.plan.prices import Prices
@@ -97,18 +97,27 @@ class Planning:
 
     def plan(self) -> Plan:
         """The first plan that fits into memory when a byte of it gets dearer and dearer."""
-        limit, least, before = self.options.memory, 2**63, None
+        limit, before = self.options.memory, None
+        least: tuple[int, States] | None = None
         for price in _prices():
             found = self.solve(price)
             peak = self.peak(found.states)
-            least = min(least, peak)
             if limit is None or peak <= limit:
                 return self.describe(found.states, peak, found.exact and not price and not self.wanted)
+            least = (peak, found.states) if least is None or peak < least[0] else least
             if price > 1 << 20 and found.states == before:
                 break  # memory is all that counts by now
             before = found.states
-        raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
-                         f"at least {least} bytes, or more ranks")  # fmt: skip
+        assert limit is not None and least is not None
+        return self.spilling(limit, *least)
+
+    def spilling(self, limit: int, peak: int, states: States) -> Plan:
+        """The plan that takes the least memory, for which some of it has to lie outside at times."""
+        needed = least_bytes(self.graph, self.mesh, *self.named(states), self.resident)
+        if needed > limit:
+            raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
+                             f"at least {needed} bytes, or more ranks")  # fmt: skip
+        return replace(self.describe(states, limit, exact=False), spilled=peak - limit)
 
     def solve(self, price: int) -> Solution:
         """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much
@@ -142,7 +151,7 @@ class Planning:
                          f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
 
     def peak(self, found: States) -> int:
-        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident)
+        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident, stage_of(self.options.memory))
 
     def named(self, found: States) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
         """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""
@@ -171,7 +180,8 @@ class Planning:
         }
         return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, costs, peak,
                     "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
-                    self.resident, self.options.memory, self.options.nodes, self.prices.machine)  # fmt: skip
+                    self.resident, self.options.memory, nodes=self.options.nodes,
+                    machine=self.prices.machine)  # fmt: skip
 
 
 def _prices() -> Iterator[int]:

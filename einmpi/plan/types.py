@@ -10,6 +10,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.costs import Cost
 from einmpi.plan.machine import Machine
+from einmpi.plan.memory import STAGE, stage_of
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.predict import Bill
 
@@ -31,13 +32,14 @@ class Plan:
     states: Mapping[str, tuple[str | None, ...]]
     layouts: Mapping[str, tuple[int | None, ...]]
     bills: Mapping[str, Bill]  # what each vertex moves and takes
-    peak: int  # bytes of tensors on the fullest rank
+    peak: int  # bytes of tensors and message buffers on the fullest rank
     kind: str  # "exact" or "gap"
     lower_bound: int
     paper_cost: int
     notes: Mapping[str, str]
     resident: tuple[str, ...] = ()  # inputs that lie where they are wanted
     memory: int | None = None  # bytes a rank, as asked for
+    spilled: int = 0  # bytes by which the peak would be higher if nothing of it were kept outside of memory at times
     nodes: int = 1  # that the ranks lie on
     machine: Machine | None = None  # whose time was made small; else bytes
     seconds: float = field(default=0.0, compare=False)
@@ -53,7 +55,14 @@ class Plan:
             parts.append(f"{self.mesh.nodes} nodes")
         if self.machine is not None:
             parts.append(f"machine {self.machine.digest}")
+        parts += [f"messages: {self.stage}"] if self.stage != STAGE else []
+        parts += [f"memory: {self.memory}"] if self.spilled else []
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a buffer for messages."""
+        return stage_of(self.memory)
 
     @property
     def words(self) -> dict[str, Cost]:

@@ -18,6 +18,8 @@ from einmpi.runtime.comm import Comm
 from einmpi.runtime.dist_array import DistArray
 from einmpi.units import show_bytes, show_seconds
 
+PIECE = 2**20  # elements
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -48,8 +50,11 @@ def _of_block(array: np.ndarray) -> tuple[float, float | int | None, float | int
     if array.size == 0:
         return 0.0, None, None
     wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    flat = array.reshape(-1)
     with np.errstate(all="ignore"):
-        norm = float(np.linalg.norm(array.astype(wide, copy=False).ravel()))
+        # Piece by piece: the array may be larger than memory.
+        pieces = (flat[k : k + PIECE].astype(wide, copy=False) for k in range(0, flat.size, PIECE))
+        norm = math.hypot(*(float(np.linalg.norm(piece)) for piece in pieces))
     if array.dtype.kind == "c":
         return norm, None, None
     return norm, array.min().item(), array.max().item()
@@ -70,13 +75,16 @@ class Totals:
     peak: int
     shuffled: int = 0  # by ranks that read files for each other
     between: int = 0  # of what was moved: from node to node
+    spilled: int = 0  # written to the slow tier
+    spilled_planned: int = 0
+    fetched: int = 0  # copied from there
 
 
-def totals(comm: Comm, received: int, peak: int, shuffled: int = 0, between: int = 0) -> Totals:
-    own = f"{received} {peak} {shuffled} {between}"
-    every = [tuple(map(int, text.split())) for text in comm.allgather_text(own)]
-    moved, peaks, read, across = zip(*every, strict=True)
-    return Totals(sum(moved), max(moved), max(peaks), sum(read), sum(across))
+def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
+    """`others` are those of Totals that are added up over the ranks, in their order."""
+    own = " ".join(map(str, (received, peak, *others)))
+    moved, peaks, *added = zip(*(map(int, text.split()) for text in comm.allgather_text(own)), strict=True)
+    return Totals(sum(moved), max(moved), max(peaks), *map(sum, added))
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,9 @@ class Report:
             "bytes_shuffled_loading": self.totals.shuffled,
             "bytes_peak_predicted": plan.peak,
             "bytes_peak": self.totals.peak,
+            "bytes_spilled": self.totals.spilled,
+            "bytes_spilled_predicted": self.totals.spilled_planned,
+            "bytes_fetched": self.totals.fetched,
             "resumed_from": self.resumed_from,
             "checkpoints": self.checkpoints,
             "seconds_predicted": plan.seconds_predicted,
@@ -149,6 +160,9 @@ class Report:
             lines.append(f"  run in {show_seconds(seconds['run'])} ({show_seconds(plan.seconds_predicted)} predicted)")
         if self.totals.shuffled:
             lines.append(f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another")
+        if self.totals.spilled:
+            lines.append(f"  {show_bytes(self.totals.spilled)} were written to scratch files, "
+                         f"{show_bytes(self.totals.fetched)} read from them")  # fmt: skip
         targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             shape = "×".join(map(str, array.shape)) or "scalar"

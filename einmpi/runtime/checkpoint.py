@@ -184,7 +184,7 @@ class Checkpoints:
         draft, problem = json.loads(self.comm.allgather_text(json.dumps([draft, problem]))[0])
         if problem:
             return str(problem)
-        arrays = [buffers.arrays.get(point.slot.name) for point in points]
+        arrays = [buffers[point.slot] if point.slot.name in buffers else None for point in points]
         written = _attempt(lambda: _write_blocks(draft, blocks, arrays, self.comm.rank))
         texts = self.comm.allgather_text(json.dumps(written))
         if self.comm.rank == 0:

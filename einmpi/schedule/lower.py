@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Index, Scalar, walk
 from einmpi.plan.memory import operand_cuts, output_cuts
 from einmpi.plan.plan import Plan
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
@@ -15,10 +14,10 @@ from einmpi.schedule.levels import exchanges, reductions
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import Reduction, reduced
 from einmpi.schedule.regions import Region, Runs, length, locate, share
+from einmpi.schedule.spill import with_spills
 from einmpi.schedule.steps import (
-    Begin,
+    ASIDE,
     Exchange,
-    Free,
     Kernel,
     Load,
     Moves,
@@ -39,11 +38,13 @@ def lower(plan: Plan, rank: int) -> Schedule:
     idle = rank >= plan.mesh.ranks
     lowering = _Lowering(plan, 0 if idle else rank)
     steps = with_frees(lowering.run(), kept=plan.resident)
+    if plan.spilled:
+        steps = with_spills(steps, limit=plan.peak)
     steps = with_begins(steps, limit=max(plan.peak, plan.memory or 0))
     if idle:
         points = [replace(point, steps=0) for point in lowering.points]
         return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
-    ends = [number for number, step in enumerate(steps) if not isinstance(step, Free | Begin)] + [len(steps)]
+    ends = [number for number, step in enumerate(steps) if not isinstance(step, ASIDE)] + [len(steps)]
     points = [replace(point, steps=ends[point.steps]) for point in lowering.points]
     return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
 
@@ -109,7 +110,8 @@ class _Lowering:
             first, *then = exchanges(wanted, pieces, wanted, self.rank)
             self.moves[key] = [], [replace(first, own=None), *then]
         if everywhere:
-            self.steps += [Exchange(vertex.name, slot, slot, moves) for moves in self.moves[key][1]]
+            moving = self.moves[key][1]
+            self.steps += [Exchange(vertex.name, slot, slot, moves, self.plan.stage) for moves in moving]
 
     # ---- computed tensors -------------------------------------------------------------------------------------------
 
@@ -154,10 +156,10 @@ class _Lowering:
         reducing, moving = self.moves[key]
         for reduction in reducing:
             assert vertex.einsum is not None and vertex.einsum.aggregation is not None
-            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reduction))
+            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reduction, self.plan.stage))
         made = slot_of(name, self.block(vertex, target), vertex.dtype)
         for moves in moving:
-            self.steps.append(Exchange(vertex.name, slot, made, moves))
+            self.steps.append(Exchange(vertex.name, slot, made, moves, self.plan.stage))
             slot = made  # what has arrived is passed on from there
         return made
 
@@ -166,8 +168,7 @@ class _Lowering:
         runs = {label: self.share_of(label, extent, state) for label, extent in einsum.extents}
         local = replace(einsum, extents=tuple((label, length(runs[label])) for label in einsum.labels))
         # A rank needs to know which indices its positions stand for where a label is a number.
-        numbers = _labels_as_numbers(einsum)
-        index = tuple((label, runs[label]) for label in einsum.labels if label in numbers and label in state)
+        index = tuple((label, runs[label]) for label in einsum.labels_as_numbers if label in state)
         select = []
         for operand, entries in enumerate(einsum.operands):
             for dimension, entry in enumerate(entries):
@@ -179,9 +180,3 @@ class _Lowering:
     def share_of(self, label: str, extent: int, state: Sequence[str | None]) -> Runs:
         digits = self.plan.mesh.digits(self.rank)
         return share(self.plan.mesh, extent, tuple((a, digits[a]) for a, cut in enumerate(state) if cut == label))
-
-
-def _labels_as_numbers(einsum: EinSum) -> set[str]:
-    trees: list[Scalar] = [einsum.function]
-    trees += [entry for entries in einsum.operands for entry in entries if not isinstance(entry, str)]
-    return {node.label for tree in trees for node in walk(tree) if isinstance(node, Index)}
