@@ -29,7 +29,7 @@ def test_kernels(tmp_path):
 @pytest.mark.slow
 def test_spill():
     command = [sys.executable, "bench/spill.py", "--size", "100", "--repeat", "1", "--part", "4"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, capture_output=True,
-                          timeout=300)  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "times as long" in done.stdout
