@@ -117,12 +117,20 @@ class RawModule:
         library = build(self.code + start + RUN)
 
         def launch(grid, block, values):
-            whole = (ctypes.c_longlong * len(values))(*values)
-            library.run(grid[0], grid[1], block[0], whole)
+            library.run(grid[0], grid[1], block[0], (ctypes.c_longlong * len(values))(*values))
 
         return launch
 
 
+
+
+def address_of(array):
+    return array.__array_interface__["data"][0]
+
+
+def call(function, *values):
+    """A function of addresses and counts."""
+    function(*map(ctypes.c_longlong, values))
 
 
 class Data:
@@ -131,7 +139,7 @@ class Data:
 
 
 class ndarray(np.ndarray):  # noqa: N801 (CuPy's name)
-    data = property(lambda self: Data(self.__array_interface__["data"][0]))
+    data = property(lambda self: Data(address_of(self)))
 
     def get(self):
         return np.array(self)

@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import cupy  # type: ignore[import-not-found]
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import Arg, Scalar
 from einmpi.runtime.contract import recognise
+from einmpi.runtime.cuda_contract import contract
 from einmpi.runtime.cuda_plan import THREADS, Nest, Plan, make_plan
 from einmpi.runtime.cuda_source import source
-from einmpi.runtime.cuda_text import Fold, plain
+from einmpi.runtime.cuda_text import Fold
 from einmpi.runtime.fused import check_range, numbered, without_constants
 from einmpi.runtime.loop_plan import Layout
 
@@ -39,15 +39,15 @@ def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping
         target[...] = rule.neutral
         return
     contraction = recognise(einsum)
-    from einmpi.runtime import cuda_contract
-
-    if contraction is None or not cuda_contract.contract(contraction, operands, target, tf32):
+    if contraction is None or not contract(contraction, operands, target, tf32, generate):
         generate(einsum, operands, target, index, fast_math)
 
 
 def generate(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray],
              fast_math: bool = False) -> None:  # fmt: skip
     """Fill `target` by a generated kernel."""
+    import cupy  # type: ignore[import-not-found]
+
     function, indices, labels = numbered(einsum)
     views = [without_constants(_aligned(array), entries) for array, entries in zip(operands, indices, strict=False)]
     counted, first = [], {}
@@ -67,6 +67,8 @@ def generate(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mappin
 def _run(function: Scalar, aggregation: str | None, extents: tuple[tuple[str, int], ...], layouts: tuple[Layout, ...],
          arrays: Sequence[Any], output: tuple[str, ...], target: Any, counted: tuple[int, ...],
          first: Mapping[int, int], fast: bool) -> None:  # fmt: skip
+    import cupy  # type: ignore[import-not-found]
+
     def planned(out: Any) -> Plan:
         layout = Layout(out.dtype.name, out.shape, out.strides, output)
         return make_plan(function, layouts, layout, aggregation, extents, counted)
@@ -89,10 +91,14 @@ def _run(function: Scalar, aggregation: str | None, extents: tuple[tuple[str, in
 
 
 def _aligned(array: Any) -> Any:
+    import cupy  # type: ignore[import-not-found]
+
     return cupy.ascontiguousarray(array) if any(s % array.itemsize for s in array.strides) else array
 
 
 def _launch(plan: Plan, arrays: Sequence[Any], target: Any, first: Mapping[int, int], fast: bool) -> None:
+    import cupy  # type: ignore[import-not-found]
+
     nest = plan.nest
     gathers = nest.gathers
     if any(plan.jumps[m][g][1] == 0 for m, g in gathers):
@@ -120,4 +126,6 @@ def _launch(plan: Plan, arrays: Sequence[Any], target: Any, first: Mapping[int, 
 @lru_cache(maxsize=4096)
 def kernel_of(nest: Nest, fast: bool) -> Any:
     """CuPy keeps compiled kernels on disk, by their text; several processes may start at once."""
+    import cupy  # type: ignore[import-not-found]
+
     return cupy.RawModule(code=source(nest), options=FAST if fast else OPTIONS).get_function("kernel")

@@ -4,13 +4,12 @@ only where the strides allow none."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
-import cupy  # type: ignore[import-not-found]
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
@@ -45,8 +44,9 @@ class _Plan:
     matrix: tuple[Labels, Labels, Labels]  # rows, inner dimension, columns
 
 
-def contract(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool) -> bool:
-    """Fill the target; False, and nothing is done, where a generated kernel does it better."""
+def contract(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool,
+             generate: Callable[..., None]) -> bool:  # fmt: skip
+    """Fill the target; False, and nothing is done, where a generated kernel does it better. `generate` does copies."""
     if len(contraction.positions) != 2 or target.dtype.name not in TYPES:
         return False
     arrays = [*(operands[k] for k in contraction.positions), target]
@@ -55,7 +55,7 @@ def contract(contraction: Contraction, operands: Sequence[Any], target: Any, tf3
     plan = _plan(contraction, tuple(a.dtype.name for a in arrays), tuple(a.strides for a in arrays))
     if plan is None:
         return False
-    _run(plan, contraction, arrays, tf32)
+    _run(plan, contraction, arrays, tf32, generate)
     return True
 
 
@@ -138,7 +138,10 @@ def _is_short(plan: _Plan, extent: Mapping[str, int]) -> bool:
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
-def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool) -> None:
+def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool,
+         generate: Callable[..., None]) -> None:  # fmt: skip
+    import cupy  # type: ignore[import-not-found]
+
     dtype, extent = arrays[-1].dtype, dict(contraction.extents)
     rows, inner, columns = plan.matrix
     used, strides, ops = list(arrays), [dict(part.stride) for part in plan.parts], []
@@ -154,18 +157,17 @@ def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: boo
         if order is not None:
             used[k] = cupy.empty([extent[label] for label in order], dtype)
             if k < 2:
-                _copy(arrays[k], contraction.indices[k], used[k], order, extent, conj)
+                _copy(arrays[k], contraction.indices[k], used[k], order, extent, conj, generate)
         ops.append(CONJUGATE if conj and order is None else op)
     _multiply(used, strides, ops, turned, plan, extent, contraction.scale, tf32)
     if used[2] is not arrays[2]:
         order = plan.parts[2].order or ()
-        _copy(used[2], order, arrays[2], contraction.indices[2], extent, False)
+        _copy(used[2], order, arrays[2], contraction.indices[2], extent, False, generate)
 
 
-def _copy(source: Any, index: Labels, target: Any, order: Labels, extent: Mapping[str, int], conj: bool) -> None:
+def _copy(source: Any, index: Labels, target: Any, order: Labels, extent: Mapping[str, int], conj: bool,
+          generate: Callable[..., None]) -> None:  # fmt: skip
     """Permuted, cast, conjugated, summed over labels that only the source has, repeated along those of the target."""
-    from einmpi.runtime.cuda import generate
-
     summed = tuple(label for label in dict.fromkeys(index) if label not in order)
     function = Call("conj", (Arg(0),)) if conj else Arg(0)
     extents = tuple((label, extent[label]) for label in (*order, *summed))
@@ -182,6 +184,8 @@ def _turn(stride: Mapping[str, int], down: Labels, along: Labels) -> int:
 def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: Sequence[int], turned: int,
               plan: _Plan, extent: Mapping[str, int], scale: Number, tf32: bool) -> None:  # fmt: skip
     """One call for a batch of products, for each position of the other loops."""
+    import cupy  # type: ignore[import-not-found]
+
     rows, inner, columns = plan.matrix
     sides = ((rows, inner), (inner, columns), (rows, columns))
     m, k, n = (size_of(group, extent) for group in plan.matrix)

@@ -185,6 +185,8 @@ template <class T> FN Complex<T> power(Complex<T> a, Complex<T> b) {
   }
   return exponential(mul(b, logarithm(a)));
 }
+FN Complex<float> power(Complex<float> a, Complex<float> b) {  // the exponent would lose digits
+  return Cast<Complex<float>>::of(power(Cast<Complex<double>>::of(a), Cast<Complex<double>>::of(b))); }
 
 // ---- places ----
 // The quotient by a number that the host has prepared: m = ceil(2^s / d), with s so that it is exact below 2^31.
