@@ -36,6 +36,12 @@ static std::vector<char> over;
 static void __syncthreads() { swapcontext(&fibres[threadIdx.x], &scheduler); }
 static void atomicMin(long long* p, long long x) { if (x < *p) *p = x; }
 static void atomicMax(long long* p, long long x) { if (x > *p) *p = x; }
+static long long lanes[1024];
+template <class T> T from_lane(T x, int mask) {
+  memcpy(&lanes[threadIdx.x], &x, sizeof(T)); __syncthreads();
+  memcpy(&x, &lanes[threadIdx.x ^ mask], sizeof(T)); __syncthreads();
+  return x;
+}
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
 template <class T, class S> T bits_of(S x) { T y; memcpy(&y, &x, sizeof(y)); return y; }
@@ -110,7 +116,7 @@ class RawModule:
         self.code = HOST + code.removeprefix(DEVICE)
 
     def get_function(self, name):
-        head = self.code.rpartition(f"void __launch_bounds__(256) {name}(")[2]
+        head = self.code.rpartition(f" {name}(")[2]
         kinds = [part.strip().rpartition(" ")[0].replace("__restrict__", "") for part in head.partition(") {")[0].split(",")]
         args = ", ".join(f"({kind})values[{k}]" for k, kind in enumerate(kinds))
         start = f"static void start(const long long* values) {{ {name}({args}); }}\n"

@@ -125,7 +125,11 @@ def _launch(plan: Plan, arrays: Sequence[Any], target: Any, first: Mapping[int, 
 
 @lru_cache(maxsize=4096)
 def kernel_of(nest: Nest, fast: bool) -> Any:
-    """CuPy keeps compiled kernels on disk, by their text; several processes may start at once."""
+    return compiled(source(nest), fast)
+
+
+def compiled(text: str, fast: bool) -> Any:
+    """A kernel from its text. CuPy keeps compiled ones on disk; several processes may start at once."""
     import cupy  # type: ignore[import-not-found]
 
-    return cupy.RawModule(code=source(nest), options=FAST if fast else OPTIONS).get_function("kernel")
+    return cupy.RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")

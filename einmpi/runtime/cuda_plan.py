@@ -101,7 +101,7 @@ class Plan:
         if letter == "n":
             return self.axes[x].extent
         if letter in "mz":
-            return _divider(self.axes[x].extent, self.nest.wide)[letter == "z"]
+            return divider(self.axes[x].extent, self.nest.wide)[letter == "z"]
         if letter == "s":
             return self.axes[y].strides[x]
         if letter in "je":
@@ -109,7 +109,7 @@ class Plan:
         return {"c": self.span, "o": prod(a.extent for a in self.axes if not a.aggregated)}[letter]
 
 
-def _divider(extent: int, wide: bool) -> tuple[int, int]:
+def divider(extent: int, wide: bool) -> tuple[int, int]:
     """What `quotient` of cuda_words divides by."""
     if wide:
         return extent, 0

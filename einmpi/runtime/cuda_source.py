@@ -19,27 +19,29 @@ def source(nest: Nest) -> str:
 
 
 def body(nest: Nest) -> str:
-    text = _Text()
+    text = Text()
     WAYS[nest.way](nest, text)
-    names = list(nest.parameters())
-    typed = [(f"const {_stored(nest, m)}* __restrict__ p{m}" if m < len(nest.reads) else f"{_stored(nest, m)}* p{m}")
-             if letter == "p" else "Long* told" if letter == "t" else f"Long {letter}{m}_{y}_"
-             for letter, m, y in names]  # fmt: skip
-    place = "Long" if nest.wide else "int"
-    wide = "mzbre"  # these are no places
-    given = [f"const {'Long' if letter in wide else 'I'} {letter}{m}_{y} = ({'Long' if letter in wide else 'I'})"
-             f"{letter}{m}_{y}_;" for letter, m, y in names if letter not in "pt"]  # fmt: skip
-    head = [f"typedef {place} I;", *text.outside]
-    start = f'extern "C" __global__ void __launch_bounds__({THREADS}) kernel({", ".join(typed)}) {{'
-    return "\n".join([*head, start, *("  " + line for line in (*given, *text.lines)), "}", ""])
+    types = [STORED[access.dtype] for access in (*nest.reads, nest.out)]
+    start = signature(list(nest.parameters()), types, len(nest.reads), nest.wide, THREADS)
+    return "\n".join([*text.outside, *start, *("  " + line for line in text.lines), "}", ""])
 
 
-def _stored(nest: Nest, m: int) -> str:
-    return STORED[(*nest.reads, nest.out)[m].dtype]
+def signature(names: Sequence[tuple[str, int, int]], types: Sequence[str], reads: int, wide: bool, threads: int
+              ) -> list[str]:  # fmt: skip
+    """How a kernel begins: its arguments, all of 64 bits, then these as what they are."""
+    typed = {"p": lambda m: f"{'const ' * (m < reads)}{types[m]}* __restrict__ p{m}", "t": lambda m: "Long* told"}
+    given = ", ".join(typed[letter](m) if letter in typed else f"Long {letter}{m}_{y}_" for letter, m, y in names)
+    lines = [f"typedef {'Long' if wide else 'int'} I;",
+             f'extern "C" __global__ void __launch_bounds__({threads}) kernel({given}) {{']  # fmt: skip
+    for letter, m, y in names:
+        if letter not in typed:
+            kind = "Long" if letter in "mzbre" else "I"  # those are no places
+            lines.append(f"  const {kind} {letter}{m}_{y} = ({kind}){letter}{m}_{y}_;")
+    return lines
 
 
 @dataclass
-class _Text:
+class Text:
     lines: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
     depth: int = 0
@@ -87,7 +89,7 @@ def _place(nest: Nest, m: int, steps: Steps | None = None) -> str:
     return " + ".join(terms) or "0"
 
 
-def _unravel(text: _Text, flat: str, loops: Sequence[int], prefix: str = "i") -> None:
+def unravel(text: Text, flat: str, loops: Sequence[int], prefix: str = "i") -> None:
     """The coordinates of a flat index, whose last loop is the fastest. `flat` is a name that may be changed."""
     for k in reversed(loops[1:]):
         text.add(f"const I q{k} = quotient({flat}, m{k}_0, z{k}_0);",
@@ -103,35 +105,35 @@ def _product(loops: Sequence[int]) -> str:
 # ---- no ⊕ -----------------------------------------------------------------------------------------------------------
 
 
-def _map(nest: Nest, text: _Text) -> None:
+def _map(nest: Nest, text: Text) -> None:
     """Neighbouring threads compute neighbours; a thread that has none left does the last one again, and keeps it."""
     loops = range(nest.outputs)
     text.add(f"const I total = {_product(loops)};",
              f"const I first = (I)blockIdx.x * {THREADS * nest.each} + threadIdx.x;", "#pragma unroll")  # fmt: skip
     text.open(f"for (int u = 0; u < {nest.each}; ++u)")
     text.add(f"const I own = first + u * {THREADS};", "I flat = least(own, total - 1);")
-    _unravel(text, "flat", loops)
+    unravel(text, "flat", loops)
     _store_map(nest, text, _steps(nest), "own < total")
     text.close()
 
 
-def _store_map(nest: Nest, text: _Text, steps: Steps, condition: str) -> None:
+def _store_map(nest: Nest, text: Text, steps: Steps, condition: str) -> None:
     value = steps.value(nest.function, nest.out.dtype)
     text.add(*steps.lines)
     text.add(f"if ({condition}) p{len(nest.reads)}[{_place(nest, len(nest.reads))}] = "
              f"{stored(value, nest.out.dtype, nest.out.dtype)};")  # fmt: skip
 
 
-def _turn(nest: Nest, text: _Text) -> None:
+def _turn(nest: Nest, text: Text) -> None:
     """In squares: what lies across is read along its own lines, through shared memory."""
     y, x, lines = nest.row, nest.column, THREADS // EDGE
     for m in nest.turned:
-        text.add(f"__shared__ {_stored(nest, m)} turned{m}[{EDGE}][{EDGE + 1}];")
+        text.add(f"__shared__ {STORED[nest.reads[m].dtype]} turned{m}[{EDGE}][{EDGE + 1}];")
     text.add(f"const int tx = threadIdx.x % {EDGE}, ty = threadIdx.x / {EDGE};",
              f"const I across = (n{x}_0 + {EDGE - 1}) / {EDGE}, down = (n{y}_0 + {EDGE - 1}) / {EDGE};",
              "I flat = blockIdx.x;", f"const I x0 = flat % across * {EDGE}; flat /= across;",
              f"const I y0 = flat % down * {EDGE}; flat /= down;")  # fmt: skip
-    _unravel(text, "flat", range(nest.outputs - 2))
+    unravel(text, "flat", range(nest.outputs - 2))
     text.add("#pragma unroll")
     text.open(f"for (int u = 0; u < {EDGE}; u += {lines})")
     text.add(f"const I i{x} = least(x0 + ty + u, n{x}_0 - 1), i{y} = least(y0 + tx, n{y}_0 - 1);")
@@ -153,7 +155,7 @@ def _fold_of(nest: Nest, types: Sequence[str]) -> Fold:
     return Fold(nest.aggregation, nest.function, tuple(types))
 
 
-def _fold(nest: Nest, text: _Text) -> None:
+def _fold(nest: Nest, text: Text) -> None:
     """A team of threads goes over the values of a result, each in steps of the team; then they join, in a tree."""
     fold = _fold_of(nest, [access.dtype for access in nest.reads])
     outer, inner, team = range(nest.outputs), range(nest.outputs, nest.loops), nest.team
@@ -164,7 +166,7 @@ def _fold(nest: Nest, text: _Text) -> None:
         mate, slot = (f"threadIdx.x / {results}", f"threadIdx.x % {results}")
     text.add(f"const int mate = {mate}, slot = {slot};", f"const I results = {_product(outer)};",
              f"const I own = (I)blockIdx.x * {results} + slot;", "I flat = least(own, results - 1);")  # fmt: skip
-    _unravel(text, "flat", outer)
+    unravel(text, "flat", outer)
     text.add("const I begin = (I)blockIdx.y * c0_0;", f"const I end = least(begin + c0_0, {_product(inner)});",
              f"{total} total = {fold.start(fold.total)};")  # fmt: skip
     step = team * BLOCK
@@ -175,7 +177,7 @@ def _fold(nest: Nest, text: _Text) -> None:
     text.add("#pragma unroll 4")
     text.open(f"for (I j = {first}; j < {last}; j += {team})")
     text.add("I deep = j;")
-    _unravel(text, "deep", inner)
+    unravel(text, "deep", inner)
     steps = _steps(nest)
     taken = fold.take(steps, name)
     text.add(*steps.lines, f"{name} = {taken};")
@@ -199,7 +201,7 @@ def _part_place(nest: Nest) -> str:
     return f"{_place(nest, len(nest.reads))} + (I)blockIdx.y * o0_0"
 
 
-def _tile(nest: Nest, text: _Text) -> None:
+def _tile(nest: Nest, text: Text) -> None:
     """A block of threads computes a tile: 16 × 16 threads, each some rows and columns that stay in registers. What the
     next step needs is read while this one is computed."""
     rows, columns, depth = nest.tile
@@ -216,7 +218,7 @@ def _tile(nest: Nest, text: _Text) -> None:
              f"const I down = (n{row}_0 + {16 * rows - 1}) / {16 * rows};", "I flat = blockIdx.x;",
              f"const I c0 = flat % across * {16 * columns}; flat /= across;",
              f"const I r0 = flat % down * {16 * rows}; flat /= down;")  # fmt: skip
-    _unravel(text, "flat", range(nest.outputs - 2))
+    unravel(text, "flat", range(nest.outputs - 2))
     text.add("const I begin = (I)blockIdx.y * c0_0;", f"const I end = least(begin + c0_0, {_product(inner)});",
              f"{total} total[{rows}][{columns}];", "#pragma unroll", f"for (int u = 0; u < {rows}; ++u)",
              "  #pragma unroll", f"  for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};")  # fmt: skip
@@ -225,7 +227,7 @@ def _tile(nest: Nest, text: _Text) -> None:
     _multiply(nest, text)
     text.add("int now = 0;", "fetch(begin);", "keep(0);", "__syncthreads();")
     text.open(f"for (I j = begin; j < end; j += {depth})")
-    text.add(f"const bool more = j + {depth} < end;", f"if (more) fetch(j + {depth});")
+    text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
     if fold.repeats:  # beyond the end the last value is taken again
         text.add("#pragma unroll", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);")
     else:
@@ -235,7 +237,7 @@ def _tile(nest: Nest, text: _Text) -> None:
         text.open("else")
         text.add("for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);")
         text.close()
-    text.add("if (more) keep(now ^ 1);", "__syncthreads();", "now ^= 1;")
+    text.add("if (goes_on) keep(now ^ 1);", "__syncthreads();", "now ^= 1;")
     text.close()
     text.add("#pragma unroll")
     text.open(f"for (int u = 0; u < {rows}; ++u)")
@@ -248,7 +250,7 @@ def _tile(nest: Nest, text: _Text) -> None:
     text.close(2)
 
 
-def _take(nest: Nest, fold: Fold, text: _Text) -> None:
+def _take(nest: Nest, fold: Fold, text: Text) -> None:
     """⊕ of a total and of ⊗ over the terms, as a function."""
     types = [term.dtype for term in nest.terms]
     steps = Steps(types, lambda t: f"x{t}")
@@ -284,7 +286,7 @@ def _fetches(nest: Nest, term: Term) -> int:
     return max(1, -(-_length(nest, term) * nest.tile[2] // THREADS))
 
 
-def _each(nest: Nest, term: Term, text: _Text) -> None:
+def _each(nest: Nest, term: Term, text: Text) -> None:
     """A loop over what a thread fetches of a term: `line` of the tile and `step` of the depth."""
     length, depth = _length(nest, term), nest.tile[2]
     text.add("#pragma unroll")
@@ -295,14 +297,14 @@ def _each(nest: Nest, term: Term, text: _Text) -> None:
     text.add(f"const int {names[0]} = e % {divisor}, {names[1]} = e / {divisor};")
 
 
-def _fetch(nest: Nest, text: _Text) -> None:
+def _fetch(nest: Nest, text: Text) -> None:
     inner = range(nest.outputs, nest.loops)
     text.open("auto fetch = [&](const I j)")
     for t, term in enumerate(nest.terms):
         _each(nest, term, text)
         loop, start = (nest.row, "r0") if term.is_row else (nest.column, "c0")
         text.add(f"const I i{loop} = least({start} + line, n{loop}_0 - 1);", "I deep = least(j + step, end - 1);")
-        _unravel(text, "deep", inner)
+        unravel(text, "deep", inner)
         steps = _steps(nest)
         value = steps.value(term.expression, term.dtype)
         text.add(*steps.lines, f"fetched{t}[q] = {value};")
@@ -311,7 +313,7 @@ def _fetch(nest: Nest, text: _Text) -> None:
     text.lines[-1] += ";"
 
 
-def _keep(nest: Nest, text: _Text) -> None:
+def _keep(nest: Nest, text: Text) -> None:
     text.open("auto keep = [&](const int side)")
     for t, term in enumerate(nest.terms):
         _each(nest, term, text)
@@ -321,7 +323,7 @@ def _keep(nest: Nest, text: _Text) -> None:
     text.lines[-1] += ";"
 
 
-def _multiply(nest: Nest, text: _Text) -> None:
+def _multiply(nest: Nest, text: Text) -> None:
     rows, columns, _ = nest.tile
     text.open("auto multiply = [&](const int side, const int k)")
     for t, term in enumerate(nest.terms):
@@ -346,7 +348,7 @@ def _taken(nest: Nest) -> str:
     return ", ".join(one(t, term) for t, term in enumerate(nest.terms))
 
 
-WAYS: dict[str, Callable[[Nest, _Text], None]] = {"map": _map, "turn": _turn, "fold": _fold, "tile": _tile}
+WAYS: dict[str, Callable[[Nest, Text], None]] = {"map": _map, "turn": _turn, "fold": _fold, "tile": _tile}
 
 
 def expression_source(function: Scalar, types: Sequence[str], dtype: str) -> str:

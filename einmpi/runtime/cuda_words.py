@@ -23,6 +23,8 @@ FN float infinity(float) { return __int_as_float(0x7f800000); }
 FN double infinity(double) { return __longlong_as_double(0x7ff0000000000000LL); }
 FN float not_a_number(float) { return __int_as_float(0x7fc00000); }
 FN double not_a_number(double) { return __longlong_as_double(0x7ff8000000000000LL); }
+template <class T> FN T from_lane(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+FN bool from_lane(bool x, int mask) { return __shfl_xor_sync(0xffffffffu, (int)x, mask) != 0; }
 #if __CUDA_ARCH__ >= 800
 FN float greater(float a, float b) { float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
 FN float lesser(float a, float b) { float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
@@ -61,6 +63,8 @@ template <class T> struct Cast<Complex<T>> {
   template <class S> FN Complex<T> of(Complex<S> x) { return {(T)x.re, (T)x.im}; } };
 
 // ---- arithmetic ----
+template <class T> FN Complex<T> from_lane(Complex<T> x, int mask) {
+  return {from_lane(x.re, mask), from_lane(x.im, mask)}; }
 template <class T> FN T add(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a + (U)b); }
 template <class T> FN T sub(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a - (U)b); }
 template <class T> FN T mul(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a * (U)b); }
