@@ -13,7 +13,7 @@ from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import Arg, Scalar
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.cuda_contract import contract
-from einmpi.runtime.cuda_plan import THREADS, Nest, Plan, make_plan
+from einmpi.runtime.cuda_plan import PACK, THREADS, Nest, Plan, make_plan
 from einmpi.runtime.cuda_source import source
 from einmpi.runtime.cuda_text import Fold
 from einmpi.runtime.fused import check_range, numbered, without_constants
@@ -69,9 +69,12 @@ def _run(function: Scalar, aggregation: str | None, extents: tuple[tuple[str, in
          first: Mapping[int, int], fast: bool) -> None:  # fmt: skip
     import cupy  # type: ignore[import-not-found]
 
+    pointers = [target.data.ptr, *(array.data.ptr for m, array in enumerate(arrays) if m not in counted)]
+    aligned = not any(pointer % PACK for pointer in pointers)
+
     def planned(out: Any) -> Plan:
         layout = Layout(out.dtype.name, out.shape, out.strides, output)
-        return make_plan(function, layouts, layout, aggregation, extents, counted)
+        return make_plan(function, layouts, layout, aggregation, extents, counted, aligned)
 
     plan = planned(target)
     if plan.parts == 1:

@@ -17,14 +17,13 @@ from einmpi.graph.scalar import Arg, rebuild
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.cuda import compiled
 from einmpi.runtime.cuda_group_source import GroupNest, Made, group_source
-from einmpi.runtime.cuda_plan import divider
+from einmpi.runtime.cuda_plan import WARP, divider
 from einmpi.runtime.fused import numbered
 from einmpi.runtime.groups import Rule
 from einmpi.runtime.loop_plan import Access
 from einmpi.schedule.steps import Group, Kernel
 
 EACH = 32  # values of a row that a thread keeps, at the most
-WARP = 32  # threads that can hand values to one another without a barrier
 MOST = 512  # threads of a team
 FEW = 2**10  # rows: with fewer, a kernel for each vertex has more to share
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from einmpi.graph.scalar import Arg, Scalar, walk
-from einmpi.runtime.cuda_source import Text, signature, unravel
+from einmpi.runtime.cuda_source import Text, join_team, signature, unravel
 from einmpi.runtime.cuda_text import COMPUTED, HALVES, STORED, Fold, Steps, convert, stored
 from einmpi.runtime.cuda_words import COMMON, DEVICE
 from einmpi.runtime.loop_plan import Access
 
 BLOCK = 256  # threads, where a team is no larger
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ def _stage(nest: GroupNest, number: int, text: Text, again: set[int]) -> None:
         taken = fold.take(steps, f"total{number}")
         text.add(*steps.lines, f"if (place < places) total{number} = {taken};")
         text.close()
-        _join(nest, number, fold, text)
+        join_team(text, f"total{number}", COMPUTED[fold.dtype], fold, nest.team, nest.teams)
         value = convert(f"total{number}", fold.dtype, made.dtype)
     else:
         value = steps.value(made.function, made.dtype)
@@ -147,21 +146,3 @@ def _read(nest: GroupNest, position: int) -> str:
 
 def _place(nest: GroupNest, m: int) -> str:
     return " + ".join(f"i{k} * s{m}_{k}" for k in nest.along(m)) or "0"
-
-
-def _join(nest: GroupNest, number: int, fold: Fold, text: Text) -> None:
-    """⊕ over a team, so that every thread has it: in warps, then from warp to warp."""
-    total = f"total{number}"
-    text.add("#pragma unroll")
-    text.open(f"for (int half = {WARP // 2}; half; half /= 2)")
-    text.add(f"{total} = {fold.join(total, f'from_lane({total}, half)')};")
-    text.close()
-    warps = nest.team // WARP
-    if warps == 1:
-        return
-    text.add(f"__shared__ {COMPUTED[fold.dtype]} warps{number}[{warps * nest.teams}];",
-             f"if (threadIdx.x % {WARP} == 0) warps{number}[threadIdx.x / {WARP}] = {total};", "__syncthreads();",
-             f"{total} = warps{number}[slot * {warps}];", "#pragma unroll")  # fmt: skip
-    text.open(f"for (int w = 1; w < {warps}; ++w)")
-    text.add(f"{total} = {fold.join(total, f'warps{number}[slot * {warps} + w]')};")
-    text.close()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from einmpi.graph.scalar import Scalar
-from einmpi.runtime.cuda_plan import EDGE, THREADS, Nest, Term
+from einmpi.runtime.cuda_plan import THREADS, WARP, Nest, Term
 from einmpi.runtime.cuda_text import COMPUTED, STORED, Fold, Steps, stored, width_of
 from einmpi.runtime.cuda_words import COMMON, DEVICE
 
@@ -59,19 +59,37 @@ class Text:
             self.add("}")
 
 
-def _steps(nest: Nest, prefix: str = "v", given: Callable[[int], str | None] = lambda m: None) -> Steps:
-    """Statements at the coordinates i0, i1, …; `given` has the text of what is no longer read from memory."""
+def _steps(nest: Nest, prefix: str = "v", part: str = "", given: Callable[[int], str | None] = lambda m: None) -> Steps:
+    """Statements at the coordinates i0, i1, …, for this part of a pack; `given` has the text of what is in shared
+    memory."""
+    lane = nest.loops - 1 if nest.along else nest.outputs - 1
 
     def read(m: int) -> str:
         known = given(m)
         if known is not None:
             return known
         if m in nest.counted:
-            return f"(b{m}_0 + {''.join(f'i{k}' for k in nest.reads[m].loops) or '0'})"
+            loop = next(iter(nest.reads[m].loops), None)
+            times = f" * {nest.pack} + {part}" if loop == lane and nest.pack > 1 else ""
+            return f"(b{m}_0 + {'0' if loop is None else f'i{loop}{times}'})"
+        if m in nest.packed:
+            return f"load(pack{m}.at[{part}])"
         return f"load(p{m}[{_place(nest, m, steps)}])"
 
     steps = Steps([access.dtype for access in nest.reads], read, prefix)
     return steps
+
+
+def _pack_type(nest: Nest, m: int) -> str:
+    return f"Pack<{STORED[(*nest.reads, nest.out)[m].dtype]}, {nest.pack}>"
+
+
+def _read_packs(nest: Nest, text: Text) -> None:
+    steps = _steps(nest, "g")
+    for m in nest.packed:
+        kind, place = _pack_type(nest, m), _place(nest, m, steps)
+        steps.lines.append(f"const {kind} pack{m} = *reinterpret_cast<const {kind}*>(p{m} + {place});")
+    text.add(*steps.lines)
 
 
 def _place(nest: Nest, m: int, steps: Steps | None = None) -> str:
@@ -113,7 +131,17 @@ def _map(nest: Nest, text: Text) -> None:
     text.open(f"for (int u = 0; u < {nest.each}; ++u)")
     text.add(f"const I own = first + u * {THREADS};", "I flat = least(own, total - 1);")
     unravel(text, "flat", loops)
-    _store_map(nest, text, _steps(nest), "own < total")
+    if nest.pack == 1:
+        _store_map(nest, text, _steps(nest), "own < total")
+    else:
+        m = len(nest.reads)
+        _read_packs(nest, text)
+        text.add(f"{_pack_type(nest, m)} result;")
+        for part in range(nest.pack):
+            steps = _steps(nest, f"v{part}_", str(part))
+            value = steps.value(nest.function, nest.out.dtype)
+            text.add(*steps.lines, f"result.at[{part}] = {stored(value, nest.out.dtype, nest.out.dtype)};")
+        text.add(f"if (own < total) *reinterpret_cast<{_pack_type(nest, m)}*>(p{m} + {_place(nest, m)}) = result;")
     text.close()
 
 
@@ -126,23 +154,23 @@ def _store_map(nest: Nest, text: Text, steps: Steps, condition: str) -> None:
 
 def _turn(nest: Nest, text: Text) -> None:
     """In squares: what lies across is read along its own lines, through shared memory."""
-    y, x, lines = nest.row, nest.column, THREADS // EDGE
+    y, x, edge, lines = nest.row, nest.column, nest.edge, THREADS // nest.edge
     for m in nest.turned:
-        text.add(f"__shared__ {STORED[nest.reads[m].dtype]} turned{m}[{EDGE}][{EDGE + 1}];")
-    text.add(f"const int tx = threadIdx.x % {EDGE}, ty = threadIdx.x / {EDGE};",
-             f"const I across = (n{x}_0 + {EDGE - 1}) / {EDGE}, down = (n{y}_0 + {EDGE - 1}) / {EDGE};",
-             "I flat = blockIdx.x;", f"const I x0 = flat % across * {EDGE}; flat /= across;",
-             f"const I y0 = flat % down * {EDGE}; flat /= down;")  # fmt: skip
+        text.add(f"__shared__ {STORED[nest.reads[m].dtype]} turned{m}[{edge}][{edge + 1}];")
+    text.add(f"const int tx = threadIdx.x % {edge}, ty = threadIdx.x / {edge};",
+             f"const I across = (n{x}_0 + {edge - 1}) / {edge}, down = (n{y}_0 + {edge - 1}) / {edge};",
+             "I flat = blockIdx.x;", f"const I x0 = flat % across * {edge}; flat /= across;",
+             f"const I y0 = flat % down * {edge}; flat /= down;")  # fmt: skip
     unravel(text, "flat", range(nest.outputs - 2))
     text.add("#pragma unroll")
-    text.open(f"for (int u = 0; u < {EDGE}; u += {lines})")
+    text.open(f"for (int u = 0; u < {edge}; u += {lines})")
     text.add(f"const I i{x} = least(x0 + ty + u, n{x}_0 - 1), i{y} = least(y0 + tx, n{y}_0 - 1);")
     text.add(*(f"turned{m}[ty + u][tx] = p{m}[{_place(nest, m)}];" for m in nest.turned))
     text.close()
     text.add("__syncthreads();", "#pragma unroll")
-    text.open(f"for (int u = 0; u < {EDGE}; u += {lines})")
+    text.open(f"for (int u = 0; u < {edge}; u += {lines})")
     text.add(f"const I i{x} = least(x0 + tx, n{x}_0 - 1), i{y} = least(y0 + ty + u, n{y}_0 - 1);")
-    steps = _steps(nest, "v", lambda m: f"load(turned{m}[tx][ty + u])" if m in nest.turned else None)
+    steps = _steps(nest, "v", "", lambda m: f"load(turned{m}[tx][ty + u])" if m in nest.turned else None)
     _store_map(nest, text, steps, f"x0 + tx < n{x}_0 && y0 + ty + u < n{y}_0")
     text.close()
 
@@ -156,45 +184,78 @@ def _fold_of(nest: Nest, types: Sequence[str]) -> Fold:
 
 
 def _fold(nest: Nest, text: Text) -> None:
-    """A team of threads goes over the values of a result, each in steps of the team; then they join, in a tree."""
+    """A team of threads goes over the values of a result, each in steps of the team; then they join. With packs of
+    results a thread has several totals, with packs of values several parts of one total."""
     fold = _fold_of(nest, [access.dtype for access in nest.reads])
-    outer, inner, team = range(nest.outputs), range(nest.outputs, nest.loops), nest.team
-    results = THREADS // team
+    outer, inner, team, pack = range(nest.outputs), range(nest.outputs, nest.loops), nest.team, nest.pack
+    results, kept = THREADS // team, 1 if nest.along else pack
     total, part = COMPUTED[fold.total], COMPUTED[fold.dtype]
-    mate, slot = (f"threadIdx.x % {team}", f"threadIdx.x / {team}")
+    mate, slot = f"threadIdx.x % {team}", f"threadIdx.x / {team}"
     if not nest.along:
-        mate, slot = (f"threadIdx.x / {results}", f"threadIdx.x % {results}")
+        mate, slot = f"threadIdx.x / {results}", f"threadIdx.x % {results}"
     text.add(f"const int mate = {mate}, slot = {slot};", f"const I results = {_product(outer)};",
              f"const I own = (I)blockIdx.x * {results} + slot;", "I flat = least(own, results - 1);")  # fmt: skip
     unravel(text, "flat", outer)
     text.add("const I begin = (I)blockIdx.y * c0_0;", f"const I end = least(begin + c0_0, {_product(inner)});",
-             f"{total} total = {fold.start(fold.total)};")  # fmt: skip
+             f"{total} total[{kept}];", "#pragma unroll",
+             f"for (int c = 0; c < {kept}; ++c) total[c] = {fold.start(fold.total)};")  # fmt: skip
     step = team * BLOCK
-    if fold.in_parts:
-        text.open(f"for (I from = begin + mate; from < end; from += {step})")
-        text.add(f"const I to = least(from + {step}, end);", f"{part} part = {fold.start(fold.dtype)};")
-    first, last, name = ("from", "to", "part") if fold.in_parts else ("begin + mate", "end", "total")
-    text.add("#pragma unroll 4")
-    text.open(f"for (I j = {first}; j < {last}; j += {team})")
+    text.open(f"for (I from = begin + mate; from < end; from += {step})")
+    text.add(f"const I to = least(from + {step}, end);", f"{part} part[{pack}];", "#pragma unroll",
+             f"for (int c = 0; c < {pack}; ++c) part[c] = {fold.start(fold.dtype)};", "#pragma unroll 4")  # fmt: skip
+    text.open(f"for (I j = from; j < to; j += {team})")
     text.add("I deep = j;")
     unravel(text, "deep", inner)
-    steps = _steps(nest)
-    taken = fold.take(steps, name)
-    text.add(*steps.lines, f"{name} = {taken};")
+    _read_packs(nest, text)
+    for number in range(pack):
+        steps = _steps(nest, f"v{number}_", str(number))
+        taken = fold.take(steps, f"part[{number}]")
+        text.add(*steps.lines, f"part[{number}] = {taken};")
     text.close()
-    if fold.in_parts:
-        text.add(f"total = {fold.join('total', f'Cast<{total}>::of(part)')};")
-        text.close()
-    if team > 1:
-        text.add(f"__shared__ {total} joined[{THREADS}];", f"joined[mate * {results} + slot] = total;", "#pragma unroll")
-        text.open(f"for (int half = {team // 2}; half; half /= 2)")
-        text.add("__syncthreads();")
-        pair = fold.join(f"joined[mate * {results} + slot]", f"joined[(mate + half) * {results} + slot]")
-        text.add(f"if (mate < half) joined[mate * {results} + slot] = {pair};")
-        text.close()
-        text.add("__syncthreads();", "total = joined[slot];")
-    value = stored("total", fold.total, nest.out.dtype)
-    text.add(f"if (mate == 0 && own < results) p{len(nest.reads)}[{_part_place(nest)}] = {value};")
+    place = "total[c]" if kept > 1 else "total[0]"
+    joined = fold.join(place, f"Cast<{total}>::of(part[c])")
+    text.add("#pragma unroll", f"for (int c = 0; c < {pack}; ++c) {place} = {joined};")
+    text.close()
+    if nest.along:
+        join_team(text, "total[0]", total, fold, team, results)
+    elif team > 1:
+        _join_mates(nest, fold, text, total, kept)
+    m = len(nest.reads)
+    for number in range(kept):
+        value, place = stored(f"total[{number}]", fold.total, nest.out.dtype), f"{_part_place(nest)} + {number}"
+        text.add(f"if (mate == 0 && own < results) p{m}[{place}] = {value};")
+
+
+def join_team(text: Text, name: str, kind: str, fold: Fold, team: int, teams: int) -> None:
+    """⊕ over a team of neighbouring threads, so that each of them has it: in warps, then from warp to warp."""
+    text.add("#pragma unroll")
+    text.open(f"for (int half = {min(team, WARP) // 2}; half; half /= 2)")
+    text.add(f"{name} = {fold.join(name, f'from_lane({name}, half)')};")
+    text.close()
+    warps = team // WARP
+    if warps < 2:
+        return
+    text.open("")
+    text.add(f"__shared__ {kind} warps[{warps * teams}];",
+             f"if (threadIdx.x % {WARP} == 0) warps[threadIdx.x / {WARP}] = {name};", "__syncthreads();",
+             f"{name} = warps[threadIdx.x / {team} * {warps}];", "#pragma unroll")  # fmt: skip
+    text.open(f"for (int w = 1; w < {warps}; ++w)")
+    text.add(f"{name} = {fold.join(name, f'warps[threadIdx.x / {team} * {warps} + w]')};")
+    text.close(2)
+
+
+def _join_mates(nest: Nest, fold: Fold, text: Text, total: str, kept: int) -> None:
+    """⊕ over threads that are far apart, in a tree."""
+    results = THREADS // nest.team
+    text.add(f"__shared__ {total} joined[{THREADS}];", "#pragma unroll")
+    text.open(f"for (int c = 0; c < {kept}; ++c)")
+    text.add("__syncthreads();", "joined[threadIdx.x] = total[c];", "#pragma unroll")
+    text.open(f"for (int half = {nest.team // 2}; half; half /= 2)")
+    pair = fold.join("joined[threadIdx.x]", f"joined[threadIdx.x + half * {results}]")
+    text.add("__syncthreads();", f"if (mate < half) joined[threadIdx.x] = {pair};")
+    text.close()
+    text.add("total[c] = joined[threadIdx.x];")
+    text.close()
 
 
 def _part_place(nest: Nest) -> str:
