@@ -5,12 +5,16 @@ import itertools
 import numpy as np
 from runtime.test_fused import NAMED, awkward, close, random_arrays, vertex
 
+import einmpi
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import DTYPES, OPS, Arg, Call
-from einmpi.runtime import cuda, reference
+from einmpi.runtime import cuda, cuda_group, reference
 from einmpi.runtime.cuda_source import expression_source
 from einmpi.runtime.cuda_text import STORED
+from einmpi.runtime.groups import arrange
+from einmpi.schedule.lower import lower
+from einmpi.schedule.steps import Group, Kernel, reads, writes
 
 CONTRACTIONS = ("ij,jk->ik", "ij,kj->ik", "ji,jk->ki", "bshd,bthd->bhst", "bhst,bthd->bshd", "ijb,jbk->ik",
                 "iaj,jbk->abik", "ijkl,jlmk->im", "bij,bjk->bik", "iij,jk->ik", "ijl,jk->ik", "ij,j->i", "i,j->ij",
@@ -25,13 +29,20 @@ def compute(cupy, einsum, dtype, operands, index=None, **options):
 
 
 def on_device(cupy, array):
-    """A copy with the same strides."""
-    if not array.size or array.flags.c_contiguous:
+    """A copy with the same strides, if the array is a view of a whole one."""
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    if base is array or base.dtype != array.dtype or not base.flags.c_contiguous:
         return cupy.asarray(array)
-    order = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
-    flips = tuple(slice(None, None, -1 if array.strides[axis] < 0 else 1) for axis in order)
-    dense = cupy.asarray(np.ascontiguousarray(array.transpose(order)[flips]))[flips]
-    return dense.transpose(np.argsort(order))
+    whole = cupy.asarray(base)
+    offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return cupy.ndarray(array.shape, array.dtype, cupy_memory(whole, offset), strides=array.strides)
+
+
+def cupy_memory(whole, offset):
+    """The memory of an array from an offset on, as the constructor of arrays takes it."""
+    return whole.data + offset
 
 
 def check_named(cupy, name, size):
@@ -60,6 +71,34 @@ def check_contraction(cupy, subscripts, dtype, conj=False, scale=None):
     found = compute(cupy, einsum, dtype, operands).astype(wanted.dtype)
     rtol = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6}.get(dtype, 1e-13)
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * abs(wanted).max(), err_msg=product)
+
+
+GROUPS = {
+    "softmax": ("Z[i,j] = softmax[j](x[i,j])", {"x": (70, 72)}),
+    "odd": ("Z[i,j] = softmax[j](x[i,j])", {"x": (70, 71)}),
+    "causal": ("Z[h,s,t] = softmax[t](where(t <= s, x[h,s,t] / sqrt(7), -inf))", {"x": (2, 40, 40)}),
+    "turned": ("Z[h,s,t] = softmax[t](x[h,s,t] + y[t,s])", {"x": (2, 9, 72), "y": (72, 9)}),
+    "long": ("Z[i,j] = layernorm[j](x[i,j])", {"x": (3, 2600)}),
+    "two dimensions": ("Z[i,j,k] = rmsnorm[j,k](x[i,j,k])", {"x": (9, 8, 7)}),
+    "rows only": ("Z[i] = logsumexp[j](x[i,j])", {"x": (30, 40)}),
+}
+
+
+def check_group(cupy, name, dtype, monkeypatch):
+    """All vertices in one kernel, which writes what the reference has."""
+    monkeypatch.setattr(cuda_group, "FEW", 1)
+    text, shapes = GROUPS[name]
+    arrays = random_arrays(dtype, shapes)
+    job = einmpi.program(text, **arrays)
+    schedule = arrange(lower(einmpi.plan(job, ranks=1), 0), cuda_group.RULE)
+    (group,) = [step for step in schedule.steps if isinstance(step, Group)]
+    assert not any(isinstance(step, Kernel) for step in schedule.steps)
+    slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in reads(group)}
+    slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in writes(group)}
+    assert cuda_group.compute(group, slots)
+    wanted = reference.evaluate(job.graph, {key: array.astype("float64") for key, array in arrays.items()})["Z"]
+    rtol = {"float16": 4e-3, "float32": 2e-6}.get(dtype, 1e-13)
+    np.testing.assert_allclose(slots["Z"].get().astype("float64"), wanted, rtol=rtol, atol=rtol * abs(wanted).max())
 
 
 def operations():

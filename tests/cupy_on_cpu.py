@@ -178,10 +178,14 @@ def gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, da, b, tb, ldb, db, beta,
         z[...] = (scale * (x.astype(kind) @ y.astype(kind))).astype(dtype)
 
 
+def gemm_alone(handle, opa, opb, m, n, k, alpha, a, ta, lda, b, tb, ldb, beta, c, tc, ldc, sums, algo):
+    gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, 0, b, tb, ldb, 0, beta, c, tc, ldc, 0, 1, sums, algo)
+
+
 def install():
     """Let `import cupy` find this."""
     module = types.ModuleType("cupy")
-    blas = types.SimpleNamespace(gemmStridedBatchedEx=gemm, getMathMode=lambda handle: 0,
+    blas = types.SimpleNamespace(gemmEx=gemm_alone, gemmStridedBatchedEx=gemm, getMathMode=lambda handle: 0,
                                  setMathMode=lambda handle, mode: None)  # fmt: skip
     device = types.SimpleNamespace(get_cublas_handle=lambda: 0)
     module.__dict__.update(

@@ -198,6 +198,7 @@ def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: 
     numbers = np.array([scale, 0], np.float32 if dtype.itemsize == 2 else dtype)
     alpha, beta = numbers.ctypes.data, numbers.ctypes.data + numbers.itemsize
     batch = plan.loops[0] if plan.loops else ()
+    count = size_of(batch, extent)
     apart = [stride.get(batch[-1], 0) if batch else 0 for stride in strides]
     blas, handle = cupy.cuda.cublas, cupy.cuda.device.get_cublas_handle()
     mode = blas.getMathMode(handle)
@@ -207,8 +208,12 @@ def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: 
             a, b, c = (array.data.ptr + place * dtype.itemsize for array, place in zip(arrays, places, strict=True))
             pair = [(a, lines[0], apart[0]), (b, lines[1], apart[1])]
             (x, ldx, dx), (y, ldy, dy) = pair[first], pair[second]
-            blas.gemmStridedBatchedEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, dx, y, kind, ldy,
-                                      dy, beta, c, kind, lines[2], apart[2], size_of(batch, extent), sums, -1)  # fmt: skip
+            if count == 1:
+                blas.gemmEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, y, kind, ldy, beta, c, kind,
+                            lines[2], sums, -1)  # fmt: skip
+            else:
+                blas.gemmStridedBatchedEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, dx, y, kind, ldy,
+                                          dy, beta, c, kind, lines[2], apart[2], count, sums, -1)  # fmt: skip
     finally:
         blas.setMathMode(handle, mode)
 

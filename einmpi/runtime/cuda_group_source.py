@@ -36,6 +36,7 @@ class GroupNest:
     loops: int
     team: int  # threads that share a row
     each: int  # places of a row that a thread has
+    pack: int  # of them that lie behind one another: the inside loop counts packs
     wide: bool  # places need 64 bits
 
     @property
@@ -76,8 +77,7 @@ def group_source(nest: GroupNest) -> str:
              f"const I own = (I)blockIdx.x * {nest.teams} + slot;", "I flat = least(own, count - 1);",
              f"const I places = {' * '.join(f'n{k}_0' for k in inner)};")  # fmt: skip
     unravel(text, "flat", range(nest.rows))
-    again = {m for m in range(len(nest.reads)) if m not in nest.counted and nest.is_inside(m)
-             and sum(Arg(len(nest.made) + m) in walk(made.function) for made in nest.made) > 1}  # fmt: skip
+    again = {m for m in range(len(nest.reads)) if m not in nest.counted and nest.is_inside(m) and _is_kept(nest, m)}
     for m in sorted(again):
         text.add(f"{COMPUTED[nest.reads[m].dtype]} kept{m}[{nest.each}];")
     for number in range(len(nest.made)):
@@ -99,49 +99,73 @@ def _stage(nest: GroupNest, number: int, text: Text, again: set[int]) -> None:
     """A vertex: for every place of the row, or folded over it. `again`: what is read now and kept for later."""
     made = nest.made[number]
     fold = Fold(made.aggregation, made.function, nest.types) if made.aggregation else None
-    kind = COMPUTED[made.dtype]
-    loops = fold is not None or made.inside
+    kind, is_stored = COMPUTED[made.dtype], number in nest.outputs
+    m = len(nest.reads) + nest.outputs.index(number) if is_stored else 0
     if fold:
         text.add(f"{COMPUTED[fold.dtype]} total{number} = {fold.start(fold.dtype)};")
     if made.inside:
         text.add(f"{kind} made{number}[{nest.each}];")
-    if loops:
+    if fold or made.inside:
         text.add("#pragma unroll")
-        text.open(f"for (int u = 0; u < {nest.each}; ++u)")
+        text.open(f"for (int u = 0; u < {nest.each // nest.pack}; ++u)")
         text.add(f"const I place = lane + u * {nest.team};", "I deep = least(place, places - 1);")
         unravel(text, "deep", range(nest.rows, nest.loops))
-    steps = Steps(nest.types, lambda position: _read(nest, position), f"w{number}_")
-    now = again & _args(nest, number)
-    for m in sorted(now):
-        text.add(f"kept{m}[u] = load(p{m}[{_place(nest, m)}]);")
+        for read in sorted(_args(nest, number)):
+            if nest.is_inside(read) and read not in nest.counted and (read in again or not _is_kept(nest, read)):
+                kind_read = f"Pack<{STORED[nest.reads[read].dtype]}, {nest.pack}>"
+                text.add(f"const {kind_read} pack{read} = *reinterpret_cast<const {kind_read}*>"
+                         f"(p{read} + {_place(nest, read)});")  # fmt: skip
+        if made.inside and is_stored:
+            text.add(f"Pack<{STORED[made.dtype]}, {nest.pack}> result;")
+    for part in range(nest.pack if fold or made.inside else 1):
+        where = f"[u * {nest.pack} + {part}]"
+        steps = Steps(nest.types, lambda position, part=part: _read(nest, position, part, again), f"w{number}_{part}_")  # type: ignore[misc]
+        if fold:
+            taken = fold.take(steps, f"total{number}")
+            text.add(*steps.lines, f"if (place < places) total{number} = {taken};")
+        else:
+            value = _rounded(steps.value(made.function, made.dtype), made.dtype)
+            text.add(*steps.lines, f"made{number}{where} = {value};" if made.inside else f"const {kind} made{number} = {value};")
+        for read in sorted(again & _args(nest, number)):
+            text.add(f"kept{read}{where} = load(pack{read}.at[{part}]);")
+        if made.inside and is_stored:
+            text.add(f"result.at[{part}] = {stored(f'made{number}{where}', made.dtype, made.dtype)};")
+    if made.inside and is_stored:
+        text.add(f"if (own < count && place < places) *reinterpret_cast<Pack<{STORED[made.dtype]}, {nest.pack}>*>"
+                 f"(p{m} + {_place(nest, m)}) = result;")  # fmt: skip
+    if fold or made.inside:
+        text.close()
     if fold:
-        taken = fold.take(steps, f"total{number}")
-        text.add(*steps.lines, f"if (place < places) total{number} = {taken};")
-        text.close()
         join_team(text, f"total{number}", COMPUTED[fold.dtype], fold, nest.team, nest.teams)
-        value = convert(f"total{number}", fold.dtype, made.dtype)
-    else:
-        value = steps.value(made.function, made.dtype)
-        text.add(*steps.lines)
-    if made.dtype in HALVES:  # rounded, as it would be in memory
-        value = f"load(Cell<{STORED[made.dtype]}>::of({value}))"
-    text.add(f"made{number}[u] = {value};" if made.inside else f"const {kind} made{number} = {value};")
-    if number in nest.outputs:
-        m = len(nest.reads) + nest.outputs.index(number)
-        condition = "own < count && place < places" if made.inside else "own < count && lane == 0"
-        result = stored(f"made{number}" + "[u]" * made.inside, made.dtype, made.dtype)
-        text.add(f"if ({condition}) p{m}[{_place(nest, m)}] = {result};")
-    if made.inside and not fold:
-        text.close()
+        value = _rounded(convert(f"total{number}", fold.dtype, made.dtype), made.dtype)
+        text.add(f"const {kind} made{number} = {value};")
+    if not made.inside and is_stored:
+        result = stored(f"made{number}", made.dtype, made.dtype)
+        text.add(f"if (own < count && lane == 0) p{m}[{_place(nest, m)}] = {result};")
 
 
-def _read(nest: GroupNest, position: int) -> str:
+def _rounded(text: str, dtype: str) -> str:
+    """A value as it would be after it was stored."""
+    return f"load(Cell<{STORED[dtype]}>::of({text}))" if dtype in HALVES else text
+
+
+def _is_kept(nest: GroupNest, m: int) -> bool:
+    """Whether what is read is used by several vertices, so that it stays in registers."""
+    return sum(Arg(len(nest.made) + m) in walk(made.function) for made in nest.made) > 1
+
+
+def _read(nest: GroupNest, position: int, part: int, again: set[int]) -> str:
+    where = f"[u * {nest.pack} + {part}]"
     if position < len(nest.made):
-        return f"made{position}" + "[u]" * nest.made[position].inside
+        return f"made{position}" + where * nest.made[position].inside
     m = position - len(nest.made)
     if m in nest.counted:
-        return f"(b{m}_0 + {''.join(f'i{k}' for k in nest.reads[m].loops) or '0'})"
-    return f"load(p{m}[{_place(nest, m)}])"
+        loop = next(iter(nest.reads[m].loops), None)
+        times = f" * {nest.pack} + {part}" if loop == nest.loops - 1 and nest.pack > 1 else ""
+        return f"(b{m}_0 + {'0' if loop is None else f'i{loop}{times}'})"
+    if not nest.is_inside(m):
+        return f"load(p{m}[{_place(nest, m)}])"
+    return f"kept{m}{where}" if _is_kept(nest, m) and m not in again else f"load(pack{m}.at[{part}])"
 
 
 def _place(nest: GroupNest, m: int) -> str:

@@ -14,7 +14,9 @@ if shutil.which("g++") is None:
 import cupy_on_cpu
 from cuda_cases import (
     CONTRACTIONS,
+    GROUPS,
     check_contraction,
+    check_group,
     check_named,
     compute,
     operation_agrees,
@@ -78,3 +80,14 @@ def test_every_operation_in_every_dtype():
     cases = list(operations())
     for start in range(0, len(cases), 200):
         operations_agree(cases[start : start + 200])
+
+
+@pytest.mark.parametrize("name", ["softmax"])
+def test_groups(cupy, monkeypatch, name):
+    check_group(cupy, name, "float16", monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_group(cupy, monkeypatch, name):
+    check_group(cupy, name, "float32", monkeypatch)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from cuda_cases import (
     CONTRACTIONS,
+    GROUPS,
     check_contraction,
+    check_group,
     check_named,
     compute,
     on_device,
@@ -54,6 +56,12 @@ def test_contractions(cupy, dtype):
             check_contraction(cupy, subscripts, dtype, conj=True)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups(cupy, monkeypatch, name, dtype):
+    check_group(cupy, name, dtype, monkeypatch)
+
+
 def test_every_operation_in_every_dtype(cupy):
     cases, wrong = list(operations()), []
     for start in range(0, len(cases), 200):
@@ -82,7 +90,7 @@ def test_layouts(cupy, layout):
         rng = np.random.default_rng(2)
         a, b = (LAYOUTS[layout](rng.normal(size=(70, 70))) for _ in range(2))
         einsum, kind, operands = vertex(text, {"A": a, "B": b})
-        assert on_device(cupy, a).strides == a.strides
+        assert on_device(cupy, a).strides == a.strides, "the case is not the one meant"
         wanted = reference.compute(einsum, operands, kind)
         np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12, atol=1e-11)
 
