@@ -15,6 +15,7 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Number
 from einmpi.runtime.contract_plan import Contraction, Labels, Layout, Strides, size_of, ways
+from einmpi.runtime.cuda_launch import cupy
 from einmpi.runtime.cuda_text import plain
 
 # cuBLAS's numbers for the type of an array and for that of its sums: half precision is summed in single, and single
@@ -140,8 +141,6 @@ def _is_short(plan: _Plan, extent: Mapping[str, int]) -> bool:
 
 def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool,
          generate: Callable[..., None]) -> None:  # fmt: skip
-    import cupy  # type: ignore[import-not-found]
-
     dtype, extent = arrays[-1].dtype, dict(contraction.extents)
     rows, inner, columns = plan.matrix
     used, strides, ops = list(arrays), [dict(part.stride) for part in plan.parts], []
@@ -155,7 +154,7 @@ def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: boo
             order = tuple(sorted(strides[k], key=lambda label: -abs(strides[k][label])))
             strides[k] = _dense(order, extent)
         if order is not None:
-            used[k] = cupy.empty([extent[label] for label in order], dtype)
+            used[k] = cupy().empty([extent[label] for label in order], dtype)
             if k < 2:
                 _copy(arrays[k], contraction.indices[k], used[k], order, extent, conj, generate)
         ops.append(CONJUGATE if conj and order is None else op)
@@ -184,8 +183,6 @@ def _turn(stride: Mapping[str, int], down: Labels, along: Labels) -> int:
 def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: Sequence[int], turned: int,
               plan: _Plan, extent: Mapping[str, int], scale: Number, tf32: bool) -> None:  # fmt: skip
     """One call for a batch of products, for each position of the other loops."""
-    import cupy  # type: ignore[import-not-found]
-
     rows, inner, columns = plan.matrix
     sides = ((rows, inner), (inner, columns), (rows, columns))
     m, k, n = (size_of(group, extent) for group in plan.matrix)
@@ -200,7 +197,7 @@ def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: 
     batch = plan.loops[0] if plan.loops else ()
     count = size_of(batch, extent)
     apart = [stride.get(batch[-1], 0) if batch else 0 for stride in strides]
-    blas, handle = cupy.cuda.cublas, cupy.cuda.device.get_cublas_handle()
+    blas, handle = cupy().cuda.cublas, cupy().cuda.device.get_cublas_handle()
     mode = blas.getMathMode(handle)
     blas.setMathMode(handle, NO_SHORT_SUMS)
     try:

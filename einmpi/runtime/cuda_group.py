@@ -15,9 +15,9 @@ import numpy as np
 
 from einmpi.graph.scalar import Arg, rebuild
 from einmpi.runtime.contract import recognise
-from einmpi.runtime.cuda import compiled
 from einmpi.runtime.cuda_group_source import GroupNest, Made, group_source
-from einmpi.runtime.cuda_plan import PACK, WARP, divider
+from einmpi.runtime.cuda_launch import compiled
+from einmpi.runtime.cuda_nest import PACK, WARP, divider
 from einmpi.runtime.fused import numbered
 from einmpi.runtime.groups import Rule
 from einmpi.runtime.loop_plan import Access

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from einmpi.graph.scalar import Arg, Scalar, walk
-from einmpi.runtime.cuda_source import Text, join_team, signature, unravel
+from einmpi.runtime.cuda_pieces import Text, join_team, signature, unravel
 from einmpi.runtime.cuda_text import COMPUTED, HALVES, STORED, Fold, Steps, convert, stored
 from einmpi.runtime.cuda_words import COMMON, DEVICE
 from einmpi.runtime.loop_plan import Access

@@ -1,7 +1,7 @@
-'''What a CUDA kernel can say: the scalar language as C++ functions, each for every type of number.
+"""What a CUDA kernel can say: the scalar language as C++ functions, each for every type of number.
 
 `DEVICE` is what only a GPU can compile; the rest is plain C++, so that it can be tested without one.
-'''
+"""
 
 from __future__ import annotations
 

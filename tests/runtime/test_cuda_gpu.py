@@ -18,7 +18,7 @@ from cuda_cases import (
 from runtime.test_fused import LAYOUTS, NAMED, SIZES, vertex
 
 from einmpi.runtime import reference
-from einmpi.runtime.cuda import OPTIONS
+from einmpi.runtime.cuda_launch import OPTIONS
 from einmpi.runtime.cuda_words import COMMON, DEVICE
 
 
