@@ -31,19 +31,15 @@ def compute(cupy, einsum, dtype, operands, index=None, **options):
 
 def on_device(cupy, array):
     """A copy with the same strides, if the array is a view of a whole one."""
+    if issubclass(cupy.ndarray, np.ndarray):  # without a GPU
+        return array.view(cupy.ndarray)
     base = array
     while isinstance(base.base, np.ndarray):
         base = base.base
     if base is array or base.dtype != array.dtype or not base.flags.c_contiguous:
         return cupy.asarray(array)
-    whole = cupy.asarray(base)
     offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    return cupy.ndarray(array.shape, array.dtype, cupy_memory(whole, offset), strides=array.strides)
-
-
-def cupy_memory(whole, offset):
-    """The memory of an array from an offset on, as the constructor of arrays takes it."""
-    return whole.data + offset
+    return cupy.ndarray(array.shape, array.dtype, cupy.asarray(base).data + offset, strides=array.strides)
 
 
 def check_named(cupy, name, size):
