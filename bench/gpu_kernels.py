@@ -182,7 +182,10 @@ def measure(name: str, dtype: str, repeat: int) -> dict[str, Any]:
 
 
 def compare(found: Any, wanted: Any, dtype: str) -> None:
-    a, b = (x.astype(np.result_type(x.dtype, np.float64)) if isinstance(x, cupy.ndarray) else cupy.asarray(x.double()) for x in (found, wanted))
+    a, b = (
+        x.astype(np.result_type(x.dtype, np.float64)) if isinstance(x, cupy.ndarray) else cupy.asarray(x.double())
+        for x in (found, wanted)
+    )
     worst = float(cupy.abs(a - b).max() / cupy.abs(b).max())
     limit = {"float16": 5e-3, "bfloat16": 4e-2, "float32": 1e-4, "complex64": 1e-4}.get(dtype, 1e-10)
     assert worst <= limit, f"they differ by {worst:.1e} of the largest"
@@ -205,7 +208,10 @@ def main() -> None:
                 continue
             rows.append(row)
             peers = "  ".join(f"{peer} {ratio:.2f}" for peer, ratio in row["peers"].items())
-            print(f"{name:10} {dtype:10} {row['seconds'] * 1e3:8.3f} ms {row['rate']:7.2f} {row['unit']:6}  {peers}", flush=True)
+            print(
+                f"{name:10} {dtype:10} {row['seconds'] * 1e3:8.3f} ms {row['rate']:7.2f} {row['unit']:6}  {peers}",
+                flush=True,
+            )
     if given.json:
         with open(given.json, "w") as file:
             json.dump(rows, file, indent=1)

@@ -74,7 +74,7 @@ class Steps:
 
     def power(self, node: Call, args: Sequence[str], dtype: str) -> str:
         """Small whole powers as products by repeated squaring, in the order of numpy."""
-        power = whole_power(node.args[1], np.dtype(dtype).kind)
+        power = whole_power(node.args[1], np.dtype(plain(dtype)).kind)
         if power is None:
             return f"root_power({args[0]})" if args[1] == number(0.5, dtype) else f"power({', '.join(args)})"
         base, result = args[0], ""
