@@ -1,5 +1,6 @@
 """CUDA kernels without a GPU: run on the CPU by tests/cupy_on_cpu.py, and compiled by nvcc where it is installed."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -192,6 +193,16 @@ def test_other_extents_need_no_other_kernel(cupy, texts):
         einsum, kind, operands = vertex(NAMED["farthest"][0], random_arrays("float32", {"A": size, "B": size[::-1]}))
         compute(cupy, einsum, kind, operands)
     assert len(set(texts)) <= 2  # small outputs go in smaller tiles
+
+
+def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
+    names = [f"a{k}" for k in range(14)]
+    arrays = {name: np.ones((64, 64)) for name in names}
+    einsum, kind, operands = vertex("Z[i,j] = " + " + ".join(f"{name}[j,i]" for name in names), arrays)
+    compute(cupy, einsum, kind, operands)
+    tiles = re.findall(r"__shared__ double turned[0-9]+\[([0-9]+)\]\[([0-9]+)\];", texts[0])
+    assert tiles
+    assert sum(8 * int(a) * int(b) for a, b in tiles) <= 48 * 2**10
 
 
 @pytest.mark.slow
