@@ -29,6 +29,8 @@ class Comm(Protocol):
     size: int
     cores: int  # that this rank has for itself
     ranks_on_node: int
+    rank_on_node: int  # among them
+    cuda_aware: bool  # whether it takes buffers on a GPU
     received: int  # bytes of payload from other ranks so far
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
@@ -116,7 +118,7 @@ def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
 class SelfComm:
     """One process: rank 0 of 1."""
 
-    rank, size, ranks_on_node, received = 0, 1, 1, 0
+    rank, size, ranks_on_node, rank_on_node, received, cuda_aware = 0, 1, 1, 0, 0, False
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
@@ -159,6 +161,7 @@ class CountingComm:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size, self.ranks_on_node, self.received, self.cores = rank, size, 1, 0, 1
+        self.rank_on_node, self.cuda_aware = 0, False
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip

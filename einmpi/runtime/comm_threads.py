@@ -118,6 +118,7 @@ class ThreadComm:
 
     def __init__(self, rank: int, size: int, office: _Office) -> None:
         self.rank, self.size, self.ranks_on_node, self.received, self.cores = rank, size, size, 0, 1
+        self.rank_on_node, self.cuda_aware = rank, False
         self._office = office
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,

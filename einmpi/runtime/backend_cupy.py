@@ -1,0 +1,108 @@
+"""CuPy's way of what the execute loop needs: slots on one GPU, kernels on the current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.runtime import cuda
+from einmpi.runtime.backend import pieces, selected, shaped
+from einmpi.runtime.comm import Comm
+from einmpi.runtime.comm_device import COMMS
+from einmpi.runtime.device_copies import DeviceCopies
+from einmpi.runtime.gpus import Gpu, bind, library
+from einmpi.schedule.regions import Region, indices
+from einmpi.schedule.steps import Group, Kernel, Schedule
+
+
+class Station:
+    """What the jobs of a rank share: its GPU, the streams for copies, the way to the other ranks' GPUs."""
+
+    def __init__(self, comm: Comm, place: str) -> None:
+        self.gpu: Gpu = bind(comm, place)
+        self.copies = DeviceCopies()
+        self.comm: Comm = COMMS[self.gpu.way](comm, self.copies)
+
+
+@lru_cache(maxsize=8)
+def station_of(comm: Comm, place: str) -> Station:
+    """One for each communicator: to meet in NCCL takes long. All ranks call it."""
+    return Station(comm, place)
+
+
+class CupyBackend:
+    def __init__(self, station: Station, fast_math: bool = False, tf32: bool = False) -> None:
+        self.station, self.copies = station, station.copies
+        self.fast_math, self.tf32 = fast_math, tf32
+        self.cupy = library()
+        self.reserved = 0
+        self.resident: dict[Any, Any] = {}  # blocks of inputs that stay between calls
+
+    def reserve(self, nbytes: int) -> None:
+        """Let the pool take this much from the driver at once; slots are then parts of it."""
+        if nbytes > self.reserved:
+            self.reserved = nbytes
+            missing = nbytes - self.cupy.get_default_memory_pool().free_bytes()
+            if missing > 0:
+                self.cupy.empty(missing, np.uint8)  # goes back to the pool, not to the driver
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self.cupy.empty(shape, dtype)
+
+    # ---- messages ---------------------------------------------------------------------------------------------------
+
+    def pack(self, array: Any, region: Region, packed: Any) -> None:
+        for there, here in pieces(region):
+            shaped(packed, region)[self._place(here)] = _vector(array)[self._place(there)]
+
+    def unpack(self, packed: Any, array: Any, region: Region) -> None:
+        for there, here in pieces(region):
+            _vector(array)[self._place(there)] = shaped(packed, region)[self._place(here)]
+
+    def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None:
+        ufunc, target = getattr(self.cupy, AGGREGATIONS[aggregation].ufunc), _vector(array)
+        for there, here in pieces(region):
+            place, values = self._place(there), shaped(packed, region)[self._place(here)]
+            if array.dtype.name == "bfloat16":  # CuPy has not all of its functions for it
+                values = ufunc(target[place].astype(np.float32), values.astype(np.float32))
+                target[place] = values.astype(array.dtype)
+            else:
+                target[place] = ufunc(target[place], values)
+
+    def _place(self, place: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Lists of indices have to lie on the GPU too."""
+        return tuple(side if isinstance(side, slice) else self.cupy.asarray(side) for side in place)
+
+    # ---- kernels ----------------------------------------------------------------------------------------------------
+
+    def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
+        index = {label: indices(runs) for label, runs in step.index}
+        cuda.compute(step.einsum, selected(step, operands, self.cupy.asarray), target, index, self.fast_math, self.tf32)
+
+    def arrange(self, schedule: Schedule) -> Schedule:
+        return schedule
+
+    def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
+        return False
+
+    # ---- host -------------------------------------------------------------------------------------------------------
+
+    def to_host(self, array: Any) -> np.ndarray:
+        return array if isinstance(array, np.ndarray) else self.copies.download(array)
+
+    def from_host(self, values: np.ndarray, array: Any) -> None:
+        self.copies.upload(np.ascontiguousarray(values), array)
+
+    def wait(self) -> None:
+        self.copies.down.synchronize()
+        self.copies.up.synchronize()
+        self.cupy.cuda.get_current_stream().synchronize()
+
+
+def _vector(array: Any) -> Any:
+    """A number as a vector of one element."""
+    return array.reshape(array.shape or (1,))

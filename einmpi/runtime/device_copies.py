@@ -1,0 +1,111 @@
+"""Copies between host and GPU through pinned memory, on streams of their own: kernels go on meanwhile.
+
+Kernels are on the current stream. A copy waits for those that were started before it, and those after it for the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from einmpi.runtime.gpus import library
+
+PIECE = 2**24  # bytes in one pinned buffer; copies below a few MiB do not reach the bus's speed
+
+
+class DeviceCopies:
+    """The streams and pinned buffers of a rank, two of each kind: one is copied while the host works on the other."""
+
+    def __init__(self) -> None:
+        self.cuda = library().cuda
+        self.down = self.cuda.Stream(non_blocking=True)  # device → host
+        self.up = self.cuda.Stream(non_blocking=True)  # host → device
+        self.buffers: dict[tuple[str, int], np.ndarray] = {}
+        self.busy: dict[tuple[str, int], Any] = {}  # the event after which a buffer is free
+
+    # ---- one copy, not waited for -----------------------------------------------------------------------------------
+
+    def start_down(self, source: Any, target: np.ndarray) -> Any:
+        """From the device to pinned memory; the event after which it is there. Both are contiguous."""
+        self._copy(target.ctypes.data, source.data.ptr, source.nbytes, self.cuda.runtime.memcpyDeviceToHost, self.down)
+        return self.event(self.down)
+
+    def start_up(self, source: np.ndarray, target: Any) -> Any:
+        self._copy(target.data.ptr, source.ctypes.data, source.nbytes, self.cuda.runtime.memcpyHostToDevice, self.up)
+        return self.event(self.up)
+
+    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: Any) -> None:
+        if nbytes:
+            self.cuda.runtime.memcpyAsync(target, source, nbytes, kind, stream.ptr)
+
+    def event(self, stream: Any) -> Any:
+        found = self.cuda.Event(disable_timing=True)
+        found.record(stream)
+        return found
+
+    def after_kernels(self) -> None:
+        """What is copied from here on waits for the kernels so far: they make it, or still use the memory."""
+        kernels = self.event(self.cuda.get_current_stream())
+        self.down.wait_event(kernels)
+        self.up.wait_event(kernels)
+
+    def before_kernels(self, copied: Any) -> None:
+        """Kernels from here on wait for a copy."""
+        self.cuda.get_current_stream().wait_event(copied)
+
+    def pinned(self, kind: str, number: int, nbytes: int) -> np.ndarray:
+        """A buffer for one of the two turns, free to be used again."""
+        key = kind, number % 2
+        if key in self.busy:
+            self.busy.pop(key).synchronize()
+        if key not in self.buffers or self.buffers[key].size < nbytes:
+            self.buffers[key] = self.new_pinned(max(nbytes, PIECE))
+        return self.buffers[key][:nbytes]
+
+    def new_pinned(self, nbytes: int) -> np.ndarray:
+        return np.frombuffer(self.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    # ---- whole arrays -----------------------------------------------------------------------------------------------
+
+    def upload(self, values: np.ndarray, target: Any) -> None:
+        """Contiguous values of any memory; they may change as soon as this returns."""
+        self.after_kernels()
+        source, flat = values.reshape(-1).view(np.uint8), as_bytes(target)
+        for number, start in enumerate(range(0, source.size, PIECE)):
+            part = source[start : start + PIECE]
+            buffer = self.pinned("up", number, part.size)
+            np.copyto(buffer, part)
+            self.busy["up", number % 2] = self.start_up(buffer, flat[start : start + part.size])
+        self.before_kernels(self.event(self.up))
+
+    def download(self, source: Any, values: np.ndarray | None = None) -> np.ndarray:
+        """The values of a contiguous array, in `values` if they are given. Done when this returns."""
+        if values is None:
+            values = np.empty(source.shape, source.dtype)
+        self.after_kernels()
+        flat, target = as_bytes(source), values.reshape(-1).view(np.uint8)
+        starts = range(0, target.size, PIECE)
+        coming: list[Any] = []
+        for number in range(len(starts) + 1):
+            if number < len(starts):
+                part = flat[starts[number] : starts[number] + PIECE]
+                buffer = self.pinned("down", number, part.size)
+                coming.append((self.start_down(part, buffer), buffer, starts[number]))
+            if number:
+                event, buffer, start = coming[number - 1]
+                event.synchronize()
+                np.copyto(target[start : start + buffer.size], buffer)
+        return values
+
+
+def as_bytes(array: Any) -> Any:
+    """A contiguous array, on host or device, as bytes one after another. Nothing is copied."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def cut(array: Any, nbytes: int) -> Sequence[Any]:
+    """Its bytes in pieces of so many; both ends of a message cut alike."""
+    flat = as_bytes(array)
+    return [flat[start : start + nbytes] for start in range(0, flat.size, nbytes)]

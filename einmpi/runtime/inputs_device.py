@@ -1,0 +1,122 @@
+"""Inputs for slots on a GPU: read or made in host memory, copied piece by piece while the next piece is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from einmpi.runtime.backend_cupy import CupyBackend
+from einmpi.runtime.comm import Comm
+from einmpi.runtime.device_copies import PIECE
+from einmpi.runtime.dist_array import DistArray
+from einmpi.runtime.gpus import is_device_array
+from einmpi.runtime.inputs import Inputs
+from einmpi.runtime.reading import Reading
+from einmpi.schedule.regions import Region, chunks, elements, flat_range, length, shape, whole
+from einmpi.schedule.steps import Load
+
+
+class DeviceInputs:
+    """What the execute loop asks for, from `inputs`, which knows only host memory, and `comm`, which does too."""
+
+    def __init__(self, inputs: Inputs, backend: CupyBackend, comm: Comm) -> None:
+        self.inputs, self.backend, self.copies, self.comm = inputs, backend, backend.copies, comm
+        self.begun: dict[str, np.ndarray] = {}  # blocks that are read in the background
+
+    def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
+        """Into host memory. The slot itself is not needed before the Load."""
+        here = replace(step, place=_packed(step.region))
+        self.inputs.begin(here, lambda: self.begun.setdefault(step.tensor, self._block(step.region, step)), self.comm)
+
+    def fill(self, step: Load, target: Any, comm: Comm) -> None:
+        given = self.inputs.given.get(step.tensor)
+        if is_device_array(given):
+            self._fill_from_device(step, given, target)
+        elif self._in_pieces(step):
+            self._fill_in_pieces(step, target)
+        else:
+            here = replace(step, place=_packed(step.region))
+            values = self.begun.pop(step.tensor, None)
+            if values is None:
+                values = self._block(step.region, step)
+            self.inputs.fill(here, values, self.comm)
+            self._put(values, target, step)
+
+    def block(self, step: Load, comm: Comm) -> Any:
+        given = self.inputs.given.get(step.tensor)
+        key = step.tensor, step.region
+        if isinstance(given, DistArray) and is_device_array(given.local):
+            return self.backend.cupy.ascontiguousarray(given.local)
+        if is_device_array(given):
+            array = self.backend.allocate(step.slot.shape, step.slot.dtype)
+            self._fill_from_device(step, given, array)
+            return array
+        if given is None and key in self.backend.resident:
+            return self.backend.resident[key]
+        values = self.inputs.block(step, self.comm)
+        self.inputs.resident.pop(key, None)  # it stays on the GPU instead
+        array = self.backend.allocate(values.shape, values.dtype.name)
+        self.copies.upload(np.ascontiguousarray(values), array)
+        if given is None:
+            self.backend.resident[key] = array
+        return array
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _block(self, region: Region, step: Load) -> np.ndarray:
+        return np.empty(shape(region), step.slot.dtype)
+
+    def _in_pieces(self, step: Load) -> bool:
+        """Whether this rank can take any part when it likes: made here, or read by nobody else and not in chunks."""
+        if self.inputs.keep or step.tensor in self.begun:
+            return False
+        dataset = self.inputs.dataset(step.tensor)
+        if dataset is None:
+            return True
+        nothing = self._block(tuple(() for _ in step.region), step)
+        reading = Reading(dataset, step.layout, self.comm.rank, nothing, step.region, step.place)
+        return reading.alone and dataset.chunks is None
+
+    def _fill_in_pieces(self, step: Load, target: Any) -> None:
+        self.copies.after_kernels()
+        itemsize = np.dtype(step.slot.dtype).itemsize
+        extents = step.slot.shape or (1,)
+        regions = (chunks(region, max(1, PIECE // itemsize)) for region in (step.region, step.place))
+        for number, (there, here) in enumerate(zip(*regions, strict=True)):
+            buffer = self.copies.pinned("up", number, elements(there) * itemsize)
+            values = buffer.view(step.slot.dtype).reshape(shape(there))
+            self.inputs.read(replace(step, region=there), values, _packed(there), self.comm)
+            run = flat_range(here, extents)
+            if run is not None:
+                copied = self.copies.start_up(buffer, target.reshape(-1)[slice(*run)])
+            else:
+                packed = self.backend.allocate((elements(there),), step.slot.dtype)
+                self.copies.after_kernels()  # the memory is new
+                copied = self.copies.start_up(buffer, packed)
+                self.copies.before_kernels(copied)
+                self.backend.unpack(packed, target, here)
+            self.copies.busy["up", number % 2] = copied
+        self.copies.before_kernels(self.copies.event(self.copies.up))
+
+    def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
+        """From an array that every rank has on its GPU."""
+        array = self.backend.cupy.asarray(given)
+        packed = self.backend.allocate((elements(step.region),), step.slot.dtype)
+        self.backend.pack(array, step.region, packed)
+        self.backend.unpack(packed, target, step.place)
+
+    def _put(self, values: np.ndarray, target: Any, step: Load) -> None:
+        if flat_range(step.place, step.slot.shape or (1,)) == (0, values.size) and values.size == target.size:
+            self.copies.upload(values, target)
+        elif values.size:
+            packed = self.backend.allocate((values.size,), step.slot.dtype)
+            self.copies.upload(values.reshape(-1), packed)
+            self.backend.unpack(packed, target, step.place)
+
+
+def _packed(region: Region) -> Region:
+    """The place of a region in an array of its own."""
+    return tuple(whole(length(runs)) for runs in region)
