@@ -11,7 +11,7 @@ import numpy as np
 
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.labels import project, unique
-from einmpi.graph.scalar import Arg, Call, Const, Element, Scalar, Type, element_text, labels_of, rebuild, text, walk
+from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Scalar, Type, element_text, labels_of, rebuild, text, walk
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,13 @@ class EinSum:
         unbounded = set(self.aggregated) - set(self.bounded_labels())
         listed = ",".join(f"{x}:{self.extent[x]}" if x in unbounded else x for x in self.aggregated)
         return f"{AGGREGATIONS[self.aggregation].symbol}[{listed}]({body})"
+
+    @property
+    def labels_as_numbers(self) -> tuple[str, ...]:
+        """Labels whose values are used, as in X[i] + i."""
+        gathers = [entry for entries in self.operands for entry in entries if not isinstance(entry, str)]
+        used = {node.label for tree in (self.function, *gathers) for node in walk(tree) if isinstance(node, Index)}
+        return tuple(label for label in self.labels if label in used)
 
     def bounded_labels(self) -> tuple[str, ...]:
         """Labels whose extent follows from an operand."""

@@ -13,6 +13,7 @@ from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.runtime import fused_group
 from einmpi.runtime.groups import arrange
 from einmpi.runtime.kernels import compute
+from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.steps import Group, Kernel, Schedule
 
@@ -20,8 +21,36 @@ ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives 
 MANY_RUNS = 256
 
 
+class Copy(Protocol):
+    """A copy that has begun."""
+
+    def join(self) -> None:
+        """What the backend is asked to do from here on comes after it: to compute with the target, to use the memory of
+        the source for something else, to copy further."""
+
+    def wait(self) -> None:
+        """Return when it is done: the host may read the target."""
+
+
 class Backend(Protocol):
+    """Arrays are in memory, which may be that of a device, or in the slow tier: there they are numpy's, whatever the
+    backend. `pack`, `unpack` and `combine` get both kinds, but in one call all arrays are of one kind."""
+
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any: ...
+    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """An array in the slow tier; OSError where there is no space left."""
+
+    def allocate_message(self, count: int, dtype: str, slow: bool) -> Any:
+        """A buffer for a message of an array in memory, or of one in the slow tier."""
+
+    def begin_copy(self, source: Any, target: Any) -> Copy:
+        """Copy between memory and the slow tier, or within memory; in the background if possible, beside kernels.
+
+        Both are arrays or views of them, of the same shape and dtype, not always contiguous. The source is read after
+        all that the backend was asked to do before. Until the copy is joined or waited for nobody changes the source
+        nor touches the target. Copies are done in the order in which they were begun.
+        """
+
     def pack(self, array: Any, region: Region, packed: Any) -> None:
         """Copy a region of an array into `packed`, which has its elements one after another."""
 
@@ -47,14 +76,25 @@ class Backend(Protocol):
 
 
 class NumpyBackend:
-    def __init__(self, threads: int = 1, fast_math: bool = False) -> None:
-        self.threads, self.fast_math = threads, fast_math
+    """Its slow tier are files in the folder `scratch`."""
+
+    def __init__(self, threads: int = 1, fast_math: bool = False, scratch: str | None = None) -> None:
+        self.threads, self.fast_math, self.scratch = threads, fast_math, Scratch(scratch)
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes].view(dtype).reshape(shape)
+
+    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return self.scratch.array(shape, dtype)
+
+    def allocate_message(self, count: int, dtype: str, slow: bool) -> np.ndarray:
+        return self.allocate((count,), dtype)
+
+    def begin_copy(self, source: np.ndarray, target: np.ndarray) -> Copy:
+        return self.scratch.begin_copy(source, target)
 
     def pack(self, array: np.ndarray, region: Region, packed: np.ndarray) -> None:
         for there, here in pieces(region):
@@ -68,8 +108,10 @@ class NumpyBackend:
         ufunc = getattr(np, AGGREGATIONS[aggregation].ufunc)
         with np.errstate(all="ignore"):
             for there, here in pieces(region):
-                array_view = np.atleast_1d(array)
-                array_view[there] = ufunc(array_view[there], shaped(packed, region)[here])
+                part = np.atleast_1d(array)[there]
+                ufunc(part, shaped(packed, region)[here], out=part)  # no temporary array, which may be large
+                if not isinstance(there[0], slice):  # then it is a copy
+                    np.atleast_1d(array)[there] = part
 
     def compute(self, step: Kernel, operands: Sequence[np.ndarray], target: np.ndarray) -> None:
         index = {label: indices(runs) for label, runs in step.index}
@@ -120,11 +162,25 @@ def pieces(region: Region) -> Iterator[tuple[Any, Any]]:
         yield tuple(pair[0] for pair in combination), tuple(pair[1] for pair in combination)
 
 
+class _Copied:
+    def join(self) -> None: ...
+    def wait(self) -> None: ...
+
+
 class ShapeBackend:
     """Arrays without values: as large as one likes, in no memory."""
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.broadcast_to(np.zeros((), dtype), shape)
+
+    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return self.allocate(shape, dtype)
+
+    def allocate_message(self, count: int, dtype: str, slow: bool) -> np.ndarray:
+        return self.allocate((count,), dtype)
+
+    def begin_copy(self, source: Any, target: Any) -> Copy:
+        return _Copied()
 
     def pack(self, array: Any, region: Region, packed: Any) -> None: ...
     def unpack(self, packed: Any, array: Any, region: Region) -> None: ...

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from einmpi.errors import EinmpiError
 from einmpi.runtime.backend import Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
+from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.steps import (
     Begin,
+    Drop,
+    Evict,
     Exchange,
+    Fetch,
     Free,
     Group,
     Kernel,
     Load,
+    Passes,
+    Place,
     Reduce,
     SavePoint,
     Schedule,
     Step,
     Store,
+    reads,
 )
 
 
@@ -52,6 +60,8 @@ def execute(schedule: Schedule, backend: Backend, comm: Comm, storage: Storage,
     before it is done, `keeper` when a vertex is."""
     buffers = Buffers(backend)
     outputs: dict[str, Any] = {}
+    for slot in schedule.outside:
+        buffers.place(slot)
     if keeper is not None:
         keeper.restore(schedule.rank, buffers)
     for steps, point in schedule.parts():
@@ -80,16 +90,34 @@ def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
         _compute(step, buffers)
     elif isinstance(step, Group):
         _compute_together(step, buffers, comm, storage)
+    elif isinstance(step, Passes):
+        with _naming(step.vertex):
+            compute_in_passes(step, buffers)
     elif isinstance(step, Free):
         buffers.free(step.slot)
+    elif isinstance(step, Place):
+        buffers.place(step.slot)
+    elif isinstance(step, Evict):
+        buffers.evict(step.slot)
+    elif isinstance(step, Drop):
+        buffers.drop(step.slot)
+    elif isinstance(step, Fetch):
+        buffers.fetch(step.slot)
 
 
 def _compute(step: Kernel, buffers: Buffers) -> None:
     operands = [buffers[slot] for slot in step.operands]
-    try:
+    with _naming(step.vertex):
         buffers.backend.compute(step, operands, buffers.make(step.target))
+
+
+@contextmanager
+def _naming(vertex: str) -> Iterator[None]:
+    """What goes wrong in a kernel is said with the vertex."""
+    try:
+        yield
     except (ValueError, IndexError, MemoryError) as error:
-        raise EinmpiError(f"{step.vertex}: {error}") from error
+        raise EinmpiError(f"{vertex}: {error}") from error
 
 
 def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
@@ -98,6 +126,8 @@ def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Stora
             _do(step, buffers, comm, storage)
         elif isinstance(step, Kernel) and step.target not in group.inner:
             buffers.make(step.target)
+    for slot in reads(group):
+        buffers[slot]  # is whole from here on
     done = buffers.backend.compute_group(group, buffers.arrays)
     for step in group.steps:
         if not isinstance(step, Begin) and (not done or (isinstance(step, Free) and step.slot not in group.inner)):

@@ -26,7 +26,7 @@ def exchange(step: Exchange, buffers: Buffers, comm: Comm) -> None:
         _copy(step, buffers)
     if len(moves.group) == 1:
         return
-    limit = STAGE // np.dtype(step.target.dtype).itemsize
+    limit = _stage(step) // np.dtype(step.target.dtype).itemsize
     # Each choice is the same on all members: it looks at nothing that differs between them.
     if moves.everybody:
         pieces = _everybodys_pieces(step)
@@ -42,7 +42,7 @@ def exchange(step: Exchange, buffers: Buffers, comm: Comm) -> None:
         rounds = _rounds(moves.group, moves.me)
         for to, source in rounds:
             _pair(step.source, step.target, moves.group, (to, moves.sends[to]), (source, moves.receives[source]),
-                  buffers, comm, None)  # fmt: skip
+                  _stage(step), buffers, comm, None)  # fmt: skip
 
 
 def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
@@ -50,12 +50,16 @@ def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
         return
     # All members know all pieces, so they choose alike. Pieces of very unequal size would take too large a buffer.
     most = (len(step.group) - 1) * max(map(_count, step.pieces))
-    if step.slot.nbytes <= STAGE and most <= prod(step.slot.shape) + len(step.group):
+    if step.slot.nbytes <= _stage(step) and most <= prod(step.slot.shape) + len(step.group):
         _reduce_at_once(step, buffers, comm)
         return
     for to, source in _rounds(step.group, step.me):
-        _pair(step.slot, step.slot, step.group, (to, step.pieces[to]), (source, step.pieces[step.me]), buffers, comm,
-              step.aggregation)  # fmt: skip
+        _pair(step.slot, step.slot, step.group, (to, step.pieces[to]), (source, step.pieces[step.me]),
+              _stage(step), buffers, comm, step.aggregation)  # fmt: skip
+
+
+def _stage(step: Exchange | Reduce) -> int:
+    return min(step.stage, STAGE)
 
 
 def _rounds(group: Sequence[int], me: int) -> list[tuple[int, int]]:
@@ -75,7 +79,7 @@ def _extents(slot: Slot) -> tuple[int, ...]:
 def _copy(step: Exchange, buffers: Buffers) -> None:
     """What the rank has already, piece by piece."""
     assert step.moves.own is not None
-    limit = STAGE // np.dtype(step.target.dtype).itemsize
+    limit = _stage(step) // np.dtype(step.target.dtype).itemsize
     for there, here in zip(*(chunks(region, limit) for region in step.moves.own), strict=True):
         source, target = flat_range(there, _extents(step.source)), flat_range(here, _extents(step.target))
         if source is not None:
@@ -85,7 +89,7 @@ def _copy(step: Exchange, buffers: Buffers) -> None:
             packed = buffers[step.target].reshape(-1)[slice(*target)]
             buffers.backend.pack(buffers[step.source], there, packed)
         else:
-            with buffers.stage(elements(there), step.target.dtype) as packed:
+            with buffers.stage(elements(there), step.target) as packed:
                 buffers.backend.pack(buffers[step.source], there, packed)
                 buffers.backend.unpack(packed, buffers[step.target], here)
 
@@ -116,7 +120,7 @@ def _in_a_row(pieces: Sequence[Region | None], target: Slot) -> list[int] | None
 def _gather_at_once(step: Exchange, pieces: Sequence[Region | None], buffers: Buffers, comm: Comm) -> None:
     me, array = step.moves.me, buffers[step.target]
     counts = list(map(_count, pieces))
-    with buffers.stage(sum(counts), step.target.dtype) as everything:
+    with buffers.stage(sum(counts), step.target) as everything:
         parts = _parts(pieces, everything)
         if me in parts:
             buffers.backend.pack(array, *parts[me])
@@ -127,9 +131,9 @@ def _gather_at_once(step: Exchange, pieces: Sequence[Region | None], buffers: Bu
 
 
 def _all_at_once(step: Exchange, buffers: Buffers, comm: Comm) -> None:
-    moves, dtype = step.moves, step.target.dtype
+    moves, target = step.moves, step.target
     send_counts, receive_counts = list(map(_count, moves.sends)), list(map(_count, moves.receives))
-    with buffers.stage(sum(send_counts), dtype) as send, buffers.stage(sum(receive_counts), dtype) as receive:
+    with buffers.stage(sum(send_counts), target) as send, buffers.stage(sum(receive_counts), target) as receive:
         for region, packed in _parts(moves.sends, send).values():
             buffers.backend.pack(buffers[step.source], region, packed)
         comm.alltoallv(moves.group, send, send_counts, receive, receive_counts)
@@ -148,10 +152,10 @@ def _parts(regions: Sequence[Region | None], buffer: Any) -> dict[int, tuple[Reg
 
 
 def _pair(source: Slot, target: Slot, group: Sequence[int], sent: tuple[int, Region | None],
-          received: tuple[int, Region | None], buffers: Buffers, comm: Comm,
+          received: tuple[int, Region | None], stage: int, buffers: Buffers, comm: Comm,
           aggregation: str | None) -> None:  # fmt: skip
     """One message to a member and one from a member, in pieces that fit into a buffer each."""
-    limit = STAGE // np.dtype(target.dtype).itemsize
+    limit = stage // np.dtype(target.dtype).itemsize
     sends = chunks(sent[1], limit) if sent[1] is not None else []
     receives = chunks(received[1], limit) if received[1] is not None else []
     for number in range(max(len(sends), len(receives))):
@@ -178,7 +182,7 @@ def _message(region: Region | None, slot: Slot, buffers: Buffers, stack: ExitSta
     place = flat_range(region, _extents(slot))
     if direct and place is not None:
         return buffers[slot].reshape(-1)[slice(*place)]
-    buffer = stack.enter_context(buffers.stage(elements(region), slot.dtype))
+    buffer = stack.enter_context(buffers.stage(elements(region), slot))
     if packed:
         buffers.backend.pack(buffers[slot], region, buffer)
     return buffer
@@ -194,8 +198,8 @@ def _reduce_at_once(step: Reduce, buffers: Buffers, comm: Comm) -> None:
     contributions = [None if member == step.me else own for member in range(len(step.group))]
     counts = list(map(_count, others)), list(map(_count, contributions))
     with (
-        buffers.stage(sum(counts[0]), step.slot.dtype) as send,
-        buffers.stage(sum(counts[1]), step.slot.dtype) as receive,
+        buffers.stage(sum(counts[0]), step.slot) as send,
+        buffers.stage(sum(counts[1]), step.slot) as receive,
     ):
         for region, packed in _parts(others, send).values():
             buffers.backend.pack(buffers[step.slot], region, packed)
@@ -209,8 +213,8 @@ def _reduce_at_once(step: Reduce, buffers: Buffers, comm: Comm) -> None:
 def _reduce_scatter(step: Reduce, buffers: Buffers, comm: Comm) -> bool:
     counts, own = list(map(_count, step.pieces)), step.pieces[step.me]
     with (
-        buffers.stage(sum(counts), step.slot.dtype) as send,
-        buffers.stage(counts[step.me], step.slot.dtype) as receive,
+        buffers.stage(sum(counts), step.slot) as send,
+        buffers.stage(counts[step.me], step.slot) as receive,
     ):
         for region, packed in _parts(step.pieces, send).values():
             buffers.backend.pack(buffers[step.slot], region, packed)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Index, Scalar, walk
 from einmpi.plan.memory import operand_cuts, output_cuts
 from einmpi.plan.plan import Plan
 from einmpi.schedule.layout import Cuts, Layout, dealt_out
@@ -163,8 +162,7 @@ class _Lowering:
         runs = {label: self.share_of(label, extent, state) for label, extent in einsum.extents}
         local = replace(einsum, extents=tuple((label, length(runs[label])) for label in einsum.labels))
         # A rank needs to know which indices its positions stand for where a label is a number.
-        numbers = _labels_as_numbers(einsum)
-        index = tuple((label, runs[label]) for label in einsum.labels if label in numbers and label in state)
+        index = tuple((label, runs[label]) for label in einsum.labels_as_numbers if label in state)
         select = []
         for operand, entries in enumerate(einsum.operands):
             for dimension, entry in enumerate(entries):
@@ -176,9 +174,3 @@ class _Lowering:
     def share_of(self, label: str, extent: int, state: Sequence[str | None]) -> Runs:
         digits = self.plan.mesh.digits(self.rank)
         return share(self.plan.mesh, extent, tuple((a, digits[a]) for a, cut in enumerate(state) if cut == label))
-
-
-def _labels_as_numbers(einsum: EinSum) -> set[str]:
-    trees: list[Scalar] = [einsum.function]
-    trees += [entry for entries in einsum.operands for entry in entries if not isinstance(entry, str)]
-    return {node.label for tree in trees for node in walk(tree) if isinstance(node, Index)}

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
+from einmpi.plan.memory import STAGE
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, Runs, elements, shape
 from einmpi.units import show_bytes
@@ -88,6 +89,7 @@ class Exchange:
     source: Slot
     target: Slot
     moves: Moves
+    stage: int = STAGE  # bytes of a buffer for messages; the same on all members
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +109,7 @@ class Reduce:
     group: tuple[int, ...]
     me: int
     pieces: tuple[Region | None, ...]  # of each member, in the slot
+    stage: int = STAGE
 
     @property
     def nbytes(self) -> int:
@@ -179,7 +182,73 @@ class Group:
         return "\n".join([f"together, {size} rows at a time:", *(f"  {step}" for step in self.steps)])
 
 
-Step: TypeAlias = Load | Begin | Exchange | Reduce | Kernel | Group | Store | Free
+# ---- more than fits: slots have an array in memory, in the slow tier (docs/architecture.md), or in both --------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """The slot is made in the slow tier, by the steps that fill it."""
+
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"place     {self.slot} outside"
+
+
+@dataclass(frozen=True)
+class Evict:
+    """Begin to copy a slot to the slow tier. It stays in memory, to be read only, until it is dropped."""
+
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"evict     {self.slot}"
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The slot's memory is given up: its values are in the slow tier."""
+
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"drop      {self.slot}"
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Begin to copy a slot from the slow tier into memory. What reads it there waits until it is whole."""
+
+    slot: Slot
+
+    def __str__(self) -> str:
+        return f"fetch     {self.slot}"
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A kernel done piece by piece: from operands in the slow tier to a target there."""
+
+    kernel: Kernel
+    blocks: tuple[tuple[str, int], ...]  # how much of each label at a time; the first is the outermost loop
+    inside: tuple[int, ...]  # operands that stay in memory in any case: they are used where they lie
+    ahead: bool  # there is memory to fetch the next pieces while one is computed
+    buffers: int  # bytes of the pieces in memory
+    fetched: int  # bytes that are copied into them
+
+    @property
+    def vertex(self) -> str:
+        return self.kernel.vertex
+
+    def __str__(self) -> str:
+        extent = self.kernel.einsum.extent
+        cut = " ".join(f"{label}:{size}" for label, size in self.blocks if size < extent[label])
+        return f"passes{str(self.kernel)[6:]}, {cut or 'all'} at a time"
+
+
+Step: TypeAlias = (
+    Load | Begin | Exchange | Reduce | Kernel | Group | Store | Free | Place | Evict | Drop | Fetch | Passes
+)
 
 
 @dataclass(frozen=True)
@@ -202,6 +271,7 @@ class Schedule:
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
     points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
+    outside: tuple[Slot, ...] = ()  # in the slow tier when it begins: what a checkpoint brings back
 
     def parts(self) -> Iterator[tuple[tuple[Step, ...], SavePoint | None]]:
         """The steps up to each point; then those after the last one."""
@@ -224,6 +294,8 @@ def reads(step: Step) -> Iterator[Slot]:
     elif isinstance(step, Group):
         made = {kernel.target for kernel in step.kernels}
         yield from (slot for kernel in step.kernels for slot in kernel.operands if slot not in made)
+    elif isinstance(step, Passes):
+        yield from step.kernel.operands
     elif isinstance(step, Reduce | Store):
         yield step.slot
 
@@ -235,6 +307,8 @@ def writes(step: Step) -> Iterator[Slot]:
     elif isinstance(step, Group):
         yield from (begin.load.slot for begin in step.steps if isinstance(begin, Begin))
         yield from (kernel.target for kernel in step.kernels if kernel.target not in step.inner)
+    elif isinstance(step, Passes):
+        yield step.kernel.target
     elif isinstance(step, Load | Reduce):
         yield step.slot
     elif isinstance(step, Begin):

@@ -1,0 +1,78 @@
+"""Arrays in scratch files, for what does not fit into memory; and copies in the background, while kernels run."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
+
+import numpy as np
+
+from einmpi.errors import EinmpiError, InputError
+
+VARIABLE = "EINMPI_SCRATCH"
+
+
+def scratch_folder(wanted: str | None) -> str:
+    """Where scratch files go: what the environment says, what the job says, where temporary files go."""
+    return os.environ.get(VARIABLE) or wanted or tempfile.gettempdir()
+
+
+def check_folder(wanted: str | None, place: str) -> None:
+    """An error where no file can be made."""
+    folder = scratch_folder(wanted)
+    where = VARIABLE if os.environ.get(VARIABLE) else place
+    try:
+        os.close(_open(folder))
+    except OSError as error:
+        raise InputError(where, f"{folder}: {error.strerror or error}", "a folder to write to") from None
+
+
+class Scratch:
+    """The scratch files of a rank. They have no names, so that nothing is left behind, however the process ends."""
+
+    def __init__(self, wanted: str | None) -> None:
+        self.wanted = wanted
+        self.background: ThreadPoolExecutor | None = None
+
+    def array(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        """An array in a file of its own, which goes when nobody refers to the array any more."""
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        if nbytes == 0:
+            return np.empty(shape, dtype)
+        folder = scratch_folder(self.wanted)
+        try:
+            descriptor = _open(folder)
+            try:
+                # The space is set aside now: a map of a file on a full disk would end the process.
+                os.posix_fallocate(descriptor, 0, nbytes)
+                mapped = mmap.mmap(descriptor, nbytes)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise EinmpiError(f"scratch file in {folder}: {error.strerror or error}") from error
+        return np.frombuffer(mapped, np.uint8).view(dtype).reshape(shape)
+
+    def begin_copy(self, source: np.ndarray, target: np.ndarray) -> FileCopy:
+        if self.background is None:
+            self.background = ThreadPoolExecutor(1, "scratch")  # one: copies are done in order
+        return FileCopy(self.background.submit(np.copyto, target, source))
+
+
+class FileCopy:
+    def __init__(self, future: Future[None]) -> None:
+        self.future = future
+
+    def join(self) -> None:
+        self.future.result()
+
+    def wait(self) -> None:
+        self.future.result()
+
+
+def _open(folder: str) -> int:
+    descriptor, path = tempfile.mkstemp(prefix=".einmpi-", suffix=".scratch", dir=folder)
+    os.unlink(path)
+    return descriptor
