@@ -211,7 +211,8 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     """
     given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
     graph = job.graph
-    from einmpi.compiled import check_inputs, check_memory
+    from einmpi.compiled import check_inputs
+    from einmpi.runtime.backends import check_memory
 
     check_memory(job.source.name, memory_needed(graph))
     check_inputs(job, given)

@@ -14,16 +14,16 @@ import numpy as np
 from einmpi.errors import InputError, one_of
 from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.backends import BACKENDS
 from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm, together
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
+from einmpi.runtime.gpus import is_device_array
 from einmpi.runtime.hdf5 import reopened
 from einmpi.runtime.inputs import Blocks, Inputs
 from einmpi.runtime.storage import find_planned
-from einmpi.runtime.threads import threads_of
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Load, Schedule, Step
@@ -50,12 +50,9 @@ class Compiled:
     """
 
     def __init__(self, job: Job, comm: Comm, options: Options) -> None:
-        if job.backend != "numpy":
-            place = job.path or job.source.name
-            raise InputError(place, f"backend {job.backend} is not available in this version", "numpy")
         self.job, self.comm, self.options = job, comm, options
-        self.threads = threads_of(comm)
-        self.backend = NumpyBackend(self.threads.count, job.fast_math)
+        self.work = BACKENDS[job.backend](job, comm)
+        self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
@@ -104,16 +101,19 @@ class Compiled:
 
     def plan(self, kinds: Kinds) -> Plan:
         plan = make_plan(self.job.graph, self.comm.size, _with_inputs(self.options, kinds))
-        check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
+        self.work.check_memory(self.job.source.name, plan.peak)
         return plan
 
     def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
             checkpoints: Checkpoints | None = None) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
+        self.backend.reserve(plan.peak)
         before, start = self.comm.received, time.perf_counter()
         clock = _LoadClock(self.on_step)
         sources.shuffled = 0
         try:
-            blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock, checkpoints)
+            storage = self.work.storage(sources)
+            blocks, buffers = execute(schedule, self.backend, self.work.comm, storage, clock, checkpoints)
+            self.backend.wait()
         finally:
             sources.close()
         clock.stop()
@@ -148,14 +148,6 @@ class _LoadClock:
             self.loading, self.since = self.loading + time.perf_counter() - self.since, 0.0
 
 
-def check_memory(place: str, needed: int) -> None:
-    """Refuse what this machine cannot hold, before it tries."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        allowed = f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes or more machines"
-        raise InputError(place, f"this needs {needed / 2**30:.1f} GiB on this machine", allowed)
-
-
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +176,7 @@ def _kind(array: Any) -> str | Layout:
         return array.layout
     if isinstance(array, Dataset):
         return f"dataset {array.as_read()}"
-    return "array" if isinstance(array, np.ndarray) else "dataset"
+    return "array" if isinstance(array, np.ndarray) or is_device_array(array) else "dataset"
 
 
 def _as_read(files: Mapping[str, Dataset]) -> str:

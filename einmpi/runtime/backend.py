@@ -36,6 +36,9 @@ class Backend(Protocol):
     """Arrays are in memory, which may be that of a device, or in the slow tier: there they are numpy's, whatever the
     backend. `pack`, `unpack` and `combine` get both kinds, but in one call all arrays are of one kind."""
 
+    def reserve(self, nbytes: int) -> None:
+        """A run is about to begin that takes so much memory."""
+
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any: ...
     def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """An array in the slow tier; OSError where there is no space left."""
@@ -81,6 +84,7 @@ class NumpyBackend:
     def __init__(self, threads: int = 1, fast_math: bool = False, scratch: str | None = None) -> None:
         self.threads, self.fast_math, self.scratch = threads, fast_math, Scratch(scratch)
 
+    def reserve(self, nbytes: int) -> None: ...
     def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -170,6 +174,7 @@ class _Copied:
 class ShapeBackend:
     """Arrays without values: as large as one likes, in no memory."""
 
+    def reserve(self, nbytes: int) -> None: ...
     def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.broadcast_to(np.zeros((), dtype), shape)
 

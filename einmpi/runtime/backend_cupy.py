@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.runtime import cuda
-from einmpi.runtime.backend import pieces, selected, shaped
+from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_device import COMMS
-from einmpi.runtime.device_copies import DeviceCopies
+from einmpi.runtime.device_copies import DeviceCopies, DeviceCopy
 from einmpi.runtime.gpus import Gpu, bind, library
 from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.steps import Group, Kernel, Schedule
@@ -28,15 +29,21 @@ class Station:
         self.comm: Comm = COMMS[self.gpu.way](comm, self.copies)
 
 
-@lru_cache(maxsize=8)
+_stations: dict[int, Station] = {}  # by communicator; each keeps its own alive, so that no other gets its number
+
+
 def station_of(comm: Comm, place: str) -> Station:
     """One for each communicator: to meet in NCCL takes long. All ranks call it."""
-    return Station(comm, place)
+    if id(comm) not in _stations:
+        _stations[id(comm)] = Station(comm, place)
+    return _stations[id(comm)]
 
 
 class CupyBackend:
-    def __init__(self, station: Station, fast_math: bool = False, tf32: bool = False) -> None:
+    def __init__(self, station: Station, fast_math: bool = False, tf32: bool = False, scratch: str | None = None
+                 ) -> None:  # fmt: skip
         self.station, self.copies = station, station.copies
+        self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
         self.cupy = library()
         self.reserved = 0
@@ -53,17 +60,44 @@ class CupyBackend:
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self.cupy.empty(shape, dtype)
 
-    # ---- messages ---------------------------------------------------------------------------------------------------
+    # ---- the slow tier: pinned memory of the host, then scratch files -----------------------------------------------
+
+    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        # Half of what is free, shared among the ranks of the node: pinned memory cannot be swapped out.
+        if nbytes * 2 * self.station.comm.ranks_on_node > _available():
+            return self.host.allocate_slow(shape, dtype)
+        try:
+            return self.copies.new_pinned(nbytes).view(dtype).reshape(shape)
+        except self.cupy.cuda.runtime.CUDARuntimeError:  # the system allows no more of it
+            return self.host.allocate_slow(shape, dtype)
+
+    def allocate_message(self, count: int, dtype: str, slow: bool) -> Any:
+        return self.host.allocate_message(count, dtype, slow) if slow else self.allocate((count,), dtype)
+
+    def begin_copy(self, source: Any, target: Any) -> DeviceCopy:
+        return self.copies.begin(source, target)
+
+    # ---- messages; arrays in the slow tier are the host's ------------------------------------------------------------
 
     def pack(self, array: Any, region: Region, packed: Any) -> None:
+        if isinstance(array, np.ndarray):
+            self.host.pack(array, region, packed)
+            return
         for there, here in pieces(region):
             shaped(packed, region)[self._place(here)] = _vector(array)[self._place(there)]
 
     def unpack(self, packed: Any, array: Any, region: Region) -> None:
+        if isinstance(array, np.ndarray):
+            self.host.unpack(packed, array, region)
+            return
         for there, here in pieces(region):
             _vector(array)[self._place(there)] = shaped(packed, region)[self._place(here)]
 
     def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None:
+        if isinstance(array, np.ndarray):
+            self.host.combine(aggregation, array, region, packed)
+            return
         ufunc, target = getattr(self.cupy, AGGREGATIONS[aggregation].ufunc), _vector(array)
         for there, here in pieces(region):
             place, values = self._place(there), shaped(packed, region)[self._place(here)]
@@ -101,6 +135,11 @@ class CupyBackend:
         self.copies.down.synchronize()
         self.copies.up.synchronize()
         self.cupy.cuda.get_current_stream().synchronize()
+
+
+def _available() -> int:
+    """Bytes of memory that the system could give."""
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _vector(array: Any) -> Any:

@@ -6,6 +6,7 @@ Kernels are on the current stream. A copy waits for those that were started befo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,20 +26,37 @@ class DeviceCopies:
         self.buffers: dict[tuple[str, int], np.ndarray] = {}
         self.busy: dict[tuple[str, int], Any] = {}  # the event after which a buffer is free
 
+    # ---- any two arrays ---------------------------------------------------------------------------------------------
+
+    def begin(self, source: Any, target: Any) -> DeviceCopy:
+        """Copy between host and device, or on the device: after the kernels so far, beside those that follow."""
+        if not isinstance(source, np.ndarray) and not isinstance(target, np.ndarray):
+            target[...] = source
+            return DeviceCopy(self, self.event(self.cuda.get_current_stream()))
+        self.after_kernels()
+        runtime, up = self.cuda.runtime, isinstance(source, np.ndarray)
+        kind, stream = (runtime.memcpyHostToDevice, self.up) if up else (runtime.memcpyDeviceToHost, self.down)
+        width, rows = _rows(source, target)
+        for there, here, count, pitch, other in rows:
+            # In pinned memory both run in the background; in other memory CUDA makes a copy of its own first.
+            runtime.memcpy2DAsync(address(target) + here, other, address(source) + there, pitch, width, count, kind,
+                                  stream.ptr)  # fmt: skip
+        return DeviceCopy(self, self.event(stream))
+
     # ---- one copy, not waited for -----------------------------------------------------------------------------------
 
     def start_down(self, source: Any, target: np.ndarray) -> Any:
         """From the device to pinned memory; the event after which it is there. Both are contiguous."""
-        self._copy(target.ctypes.data, source.data.ptr, source.nbytes, self.cuda.runtime.memcpyDeviceToHost, self.down)
+        self._copy(target, source, self.cuda.runtime.memcpyDeviceToHost, self.down)
         return self.event(self.down)
 
     def start_up(self, source: np.ndarray, target: Any) -> Any:
-        self._copy(target.data.ptr, source.ctypes.data, source.nbytes, self.cuda.runtime.memcpyHostToDevice, self.up)
+        self._copy(target, source, self.cuda.runtime.memcpyHostToDevice, self.up)
         return self.event(self.up)
 
-    def _copy(self, target: int, source: int, nbytes: int, kind: int, stream: Any) -> None:
-        if nbytes:
-            self.cuda.runtime.memcpyAsync(target, source, nbytes, kind, stream.ptr)
+    def _copy(self, target: Any, source: Any, kind: int, stream: Any) -> None:
+        if source.nbytes:
+            self.cuda.runtime.memcpyAsync(address(target), address(source), source.nbytes, kind, stream.ptr)
 
     def event(self, stream: Any) -> Any:
         found = self.cuda.Event(disable_timing=True)
@@ -98,6 +116,45 @@ class DeviceCopies:
                 event.synchronize()
                 np.copyto(target[start : start + buffer.size], buffer)
         return values
+
+
+@dataclass(frozen=True)
+class DeviceCopy:
+    """A copy that has begun."""
+
+    copies: DeviceCopies
+    event: Any
+
+    def join(self) -> None:
+        self.copies.before_kernels(self.event)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+def address(array: Any) -> int:
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
+def _rows(source: Any, target: Any) -> tuple[int, list[tuple[int, int, int, int, int]]]:
+    """Two arrays of the same shape as rows of so many bytes that lie in one piece in both: (bytes, [(where the first row
+    is in the source, and in the target, how many rows, bytes from one to the next in the source, and in the target)]).
+    """
+    extents, inner, width = target.shape, target.ndim, target.dtype.itemsize
+    if 0 in extents:
+        return 0, []
+    while inner and (extents[inner - 1] == 1 or source.strides[inner - 1] == target.strides[inner - 1] == width):
+        inner -= 1
+        width *= extents[inner]
+    if inner == 0:
+        return width, [(0, 0, 1, width, width)]
+    count, pitch, other = extents[inner - 1], source.strides[inner - 1], target.strides[inner - 1]
+    found = []
+    for position in np.ndindex(extents[: inner - 1]):
+        there, here = (sum(k * stride for k, stride in zip(position, array.strides, strict=False))
+                       for array in (source, target))  # fmt: skip
+        found.append((there, here, count, pitch, other))
+    return width, found
 
 
 def as_bytes(array: Any) -> Any:

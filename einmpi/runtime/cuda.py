@@ -1,0 +1,2 @@
+"""Kernels."""
+def compute(*a, **k): raise NotImplementedError
