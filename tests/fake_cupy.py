@@ -18,7 +18,7 @@ import numpy as np
 _alive: list[Any] = []  # memory of arrays that are gone: a late copy must not hit somebody else's
 
 
-class ndarray:  # noqa: N801  # as in cupy
+class ndarray:
     """An array on the device."""
 
     __array_priority__ = 100
@@ -126,20 +126,21 @@ def _copy_rows(target: int, pitch: int, source: int, other: int, width: int, row
         _copy(target + row * pitch, source + row * other, width, kind, stream)
 
 
+_boxes: Any = defaultdict(queue.Queue)
+
+
 class NcclCommunicator:
     """Messages between threads."""
-
-    boxes: Any = defaultdict(queue.Queue)
 
     def __init__(self, size: int, identity: tuple[int, ...], rank: int) -> None:
         self.identity, self.rank = identity, rank
 
     def send(self, pointer: int, count: int, _: Any, peer: int, stream: int) -> None:
         _streams[stream].synchronize()
-        self.boxes[self.identity, self.rank, peer].put(ctypes.string_at(pointer, count))
+        _boxes[self.identity, self.rank, peer].put(ctypes.string_at(pointer, count))
 
     def recv(self, pointer: int, count: int, _: Any, peer: int, stream: int) -> None:
-        found = self.boxes[self.identity, peer, self.rank].get(timeout=20)
+        found = _boxes[self.identity, peer, self.rank].get(timeout=20)
         assert len(found) == count, f"{len(found)} bytes sent, {count} expected"
         ctypes.memmove(pointer, found, count)
 

@@ -137,9 +137,9 @@ def address(array: Any) -> int:
 
 
 def _rows(source: Any, target: Any) -> tuple[int, list[tuple[int, int, int, int, int]]]:
-    """Two arrays of the same shape as rows of so many bytes that lie in one piece in both: (bytes, [(where the first row
-    is in the source, and in the target, how many rows, bytes from one to the next in the source, and in the target)]).
-    """
+    """Two arrays of the same shape as rows of so many bytes that lie in one piece in both: (bytes, [(where the first
+    row is in the source, and in the target, how many rows, bytes from one to the next in the source, and in the
+    target)])."""
     extents, inner, width = target.shape, target.ndim, target.dtype.itemsize
     if 0 in extents:
         return 0, []

@@ -137,7 +137,8 @@ def assembled(array: DistArray, local: np.ndarray, rounds: Iterable[Round], limi
               ) -> Iterator[tuple[Round, np.ndarray | None]]:  # fmt: skip
     """Round by round: the pieces of all ranks, and the values of this rank's piece, good until the next round.
 
-    `local` is the array's block in the host's memory. All ranks go through all rounds. No piece has more than `limit` elements.
+    `local` is the array's block in the host's memory. All ranks go through all rounds. No piece has more than `limit`
+    elements.
     """
     comm, dtype = array.comm, array.dtype.name
     layout = Layout(array.layout.mesh, array.shape or (1,), array.layout.cuts)

@@ -28,8 +28,8 @@ class DeviceInputs:
 
     def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
         """Into host memory. The slot itself is not needed before the Load."""
-        here = replace(step, place=_packed(step.region))
-        self.inputs.begin(here, lambda: self.begun.setdefault(step.tensor, self._block(step.region, step)), self.comm)
+        values, place = _block(step)
+        self.inputs.begin(replace(step, place=place), lambda: self.begun.setdefault(step.tensor, values), self.comm)
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         given = self.inputs.given.get(step.tensor)
@@ -38,12 +38,11 @@ class DeviceInputs:
         elif self._in_pieces(step):
             self._fill_in_pieces(step, target)
         else:
-            here = replace(step, place=_packed(step.region))
-            values = self.begun.pop(step.tensor, None)
-            if values is None:
-                values = self._block(step.region, step)
-            self.inputs.fill(here, values, self.comm)
-            self._put(values, target, step)
+            values, place = _block(step)
+            values = self.begun.pop(step.tensor, values)
+            self.inputs.fill(replace(step, place=place), values, self.comm)
+            if elements(step.region):
+                self._put(values, target, step)
 
     def block(self, step: Load, comm: Comm) -> Any:
         given = self.inputs.given.get(step.tensor)
@@ -66,9 +65,6 @@ class DeviceInputs:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _block(self, region: Region, step: Load) -> np.ndarray:
-        return np.empty(shape(region), step.slot.dtype)
-
     def _in_pieces(self, step: Load) -> bool:
         """Whether this rank can take any part when it likes: made here, or read by nobody else and not in chunks."""
         if self.inputs.keep or step.tensor in self.begun:
@@ -76,9 +72,10 @@ class DeviceInputs:
         dataset = self.inputs.dataset(step.tensor)
         if dataset is None:
             return True
-        nothing = self._block(tuple(() for _ in step.region), step)
-        reading = Reading(dataset, step.layout, self.comm.rank, nothing, step.region, step.place)
-        return reading.alone and dataset.chunks is None
+        if not dataset.shape or dataset.chunks is not None:
+            return False
+        nothing = np.empty((0,) * len(step.region), step.slot.dtype)
+        return Reading(dataset, step.layout, self.comm.rank, nothing, step.region, step.place).alone
 
     def _fill_in_pieces(self, step: Load, target: Any) -> None:
         self.copies.after_kernels()
@@ -109,12 +106,19 @@ class DeviceInputs:
         self.backend.unpack(packed, target, step.place)
 
     def _put(self, values: np.ndarray, target: Any, step: Load) -> None:
-        if flat_range(step.place, step.slot.shape or (1,)) == (0, values.size) and values.size == target.size:
+        if values.size == target.size:
             self.copies.upload(values, target)
-        elif values.size:
+        else:
             packed = self.backend.allocate((values.size,), step.slot.dtype)
             self.copies.upload(values.reshape(-1), packed)
             self.backend.unpack(packed, target, step.place)
+
+
+def _block(step: Load) -> tuple[np.ndarray, Region]:
+    """Host memory for what is loaded, and the place of it there. A number has room for one, also where none comes."""
+    if not step.slot.shape:
+        return np.empty(1, step.slot.dtype), step.place
+    return np.empty(shape(step.region), step.slot.dtype), _packed(step.region)
 
 
 def _packed(region: Region) -> Region:
