@@ -83,14 +83,14 @@ def _plan(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str
         order = tuple(sorted(index, key=lambda label: -abs(stride[label])))
         forced = len(index) < len(indices[k]) or conj[k] > conj[-1] or (scaled and sizes[k] == min(sizes) <= limit)
         layouts.append(Layout(stride, order, forced, forced or dtypes[k] != dtype))
-    plan = min(_plans(layouts, extent, dtype), key=lambda plan: plan.cost)
+    plan = min(ways(layouts, extent, dtype), key=lambda plan: plan.cost)
     copied = [k for k, copy in enumerate(plan.copies) if copy is not None]
     where = min((k for k in copied if scaled and sizes[k] <= sizes[-1]), key=lambda k: sizes[k], default=len(sizes) - 1)
     size, result = (np.dtype(dtype).itemsize * n for n in (sum(sizes[k] for k in copied), size_of(indices[-1], extent)))
     return replace(plan, dtype=dtype, conj=tuple(conj), scaled=where, bytes=size, result=result)
 
 
-def _plans(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan]:
+def ways(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan]:
     """Ways to contract: without BLAS and almost without copies, or by BLAS with some."""
     a, b, target = layouts[0], layouts[-2], layouts[-1]
     inner = [label for label in a.stride if label not in target.stride]

@@ -129,19 +129,24 @@ def _is_plain(array: np.ndarray) -> bool:
     return array.flags.aligned and array.dtype.isnative and not any(s % array.itemsize for s in array.strides)
 
 
-def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> View:
-    """An operand without the dimensions that have a constant index."""
+def without_constants(array: Any, entries: tuple[str | Scalar, ...]) -> tuple[Any, tuple[str | Scalar, ...]]:
+    """An operand, of any array library, without the dimensions that have a constant index."""
     if any(isinstance(entry, Const) for entry in entries):
         places = [int(entry.value.real) if isinstance(entry, Const) else slice(None) for entry in entries]
         for place, extent in zip(places, array.shape, strict=True):
             if isinstance(place, int):
-                _check(place, place, extent)
+                check_range(place, place, extent)
         array = array[(*places, ...)]  # ...: a view even where no dimension is left
         entries = tuple(entry for entry in entries if not isinstance(entry, Const))
+    return array, entries
+
+
+def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> View:
+    array, entries = without_constants(array, entries)
     return (array if _is_plain(array) else array.astype(array.dtype.newbyteorder("="))), entries
 
 
-def _check(low: int, high: int, extent: int) -> None:
+def check_range(low: int, high: int, extent: int) -> None:
     if low < 0 or high >= extent:
         raise IndexError(f"an index from {low} to {high} is out of range; 0 to {extent - 1}")
 
@@ -196,7 +201,7 @@ def check_gathers(plan: Plan, told: Sequence[np.ndarray]) -> None:
     for (letter, array, k), place in plan.position.items():
         if letter == "L":  # the greatest index stands behind the least
             low, high = min(job[place] for job in told), max(job[place + 1] for job in told)
-            _check(low, high, plan.jumps[array][k][1])
+            check_range(low, high, plan.jumps[array][k][1])
 
 
 def _boxes(plan: Plan) -> Iterator[tuple[Range, ...]]:

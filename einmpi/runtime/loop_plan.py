@@ -134,7 +134,7 @@ class Plan:
 def make_plan(function: Scalar, layouts: tuple[Layout, ...], target: Layout, aggregation: str | None,
               extents: tuple[tuple[str, int], ...]) -> Plan:  # fmt: skip
     arrays = (*layouts, target)
-    axes = _axes(arrays, extents)
+    axes = axes_of(arrays, extents)
     sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
     gathers = [tuple(entry for entry in layout.index if not isinstance(entry, str)) for layout in arrays]
     jumps = [tuple((layout.strides[k], layout.shape[k]) for k, entry in enumerate(layout.index)
@@ -155,7 +155,7 @@ def make_plan(function: Scalar, layouts: tuple[Layout, ...], target: Layout, agg
     return Plan(nest, order, packed, tuple(jumps))
 
 
-def _axes(arrays: Sequence[Layout], extents: Sequence[tuple[str, int]]) -> list[Axis]:
+def axes_of(arrays: Sequence[Layout], extents: Sequence[tuple[str, int]]) -> list[Axis]:
     """The labels with more than one value; where there is none, one axis that goes nowhere."""
     tables = []
     for layout in arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -179,14 +180,8 @@ class _Fold:
         return WIDE.get(self.dtype, self.dtype) if self.in_parts else self.dtype
 
     def start(self, dtype: str) -> str:
-        """What changes nothing: −0 for sums, since 0 + −0 is 0."""
-        kind, op = np.dtype(dtype).kind, self.nest.aggregation
-        if op in ("sum", "prod"):
-            return number({"sum": {"f": -0.0, "c": complex(-0.0, -0.0)}.get(kind, 0), "prod": 1}[op], dtype)
-        if kind == "b":
-            return number(op in ("all", "min"), "uint8")
-        limits = (-np.inf, np.inf) if kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-        return number(limits[op == "min"], dtype)
+        assert self.nest.aggregation is not None
+        return number(neutral(self.nest.aggregation, dtype), "uint8" if dtype == "bool" else dtype)
 
     def slot(self, name: str, row: int) -> str:
         """Where a row's lane {v} is kept."""
@@ -232,6 +227,17 @@ class _Fold:
         if node.op == "**" and isinstance(node.args[1], Const) and node.args[1].value == 2:
             return node.args[0], node.args[0]
         return node.args if node.op == "*" else ()
+
+
+def neutral(aggregation: str, dtype: str) -> Any:
+    """What changes nothing in a dtype: −0 for sums, since 0 + −0 is 0."""
+    kind = np.dtype(dtype).kind
+    if aggregation in ("sum", "prod"):
+        return {"sum": {"f": -0.0, "c": complex(-0.0, -0.0)}.get(kind, 0), "prod": 1}[aggregation]
+    if kind == "b":
+        return aggregation in ("all", "min")
+    limits = (-np.inf, np.inf) if kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return limits[aggregation == "min"]
 
 
 def _word(dtype: str) -> str:

@@ -68,7 +68,7 @@ def is_supported(function: Scalar, leaf: Callable[[Scalar], Type]) -> bool:
         dtype = compute_types(node.op, [infer(arg, leaf) for arg in node.args])[-1]
         kind = np.dtype(dtype).kind
         if node.op == "**" and kind in "ic":
-            if _whole_power(node.args[1], kind) is None:
+            if whole_power(node.args[1], kind) is None:
                 return False
         elif dtype == "float16" or not TEXTS[node.op].keys() & {kind, ""}:
             return False
@@ -92,7 +92,7 @@ def compute_types(op: str, types: Sequence[Type]) -> tuple[str, ...]:
 def operation(node: Call, dtype: str, args: Sequence[str]) -> str:
     """The text of an operation, its arguments being of this dtype."""
     kind = np.dtype(dtype).kind
-    if node.op == "**" and (power := _whole_power(node.args[1], kind)) is not None:
+    if node.op == "**" and (power := whole_power(node.args[1], kind)) is not None:
         return _power(args[0], power, dtype)
     if node.op == "**" and args[1] == number(0.5, dtype):
         return f"pick({args[0]} == -math.inf, {dtype}(math.inf), math.sqrt({args[0]} + {dtype}(0)))"
@@ -107,7 +107,7 @@ def operation(node: Call, dtype: str, args: Sequence[str]) -> str:
     return "; ".join([*first, f"{dtype}({last})"])
 
 
-def _whole_power(exponent: Scalar, kind: str) -> int | None:
+def whole_power(exponent: Scalar, kind: str) -> int | None:
     """A constant exponent, if the power is written as products."""
     if not isinstance(exponent, Const) or isinstance(exponent.value, complex) or not math.isfinite(exponent.value):
         return None

@@ -1,0 +1,181 @@
+"""As much of CuPy as einmpi.runtime.cuda uses, on the CPU: kernels are compiled by g++ and their threads run in turn.
+
+A kernel's text is the one that a GPU gets; only what cuda_words calls DEVICE is replaced.
+"""
+
+import ctypes
+import hashlib
+import subprocess
+import sys
+import tempfile
+import types
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from einmpi.runtime.cuda_words import DEVICE
+
+# Fibres: at __syncthreads the next thread of the block goes on.
+HOST = r"""
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+using std::exp; using std::log; using std::sin; using std::cos;
+#define FN static inline
+#define __global__
+#define __shared__ static
+#define __launch_bounds__(n)
+struct Dim { unsigned x, y; };
+static Dim blockIdx, threadIdx;
+static ucontext_t scheduler;
+static std::vector<ucontext_t> fibres;
+static std::vector<char> over;
+static void __syncthreads() { swapcontext(&fibres[threadIdx.x], &scheduler); }
+static void atomicMin(long long* p, long long x) { if (x < *p) *p = x; }
+static void atomicMax(long long* p, long long x) { if (x > *p) *p = x; }
+struct Half { unsigned short bits; };
+struct Brain { unsigned short bits; };
+template <class T, class S> T bits_of(S x) { T y; memcpy(&y, &x, sizeof(y)); return y; }
+FN float load(Half x) {
+  int e = x.bits >> 10 & 31, f = x.bits & 1023;
+  float y = e == 31 ? (f ? NAN : INFINITY) : e ? std::ldexp(1024.f + f, e - 25) : std::ldexp((float)f, -24);
+  return x.bits & 0x8000 ? -y : y;
+}
+FN float load(Brain x) { return bits_of<float>((uint32_t)x.bits << 16); }
+FN Half to_half(double x) {
+  unsigned short s = std::signbit(x) ? 0x8000 : 0;
+  if (std::isnan(x)) return {(unsigned short)(s | 0x7e00)};
+  double a = std::fabs(x);
+  if (a >= 65520) return {(unsigned short)(s | 0x7c00)};
+  int e = a < 6.103515625e-5 ? -14 : std::ilogb(a);
+  long f = std::lrint(std::ldexp(a, 10 - e));
+  return {(unsigned short)(s | (f + ((long)(e + 14) << 10)))};
+}
+FN Half to_half(float x) { return to_half((double)x); }
+FN Brain to_brain(float x) {
+  uint32_t b = bits_of<uint32_t>(x);
+  return {(unsigned short)(x != x ? 0x7fc0 : (b + 0x7fff + (b >> 16 & 1)) >> 16)};
+}
+FN float infinity(float) { return INFINITY; }
+FN double infinity(double) { return INFINITY; }
+FN float not_a_number(float) { return NAN; }
+FN double not_a_number(double) { return NAN; }
+"""
+RUN = r"""
+static const long long* given;
+static void fibre() { start(given); over[threadIdx.x] = 1; swapcontext(&fibres[threadIdx.x], &scheduler); }
+extern "C" void run(unsigned blocks, unsigned parts, unsigned threads, const long long* values) {
+  static std::vector<char> stacks(threads * 65536);
+  given = values; fibres.resize(threads); over.resize(threads);
+  for (blockIdx.y = 0; blockIdx.y < parts; ++blockIdx.y) for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+    for (unsigned t = 0; t < threads; ++t) {
+      getcontext(&fibres[t]);
+      fibres[t].uc_stack.ss_sp = &stacks[t * 65536]; fibres[t].uc_stack.ss_size = 65536;
+      makecontext(&fibres[t], fibre, 0);
+      over[t] = 0;
+    }
+    for (bool more = true; more;) {
+      more = false;
+      for (unsigned t = 0; t < threads; ++t) {
+        threadIdx.x = t;
+        if (!over[t]) { swapcontext(&scheduler, &fibres[t]); more = more || !over[t]; }
+      }
+    }
+  }
+}
+"""
+
+
+@cache
+def build(code):
+    """A shared library of a C++ text."""
+    folder = Path(tempfile.gettempdir()) / "einmpi-cuda-on-cpu"
+    folder.mkdir(exist_ok=True)
+    name = hashlib.sha256(code.encode()).hexdigest()[:24]
+    path = folder / f"{name}.so"
+    if not path.exists():
+        (folder / f"{name}.cpp").write_text(code)
+        command = ["g++", "-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
+        subprocess.run([*command, str(folder / f"{name}.cpp"), "-o", f"{path}.part"], check=True)
+        Path(f"{path}.part").replace(path)
+    return ctypes.CDLL(str(path))
+
+
+class RawModule:
+    def __init__(self, code, options):
+        assert code.startswith(DEVICE)
+        self.code = HOST + code.removeprefix(DEVICE)
+
+    def get_function(self, name):
+        head = self.code.rpartition(f"void __launch_bounds__(256) {name}(")[2]
+        kinds = [part.strip().rpartition(" ")[0].replace("__restrict__", "") for part in head.partition(") {")[0].split(",")]
+        args = ", ".join(f"({kind})values[{k}]" for k, kind in enumerate(kinds))
+        start = f"static void start(const long long* values) {{ {name}({args}); }}\n"
+        library = build(self.code + start + RUN)
+
+        def launch(grid, block, values):
+            whole = (ctypes.c_longlong * len(values))(*values)
+            library.run(grid[0], grid[1], block[0], whole)
+
+        return launch
+
+
+
+
+class Data:
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+
+class ndarray(np.ndarray):  # noqa: N801 (CuPy's name)
+    data = property(lambda self: Data(self.__array_interface__["data"][0]))
+
+    def get(self):
+        return np.array(self)
+
+
+def asarray(array, *rest):
+    return np.asarray(array, *rest).view(ndarray)
+
+
+def gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, da, b, tb, ldb, db, beta, c, tc, ldc, dc, batch, sums, algo):
+    """cuBLAS's contract: columns are contiguous."""
+    names = {2: "float16", 14: "bfloat16", 0: "float32", 1: "float64", 4: "complex64", 5: "complex128"}
+    dtype = np.dtype(names[tc])
+    assert ta == tb == tc and beta == alpha + (4 if dtype.itemsize == 2 else dtype.itemsize)
+    kind = np.dtype("float32") if dtype.itemsize == 2 else dtype
+    scale = np.frombuffer((ctypes.c_char * kind.itemsize).from_address(alpha), kind)[0]
+
+    def matrix(address, op, rows, columns, line):
+        rows, columns = (columns, rows) if op else (rows, columns)
+        assert line >= rows
+        size = dtype.itemsize
+        memory = (ctypes.c_char * (((columns - 1) * line + rows) * size)).from_address(address)
+        whole = np.ndarray((rows, columns), dtype, memory, 0, (size, line * size))
+        return whole.conj().T if op == 2 else whole.T if op else whole
+
+    for number in range(batch):
+        x = matrix(a + number * da * dtype.itemsize, opa, m, k, lda)
+        y = matrix(b + number * db * dtype.itemsize, opb, k, n, ldb)
+        z = matrix(c + number * dc * dtype.itemsize, 0, m, n, ldc)
+        z[...] = (scale * (x.astype(kind) @ y.astype(kind))).astype(dtype)
+
+
+def install():
+    """Let `import cupy` find this."""
+    module = types.ModuleType("cupy")
+    blas = types.SimpleNamespace(gemmStridedBatchedEx=gemm, getMathMode=lambda handle: 0,
+                                 setMathMode=lambda handle, mode: None)  # fmt: skip
+    device = types.SimpleNamespace(get_cublas_handle=lambda: 0)
+    module.__dict__.update(
+        RawModule=RawModule, ndarray=ndarray, asarray=asarray,
+        empty=lambda shape, dtype: asarray(np.empty(shape, dtype)),
+        zeros=lambda shape, dtype: asarray(np.zeros(shape, dtype)),
+        ascontiguousarray=lambda array: asarray(np.ascontiguousarray(array)),
+        cuda=types.SimpleNamespace(cublas=blas, device=device),
+    )  # fmt: skip
+    sys.modules["cupy"] = module
+    return module
