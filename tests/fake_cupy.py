@@ -83,9 +83,10 @@ class Stream:
         self.add(event.synchronize)
 
     def add(self, action: Any) -> None:
-        self.work.append(action)
-        if self.null:
-            self.run(len(self.work))
+        if self.null:  # shared by the threads, so nothing is left in it
+            action()
+        else:
+            self.work.append(action)
 
     def run(self, count: int) -> None:
         for number in range(count):
@@ -193,6 +194,8 @@ def install(monkeypatch: Any, **settings: Any) -> None:
     from einmpi.runtime import backend_cupy
 
     monkeypatch.setitem(sys.modules, "cupy", make(**settings))
-    monkeypatch.setattr(backend_cupy.cuda, "compute", compute)
+    kernels: Any = types.ModuleType("einmpi.runtime.cuda")
+    kernels.compute = compute
+    monkeypatch.setitem(sys.modules, "einmpi.runtime.cuda", kernels)
     monkeypatch.setattr(backend_cupy, "_stations", {})
     _alive.clear()

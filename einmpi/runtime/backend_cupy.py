@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.runtime import cuda
 from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_device import COMMS
@@ -46,6 +45,9 @@ class CupyBackend:
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
         self.cupy = library()
+        from einmpi.runtime.cuda import compute  # imports cupy; without it there was an error before
+
+        self.kernel = compute
         self.reserved = 0
         self.resident: dict[Any, Any] = {}  # blocks of inputs that stay between calls
 
@@ -115,7 +117,8 @@ class CupyBackend:
 
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
         index = {label: indices(runs) for label, runs in step.index}
-        cuda.compute(step.einsum, selected(step, operands, self.cupy.asarray), target, index, self.fast_math, self.tf32)
+        chosen = selected(step, operands, self.cupy.asarray)
+        self.kernel(step.einsum, chosen, target, index, self.fast_math, self.tf32)
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return schedule

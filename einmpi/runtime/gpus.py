@@ -119,6 +119,14 @@ def _has_nccl() -> bool:
         return bool(library().cuda.nccl.available)
 
 
+def nccl_version() -> str:
+    """Of the NCCL library that CuPy has found; empty where there is none."""
+    if not _has_nccl():
+        return ""
+    number = int(library().cuda.nccl.get_version())  # 22809 is 2.28.9
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
 def is_device_array(array: Any) -> bool:
     """Whether an array lies on a GPU; cupy need not be there to tell."""
     return hasattr(array, "__cuda_array_interface__")
