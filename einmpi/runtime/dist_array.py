@@ -29,8 +29,8 @@ from einmpi.schedule.steps import Exchange, Slot, show_region
 class DistArray:
     """A tensor that lies in blocks on the ranks. Made by runs, `from_global` and `open_dataset`.
 
-    `local` is this rank's block, a numpy array, or one of CuPy where a GPU has computed it; `layout` says which elements
-    of the whole each rank has. On a rank that holds nothing `local` has no elements.
+    `local` is this rank's block, a numpy array, or one of CuPy where a GPU has computed it; `layout` says which
+    elements of the whole each rank has. On a rank that holds nothing `local` has no elements.
 
     >>> X = einmpi.DistArray.from_global(np.arange(6.0).reshape(2, 3))
     >>> X.shape, X.local.shape, str(X.layout)

@@ -33,7 +33,7 @@ class Gpu:
         return f"{self.name}{shared}"
 
 
-def library(place: str = "backend cupy") -> Any:
+def library(place: str = "GPU") -> Any:
     """The module cupy; an error that says what to install where it does not work."""
     try:
         import cupy  # type: ignore[import-not-found]
@@ -44,7 +44,7 @@ def library(place: str = "backend cupy") -> Any:
     return cupy
 
 
-def devices(place: str = "backend cupy") -> int:
+def devices(place: str = "GPU") -> int:
     """How many GPUs this process sees; an error where there are none."""
     cupy = library(place)
     try:

@@ -257,5 +257,5 @@ def test_refusals(monkeypatch):
     )
     monkeypatch.setenv(gpus.VARIABLE, "ncll")
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "EINMPI_GPU_MESSAGES: unknown way 'ncll'; allowed: mpi, nccl, host (did you mean nccl?)"
+        "EINMPI_GPU_MESSAGES: unknown way 'ncll'; did you mean nccl? allowed: mpi, nccl, host"
     )
