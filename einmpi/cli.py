@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         if name != "check":
             _add_planning(command, ranks_needed=name == "plan")
         if name in ("run", "verify"):
-            command.add_argument("--backend", help="numpy; the job's own by default")
+            command.add_argument("--backend", help="numpy, or cupy for GPUs; the job's own by default")
             command.add_argument("--fast-math", action="store_true", help="faster arithmetic that rounds more")
         if name in ("run", "plan"):
             command.add_argument("--report", metavar="FILE.html", help="write a page about it, for any browser")

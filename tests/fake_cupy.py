@@ -149,9 +149,11 @@ class NcclCommunicator:
 _identities = iter(range(10**9))
 
 
-def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> types.ModuleType:
-    """The module, with so many GPUs."""
+def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, types.ModuleType]:
+    """The modules, with so many GPUs."""
     cupy: Any = types.ModuleType("cupy")
+    modules: dict[str, types.ModuleType] = {}
+    cupy.__path__ = []
     cupy.ndarray = ndarray
     cupy.empty = lambda shape, dtype=np.float64: ndarray(np.full(shape, 0x5B, np.uint8).view() if dtype == np.uint8
                                                          else _garbage(shape, dtype))  # fmt: skip
@@ -166,13 +168,15 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> types.Module
         CUDARuntimeError=CUDARuntimeError, getDeviceCount=lambda: gpus, setDevice=lambda number: None,
         getDeviceProperties=lambda number: {"name": b"Paper GPU", "totalGlobalMem": memory, "uuid": bytes([number])},
         memcpyAsync=_copy, memcpy2DAsync=_copy_rows, memcpyHostToDevice=1, memcpyDeviceToHost=2)  # fmt: skip
-    cupy.cuda = types.SimpleNamespace(
-        runtime=runtime, Stream=Stream, Event=Event, get_current_stream=lambda: _null,
-        alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)),
-        nccl=types.SimpleNamespace(available=nccl, NcclCommunicator=NcclCommunicator, NCCL_UINT8=1,
-                                   get_unique_id=lambda: (next(_identities),), groupStart=lambda: None,
-                                   groupEnd=lambda: None))  # fmt: skip
-    return cupy
+    cupy.cuda = types.ModuleType("cupy.cuda")
+    cupy.cuda.__path__ = []
+    vars(cupy.cuda).update(runtime=runtime, Stream=Stream, Event=Event, get_current_stream=lambda: _null,
+                           alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)))  # fmt: skip
+    # Not an attribute of cupy.cuda before it is imported.
+    vars(modules.setdefault("cupy.cuda.nccl", types.ModuleType("cupy.cuda.nccl"))).update(
+        available=nccl, NcclCommunicator=NcclCommunicator, NCCL_UINT8=1, groupStart=lambda: None,
+        groupEnd=lambda: None, get_unique_id=lambda: next(_identities).to_bytes(8))  # fmt: skip
+    return {"cupy": cupy, "cupy.cuda": cupy.cuda, **modules}
 
 
 def _garbage(shape: Any, dtype: Any) -> np.ndarray:
@@ -193,7 +197,8 @@ def install(monkeypatch: Any, **settings: Any) -> None:
     """As if cupy were installed, and kernels for it."""
     from einmpi.runtime import backend_cupy
 
-    monkeypatch.setitem(sys.modules, "cupy", make(**settings))
+    for name, module in make(**settings).items():
+        monkeypatch.setitem(sys.modules, name, module)
     kernels: Any = types.ModuleType("einmpi.runtime.cuda")
     kernels.compute = compute
     monkeypatch.setitem(sys.modules, "einmpi.runtime.cuda", kernels)

@@ -109,6 +109,13 @@ class CupyBackend:
             else:
                 target[place] = ufunc(target[place], values)
 
+    def region_of(self, array: Any, region: Region) -> Any:
+        """A view where each dimension is one run."""
+        for dimension, runs in enumerate(region if array.ndim else ()):
+            taken = slice(*runs[0]) if len(runs) == 1 else self.cupy.asarray(indices(runs))
+            array = array[(slice(None),) * dimension + (taken,)]
+        return array
+
     def _place(self, place: tuple[Any, ...]) -> tuple[Any, ...]:
         """Lists of indices have to lie on the GPU too."""
         return tuple(side if isinstance(side, slice) else self.cupy.asarray(side) for side in place)

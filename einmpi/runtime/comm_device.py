@@ -25,7 +25,7 @@ from einmpi.runtime.comm import (
     sendrecv_bytes,
 )
 from einmpi.runtime.device_copies import DeviceCopies, as_bytes, cut
-from einmpi.runtime.gpus import library
+from einmpi.runtime.gpus import library, nccl
 
 PIECE = 2**22  # bytes of a message on their way through the host while the next ones are copied
 
@@ -175,9 +175,15 @@ class NcclComm(DeviceComm):
 
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         super().__init__(host, copies)
-        self.nccl = library().cuda.nccl
-        identity = json.loads(on_first_rank(host, lambda: json.dumps(self.nccl.get_unique_id())))
-        self.members = self.nccl.NcclCommunicator(host.size, tuple(identity), host.rank)
+        self.nccl: Any = nccl()
+        kind, numbers = json.loads(on_first_rank(host, self._unique_id))
+        identity = bytes(numbers) if kind == "bytes" else tuple(numbers)
+        self.members = self.nccl.NcclCommunicator(host.size, identity, host.rank)
+
+    def _unique_id(self) -> str:
+        """With which ranks find each other. CuPy 14 has bytes for it, older ones have numbers."""
+        found = self.nccl.get_unique_id()
+        return json.dumps([type(found).__name__, list(found)])
 
     def sendrecv(self, to: int | None, send: Any, source: int | None, receive: Any) -> None:
         self.received += sendrecv_bytes(self.rank, to, send, source, receive)

@@ -67,10 +67,10 @@ def bind(comm: Comm, place: str) -> Gpu:
     """Choose this rank's GPU and make it the current one. All ranks call it."""
     number, name, memory, identity = together(comm, lambda: _own(comm, place))
     wish = together(comm, _wish, lambda wish: wish or "none")
-    texts = comm.allgather_text(f"{identity} {int(comm.cuda_aware)} {int(_has_nccl())}")
+    texts = comm.allgather_text(f"{identity} {int(comm.cuda_aware)} {int(nccl() is not None)}")
     found = [text.split() for text in texts]
     ranks = Counter(each[0] for each in found)
-    distinct = max(ranks.values()) == 1
+    distinct = max(ranks.values()) == 1 < comm.size  # one rank alone has nobody to meet
     way = together(comm, lambda: choose(wish, distinct, all(each[1] == "1" for each in found),
                                         all(each[2] == "1" for each in found)))  # fmt: skip
     return Gpu(number, name, memory, ranks[identity], way)
@@ -80,11 +80,20 @@ def choose(wish: str, distinct: bool, aware: bool, nccl: bool) -> str:
     """How messages go between GPUs. An MPI library that does not say that it takes device memory crashes on it, and
     NCCL refuses two ranks on one GPU."""
     if wish == "nccl" and not (distinct and nccl):
-        reason = "ranks share a GPU" if nccl else "CuPy finds no NCCL library"
+        reason = "each rank needs a GPU of its own" if nccl else "CuPy finds no NCCL library"
         raise InputError(VARIABLE, f"nccl does not work here: {reason}", one_of(WAYS))
     if wish:
         return wish
     return "mpi" if aware else "nccl" if distinct and nccl else "host"
+
+
+def nccl() -> Any | None:
+    """CuPy's module for NCCL; None where there is no such library."""
+    library()
+    with warnings.catch_warnings(action="ignore"):  # CuPy says at length what is missing
+        from cupy.cuda import nccl  # type: ignore[import-not-found]
+
+    return nccl if nccl.available else None
 
 
 def check_memory(place: str, gpu: Gpu, needed: int) -> None:
@@ -114,16 +123,12 @@ def _wish() -> str:
     return wish
 
 
-def _has_nccl() -> bool:
-    with warnings.catch_warnings(action="ignore"):  # where the library is missing CuPy says so at length
-        return bool(library().cuda.nccl.available)
-
-
 def nccl_version() -> str:
     """Of the NCCL library that CuPy has found; empty where there is none."""
-    if not _has_nccl():
+    found = nccl()
+    if found is None:
         return ""
-    number = int(library().cuda.nccl.get_version())  # 22809 is 2.28.9
+    number = int(found.get_version())  # 22809 is 2.28.9
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 

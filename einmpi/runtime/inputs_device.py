@@ -50,9 +50,8 @@ class DeviceInputs:
         if isinstance(given, DistArray) and is_device_array(given.local):
             return self.backend.cupy.ascontiguousarray(given.local)
         if is_device_array(given):
-            array = self.backend.allocate(step.slot.shape, step.slot.dtype)
-            self._fill_from_device(step, given, array)
-            return array
+            array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
+            return self.backend.cupy.ascontiguousarray(array)  # the array itself where it is wanted whole
         if given is None and key in self.backend.resident:
             return self.backend.resident[key]
         values = self.inputs.block(step, self.comm)
@@ -100,10 +99,8 @@ class DeviceInputs:
 
     def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
         """From an array that every rank has on its GPU."""
-        array = self.backend.cupy.asarray(given)
-        packed = self.backend.allocate((elements(step.region),), step.slot.dtype)
-        self.backend.pack(array, step.region, packed)
-        self.backend.unpack(packed, target, step.place)
+        array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
+        self.backend.unpack(self.backend.cupy.ascontiguousarray(array), target, step.place)
 
     def _put(self, values: np.ndarray, target: Any, step: Load) -> None:
         if values.size == target.size:
