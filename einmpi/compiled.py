@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -20,7 +21,7 @@ from einmpi.runtime.comm import Comm, together
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
-from einmpi.runtime.gpus import is_device_array
+from einmpi.runtime.gpus import is_device_array, on_host
 from einmpi.runtime.hdf5 import reopened
 from einmpi.runtime.inputs import Blocks, Inputs
 from einmpi.runtime.storage import find_planned
@@ -67,24 +68,26 @@ class Compiled:
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
         """The plan, this rank's schedule and the inputs as they are used: alike on all ranks, or an error on all."""
-        given = together(self.comm, lambda: self.checked(inputs), lambda given: repr(check_inputs(self.job, given)))
-        given = _on_one_mesh(given)
-        kinds = check_inputs(self.job, given)
+        given, kinds = together(self.comm, lambda: self.checked(inputs), lambda found: repr(found[1]))
+        if _on_one_mesh(given):
+            kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
             self.ready[kinds] = plan, self.backend.arrange(lower(plan, self.comm.rank))
         self.look({*given, *self.files})
         return *self.ready[kinds], given
 
-    def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def checked(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
         given = {name: reopened(array) or as_array(name, array) for name, array in inputs.items()}
-        check_inputs(self.job, given)
+        if self.job.backend == "numpy":
+            given = {name: on_host(array) for name, array in given.items()}
+        kinds = check_inputs(self.job, given)
         for name, array in given.items():
             if isinstance(array, DistArray) and array.comm is not self.comm:
                 raise InputError(
                     "inputs", f"{name} lies on another communicator", "DistArrays of the ranks of this run"
                 )
-        return given
+        return given, kinds
 
     def look(self, known: Collection[str]) -> None:
         """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
@@ -164,11 +167,16 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
                 raise InputError("inputs", f"input {vertex.name} is not given", str(vertex))
             continue
         array = given[vertex.name]
-        if tuple(array.shape) != vertex.bound or np.dtype(array.dtype).name != vertex.dtype:
-            found = f"{np.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
+        if tuple(array.shape) != vertex.bound or _name_of(array.dtype) != vertex.dtype:
+            found = f"{_name_of(array.dtype)}[{', '.join(map(str, array.shape))}]"
             raise InputError("inputs", f"{vertex.name} is {found}", str(vertex))
         kinds.append((vertex.name, _kind(array)))
     return tuple(kinds)
+
+
+@cache  # numpy puts a name together each time; a call that takes little on a GPU waits for it
+def _name_of(dtype: Any) -> str:
+    return np.dtype(dtype).name
 
 
 def _kind(array: Any) -> str | Layout:
@@ -204,13 +212,15 @@ def _with_inputs(options: Options, kinds: Kinds) -> Options:
                    mesh_ranks=mesh.ranks if mesh else None)  # fmt: skip
 
 
-def _on_one_mesh(given: dict[str, Any]) -> dict[str, Any]:
-    """DistArrays on another mesh than the first of them are laid out anew."""
+def _on_one_mesh(given: dict[str, Any]) -> bool:
+    """DistArrays on another mesh than the first of them are laid out anew; whether there were any."""
     mesh = next((array.layout.mesh for array in given.values() if isinstance(array, DistArray)), None)
+    changed = False
     for name, array in given.items():
         if isinstance(array, DistArray) and array.layout.mesh != mesh:
             given[name] = array.redistribute(even_layout(array.layout.mesh if mesh is None else mesh, array.shape))
-    return given
+            changed = True
+    return changed
 
 
 # ---- all ranks alike ------------------------------------------------------------------------------------------------

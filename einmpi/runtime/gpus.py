@@ -134,7 +134,7 @@ def nccl_version() -> str:
 
 def is_device_array(array: Any) -> bool:
     """Whether an array lies on a GPU; cupy need not be there to tell."""
-    return hasattr(array, "__cuda_array_interface__")
+    return hasattr(type(array), "__cuda_array_interface__")  # of the array itself it would be put together
 
 
 def on_host(array: Any) -> Any:
