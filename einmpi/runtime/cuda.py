@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import cupy  # type: ignore[import-not-found]
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import Arg, Scalar
 from einmpi.runtime.contract import recognise
-from einmpi.runtime.cuda_plan import THREADS, Nest, Plan, make_plan
+from einmpi.runtime.cuda_contract import contract
+from einmpi.runtime.cuda_launch import compiled, cupy
+from einmpi.runtime.cuda_nest import PACK, THREADS, Nest, Plan
+from einmpi.runtime.cuda_plan import make_plan
 from einmpi.runtime.cuda_source import source
-from einmpi.runtime.cuda_text import Fold, plain
+from einmpi.runtime.cuda_text import Fold
 from einmpi.runtime.fused import check_range, numbered, without_constants
 from einmpi.runtime.loop_plan import Layout
-
-# numpy rounds after every operation: a product that is fused with a sum would give a·b − a·b ≠ 0. Where one rounding is
-# wanted, a kernel says so.
-OPTIONS = ("-std=c++17", "--fmad=false")
-FAST = ("-std=c++17", "--use_fast_math")
 
 
 def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray],
@@ -39,9 +35,7 @@ def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping
         target[...] = rule.neutral
         return
     contraction = recognise(einsum)
-    from einmpi.runtime import cuda_contract
-
-    if contraction is None or not cuda_contract.contract(contraction, operands, target, tf32):
+    if contraction is None or not contract(contraction, operands, target, tf32, generate):
         generate(einsum, operands, target, index, fast_math)
 
 
@@ -57,7 +51,7 @@ def generate(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mappin
             counted.append(number)
             first[number] = int(given[0]) if len(given) else 0
         else:
-            given = cupy.asarray(given)
+            given = cupy().asarray(given)
         views.append((given, (label,)))
     layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
     _run(function, einsum.aggregation, einsum.extents, layouts, [array for array, _ in views], einsum.output, target,
@@ -67,9 +61,12 @@ def generate(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mappin
 def _run(function: Scalar, aggregation: str | None, extents: tuple[tuple[str, int], ...], layouts: tuple[Layout, ...],
          arrays: Sequence[Any], output: tuple[str, ...], target: Any, counted: tuple[int, ...],
          first: Mapping[int, int], fast: bool) -> None:  # fmt: skip
+    pointers = [target.data.ptr, *(array.data.ptr for m, array in enumerate(arrays) if m not in counted)]
+    aligned = not any(pointer % PACK for pointer in pointers)
+
     def planned(out: Any) -> Plan:
         layout = Layout(out.dtype.name, out.shape, out.strides, output)
-        return make_plan(function, layouts, layout, aggregation, extents, counted)
+        return make_plan(function, layouts, layout, aggregation, extents, counted, aligned)
 
     plan = planned(target)
     if plan.parts == 1:
@@ -77,8 +74,8 @@ def _run(function: Scalar, aggregation: str | None, extents: tuple[tuple[str, in
         return
     assert aggregation is not None
     total = Fold(aggregation, function, tuple(layout.dtype for layout in layouts)).total
-    plan = planned(cupy.ndarray(target.shape, total))
-    parts = cupy.empty((plan.parts, *target.shape), total)
+    plan = planned(cupy().ndarray(target.shape, total))
+    parts = cupy().empty((plan.parts, *target.shape), total)
     _launch(plan, arrays, parts, first, fast)
     label = "part"  # it need only differ from the others
     while label in output:
@@ -89,7 +86,7 @@ def _run(function: Scalar, aggregation: str | None, extents: tuple[tuple[str, in
 
 
 def _aligned(array: Any) -> Any:
-    return cupy.ascontiguousarray(array) if any(s % array.itemsize for s in array.strides) else array
+    return cupy().ascontiguousarray(array) if any(s % array.itemsize for s in array.strides) else array
 
 
 def _launch(plan: Plan, arrays: Sequence[Any], target: Any, first: Mapping[int, int], fast: bool) -> None:
@@ -97,7 +94,7 @@ def _launch(plan: Plan, arrays: Sequence[Any], target: Any, first: Mapping[int, 
     gathers = nest.gathers
     if any(plan.jumps[m][g][1] == 0 for m, g in gathers):
         raise IndexError("an index is out of range; 0 to -1")
-    told = cupy.zeros(1 + 2 * len(gathers), np.int64) if gathers else None
+    told = cupy().zeros(1 + 2 * len(gathers), np.int64) if gathers else None
     pointers = [*(getattr(array, "data", None) for array in arrays), target.data]
 
     def values(report: int) -> list[Any]:
@@ -119,5 +116,4 @@ def _launch(plan: Plan, arrays: Sequence[Any], target: Any, first: Mapping[int, 
 
 @lru_cache(maxsize=4096)
 def kernel_of(nest: Nest, fast: bool) -> Any:
-    """CuPy keeps compiled kernels on disk, by their text; several processes may start at once."""
-    return cupy.RawModule(code=source(nest), options=FAST if fast else OPTIONS).get_function("kernel")
+    return compiled(source(nest), fast)

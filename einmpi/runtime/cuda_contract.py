@@ -4,18 +4,18 @@ only where the strides allow none."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
-import cupy  # type: ignore[import-not-found]
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Number
 from einmpi.runtime.contract_plan import Contraction, Labels, Layout, Strides, size_of, ways
+from einmpi.runtime.cuda_launch import cupy
 from einmpi.runtime.cuda_text import plain
 
 # cuBLAS's numbers for the type of an array and for that of its sums: half precision is summed in single, and single
@@ -45,8 +45,9 @@ class _Plan:
     matrix: tuple[Labels, Labels, Labels]  # rows, inner dimension, columns
 
 
-def contract(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool) -> bool:
-    """Fill the target; False, and nothing is done, where a generated kernel does it better."""
+def contract(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool,
+             generate: Callable[..., None]) -> bool:  # fmt: skip
+    """Fill the target; False, and nothing is done, where a generated kernel does it better. `generate` does copies."""
     if len(contraction.positions) != 2 or target.dtype.name not in TYPES:
         return False
     arrays = [*(operands[k] for k in contraction.positions), target]
@@ -55,7 +56,7 @@ def contract(contraction: Contraction, operands: Sequence[Any], target: Any, tf3
     plan = _plan(contraction, tuple(a.dtype.name for a in arrays), tuple(a.strides for a in arrays))
     if plan is None:
         return False
-    _run(plan, contraction, arrays, tf32)
+    _run(plan, contraction, arrays, tf32, generate)
     return True
 
 
@@ -138,7 +139,8 @@ def _is_short(plan: _Plan, extent: Mapping[str, int]) -> bool:
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
-def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool) -> None:
+def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool,
+         generate: Callable[..., None]) -> None:  # fmt: skip
     dtype, extent = arrays[-1].dtype, dict(contraction.extents)
     rows, inner, columns = plan.matrix
     used, strides, ops = list(arrays), [dict(part.stride) for part in plan.parts], []
@@ -152,20 +154,19 @@ def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: boo
             order = tuple(sorted(strides[k], key=lambda label: -abs(strides[k][label])))
             strides[k] = _dense(order, extent)
         if order is not None:
-            used[k] = cupy.empty([extent[label] for label in order], dtype)
+            used[k] = cupy().empty([extent[label] for label in order], dtype)
             if k < 2:
-                _copy(arrays[k], contraction.indices[k], used[k], order, extent, conj)
+                _copy(arrays[k], contraction.indices[k], used[k], order, extent, conj, generate)
         ops.append(CONJUGATE if conj and order is None else op)
     _multiply(used, strides, ops, turned, plan, extent, contraction.scale, tf32)
     if used[2] is not arrays[2]:
         order = plan.parts[2].order or ()
-        _copy(used[2], order, arrays[2], contraction.indices[2], extent, False)
+        _copy(used[2], order, arrays[2], contraction.indices[2], extent, False, generate)
 
 
-def _copy(source: Any, index: Labels, target: Any, order: Labels, extent: Mapping[str, int], conj: bool) -> None:
+def _copy(source: Any, index: Labels, target: Any, order: Labels, extent: Mapping[str, int], conj: bool,
+          generate: Callable[..., None]) -> None:  # fmt: skip
     """Permuted, cast, conjugated, summed over labels that only the source has, repeated along those of the target."""
-    from einmpi.runtime.cuda import generate
-
     summed = tuple(label for label in dict.fromkeys(index) if label not in order)
     function = Call("conj", (Arg(0),)) if conj else Arg(0)
     extents = tuple((label, extent[label]) for label in (*order, *summed))
@@ -194,8 +195,9 @@ def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: 
     numbers = np.array([scale, 0], np.float32 if dtype.itemsize == 2 else dtype)
     alpha, beta = numbers.ctypes.data, numbers.ctypes.data + numbers.itemsize
     batch = plan.loops[0] if plan.loops else ()
+    count = size_of(batch, extent)
     apart = [stride.get(batch[-1], 0) if batch else 0 for stride in strides]
-    blas, handle = cupy.cuda.cublas, cupy.cuda.device.get_cublas_handle()
+    blas, handle = cupy().cuda.cublas, cupy().cuda.device.get_cublas_handle()
     mode = blas.getMathMode(handle)
     blas.setMathMode(handle, NO_SHORT_SUMS)
     try:
@@ -203,8 +205,12 @@ def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: 
             a, b, c = (array.data.ptr + place * dtype.itemsize for array, place in zip(arrays, places, strict=True))
             pair = [(a, lines[0], apart[0]), (b, lines[1], apart[1])]
             (x, ldx, dx), (y, ldy, dy) = pair[first], pair[second]
-            blas.gemmStridedBatchedEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, dx, y, kind, ldy,
-                                      dy, beta, c, kind, lines[2], apart[2], size_of(batch, extent), sums, -1)  # fmt: skip
+            if count == 1:
+                blas.gemmEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, y, kind, ldy, beta, c, kind,
+                            lines[2], sums, -1)  # fmt: skip
+            else:
+                blas.gemmStridedBatchedEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, dx, y, kind, ldy,
+                                          dy, beta, c, kind, lines[2], apart[2], count, sums, -1)  # fmt: skip
     finally:
         blas.setMathMode(handle, mode)
 

@@ -3,8 +3,8 @@ decide, never the device: equal work gives equal bits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -12,125 +12,36 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.scalar import OPS, Arg, Call, Const, Scalar, walk
+from einmpi.runtime.cuda_nest import PACK, THREADS, WARP, Nest, Plan, Term
 from einmpi.runtime.cuda_text import kind_of, width_of
 from einmpi.runtime.loop_plan import Access, Axis, Layout, Range, axes_of
 
-THREADS = 256  # of a block, in every kernel
 MANY = 2**18  # threads that keep a large GPU busy
-BLOCKS = 512  # blocks that do so
+BLOCKS = 1024  # blocks that do so
 SHARED = 48 * 2**10  # bytes of shared memory that every GPU gives to a block
-EDGE = 32  # of a square in which a transposed array is read
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of ⊗ that depends on rows or on columns alone, but for the depth: computed once, kept in a tile."""
-
-    expression: Scalar
-    dtype: str
-    is_row: bool
-    deep: bool  # neighbours in memory go along the depth
-
-
-@dataclass(frozen=True)
-class Nest:
-    """All that the text of a kernel depends on. Loops: the output's, then the aggregated ones; the last one of each is
-    the fastest. A tile's rows and columns are the last two of the output."""
-
-    way: str  # a key of cuda_source.WAYS
-    function: Scalar  # over Args; in a tile over its terms
-    reads: tuple[Access, ...]
-    out: Access
-    aggregation: str | None
-    outputs: int
-    loops: int
-    wide: bool  # places need 64 bits
-    counted: tuple[int, ...] = ()  # reads that are no arrays, but count a loop
-    turned: tuple[int, ...] = ()  # reads that lie along the last but one loop of the output
-    team: int = 1  # threads that fold one result
-    along: bool = False  # neighbours in a team go along the aggregated loops
-    each: int = 1  # elements that a thread computes
-    tile: tuple[int, int, int] = (0, 0, 0)  # rows and columns of a thread, depth
-    terms: tuple[Term, ...] = ()
-
-    @property
-    def row(self) -> int:
-        return self.outputs - 2
-
-    @property
-    def column(self) -> int:
-        return self.outputs - 1
-
-    @property
-    def gathers(self) -> tuple[tuple[int, int], ...]:
-        return tuple((m, g) for m, read in enumerate(self.reads) for g in range(len(read.gathers)))
-
-    def parameters(self) -> Iterator[tuple[str, int, int]]:
-        """The names of a kernel's arguments, in order: pointers p, with the output's last; t, what it tells; extents n
-        of the loops and what divides by them, m and z; strides s; of a gather its stride j and extent e; first values b
-        of what counts; c, how much of the aggregated loops a part takes, and o, how far apart parts of the output
-        are."""
-        for m in range(len(self.reads) + 1):
-            if m not in self.counted:
-                yield "p", m, 0
-        if self.gathers:
-            yield from (("t", 0, 0), ("r", 0, 0))
-        for k in range(self.loops):
-            yield from ((letter, k, 0) for letter in "nmz")
-        for m, access in enumerate((*self.reads, self.out)):
-            if m in self.counted:
-                yield "b", m, 0
-            else:
-                yield from (("s", m, k) for k in access.loops)
-            for g in range(len(access.gathers)):
-                yield from (("j", m, g), ("e", m, g))
-        yield from (("c", 0, 0), ("o", 0, 0))
-
-
-@dataclass(frozen=True)
-class Plan:
-    nest: Nest
-    axes: tuple[Axis, ...]  # strides in elements
-    jumps: tuple[tuple[Range, ...], ...]  # stride and extent of each gathered dimension
-    blocks: int
-    parts: int  # of the aggregated loops; more than one: a second kernel joins them
-    span: int  # values in a part
-
-    def value(self, letter: str, x: int, y: int) -> int:
-        """An argument that is no pointer."""
-        if letter == "n":
-            return self.axes[x].extent
-        if letter in "mz":
-            return _divider(self.axes[x].extent, self.nest.wide)[letter == "z"]
-        if letter == "s":
-            return self.axes[y].strides[x]
-        if letter in "je":
-            return self.jumps[x][y][letter == "e"]
-        return {"c": self.span, "o": prod(a.extent for a in self.axes if not a.aggregated)}[letter]
-
-
-def _divider(extent: int, wide: bool) -> tuple[int, int]:
-    """What `quotient` of cuda_words divides by."""
-    if wide:
-        return extent, 0
-    shift = 31 + (extent - 1).bit_length()
-    return -(-(2**shift) // extent), shift
+EDGE = 128  # bytes of a line of a square in which a transposed array is read
 
 
 @lru_cache(maxsize=4096)
 def make_plan(function: Scalar, layouts: tuple[Layout, ...], target: Layout, aggregation: str | None,
-              extents: tuple[tuple[str, int], ...], counted: tuple[int, ...]) -> Plan:  # fmt: skip
+              extents: tuple[tuple[str, int], ...], counted: tuple[int, ...], aligned: bool) -> Plan:  # fmt: skip
+    """`counted` are operands that count a label; `aligned`: every array begins where a pack may lie."""
     arrays = (*layouts, target)
     sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
-    axes = [replace_strides(axis, sizes) for axis in axes_of(arrays, extents)]
-    jumps = tuple(tuple((layout.strides[k] // size, layout.shape[k]) for k, entry in enumerate(layout.index)
-                        if not isinstance(entry, str)) for layout, size in zip(layouts, sizes, strict=False))  # fmt: skip
+    axes = [_in_elements(axis, sizes) for axis in axes_of(arrays, extents)]
+    jumps = tuple(_jumps(layout, size) for layout, size in zip(layouts, sizes, strict=False))
     inner = [axis for axis in axes if axis.aggregated]
-    draft = _Draft(function, layouts, target, aggregation if inner else None, tuple(axes), jumps, counted)
+    draft = _Draft(function, layouts, target, aggregation if inner else None, tuple(axes), jumps, counted, aligned)
     return draft.tiled() or (draft.folded() if inner else draft.mapped())
 
 
-def replace_strides(axis: Axis, sizes: Sequence[int]) -> Axis:
+def _jumps(layout: Layout, size: int) -> tuple[Range, ...]:
+    """Stride and extent of each gathered dimension."""
+    dimensions = zip(layout.index, layout.strides, layout.shape, strict=True)
+    return tuple((stride // size, extent) for entry, stride, extent in dimensions if not isinstance(entry, str))
+
+
+def _in_elements(axis: Axis, sizes: Sequence[int]) -> Axis:
     return axis._replace(strides=tuple(s // size for s, size in zip(axis.strides, sizes, strict=True)))
 
 
@@ -143,6 +54,7 @@ class _Draft:
     axes: tuple[Axis, ...]
     jumps: tuple[tuple[Range, ...], ...]
     counted: tuple[int, ...]
+    aligned: bool
 
     @property
     def types(self) -> tuple[str, ...]:
@@ -172,24 +84,49 @@ class _Draft:
     # ---- no ⊕ ----
 
     def mapped(self) -> Plan:
-        """A thread an element, or a few of them; in squares where an array lies across."""
+        """A thread a few elements; in squares where an array lies across."""
         m = len(self.layouts)
         axes = sorted(self.axes, key=lambda axis: (-abs(axis.strides[m]), axis.extent))
         lane = axes[-1]
-        turned: list[int] = []
-        for read in range(len(self.layouts)):
-            if abs(lane.strides[read]) > 1 and read not in self.counted and not self.jumps[read]:
-                rows = [axis for axis in axes[:-1] if axis.strides[read] == 1 and axis.extent >= EDGE]
-                turned += [read] * bool(rows and lane.extent >= EDGE)
-                if turned == [read]:
-                    axes = [*(axis for axis in axes[:-1] if axis is not rows[0]), rows[0], lane]
-        turned = [read for read in turned if axes[-2].strides[read] == 1]
-        if turned:
-            squares = prod(-(-axis.extent // EDGE) for axis in axes[-2:]) * prod(axis.extent for axis in axes[:-2])
-            return self.plan("turn", axes, squares, turned=tuple(turned))
+        across = [read for read in range(m) if abs(lane.strides[read]) > 1 and read not in self.counted
+                  and not self.jumps[read]]  # fmt: skip
+        rows = [axis for axis in axes[:-1] if any(axis.strides[read] == 1 for read in across)]
+        if rows and min(rows[-1].extent, lane.extent) >= 32:
+            row = rows[-1]
+            turned = tuple(read for read in across if row.strides[read] == 1)
+            edge = max(16, EDGE // max(np.dtype(self.types[read]).itemsize for read in turned))
+            others = [axis for axis in axes[:-1] if axis is not row]
+            squares = prod(-(-axis.extent // edge) for axis in (row, lane)) * prod(axis.extent for axis in others)
+            return self.plan("turn", [*others, row, lane], squares, turned=turned, edge=edge)
+        axes, shape = self.packed(axes, lane, range(m + 1))
         total = prod(axis.extent for axis in axes)
-        each = 4 if total >= 4 * MANY else 1
-        return self.plan("map", axes, -(-total // (THREADS * each)), each=each)
+        each = 1 if total < 4 * MANY else 4 if shape["pack"] == 1 else 2
+        return self.plan("map", axes, -(-total // (THREADS * each)), each=each, **shape)
+
+    def packed(self, axes: Sequence[Axis], lane: Axis, arrays: Sequence[int]) -> tuple[list[Axis], dict[str, Any]]:
+        """The loops with neighbours along the lane taken together, if every array allows it, and what a Nest says of
+        it."""
+        reads = [m for m in arrays if m not in self.counted]
+        dense = [m for m in reads if lane.strides[m] == 1]
+        size = {m: np.dtype((*self.types, self.target.dtype)[m]).itemsize for m in dense}
+        pack = min(8, PACK // max(size.values(), default=PACK))
+        steps = [axis.strides[m] for m in dense for axis in axes if axis is not lane]
+        steps += [stride for m in dense if m < len(self.jumps) for stride, _ in self.jumps[m]]
+        while pack > 1 and (lane.extent % pack or any(step % pack for step in steps)):
+            pack //= 2
+        follows = any(axis is lane for m in reads if m < len(self.layouts) for axis in self.index_reach(m))
+        if not self.aligned or follows or any(lane.strides[m] not in (0, 1) for m in reads):
+            pack = 1
+        whole = Axis(lane.extent // pack, lane.aggregated, tuple(step * pack for step in lane.strides))
+        # What counts is told how far a pack is.
+        shape = {"pack": pack, "packed": tuple(m for m in dense if m < len(self.layouts)) if pack > 1 else ()}
+        return [whole if axis is lane else axis for axis in axes], shape
+
+    def index_reach(self, m: int) -> list[Axis]:
+        """The loops that the indices of a gather depend on."""
+        entries = [entry for entry in self.layouts[m].index if not isinstance(entry, str)]
+        parts = [part for entry in entries for part in walk(entry) if isinstance(part, Arg)]
+        return [axis for part in parts for axis in self.reach(part.position)]
 
     # ---- ⊕ ----
 
@@ -197,19 +134,23 @@ class _Draft:
         """A team of threads for each result, in parts where there are few results."""
         outer, inner = self.split()
         lane, along = self.lane(outer, inner)
-        results, depth = (prod(axis.extent for axis in axes) for axes in (outer, inner))
+        axes = [*(a for a in outer if a is not lane), *([lane] * (not along)),
+                *(a for a in inner if a is not lane), *([lane] * along)]  # fmt: skip
+        # Where threads go along the output, this has to have neighbours too.
+        axes, shape = self.packed(axes, lane, range(len(self.layouts) + (not along)))
+        results, depth = (prod(axis.extent for axis in axes if axis.aggregated == side) for side in (False, True))
         team = 1
         if along:
-            while team < THREADS and team * 4 < depth:
+            while team < WARP and team < depth:
+                team *= 2
+            while WARP <= team < THREADS and results * team < MANY and team * 4 < depth:
                 team *= 2
         else:
-            while team < 32 and results * team < MANY and team * 8 < depth:
+            while team < 8 and results * team < MANY and team * 8 < depth:
                 team *= 2
         blocks = -(-results // (THREADS // team))
         parts = max(1, min(-(-BLOCKS // blocks), depth // (team * 16))) if blocks * 2 <= BLOCKS else 1
-        axes = [*(a for a in outer if a is not lane), *([lane] * (lane in outer)),
-                *(a for a in inner if a is not lane), *([lane] * (lane in inner))]  # fmt: skip
-        return self.plan("fold", axes, blocks, parts, team=team, along=along)
+        return self.plan("fold", axes, blocks, parts, team=team, along=along, **shape)
 
     def split(self) -> tuple[list[Axis], list[Axis]]:
         """The loops of the output and the aggregated ones, from the longest stride to the shortest."""
@@ -276,12 +217,7 @@ class _Draft:
 
     def reach(self, m: int) -> list[Axis]:
         """The loops that an operand depends on, those of its indices included."""
-        own = [axis for axis in self.axes if axis.strides[m]]
-        for entry in self.layouts[m].index:
-            if not isinstance(entry, str):
-                for part in walk(entry):
-                    own += self.reach(part.position) if isinstance(part, Arg) else []
-        return own
+        return [axis for axis in self.axes if axis.strides[m]] + self.index_reach(m)
 
     def tile_shape(self, row: Axis, column: Axis, batch: Sequence[Axis], function: Scalar,
                    terms: Sequence[Term]) -> tuple[int, int, int] | None:  # fmt: skip

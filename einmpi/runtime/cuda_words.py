@@ -1,7 +1,7 @@
-'''What a CUDA kernel can say: the scalar language as C++ functions, each for every type of number.
+"""What a CUDA kernel can say: the scalar language as C++ functions, each for every type of number.
 
 `DEVICE` is what only a GPU can compile; the rest is plain C++, so that it can be tested without one.
-'''
+"""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ FN float infinity(float) { return __int_as_float(0x7f800000); }
 FN double infinity(double) { return __longlong_as_double(0x7ff0000000000000LL); }
 FN float not_a_number(float) { return __int_as_float(0x7fc00000); }
 FN double not_a_number(double) { return __longlong_as_double(0x7ff8000000000000LL); }
+template <class T> FN T from_lane(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+FN bool from_lane(bool x, int mask) { return __shfl_xor_sync(0xffffffffu, (int)x, mask) != 0; }
 #if __CUDA_ARCH__ >= 800
 FN float greater(float a, float b) { float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
 FN float lesser(float a, float b) { float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
@@ -61,6 +63,8 @@ template <class T> struct Cast<Complex<T>> {
   template <class S> FN Complex<T> of(Complex<S> x) { return {(T)x.re, (T)x.im}; } };
 
 // ---- arithmetic ----
+template <class T> FN Complex<T> from_lane(Complex<T> x, int mask) {
+  return {from_lane(x.re, mask), from_lane(x.im, mask)}; }
 template <class T> FN T add(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a + (U)b); }
 template <class T> FN T sub(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a - (U)b); }
 template <class T> FN T mul(T a, T b) { typedef typename Wrap<T>::type U; return (T)((U)a * (U)b); }
@@ -185,6 +189,8 @@ template <class T> FN Complex<T> power(Complex<T> a, Complex<T> b) {
   }
   return exponential(mul(b, logarithm(a)));
 }
+FN Complex<float> power(Complex<float> a, Complex<float> b) {  // the exponent would lose digits
+  return Cast<Complex<float>>::of(power(Cast<Complex<double>>::of(a), Cast<Complex<double>>::of(b))); }
 
 // ---- places ----
 // The quotient by a number that the host has prepared: m = ceil(2^s / d), with s so that it is exact below 2^31.

@@ -6,7 +6,7 @@ What lies between the kernels of a group stays in the cache, and is never whole 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
@@ -21,16 +21,25 @@ CACHE = 2**21  # bytes that a block of a group may touch, all of its arrays toge
 FEW = 16  # blocks: with fewer, threads would have nothing to share
 
 
-def arrange(schedule: Schedule) -> Schedule:
-    """The schedule with groups in it. It needs no more memory."""
+@dataclass(frozen=True)
+class Rule:
+    """Which kernels may be in a group, and how many of each row at a time; None: better one after another."""
+
+    suits: Callable[[Kernel], bool]
+    block: Callable[[Sequence[Kernel], Sequence[Sequence[str]]], tuple[int, ...] | None]
+
+
+def arrange(schedule: Schedule, rule: Rule | None = None) -> Schedule:
+    """The schedule with groups in it, by default those for a CPU. It needs no more memory."""
+    rule = rule or Rule(_suits, _block)
     steps: list[Step] = []
     ends = [0] * (len(schedule.steps) + 1)  # how many steps there are in place of the first ones
     inside: set[int] = set()
     held: dict[str, int] = {}
     number = 0
     while number < len(schedule.steps):
-        run = _run(schedule.steps, number)
-        group = _group(run, sum(held.values()))
+        run = _run(schedule.steps, number, rule)
+        group = _group(run, sum(held.values()), rule)
         taken = run if group else schedule.steps[number : number + 1]
         steps.append(group or schedule.steps[number])
         for step in taken:
@@ -49,7 +58,7 @@ def _hold(held: dict[str, int], step: Step) -> None:
         del held[step.slot.name]
 
 
-def _run(steps: Sequence[Step], start: int) -> list[Kernel | Free | Begin]:
+def _run(steps: Sequence[Step], start: int, rule: Rule) -> list[Kernel | Free | Begin]:
     """The most steps from a start on that have rows in common, with what is freed in it."""
     found: list[Kernel | Free | Begin] = []
     rows = _Rows()
@@ -58,7 +67,7 @@ def _run(steps: Sequence[Step], start: int) -> list[Kernel | Free | Begin]:
         if isinstance(step, Free | Begin) and found:
             found.append(step)
             continue
-        if not isinstance(step, Kernel) or not _suits(step) or not rows.add(step):
+        if not isinstance(step, Kernel) or not rule.suits(step) or not rows.add(step):
             break
         found.append(step)
     return found
@@ -72,8 +81,7 @@ def _suits(kernel: Kernel) -> bool:
     return not is_matrix and not kernel.select and einsum.calls() >= WORTH_COMPILING and fused.supports(einsum, dtypes)
 
 
-def _group(run: list[Kernel | Free | Begin], held: int) -> Group | None:
-    """The group of a run that has blocks small enough for the cache, and enough of them."""
+def _group(run: list[Kernel | Free | Begin], held: int, rule: Rule) -> Group | None:
     kernels = [step for step in run if isinstance(step, Kernel)]
     if len(kernels) < 2:
         return None
@@ -81,15 +89,23 @@ def _group(run: list[Kernel | Free | Begin], held: int) -> Group | None:
     for kernel in kernels:
         rows.add(kernel)
     labels = rows.found()
+    block = rule.block(kernels, labels)
+    if block is None:
+        return None
+    group = Group(tuple(run), labels, block)
+    return group if _peak([group], held) <= _peak(run, held) else None
+
+
+def _block(kernels: Sequence[Kernel], labels: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
+    """Blocks small enough for the cache, if there are enough of them."""
     extents = [kernels[0].einsum.extent[names[0]] for names in labels]
     block = list(extents)
     for row in range(len(block)):
         while block[row] > 1 and _touched(kernels, labels, block) > CACHE:
             block[row] = -(-block[row] // 2)
     count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    group = Group(tuple(run), labels, tuple(block))
     small = count >= FEW and _touched(kernels, labels, block) <= 2 * CACHE
-    return group if small and _peak([group], held) <= _peak(run, held) else None
+    return tuple(block) if small else None
 
 
 def _touched(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Sequence[int]) -> int:

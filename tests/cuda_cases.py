@@ -1,0 +1,161 @@
+"""Arithmetic of a GPU against the reference: the same cases on a real one and on tests/cupy_on_cpu.py."""
+
+import itertools
+
+import numpy as np
+from runtime.test_fused import NAMED, awkward, close, random_arrays, vertex
+
+import einmpi
+from einmpi.graph.arithmetic import infer
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import DTYPES, OPS, Arg, Call
+from einmpi.runtime import cuda, cuda_group, reference
+from einmpi.runtime.cuda_source import expression_source
+from einmpi.runtime.cuda_text import STORED
+from einmpi.runtime.groups import arrange
+from einmpi.schedule.lower import lower
+from einmpi.schedule.steps import Group, Kernel, reads, writes
+
+CONTRACTIONS = ("ij,jk->ik", "ij,kj->ik", "ji,jk->ki", "bshd,bthd->bhst", "bhst,bthd->bshd", "ijb,jbk->ik",
+                "iaj,jbk->abik", "ijkl,jlmk->im", "bij,bjk->bik", "iij,jk->ik", "ijl,jk->ik", "ij,j->i", "i,j->ij",
+                "ij,ij->", "bij,jk->kbi")  # fmt: skip
+
+
+def compute(cupy, einsum, dtype, operands, index=None, **options):
+    """As numpy's array, what `cuda.compute` makes of numpy's arrays; every element has to be written."""
+    target = cupy.asarray(np.full(einsum.bound, 77, dtype))
+    cuda.compute(einsum, [on_device(cupy, array) for array in operands], target, index or {}, **options)
+    return target.get()
+
+
+def on_device(cupy, array):
+    """A copy with the same strides, if the array is a view of a whole one."""
+    base = array
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    if base is array or base.dtype != array.dtype or not base.flags.c_contiguous:
+        return cupy.asarray(array)
+    whole = cupy.asarray(base)
+    offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return cupy.ndarray(array.shape, array.dtype, cupy_memory(whole, offset), strides=array.strides)
+
+
+def cupy_memory(whole, offset):
+    """The memory of an array from an offset on, as the constructor of arrays takes it."""
+    return whole.data + offset
+
+
+def check_named(cupy, name, size):
+    text, dtype, labels = NAMED[name]
+    arrays = random_arrays(dtype, {x: tuple(size[label] for label in index) for x, index in labels.items()})
+    einsum, kind, operands = vertex(text, arrays)
+    close(compute(cupy, einsum, kind, operands), reference.compute(einsum, operands, kind), [dtype])
+
+
+def check_contraction(cupy, subscripts, dtype, conj=False, scale=None):
+    (first, second), output = subscripts.split("->")[0].split(","), subscripts.split("->")[1]
+    extent = {label: 3 + 2 * k for k, label in enumerate(sorted({*first, *second}))}
+    product = f"A[{','.join(first)}] * B[{','.join(second)}]"
+    inner = tuple(label for label in dict.fromkeys(first + second) if label not in output)
+    node = Call("*", (Call("conj", (Arg(0),)) if conj else Arg(0), Arg(1)))
+    extents = tuple((label, extent[label]) for label in (*output, *inner))
+    einsum = EinSum(tuple(output), (tuple(first), tuple(second)), node, "sum" if inner else None, inner, extents)
+    rng = np.random.default_rng(5)
+    operands = []
+    for index in (first, second):
+        values = rng.normal(size=[extent[label] for label in index])
+        values = values + 1j * rng.normal(size=values.shape) if dtype.startswith("complex") else values
+        operands.append(values.astype(dtype))
+    wide = [array.astype("complex128" if dtype.startswith("complex") else "float64") for array in operands]
+    wanted = reference.compute(einsum, wide, wide[0].dtype.name)
+    found = compute(cupy, einsum, dtype, operands).astype(wanted.dtype)
+    rtol = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6}.get(dtype, 1e-13)
+    np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * abs(wanted).max(), err_msg=product)
+
+
+GROUPS = {
+    "softmax": ("Z[i,j] = softmax[j](x[i,j])", {"x": (70, 72)}),
+    "odd": ("Z[i,j] = softmax[j](x[i,j])", {"x": (70, 71)}),
+    "causal": ("Z[h,s,t] = softmax[t](where(t <= s, x[h,s,t] / sqrt(7), -inf))", {"x": (2, 40, 40)}),
+    "turned": ("Z[h,s,t] = softmax[t](x[h,s,t] + y[t,s])", {"x": (2, 9, 72), "y": (72, 9)}),
+    "long": ("Z[i,j] = layernorm[j](x[i,j])", {"x": (3, 2600)}),
+    "two dimensions": ("Z[i,j,k] = rmsnorm[j,k](x[i,j,k])", {"x": (9, 8, 7)}),
+    "rows only": ("Z[i] = logsumexp[j](x[i,j])", {"x": (30, 40)}),
+}
+
+
+def check_group(cupy, name, dtype, monkeypatch):
+    """All vertices in one kernel, which writes what the reference has."""
+    monkeypatch.setattr(cuda_group, "FEW", 1)
+    text, shapes = GROUPS[name]
+    arrays = random_arrays(dtype, shapes)
+    job = einmpi.program(text, **arrays)
+    schedule = arrange(lower(einmpi.plan(job, ranks=1), 0), cuda_group.RULE)
+    (group,) = [step for step in schedule.steps if isinstance(step, Group)]
+    assert not any(isinstance(step, Kernel) for step in schedule.steps)
+    slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in reads(group)}
+    slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in writes(group)}
+    assert cuda_group.compute(group, slots)
+    wanted = reference.evaluate(job.graph, {key: array.astype("float64") for key, array in arrays.items()})["Z"]
+    rtol = {"float16": 4e-3, "float32": 2e-6}.get(dtype, 1e-13)
+    np.testing.assert_allclose(slots["Z"].get().astype("float64"), wanted, rtol=rtol, atol=rtol * abs(wanted).max())
+
+
+def operations():
+    """Every operation with every combination of dtypes: (EinSum, result's dtype, operands)."""
+    for op in OPS:
+        for dtypes in itertools.product(DTYPES, repeat=OPS[op].arity):
+            if op == "where" and dtypes[0] not in ("bool", "float64"):
+                continue
+            node = Call(op, tuple(Arg(k) for k in range(len(dtypes))))
+            try:
+                kind = np.dtype(infer(node, lambda leaf, dtypes=dtypes: np.dtype(dtypes[leaf.position])))
+            except TypeError:
+                continue
+            grid = np.meshgrid(*(awkward(dtype) for dtype in dtypes), indexing="ij")
+            operands = [np.ascontiguousarray(part.ravel()) for part in grid]
+            if op == "**" and kind.kind == "i":
+                operands[1] = abs(operands[1].astype("int64") % 50).astype(operands[1].dtype)  # numpy takes no others
+            extents = (("i", operands[0].size),)
+            yield EinSum(("i",), (("i",),) * len(dtypes), node, None, (), extents), kind, operands
+
+
+def operation_functions(cases):
+    """The text of ⊗ of each case, in a namespace of its own: one compilation for all."""
+    texts = []
+    for number, (einsum, kind, operands) in enumerate(cases):
+        types = [array.dtype.name for array in operands]
+        texts.append(f"namespace k{number} {{ {expression_source(einsum.function, types, kind.name)} }}")
+    return "\n".join(texts) + "\n"
+
+
+def operation_signature(kind, operands):
+    """The parameters of a function that goes over all elements, and what it gives to ⊗."""
+    types = [STORED[array.dtype.name] for array in operands]
+    given = ", ".join([*(f"const {kind}* x{k}" for k, kind in enumerate(types)), f"{STORED[kind.name]}* y", "Long n"])
+    return given, ", ".join(f"x{k}[i]" for k in range(len(types)))
+
+
+def operation_agrees(einsum, kind, operands, found):
+    """As numpy has it, in single precision where that computes in half, within a few units in the last place."""
+    op = einsum.function.op
+    halves = any(array.dtype == np.float16 for array in operands)
+    wide = [array.astype("float32") if array.dtype == np.float16 else array for array in operands]
+    wanted = reference.compute(einsum, wide, np.result_type(kind, *(["float32"] if halves and kind == "f2" else [])).name)
+    with np.errstate(all="ignore"):
+        wanted = wanted.astype(kind)
+    if kind.kind == "i" and operands[0].dtype.kind == "f":
+        inside = np.abs(operands[0].astype("float64")) < 2.0 ** (8 * kind.itemsize - 1)  # other casts mean nothing in C
+        found, wanted = found[inside], wanted[inside]
+    if kind.kind == "c":  # a part of it may be nan in one and infinite in the other
+        usable = np.isfinite(wanted) & np.isfinite(found)
+        if op == "**":
+            usable &= (abs(operands[0].astype("c16")) < 1e3) & (abs(operands[1]) < 10)
+        found, wanted = found[usable], wanted[usable]
+    rtol = 8 * float(np.finfo(kind).eps) if kind.kind in "fc" else 0
+    if op == "**" and kind.kind == "c":
+        rtol *= 8  # of the logarithm: numpy's own is no better, and worse for great exponents
+    atol = rtol if kind.kind == "c" else 0  # one part of a complex number may cancel
+    if kind == "f4" or kind == "c8":
+        atol += 2e-38  # numbers that are nearly zero
+    np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol, err_msg=f"{op} {[x.dtype for x in operands]}")

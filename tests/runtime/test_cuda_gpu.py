@@ -1,0 +1,149 @@
+"""Arithmetic on a real GPU: every kernel, operation, dtype and layout against the reference."""
+
+import numpy as np
+import pytest
+from cuda_cases import (
+    CONTRACTIONS,
+    GROUPS,
+    check_contraction,
+    check_group,
+    check_named,
+    compute,
+    on_device,
+    operation_agrees,
+    operation_functions,
+    operation_signature,
+    operations,
+)
+from runtime.test_fused import LAYOUTS, NAMED, SIZES, vertex
+
+from einmpi.runtime import reference
+from einmpi.runtime.cuda_launch import OPTIONS
+from einmpi.runtime.cuda_words import COMMON, DEVICE
+
+
+def _missing():
+    try:
+        import cupy
+
+        return "" if cupy.cuda.runtime.getDeviceCount() else "no GPU"
+    except Exception as error:  # whatever CuPy says where it does not work
+        return f"no CuPy or no GPU: {type(error).__name__}"
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_missing()), reason=_missing() or "-"),
+              pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # fmt: skip
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named(cupy, name):
+    for size in SIZES:
+        check_named(cupy, name, size)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_contractions(cupy, dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    for subscripts in CONTRACTIONS:
+        check_contraction(cupy, subscripts, dtype)
+        if dtype.startswith("complex"):
+            check_contraction(cupy, subscripts, dtype, conj=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups(cupy, monkeypatch, name, dtype):
+    check_group(cupy, name, dtype, monkeypatch)
+
+
+def test_every_operation_in_every_dtype(cupy):
+    cases, wrong = list(operations()), []
+    for start in range(0, len(cases), 200):
+        part = cases[start : start + 200]
+        text = DEVICE + COMMON + operation_functions(part)
+        for number, (_, kind, operands) in enumerate(part):
+            given, args = operation_signature(kind, operands)
+            text += f'extern "C" __global__ void run{number}({given}) {{ Long i = blockIdx.x * 256 + threadIdx.x; '
+            text += f"if (i < n) y[i] = k{number}::otimes({args}); }}\n"
+        module = cupy.RawModule(code=text, options=OPTIONS)
+        for number, (einsum, kind, operands) in enumerate(part):
+            target = cupy.empty(operands[0].shape, kind)
+            given = (*map(cupy.asarray, operands), target, target.size)
+            module.get_function(f"run{number}")((-(-target.size // 256),), (256,), given)
+            try:
+                operation_agrees(einsum, kind, operands, target.get())
+            except AssertionError as error:
+                wrong.append(str(error))
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(text[:700] for text in wrong[:12])
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("unaligned", "swapped bytes", "a field")])
+def test_layouts(cupy, layout):
+    for text in ("Z[i,k] = sum(A[i,j] * B[j,k])", "Z[i,k] = max(abs(A[i,j] - B[j,k]))", "Z[j,i] = A[i,j] + B[i,j]",
+                 "Z[i] = sum(A[i,j] * B[i,j])", "Z[j] = min(A[i,j] + B[i,j])"):  # fmt: skip
+        rng = np.random.default_rng(2)
+        a, b = (LAYOUTS[layout](rng.normal(size=(70, 70))) for _ in range(2))
+        einsum, kind, operands = vertex(text, {"A": a, "B": b})
+        assert on_device(cupy, a).strides == a.strides, "the case is not the one meant"
+        wanted = reference.compute(einsum, operands, kind)
+        np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12, atol=1e-11)
+
+
+def test_gathers_and_labels(cupy):
+    rng = np.random.default_rng(0)
+    arrays = {"W": rng.normal(size=(50, 33)), "t": rng.integers(0, 50, (7, 9)), "X": rng.normal(size=(7, 33))}
+    for text in ("Y[b,s,a] = W[t[b,s],a]", "Y[b,s] = sum(W[t[b,s],a] * X[b,a])", "Y[b,s] = t[b,s] * 100 + b * 10 + s"):
+        einsum, kind, operands = vertex(text, arrays)
+        wanted = reference.compute(einsum, operands, kind)
+        np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12)
+    einsum, kind, operands = vertex("Y[b,s] = t[b,s] + s", arrays)
+    found = compute(cupy, einsum, kind, operands, {"s": np.array([3, 1, 4, 15, 9, 2, 6, 5, 35])})
+    np.testing.assert_array_equal(found, arrays["t"] + [3, 1, 4, 15, 9, 2, 6, 5, 35])
+
+
+@pytest.mark.parametrize("bad", [-1, 50, 2**40])
+def test_index_out_of_range(cupy, bad):
+    t = np.arange(12) + 3
+    t[5] = bad
+    einsum, kind, operands = vertex("Y[s,a] = W[t[s],a]", {"W": np.ones((50, 3)), "t": t})
+    with pytest.raises(IndexError) as wanted:
+        reference.compute(einsum, operands, kind)
+    with pytest.raises(IndexError) as found:
+        compute(cupy, einsum, kind, operands)
+    assert str(found.value) == str(wanted.value)
+
+
+def test_more_than_two_to_the_31_elements(cupy):
+    count = 2**31 + 12345
+    x = cupy.arange(count, dtype=np.int8).reshape(1, -1).view(np.bool_)
+    einsum, kind, _ = vertex("Z[i,j] = ~X[i,j]", {"X": np.zeros((1, 2), bool)})
+    from dataclasses import replace
+
+    from einmpi.runtime import cuda
+
+    whole = replace(einsum, extents=(("i", 1), ("j", count)))
+    target = cupy.zeros((1, count), bool)
+    cuda.compute(whole, [x], target, {})
+    assert bool((target == ~(x.view(np.int8) != 0)).all())
+    total, kind, _ = vertex("Z = sum(X[i,j])", {"X": np.zeros((1, 2), bool)})
+    result = cupy.zeros((), np.int64)
+    cuda.compute(replace(total, extents=(("i", 1), ("j", count))), [x], result, {})
+    assert int(result) == int((x.view(np.int8) != 0).sum())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_long_sums_keep_their_digits_and_bits(cupy, dtype):
+    x = np.random.default_rng(1).uniform(size=(3, 1_000_000)).astype(dtype)
+    for text in ("Z[i] = sum(X[i,j])", "Z = sum(X[i,j])", "Z[i] = sum(X[i,j]**2)"):
+        einsum, kind, operands = vertex(text, {"X": x})
+        found = [compute(cupy, einsum, kind, operands) for _ in range(2)]
+        wanted = reference.compute(einsum, [x.astype("float64")], "float64")
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(found[0], wanted.astype(dtype), rtol=3 * np.finfo(dtype).eps)
+        assert found[0].tobytes() == found[1].tobytes()
