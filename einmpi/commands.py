@@ -99,6 +99,7 @@ def _run_job(
     from einmpi.runtime.inputs import Inputs
     from einmpi.runtime.outputs import store
     from einmpi.runtime.watch import note_to
+    from einmpi.schedule.memory import spilled_bytes
 
     checkpoints = None
     if getattr(options, "checkpoint", None) is not None:
@@ -114,7 +115,7 @@ def _run_job(
     )
     observer = Observer(comm, schedule, repeats, record, options.quiet, checkpoints, compiled.backend.wait)
     planned = time.perf_counter()
-    inputs = Inputs(compiled.job, given, compiled.files, keep=repeats > 1)
+    inputs = Inputs(compiled.job, given, compiled.files, keep=repeats > 1 and not plan.spilled)
     measured = []
     for _ in range(repeats):
         with observer.run(note) as compiled.on_step:
@@ -130,7 +131,8 @@ def _run_job(
                "checkpoint": checkpoints.seconds if checkpoints else 0.0, "store": stored,
                "total": time.perf_counter() - start}  # fmt: skip
     last = measured[-1]
-    moved = totals(comm, last.received, last.peak, measured[0].shuffled)
+    moved = totals(comm, last.received, last.peak, measured[0].shuffled, last.spilled, spilled_bytes(schedule),
+                   last.fetched)  # fmt: skip
     report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), compiled.work.text, _kernels(),
                     timeline=observer.timeline)  # fmt: skip
     if checkpoints is not None:

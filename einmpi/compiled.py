@@ -24,6 +24,7 @@ from einmpi.runtime.execute import execute
 from einmpi.runtime.gpus import is_device_array, on_host
 from einmpi.runtime.hdf5 import reopened
 from einmpi.runtime.inputs import Blocks, Inputs
+from einmpi.runtime.scratch import check_folder
 from einmpi.runtime.storage import find_planned
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import lower
@@ -42,6 +43,8 @@ class Measured:
     received: int  # bytes
     peak: int  # bytes
     shuffled: int = 0  # bytes received while loading, beside what the plan moves
+    spilled: int = 0  # bytes written to the slow tier
+    fetched: int = 0  # bytes copied from there
 
 
 class Compiled:
@@ -73,6 +76,8 @@ class Compiled:
             kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
+            if plan.spilled:
+                together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
             self.ready[kinds] = plan, self.backend.arrange(lower(plan, self.comm.rank))
         self.look({*given, *self.files})
         return *self.ready[kinds], given
@@ -122,7 +127,8 @@ class Compiled:
         clock.stop()
         seconds = time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
         received = self.comm.received - before - sources.shuffled
-        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled)
+        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled,
+                            buffers.spilled, buffers.fetched)  # fmt: skip
         return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured
 
     def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:

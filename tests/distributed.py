@@ -18,8 +18,8 @@ from einmpi.runtime.comm import CountingComm
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.execute import execute
 from einmpi.schedule.lower import lower
-from einmpi.schedule.memory import peak_bytes
-from einmpi.schedule.steps import Exchange, Reduce
+from einmpi.schedule.memory import peak_bytes, spilled_bytes
+from einmpi.schedule.steps import Exchange, Fetch, Passes, Reduce, Schedule
 from einmpi.schedule.verify import verify
 
 
@@ -31,6 +31,8 @@ class Done:
     outputs: dict[str, np.ndarray]
     received: list[int]
     peaks: list[int]
+    spilled: int = 0  # bytes written to the slow tier, by all ranks
+    fetched: int = 0
 
     @property
     def moved(self) -> int:
@@ -61,11 +63,24 @@ def run_on_threads(job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None
     received = [compiled.measured.received for _, compiled in results]
     peaks = [compiled.measured.peak for _, compiled in results]
     check_schedules(plan, received, peaks)
+    spilled, fetched = (
+        sum(getattr(compiled.measured, what) for _, compiled in results) for what in ("spilled", "fetched")
+    )
+    assert (spilled, fetched) == tuple(
+        map(sum, zip(*(copied(lower(plan, rank)) for rank in range(ranks)), strict=True))
+    )
     outputs = results[0][0]
     for others, _ in results[1:]:
         for name, array in others.items():
             np.testing.assert_array_equal(array, outputs[name])
-    return Done(plan, outputs, received, peaks)
+    return Done(plan, outputs, received, peaks, spilled, fetched)
+
+
+def copied(schedule: Schedule) -> tuple[int, int]:
+    """Bytes that a schedule copies to the slow tier and from there."""
+    fetches = [step.slot.nbytes if isinstance(step, Fetch) else step.fetched for step in schedule.steps
+               if isinstance(step, Fetch | Passes)]  # fmt: skip
+    return spilled_bytes(schedule), sum(fetches)
 
 
 def check_schedules(plan: Plan, received: list[int], peaks: list[int]) -> None:

@@ -7,12 +7,13 @@ import json
 import os
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from checkpoint_jobs import INPUTS, PROGRAM, write_job
+from checkpoint_jobs import INPUTS, PROGRAM, programs, write_job
 from distributed import assert_close
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -126,6 +127,20 @@ def test_killed_after_any_vertex(job, tmp_path, ranks, strategy):
         found, checkpoints, _ = go(job, ranks, state, resume=True, strategy=strategy)
         assert checkpoints.saved.done == number
         assert_same_bits(found, wanted)
+
+
+@pytest.mark.parametrize("part", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_killed_where_memory_is_short(job, tmp_path, part):
+    """What was outside of memory is there again."""
+    whole = einmpi.plan(job, 2).peak
+    job = replace(job, memory=whole // part)
+    wanted, _, plan = go(job, 2)
+    assert plan.spilled
+    assert_close(wanted, einmpi.reference(job))
+    states, saving = snapshots(job, 2, tmp_path)
+    assert_same_bits(saving, wanted)
+    for state in states:
+        assert_same_bits(go(job, 2, state, resume=True)[0], wanted)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -268,33 +283,6 @@ def test_resident_and_pinned_tensors(tmp_path):
         other = shutil.copytree(state, f"{state} other")
         assert_same_bits(go(job, 4, state, resume=True)[0], wanted)
         assert_close_to(go(job, 2, other, resume=True)[0], wanted)
-
-
-@st.composite
-def programs(draw):
-    """(program, extents): statements that read any tensors before them."""
-    n, m = draw(st.sampled_from([(6, 9), (7, 5), (12, 8), (1, 3), (16, 16)]))
-    known, lines = {"X": "nm", "Y": "mn"}, []
-    for number in range(draw(st.integers(2, 7))):
-        name = f"T{number}"
-        one, two = (draw(st.sampled_from(sorted(known))) for _ in range(2))
-        kinds = ["scale", "rows", "number"] + ["product"] * 3 * (known[one][1:] == known[two][:1] != "")
-        kind = draw(st.sampled_from(kinds))
-        labels = "ij"[: len(known[one])]
-        read = f"{one}[{','.join(labels)}]" if labels else one
-        if kind == "product" and len(known[one]) == len(known[two]) == 2:
-            lines.append(f"{name}[i,k] = sum({one}[i,j] * {two}[j,k])")
-            known[name] = known[one][0] + known[two][1]
-        elif kind == "rows" and len(known[one]) == 2:
-            lines.append(f"{name}[i] = {draw(st.sampled_from(['sum', 'max', 'min']))}({one}[i,j] / 3)")
-            known[name] = known[one][0]
-        elif kind == "number" and known[one]:
-            lines.append(f"{name} = sum({read})")
-            known[name] = ""
-        else:
-            lines.append(f"{name}{f'[{chr(44).join(labels)}]' if labels else ''} = tanh({read}) + 1")
-            known[name] = known[one]
-    return "\n".join(lines), {"n": n, "m": m}
 
 
 @settings(max_examples=8, deadline=None, derandomize=True,

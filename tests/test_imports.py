@@ -18,7 +18,7 @@ LAYERS = (("errors", "units", "version"), ("graph",), ("models",), ("plan",), ("
 POSITION = {"__init__": 8, **{name: k for k, names in enumerate(LAYERS) for name in names}}
 # Packages that few modules alone may import.
 ONLY = {"mpi4py": {"einmpi/runtime/comm_mpi.py"}, "h5py": {"einmpi/runtime/hdf5.py"},
-        "cupy": {"einmpi/runtime/gpus.py", "einmpi/runtime/cuda.py", "einmpi/runtime/cuda_contract.py"}}  # fmt: skip
+        "cupy": {"einmpi/runtime/gpus.py", "einmpi/runtime/cuda_launch.py"}}  # fmt: skip
 HEAVY = ("mpi4py", "cupy", "h5py", "numba", "scipy", "matplotlib", "rich", "opt_einsum", "safetensors")
 
 

@@ -11,7 +11,20 @@ import numpy as np
 
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.labels import project, unique
-from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Scalar, Type, element_text, labels_of, rebuild, text, walk
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Const,
+    Element,
+    Index,
+    Scalar,
+    Type,
+    element_text,
+    labels_of,
+    rebuild,
+    text,
+    walk,
+)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Job:
     fast_math: bool
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
+    scratch: str | None = None  # the folder for what does not fit into memory; None: that of temporary files
 
 
 def read_job(
@@ -56,7 +57,7 @@ def read_job(
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
     for name in ("plan", "run"):
-        table(document, (name,), {"plan": ("strategy", "memory"), "run": ("backend", "fast_math")}[name])
+        table(document, (name,), {"plan": ("strategy", "memory"), "run": ("backend", "fast_math", "scratch")}[name])
     source = _program(document)
     own_dtype = read_dtype(document, ("dtype",)) or "float64"
     chosen_dtype = check_dtype(document.name, dtype) if dtype else own_dtype
@@ -70,7 +71,7 @@ def read_job(
     check_outputs(outputs, graph)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     return Job(get(document, ("title",), str) or stem, document.name, source, chosen_dtype, values, inputs, outputs,
-               *settings, graph)  # fmt: skip
+               *settings, graph, _scratch(document))  # fmt: skip
 
 
 def _program(document: Document) -> Source:
@@ -128,6 +129,11 @@ def _memory(document: Document) -> int | None:
         return parse_bytes(given) if isinstance(given, str) else check_bytes(given)
     except ValueError as error:
         raise InputError(place, str(error)) from None
+
+
+def _scratch(document: Document) -> str | None:
+    given = get(document, ("run", "scratch"), str)
+    return given and os.path.join(os.path.dirname(document.name), os.path.expanduser(given))
 
 
 def _roles(document: Document) -> dict[str, tuple[str, ...]]:

@@ -24,6 +24,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "words_predicted": plan.words_predicted,
         "bytes_predicted": plan.bytes_predicted,
         "bytes_peak_predicted": plan.peak,
+        "bytes_outside_predicted": plan.spilled,
         "paper_cost": plan.paper_cost,
         "seconds_planning": plan.seconds,
         "vertices": [
@@ -78,7 +79,8 @@ def totals(plan: Plan) -> list[Note]:
     each = -(-plan.bytes_predicted // plan.mesh.ranks)
     notes.append(("moved", f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
                            f"{show_bytes(each)} to the busiest rank"))  # fmt: skip
-    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank"))
+    outside = f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times" if plan.spilled else ""
+    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank{outside}"))
     notes.append(("certificate", _certificate(plan)))
     notes.append(("digest", plan.digest))
     return notes + in_words(plan)

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.plan.mesh import Mesh
+from einmpi.plan.pieces import pieces_bytes, smallest
 
 STAGE = 16 * 2**20  # bytes of a buffer for messages
+_LEAST_STAGE, _STAGES = 256, 8
 
 
-def staging(nbytes: int, ranks: int) -> int:
+def stage_of(limit: int | None) -> int:
+    """Bytes of a buffer for messages, where a rank has so much memory."""
+    return STAGE if limit is None else min(STAGE, max(_LEAST_STAGE, limit // _STAGES))
+
+
+def staging(nbytes: int, ranks: int, stage: int = STAGE) -> int:
     """Bytes of buffers while a block of this size moves: one for sending, one for receiving, and what rounding adds."""
-    return 2 * min(nbytes, STAGE) + 16 * ranks if ranks > 1 else 0
+    return 2 * min(nbytes, stage) + 16 * ranks if ranks > 1 else 0
 
 
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
@@ -55,17 +63,13 @@ def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tupl
 
 
 def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
+               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str],
+               stage: int = STAGE) -> int:  # fmt: skip
     """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes.
 
     While a tensor moves there are buffers for messages beside it, one for sending and one for receiving.
     """
-    held: dict[str, int] = {}
-    for name in resident:
-        for user in graph.consumers.get(name, ()):
-            operand = graph[user].inputs.index(name)
-            cuts = layouts.get(name) or operand_cuts(graph, user, operand, states[user])
-            held[name] = block_bytes(graph[name], mesh, cuts)
+    held = _resident_bytes(graph, mesh, states, layouts, resident)
     peak = sum(held.values())
     for vertex in graph.computed:
         state = states[vertex.name]
@@ -75,26 +79,59 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
             if graph[name].is_input and name not in held and name in layouts:
                 held[name] = block_bytes(graph[name], mesh, layouts[name])
                 if None in layouts[name]:
-                    staged = max(staged, staging(held[name], mesh.ranks))
+                    staged = max(staged, staging(held[name], mesh.ranks, stage))
             stored = layouts.get(name) or (wanted if graph[name].is_input else output_cuts(graph, name, states[name]))
             partial = name not in layouts and _is_partial(graph[name], states)
             if name not in held or stored != wanted or partial:
                 size = block_bytes(graph[name], mesh, wanted)
                 gathered += size
                 if name in held or None in wanted:  # else an input that no two ranks want
-                    staged = max(staged, staging(max(held.get(name, 0), size), mesh.ranks))
+                    staged = max(staged, staging(max(held.get(name, 0), size), mesh.ranks, stage))
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
         moves = vertex.name in layouts and (layouts[vertex.name] != cuts or _is_partial(vertex, states))
         final = block_bytes(vertex, mesh, layouts[vertex.name]) if moves else 0
         now = sum(held.values())
-        staged_final = staging(max(made, final), mesh.ranks) if moves else 0
+        staged_final = staging(max(made, final), mesh.ranks, stage) if moves else 0
         peak = max(peak, now + gathered + max(made, staged), now + made + final + staged_final)
         for name in graph.last_reads[vertex.name]:
             if name not in resident:
                 held.pop(name, None)
         held[vertex.name] = final if moves else made
     return peak
+
+
+def _resident_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
+                    layouts: Mapping[str, tuple[int | None, ...]],
+                    resident: Collection[str]) -> dict[str, int]:  # fmt: skip
+    held = {}
+    for name in resident:
+        for user in graph.consumers.get(name, ()):
+            operand = graph[user].inputs.index(name)
+            cuts = layouts.get(name) or operand_cuts(graph, user, operand, states[user])
+            held[name] = block_bytes(graph[name], mesh, cuts)
+    return held
+
+
+def least_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
+                layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
+    """What a rank needs at the least, when all that can be is outside of its memory and vertices go piece by piece."""
+    held = sum(_resident_bytes(graph, mesh, states, layouts, resident).values())
+    least = held
+    for vertex in graph.computed:
+        assert vertex.einsum is not None
+        axes = {x: [a for a, cut in enumerate(states[vertex.name]) if cut == x] for x in vertex.einsum.labels}
+        extents = tuple((x, longest_share(mesh, extent, axes[x])) for x, extent in vertex.einsum.extents)
+        einsum = replace(vertex.einsum, extents=extents)
+        tensors = [*(graph[name] for name in vertex.inputs), vertex]
+        itemsizes = [np.dtype(tensor.dtype).itemsize for tensor in tensors]
+        shapes = [tensor.bound for tensor in tensors]
+        least = max(least, held + pieces_bytes(einsum, smallest(einsum), shapes, itemsizes, (), ahead=False))
+    if mesh.ranks == 1:
+        return least
+    # Two buffers for messages beside what stays; they are a share of the limit that is being looked for.
+    fixed = held + 16 * mesh.ranks
+    return max(least, fixed + 2 * _LEAST_STAGE, -(-fixed * _STAGES // (_STAGES - 2)))
 
 
 def _is_partial(vertex: Vertex, states: Mapping[str, tuple[str | None, ...]]) -> bool:

@@ -13,13 +13,16 @@ MOST_WAYS = 20_000  # that are looked at
 
 
 def block_sizes(einsum: EinSum) -> Iterator[dict[str, int]]:
-    """How much of each label at a time: all ways to halve labels again and again, large pieces first."""
+    """How much of each label at a time: all ways to halve labels again and again.
+
+    Those come first that cut the first labels: their pieces lie in fewer runs of memory.
+    """
     step = 1
-    while (prod(len(_halves(extent, step)) for _, extent in einsum.extents)) > MOST_WAYS:
+    while prod(len(_halves(extent, step)) for _, extent in einsum.extents) > MOST_WAYS:
         step += 1
-    ways = [_halves(extent, step) for _, extent in einsum.extents]
+    ways = [_halves(extent, step) for _, extent in reversed(einsum.extents)]
     for sizes in itertools.product(*ways):
-        yield dict(zip(einsum.labels, sizes, strict=True))
+        yield dict(zip(einsum.labels, reversed(sizes), strict=True))
 
 
 def _halves(extent: int, step: int) -> list[int]:
@@ -40,7 +43,7 @@ def piece_elements(entries: OperandIndex, shape: Sequence[int], size: Mapping[st
 
 def pieces_bytes(einsum: EinSum, size: Mapping[str, int], shapes: Sequence[Sequence[int]], itemsizes: Sequence[int],
                  inside: Collection[int], ahead: bool) -> int:  # fmt: skip
-    """Bytes of the pieces that are in memory at once; shapes and item sizes are those of the operands, then of the target.
+    """Bytes of the pieces that are in memory at once. Shapes and item sizes are those of the operands and the target.
 
     With `ahead` there are two of each piece that changes: one in use, one on its way. Where an aggregation is cut, a
     part of it is computed beside what has been aggregated so far. Operands `inside` are in memory anyhow.

@@ -17,7 +17,7 @@ from einmpi.graph.job_file import STRATEGIES
 from einmpi.plan.bounds import lower_bound_words
 from einmpi.plan.costs import Cost, graph_cost
 from einmpi.plan.factor import Edge, factor, repeated_layers
-from einmpi.plan.memory import peak_bytes
+from einmpi.plan.memory import STAGE, least_bytes, peak_bytes, stage_of
 from einmpi.plan.mesh import Mesh, prime_factors
 from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, place
@@ -45,13 +45,14 @@ class Plan:
     layouts: Mapping[str, tuple[int | None, ...]]
     words: Mapping[str, Cost]  # moved for each vertex
     bytes: Mapping[str, int]
-    peak: int  # bytes of tensors on the fullest rank
+    peak: int  # bytes of tensors and message buffers on the fullest rank
     kind: str  # "exact" or "gap"
     lower_bound: int
     paper_cost: int
     notes: Mapping[str, str]
     resident: tuple[str, ...] = ()  # inputs that lie where they are wanted
     memory: int | None = None  # bytes a rank, as asked for
+    spilled: int = 0  # bytes by which the peak would be higher if nothing of it were kept outside of memory at times
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -61,7 +62,14 @@ class Plan:
         parts += [f"{name}:{state}" for name, state in self.states.items()]
         parts += [f"{name}:{layout}" for name, layout in self.layouts.items()]
         parts += [f"{name}: resident" for name in self.resident]
+        parts += [f"messages: {self.stage}"] if self.stage != STAGE else []
+        parts += [f"memory: {self.memory}"] if self.spilled else []
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def stage(self) -> int:
+        """Bytes of a buffer for messages."""
+        return stage_of(self.memory)
 
     @property
     def words_predicted(self) -> int:
@@ -115,7 +123,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         except InputError as error:
             refused = refused or error
             continue
-        if best is None or _takes_less_time(plan, best):
+        if best is None or _is_better(plan, best):
             best = plan
     if best is None:
         assert refused is not None
@@ -128,6 +136,11 @@ def _rank_counts(ranks: int, strategy: str) -> list[int]:
     if strategy != DEFAULT or max(prime_factors(ranks), default=1) <= LARGE_PRIME:
         return [ranks]
     return [ranks, next(used for used in range(ranks, 0, -1) if max(prime_factors(used), default=1) <= LARGE_PRIME)]
+
+
+def _is_better(plan: Plan, other: Plan) -> bool:
+    """What fits into memory is quicker than what does not."""
+    return plan.spilled < other.spilled or (plan.spilled == other.spilled and _takes_less_time(plan, other))
 
 
 def _takes_less_time(plan: Plan, other: Plan) -> bool:
@@ -207,18 +220,27 @@ class _Planning:
 
     def plan(self) -> Plan:
         """The first plan that fits into memory when a byte of it gets dearer and dearer."""
-        limit, least, before = self.options.memory, 2**63, None
+        limit, before = self.options.memory, None
+        least: tuple[int, States] | None = None
         for price in _prices():
             found = self.solve(price)
             peak = self.peak(found.states)
-            least = min(least, peak)
             if limit is None or peak <= limit:
                 return self.describe(found.states, peak, found.exact and not price and not self.wanted)
+            least = (peak, found.states) if least is None or peak < least[0] else least
             if price > 1 << 20 and found.states == before:
                 break  # memory is all that counts by now
             before = found.states
-        raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
-                         f"at least {least} bytes, or more ranks")  # fmt: skip
+        assert limit is not None and least is not None
+        return self.spilling(limit, *least)
+
+    def spilling(self, limit: int, peak: int, states: States) -> Plan:
+        """The plan that takes the least memory, for which some of it has to lie outside at times."""
+        needed = least_bytes(self.graph, self.mesh, *self.named(states), self.resident)
+        if needed > limit:
+            raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
+                             f"at least {needed} bytes, or more ranks")  # fmt: skip
+        return replace(self.describe(states, limit, exact=False), spilled=peak - limit)
 
     def solve(self, price: int) -> Solution:
         """The fewest bytes; but not at the price of computing much of the graph again and again on many ranks."""
@@ -248,7 +270,7 @@ class _Planning:
                          f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
 
     def peak(self, found: States) -> int:
-        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident)
+        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident, stage_of(self.options.memory))
 
     def named(self, found: States) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
         """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""

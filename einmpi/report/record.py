@@ -15,10 +15,26 @@ from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.clocks import Reading, compare_clocks, on_first_clock
 from einmpi.runtime.comm import Comm
 from einmpi.schedule.regions import elements
-from einmpi.schedule.steps import Begin, Exchange, Free, Group, Kernel, Load, Reduce, Step, Store
+from einmpi.schedule.steps import (
+    Begin,
+    Drop,
+    Evict,
+    Exchange,
+    Fetch,
+    Free,
+    Group,
+    Kernel,
+    Load,
+    Passes,
+    Place,
+    Reduce,
+    Step,
+    Store,
+)
 
 _KIND: dict[type, str] = {Load: "load", Begin: "load", Exchange: "exchange", Reduce: "reduce", Kernel: "kernel",
-                          Group: "kernel", Store: "store"}  # fmt: skip
+                          Group: "kernel", Passes: "kernel", Store: "store", Evict: "spill", Drop: "spill",
+                          Fetch: "spill"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,12 +50,15 @@ class Work:
 
 
 def work_of(step: Step) -> Work | None:
-    """None of a step that is none: Free."""
-    if isinstance(step, Free):
+    """None of a step that is none: Free, Place."""
+    if isinstance(step, Free | Place):
         return None
     kind = _KIND[type(step)]
-    if isinstance(step, Kernel | Group):
-        kernels = step.kernels if isinstance(step, Group) else (step,)
+    if isinstance(step, Evict | Drop | Fetch):
+        # Waiting for a copy out of memory is a part of its span, and its bytes are counted once.
+        return Work(kind, step.slot.tensor, 0 if isinstance(step, Drop) else step.slot.nbytes)
+    if isinstance(step, Kernel | Group | Passes):
+        kernels = step.kernels if isinstance(step, Group) else (step.kernel if isinstance(step, Passes) else step,)
         return Work(kind, step.vertex, operations=sum(kernel.einsum.operations() for kernel in kernels))
     if isinstance(step, Begin):
         return Work(kind, step.load.tensor)  # its bytes are those of the Load

@@ -68,12 +68,16 @@ class Totals:
     moved_most: int
     peak: int
     shuffled: int = 0  # by ranks that read files for each other
+    spilled: int = 0  # written to the slow tier
+    spilled_planned: int = 0
+    fetched: int = 0  # copied from there
 
 
-def totals(comm: Comm, received: int, peak: int, shuffled: int = 0) -> Totals:
-    every = [tuple(map(int, text.split())) for text in comm.allgather_text(f"{received} {peak} {shuffled}")]
-    moved, peaks, read = zip(*every, strict=True)
-    return Totals(sum(moved), max(moved), max(peaks), sum(read))
+def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
+    """`others` are those of Totals that are added up over the ranks, in their order."""
+    own = " ".join(map(str, (received, peak, *others)))
+    moved, peaks, *added = zip(*(map(int, text.split()) for text in comm.allgather_text(own)), strict=True)
+    return Totals(sum(moved), max(moved), max(peaks), *map(sum, added))
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,9 @@ class Report:
             "bytes_shuffled_loading": self.totals.shuffled,
             "bytes_peak_predicted": plan.peak,
             "bytes_peak": self.totals.peak,
+            "bytes_spilled": self.totals.spilled,
+            "bytes_spilled_predicted": self.totals.spilled_planned,
+            "bytes_fetched": self.totals.fetched,
             "resumed_from": self.resumed_from,
             "checkpoints": self.checkpoints,
             "seconds": dict(self.seconds),
@@ -137,6 +144,9 @@ class Report:
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
         if self.totals.shuffled:
             lines.append(f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another")
+        if self.totals.spilled:
+            lines.append(f"  {show_bytes(self.totals.spilled)} were written to scratch files, "
+                         f"{show_bytes(self.totals.fetched)} read from them")  # fmt: skip
         targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             shape = "×".join(map(str, array.shape)) or "scalar"

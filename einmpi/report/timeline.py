@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-KINDS = ("load", "exchange", "reduce", "kernel", "store")
+KINDS = ("load", "exchange", "reduce", "kernel", "store", "spill")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Span:
     label: str  # the step in one line
     start: float
     end: float
-    nbytes: int = 0  # received from others, or read, or written
+    nbytes: int = 0  # received from others, read, written, or copied out of memory or into it
     operations: int = 0  # of a kernel
     group: tuple[int, ...] = ()  # the ranks that exchange or reduce together
     to: int | None = None  # the next of them, in a ring, that gets something from this rank

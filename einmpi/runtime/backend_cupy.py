@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.runtime import cuda, cuda_group
 from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_device import COMMS
 from einmpi.runtime.device_copies import DeviceCopies, DeviceCopy
 from einmpi.runtime.gpus import Gpu, bind, library
+from einmpi.runtime.groups import arrange
 from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.steps import Group, Kernel, Schedule
 
@@ -45,9 +47,6 @@ class CupyBackend:
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
         self.cupy = library()
-        from einmpi.runtime.cuda import compute  # imports cupy; without it there was an error before
-
-        self.kernel = compute
         self.reserved = 0
         self.resident: dict[Any, Any] = {}  # blocks of inputs that stay between calls
 
@@ -125,13 +124,15 @@ class CupyBackend:
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
         index = {label: indices(runs) for label, runs in step.index}
         chosen = selected(step, operands, self.cupy.asarray)
-        self.kernel(step.einsum, chosen, target, index, self.fast_math, self.tf32)
+        cuda.compute(step.einsum, chosen, target, index, self.fast_math, self.tf32)
 
     def arrange(self, schedule: Schedule) -> Schedule:
-        return schedule
+        return arrange(schedule, cuda_group.RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
-        return False
+        slots = {slot.name for kernel in step.kernels for slot in (*kernel.operands, kernel.target)}
+        own = {name: arrays[name] for name in slots if name in arrays}
+        return cuda_group.compute(step, own, self.fast_math)
 
     # ---- host -------------------------------------------------------------------------------------------------------
 
@@ -139,7 +140,8 @@ class CupyBackend:
         return array if isinstance(array, np.ndarray) else self.copies.download(array)
 
     def from_host(self, values: np.ndarray, array: Any) -> None:
-        self.copies.upload(np.ascontiguousarray(values), array)
+        if values is not array:
+            self.copies.upload(np.ascontiguousarray(values), array)
 
     def wait(self) -> None:
         self.copies.down.synchronize()

@@ -28,7 +28,7 @@ class Workplace:
 
 def on_host(job: Job, comm: Comm) -> Workplace:
     threads = threads_of(comm)
-    backend = NumpyBackend(threads.count, job.fast_math)
+    backend = NumpyBackend(threads.count, job.fast_math, job.scratch)
     return Workplace(backend, comm, lambda inputs: inputs,
                      lambda place, needed: check_memory(place, needed * comm.ranks_on_node), str(threads))  # fmt: skip
 
@@ -40,7 +40,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
 
     station = station_of(comm, job.path or job.source.name)
     # TF32 is faster and rounds more, which is what fast_math allows.
-    backend = CupyBackend(station, job.fast_math, tf32=job.fast_math)
+    backend = CupyBackend(station, job.fast_math, tf32=job.fast_math, scratch=job.scratch)
     messages = f", messages by {station.gpu.way}" if comm.size > 1 else ""
     return Workplace(backend, station.comm, lambda inputs: DeviceInputs(inputs, backend, comm),
                      lambda place, needed: gpus.check_memory(place, station.gpu, needed),

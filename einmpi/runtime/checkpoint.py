@@ -176,7 +176,7 @@ class Checkpoints:
         draft, problem = json.loads(self.comm.allgather_text(json.dumps([draft, problem]))[0])
         if problem:
             return str(problem)
-        slots = [buffers.arrays.get(point.slot.name) for point in points]
+        slots = [buffers[point.slot] if point.slot.name in buffers else None for point in points]
         arrays = [None if array is None else buffers.backend.to_host(array) for array in slots]
         written = _attempt(lambda: _write_blocks(draft, blocks, arrays, self.comm.rank))
         texts = self.comm.allgather_text(json.dumps(written))

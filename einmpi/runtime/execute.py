@@ -27,6 +27,7 @@ from einmpi.schedule.steps import (
     Reduce,
     SavePoint,
     Schedule,
+    Slot,
     Step,
     Store,
     reads,
@@ -59,7 +60,7 @@ def execute(schedule: Schedule, backend: Backend, comm: Comm, storage: Storage,
     """Do a rank's schedule: (its blocks of the outputs, the buffers with what they took). `on_step` hears of each step
     before it is done, `keeper` when a vertex is."""
     buffers = Buffers(backend)
-    outputs: dict[str, Any] = {}
+    stored: dict[str, Slot] = {}
     for slot in schedule.outside:
         buffers.place(slot)
     if keeper is not None:
@@ -69,12 +70,12 @@ def execute(schedule: Schedule, backend: Backend, comm: Comm, storage: Storage,
             if on_step is not None:
                 on_step(step)
             if isinstance(step, Store):
-                outputs[step.tensor] = buffers[step.slot]
+                stored[step.tensor] = step.slot  # it may go out of memory and come back until the end
             else:
                 _do(step, buffers, comm, storage)
         if keeper is not None and point is not None:
             keeper.reached(point, buffers)
-    return outputs, buffers
+    return {name: buffers[slot] for name, slot in stored.items()}, buffers
 
 
 def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:

@@ -12,7 +12,7 @@ from einmpi.runtime.backend_cupy import CupyBackend
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.device_copies import PIECE
 from einmpi.runtime.dist_array import DistArray
-from einmpi.runtime.gpus import is_device_array
+from einmpi.runtime.gpus import is_device_array, on_host
 from einmpi.runtime.inputs import Inputs
 from einmpi.runtime.reading import Reading
 from einmpi.schedule.regions import Region, chunks, elements, flat_range, length, shape, whole
@@ -35,6 +35,8 @@ class DeviceInputs:
         given = self.inputs.given.get(step.tensor)
         if is_device_array(given):
             self._fill_from_device(step, given, target)
+        elif isinstance(target, np.ndarray) and step.tensor not in self.begun:  # a slot in the slow tier
+            self.inputs.fill(step, target, self.comm)
         elif self._in_pieces(step):
             self._fill_in_pieces(step, target)
         else:
@@ -100,10 +102,13 @@ class DeviceInputs:
     def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
         """From an array that every rank has on its GPU."""
         array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
-        self.backend.unpack(self.backend.cupy.ascontiguousarray(array), target, step.place)
+        values = self.backend.cupy.ascontiguousarray(array)
+        self.backend.unpack(on_host(values) if isinstance(target, np.ndarray) else values, target, step.place)
 
     def _put(self, values: np.ndarray, target: Any, step: Load) -> None:
-        if values.size == target.size:
+        if isinstance(target, np.ndarray):
+            self.backend.unpack(values, target, step.place)
+        elif values.size == target.size:
             self.copies.upload(values, target)
         else:
             packed = self.backend.allocate((values.size,), step.slot.dtype)

@@ -13,10 +13,10 @@ from einmpi.schedule.layout import Cuts, Layout, dealt_out
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import PARTIAL, Reduction, exchange, reduced, reduction
 from einmpi.schedule.regions import Region, Runs, length, locate, share
+from einmpi.schedule.spill import with_spills
 from einmpi.schedule.steps import (
-    Begin,
+    ASIDE,
     Exchange,
-    Free,
     Kernel,
     Load,
     Moves,
@@ -35,11 +35,13 @@ def lower(plan: Plan, rank: int) -> Schedule:
     idle = rank >= plan.mesh.ranks
     lowering = _Lowering(plan, 0 if idle else rank)
     steps = with_frees(lowering.run(), kept=plan.resident)
+    if plan.spilled:
+        steps = with_spills(steps, limit=plan.peak)
     steps = with_begins(steps, limit=max(plan.peak, plan.memory or 0))
     if idle:
         points = [replace(point, steps=0) for point in lowering.points]
         return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
-    ends = [number for number, step in enumerate(steps) if not isinstance(step, Free | Begin)] + [len(steps)]
+    ends = [number for number, step in enumerate(steps) if not isinstance(step, ASIDE)] + [len(steps)]
     points = [replace(point, steps=ends[point.steps]) for point in lowering.points]
     return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
 
@@ -104,7 +106,7 @@ class _Lowering:
         if key not in self.moves:
             self.moves[key] = None, replace(exchange(wanted, pieces, wanted, self.rank), own=None)
         if everywhere:
-            self.steps.append(Exchange(vertex.name, slot, slot, self.moves[key][1]))
+            self.steps.append(Exchange(vertex.name, slot, slot, self.moves[key][1], self.plan.stage))
 
     # ---- computed tensors -------------------------------------------------------------------------------------------
 
@@ -152,9 +154,9 @@ class _Lowering:
         reducing, moves = self.moves[key]
         if reducing is not None:
             assert vertex.einsum is not None and vertex.einsum.aggregation is not None
-            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reducing))
+            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reducing, self.plan.stage))
         made = slot_of(name, self.block(vertex, target), vertex.dtype)
-        self.steps.append(Exchange(vertex.name, slot, made, moves))
+        self.steps.append(Exchange(vertex.name, slot, made, moves, self.plan.stage))
         return made
 
     def kernel(self, vertex: Vertex, einsum: EinSum, state: Sequence[str | None], operands: Sequence[Slot],

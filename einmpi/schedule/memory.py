@@ -1,4 +1,4 @@
-"""When a slot can go, and the most bytes a schedule holds at once."""
+"""When a slot can go, when a load can begin, and the most bytes a schedule holds at once."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Collection, Sequence
 from einmpi.plan.memory import staging
 from einmpi.schedule.steps import (
     Begin,
+    Drop,
+    Evict,
     Exchange,
+    Fetch,
     Free,
     Kernel,
     Load,
+    Passes,
+    Place,
     Reduce,
     Schedule,
     Slot,
@@ -43,26 +48,22 @@ def with_frees(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
 def message_bytes(step: Step) -> int:
     """The most bytes of buffers for messages that a step needs."""
     if isinstance(step, Exchange):
-        return staging(max(step.source.nbytes, step.target.nbytes), len(step.moves.group))
+        return staging(max(step.source.nbytes, step.target.nbytes), len(step.moves.group), step.stage)
     if isinstance(step, Reduce):
-        return staging(step.slot.nbytes, len(step.group))
+        return staging(step.slot.nbytes, len(step.group), step.stage)
     return 0
 
 
 def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
     """The steps with a Begin for each Load that fits into memory beside the kernels before it: the earlier the better,
     but what is wanted first goes first."""
-    needed = _bytes_needed(steps)
+    needed = bytes_needed(steps)
     begins: dict[int, list[Step]] = {}
+    outside = {step.slot.name for step in steps if isinstance(step, Place)}
     for number, step in enumerate(steps):
-        if not isinstance(step, Load) or step.kept:
+        if not isinstance(step, Load) or step.kept or step.slot.name in outside:
             continue
-        start = None
-        for k in range(number - 1, -1, -1):
-            if needed[k] + step.slot.nbytes > limit:
-                break
-            if isinstance(steps[k], Kernel):
-                start = k
+        start = earliest_start(steps, needed, number, step.slot.nbytes, limit)
         if start is not None:
             begins.setdefault(start, []).append(Begin(step))
             for k in range(start, number):
@@ -70,21 +71,49 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
     return [each for number, step in enumerate(steps) for each in (*begins.get(number, ()), step)]
 
 
+def earliest_start(steps: Sequence[Step], needed: Sequence[int], number: int, nbytes: int, limit: int,
+                   first: int = 0) -> int | None:  # fmt: skip
+    """The first kernel, not before the step `first`, from which on there is room for so many bytes more up to the step
+    `number`; None where there is no such kernel."""
+    start = None
+    for k in range(number - 1, first - 1, -1):
+        if needed[k] + nbytes > limit:
+            break
+        if isinstance(steps[k], Kernel | Passes):
+            start = k
+    return start
+
+
 def peak_bytes(schedule: Schedule) -> int:
     """The most bytes of tensors and message buffers on the rank."""
-    return max(_bytes_needed(schedule.steps), default=0)
+    return max(bytes_needed(schedule.steps), default=0)
 
 
-def _bytes_needed(steps: Sequence[Step]) -> list[int]:
-    """The bytes of tensors and message buffers in each step."""
+def spilled_bytes(schedule: Schedule) -> int:
+    """Bytes that are written to the slow tier: what is evicted, and what is made there."""
+    placed = sum(slot.nbytes for slot in schedule.outside)
+    return placed + sum(step.slot.nbytes for step in schedule.steps if isinstance(step, Evict | Place))
+
+
+def bytes_needed(steps: Sequence[Step]) -> list[int]:
+    """The bytes of tensors, message buffers and pieces in memory in each step."""
     held: dict[str, int] = {}
+    outside: set[str] = set()
     needed, total = [], 0
     for step in steps:
-        for slot in writes(step):
+        if isinstance(step, Place):
+            outside.add(step.slot.name)
+        made = [step.slot] if isinstance(step, Fetch) else [s for s in writes(step) if s.name not in outside]
+        for slot in made:
+            outside.discard(slot.name)
             if slot.name not in held:
                 held[slot.name] = slot.nbytes
                 total += slot.nbytes
-        needed.append(total + message_bytes(step))
-        if isinstance(step, Free):
-            total -= held.pop(step.slot.name)
+        needed.append(total + message_bytes(step) + (step.buffers if isinstance(step, Passes) else 0))
+        if isinstance(step, Free | Drop):
+            total -= held.pop(step.slot.name, 0)
+            if isinstance(step, Drop):
+                outside.add(step.slot.name)
+            else:
+                outside.discard(step.slot.name)
     return needed

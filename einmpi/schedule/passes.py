@@ -89,7 +89,8 @@ def cut(runs: Runs, part: tuple[int, int]) -> Runs:
 
 
 def in_passes(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Passes | None:
-    """The kernel in pieces that fit into so many bytes, with the fewest copies; None where there is no such cut.
+    """The kernel in pieces that fit into so many bytes: the cut with which the fewest bytes are fetched, and combined
+    where an aggregation is cut. None where there is no such cut.
 
     `inside` are operands that are in memory whole, beside these bytes.
     """
@@ -109,10 +110,13 @@ def _best(einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[
             needed = pieces_bytes(einsum, size, shapes, itemsizes, inside, ahead)
             if needed > memory:
                 continue
+            counts = _counts(einsum, size)
+            passes = prod(counts.values())
+            combined = (prod(counts[label] for label in einsum.aggregated) - 1) * prod(shapes[-1]) * itemsizes[-1]
             for order in _orders(einsum, size):
                 loops = (*order, *einsum.aggregated)
                 fetched = _fetched(einsum, shapes, itemsizes, size, loops, inside)
-                cost = fetched + PASS_WORTH * prod(_counts(einsum, size).values())
+                cost = fetched + combined + PASS_WORTH * passes
                 if best is None or cost < best[0]:  # of equal ones the first
                     best = cost, (tuple((x, size[x]) for x in loops), inside, ahead, needed, fetched)
         if best is not None:

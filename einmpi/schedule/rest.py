@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from einmpi.schedule.steps import Exchange, Load, Schedule, Step, Store, reads, writes
+from einmpi.schedule.steps import (
+    Begin,
+    Drop,
+    Evict,
+    Exchange,
+    Fetch,
+    Free,
+    Group,
+    Load,
+    Place,
+    Schedule,
+    Slot,
+    Step,
+    Store,
+    reads,
+    writes,
+)
 
 
 def remaining(schedule: Schedule, done: int) -> Schedule:
@@ -18,9 +35,35 @@ def remaining(schedule: Schedule, done: int) -> Schedule:
     used = {slot.name for step in after for slot in reads(step)}
     again = tuple(step for step in before if isinstance(step, Store)
                   or (_loads(step) and any(slot.name in used for slot in writes(step))))  # fmt: skip
+    outside: tuple[Slot, ...] = ()
+    if any(isinstance(step, Place | Evict) for step in schedule.steps):
+        # Memory is short: all begins outside, and then what was in memory is fetched.
+        there, inside = _lying(before)
+        loaded = {slot for step in again for slot in writes(step)}
+        again = (*(Place(slot) for slot in there if slot in loaded), *again, *map(Fetch, inside))
+        outside = tuple(slot for slot in there if slot not in loaded)
     shift = len(again) - end
     points = tuple(replace(point, steps=point.steps + shift) for point in schedule.points[done:])
-    return replace(schedule, steps=again + after, points=points)
+    return replace(schedule, steps=again + after, points=points, outside=outside)
+
+
+def _lying(steps: Sequence[Step]) -> tuple[list[Slot], list[Slot]]:
+    """The slots that have values after these steps, but for those that stay between runs; and which are in memory."""
+    memory: dict[Slot, None] = {}
+    outside: dict[Slot, None] = {}
+    single = [part for step in steps for part in (step.steps if isinstance(step, Group) else (step,))]
+    for step in single:
+        if isinstance(step, Free | Drop):
+            memory.pop(step.slot, None)
+        if isinstance(step, Free):
+            outside.pop(step.slot, None)
+        elif isinstance(step, Fetch):
+            memory[step.slot] = None
+        elif isinstance(step, Place | Evict):
+            outside[step.slot] = None
+        elif not isinstance(step, Begin) and not (isinstance(step, Load) and step.kept):
+            memory.update(dict.fromkeys(slot for slot in writes(step) if slot not in outside))
+    return list(memory | outside), list(memory)
 
 
 def _loads(step: Step) -> bool:

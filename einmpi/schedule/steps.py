@@ -25,6 +25,11 @@ class Slot:
     dtype: str
 
     @property
+    def tensor(self) -> str:
+        """Whose values it holds: slots have the name of a tensor, and what for where there are several."""
+        return self.name.partition("→")[0].rstrip("'")
+
+    @property
     def nbytes(self) -> int:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
@@ -249,6 +254,9 @@ class Passes:
 Step: TypeAlias = (
     Load | Begin | Exchange | Reduce | Kernel | Group | Store | Free | Place | Evict | Drop | Fetch | Passes
 )
+
+
+ASIDE = (Free, Begin, Place, Evict, Drop, Fetch)  # steps that have to do with memory alone: a rank has its own
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from einmpi.schedule.regions import Region, indices, shape
-from einmpi.schedule.steps import Exchange, Free, Kernel, Load, Reduce, Schedule, Slot, Step, reads
+from einmpi.schedule.steps import (
+    Drop,
+    Evict,
+    Exchange,
+    Fetch,
+    Free,
+    Kernel,
+    Load,
+    Passes,
+    Place,
+    Reduce,
+    Schedule,
+    Slot,
+    Step,
+    reads,
+    writes,
+)
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
@@ -17,6 +33,7 @@ def verify(schedules: Sequence[Schedule]) -> None:
     assert len({schedule.digest for schedule in schedules}) == 1, "the schedules are of different plans"
     for schedule in schedules:
         _check_slots(schedule)
+        _check_tiers(schedule)
     _check_loads(schedules)
     _check_messages(schedules)
 
@@ -48,13 +65,47 @@ def _check_slots(schedule: Schedule) -> None:
             _paint(filled, step.slot, step.place)
         elif isinstance(step, Exchange):
             _fill_exchange(filled, step)
-        elif isinstance(step, Kernel):
-            filled[step.target.name] = np.ones(step.target.shape, np.int8)
+        elif isinstance(step, Kernel | Passes):
+            target = step.target if isinstance(step, Kernel) else step.kernel.target
+            filled[target.name] = np.ones(target.shape, np.int8)
         elif isinstance(step, Free):
             assert step.slot.name not in freed, f"{where}: freed twice"
             del filled[step.slot.name]
             freed.add(step.slot.name)
     assert not (freed & filled.keys()), f"rank {schedule.rank}: a slot is used after it was freed"
+
+
+def _check_tiers(schedule: Schedule) -> None:
+    """Slots are in memory, or in the slow tier, where a step wants them; nothing is lost when memory is given up."""
+    memory: set[str] = set()
+    outside: set[str] = {slot.name for slot in schedule.outside}  # with the newest values
+    kept = {step.slot.name for step in schedule.steps if isinstance(step, Load) and step.kept}
+    for number, step in enumerate(schedule.steps):
+        where = f"rank {schedule.rank}, step {number}: {step}"
+        used = {slot.name for slot in reads(step)}
+        made = {slot.name for slot in writes(step)}
+        if isinstance(step, Kernel):
+            assert used <= memory, f"{where}: {sorted(used - memory)} not in memory"
+            assert not made & outside, f"{where}: its target is outside"
+        elif isinstance(step, Passes):
+            assert made <= outside - memory, f"{where}: its target is not outside"
+        elif isinstance(step, Exchange | Reduce | Load):
+            own = (used | made) - kept
+            assert not own & memory or not own & (outside - memory), f"{where}: half in memory"
+        elif isinstance(step, Evict | Drop | Fetch | Place | Free):
+            name = step.slot.name
+            inside = {Evict: True, Drop: True, Fetch: False, Place: False, Free: name in memory}[type(step)]
+            assert (name in memory) == inside, f"{where}: it is {'not ' * inside}in memory"
+            if isinstance(step, Drop | Fetch):
+                assert name in outside, f"{where}: its values are not outside"
+            assert not isinstance(step, Evict | Drop) or name not in kept, f"{where}: it stays where it is"
+            memory = memory | {name} if isinstance(step, Fetch) else memory - {name} if isinstance(
+                step, Drop | Free) else memory  # fmt: skip
+            outside = outside | {name} if isinstance(step, Evict | Place) else outside - {name} if isinstance(
+                step, Free) else outside  # fmt: skip
+        new = made - outside | made & memory
+        memory |= new
+        outside -= new
 
 
 def _fill_exchange(filled: dict[str, np.ndarray], step: Exchange) -> None:

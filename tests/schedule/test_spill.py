@@ -1,0 +1,148 @@
+"""What leaves memory, and what is done in pieces: Belady's rule against all choices, pieces against the whole."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.plan.plan import make_plan
+from einmpi.schedule.layout import Layout
+from einmpi.schedule.lower import lower
+from einmpi.schedule.memory import bytes_needed, with_frees
+from einmpi.schedule.passes import cut, in_passes, pieces
+from einmpi.schedule.regions import indices
+from einmpi.schedule.spill import with_spills
+from einmpi.schedule.steps import Drop, Evict, Fetch, Kernel, Load, Passes, Place, Schedule, Slot
+from einmpi.schedule.verify import verify
+
+COPY = einmpi.program("Z[i] = X[i]", X=(0,)).graph["Z"].einsum
+
+
+def load(name):
+    layout = Layout(make_plan(einmpi.program("Z[i] = X[i]", X=(1,)).graph, 1).mesh, (1,), ())
+    return Load(name, Slot(name, (1,), "float64"), (((0, 1),),), (((0, 1),),), layout)
+
+
+def trace_of(trace):
+    """Each slot is loaded when it is first used; kernels use one slot each, and make nothing."""
+    steps, seen = [], set()
+    for number, name in enumerate(trace):
+        if name not in seen:
+            steps.append(load(name))
+            seen.add(name)
+        steps.append(Kernel(f"V{number}", Slot(f"V{number}", (0,), "float64"), (load(name).slot,), COPY, (), ()))
+    return with_frees(steps, ())
+
+
+def fewest_fetches(trace, room):
+    """Of all ways to choose what leaves memory."""
+    last = {name: number for number, name in enumerate(trace)}
+    states = {frozenset(): 0}
+    seen = set()
+    for number, name in enumerate(trace):
+        following = {}
+        for inside, fetches in states.items():
+            cost = fetches + (name in seen and name not in inside)
+            for stays in itertools.combinations(sorted(inside - {name}), min(len(inside - {name}), room - 1)):
+                after = frozenset(each for each in (*stays, name) if last[each] > number)
+                following[after] = min(cost, following.get(after, cost))
+        seen.add(name)
+        states = following
+    return min(states.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=14), st.integers(1, 4))
+def test_no_choice_fetches_less(trace, room):
+    steps = with_spills(trace_of(trace), 8 * room)
+    assert sum(isinstance(step, Fetch) for step in steps) == fewest_fetches(trace, room)
+    assert max(bytes_needed(steps)) <= 8 * room
+    verify([Schedule(0, 1, "", tuple(steps))])
+
+
+def test_what_has_not_changed_is_copied_once():
+    """And the copy begins when the values are there, and comes back before it is needed."""
+    steps = with_spills(trace_of("abcabcc"), 16)
+    assert len([step for step in steps if isinstance(step, Drop)]) == len([s for s in steps if isinstance(s, Fetch)])
+    evicted = [step.slot.name for step in steps if isinstance(step, Evict)]
+    assert len(evicted) == len(set(evicted)) < len([step for step in steps if isinstance(step, Drop)]) + 1
+    for number, step in enumerate(steps):
+        if isinstance(step, Evict):
+            before = steps[number - 1]
+            assert isinstance(before, Load) and before.slot == step.slot
+
+
+def test_a_fetch_goes_before_kernels_that_leave_room():
+    a, b = Slot("a", (4,), "float64"), Slot("b", (4,), "float64")
+    big = Slot("big", (8,), "float64")
+    names = {"a": a, "b": b, "big": big}
+    loads = {name: Load(name, slot, (((0, 1),),), (((0, 1),),), load("x").layout) for name, slot in names.items()}
+
+    def kernel(name, *operands):
+        return Kernel(name, Slot(name, (0,), "float64"), operands, COPY, (), ())
+
+    steps = [loads["a"], kernel("K0", a), loads["big"], kernel("K1", big), loads["b"], kernel("K2", b), kernel("K3", a)]
+    found = with_spills(with_frees(steps, ()), 64)
+    order = [step.vertex if isinstance(step, Kernel) else "fetch" for step in found if isinstance(step, Kernel | Fetch)]
+    assert order == ["K0", "K1", "fetch", "K2", "K3"]
+
+
+def test_no_more_is_done_where_all_fits():
+    steps = trace_of("abcabc")
+    assert with_spills(steps, 24) == steps
+
+
+def test_what_is_too_large_is_made_outside():
+    job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(32, 32), B=(32, 32))
+    schedule = lower(einmpi.plan(job, 1), 0)
+    steps = with_spills(schedule.steps, 3 * 32 * 32 * 8 // 4)
+    assert [step.slot.name for step in steps if isinstance(step, Place)] == ["A", "B", "Z"]
+    assert not any(isinstance(step, Evict | Drop | Fetch) for step in steps)
+    assert any(isinstance(step, Passes) for step in steps)
+
+
+# ---- pieces ---------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5), st.integers(0, 12), st.integers(0, 12))
+def test_parts_of_runs(gaps, one, two):
+    runs, end = [], 0
+    for gap, size in gaps:
+        runs.append((end + gap + 1, end + gap + 1 + size))
+        end = runs[-1][1]
+    low, high = min(one, two), max(one, two)
+    np.testing.assert_array_equal(indices(cut(tuple(runs), (low, high))), indices(tuple(runs))[low:high])
+
+
+def product(m, n, k):
+    job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(m, n), B=(n, k))
+    (kernel,) = (step for step in lower(einmpi.plan(job, 1), 0).steps if isinstance(step, Kernel))
+    return kernel
+
+
+@pytest.mark.parametrize(("m", "n", "k", "memory"), [(64, 64, 64, 12_000), (100, 10, 7, 2000), (16, 300, 5, 1500)])
+def test_every_element_is_computed_once(m, n, k, memory):
+    step = in_passes(product(m, n, k), memory)
+    seen = np.zeros((m, n, k), int)
+    for piece in pieces(step):
+        (i, k_runs), (j, _) = piece.target, piece.operands[1]
+        assert piece.operands == ((i, j), (j, k_runs))
+        seen[np.ix_(indices(i), indices(j), indices(k_runs))] += 1
+    assert (seen == 1).all() and step.buffers <= memory
+
+
+def test_less_memory_never_takes_fewer_copies_and_none_is_an_answer():
+    kernel = product(64, 64, 64)
+    sizes = [in_passes(kernel, memory) for memory in (10**6, 50_000, 20_000, 6000, 1500, 400)]
+    fetched = [step.fetched for step in sizes]
+    assert fetched[0] == 2 * 64 * 64 * 8 and fetched == sorted(fetched) and fetched[-1] > fetched[0]
+    assert in_passes(kernel, 16) is None
+
+
+def test_blocks_of_a_product_are_near_square():
+    """Then least is fetched: with an eighth of the memory of the operands, each of them a few times."""
+    step = in_passes(product(512, 512, 512), 3 * 512 * 512)
+    assert step.fetched <= 9 * 512 * 512 * 8
