@@ -182,7 +182,7 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
 
 @cache  # numpy puts a name together each time; a call that takes little on a GPU waits for it
 def _name_of(dtype: Any) -> str:
-    return np.dtype(dtype).name
+    return str(np.dtype(dtype).name)
 
 
 def _kind(array: Any) -> str | Layout:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from distributed import assert_close
 from run_cases import cases
+from test_spill import between, least_memory, with_files
 
 import einmpi
 from einmpi.errors import EinmpiError
@@ -97,6 +98,24 @@ def test_copies_between_tiers():
         copies.begin(fast, slow[box]).wait()
         np.testing.assert_array_equal(slow[box], 2 * values[box])
         slow[box] = values[box]
+
+
+@pytest.mark.parametrize("name", ["chain, odd", "four dimensions", "gather", "diagonal"])
+def test_with_little_memory(name, tmp_path):
+    job, arrays = CASES[name]
+    expected, job = einmpi.reference(job, arrays), on_gpu(with_files(job, arrays, tmp_path) if arrays else job)
+    memory = between(least_memory(job, 1), einmpi.plan(job, 1).peak, 0.5)
+    found = einmpi.run(job, comm=ALONE, memory=memory)
+    assert_close({key: array.gather() for key, array in found.items()}, expected)
+
+
+def test_a_large_chain_with_little_memory():
+    """Copies beside kernels, of tensors that take a while to copy."""
+    job = on_gpu(einmpi.load(ROOT / "jobs" / "chain.toml", s=3000, dtype="float32"))
+    whole = einmpi.run(job, comm=ALONE)["Z"].gather()
+    for part in (2, 3, 5):
+        found = einmpi.run(job, comm=ALONE, memory=einmpi.plan(job, 1).peak // part)["Z"].gather()
+        np.testing.assert_allclose(found, whole, rtol=0, atol=1e-4 * abs(whole).max())
 
 
 def test_nccl_with_itself():

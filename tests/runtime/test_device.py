@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import run_all
 from run_cases import cases
+from test_spill import between, least_memory, with_files
 
 import einmpi
 from einmpi.errors import InputError
@@ -259,3 +260,19 @@ def test_refusals(monkeypatch):
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "EINMPI_GPU_MESSAGES: unknown way 'ncll'; did you mean nccl? allowed: mpi, nccl, host"
     )
+
+
+# ---- more than fits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["chain, odd", "four dimensions", "gather", "diagonal"])
+def test_with_little_memory(name, tmp_path, monkeypatch):
+    """Slots wait in the slow tier, kernels are done in passes; arrays that are given stay."""
+    fake_cupy.install(monkeypatch)
+    job, arrays = CASES[name]
+    expected, job = einmpi.reference(job, arrays), on_gpu(with_files(job, arrays, tmp_path) if arrays else job)
+    for ranks, part in ((1, 0.6), (3, 0.4)):
+        memory = between(least_memory(job, ranks), einmpi.plan(job, ranks).peak, part)
+        done = run_on_threads(job, ranks, memory=memory)
+        assert_close(done.outputs, expected)
+        assert done.plan.spilled and max(done.peaks) <= memory
