@@ -54,6 +54,21 @@ def test_again_gives_the_same_bits(dtype):
     np.testing.assert_array_equal(first["Z"], (a.astype(wide) @ b.astype(wide)).astype(dtype))
 
 
+def test_bfloat16(tmp_path):
+    pytest.importorskip("ml_dtypes")
+    rng = np.random.default_rng(3)
+    job = on_gpu(einmpi.program("""
+        Z[i,k] = sum(A[i,j] * B[j,k]) * 0.5
+        m[i] = max(A[i,j]); s[i,j] = softmax[j](A[i,j] * float32(3)); t[i] = bfloat16(sum(s[i,j] * 1.5))
+        """, A=(70, 50), B=(50, 90), dtype="bfloat16"))  # fmt: skip
+    arrays = {name: rng.standard_normal(job.graph[name].bound).astype("bfloat16") for name in "AB"}
+    found = einmpi.run(job, arrays, ALONE)
+    assert {name: array.dtype.name for name, array in found.items()} == dict.fromkeys("Zmt", "bfloat16")
+    for name, expected in einmpi.reference(job, arrays).items():
+        np.testing.assert_allclose(found[name].gather().astype(float), expected.astype(float), rtol=2**-6, atol=2**-6)
+    found["Z"].to_hdf5(tmp_path / "o.h5", "/Z")
+
+
 def test_results_stay_on_the_gpu():
     cupy = gpus.library()
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
@@ -141,8 +156,9 @@ MPIRUN = shutil.which("mpirun")
 @pytest.mark.skipif(MPIRUN is None, reason="there is no mpirun")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_share_a_gpu(ranks):
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                "OMPI_MCA_rmaps_base_oversubscribe": "1", "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}  # fmt: skip
+                "OMPI_MCA_rmaps_base_oversubscribe": "1", "PYTHONPATH": path}  # fmt: skip
     done = subprocess.run([MPIRUN, "-n", str(ranks), sys.executable, "tests/run_cases.py", "cupy"], cwd=ROOT,
                           env={**os.environ, **settings}, capture_output=True, text=True, timeout=170)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -19,7 +19,7 @@ POSITION = {"__init__": 8, **{name: k for k, names in enumerate(LAYERS) for name
 # Packages that few modules alone may import.
 ONLY = {"mpi4py": {"einmpi/runtime/comm_mpi.py"}, "h5py": {"einmpi/runtime/hdf5.py"},
         "cupy": {"einmpi/runtime/gpus.py", "einmpi/runtime/cuda_launch.py"}}  # fmt: skip
-HEAVY = ("mpi4py", "cupy", "h5py", "numba", "scipy", "matplotlib", "rich", "opt_einsum", "safetensors")
+HEAVY = ("mpi4py", "cupy", "h5py", "numba", "scipy", "matplotlib", "rich", "opt_einsum", "safetensors", "ml_dtypes")
 
 
 def layer(path):

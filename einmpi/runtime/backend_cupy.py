@@ -17,7 +17,7 @@ from einmpi.runtime.comm_device import COMMS
 from einmpi.runtime.device_copies import DeviceCopies, DeviceCopy
 from einmpi.runtime.gpus import Gpu, bind, library
 from einmpi.runtime.groups import arrange
-from einmpi.schedule.regions import Region, indices
+from einmpi.schedule.regions import Region, indices, whole
 from einmpi.schedule.steps import Group, Kernel, Schedule
 
 
@@ -109,7 +109,9 @@ class CupyBackend:
                 target[place] = ufunc(target[place], values)
 
     def region_of(self, array: Any, region: Region) -> Any:
-        """A view where each dimension is one run."""
+        """A view where each dimension is one run; the array itself where it is wanted whole."""
+        if region == tuple(map(whole, array.shape)):
+            return array  # to take slices of it would cost more time than all else here
         for dimension, runs in enumerate(region if array.ndim else ()):
             taken = slice(*runs[0]) if len(runs) == 1 else self.cupy.asarray(indices(runs))
             array = array[(slice(None),) * dimension + (taken,)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from einmpi.errors import InputError
 from einmpi.graph.job_file import Job
+from einmpi.graph.scalar import BFLOAT16
 from einmpi.runtime.backend import Backend, NumpyBackend
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.execute import Storage
@@ -27,6 +28,10 @@ class Workplace:
 
 
 def on_host(job: Job, comm: Comm) -> Workplace:
+    narrow = next((vertex.name for vertex in job.graph.vertices if vertex.dtype == BFLOAT16), None)
+    if narrow is not None:
+        raise InputError(job.path or job.source.name, f"{narrow} is bfloat16, which needs a GPU",
+                         "backend cupy, or another dtype")  # fmt: skip
     threads = threads_of(comm)
     backend = NumpyBackend(threads.count, job.fast_math, job.scratch)
     return Workplace(backend, comm, lambda inputs: inputs,
