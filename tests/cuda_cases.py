@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from runtime.test_fused import NAMED, awkward, close, random_arrays, vertex
 
 import einmpi
@@ -30,19 +31,15 @@ def compute(cupy, einsum, dtype, operands, index=None, **options):
 
 def on_device(cupy, array):
     """A copy with the same strides, if the array is a view of a whole one."""
+    if issubclass(cupy.ndarray, np.ndarray):  # without a GPU
+        return array.view(cupy.ndarray)
     base = array
     while isinstance(base.base, np.ndarray):
         base = base.base
     if base is array or base.dtype != array.dtype or not base.flags.c_contiguous:
         return cupy.asarray(array)
-    whole = cupy.asarray(base)
     offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    return cupy.ndarray(array.shape, array.dtype, cupy_memory(whole, offset), strides=array.strides)
-
-
-def cupy_memory(whole, offset):
-    """The memory of an array from an offset on, as the constructor of arrays takes it."""
-    return whole.data + offset
+    return cupy.ndarray(array.shape, array.dtype, cupy.asarray(base).data + offset, strides=array.strides)
 
 
 def check_named(cupy, name, size):
@@ -52,7 +49,7 @@ def check_named(cupy, name, size):
     close(compute(cupy, einsum, kind, operands), reference.compute(einsum, operands, kind), [dtype])
 
 
-def check_contraction(cupy, subscripts, dtype, conj=False, scale=None):
+def check_contraction(cupy, subscripts, dtype, conj=False):
     (first, second), output = subscripts.split("->")[0].split(","), subscripts.split("->")[1]
     extent = {label: 3 + 2 * k for k, label in enumerate(sorted({*first, *second}))}
     product = f"A[{','.join(first)}] * B[{','.join(second)}]"
@@ -71,6 +68,30 @@ def check_contraction(cupy, subscripts, dtype, conj=False, scale=None):
     found = compute(cupy, einsum, dtype, operands).astype(wanted.dtype)
     rtol = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6}.get(dtype, 1e-13)
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * abs(wanted).max(), err_msg=product)
+
+
+def check_gathers(cupy):
+    rng = np.random.default_rng(0)
+    arrays = {"W": rng.normal(size=(50, 36)), "t": rng.integers(0, 50, (7, 9)), "X": rng.normal(size=(7, 36))}
+    for text in ("Y[b,s,a] = W[t[b,s],a] + W[3,a]", "Y[b,s] = sum(W[t[b,s],a] * X[b,a] + a)"):  # packs of a
+        einsum, kind, operands = vertex(text, arrays)
+        wanted = reference.compute(einsum, operands, kind)
+        np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12)
+    einsum, kind, operands = vertex("Y[b,s] = t[b,s] + 10 * s", arrays)
+    for numbers in (np.array([3, 1, 4, 15, 9, 2, 6, 5, 35]), np.arange(9) + 1000):
+        found = compute(cupy, einsum, kind, operands, {"s": numbers})
+        np.testing.assert_array_equal(found, arrays["t"] + 10 * numbers)
+
+
+def check_out_of_range(cupy, bad):
+    t = np.arange(12) + 3
+    t[5] = bad
+    einsum, kind, operands = vertex("Y[s,a] = W[t[s],a]", {"W": np.ones((50, 3)), "t": t})
+    with pytest.raises(IndexError) as wanted:
+        reference.compute(einsum, operands, kind)
+    with pytest.raises(IndexError) as found:
+        compute(cupy, einsum, kind, operands)
+    assert str(found.value) == str(wanted.value)
 
 
 GROUPS = {
@@ -141,7 +162,7 @@ def operation_agrees(einsum, kind, operands, found):
     op = einsum.function.op
     halves = any(array.dtype == np.float16 for array in operands)
     wide = [array.astype("float32") if array.dtype == np.float16 else array for array in operands]
-    wanted = reference.compute(einsum, wide, np.result_type(kind, *(["float32"] if halves and kind == "f2" else [])).name)
+    wanted = reference.compute(einsum, wide, "float32" if halves and kind == np.float16 else kind.name)
     with np.errstate(all="ignore"):
         wanted = wanted.astype(kind)
     if kind.kind == "i" and operands[0].dtype.kind == "f":
@@ -150,7 +171,9 @@ def operation_agrees(einsum, kind, operands, found):
     if kind.kind == "c":  # a part of it may be nan in one and infinite in the other
         usable = np.isfinite(wanted) & np.isfinite(found)
         if op == "**":
-            usable &= (abs(operands[0].astype("c16")) < 1e3) & (abs(operands[1]) < 10)
+            # The angle of a power is the exponent's times the logarithm: what is lost of a great one is lost.
+            base = abs(operands[0].astype("complex128"))
+            usable &= ((base == 0) | ((base > 1e-3) & (base < 1e3))) & (abs(operands[1]) < 10)
         found, wanted = found[usable], wanted[usable]
     rtol = 8 * float(np.finfo(kind).eps) if kind.kind in "fc" else 0
     if op == "**" and kind.kind == "c":

@@ -4,9 +4,7 @@ A kernel's text is the one that a GPU gets; only what cuda_words calls DEVICE is
 """
 
 import ctypes
-import hashlib
 import subprocess
-import sys
 import tempfile
 import types
 from functools import cache
@@ -18,12 +16,10 @@ from einmpi.runtime.cuda_words import DEVICE
 
 # Fibres: at __syncthreads the next thread of the block goes on.
 HOST = r"""
-#include <cmath>
-#include <cstdint>
-#include <cstring>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
 #include <ucontext.h>
-#include <vector>
-using std::exp; using std::log; using std::sin; using std::cos;
 #define FN static inline
 #define __global__
 #define __shared__ static
@@ -31,8 +27,8 @@ using std::exp; using std::log; using std::sin; using std::cos;
 struct Dim { unsigned x, y; };
 static Dim blockIdx, threadIdx;
 static ucontext_t scheduler;
-static std::vector<ucontext_t> fibres;
-static std::vector<char> over;
+static ucontext_t fibres[1024];
+static char over[1024], stacks[1024][65536];
 static void __syncthreads() { swapcontext(&fibres[threadIdx.x], &scheduler); }
 static void atomicMin(long long* p, long long x) { if (x < *p) *p = x; }
 static void atomicMax(long long* p, long long x) { if (x > *p) *p = x; }
@@ -47,17 +43,17 @@ struct Brain { unsigned short bits; };
 template <class T, class S> T bits_of(S x) { T y; memcpy(&y, &x, sizeof(y)); return y; }
 FN float load(Half x) {
   int e = x.bits >> 10 & 31, f = x.bits & 1023;
-  float y = e == 31 ? (f ? NAN : INFINITY) : e ? std::ldexp(1024.f + f, e - 25) : std::ldexp((float)f, -24);
+  float y = e == 31 ? (f ? NAN : INFINITY) : e ? ldexpf(1024.f + f, e - 25) : ldexpf((float)f, -24);
   return x.bits & 0x8000 ? -y : y;
 }
 FN float load(Brain x) { return bits_of<float>((uint32_t)x.bits << 16); }
 FN Half to_half(double x) {
-  unsigned short s = std::signbit(x) ? 0x8000 : 0;
-  if (std::isnan(x)) return {(unsigned short)(s | 0x7e00)};
-  double a = std::fabs(x);
+  unsigned short s = signbit(x) ? 0x8000 : 0;
+  if (isnan(x)) return {(unsigned short)(s | 0x7e00)};
+  double a = fabs(x);
   if (a >= 65520) return {(unsigned short)(s | 0x7c00)};
-  int e = a < 6.103515625e-5 ? -14 : std::ilogb(a);
-  long f = std::lrint(std::ldexp(a, 10 - e));
+  int e = a < 6.103515625e-5 ? -14 : ilogb(a);
+  long f = lrint(ldexp(a, 10 - e));
   return {(unsigned short)(s | (f + ((long)(e + 14) << 10)))};
 }
 FN Half to_half(float x) { return to_half((double)x); }
@@ -74,12 +70,11 @@ RUN = r"""
 static const long long* given;
 static void fibre() { start(given); over[threadIdx.x] = 1; swapcontext(&fibres[threadIdx.x], &scheduler); }
 extern "C" void run(unsigned blocks, unsigned parts, unsigned threads, const long long* values) {
-  static std::vector<char> stacks(threads * 65536);
-  given = values; fibres.resize(threads); over.resize(threads);
+  given = values;
   for (blockIdx.y = 0; blockIdx.y < parts; ++blockIdx.y) for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     for (unsigned t = 0; t < threads; ++t) {
       getcontext(&fibres[t]);
-      fibres[t].uc_stack.ss_sp = &stacks[t * 65536]; fibres[t].uc_stack.ss_size = 65536;
+      fibres[t].uc_stack.ss_sp = stacks[t]; fibres[t].uc_stack.ss_size = 65536;
       makecontext(&fibres[t], fibre, 0);
       over[t] = 0;
     }
@@ -95,18 +90,17 @@ extern "C" void run(unsigned blocks, unsigned parts, unsigned threads, const lon
 """
 
 
+FOLDER = tempfile.TemporaryDirectory(prefix="einmpi-cuda-")
+
+
 @cache
 def build(code):
     """A shared library of a C++ text."""
-    folder = Path(tempfile.gettempdir()) / "einmpi-cuda-on-cpu"
-    folder.mkdir(exist_ok=True)
-    name = hashlib.sha256(code.encode()).hexdigest()[:24]
-    path = folder / f"{name}.so"
-    if not path.exists():
-        (folder / f"{name}.cpp").write_text(code)
-        command = ["g++", "-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
-        subprocess.run([*command, str(folder / f"{name}.cpp"), "-o", f"{path}.part"], check=True)
-        Path(f"{path}.part").replace(path)
+    name = f"{len(list(Path(FOLDER.name).iterdir()))}"
+    text, path = (Path(FOLDER.name) / f"{name}{end}" for end in (".cpp", ".so"))
+    text.write_text(code)
+    command = ["g++", "-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
+    subprocess.run([*command, str(text), "-o", str(path)], check=True)
     return ctypes.CDLL(str(path))
 
 
@@ -117,7 +111,8 @@ class RawModule:
 
     def get_function(self, name):
         head = self.code.rpartition(f" {name}(")[2]
-        kinds = [part.strip().rpartition(" ")[0].replace("__restrict__", "") for part in head.partition(") {")[0].split(",")]
+        given = head.partition(") {")[0].replace("__restrict__", "").split(",")
+        kinds = [part.strip().rpartition(" ")[0] for part in given]
         args = ", ".join(f"({kind})values[{k}]" for k, kind in enumerate(kinds))
         start = f"static void start(const long long* values) {{ {name}({args}); }}\n"
         library = build(self.code + start + RUN)
@@ -126,8 +121,6 @@ class RawModule:
             library.run(grid[0], grid[1], block[0], (ctypes.c_longlong * len(values))(*values))
 
         return launch
-
-
 
 
 def address_of(array):
@@ -144,7 +137,7 @@ class Data:
         self.ptr = ptr
 
 
-class ndarray(np.ndarray):  # noqa: N801 (CuPy's name)
+class ndarray(np.ndarray):
     data = property(lambda self: Data(address_of(self)))
 
     def get(self):
@@ -182,18 +175,17 @@ def gemm_alone(handle, opa, opb, m, n, k, alpha, a, ta, lda, b, tb, ldb, beta, c
     gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, 0, b, tb, ldb, 0, beta, c, tc, ldc, 0, 1, sums, algo)
 
 
-def install():
-    """Let `import cupy` find this."""
-    module = types.ModuleType("cupy")
+def module():
+    """What `import cupy` is to find."""
+    made = types.ModuleType("cupy")
     blas = types.SimpleNamespace(gemmEx=gemm_alone, gemmStridedBatchedEx=gemm, getMathMode=lambda handle: 0,
                                  setMathMode=lambda handle, mode: None)  # fmt: skip
     device = types.SimpleNamespace(get_cublas_handle=lambda: 0)
-    module.__dict__.update(
+    made.__dict__.update(
         RawModule=RawModule, ndarray=ndarray, asarray=asarray,
         empty=lambda shape, dtype: asarray(np.empty(shape, dtype)),
         zeros=lambda shape, dtype: asarray(np.zeros(shape, dtype)),
         ascontiguousarray=lambda array: asarray(np.ascontiguousarray(array)),
         cuda=types.SimpleNamespace(cublas=blas, device=device),
     )  # fmt: skip
-    sys.modules["cupy"] = module
-    return module
+    return made

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import Arg, Scalar
 from einmpi.runtime.contract import recognise
-from einmpi.runtime.cuda_contract import contract
-from einmpi.runtime.cuda_launch import compiled, cupy
+from einmpi.runtime.contract_plan import PIECE, THIN
+from einmpi.runtime.cuda_contract import prepare_product
+from einmpi.runtime.cuda_launch import Calls, Launch, compiled, cupy, key_of
 from einmpi.runtime.cuda_nest import PACK, THREADS, Nest, Plan
 from einmpi.runtime.cuda_plan import make_plan
 from einmpi.runtime.cuda_source import source
@@ -20,98 +22,167 @@ from einmpi.runtime.cuda_text import Fold
 from einmpi.runtime.fused import check_range, numbered, without_constants
 from einmpi.runtime.loop_plan import Layout
 
+Prepared: TypeAlias = Callable[[Sequence[Any], Any], None]  # of operands and target
+CALLS = Calls()
+
 
 def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray],
             fast_math: bool = False, tf32: bool = False) -> None:  # fmt: skip
-    """Fill `target`. Extents are those of the arrays; `index` has the indices that a label's positions stand for.
-    `fast_math` allows what rounds more, `tf32` products of float32 with ten bits of fraction."""
-    extent = einsum.extent
+    """Fill `target`, which is none of the operands. Extents are those of the arrays; `index` has the indices that a
+    label's positions stand for. `fast_math` allows what rounds more, `tf32` products of float32 with ten bits of
+    fraction."""
+    numbers = tuple((label, _starts(index[label])) for label in index)
+    key = (*map(key_of, operands), key_of(target), numbers, fast_math, tf32)
+    CALLS.get(einsum, key, lambda: _prepare(einsum, operands, target, index, fast_math, tf32))(operands, target)
+
+
+def _starts(index: np.ndarray) -> Hashable:
+    """The indices as something short: the first one and how many, where each is one more than the one before."""
+    if len(index) and np.array_equal(index, np.arange(index[0], index[0] + len(index))):
+        return int(index[0]), len(index)
+    return np.asarray(index, np.int64).tobytes()
+
+
+def _prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray], fast: bool,
+             tf32: bool) -> Prepared:  # fmt: skip
     if 0 in einsum.bound:
-        return
-    rule = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None
+        return lambda operands, target: None
+    rule, extent = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None, einsum.extent
     if rule and any(extent[label] == 0 for label in einsum.aggregated):
         if rule.neutral is None:
             raise ValueError(f"{einsum.aggregation} of nothing has no value")
-        target[...] = rule.neutral
-        return
+        neutral = rule.neutral
+        return lambda operands, target: target.fill(neutral)
+    if any(step % array.itemsize for array in operands for step in array.strides):
+
+        def dense(operands: Sequence[Any], target: Any) -> None:
+            compute(einsum, [cupy().ascontiguousarray(array) for array in operands], target, index, fast, tf32)
+
+        return dense
     contraction = recognise(einsum)
-    if contraction is None or not contract(contraction, operands, target, tf32, generate):
-        generate(einsum, operands, target, index, fast_math)
+    product = contraction and prepare_product(contraction, operands, target, tf32)
+    if product:
+        label = max((x for x in product.copied if extent[x] >= 2 * THIN), key=lambda x: extent[x], default="")
+        if product.bytes > PIECE and label:
+            return _halves(einsum, label, fast, tf32)
+        return lambda operands, target: product(operands, target, generate)
+    return _generated(einsum, operands, target, index, fast)
 
 
-def generate(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray],
-             fast_math: bool = False) -> None:  # fmt: skip
-    """Fill `target` by a generated kernel."""
+def _halves(einsum: EinSum, label: str, fast: bool, tf32: bool) -> Prepared:
+    """One half of a label after the other, so that copies stay small."""
+    size = einsum.extent[label]
+    halves = []
+    for start, stop in ((0, size // 2), (size // 2, size)):
+        extents = tuple((x, stop - start if x == label else n) for x, n in einsum.extents)
+        halves.append((slice(start, stop), replace(einsum, extents=extents)))
+
+    def run(operands: Sequence[Any], target: Any) -> None:
+        for part, half in halves:
+            views = [_part(array, entries, label, part) for array, entries in zip(
+                     (*operands, target), (*einsum.operands, einsum.output), strict=True)]  # fmt: skip
+            compute(half, views[:-1], views[-1], {}, fast, tf32)
+
+    return run
+
+
+def _part(array: Any, entries: Sequence[Any], label: str, part: slice) -> Any:
+    return array[tuple(part if entry == label else slice(None) for entry in entries)]
+
+
+def generate(einsum: EinSum, operands: Sequence[Any], target: Any) -> None:
+    """Fill `target` by a generated kernel, whatever the EinSum."""
+    key = ("generate", *map(key_of, operands), key_of(target))
+    CALLS.get(einsum, key, lambda: _generated(einsum, operands, target, {}, False))(operands, target)
+
+
+def _generated(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray],
+               fast: bool) -> Prepared:  # fmt: skip
     function, indices, labels = numbered(einsum)
-    views = [without_constants(_aligned(array), entries) for array, entries in zip(operands, indices, strict=False)]
-    counted, first = [], {}
+    views = [without_constants(array, entries) for array, entries in zip(operands, indices, strict=False)]
+    offsets = [view.data.ptr - array.data.ptr for (view, _), array in zip(views, operands, strict=True)]
+    first: dict[int, int] = {}  # of an operand that counts: where it begins
+    given: list[Any] = []
     for number, label in enumerate(labels, len(operands)):
-        given = np.asarray(index.get(label, np.arange(einsum.extent[label])), np.int64)
-        if len(given) == 0 or np.array_equal(given, np.arange(given[0], given[0] + len(given))):
-            counted.append(number)
-            first[number] = int(given[0]) if len(given) else 0
-        else:
-            given = cupy().asarray(given)
-        views.append((given, (label,)))
+        values = np.asarray(index.get(label, np.arange(einsum.extent[label])), np.int64)
+        if np.array_equal(values, np.arange(values[0], values[0] + len(values))):
+            first[number] = int(values[0])
+        given.append(cupy().asarray(values[: 0 if number in first else None]))
+        views.append((values, (label,)))
     layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
-    _run(function, einsum.aggregation, einsum.extents, layouts, [array for array, _ in views], einsum.output, target,
-         tuple(counted), first, fast_math)  # fmt: skip
+    call = _Call(function, layouts, einsum, tuple(first), fast)
+    whole = all((array.data.ptr + offset) % PACK == 0 for array, offset in zip(operands, offsets, strict=True))
+    run = call.prepare(target, first, whole and target.data.ptr % PACK == 0 and not len(given) > len(first))
+
+    def generated(operands: Sequence[Any], target: Any) -> None:
+        pointers = [array.data.ptr + offset for array, offset in zip(operands, offsets, strict=True)]
+        run([*pointers, *(array.data.ptr for array in given)], target)
+
+    return generated
 
 
-def _run(function: Scalar, aggregation: str | None, extents: tuple[tuple[str, int], ...], layouts: tuple[Layout, ...],
-         arrays: Sequence[Any], output: tuple[str, ...], target: Any, counted: tuple[int, ...],
-         first: Mapping[int, int], fast: bool) -> None:  # fmt: skip
-    pointers = [target.data.ptr, *(array.data.ptr for m, array in enumerate(arrays) if m not in counted)]
-    aligned = not any(pointer % PACK for pointer in pointers)
+class _Call:
+    """A kernel, or two where the aggregated loops go in parts."""
 
-    def planned(out: Any) -> Plan:
-        layout = Layout(out.dtype.name, out.shape, out.strides, output)
-        return make_plan(function, layouts, layout, aggregation, extents, counted, aligned)
+    def __init__(self, function: Scalar, layouts: tuple[Layout, ...], einsum: EinSum, counted: tuple[int, ...],
+                 fast: bool) -> None:  # fmt: skip
+        self.function, self.layouts, self.counted, self.fast = function, layouts, counted, fast
+        self.aggregation, self.output, self.extents = einsum.aggregation, einsum.output, einsum.extents
 
-    plan = planned(target)
-    if plan.parts == 1:
-        _launch(plan, arrays, target, first, fast)
-        return
-    assert aggregation is not None
-    total = Fold(aggregation, function, tuple(layout.dtype for layout in layouts)).total
-    plan = planned(cupy().ndarray(target.shape, total))
-    parts = cupy().empty((plan.parts, *target.shape), total)
-    _launch(plan, arrays, parts, first, fast)
-    label = "part"  # it need only differ from the others
-    while label in output:
-        label += "'"
-    joined = (*((x, n) for x, n in extents if x in output), (label, plan.parts))
-    layout = Layout(total, parts.shape, parts.strides, (label, *output))
-    _run(Arg(0), aggregation, joined, (layout,), [parts], output, target, (), {}, fast)
+    def plan(self, target: Any, aligned: bool) -> Plan:
+        layout = Layout(target.dtype.name, target.shape, target.strides, self.output)
+        return make_plan(self.function, self.layouts, layout, self.aggregation, self.extents, self.counted, aligned)
+
+    def prepare(self, target: Any, first: Mapping[int, int], aligned: bool) -> Callable[[list[int], Any], None]:
+        """A function of the operands' pointers and the target."""
+        plan = self.plan(target, aligned)
+        if plan.parts == 1:
+            launch = _launch(plan, first, self.fast)
+            return lambda pointers, target: launch([*pointers, target.data.ptr])
+        assert self.aggregation is not None
+        total = Fold(self.aggregation, self.function, tuple(layout.dtype for layout in self.layouts)).total
+        plan = self.plan(cupy().empty(target.shape, total), aligned)
+        shape, launch = (plan.parts, *target.shape), _launch(plan, first, self.fast)
+        label = "parts, joined"  # no label of a program's looks like this
+        extents = (*((x, n) for x, n in self.extents if x in self.output), (label, plan.parts))
+        join = EinSum(self.output, ((label, *self.output),), Arg(0), self.aggregation, (label,), extents)
+
+        def both(pointers: list[int], target: Any) -> None:
+            parts = cupy().empty(shape, total)
+            launch([*pointers, parts.data.ptr])
+            generate(join, [parts], target)
+
+        return both
 
 
-def _aligned(array: Any) -> Any:
-    return cupy().ascontiguousarray(array) if any(s % array.itemsize for s in array.strides) else array
-
-
-def _launch(plan: Plan, arrays: Sequence[Any], target: Any, first: Mapping[int, int], fast: bool) -> None:
+def _launch(plan: Plan, first: Mapping[int, int], fast: bool) -> Callable[[list[int]], None]:
     nest = plan.nest
-    gathers = nest.gathers
+    gathers, names = nest.gathers, list(nest.parameters())
     if any(plan.jumps[m][g][1] == 0 for m, g in gathers):
         raise IndexError("an index is out of range; 0 to -1")
-    told = cupy().zeros(1 + 2 * len(gathers), np.int64) if gathers else None
-    pointers = [*(getattr(array, "data", None) for array in arrays), target.data]
+    values = [first[x] if letter == "b" else 0 if letter in "ptr" else plan.value(letter, x, y)
+              for letter, x, y in names]  # fmt: skip
+    places = [(place, x) for place, (letter, x, _) in enumerate(names) if letter == "p"]
+    launch = Launch(kernel_of(nest, fast), ((plan.blocks, plan.parts), (THREADS,)), tuple(values), tuple(places))
+    if not gathers:
+        return launch
+    told_at, report_at = names.index(("t", 0, 0)), names.index(("r", 0, 0))
 
-    def values(report: int) -> list[Any]:
-        given = {"p": lambda m: pointers[m].ptr, "t": lambda m: told.data.ptr, "r": lambda m: report,
-                 "b": lambda m: first[m]}  # fmt: skip
-        return [given[letter](x) if letter in given else plan.value(letter, x, y) for letter, x, y in nest.parameters()]
+    def checked(pointers: list[int]) -> None:
+        told = cupy().zeros(1 + 2 * len(gathers), np.int64)
+        values = list(launch.values)
+        for place, array in (*launch.places, (told_at, len(pointers))):
+            values[place] = [*pointers, told.data.ptr][array]
+        launch.kernel(*launch.shape, tuple(values))
+        if not int(told[0]):
+            return
+        # Once more, to see how far out of range they are.
+        told[1::2], told[2::2], values[report_at] = 2**63 - 1, -(2**63), 1
+        launch.kernel(*launch.shape, tuple(values))
+        for (m, g), (low, high) in zip(gathers, told[1:].get().reshape(-1, 2).tolist(), strict=True):
+            check_range(low, high, plan.jumps[m][g][1])
 
-    kernel = kernel_of(nest, fast)
-    shape = (plan.blocks, plan.parts), (THREADS,)
-    kernel(*shape, tuple(values(0)))
-    if told is None or not int(told[0]):
-        return
-    # Once more, to see how far out of range they are.
-    told[1::2], told[2::2] = 2**63 - 1, -(2**63)
-    kernel(*shape, tuple(values(1)))
-    for (m, g), (low, high) in zip(gathers, told[1:].get().reshape(-1, 2).tolist(), strict=True):
-        check_range(low, high, plan.jumps[m][g][1])
+    return checked
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Number
+from einmpi.graph.scalar import Arg, Call
 from einmpi.runtime.contract_plan import Contraction, Labels, Layout, Strides, size_of, ways
 from einmpi.runtime.cuda_launch import cupy
 from einmpi.runtime.cuda_text import plain
@@ -45,19 +45,16 @@ class _Plan:
     matrix: tuple[Labels, Labels, Labels]  # rows, inner dimension, columns
 
 
-def contract(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool,
-             generate: Callable[..., None]) -> bool:  # fmt: skip
-    """Fill the target; False, and nothing is done, where a generated kernel does it better. `generate` does copies."""
+Generate = Callable[[EinSum, Sequence[Any], Any], None]  # by a generated kernel
+
+
+def prepare_product(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool) -> _Product | None:
+    """What fills the target; None where a generated kernel does it better."""
     if len(contraction.positions) != 2 or target.dtype.name not in TYPES:
-        return False
+        return None
     arrays = [*(operands[k] for k in contraction.positions), target]
-    if any(stride % array.itemsize for array in arrays for stride in array.strides):
-        return False
     plan = _plan(contraction, tuple(a.dtype.name for a in arrays), tuple(a.strides for a in arrays))
-    if plan is None:
-        return False
-    _run(plan, contraction, arrays, tf32, generate)
-    return True
+    return None if plan is None else _product(plan, contraction, arrays, tf32)
 
 
 # ---- which way ------------------------------------------------------------------------------------------------------
@@ -108,7 +105,7 @@ def _dense(order: Labels, extent: Mapping[str, int]) -> dict[str, int]:
 
 def _merged(loops: Labels, parts: Sequence[_Part], extent: Mapping[str, int]) -> tuple[Labels, ...]:
     """The loops, those that lie behind one another in every array as one, the longest first."""
-    groups = [(label,) for label in loops]
+    groups: list[Labels] = [(label,) for label in loops]
 
     def joins(a: Labels, b: Labels) -> bool:
         return all(p.stride.get(a[-1], 0) == p.stride.get(b[0], 0) * extent[b[0]] for p in parts)
@@ -132,45 +129,125 @@ def _cost(plan: _Plan, extent: Mapping[str, int], size: int) -> float:
 
 def _is_short(plan: _Plan, extent: Mapping[str, int]) -> bool:
     sizes = [size_of(group, extent) for group in (*plan.matrix, *plan.loops[:1])]
-    lines = [part.stride[group[-1]] for part in plan.parts for group in plan.matrix if group and group[-1] in part.stride]
+    ends = [group[-1] for group in plan.matrix if group]
+    lines = [part.stride[label] for part in plan.parts for label in ends if label in part.stride]
     return all(size < LIMIT for size in (*sizes, *lines))
 
 
 # ---- the run --------------------------------------------------------------------------------------------------------
 
 
-def _run(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool,
-         generate: Callable[..., None]) -> None:  # fmt: skip
+@dataclass(frozen=True)
+class _Copy:
+    """A temporary for an array, of this shape, and what fills it, or the array from it."""
+
+    order: Labels
+    shape: tuple[int, ...]
+    einsum: EinSum
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Calls of cuBLAS, and copies before and after. All that can be known without the arrays is."""
+
+    positions: tuple[int, ...]
+    output: Labels
+    dtype: np.dtype[Any]
+    copies: tuple[_Copy | None, ...]
+    sizes: tuple[int, int, int, int]  # rows, columns and depth of a product as cuBLAS sees it, and how many
+    ops: tuple[int, int]
+    first: int  # the factor that cuBLAS gets first
+    lines: tuple[int, ...]  # how far apart the lines of each matrix are
+    apart: tuple[int, ...]  # and the matrices of a batch
+    numbers: np.ndarray  # what the product is multiplied by, and the target
+    kinds: tuple[int, int]
+    places: tuple[tuple[int, ...], ...]  # bytes from the beginning of each array, for each call
+
+    @property
+    def bytes(self) -> int:
+        """Of the temporaries."""
+        return sum(prod(copy.shape) * self.dtype.itemsize for copy in self.copies if copy is not None)
+
+    @property
+    def copied(self) -> Labels:
+        """The output's labels of the largest temporary: halves of them need half of it."""
+        copies = [copy for copy in self.copies if copy is not None]
+        largest = max(copies, key=lambda copy: prod(copy.shape), default=None)
+        return tuple(label for label in largest.order if label in self.output) if largest else ()
+
+    def __call__(self, operands: Sequence[Any], target: Any, generate: Generate) -> None:
+        arrays = [*(operands[k] for k in self.positions), target]
+        used = [array if copy is None else cupy().empty(copy.shape, self.dtype)
+                for array, copy in zip(arrays, self.copies, strict=True)]  # fmt: skip
+        for array, copy, temporary in zip(arrays[:2], self.copies, used, strict=False):
+            if copy is not None:
+                generate(copy.einsum, [array], temporary)
+        self.multiply([array.data.ptr for array in used])
+        if self.copies[2] is not None:
+            generate(self.copies[2].einsum, [used[2]], target)
+
+    def multiply(self, pointers: Sequence[int]) -> None:
+        """One call for a batch of products, for each position of the other loops."""
+        f, s = self.first, 1 - self.first
+        (m, n, k, count), (kind, sums), lines, apart = self.sizes, self.kinds, self.lines, self.apart
+        alpha = self.numbers.ctypes.data
+        beta = alpha + self.numbers.itemsize
+        blas, handle = cupy().cuda.cublas, cupy().cuda.device.get_cublas_handle()
+        mode = blas.getMathMode(handle)
+        blas.setMathMode(handle, NO_SHORT_SUMS)
+        try:
+            for places in self.places:
+                at = [pointer + place for pointer, place in zip(pointers, places, strict=True)]
+                if count == 1:
+                    blas.gemmEx(handle, *self.ops, m, n, k, alpha, at[f], kind, lines[f], at[s], kind, lines[s], beta,
+                                at[2], kind, lines[2], sums, -1)  # fmt: skip
+                else:
+                    blas.gemmStridedBatchedEx(handle, *self.ops, m, n, k, alpha, at[f], kind, lines[f], apart[f], at[s],
+                                              kind, lines[s], apart[s], beta, at[2], kind, lines[2], apart[2], count,
+                                              sums, -1)  # fmt: skip
+        finally:
+            blas.setMathMode(handle, mode)
+
+
+def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool) -> _Product:
     dtype, extent = arrays[-1].dtype, dict(contraction.extents)
     rows, inner, columns = plan.matrix
-    used, strides, ops = list(arrays), [dict(part.stride) for part in plan.parts], []
+    strides, ops, copies = [dict(part.stride) for part in plan.parts], [], []
+    sides = ((rows, inner), (inner, columns), (rows, columns))
     # The product's transpose is that of the transposes, in the other order.
     turned = _turn(strides[2], rows, columns)
-    for k, (down, along) in enumerate(((rows, inner), (inner, columns), (rows, columns))):
+    for k, side in enumerate(sides):
         order = plan.parts[k].order
         conj = k < 2 and contraction.conj[k] and arrays[k].dtype.kind == "c"
-        op = _turn(strides[k], down, along) ^ turned
+        op = _turn(strides[k], *side) ^ turned
         if conj and order is None and op == PLAIN:  # cuBLAS conjugates what it transposes
             order = tuple(sorted(strides[k], key=lambda label: -abs(strides[k][label])))
             strides[k] = _dense(order, extent)
-        if order is not None:
-            used[k] = cupy().empty([extent[label] for label in order], dtype)
-            if k < 2:
-                _copy(arrays[k], contraction.indices[k], used[k], order, extent, conj, generate)
         ops.append(CONJUGATE if conj and order is None else op)
-    _multiply(used, strides, ops, turned, plan, extent, contraction.scale, tf32)
-    if used[2] is not arrays[2]:
-        order = plan.parts[2].order or ()
-        _copy(used[2], order, arrays[2], contraction.indices[2], extent, False, generate)
+        copies.append(None if order is None else _copy(contraction.indices[k], order, extent, conj, k == 2))
+    m, k, n = (size_of(group, extent) for group in plan.matrix)
+    kind, sums = TYPES[dtype.name]
+    sums = TF32 if tf32 and dtype.name in ("float32", "complex64") else sums
+    batch = plan.loops[0] if plan.loops else ()
+    return _Product(
+        contraction.positions, contraction.indices[2], dtype, tuple(copies),
+        (n, m, k, size_of(batch, extent)) if turned else (m, n, k, size_of(batch, extent)),
+        (ops[1], ops[0]) if turned else (ops[0], ops[1]), turned,
+        tuple(_line(stride, *side, extent) for stride, side in zip(strides, sides, strict=True)),
+        tuple(stride.get(batch[-1], 0) if batch else 0 for stride in strides),
+        np.array([contraction.scale, 0], np.float32 if dtype.itemsize == 2 else dtype), (kind, sums),
+        tuple(_places(plan.loops[1:], strides, extent, dtype.itemsize)),
+    )  # fmt: skip
 
 
-def _copy(source: Any, index: Labels, target: Any, order: Labels, extent: Mapping[str, int], conj: bool,
-          generate: Callable[..., None]) -> None:  # fmt: skip
+def _copy(index: Labels, order: Labels, extent: Mapping[str, int], conj: bool, back: bool) -> _Copy:
     """Permuted, cast, conjugated, summed over labels that only the source has, repeated along those of the target."""
-    summed = tuple(label for label in dict.fromkeys(index) if label not in order)
+    source, target = (order, index) if back else (index, order)
+    summed = tuple(label for label in dict.fromkeys(source) if label not in target)
     function = Call("conj", (Arg(0),)) if conj else Arg(0)
-    extents = tuple((label, extent[label]) for label in (*order, *summed))
-    generate(EinSum(order, (index,), function, "sum" if summed else None, summed, extents), [source], target, {})
+    extents = tuple((label, extent[label]) for label in (*target, *summed))
+    einsum = EinSum(target, (source,), function, "sum" if summed else None, summed, extents)
+    return _Copy(order, tuple(extent[label] for label in order), einsum)
 
 
 def _turn(stride: Mapping[str, int], down: Labels, along: Labels) -> int:
@@ -180,49 +257,15 @@ def _turn(stride: Mapping[str, int], down: Labels, along: Labels) -> int:
     return PLAIN if stride[down[-1]] == 1 else TURNED
 
 
-def _multiply(arrays: Sequence[Any], strides: Sequence[Mapping[str, int]], ops: Sequence[int], turned: int,
-              plan: _Plan, extent: Mapping[str, int], scale: Number, tf32: bool) -> None:  # fmt: skip
-    """One call for a batch of products, for each position of the other loops."""
-    rows, inner, columns = plan.matrix
-    sides = ((rows, inner), (inner, columns), (rows, columns))
-    m, k, n = (size_of(group, extent) for group in plan.matrix)
-    lines = [_line(stride, *side, extent) for stride, side in zip(strides, sides, strict=True)]
-    first, second = (1, 0) if turned else (0, 1)
-    m, n = (n, m) if turned else (m, n)
-    dtype = arrays[2].dtype
-    kind, sums = TYPES[dtype.name]
-    sums = TF32 if tf32 and dtype.name in ("float32", "complex64") else sums
-    numbers = np.array([scale, 0], np.float32 if dtype.itemsize == 2 else dtype)
-    alpha, beta = numbers.ctypes.data, numbers.ctypes.data + numbers.itemsize
-    batch = plan.loops[0] if plan.loops else ()
-    count = size_of(batch, extent)
-    apart = [stride.get(batch[-1], 0) if batch else 0 for stride in strides]
-    blas, handle = cupy().cuda.cublas, cupy().cuda.device.get_cublas_handle()
-    mode = blas.getMathMode(handle)
-    blas.setMathMode(handle, NO_SHORT_SUMS)
-    try:
-        for places in _places(plan.loops[1:], strides, extent):
-            a, b, c = (array.data.ptr + place * dtype.itemsize for array, place in zip(arrays, places, strict=True))
-            pair = [(a, lines[0], apart[0]), (b, lines[1], apart[1])]
-            (x, ldx, dx), (y, ldy, dy) = pair[first], pair[second]
-            if count == 1:
-                blas.gemmEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, y, kind, ldy, beta, c, kind,
-                            lines[2], sums, -1)  # fmt: skip
-            else:
-                blas.gemmStridedBatchedEx(handle, ops[first], ops[second], m, n, k, alpha, x, kind, ldx, dx, y, kind, ldy,
-                                          dy, beta, c, kind, lines[2], apart[2], count, sums, -1)  # fmt: skip
-    finally:
-        blas.setMathMode(handle, mode)
-
-
 def _line(stride: Mapping[str, int], down: Labels, along: Labels, extent: Mapping[str, int]) -> int:
     """How far apart the lines of a matrix are in memory."""
     fast, slow = (down, along) if _turn(stride, down, along) == PLAIN else (along, down)
     return max(stride[slow[-1]] if slow else 1, size_of(fast, extent))
 
 
-def _places(loops: Sequence[Labels], strides: Sequence[Mapping[str, int]], extent: Mapping[str, int]
+def _places(loops: Sequence[Labels], strides: Sequence[Mapping[str, int]], extent: Mapping[str, int], size: int
             ) -> Iterator[tuple[int, ...]]:  # fmt: skip
+    """Where each call begins in every array, in bytes."""
     for position in itertools.product(*(range(size_of(group, extent)) for group in loops)):
         pairs = list(zip(position, loops, strict=True))
-        yield tuple(sum(n * stride.get(group[-1], 0) for n, group in pairs) for stride in strides)
+        yield tuple(size * sum(n * stride.get(group[-1], 0) for n, group in pairs) for stride in strides)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.scalar import Arg, rebuild
+from einmpi.graph.scalar import Arg, Scalar, rebuild
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.cuda_group_source import GroupNest, Made, group_source
-from einmpi.runtime.cuda_launch import compiled
+from einmpi.runtime.cuda_launch import Calls, Launch, compiled, key_of
 from einmpi.runtime.cuda_nest import PACK, WARP, divider
 from einmpi.runtime.fused import numbered
 from einmpi.runtime.groups import Rule
@@ -63,9 +63,10 @@ def _shape(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[tu
         found = tuple(label for label in einsum.labels if label not in own)
         if einsum.aggregated and any(label in einsum.output for label in found):
             return None
-        orders = [tuple(e for e in index if isinstance(e, str) and e not in own)
-                  for slot, index in zip(kernel.operands, einsum.operands, strict=True) if slot.name in makers]  # fmt: skip
-        orders = [order for order in orders if order]
+        inputs = zip(kernel.operands, einsum.operands, strict=True)
+        made = [tuple(e for e in index if isinstance(e, str) and e not in own)
+                for slot, index in inputs if slot.name in makers]  # fmt: skip
+        orders = [order for order in made if order]
         order = orders[0] if orders else found
         if any(other != order for other in orders) or sorted(order) != sorted(found):
             return None
@@ -100,11 +101,10 @@ class _Plan:
         return self.first[x] if letter == "b" else self.strides[x][y]
 
 
-@lru_cache(maxsize=1024)
-def _plan(step: Group, layouts: tuple[tuple[str, tuple[int, ...]], ...], aligned: bool) -> _Plan | None:
-    """`layouts`: slot and strides of the arrays that there are; `aligned`: all begin where a pack may lie."""
+def _plan(step: Group, steps: Mapping[str, tuple[int, ...]], aligned: bool) -> _Plan | None:
+    """`steps`: strides of the slots that there are; `aligned`: all of them begin where a pack may lie."""
     kernels, rows, inner = step.kernels, step.rows, {slot.name for slot in step.inner}
-    shape, steps = _shape(kernels, rows), dict(layouts)
+    shape = _shape(kernels, rows)
     if shape is None:
         return None
     extents = (*(kernels[0].einsum.extent[labels[0]] for labels in rows), *(extent for _, extent in shape))
@@ -135,9 +135,9 @@ def _plan(step: Group, layouts: tuple[tuple[str, tuple[int, ...]], ...], aligned
             outputs.append((number, along(number, einsum.output, steps[target.name], np.dtype(target.dtype).itemsize)))
         own = {labels[number] for labels in rows}
         makers[target.name] = number
-        stages.append(Made(rebuild(function, lambda leaf, args=tuple(args): args[leaf.position]  # type: ignore[misc]
-                                   if isinstance(leaf, Arg) else leaf), einsum.aggregation if einsum.aggregated else None,
-                           target.dtype, any(label not in own for label in einsum.output)))  # fmt: skip
+        inside = any(label not in own for label in einsum.output)
+        aggregation = einsum.aggregation if einsum.aggregated else None
+        stages.append(Made(_renumbered(function, args), aggregation, target.dtype, inside))
     strides = (*(places for *_, places in reads), *(places for _, places in outputs))
     counted = tuple(r for r, key in enumerate(reads) if not key[0])
     dtypes = [*(key[1] for key in reads), *(stages[number].dtype for number, _ in outputs)]
@@ -157,6 +157,10 @@ def _plan(step: Group, layouts: tuple[tuple[str, tuple[int, ...]], ...], aligned
     return _Plan(nest, slots, extents, strides, tuple(first for _, _, first, _ in reads))
 
 
+def _renumbered(function: Scalar, args: Sequence[Arg]) -> Scalar:
+    return rebuild(function, lambda leaf: args[leaf.position] if isinstance(leaf, Arg) else leaf)
+
+
 def _pack(strides: Sequence[Sequence[int]], dtypes: Sequence[str], counted: Sequence[int], extents: Sequence[int],
           rows: int) -> int:  # fmt: skip
     """How many neighbours a thread takes at once: 16 bytes, if every array has them."""
@@ -169,20 +173,33 @@ def _pack(strides: Sequence[Sequence[int]], dtypes: Sequence[str], counted: Sequ
     return pack
 
 
+CALLS = Calls()
+
+
 def compute(step: Group, arrays: Mapping[str, Any], fast_math: bool = False) -> bool:
     """Do a group on its slots' arrays, but for the inner ones; False if it must go kernel by kernel."""
-    if any(stride % array.itemsize for array in arrays.values() for stride in array.strides):
+    names = sorted(arrays)
+    key = (*names, *(key_of(arrays[name]) for name in names), fast_math)
+    found = CALLS.get(step, key, lambda: (_prepare(step, arrays, fast_math),))[0]
+    if found is None:
         return False
-    layouts = tuple((name, tuple(array.strides)) for name, array in sorted(arrays.items()))
-    plan = _plan(step, layouts, not any(array.data.ptr % PACK for array in arrays.values()))
-    if plan is None:
-        return False
-    nest = plan.nest
-    values = [arrays[plan.slots[x]].data.ptr if letter == "p" else plan.value(letter, x, y)
-              for letter, x, y in nest.parameters()]  # fmt: skip
-    count = prod(plan.extents[: nest.rows])
-    group_kernel(nest, fast_math)((-(-count // nest.teams), 1), (nest.team * nest.teams,), tuple(values))
+    launch, slots = found
+    launch([arrays[slot].data.ptr if slot else 0 for slot in slots])
     return True
+
+
+def _prepare(step: Group, arrays: Mapping[str, Any], fast: bool) -> tuple[Launch, tuple[str, ...]] | None:
+    if any(stride % array.itemsize for array in arrays.values() for stride in array.strides):
+        return None
+    strides = {name: tuple(array.strides) for name, array in arrays.items()}
+    plan = _plan(step, strides, not any(array.data.ptr % PACK for array in arrays.values()))
+    if plan is None:
+        return None
+    nest, names = plan.nest, list(plan.nest.parameters())
+    values = [0 if letter == "p" else plan.value(letter, x, y) for letter, x, y in names]
+    places = [(place, x) for place, (letter, x, _) in enumerate(names) if letter == "p"]
+    shape = (-(-prod(plan.extents[: nest.rows]) // nest.teams), 1), (nest.team * nest.teams,)
+    return Launch(group_kernel(nest, fast), shape, tuple(values), tuple(places)), plan.slots
 
 
 @lru_cache(maxsize=1024)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from einmpi.graph.scalar import Arg, Scalar, walk
 from einmpi.runtime.cuda_pieces import Text, join_team, signature, unravel
@@ -119,13 +120,14 @@ def _stage(nest: GroupNest, number: int, text: Text, again: set[int]) -> None:
             text.add(f"Pack<{STORED[made.dtype]}, {nest.pack}> result;")
     for part in range(nest.pack if fold or made.inside else 1):
         where = f"[u * {nest.pack} + {part}]"
-        steps = Steps(nest.types, lambda position, part=part: _read(nest, position, part, again), f"w{number}_{part}_")  # type: ignore[misc]
+        steps = Steps(nest.types, partial(_read, nest, again, part), f"w{number}_{part}_")
         if fold:
             taken = fold.take(steps, f"total{number}")
             text.add(*steps.lines, f"if (place < places) total{number} = {taken};")
         else:
             value = _rounded(steps.value(made.function, made.dtype), made.dtype)
-            text.add(*steps.lines, f"made{number}{where} = {value};" if made.inside else f"const {kind} made{number} = {value};")
+            name = f"made{number}{where}" if made.inside else f"const {kind} made{number}"
+            text.add(*steps.lines, f"{name} = {value};")
         for read in sorted(again & _args(nest, number)):
             text.add(f"kept{read}{where} = load(pack{read}.at[{part}]);")
         if made.inside and is_stored:
@@ -154,7 +156,7 @@ def _is_kept(nest: GroupNest, m: int) -> bool:
     return sum(Arg(len(nest.made) + m) in walk(made.function) for made in nest.made) > 1
 
 
-def _read(nest: GroupNest, position: int, part: int, again: set[int]) -> str:
+def _read(nest: GroupNest, again: set[int], part: int, position: int) -> str:
     where = f"[u * {nest.pack} + {part}]"
     if position < len(nest.made):
         return f"made{position}" + where * nest.made[position].inside

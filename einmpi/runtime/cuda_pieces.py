@@ -31,12 +31,14 @@ class Text:
 def signature(names: Sequence[tuple[str, int, int]], types: Sequence[str], reads: int, wide: bool, threads: int
               ) -> list[str]:  # fmt: skip
     """How a kernel begins: its arguments, all of 64 bits, then these as what they are."""
-    typed = {"p": lambda m: f"{'const ' * (m < reads)}{types[m]}* __restrict__ p{m}", "t": lambda m: "Long* told"}
-    given = ", ".join(typed[letter](m) if letter in typed else f"Long {letter}{m}_{y}_" for letter, m, y in names)
+    given = ", ".join(
+        f"{'const ' * (m < reads)}{types[m]}* __restrict__ p{m}" if letter == "p"
+        else "Long* told" if letter == "t" else f"Long {letter}{m}_{y}_" for letter, m, y in names
+    )  # fmt: skip
     lines = [f"typedef {'Long' if wide else 'int'} I;",
              f'extern "C" __global__ void __launch_bounds__({threads}) kernel({given}) {{']  # fmt: skip
     for letter, m, y in names:
-        if letter not in typed:
+        if letter not in "pt":
             kind = "Long" if letter in "mzbre" else "I"  # those are no places
             lines.append(f"  const {kind} {letter}{m}_{y} = ({kind}){letter}{m}_{y}_;")
     return lines
@@ -55,7 +57,8 @@ def product(loops: Sequence[int]) -> str:
     return " * ".join(f"n{k}_0" for k in loops) or "(I)1"
 
 
-def steps_of(nest: Nest, prefix: str = "v", part: str = "", given: Callable[[int], str | None] = lambda m: None) -> Steps:
+def steps_of(nest: Nest, prefix: str = "v", part: str = "", given: Callable[[int], str | None] = lambda m: None
+             ) -> Steps:  # fmt: skip
     """Statements at the coordinates i0, i1, …, for this part of a pack; `given` has the text of what is in shared
     memory."""
     lane = nest.loops - 1 if nest.along else nest.outputs - 1
@@ -85,8 +88,8 @@ def place_of(nest: Nest, m: int, steps: Steps | None = None) -> str:
         index = steps.value(gather, "int64")
         fits = steps.keep(f"0 <= {index} && {index} < e{m}_{g}", "bool")
         number = 1 + 2 * nest.gathers.index((m, g))
-        steps.lines.append(f"if (!{fits}) told[0] = 1;")
-        steps.lines.append(f"if (r0_0) {{ atomicMin(told + {number}, {index}); atomicMax(told + {number + 1}, {index}); }}")
+        steps.lines += [f"if (!{fits}) told[0] = 1;", f"if (r0_0) atomicMin(told + {number}, {index});",
+                        f"if (r0_0) atomicMax(told + {number + 1}, {index});"]  # fmt: skip
         terms.append(f"(I)({fits} ? {index} : 0) * j{m}_{g}")
     return " + ".join(terms) or "0"
 

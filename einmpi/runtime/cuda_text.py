@@ -1,4 +1,4 @@
-"""⊗ as text of a CUDA kernel: each operation in the dtype in which numpy computes it, as a call of one of cuda_words."""
+"""⊗ as text of a CUDA kernel: each operation, in the dtype in which numpy computes it, calls one of cuda_words."""
 
 from __future__ import annotations
 

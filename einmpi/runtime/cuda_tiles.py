@@ -15,7 +15,7 @@ def tile(nest: Nest, text: Text) -> None:
     rows, columns, depth = nest.tile
     row, column, inner = nest.row, nest.column, range(nest.outputs, nest.loops)
     fold = fold_of(nest, [term.dtype for term in nest.terms])
-    total = COMPUTED["float32" if fold.dtype == "float16" else fold.dtype]
+    total = COMPUTED[fold.dtype]
     _take(nest, fold, text)
     for t, term in enumerate(nest.terms):
         kind, length = COMPUTED[term.dtype], _length(nest, term)
@@ -29,7 +29,8 @@ def tile(nest: Nest, text: Text) -> None:
     unravel(text, "flat", range(nest.outputs - 2))
     text.add("const I begin = (I)blockIdx.y * c0_0;", f"const I end = least(begin + c0_0, {product(inner)});",
              f"{total} total[{rows}][{columns}];", "#pragma unroll", f"for (int u = 0; u < {rows}; ++u)",
-             "  #pragma unroll", f"  for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};")  # fmt: skip
+             "  #pragma unroll",
+             f"  for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};")  # fmt: skip
     _fetch(nest, text)
     _keep(nest, text)
     _multiply(nest, text)

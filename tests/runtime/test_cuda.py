@@ -1,47 +1,61 @@
-"""The text of CUDA kernels, run on the CPU by tests/cupy_on_cpu.py, against the reference; compiled by nvcc if it is there."""
+"""CUDA kernels without a GPU: run on the CPU by tests/cupy_on_cpu.py, and compiled by nvcc where it is installed."""
 
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 if shutil.which("g++") is None:
-    pytest.skip("no g++", allow_module_level=True)
+    pytest.skip("no g++ to compile kernels for the CPU", allow_module_level=True)
 
 import cupy_on_cpu
 from cuda_cases import (
     CONTRACTIONS,
     GROUPS,
     check_contraction,
+    check_gathers,
     check_group,
     check_named,
+    check_out_of_range,
     compute,
     operation_agrees,
     operation_functions,
     operation_signature,
     operations,
 )
-from runtime.test_fused import NAMED, SIZES, vertex
+from runtime.test_fused import NAMED, SIZES, random_arrays, vertex
 
-from einmpi.runtime import cuda, reference
+from einmpi.runtime import cuda, cuda_group, cuda_launch, reference
 from einmpi.runtime.cuda_words import COMMON
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-NVCC = shutil.which("nvcc") or next((str(p) for p in Path("/usr/local/cuda/bin").glob("nvcc")), None)
-OFTEN = ("farthest", "distances", "columns", "softmax", "turned")
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
 @pytest.fixture
 def cupy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    yield cupy_on_cpu.install()
-    cuda.kernel_of.cache_clear()
+    monkeypatch.setitem(sys.modules, "cupy", cupy_on_cpu.module())
+    forget()
+    yield sys.modules["cupy"]
+    forget()
 
 
-@pytest.mark.parametrize("name", OFTEN)
+def forget():
+    """No kernel of one library is left for another one."""
+    for calls in (cuda.CALLS, cuda_group.CALLS):
+        calls.found.clear()
+    for kernels in (cuda.kernel_of, cuda_group.group_kernel):
+        kernels.cache_clear()
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["farthest", "columns", "turned"])  # in tiles, folded, through shared memory
 def test_named(cupy, name):
     check_named(cupy, name, SIZES[0])
 
@@ -53,12 +67,73 @@ def test_every_name_and_size(cupy, name):
         check_named(cupy, name, size)
 
 
+def test_contractions(cupy):
+    for subscripts in CONTRACTIONS[:6]:
+        check_contraction(cupy, subscripts, "float32")
+    check_contraction(cupy, "ij,jk->ik", "complex128", conj=True)
+    check_contraction(cupy, "ji,jk->ik", "complex128", conj=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subscripts", CONTRACTIONS)
+def test_every_contraction(cupy, subscripts):
+    for dtype in ("float16", "float64", "complex64"):
+        check_contraction(cupy, subscripts, dtype)
+    check_contraction(cupy, subscripts, "complex128", conj=True)
+
+
+def test_copies_for_a_product_stay_small(cupy, monkeypatch):
+    """What cannot be used as it lies is copied in parts."""
+    arrays = random_arrays("float64", {"A": (9, 40, 8), "B": (8, 9, 5)})
+    einsum, kind, operands = vertex("Z[i,k] = sum(A[a,i,b] * B[b,a,k])", arrays)
+    shapes, empty = [], cupy.empty
+    monkeypatch.setattr(cuda, "PIECE", 9 * 8 * 8 * 10)
+    monkeypatch.setattr(cuda, "THIN", 2)
+    monkeypatch.setattr(cupy, "empty", lambda shape, dtype: shapes.append(shape) or empty(shape, dtype))
+    found = compute(cupy, einsum, kind, operands)
+    np.testing.assert_allclose(found, reference.compute(einsum, operands, kind), rtol=1e-12)
+    assert len(shapes) >= 4
+    assert max(np.prod(shape) for shape in shapes) * 8 <= cuda.PIECE
+
+
+@pytest.mark.parametrize("name", ["softmax"])
+def test_groups(cupy, monkeypatch, name):
+    check_group(cupy, name, "float16", monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_group(cupy, monkeypatch, name):
+    check_group(cupy, name, "float32", monkeypatch)
+
+
+def test_gathers_and_labels(cupy):
+    check_gathers(cupy)
+
+
+def test_index_out_of_range(cupy):
+    for bad in (-1, 50, 2**40):
+        check_out_of_range(cupy, bad)
+
+
+def test_nothing_to_aggregate(cupy):
+    empty = {"X": np.zeros((3, 0))}
+    for text, wanted in (("Z[i] = sum(X[i,j])", 0), ("Z[i] = prod(X[i,j])", 1), ("Z[i] = all(X[i,j] > 0)", True)):
+        einsum, kind, operands = vertex(text, empty)
+        np.testing.assert_array_equal(compute(cupy, einsum, kind, operands), np.full(3, wanted))
+    einsum, kind, operands = vertex("Z[i] = max(X[i,j])", {"X": np.zeros((3, 1))})
+    with pytest.raises(ValueError, match="max of nothing has no value"):
+        compute(cupy, replace(einsum, extents=(("i", 3), ("j", 0))), kind, [operands[0][:, :0]])
+    einsum, kind, operands = vertex("Z[j] = max(X[i,j])", empty)
+    assert compute(cupy, einsum, kind, operands).shape == (0,)
+
+
 def operations_agree(cases):
-    text = operation_functions(cases)
+    text, wrong = operation_functions(cases), []
     for number, (_, kind, operands) in enumerate(cases):
         given, args = operation_signature(kind, operands)
-        text += f'extern "C" void run{number}({given}) {{ for (Long i = 0; i < n; ++i) y[i] = k{number}::otimes({args}); }}\n'
-    wrong = []
+        text += f'extern "C" void run{number}({given}) {{\n'
+        text += f"for (Long i = 0; i < n; ++i) y[i] = k{number}::otimes({args}); }}\n"
     library = cupy_on_cpu.build(cupy_on_cpu.HOST + COMMON + text)
     for number, (einsum, kind, operands) in enumerate(cases):
         found = np.empty(operands[0].shape, kind)
@@ -82,12 +157,63 @@ def test_every_operation_in_every_dtype():
         operations_agree(cases[start : start + 200])
 
 
-@pytest.mark.parametrize("name", ["softmax"])
-def test_groups(cupy, monkeypatch, name):
-    check_group(cupy, name, "float16", monkeypatch)
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(cupy, monkeypatch):
+    """The texts of kernels, which are not run."""
+    found = []
+
+    def take(text, fast):
+        found.append(text)
+        return lambda *given: None
+
+    monkeypatch.setattr(cuda, "compiled", take)
+    return found
+
+
+def test_a_text_holds_no_word_of_a_users(cupy, texts):
+    arrays = {"secret": np.ones((40, 40)), "hidden": np.ones((40, 40))}
+    for text in ("Z[evil,k] = max(secret[evil,jam] + hidden[jam,k] * evil)", "Z[evil] = sum(secret[evil,jam] + jam)",
+                 "Z[evil,jam] = secret[jam,evil] + hidden[evil,jam]"):  # fmt: skip
+        einsum, kind, operands = vertex(text, arrays)
+        compute(cupy, einsum, kind, operands)
+    assert len(texts) == 3
+    assert not any(word in text for text in texts for word in ("secret", "hidden", "evil", "jam"))
+
+
+def test_other_extents_need_no_other_kernel(cupy, texts):
+    for size in ((131, 200), (259, 333), (1000, 77)):
+        einsum, kind, operands = vertex(NAMED["farthest"][0], random_arrays("float32", {"A": size, "B": size[::-1]}))
+        compute(cupy, einsum, kind, operands)
+    assert len(set(texts)) <= 2  # small outputs go in smaller tiles
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GROUPS)
-def test_every_group(cupy, monkeypatch, name):
-    check_group(cupy, name, "float32", monkeypatch)
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+def test_texts_compile_without_spills(cupy, texts, tmp_path):
+    """For a real GPU, where registers are few: nothing goes to local memory."""
+    for name in ("farthest", "distances", "min-plus", "columns", "softmax", "complex", "turned", "whole"):
+        text, dtype, labels = NAMED[name]
+        sizes = {"i": 2000, "j": 30, "k": 2000, "b": 2}
+        shapes = {x: tuple(sizes[label] for label in index) for x, index in labels.items()}
+        einsum, kind, operands = vertex(text, {x: np.zeros(shape, dtype) for x, shape in shapes.items()})
+        compute(cupy, einsum, kind, operands)
+    for number, text in enumerate(texts):
+        path = Path(tmp_path) / f"{number}.cu"
+        path.write_text(text)
+        command = [
+            NVCC,
+            "-arch=sm_90",
+            *cuda_launch.OPTIONS,
+            "-cubin",
+            "-Xptxas",
+            "-v",
+            "-o",
+            str(tmp_path / "out"),
+            path,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "0 bytes spill stores" in done.stderr, f"{number}: {done.stderr}"
