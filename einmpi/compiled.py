@@ -19,9 +19,10 @@ from einmpi.runtime.backends import BACKENDS
 from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm, together
 from einmpi.runtime.datasets import Dataset
+from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
-from einmpi.runtime.gpus import is_device_array, on_host
+from einmpi.runtime.gpus import is_device_array
 from einmpi.runtime.hdf5 import reopened
 from einmpi.runtime.inputs import Blocks, Inputs
 from einmpi.runtime.scratch import check_folder

@@ -65,13 +65,13 @@ def read_job(
     inputs = tuple(_described(spec, describe) for spec in read_inputs(document, values, chosen_dtype))
     computed = tuple(item.name for item in statements(source) if isinstance(item, Statement))
     outputs = read_outputs(document, computed)
-    settings = _settings(document)
+    settings, scratch = _settings(document), _scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
     graph = build_graph(source, tensors, values, [spec.name for spec in outputs] or None)
     check_outputs(outputs, graph)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     return Job(get(document, ("title",), str) or stem, document.name, source, chosen_dtype, values, inputs, outputs,
-               *settings, graph, _scratch(document))  # fmt: skip
+               *settings, graph, scratch)  # fmt: skip
 
 
 def _program(document: Document) -> Source:

@@ -24,7 +24,6 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "words_predicted": plan.words_predicted,
         "bytes_predicted": plan.bytes_predicted,
         "bytes_peak_predicted": plan.peak,
-        "bytes_outside_predicted": plan.spilled,
         "paper_cost": plan.paper_cost,
         "seconds_planning": plan.seconds,
         "vertices": [

@@ -59,5 +59,5 @@ def check_memory(place: str, needed: int) -> None:
     """Refuse what this machine cannot hold, before it tries."""
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > available:
-        allowed = f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes or more machines"
+        allowed = f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes, more machines, or a memory limit"
         raise InputError(place, f"this needs {needed / 2**30:.1f} GiB on this machine", allowed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.runtime.gpus import library
+from einmpi.runtime.gpus import is_device_array, library
 
 PIECE = 2**24  # bytes in one pinned buffer; copies below a few MiB do not reach the bus's speed
 
@@ -166,3 +166,8 @@ def cut(array: Any, nbytes: int) -> Sequence[Any]:
     """Its bytes in pieces of so many; both ends of a message cut alike."""
     flat = as_bytes(array)
     return [flat[start : start + nbytes] for start in range(0, flat.size, nbytes)]
+
+
+def on_host(array: Any) -> Any:
+    """The array, or a copy in the host's memory of one that lies on a GPU."""
+    return DeviceCopies().download(library().ascontiguousarray(array)) if is_device_array(array) else array

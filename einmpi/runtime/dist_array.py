@@ -17,7 +17,7 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_mpi import comm_of
 from einmpi.runtime.datasets import Dataset
-from einmpi.runtime.gpus import on_host
+from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.reading import Reading
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout, even_layout

@@ -135,8 +135,3 @@ def nccl_version() -> str:
 def is_device_array(array: Any) -> bool:
     """Whether an array lies on a GPU; cupy need not be there to tell."""
     return hasattr(type(array), "__cuda_array_interface__")  # of the array itself it would be put together
-
-
-def on_host(array: Any) -> Any:
-    """The array, or a copy in the host's memory of one that lies on a GPU."""
-    return library().asnumpy(array) if is_device_array(array) else array

@@ -10,9 +10,9 @@ import numpy as np
 
 from einmpi.runtime.backend_cupy import CupyBackend
 from einmpi.runtime.comm import Comm
-from einmpi.runtime.device_copies import PIECE
+from einmpi.runtime.device_copies import PIECE, on_host
 from einmpi.runtime.dist_array import DistArray
-from einmpi.runtime.gpus import is_device_array, on_host
+from einmpi.runtime.gpus import is_device_array
 from einmpi.runtime.inputs import Inputs
 from einmpi.runtime.reading import Reading
 from einmpi.schedule.regions import Region, chunks, elements, flat_range, length, shape, whole
@@ -35,16 +35,13 @@ class DeviceInputs:
         given = self.inputs.given.get(step.tensor)
         if is_device_array(given):
             self._fill_from_device(step, given, target)
-        elif isinstance(target, np.ndarray) and step.tensor not in self.begun:  # a slot in the slow tier
+        elif step.tensor not in self.begun and isinstance(target, np.ndarray):  # a slot in the slow tier
             self.inputs.fill(step, target, self.comm)
         elif self._in_pieces(step):
-            self._fill_in_pieces(step, target)
+            self._fill_in_pieces(step, target, lambda there, _, values: self.inputs.read(
+                replace(step, region=there), values, _packed(there), self.comm))  # fmt: skip
         else:
-            values, place = _block(step)
-            values = self.begun.pop(step.tensor, values)
-            self.inputs.fill(replace(step, place=place), values, self.comm)
-            if elements(step.region):
-                self._put(values, target, step)
+            self._fill_from_host(step, target)
 
     def block(self, step: Load, comm: Comm) -> Any:
         given = self.inputs.given.get(step.tensor)
@@ -78,42 +75,48 @@ class DeviceInputs:
         nothing = np.empty((0,) * len(step.region), step.slot.dtype)
         return Reading(dataset, step.layout, self.comm.rank, nothing, step.region, step.place).alone
 
-    def _fill_in_pieces(self, step: Load, target: Any) -> None:
+    def _fill_in_pieces(self, step: Load, target: Any, read: Callable[[Region, Region, np.ndarray], None]) -> None:
+        """`read` fills an array with a part of the region, which lies at a place in a block of its own."""
         self.copies.after_kernels()
-        itemsize = np.dtype(step.slot.dtype).itemsize
-        extents = step.slot.shape or (1,)
-        regions = (chunks(region, max(1, PIECE // itemsize)) for region in (step.region, step.place))
-        for number, (there, here) in enumerate(zip(*regions, strict=True)):
+        itemsize, extents = np.dtype(step.slot.dtype).itemsize, step.slot.shape or (1,)
+        regions = (chunks(region, max(1, PIECE // itemsize)) for region in
+                   (step.region, _packed(step.region), step.place))  # fmt: skip
+        for number, (there, within, here) in enumerate(zip(*regions, strict=True)):
             buffer = self.copies.pinned("up", number, elements(there) * itemsize)
-            values = buffer.view(step.slot.dtype).reshape(shape(there))
-            self.inputs.read(replace(step, region=there), values, _packed(there), self.comm)
+            read(there, within, buffer.view(step.slot.dtype).reshape(shape(there)))
             run = flat_range(here, extents)
             if run is not None:
                 copied = self.copies.start_up(buffer, target.reshape(-1)[slice(*run)])
             else:
                 packed = self.backend.allocate((elements(there),), step.slot.dtype)
-                self.copies.after_kernels()  # the memory is new
+                self.copies.after_kernels()  # kernels may have used this memory
                 copied = self.copies.start_up(buffer, packed)
                 self.copies.before_kernels(copied)
                 self.backend.unpack(packed, target, here)
             self.copies.busy["up", number % 2] = copied
         self.copies.before_kernels(self.copies.event(self.copies.up))
 
+    def _fill_from_host(self, step: Load, target: Any) -> None:
+        """By way of a block in host memory: all ranks read it together, or it was begun before."""
+        values, place = _block(step)
+        values = self.begun.pop(step.tensor, values)
+        self.inputs.fill(replace(step, place=place), values, self.comm)
+        if not elements(step.region):
+            return
+        if isinstance(target, np.ndarray):
+            self.backend.unpack(values, target, step.place)
+            return
+
+        def read(_: Region, within: Region, piece: np.ndarray) -> None:
+            piece[...] = values[tuple(slice(*runs[0]) for runs in within)]
+
+        self._fill_in_pieces(step, target, read)
+
     def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
         """From an array that every rank has on its GPU."""
         array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
         values = self.backend.cupy.ascontiguousarray(array)
         self.backend.unpack(on_host(values) if isinstance(target, np.ndarray) else values, target, step.place)
-
-    def _put(self, values: np.ndarray, target: Any, step: Load) -> None:
-        if isinstance(target, np.ndarray):
-            self.backend.unpack(values, target, step.place)
-        elif values.size == target.size:
-            self.copies.upload(values, target)
-        else:
-            packed = self.backend.allocate((values.size,), step.slot.dtype)
-            self.copies.upload(values.reshape(-1), packed)
-            self.backend.unpack(packed, target, step.place)
 
 
 def _block(step: Load) -> tuple[np.ndarray, Region]:

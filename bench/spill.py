@@ -1,0 +1,72 @@
+"""The paper's matrix chain in less memory than it wants, against the same without a limit.
+
+    python bench/spill.py --size 4000 --part 4
+
+One process; runs with and without the limit take turns, and medians are compared. Loading is not counted, as elsewhere;
+with a limit the inputs are loaded into scratch files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+import einmpi
+from einmpi.api import options_of
+from einmpi.compiled import Compiled, Measured
+from einmpi.runtime.comm import ALONE
+from einmpi.runtime.inputs import Inputs
+from einmpi.units import show_bytes
+
+JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
+
+
+class Ours:
+    """The job with one limit, or none: planned once, run again and again."""
+
+    def __init__(self, job: einmpi.Job, memory: int | None) -> None:
+        self.compiled = Compiled(job, ALONE, options_of(job, memory=memory))
+        self.plan, self.schedule, _ = self.compiled.prepare({})
+        self.runs: list[Measured] = []
+
+    def run(self) -> np.ndarray:
+        inputs = Inputs(self.compiled.job, {}, {})
+        outputs, measured = self.compiled.run(self.plan, self.schedule, inputs)
+        self.runs.append(measured)
+        return outputs["Z"].local
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(each.seconds for each in self.runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", type=int, default=2000)
+    parser.add_argument("--skew", type=int, default=1)
+    parser.add_argument("--dtype", default="float64")
+    parser.add_argument("--part", type=int, nargs="+", default=[2, 4, 8], help="the limit is the plan's peak over this")
+    parser.add_argument("--repeat", type=int, default=5)
+    options = parser.parse_args()
+    job = einmpi.load(JOB, dtype=options.dtype, s=options.size, skew=options.skew)
+    free = Ours(job, None)
+    limited = {part: Ours(job, free.plan.peak // part) for part in options.part}
+    for _ in range(options.repeat):
+        wanted = free.run()
+        for ours in limited.values():
+            found = ours.run()
+            assert np.abs(found - wanted).max() <= 1e-3 * np.abs(wanted).max(), "the results differ"
+    print(f"chain, s = {options.size}, {options.dtype}, {free.compiled.threads}")
+    print(f"no limit: {show_bytes(free.plan.peak)}, {free.seconds:.2f} s")
+    for part, ours in limited.items():
+        last = ours.runs[-1]
+        ratio = f"{ours.seconds:.2f} s, {ours.seconds / free.seconds:.2f} times as long"
+        moved = f"{show_bytes(last.spilled)} written, {show_bytes(last.fetched)} read"
+        print(f"1/{part}: {show_bytes(last.peak)}, {ratio}; {moved}")
+
+
+if __name__ == "__main__":
+    main()
