@@ -176,6 +176,7 @@ class NcclComm(DeviceComm):
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         super().__init__(host, copies)
         self.nccl: Any = nccl()
+        assert self.nccl is not None, "the way was chosen without it"
         kind, numbers = json.loads(on_first_rank(host, self._unique_id))
         identity = bytes(numbers) if kind == "bytes" else tuple(numbers)
         self.members = self.nccl.NcclCommunicator(host.size, identity, host.rank)
