@@ -108,6 +108,10 @@ class Event:
     def synchronize(self) -> None:
         self.stream.run(self.count)
 
+    @property
+    def done(self) -> bool:
+        return not any(self.stream.work[: self.count])
+
 
 _streams: dict[int, Stream] = {}
 _null = Stream(null=True)

@@ -64,14 +64,10 @@ class CupyBackend:
     # ---- the slow tier: pinned memory of the host, then scratch files -----------------------------------------------
 
     def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        nbytes = prod(shape) * np.dtype(dtype).itemsize
         # Half of what is free, shared among the ranks of the node: pinned memory cannot be swapped out.
-        if nbytes * 2 * self.station.comm.ranks_on_node > _available():
-            return self.host.allocate_slow(shape, dtype)
-        try:
-            return self.copies.new_pinned(nbytes).view(dtype).reshape(shape)
-        except self.cupy.cuda.runtime.CUDARuntimeError:  # the system allows no more of it
-            return self.host.allocate_slow(shape, dtype)
+        most = _available() // (2 * self.station.comm.ranks_on_node)
+        pinned = self.copies.memory.array(prod(shape) * np.dtype(dtype).itemsize, most)
+        return self.host.allocate_slow(shape, dtype) if pinned is None else pinned.view(dtype).reshape(shape)
 
     def allocate_message(self, count: int, dtype: str, slow: bool) -> Any:
         return self.host.allocate_message(count, dtype, slow) if slow else self.allocate((count,), dtype)
@@ -152,8 +148,12 @@ class CupyBackend:
 
 
 def _available() -> int:
-    """Bytes of memory that the system could give."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Bytes of memory that the system could give, what it keeps of files included."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _vector(array: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.runtime.gpus import is_device_array, library
+from einmpi.runtime.pinned import PinnedMemory
 
 PIECE = 2**24  # bytes in one pinned buffer; copies below a few MiB do not reach the bus's speed
 
@@ -23,6 +24,7 @@ class DeviceCopies:
         self.cuda = library().cuda
         self.down = self.cuda.Stream(non_blocking=True)  # device → host
         self.up = self.cuda.Stream(non_blocking=True)  # host → device
+        self.memory = PinnedMemory(self.cuda, lambda: [self.event(self.down), self.event(self.up)])
         self.buffers: dict[tuple[str, int], np.ndarray] = {}
         self.busy: dict[tuple[str, int], Any] = {}  # the event after which a buffer is free
 
@@ -79,11 +81,11 @@ class DeviceCopies:
         if key in self.busy:
             self.busy.pop(key).synchronize()
         if key not in self.buffers or self.buffers[key].size < nbytes:
-            self.buffers[key] = self.new_pinned(max(nbytes, PIECE))
+            buffer = self.memory.array(max(nbytes, PIECE))
+            if buffer is None:
+                raise MemoryError(f"no {nbytes} bytes of pinned memory on the host")
+            self.buffers[key] = buffer
         return self.buffers[key][:nbytes]
-
-    def new_pinned(self, nbytes: int) -> np.ndarray:
-        return np.frombuffer(self.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     # ---- whole arrays -----------------------------------------------------------------------------------------------
 

@@ -187,6 +187,24 @@ def test_copies_between_tiers(data):
         np.testing.assert_array_equal(cupy.asnumpy(other), cupy.asnumpy(fast))
 
 
+def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
+    fake_cupy.install(monkeypatch)
+    cupy, copies = gpus.library(), device_copies.DeviceCopies()
+    first = copies.memory.array(80).view(np.float64)
+    first[...] = np.arange(10)
+    fast, place = cupy.empty(10), first.ctypes.data
+    copy = copies.begin(first, fast)
+    del first  # the copy still reads it
+    second = copies.memory.array(80).view(np.float64)
+    second[...] = -1
+    assert second.ctypes.data != place
+    copy.join()
+    np.testing.assert_array_equal(cupy.asnumpy(fast), np.arange(10))
+    copies.down.synchronize()
+    assert copies.memory.array(80).ctypes.data == place
+    assert copies.memory.array(81, most=80) is None
+
+
 # ---- which GPU, which way -------------------------------------------------------------------------------------------
 
 
