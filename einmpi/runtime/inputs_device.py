@@ -28,8 +28,12 @@ class DeviceInputs:
 
     def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
         """Into host memory. The slot itself is not needed before the Load."""
-        values, place = _block(step)
-        self.inputs.begin(replace(step, place=place), lambda: self.begun.setdefault(step.tensor, values), self.comm)
+
+        def make_block() -> np.ndarray:
+            self.begun[step.tensor] = self._block(step)
+            return self.begun[step.tensor]
+
+        self.inputs.begin(replace(step, place=_place(step)), make_block, self.comm)
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         given = self.inputs.given.get(step.tensor)
@@ -62,6 +66,10 @@ class DeviceInputs:
         return array
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _block(self, step: Load) -> np.ndarray:
+        """Host memory for what is loaded. A number has room for one, also where none comes."""
+        return self.backend.allocate_slow(shape(step.region) if step.slot.shape else (1,), step.slot.dtype)
 
     def _in_pieces(self, step: Load) -> bool:
         """Whether this rank can take any part when it likes: made here, or read by nobody else and not in chunks."""
@@ -98,13 +106,16 @@ class DeviceInputs:
 
     def _fill_from_host(self, step: Load, target: Any) -> None:
         """By way of a block in host memory: all ranks read it together, or it was begun before."""
-        values, place = _block(step)
-        values = self.begun.pop(step.tensor, values)
-        self.inputs.fill(replace(step, place=place), values, self.comm)
+        values = self.begun.pop(step.tensor) if step.tensor in self.begun else self._block(step)
+        self.inputs.fill(replace(step, place=_place(step)), values, self.comm)
         if not elements(step.region):
             return
         if isinstance(target, np.ndarray):
             self.backend.unpack(values, target, step.place)
+            return
+        run = flat_range(step.place, step.slot.shape or (1,))
+        if run is not None:
+            self.copies.begin(values.reshape(-1), target.reshape(-1)[slice(*run)]).join()
             return
 
         def read(_: Region, within: Region, piece: np.ndarray) -> None:
@@ -119,11 +130,9 @@ class DeviceInputs:
         self.backend.unpack(on_host(values) if isinstance(target, np.ndarray) else values, target, step.place)
 
 
-def _block(step: Load) -> tuple[np.ndarray, Region]:
-    """Host memory for what is loaded, and the place of it there. A number has room for one, also where none comes."""
-    if not step.slot.shape:
-        return np.empty(1, step.slot.dtype), step.place
-    return np.empty(shape(step.region), step.slot.dtype), _packed(step.region)
+def _place(step: Load) -> Region:
+    """Of what is loaded, in host memory for that alone."""
+    return _packed(step.region) if step.slot.shape else step.place
 
 
 def _packed(region: Region) -> Region:
