@@ -44,7 +44,11 @@ class Case:
 
 
 def of_torch(function: Callable[..., Any]) -> Peer:
-    return lambda arrays: lambda given=[torch.as_tensor(x, device="cuda") for x in arrays.values()]: function(*given)
+    def make(arrays: Arrays) -> Callable[[], Any]:
+        given = [torch.as_tensor(array, device="cuda") for array in arrays.values()]
+        return lambda: function(*given)
+
+    return make
 
 
 def elementwise(text: str) -> Peer:
@@ -69,6 +73,7 @@ def attend(q: Any, k: Any, v: Any) -> Any:
     return torch.einsum("bhst,bthd->bshd", torch.softmax(scores, -1), v)
 
 
+INFINITY = float("inf")
 SIZE = 8192
 HEADS = (8, 1024, 32, 128)
 CASES = {
@@ -82,7 +87,7 @@ CASES = {
                    {"torch.einsum": of_torch(lambda q, k: torch.einsum("bshd,bthd->bhst", q, k))}),
     "linf": Case("Z[i,k] = max(abs(X[i,j] - Y[j,k]))", {"X": (4000, 1000), "Y": (1000, 4000)},
                  ("float32", "float64", "float16"), 3 * 4000.0 * 1000 * 4000,
-                 {"torch.cdist": of_torch(lambda x, y: torch.cdist(single(x), single(y.T.contiguous()), p=float("inf")))}),
+                 {"torch.cdist": of_torch(lambda x, y: torch.cdist(single(x), single(y.T.contiguous()), p=INFINITY))}),
     "min-plus": Case("Z[i,k] = min(X[i,j] + Y[j,k])", {"X": (4000, 1000), "Y": (1000, 4000)}, ("float32", "int32"),
                      2 * 4000.0 * 1000 * 4000, {}),
     "l2": Case("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", {"X": (4000, 1000), "Y": (4000, 1000)}, ("float32",),
@@ -182,7 +187,10 @@ def measure(name: str, dtype: str, repeat: int) -> dict[str, Any]:
 
 
 def compare(found: Any, wanted: Any, dtype: str) -> None:
-    a, b = (x.astype(np.result_type(x.dtype, np.float64)) if isinstance(x, cupy.ndarray) else cupy.asarray(x.double()) for x in (found, wanted))
+    a, b = (
+        x.astype(np.result_type(x.dtype, np.float64)) if isinstance(x, cupy.ndarray) else cupy.asarray(x.double())
+        for x in (found, wanted)
+    )
     worst = float(cupy.abs(a - b).max() / cupy.abs(b).max())
     limit = {"float16": 5e-3, "bfloat16": 4e-2, "float32": 1e-4, "complex64": 1e-4}.get(dtype, 1e-10)
     assert worst <= limit, f"they differ by {worst:.1e} of the largest"
@@ -205,7 +213,10 @@ def main() -> None:
                 continue
             rows.append(row)
             peers = "  ".join(f"{peer} {ratio:.2f}" for peer, ratio in row["peers"].items())
-            print(f"{name:10} {dtype:10} {row['seconds'] * 1e3:8.3f} ms {row['rate']:7.2f} {row['unit']:6}  {peers}", flush=True)
+            print(
+                f"{name:10} {dtype:10} {row['seconds'] * 1e3:8.3f} ms {row['rate']:7.2f} {row['unit']:6}  {peers}",
+                flush=True,
+            )
     if given.json:
         with open(given.json, "w") as file:
             json.dump(rows, file, indent=1)

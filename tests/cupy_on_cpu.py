@@ -96,7 +96,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="einmpi-cuda-")
 @cache
 def build(code):
     """A shared library of a C++ text."""
-    name = f"{len(list(Path(FOLDER.name).iterdir()))}"
+    name = str(len(list(Path(FOLDER.name).iterdir())))
     text, path = (Path(FOLDER.name) / f"{name}{end}" for end in (".cpp", ".so"))
     text.write_text(code)
     command = ["g++", "-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]

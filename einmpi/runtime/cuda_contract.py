@@ -159,7 +159,8 @@ class _Product:
     first: int  # the factor that cuBLAS gets first
     lines: tuple[int, ...]  # how far apart the lines of each matrix are
     apart: tuple[int, ...]  # and the matrices of a batch
-    numbers: np.ndarray  # what the product is multiplied by, and the target
+    numbers: np.ndarray  # what the product is multiplied by, and the target before it
+    address: int  # of these
     kinds: tuple[int, int]
     places: tuple[tuple[int, ...], ...]  # bytes from the beginning of each array, for each call
 
@@ -190,8 +191,7 @@ class _Product:
         """One call for a batch of products, for each position of the other loops."""
         f, s = self.first, 1 - self.first
         (m, n, k, count), (kind, sums), lines, apart = self.sizes, self.kinds, self.lines, self.apart
-        alpha = self.numbers.ctypes.data
-        beta = alpha + self.numbers.itemsize
+        alpha, beta = self.address, self.address + self.numbers.itemsize
         blas, handle = cupy().cuda.cublas, cupy().cuda.device.get_cublas_handle()
         mode = blas.getMathMode(handle)
         blas.setMathMode(handle, NO_SHORT_SUMS)
@@ -229,13 +229,14 @@ def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32:
     kind, sums = TYPES[dtype.name]
     sums = TF32 if tf32 and dtype.name in ("float32", "complex64") else sums
     batch = plan.loops[0] if plan.loops else ()
+    numbers = np.array([contraction.scale, 0], np.float32 if dtype.itemsize == 2 else dtype)
     return _Product(
         contraction.positions, contraction.indices[2], dtype, tuple(copies),
         (n, m, k, size_of(batch, extent)) if turned else (m, n, k, size_of(batch, extent)),
         (ops[1], ops[0]) if turned else (ops[0], ops[1]), turned,
         tuple(_line(stride, *side, extent) for stride, side in zip(strides, sides, strict=True)),
         tuple(stride.get(batch[-1], 0) if batch else 0 for stride in strides),
-        np.array([contraction.scale, 0], np.float32 if dtype.itemsize == 2 else dtype), (kind, sums),
+        numbers, numbers.ctypes.data, (kind, sums),
         tuple(_places(plan.loops[1:], strides, extent, dtype.itemsize)),
     )  # fmt: skip
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.scalar import OPS, Arg, Call, Const, Scalar, walk
+from einmpi.graph.scalar import Arg, Call, Const, Scalar, walk
 from einmpi.runtime.cuda_nest import PACK, THREADS, WARP, Nest, Plan, Term
-from einmpi.runtime.cuda_text import kind_of, width_of
+from einmpi.runtime.cuda_text import kind_of, weight_of, width_of
 from einmpi.runtime.loop_plan import Access, Axis, Layout, Range, axes_of
 
 MANY = 2**18  # threads that keep a large GPU busy
 BLOCKS = 1024  # blocks that do so
 SHARED = 48 * 2**10  # bytes of shared memory that every GPU gives to a block
+LONG = 400  # weight of the text that a thread repeats, at the most: a longer one takes long to compile
 EDGE = 128  # bytes of a line of a square in which a transposed array is read
 
 
@@ -93,11 +94,13 @@ class _Draft:
         rows = [axis for axis in axes[:-1] if any(axis.strides[read] == 1 for read in across)]
         if rows and min(rows[-1].extent, lane.extent) >= 32:
             row = rows[-1]
-            turned = tuple(read for read in across if row.strides[read] == 1)
+            turned = [read for read in across if row.strides[read] == 1]
             edge = max(16, EDGE // max(np.dtype(self.types[read]).itemsize for read in turned))
+            sizes = [edge * (edge + 1) * np.dtype(self.types[read]).itemsize for read in turned]
+            turned = [read for k, read in enumerate(turned) if sum(sizes[: k + 1]) <= SHARED]
             others = [axis for axis in axes[:-1] if axis is not row]
             squares = prod(-(-axis.extent // edge) for axis in (row, lane)) * prod(axis.extent for axis in others)
-            return self.plan("turn", [*others, row, lane], squares, turned=turned, edge=edge)
+            return self.plan("turn", [*others, row, lane], squares, turned=tuple(turned), edge=edge)
         axes, shape = self.packed(axes, lane, range(m + 1))
         total = prod(axis.extent for axis in axes)
         each = 1 if total < 4 * MANY else 4 if shape["pack"] == 1 else 2
@@ -110,6 +113,8 @@ class _Draft:
         dense = [m for m in reads if lane.strides[m] == 1]
         size = {m: np.dtype((*self.types, self.target.dtype)[m]).itemsize for m in dense}
         pack = min(8, PACK // max(size.values(), default=PACK))
+        while pack > 1 and pack * weight_of(self.function) > LONG:
+            pack //= 2
         steps = [axis.strides[m] for m in dense for axis in axes if axis is not lane]
         steps += [stride for m in dense if m < len(self.jumps) for stride, _ in self.jumps[m]]
         while pack > 1 and (lane.extent % pack or any(step % pack for step in steps)):
@@ -224,11 +229,10 @@ class _Draft:
         """Rows and columns of a thread: many, so that what is in registers is used often, where there are enough."""
         types = [term.dtype for term in terms]
         width = max(width_of(dtype) for dtype in [*types, np.dtype(kind_of(function, types)).name])
-        nodes = walk(function)
-        heavy = len(nodes) + 8 * sum(isinstance(node, Call) and not OPS[node.op].precedence for node in nodes) > 24
+        weight = weight_of(function)
         each = [next(n for n in (8, 4, 2) if axis.extent >= 12 * n or n == 2) for axis in (row, column)]
-        if width > 4 or heavy or self.wide(self.axes):
-            each = [min(n, 4) for n in each]
+        if width > 4 or weight > LONG // 16 or self.wide(self.axes):
+            each = [min(n, 4 if weight <= LONG // 4 else 2) for n in each]
         while min(each) > 2 and _tiles(row, column, batch, (*each, 0)) < BLOCKS // 4:
             each = [n // 2 for n in each]
         depth = 8

@@ -11,7 +11,7 @@ import numpy as np
 
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.einsum import aggregate_type
-from einmpi.graph.scalar import CASTS, Arg, Call, Const, Scalar, Type
+from einmpi.graph.scalar import CASTS, OPS, Arg, Call, Const, Scalar, Type, walk
 from einmpi.runtime.loops import FOLDS, WIDE, neutral
 from einmpi.runtime.scalar_text import compute_types, whole_power
 
@@ -74,7 +74,7 @@ class Steps:
 
     def power(self, node: Call, args: Sequence[str], dtype: str) -> str:
         """Small whole powers as products by repeated squaring, in the order of numpy."""
-        power = whole_power(node.args[1], np.dtype(dtype).kind)
+        power = whole_power(node.args[1], np.dtype(plain(dtype)).kind)
         if power is None:
             return f"root_power({args[0]})" if args[1] == number(0.5, dtype) else f"power({', '.join(args)})"
         base, result = args[0], ""
@@ -99,6 +99,12 @@ def plain(dtype: str) -> str:
 def width_of(dtype: str) -> int:
     """Bytes of a number in the type in which it is computed."""
     return {"bool": 1, "int": 4, "float": 4, "Complex<double>": 16}.get(COMPUTED[dtype], 8)
+
+
+def weight_of(node: Scalar) -> int:
+    """About how long the text of an expression is once it is compiled."""
+    parts = walk(node)
+    return len(parts) + 8 * sum(isinstance(part, Call) and not OPS[part.op].precedence for part in parts)
 
 
 def _half_source(dtype: str) -> str:

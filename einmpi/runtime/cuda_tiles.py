@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from einmpi.runtime.cuda_nest import THREADS, Nest, Term
 from einmpi.runtime.cuda_pieces import Text, fold_of, part_place, product, steps_of, unravel
-from einmpi.runtime.cuda_text import COMPUTED, Fold, Steps, stored, width_of
+from einmpi.runtime.cuda_text import COMPUTED, Fold, Steps, stored, weight_of, width_of
+
+UNROLLED = 2**13  # weight of the text of an inner loop, at the most
 
 
 def tile(nest: Nest, text: Text) -> None:
@@ -37,14 +39,15 @@ def tile(nest: Nest, text: Text) -> None:
     text.add("int now = 0;", "fetch(begin);", "keep(0);", "__syncthreads();")
     text.open(f"for (I j = begin; j < end; j += {depth})")
     text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
+    unrolled = max(1, min(depth, UNROLLED // (rows * columns * weight_of(nest.function))))
     if fold.repeats:  # beyond the end the last value is taken again
-        text.add("#pragma unroll", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);")
+        text.add(f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);")
     else:
         text.open(f"if (j + {depth} <= end)")
-        text.add("#pragma unroll", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);")
+        text.add(f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);")
         text.close()
         text.open("else")
-        text.add("for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);")
+        text.add("#pragma unroll 1", "for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);")
         text.close()
     text.add("if (goes_on) keep(now ^ 1);", "__syncthreads();", "now ^= 1;")
     text.close()

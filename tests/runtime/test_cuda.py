@@ -1,5 +1,6 @@
 """CUDA kernels without a GPU: run on the CPU by tests/cupy_on_cpu.py, and compiled by nvcc where it is installed."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ if shutil.which("g++") is None:
     pytest.skip("no g++ to compile kernels for the CPU", allow_module_level=True)
 
 import cupy_on_cpu
+from brute_force import program_text
 from cuda_cases import (
     CONTRACTIONS,
     GROUPS,
@@ -27,7 +29,10 @@ from cuda_cases import (
     operation_signature,
     operations,
 )
-from runtime.test_fused import NAMED, SIZES, random_arrays, vertex
+from graph.test_property import graphs, picker, programs, settled
+from hypothesis import given, note
+from hypothesis import strategies as st
+from runtime.test_fused import NAMED, SIZES, close, random_arrays, vertex
 
 from einmpi.runtime import cuda, cuda_group, cuda_launch, reference
 from einmpi.runtime.cuda_words import COMMON
@@ -190,6 +195,16 @@ def test_other_extents_need_no_other_kernel(cupy, texts):
     assert len(set(texts)) <= 2  # small outputs go in smaller tiles
 
 
+def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
+    names = [f"a{k}" for k in range(14)]
+    arrays = {name: np.ones((64, 64)) for name in names}
+    einsum, kind, operands = vertex("Z[i,j] = " + " + ".join(f"{name}[j,i]" for name in names), arrays)
+    compute(cupy, einsum, kind, operands)
+    tiles = re.findall(r"__shared__ double turned[0-9]+\[([0-9]+)\]\[([0-9]+)\];", texts[0])
+    assert tiles
+    assert sum(8 * int(a) * int(b) for a, b in tiles) <= 48 * 2**10
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 def test_texts_compile_without_spills(cupy, texts, tmp_path):
@@ -217,3 +232,25 @@ def test_texts_compile_without_spills(cupy, texts, tmp_path):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "0 bytes spill stores" in done.stderr, f"{number}: {done.stderr}"
+
+
+# ---- random programs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@settled(40)
+@given(programs(), st.data())
+def test_random_programs(program, data):
+    with pytest.MonkeyPatch.context() as patch:
+        library = cupy_on_cpu.module()
+        patch.setitem(sys.modules, "cupy", library)
+        text = program_text(program, picker(data))
+        note(text)
+        for graph in graphs(text, program).values():
+            tensors = dict(program.inputs)
+            for made in graph.computed:
+                operands = [tensors[name] for name in made.inputs]
+                tensors[made.name] = wanted = reference.compute(made.einsum, operands, made.dtype)
+                found = compute(library, made.einsum, made.dtype, operands)
+                close(found, wanted, [operand.dtype for operand in operands])
+    forget()
