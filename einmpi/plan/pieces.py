@@ -9,20 +9,25 @@ from math import prod
 from einmpi.graph.einsum import EinSum, OperandIndex
 
 MOST_CUTS = 64  # of one label: smaller pieces would take more time than they are worth
-MOST_WAYS = 20_000  # that are looked at
+LONG, MOST_WAYS = 6, 10_000  # labels that are cut one by one; ways to do so that are looked at
 
 
 def block_sizes(einsum: EinSum) -> Iterator[dict[str, int]]:
-    """How much of each label at a time: all ways to halve labels again and again.
+    """How much of each label at a time: all ways to halve the long ones again and again; the others are left whole, or
+    are all cut as small as can be.
 
     Those come first that cut the first labels: their pieces lie in fewer runs of memory.
     """
+    extent, least = einsum.extent, smallest(einsum)
+    long = sorted(einsum.labels, key=lambda label: -extent[label])[:LONG]
     step = 1
-    while prod(len(_halves(extent, step)) for _, extent in einsum.extents) > MOST_WAYS:
+    while prod(len(_halves(extent[label], step)) for label in long) > MOST_WAYS:
         step += 1
-    ways = [_halves(extent, step) for _, extent in reversed(einsum.extents)]
-    for sizes in itertools.product(*ways):
-        yield dict(zip(einsum.labels, reversed(sizes), strict=True))
+    order = [label for label in reversed(einsum.labels) if label in long]
+    rest = [{label: size[label] for label in extent if label not in long} for size in (extent, least)]
+    for others in rest if rest[0] else rest[:1]:
+        for sizes in itertools.product(*(_halves(extent[label], step) for label in order)):
+            yield {label: max(size, 1) for label, size in (*others.items(), *zip(order, sizes, strict=True))}
 
 
 def _halves(extent: int, step: int) -> list[int]:

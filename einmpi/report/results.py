@@ -18,6 +18,9 @@ from einmpi.runtime.dist_array import DistArray
 from einmpi.units import show_bytes
 
 
+PIECE = 2**20  # elements
+
+
 @dataclass(frozen=True)
 class Figures:
     """Of a tensor; None where it has no elements, or no order."""
@@ -47,8 +50,11 @@ def _of_block(array: np.ndarray) -> tuple[float, float | int | None, float | int
     if array.size == 0:
         return 0.0, None, None
     wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    flat = array.reshape(-1)
     with np.errstate(all="ignore"):
-        norm = float(np.linalg.norm(array.astype(wide, copy=False).ravel()))
+        # Piece by piece: the array may be larger than memory.
+        pieces = (flat[k : k + PIECE].astype(wide, copy=False) for k in range(0, flat.size, PIECE))
+        norm = math.hypot(*(float(np.linalg.norm(piece)) for piece in pieces))
     if array.dtype.kind == "c":
         return norm, None, None
     return norm, array.min().item(), array.max().item()

@@ -209,8 +209,7 @@ def test_huge_tensors_and_many_dimensions():
     huge = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**24, 2**24), B=(2**24, 2**24))
     plan = einmpi.plan(huge, 4096)
     assert plan.words_predicted == 3 * 15 * 2**48  # 16 × 16 × 16
-    with pytest.raises(einmpi.InputError, match=f"at least {plan.peak} bytes"):  # equal cuts need the least
-        einmpi.plan(huge, 4096, memory=plan.peak - 1)
+    assert einmpi.plan(huge, 4096, memory=plan.peak - 1).spilled == 1  # equal cuts need the least
     labels = ",".join(f"i{k}" for k in range(20))
     many = einmpi.program(f"Z[{labels}] = exp(A[{labels}])", A=(2,) * 20)
     assert einmpi.plan(many, 8).words_predicted == 0

@@ -134,6 +134,14 @@ def test_every_element_is_computed_once(m, n, k, memory):
     assert (seen == 1).all() and step.buffers <= memory
 
 
+def test_many_labels():
+    """There are 2²⁰ ways to cut twenty labels; few are looked at, the smallest pieces among them."""
+    labels = ",".join(f"i{k}" for k in range(20))
+    job = einmpi.program(f"Z[{labels}] = exp(A[{labels}])", A=(2,) * 20)
+    (kernel,) = (step for step in lower(einmpi.plan(job, 1), 0).steps if isinstance(step, Kernel))
+    assert [in_passes(kernel, memory).buffers for memory in (2**24, 2**21, 64, 16)] == [2**24, 2**21, 64, 16]
+
+
 def test_less_memory_never_takes_fewer_copies_and_none_is_an_answer():
     kernel = product(64, 64, 64)
     sizes = [in_passes(kernel, memory) for memory in (10**6, 50_000, 20_000, 6000, 1500, 400)]
