@@ -21,6 +21,7 @@ from einmpi.graph.syntax import Source
 from einmpi.runtime import storage
 from einmpi.runtime.comm import ALONE
 from einmpi.runtime.datasets import Dataset
+from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.reference import evaluate, memory_needed
 from einmpi.units import parse_bytes
 
@@ -219,9 +220,10 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
     25.0
     """
-    given = {name: np.asarray(array) for name, array in (inputs or {}).items()}
+    given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
     graph = job.graph
-    from einmpi.compiled import check_inputs, check_memory
+    from einmpi.compiled import check_inputs
+    from einmpi.runtime.backends import check_memory
 
     check_memory(job.source.name, memory_needed(graph))
     check_inputs(job, given)

@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
         if name != "check":
             _add_planning(command, name)
         if name in ("run", "verify", "sbatch"):
-            command.add_argument("--backend", help="numpy; the job's own by default")
+            command.add_argument("--backend", help="numpy, or cupy for GPUs; the job's own by default")
             command.add_argument("--fast-math", action="store_true", help="faster arithmetic that rounds more")
         if name in ("run", "plan"):
             command.add_argument("--report", metavar="FILE.html", help="write a page about it, for any browser")

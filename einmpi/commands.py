@@ -117,7 +117,7 @@ def _run_job(
     record = _asked_to_record(options) or (
         options.command == "run" and not options.quiet and options.json != "-" and somebody_looks(comm, schedule)
     )
-    observer = Observer(comm, schedule, repeats, record, options.quiet, checkpoints)
+    observer = Observer(comm, schedule, repeats, record, options.quiet, checkpoints, compiled.backend.wait)
     planned = time.perf_counter()
     inputs = Inputs(compiled.job, given, compiled.files, keep=repeats > 1 and not plan.spilled)
     measured = []
@@ -137,7 +137,7 @@ def _run_job(
     last = measured[-1]
     moved = totals(comm, last.received, last.peak, measured[0].shuffled, last.between, last.spilled,
                    spilled_bytes(schedule), last.fetched)  # fmt: skip
-    report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), str(compiled.threads), _kernels(),
+    report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), compiled.work.text, _kernels(),
                     timeline=observer.timeline)  # fmt: skip
     if checkpoints is not None:
         resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None

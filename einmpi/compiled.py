@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -14,17 +15,18 @@ import numpy as np
 from einmpi.errors import InputError, one_of
 from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
-from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.backends import BACKENDS
 from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm, even_nodes, together
 from einmpi.runtime.datasets import Dataset
+from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.execute import execute
+from einmpi.runtime.gpus import is_device_array
 from einmpi.runtime.hdf5 import reopened
 from einmpi.runtime.inputs import Blocks, Inputs
 from einmpi.runtime.scratch import check_folder
 from einmpi.runtime.storage import find_planned
-from einmpi.runtime.threads import threads_of
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Load, Schedule, Step
@@ -54,12 +56,9 @@ class Compiled:
     """
 
     def __init__(self, job: Job, comm: Comm, options: Options) -> None:
-        if job.backend != "numpy":
-            place = job.path or job.source.name
-            raise InputError(place, f"backend {job.backend} is not available in this version", "numpy")
         self.job, self.comm, self.options = job, comm, options
-        self.threads = threads_of(comm)
-        self.backend = NumpyBackend(self.threads.count, job.fast_math, job.scratch)
+        self.work = BACKENDS[job.backend](job, comm)
+        self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
@@ -74,9 +73,9 @@ class Compiled:
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
         """The plan, this rank's schedule and the inputs as they are used: alike on all ranks, or an error on all."""
-        given = together(self.comm, lambda: self.checked(inputs), lambda given: repr(check_inputs(self.job, given)))
-        given = _on_one_mesh(given)
-        kinds = check_inputs(self.job, given)
+        given, kinds = together(self.comm, lambda: self.checked(inputs), lambda found: repr(found[1]))
+        if _on_one_mesh(given):
+            kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
             if plan.spilled:
@@ -85,15 +84,17 @@ class Compiled:
         self.look({*given, *self.files})
         return *self.ready[kinds], given
 
-    def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def checked(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
         given = {name: reopened(array) or as_array(name, array) for name, array in inputs.items()}
-        check_inputs(self.job, given)
+        if self.job.backend == "numpy":
+            given = {name: on_host(array) for name, array in given.items()}
+        kinds = check_inputs(self.job, given)
         for name, array in given.items():
             if isinstance(array, DistArray) and array.comm is not self.comm:
                 raise InputError(
                     "inputs", f"{name} lies on another communicator", "DistArrays of the ranks of this run"
                 )
-        return given
+        return given, kinds
 
     def look(self, known: Collection[str]) -> None:
         """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
@@ -113,16 +114,19 @@ class Compiled:
         count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
         options = replace(_with_inputs(self.options, kinds), nodes=count, uneven=uneven)
         plan = make_plan(self.job.graph, self.comm.size, options)
-        check_memory(self.job.source.name, plan.peak * self.comm.ranks_on_node)
+        self.work.check_memory(self.job.source.name, plan.peak)
         return plan
 
     def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
             checkpoints: Checkpoints | None = None) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
+        self.backend.reserve(plan.peak)
         before, start = (self.comm.received, self.comm.received_between), time.perf_counter()
         clock = _LoadClock(self.on_step)
         sources.shuffled = sources.shuffled_between = 0
         try:
-            blocks, buffers = execute(schedule, self.backend, self.comm, sources, clock, checkpoints)
+            storage = self.work.storage(sources)
+            blocks, buffers = execute(schedule, self.backend, self.work.comm, storage, clock, checkpoints)
+            self.backend.wait()
         finally:
             sources.close()
         clock.stop()
@@ -159,14 +163,6 @@ class _LoadClock:
             self.loading, self.since = self.loading + time.perf_counter() - self.since, 0.0
 
 
-def check_memory(place: str, needed: int) -> None:
-    """Refuse what this machine cannot hold, before it tries."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > available:
-        allowed = f"at most the {available / 2**30:.1f} GiB it has; use smaller sizes, more machines, or a memory limit"
-        raise InputError(place, f"this needs {needed / 2**30:.1f} GiB on this machine", allowed)
-
-
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
@@ -183,11 +179,16 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
                 raise InputError("inputs", f"input {vertex.name} is not given", str(vertex))
             continue
         array = given[vertex.name]
-        if tuple(array.shape) != vertex.bound or np.dtype(array.dtype).name != vertex.dtype:
-            found = f"{np.dtype(array.dtype).name}[{', '.join(map(str, array.shape))}]"
+        if tuple(array.shape) != vertex.bound or _name_of(array.dtype) != vertex.dtype:
+            found = f"{_name_of(array.dtype)}[{', '.join(map(str, array.shape))}]"
             raise InputError("inputs", f"{vertex.name} is {found}", str(vertex))
         kinds.append((vertex.name, _kind(array)))
     return tuple(kinds)
+
+
+@cache  # numpy puts a name together each time; a call that takes little on a GPU waits for it
+def _name_of(dtype: Any) -> str:
+    return str(np.dtype(dtype).name)
 
 
 def _kind(array: Any) -> str | Layout:
@@ -195,7 +196,7 @@ def _kind(array: Any) -> str | Layout:
         return array.layout
     if isinstance(array, Dataset):
         return f"dataset {array.as_read()}"
-    return "array" if isinstance(array, np.ndarray) else "dataset"
+    return "array" if isinstance(array, np.ndarray) or is_device_array(array) else "dataset"
 
 
 def _as_read(files: Mapping[str, Dataset]) -> str:
@@ -222,13 +223,15 @@ def _with_inputs(options: Options, kinds: Kinds) -> Options:
     return replace(options, resident=resident + everywhere, pins=pins, given=given, mesh=mesh)
 
 
-def _on_one_mesh(given: dict[str, Any]) -> dict[str, Any]:
-    """DistArrays on another mesh than the first of them are laid out anew."""
+def _on_one_mesh(given: dict[str, Any]) -> bool:
+    """DistArrays on another mesh than the first of them are laid out anew; whether there were any."""
     mesh = next((array.layout.mesh for array in given.values() if isinstance(array, DistArray)), None)
+    changed = False
     for name, array in given.items():
         if isinstance(array, DistArray) and array.layout.mesh != mesh:
             given[name] = array.redistribute(even_layout(array.layout.mesh if mesh is None else mesh, array.shape))
-    return given
+            changed = True
+    return changed
 
 
 # ---- all ranks alike ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from einmpi.units import show_bytes
 from einmpi.version import __version__
 
 
@@ -118,12 +119,12 @@ def _probe_numba() -> Any:
 
 
 def _probe_cupy() -> Any:
-    import cupy  # type: ignore[import-not-found]
+    from einmpi.runtime import gpus
 
-    runtime = cupy.cuda.runtime
-    count = runtime.getDeviceCount()
-    names = [runtime.getDeviceProperties(k)["name"].decode() for k in range(count)]
-    return {"cupy": cupy.__version__, "devices": names}
+    cupy = gpus.library()
+    seen = [cupy.cuda.runtime.getDeviceProperties(number) for number in range(cupy.cuda.runtime.getDeviceCount())]
+    names = [f"{found['name'].decode()} ({show_bytes(found['totalGlobalMem'])})" for found in seen]
+    return {"cupy": cupy.__version__, "devices": names, "nccl": gpus.nccl_version()}
 
 
 PROBES: dict[str, Callable[[], Any]] = {

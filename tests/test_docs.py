@@ -44,7 +44,7 @@ from einmpi.graph.job_generated import RANDOM
 from einmpi.graph.job_outputs import COMPRESSIONS, OUTPUT_SUFFIXES
 from einmpi.graph.job_tensors import INSIDE
 from einmpi.graph.macros import MACROS
-from einmpi.graph.scalar import DTYPES, FUNCTIONS, OPS
+from einmpi.graph.scalar import BFLOAT16, CASTS, DTYPES, FUNCTIONS, OPS
 from einmpi.runtime.comm import ALONE
 from einmpi.runtime.outputs import check_targets, claim, store
 
@@ -385,7 +385,7 @@ def test_macros_equal_the_code():
 def test_functions_equal_the_code():
     shown = {re.match(r"\w+", call)[0]: (call.count(",") + 1, taken == "yes")
              for call, _, taken in table_after("language.md", "## Functions")}  # fmt: skip
-    assert shown == {name: (OPS[name].arity, OPS[name].takes_complex) for name in FUNCTIONS if name not in DTYPES}
+    assert shown == {name: (OPS[name].arity, OPS[name].takes_complex) for name in FUNCTIONS if name not in CASTS}
 
 
 def test_operators_equal_the_code():
@@ -410,9 +410,9 @@ def test_aggregations_equal_the_code():
 
 def test_dtypes_and_constants_equal_the_code():
     text = PAGES["language.md"].read_text()
-    assert "The dtypes are " + ", ".join(f"`{dtype}`" for dtype in DTYPES) + "." in text
+    assert "The dtypes are " + ", ".join(f"`{dtype}`" for dtype in DTYPES) + f", and `{BFLOAT16}` on" in text
     casts = re.search(r"Casts are functions named like the dtypes: (.*?)\. A cast", text, re.DOTALL)[1]
-    assert re.findall(r"`(\w+)\(x\)`", casts) == list(DTYPES)
+    assert re.findall(r"`(\w+)\(x\)`", casts) == list(CASTS)
     assert set(re.search(r"4\. (.*)\.\n", text)[1].replace("`", "").replace(" or ", ", ").split(", ")) == set(CONSTANTS)
     assert set(CALLABLES) == {*AGGREGATIONS, *MACROS, *FUNCTIONS}
 

@@ -232,9 +232,9 @@ def test_gpus_without_cupy(monkeypatch):
     monkeypatch.setattr(versions, "gpus", lambda: ["NVIDIA H200"])
     found = libraries.PROBES["cupy"]({"error": "No module named 'cupy'"})
     assert (found.state, found.advice[:12]) == ("note", "pip install ") and "NVIDIA H200" in found.text
-    assert libraries.PROBES["cupy"]({"cupy": "14.2", "devices": ["NVIDIA H200"]}) == Finding(
-        "GPU", "ok", "NVIDIA H200; cupy 14.2"
-    )
+    answer = {"cupy": "14.2", "devices": ["NVIDIA H200 (139.8 GiB)"], "nccl": "2.28.9"}
+    text = "NVIDIA H200 (139.8 GiB); cupy 14.2, NCCL 2.28.9"
+    assert libraries.PROBES["cupy"](answer) == Finding("GPU", "ok", text)
 
 
 def test_packages_that_are_missing(monkeypatch):

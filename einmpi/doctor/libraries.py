@@ -62,7 +62,8 @@ def _cupy(answer: dict[str, Any]) -> Finding:
 
     seen = gpus()
     if "error" not in answer and answer["devices"]:
-        return Finding("GPU", "ok", f"{', '.join(answer['devices'])}; cupy {answer['cupy']}")
+        nccl = f"NCCL {answer['nccl']}" if answer.get("nccl") else "no NCCL"
+        return Finding("GPU", "ok", f"{', '.join(answer['devices'])}; cupy {answer['cupy']}, {nccl}")
     if not seen:
         return Finding("GPU", "ok", "none; everything runs on CPUs")
     return Finding("GPU", "note", f"{', '.join(seen)}, but cupy does not work: {answer.get('error', 'it sees no GPU')}",

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.scalar import COMPARISONS, DTYPES, OPS, Call, Const, Index, Number, Scalar, Type
+from einmpi.graph.brain import as_float16, bfloat16, is_bfloat16
+from einmpi.graph.scalar import BFLOAT16, CASTS, COMPARISONS, DTYPES, OPS, Call, Const, Index, Number, Scalar, Type
 
 # ---- dtypes ---------------------------------------------------------------------------------------------------------
 
@@ -17,13 +18,16 @@ from einmpi.graph.scalar import COMPARISONS, DTYPES, OPS, Call, Const, Index, Nu
 @cache
 def result_type(op: str, types: tuple[Type, ...]) -> Type:
     """numpy's rule for the dtype of `op`; TypeError with the reason where numpy has none."""
+    if op not in CASTS and any(map(is_bfloat16, types)):
+        found = result_type(op, as_float16(types))
+        return bfloat16() if found == np.float16 else found
     rule, shown = OPS[op], "-" if op == "neg" else op
     if not rule.takes_complex and any(np.dtype(t).kind == "c" for t in types):
         raise TypeError(f"{shown} does not take complex numbers")
-    if op in DTYPES:
+    if op in CASTS:
         if np.dtype(types[0]).kind == "c" and not op.startswith("complex"):
             raise TypeError(f"{op} does not take complex numbers: use real or imag first")
-        return np.dtype(op)
+        return bfloat16() if op == BFLOAT16 else np.dtype(op)
     if op == "where":
         return _strong(np.result_type(*(_sample(t) for t in types[1:])))
     if op in ("real", "imag"):
@@ -65,7 +69,7 @@ def infer(node: Scalar, leaf: Callable[[Scalar], Type]) -> Type:
 def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
     """result_type, with constants that an integer result cannot take refused."""
     result = result_type(op, tuple(types))
-    if np.dtype(result).kind != "i" or op in COMPARISONS or op in DTYPES:
+    if np.dtype(result).kind != "i" or op in COMPARISONS or op in CASTS:
         return result
     limits = np.iinfo(np.dtype(result))
     for arg in args:
@@ -82,7 +86,7 @@ def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
 def call(op: str, *args: Scalar) -> Scalar:
     """Call, with an operation on constants alone computed here; ValueError where it has no value."""
     # A cast stays: a constant takes the dtype of the tensor beside it, a cast constant keeps its own.
-    if op in DTYPES or not all(isinstance(arg, Const) for arg in args):
+    if op in CASTS or not all(isinstance(arg, Const) for arg in args):
         return Call(op, args)
     values = [arg.value for arg in args if isinstance(arg, Const)]
     result_type(op, tuple(type(value) for value in values))  # the same rules as for tensors

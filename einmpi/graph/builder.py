@@ -13,11 +13,12 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.arithmetic import call, call_type
+from einmpi.graph.brain import check_bfloat16
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import AGGREGATIONS, SYMBOLS, make_einsum
 from einmpi.graph.labels import MAX_EXTENT, fresh, unique
 from einmpi.graph.macros import MACROS
-from einmpi.graph.scalar import DTYPES, FUNCTIONS, OPS, Call, Const, Element, Index, Scalar, Type, labels_of
+from einmpi.graph.scalar import CASTS, DTYPES, FUNCTIONS, OPS, Call, Const, Element, Index, Scalar, Type, labels_of
 from einmpi.graph.scope import Scope, occurrences
 from einmpi.graph.syntax import Declaration, Source, Statement, entries, integer, labels_in_brackets, parse
 
@@ -86,7 +87,8 @@ class Builder:
         self.add_input(item.name, shape, item.dtype, place)
 
     def add_input(self, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
-        if dtype not in DTYPES:
+        check_bfloat16(place, dtype)
+        if dtype not in CASTS:
             raise InputError(place, f"dtype {dtype!r} of {name} is not supported", one_of(DTYPES, dtype))
         if not name.isidentifier() or name in RESERVED or name in self.sizes:
             raise InputError(place, f"{name!r} cannot name a tensor", "a name that is no size and no function")

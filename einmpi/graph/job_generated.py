@@ -12,6 +12,7 @@ import numpy as np
 
 from einmpi.errors import InputError
 from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.scalar import BFLOAT16
 from einmpi.graph.toml_text import Document, KeyPath, choice, get, kind_of, lookup, show, whole_number
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def _shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple
 
 def _limits(document: Document, path: KeyPath, random: str, dtype: str) -> tuple[int | float, int | float]:
     """low and high, checked against the dtype."""
-    info = {"i": np.iinfo, "f": np.finfo, "c": np.finfo}.get(np.dtype(dtype).kind)
+    plain = "float32" if dtype == BFLOAT16 else dtype  # numbers of the same size
+    info = {"i": np.iinfo, "f": np.finfo, "c": np.finfo}.get(np.dtype(plain).kind)
     limits: dict[str, int | float] = {"low": 0, "high": 1}
     for key in ("low", "high"):
         place, given = document.place((*path, key)), lookup(document, (*path, key))
@@ -68,7 +70,7 @@ def _limits(document: Document, path: KeyPath, random: str, dtype: str) -> tuple
         if type(given) is not int and (type(given) is not float or info is np.iinfo):
             wanted = "a whole number" if info is np.iinfo else "a number"
             raise InputError(place, f"{key} is {kind_of(given)}", f"{wanted} is wanted")
-        ends = info(np.dtype(dtype))
+        ends = info(np.dtype(plain))
         least, most = (int(end) if info is np.iinfo else float(end) for end in (ends.min, ends.max))
         if (type(given) is float and not isfinite(given)) or not least <= given <= most:
             raise InputError(place, f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}")

@@ -18,8 +18,8 @@ from einmpi.graph.job_tensors import (
     split_short,
     suffix_of,
 )
-from einmpi.graph.scalar import DTYPES
-from einmpi.graph.toml_text import Document, beside, choice, get, kind_of, lookup, show, table
+from einmpi.graph.scalar import BFLOAT16, DTYPES
+from einmpi.graph.toml_text import Document, KeyPath, beside, choice, get, kind_of, lookup, show, table
 
 COMPRESSIONS = ("gzip", "lzf")
 OUTPUT_SUFFIXES = (*HDF5_SUFFIXES, ".npy")
@@ -88,16 +88,23 @@ def _output(document: Document, name: str, computed: tuple[str, ...]) -> OutputS
     compression = choice(document, (*path, "compression"), COMPRESSIONS, "") or None
     chunks, parts = (positive_numbers(document, (*path, key)) for key in ("chunks", "parts"))
     return OutputSpec(name, beside(document, given["file"]), "" if npy else dataset_path(place, given["dataset"]),
-                      chunks, compression, read_dtype(document, (*path, "dtype")), parts, place)  # fmt: skip
+                      chunks, compression, _dtype(document, (*path, "dtype")), parts, place)  # fmt: skip
+
+
+def _dtype(document: Document, path: KeyPath) -> str | None:
+    if get(document, path, str) == BFLOAT16:
+        raise InputError(document.place(path), "files have no bfloat16", one_of(DTYPES))
+    return read_dtype(document, path)
 
 
 def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
     """What can be said only when shapes and dtypes are known."""
     for spec in outputs:
         vertex = graph[spec.name]
-        target = np.dtype(spec.dtype or vertex.dtype)
-        if not np.can_cast(vertex.dtype, target, "same_kind"):
-            allowed = [dtype for dtype in DTYPES if np.can_cast(vertex.dtype, dtype, "same_kind")]
+        own = "float32" if vertex.dtype == BFLOAT16 else vertex.dtype  # files have no bfloat16
+        target = np.dtype(spec.dtype or own)
+        if not np.can_cast(own, target, "same_kind"):
+            allowed = [dtype for dtype in DTYPES if np.can_cast(own, dtype, "same_kind")]
             raise InputError(spec.place, f"{spec.name} is {vertex.dtype} and cannot be stored as {target.name}",
                              one_of(allowed))  # fmt: skip
         if spec.chunks is None:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from einmpi.errors import InputError, one_of
+from einmpi.graph.brain import check_bfloat16
 from einmpi.graph.builder import RESERVED
 from einmpi.graph.job_generated import generated
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.scalar import CASTS, DTYPES
 from einmpi.graph.syntax import integer_text
 from einmpi.graph.toml_text import Document, KeyPath, beside, get, kind_of, lookup, show, table
 
@@ -59,9 +60,8 @@ def read_dtype(document: Document, path: KeyPath) -> str | None:
 
 
 def check_dtype(place: str, dtype: str) -> str:
-    if dtype == "bfloat16":
-        raise InputError(place, "bfloat16 needs a GPU backend and is not available here", one_of(DTYPES))
-    if dtype not in DTYPES:
+    check_bfloat16(place, dtype)
+    if dtype not in CASTS:
         raise InputError(place, f"unknown dtype {show(dtype)}", one_of(DTYPES, dtype))
     return dtype
 

@@ -13,6 +13,8 @@ from einmpi.graph.labels import unique
 
 Number: TypeAlias = bool | int | float | complex
 DTYPES = ("float16", "float32", "float64", "complex64", "complex128", "int32", "int64", "bool")
+BFLOAT16 = "bfloat16"  # for GPUs alone; numpy knows it when graph/brain.py has asked for it
+CASTS = (*DTYPES, BFLOAT16)
 # A weak type is the Python type of a constant: it adapts to the tensor beside it, as in numpy.
 Type: TypeAlias = np.dtype[Any] | type
 
@@ -108,7 +110,7 @@ OPS: dict[str, Op] = {
     "conj": Op(1, "conjugate"),
     "real": Op(1, ""),
     "imag": Op(1, ""),
-    **{dtype: Op(1, "") for dtype in DTYPES},  # casts
+    **{dtype: Op(1, "") for dtype in CASTS},
 }
 FUNCTIONS = tuple(name for name, op in OPS.items() if op.precedence == 0)
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 # Relative to the largest element: sums are added up in another order, so digits at the end differ.
-TOLERANCE = {"float64": 1e-10, "complex128": 1e-10, "float32": 1e-4, "complex64": 1e-4, "float16": 1e-2}
+TOLERANCE = {"float64": 1e-10, "complex128": 1e-10, "float32": 1e-4, "complex64": 1e-4, "float16": 1e-2,
+             "bfloat16": 8e-2}  # fmt: skip
 
 
 def compare_with(reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> tuple[list[str], str]:

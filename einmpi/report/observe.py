@@ -23,8 +23,9 @@ class Observer:
     """What is heard of the runs of a schedule. The last run is recorded."""
 
     def __init__(self, comm: Comm, schedule: Schedule, repeats: int = 1, record: bool = False, quiet: bool = False,
-                 checkpoints: Checkpoints | None = None) -> None:  # fmt: skip
+                 checkpoints: Checkpoints | None = None, wait: Callable[[], None] = lambda: None) -> None:  # fmt: skip
         self.comm, self.repeats, self.runs = comm, repeats, 0
+        self.wait = wait  # for what was started: kernels on a GPU run on after the step that starts them
         self.recorder = Recorder(comm, checkpoints) if record else None
         self.progress = Progress(comm, schedule, repeats) if comm.rank == 0 and not quiet else None
         self.timeline: Timeline | None = None  # on rank 0, when it was recorded
@@ -37,6 +38,8 @@ class Observer:
         listeners: list[Callable[[Step], None]] = [each for each in (recorder, self.progress) if each is not None]
 
         def hear(step: Step) -> None:
+            if recorder is not None:
+                self.wait()
             for listener in listeners:
                 listener(step)
             note(" ".join(str(step).split()))

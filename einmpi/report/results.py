@@ -32,7 +32,7 @@ class Figures:
 
 def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
     """Norm, least and greatest value of each tensor, on all ranks. Every element counts once."""
-    own = {name: _of_block(array.local) for name, array in arrays.items() if array.layout.owns(comm.rank)}
+    own = {name: _of_block(array.host) for name, array in arrays.items() if array.layout.owns(comm.rank)}
     blocks = [json.loads(text) for text in comm.allgather_text(json.dumps(own))]
     found = {}
     for name in arrays:

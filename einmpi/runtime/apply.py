@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.graph.scalar import DTYPES, OPS, Arg, Const, Element, Index, Scalar
+from einmpi.graph.scalar import CASTS, OPS, Arg, Const, Element, Index, Scalar
 
 # Sums and products in single precision are accumulated in double: a reference may not lose digits.
-_WIDE = {"float16": np.float64, "float32": np.float64, "complex64": np.complex128}
+_WIDE = {"float16": np.float64, "bfloat16": np.float64, "float32": np.float64, "complex64": np.complex128}
 
 
 def reduce_block(aggregation: str, values: np.ndarray, axes: tuple[int, ...], dtype: str) -> Any:
@@ -34,7 +34,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "erf": _erf,
     "real": np.real,
     "imag": np.imag,
-    **{dtype: (lambda x, dtype=dtype: np.asarray(x).astype(dtype)) for dtype in DTYPES},
+    **{dtype: (lambda x, dtype=dtype: np.asarray(x).astype(dtype)) for dtype in CASTS},
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, Protocol
 
@@ -37,6 +37,9 @@ class Backend(Protocol):
     backend. `pack`, `unpack` and `combine` get both kinds, but in one call all arrays are of one kind; only what stays
     in memory between runs may be unpacked into the slow tier, or packed there."""
 
+    def reserve(self, nbytes: int) -> None:
+        """A run is about to begin that takes so much memory."""
+
     def allocate(self, shape: tuple[int, ...], dtype: str) -> Any: ...
     def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """An array in the slow tier; OSError where there is no space left."""
@@ -66,6 +69,15 @@ class Backend(Protocol):
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
         """Do a group on its slots' arrays, but for the inner ones; False if it must go kernel by kernel."""
 
+    def to_host(self, array: Any) -> np.ndarray:
+        """Its values in memory that files can be written from: the array itself where it is that."""
+
+    def from_host(self, values: np.ndarray, array: Any) -> None:
+        """Fill an array with values that `to_host` gave."""
+
+    def wait(self) -> None:
+        """Return when all that was started is done."""
+
 
 class NumpyBackend:
     """Its slow tier are files in the folder `scratch`."""
@@ -73,6 +85,7 @@ class NumpyBackend:
     def __init__(self, threads: int = 1, fast_math: bool = False, scratch: str | None = None) -> None:
         self.threads, self.fast_math, self.scratch = threads, fast_math, Scratch(scratch)
 
+    def reserve(self, nbytes: int) -> None: ...
     def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
@@ -89,29 +102,25 @@ class NumpyBackend:
         return self.scratch.begin_copy(source, target)
 
     def pack(self, array: np.ndarray, region: Region, packed: np.ndarray) -> None:
-        for there, here in _pieces(region):
-            _shaped(packed, region)[here] = np.atleast_1d(array)[there]
+        for there, here in pieces(region):
+            shaped(packed, region)[here] = np.atleast_1d(array)[there]
 
     def unpack(self, packed: np.ndarray, array: np.ndarray, region: Region) -> None:
-        for there, here in _pieces(region):
-            np.atleast_1d(array)[there] = _shaped(packed, region)[here]
+        for there, here in pieces(region):
+            np.atleast_1d(array)[there] = shaped(packed, region)[here]
 
     def combine(self, aggregation: str, array: np.ndarray, region: Region, packed: np.ndarray) -> None:
         ufunc = getattr(np, AGGREGATIONS[aggregation].ufunc)
         with np.errstate(all="ignore"):
-            for there, here in _pieces(region):
+            for there, here in pieces(region):
                 part = np.atleast_1d(array)[there]
-                ufunc(part, _shaped(packed, region)[here], out=part)  # no temporary array, which may be large
+                ufunc(part, shaped(packed, region)[here], out=part)  # no temporary array, which may be large
                 if not isinstance(there[0], slice):  # then it is a copy
                     np.atleast_1d(array)[there] = part
 
     def compute(self, step: Kernel, operands: Sequence[np.ndarray], target: np.ndarray) -> None:
-        chosen = list(operands)
-        for operand, dimension, runs in step.select:
-            taken = slice(*runs[0]) if len(runs) == 1 else indices(runs)
-            chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
         index = {label: indices(runs) for label, runs in step.index}
-        compute(step.einsum, chosen, target, index, self.threads, self.fast_math)
+        compute(step.einsum, selected(step, operands), target, index, self.threads, self.fast_math)
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(schedule)
@@ -119,12 +128,30 @@ class NumpyBackend:
     def compute_group(self, step: Group, arrays: Mapping[str, np.ndarray]) -> bool:
         return fused_group.compute(step, arrays, self.threads)
 
+    def to_host(self, array: np.ndarray) -> np.ndarray:
+        return array
 
-def _shaped(packed: np.ndarray, region: Region) -> np.ndarray:
+    def from_host(self, values: np.ndarray, array: np.ndarray) -> None:
+        if values is not array:
+            array[...] = values
+
+    def wait(self) -> None: ...
+
+
+def selected(step: Kernel, operands: Sequence[Any], as_index: Callable[[np.ndarray], Any] = np.asarray) -> list[Any]:
+    """What a kernel takes of its operands; `as_index` makes of indices what these arrays understand."""
+    chosen = list(operands)
+    for operand, dimension, runs in step.select:
+        taken = slice(*runs[0]) if len(runs) == 1 else as_index(indices(runs))
+        chosen[operand] = chosen[operand][(slice(None),) * dimension + (taken,)]
+    return chosen
+
+
+def shaped(packed: Any, region: Region) -> Any:
     return packed.reshape([sum(stop - start for start, stop in runs) for runs in region])
 
 
-def _pieces(region: Region) -> Iterator[tuple[Any, Any]]:
+def pieces(region: Region) -> Iterator[tuple[Any, Any]]:
     """(where in the array, where in the packed region), run by run; or all at once where there are very many."""
     if prod(map(len, region)) > MANY_RUNS:
         yield np.ix_(*map(indices, region)), (slice(None),) * len(region)
@@ -148,6 +175,7 @@ class _Copied:
 class ShapeBackend:
     """Arrays without values: as large as one likes, in no memory."""
 
+    def reserve(self, nbytes: int) -> None: ...
     def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.broadcast_to(np.zeros((), dtype), shape)
 
@@ -169,3 +197,9 @@ class ShapeBackend:
 
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
         return True
+
+    def to_host(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+    def from_host(self, values: np.ndarray, array: Any) -> None: ...
+    def wait(self) -> None: ...

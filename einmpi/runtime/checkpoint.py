@@ -132,7 +132,10 @@ class Checkpoints:
         for point in self.restored:
             self.points[point.vertex] = point
             if self.saved is not None and point.layout.block(rank) is not None:
-                self.saved.fill(point.vertex, rank, buffers.make(point.slot))
+                array = buffers.make(point.slot)
+                values = buffers.backend.to_host(array)
+                self.saved.fill(point.vertex, rank, values)
+                buffers.backend.from_host(values, array)
 
     def starts(self, plan: str, points: Sequence[SavePoint]) -> None:
         """A run is about to start. Find out after which vertices all ranks can save: which kernels go together depends
@@ -184,7 +187,8 @@ class Checkpoints:
         draft, problem = json.loads(self.comm.allgather_text(json.dumps([draft, problem]))[0])
         if problem:
             return str(problem)
-        arrays = [buffers[point.slot] if point.slot.name in buffers else None for point in points]
+        slots = [buffers[point.slot] if point.slot.name in buffers else None for point in points]
+        arrays = [None if array is None else buffers.backend.to_host(array) for array in slots]
         written = _attempt(lambda: _write_blocks(draft, blocks, arrays, self.comm.rank))
         texts = self.comm.allgather_text(json.dumps(written))
         if self.comm.rank == 0:

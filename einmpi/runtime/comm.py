@@ -32,8 +32,13 @@ class Comm(Protocol):
     cores: int  # that this rank has for itself
     ranks_on_node: int
     nodes: tuple[int, ...]  # the node of each rank
+    rank_on_node: int  # among them
     received: int  # bytes of payload from other ranks so far
     received_between: int  # those of them that came from other nodes
+
+    @property
+    def cuda_aware(self) -> bool:
+        """Whether it takes buffers on a GPU."""
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
@@ -154,7 +159,7 @@ def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
 class SelfComm:
     """One process: rank 0 of 1."""
 
-    rank, size, ranks_on_node, received, received_between = 0, 1, 1, 0, 0
+    rank, size, ranks_on_node, rank_on_node, received, received_between, cuda_aware = 0, 1, 1, 0, 0, 0, False
     nodes: tuple[int, ...] = (0,)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -205,6 +210,7 @@ class CountingComm:
         self.rank, self.size, self.ranks_on_node, self.cores = rank, size, 1, 1
         self.nodes = placed(size, nodes)
         self.received = self.received_between = 0
+        self.rank_on_node, self.cuda_aware = 0, False
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import re
@@ -10,6 +11,7 @@ import sys
 import time
 import warnings
 import zlib
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -110,6 +112,19 @@ def library() -> dict[str, str]:
     return {"mpi4py": mpi4py.__version__, "built": built, "library": name, "device": device[1] if device else ""}
 
 
+def cuda_aware() -> bool:
+    """Whether the MPI library in this process says that it takes buffers on a GPU. One that does not crashes on them,
+    so nothing is ever tried."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            loaded = {line.split()[-1] for line in file if re.search(r"/lib\w*mpi\w*\.so", line)}
+    except OSError:
+        return False
+    # Open MPI, MPICH and their children have this function; the answer of some depends on the environment.
+    queries = (getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None) for path in sorted(loaded))
+    return any(query() == 1 for query in queries if query is not None)
+
+
 def _library() -> str:
     return " ".join(_mpi().Get_library_version().splitlines()[0].split(",")[0].split())
 
@@ -131,10 +146,14 @@ class MpiComm:
         self.received = self.received_between = 0
         # A library may run out of communicators; all members of a group learn it together, and the group has None.
         self._groups: dict[Group, Any | None] = {tuple(range(self.size)): self._all}
-        self.ranks_on_node, cores = _node(self._all, self._mpi)
+        self.ranks_on_node, self.rank_on_node, cores = _node(self._all, self._mpi)
         self.cores = max(1, cores // self.ranks_on_node)
         self.oversubscribed = self.ranks_on_node > cores
         self._sums = {name: self._mpi.Datatype.fromcode(np.dtype(name).char) for name in SUMMABLE}
+
+    @cached_property
+    def cuda_aware(self) -> bool:
+        return cuda_aware()
 
     # ---- payload ----------------------------------------------------------------------------------------------------
 
@@ -157,7 +176,7 @@ class MpiComm:
         comm = self._members(group) if ranks > 2 and buffer.nbytes <= MOST_BYTES else None
         if comm is not None:
             scaled = [int(count) * buffer.dtype.itemsize for count in counts]
-            self._wait([comm.Iallgatherv(self._mpi.IN_PLACE, [buffer, scaled, self._mpi.BYTE])])
+            self._wait([comm.Iallgatherv(self._mpi.IN_PLACE, [buffer.view(np.uint8), scaled, self._mpi.BYTE])])
             return
         # Around a ring: each piece passes each link once, however the ranks lie on the nodes.
         for step in range(ranks - 1):
@@ -225,7 +244,8 @@ class MpiComm:
         """Requests for a piece in messages that MPI can count; both sides cut alike. Nothing for no elements."""
         step = max(1, MOST_BYTES // piece.dtype.itemsize)
         parts = [piece] if piece.size <= step else [piece[k : k + step] for k in range(0, piece.size, step)]
-        return [call([part, part.nbytes, self._mpi.BYTE], peer) for part in parts if part.size]
+        # As bytes: of bfloat16 numpy has no buffer that others could read.
+        return [call([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer) for part in parts if part.size]
 
     def _wait(self, requests: list[Any]) -> None:
         if not self.oversubscribed:
@@ -271,13 +291,14 @@ def _by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
     return ours, tuple(places.tolist())
 
 
-def _node(comm: Any, mpi: Any) -> tuple[int, int]:
-    """How many ranks this node has, and how many cores they have together: each may be bound to its own."""
+def _node(comm: Any, mpi: Any) -> tuple[int, int, int]:
+    """How many ranks this node has, which of them this one is, and how many cores they have together: each may be
+    bound to its own."""
     node = _neighbours(comm, mpi)
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    ranks, together = node.size, set().union(*node.allgather(set(cores)))
+    ranks, rank, together = node.size, node.rank, set().union(*node.allgather(set(cores)))
     node.Free()
-    return ranks, len(together)
+    return ranks, rank, len(together)
 
 
 def _neighbours(comm: Any, mpi: Any) -> Any:

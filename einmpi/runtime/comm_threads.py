@@ -127,6 +127,7 @@ class ThreadComm:
         self.rank, self.size, self.ranks_on_node, self.cores = rank, size, size, 1
         self.nodes = placed(size, nodes)
         self.received = self.received_between = 0
+        self.rank_on_node, self.cuda_aware = rank, False
         self._office = office
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,

@@ -11,7 +11,7 @@ import numpy as np
 
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.einsum import aggregate_type
-from einmpi.graph.scalar import DTYPES, OPS, Arg, Call, Const, Scalar, Type, walk
+from einmpi.graph.scalar import CASTS, OPS, Arg, Call, Const, Scalar, Type, walk
 from einmpi.runtime.loops import FOLDS, WIDE, neutral
 from einmpi.runtime.scalar_text import compute_types, whole_power
 
@@ -62,7 +62,7 @@ class Steps:
     def apply(self, node: Scalar) -> str:
         assert isinstance(node, Call)
         dtypes = compute_types(node.op, [self.kind(arg) for arg in node.args])
-        if node.op in DTYPES:
+        if node.op in CASTS:
             text = self.value(node.args[0], dtypes[0])
             if node.op not in HALVES:
                 return convert(text, dtypes[0], node.op)

@@ -34,7 +34,8 @@ class Dataset:
     @property
     def dtype(self) -> np.dtype:
         """In this machine's byte order."""
-        return np.dtype(self.stored).newbyteorder("=")
+        found = np.dtype(self.stored)
+        return found if found.isnative else found.newbyteorder("=")
 
     @property
     def title(self) -> str:

@@ -17,6 +17,7 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm, even_nodes
 from einmpi.runtime.comm_mpi import comm_of
 from einmpi.runtime.datasets import Dataset
+from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.reading import Reading
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout, even_layout
@@ -28,8 +29,8 @@ from einmpi.schedule.steps import Exchange, Slot, show_region
 class DistArray:
     """A tensor that lies in blocks on the ranks. Made by runs, `from_global` and `open_dataset`.
 
-    `local` is this rank's block, a numpy array; `layout` says which elements of the whole each rank has. On a rank
-    that holds nothing `local` has no elements.
+    `local` is this rank's block, a numpy array, or one of CuPy where a GPU has computed it; `layout` says which
+    elements of the whole each rank has. On a rank that holds nothing `local` has no elements.
 
     >>> X = einmpi.DistArray.from_global(np.arange(6.0).reshape(2, 3))
     >>> X.shape, X.local.shape, str(X.layout)
@@ -68,9 +69,15 @@ class DistArray:
         """The indices of this rank's block, runs (start, stop) of each dimension; None on a rank that holds nothing."""
         return self.layout.block(self.comm.rank)
 
+    @property
+    def host(self) -> np.ndarray:
+        """This rank's block in the host's memory: `local` itself, or a copy of it."""
+        found: np.ndarray = on_host(self.local)
+        return found
+
     def __repr__(self) -> str:
         held = "nothing" if self.region is None else show_region(self.region) if self.ndim else "it"
-        values = np.array2string(self.local, separator=", ", prefix="DistArray(", threshold=100, edgeitems=2)
+        values = np.array2string(self.host, separator=", ", prefix="DistArray(", threshold=100, edgeitems=2)
         return (f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
                 f"rank {self.comm.rank} of {self.comm.size} holds {held})")  # fmt: skip
 
@@ -91,7 +98,7 @@ class DistArray:
         Without `parts` the first dimensions that are long enough are cut over all ranks. Nobody checks that the array
         is the same on all ranks.
         """
-        ours, whole_array = comm_of(comm), np.asarray(array)
+        ours, whole_array = comm_of(comm), np.asarray(on_host(array))
         mesh = Mesh(ours.size, even_nodes(ours) or 1)
         layout = _layout(mesh, whole_array.shape, parts)
         block = layout.block(ours.rank)
@@ -140,7 +147,7 @@ class DistArray:
         source = Slot("before", self.local.shape, self.dtype.name)
         target = Slot("after", (0,) * (self.ndim or 1) if block is None else shape(block), self.dtype.name)
         buffers = Buffers(NumpyBackend())
-        buffers.put(source, np.ascontiguousarray(self.local))
+        buffers.put(source, np.ascontiguousarray(self.host))
         moves = redistribution(before, after, self.comm.size, self.comm.rank)
         exchange(Exchange("", source, target, moves), buffers, self.comm)
         return DistArray(buffers[target], layout, self.comm)

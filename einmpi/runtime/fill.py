@@ -62,10 +62,11 @@ def _fill_bytes(descriptor: int | None, tensor: Tensor, offset: int, comm: Comm,
     change places costs more than to wait.
     """
     bound, dtype = tensor.kind.shape or (1,), np.dtype(tensor.kind.dtype)
+    local = np.ascontiguousarray(tensor.array.host)
     rounds = rounds_of_bytes(bound, dtype.itemsize, offset, comm.size, WINDOW)
-    held = _raw(np.ascontiguousarray(tensor.array.local))
+    held = _raw(local)
     waiting, place = held[:0], 0  # what is not written yet, and where it goes
-    for pieces, values in assembled(tensor.array, rounds, WINDOW // dtype.itemsize):
+    for pieces, values in assembled(tensor.array, local, rounds, WINDOW // dtype.itemsize):
         if values is None:
             continue
         run = flat_range(pieces[comm.rank] or (), bound)
@@ -93,7 +94,8 @@ def _fill_chunks(draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm
     with contextlib.ExitStack() as stack:
         writer = hdf5.chunk_writer(draft, tensor.name)
         write: Any = attempt(stack.enter_context, writer) if comm.rank == 0 else None
-        for pieces, values in assembled(tensor.array, rounds, max(prod(chunks), WINDOW // dtype.itemsize)):
+        local = np.ascontiguousarray(tensor.array.host)
+        for pieces, values in assembled(tensor.array, local, rounds, max(prod(chunks), WINDOW // dtype.itemsize)):
             own: list[hdf5.Chunk] = []
             if values is not None:
                 own = attempt(hdf5.encode, _converted(values, dtype), chunks, tensor.kind.compression) or []
@@ -131,12 +133,14 @@ def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return values.astype(dtype, copy=False)
 
 
-def assembled(array: DistArray, rounds: Iterable[Round], limit: int) -> Iterator[tuple[Round, np.ndarray | None]]:
+def assembled(array: DistArray, local: np.ndarray, rounds: Iterable[Round], limit: int
+              ) -> Iterator[tuple[Round, np.ndarray | None]]:  # fmt: skip
     """Round by round: the pieces of all ranks, and the values of this rank's piece, good until the next round.
 
-    All ranks go through all rounds. No piece has more than `limit` elements.
+    `local` is the array's block in the host's memory. All ranks go through all rounds. No piece has more than `limit`
+    elements.
     """
-    comm, local, dtype = array.comm, np.ascontiguousarray(array.local), array.dtype.name
+    comm, dtype = array.comm, array.dtype.name
     layout = Layout(array.layout.mesh, array.shape or (1,), array.layout.cuts)
     most = max(limit, min(layout.most(), limit * comm.size))
     source, buffers = Slot("held", local.shape, dtype), Buffers(NumpyBackend())

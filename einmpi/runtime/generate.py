@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.graph.job_tensors import InputSpec
+from einmpi.graph.scalar import BFLOAT16
 from einmpi.schedule.regions import Box
 
 CHUNK = 2**20  # elements at a time: temporaries stay at a few dozen MiB
@@ -19,12 +20,21 @@ def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> np.ndarray:
     """Elements [start, stop) of the tensor in row-major order."""
     assert spec.random is not None and 0 <= start <= stop
     make, target = GENERATORS[spec.random], np.dtype(dtype)
+    if target.name == BFLOAT16:  # what it has of float32
+        return _rounded(generate(spec, "float32", start, stop), target, spec)
     values = np.empty(stop - start, target)
     with np.errstate(over="ignore"):  # float16 counts up to infinity
         for first in range(start, stop, CHUNK):
             last = min(first + CHUNK, stop)
             values[first - start : last - start] = make(spec, target, first, last)
     return values
+
+
+def _rounded(values: np.ndarray, dtype: np.dtype, spec: InputSpec) -> np.ndarray:
+    found = values.astype(dtype)
+    if spec.random == "uniform":  # rounding may reach `high`, which is outside
+        found[found >= dtype.type(spec.high)] = np.nextafter(dtype.type(spec.high), dtype.type(spec.low))
+    return found
 
 
 def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: np.ndarray) -> None:

@@ -16,6 +16,7 @@ from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.job_file import Job
 from einmpi.graph.job_outputs import COMPRESSIONS, OutputSpec
 from einmpi.graph.job_tensors import HDF5_SUFFIXES
+from einmpi.graph.scalar import BFLOAT16
 from einmpi.runtime import hdf5
 from einmpi.runtime.comm import Comm, on_first_rank, together
 from einmpi.runtime.draft import FAILURES, begin, claimed, new_draft, publish, reason_of
@@ -80,11 +81,13 @@ def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:
 
 def tensor_of(array: DistArray, name: str, dtype: str | None = None, chunks: Sequence[int] | None = None,
               compression: str | None = None) -> Tensor:  # fmt: skip
-    """Without a dtype the tensor keeps its own. What has no elements or no dimensions has no chunks either."""
+    """Without a dtype the tensor keeps its own; files have no bfloat16, so it becomes float32. What has no elements or
+    no dimensions has no chunks either."""
+    own = "float32" if array.dtype.name == BFLOAT16 else array.dtype.name
     if not array.ndim or not array.size:
         chunks = compression = None
     fitting = None if chunks is None else tuple(min(pair) for pair in zip(chunks, array.shape, strict=True))
-    return Tensor(name, array, Kind(array.shape, dtype or array.dtype.name, fitting, compression))
+    return Tensor(name, array, Kind(array.shape, dtype or own, fitting, compression))
 
 
 def save(array: DistArray, file: str, dataset: str, chunks: Sequence[int] | None, compression: str | None) -> None:

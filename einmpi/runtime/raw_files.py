@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.brain import check_bfloat16
+from einmpi.graph.scalar import BFLOAT16, DTYPES
 from einmpi.runtime.datasets import Dataset, check_file
 
-_SAFETENSORS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8", "I32": "<i4", "I64": "<i8", "BOOL": "|b1"}
+_SAFETENSORS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8", "I32": "<i4", "I64": "<i8", "BOOL": "|b1",
+                "BF16": BFLOAT16}  # fmt: skip
 _LONGEST_HEADER = 100 * 10**6  # bytes, as the format has it
 _LISTED = 8
 
@@ -52,14 +54,12 @@ def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
             raise ValueError(f"the header says {numbers} of {tensor}")
         if not first <= last <= status.st_size - start:
             raise ValueError(f"{tensor} ends after the end of the file")
+        check_bfloat16(place or file, _SAFETENSORS.get(code, ""))
         if code in _SAFETENSORS and last - first != prod(shape) * np.dtype(_SAFETENSORS[code]).itemsize:
             raise ValueError(f"{tensor} has {last - first} bytes, which is not its shape")
     except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InputError(place or file, f"{file} cannot be read as safetensors: {reason:.200}") from None
-    if code == "BF16":
-        raise InputError(place or file, f"{tensor} in {file} is bfloat16, which needs a GPU backend and is not "
-                         "available here", one_of(DTYPES))  # fmt: skip
     if code not in _SAFETENSORS:
         raise InputError(place or file, f"{tensor} in {file} is {code!s:.20}, which is not supported", one_of(DTYPES))
     return Dataset(file, tensor, place, shape, _SAFETENSORS[code], offset=start + first)

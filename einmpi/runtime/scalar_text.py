@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.arithmetic import infer
-from einmpi.graph.scalar import COMPARISONS, DTYPES, OPS, Arg, Call, Const, Scalar, Type, walk
+from einmpi.graph.scalar import CASTS, COMPARISONS, OPS, Arg, Call, Const, Scalar, Type, walk
 from einmpi.runtime.loop_plan import Nest
 
 # numpy divides complex numbers by Smith's method.
@@ -63,7 +63,7 @@ def is_supported(function: Scalar, leaf: Callable[[Scalar], Type]) -> bool:
     for node in nodes:
         if np.dtype(infer(node, leaf)) == np.float16:
             return False  # numba has no such numbers
-        if not isinstance(node, Call) or node.op in DTYPES:
+        if not isinstance(node, Call) or node.op in CASTS:
             continue
         dtype = compute_types(node.op, [infer(arg, leaf) for arg in node.args])[-1]
         kind = np.dtype(dtype).kind
@@ -80,7 +80,7 @@ def compute_types(op: str, types: Sequence[Type]) -> tuple[str, ...]:
     if op == "where":
         parts = [kind(0) if isinstance(kind, type) and kind is not bool else np.dtype(kind) for kind in types[1:]]
         return ("bool", *[np.result_type(*parts).name] * 2)
-    if op in DTYPES or op in ("real", "imag"):
+    if op in CASTS or op in ("real", "imag"):
         return (np.dtype(types[0]).name,)
     weak = [np.dtype(bool) if kind is bool else kind for kind in types]
     found = tuple(dtype.name for dtype in getattr(np, OPS[op].ufunc).resolve_dtypes((*weak, None))[:-1])
@@ -204,7 +204,7 @@ class Lanes:
         assert isinstance(node, Call)
         dtypes = compute_types(node.op, [self.kind(arg) for arg in node.args])
         args = [self.value(arg, dtype, row, step) for arg, dtype in zip(node.args, dtypes, strict=True)]
-        return convert(args[0], dtypes[0], node.op) if node.op in DTYPES else operation(node, dtypes[-1], args)
+        return convert(args[0], dtypes[0], node.op) if node.op in CASTS else operation(node, dtypes[-1], args)
 
     def read(self, array: int, row: int, step: int) -> str:
         pointer, lane = self.pointer(array, row, step)

@@ -31,7 +31,7 @@ SIZES = {"d": 4, "w": 3}
 FUNCTIONS = (
     "allowed: sum, prod, max, min, any, all, relu, sigmoid, silu, gelu, mean, var, logsumexp, softmax, rmsnorm, "
     "layernorm, where, exp, log, log1p, expm1, sqrt, rsqrt, abs, sign, tanh, erf, sin, cos, maximum, minimum, conj, "
-    "real, imag, float16, float32, float64, complex64, complex128, int32, int64, bool"
+    "real, imag, float16, float32, float64, complex64, complex128, int32, int64, bool, bfloat16"
 )
 TENSORS = "allowed: A, B, C, G, M, N, T, E, F, s"
 STATEMENT = "one statement a line: NAME[labels] = expression"

@@ -217,7 +217,6 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
     ("[[inputs]]\n", "2:3: inputs is a list; a table is wanted"),
     ("title = ['t']\n", "2:1: title is a list; a string is wanted"),
     ('dtype = "float8"\n', f"2:1: unknown dtype 'float8'; did you mean float64? allowed: {DTYPES}"),
-    ('dtype = "bfloat16"\n', f"2:1: bfloat16 needs a GPU backend and is not available here; allowed: {DTYPES}"),
     ("[plan]\n  stratgy = 1\n",
      "3:3: unknown key 'stratgy' in plan; did you mean strategy? allowed: strategy, memory"),
     ('[plan]\nstrategy = "eindcomp"\n',

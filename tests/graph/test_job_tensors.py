@@ -114,7 +114,7 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
     ('Z = { file = "o.h5", dataset = "Z", compression = "zip" }',
      "5:37: unknown compression 'zip'; did you mean gzip? allowed: gzip, lzf"),
     ('Z = { file = "o.h5", dataset = "Z", dtype = "bfloat16" }',
-     f"5:37: bfloat16 needs a GPU backend and is not available here; allowed: {DTYPES}"),
+     f"5:37: files have no bfloat16; allowed: {DTYPES}"),
     ('Z = { file = "o.h5", dataset = "Z", dtype = "int32" }',
      "5:1: Z is float64 and cannot be stored as int32; allowed: float16, float32, float64, complex64, complex128"),
     ('Z = "o.h5:/a"\nY = "./o.h5:a"',

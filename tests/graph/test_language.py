@@ -273,7 +273,7 @@ BINARY = {"maximum": np.maximum, "minimum": np.minimum}
 
 
 def test_every_function_is_tested() -> None:
-    assert set(FUNCTIONS) == {*BY_NAME, *BINARY, "where", *DTYPES}
+    assert set(FUNCTIONS) == {*BY_NAME, *BINARY, "where", *DTYPES, "bfloat16"}  # the last in test_bfloat16.py
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -1,0 +1,202 @@
+"""Whole jobs on one GPU against CuPy and torch by hand: the chain, a fused map, attention, more than fits.
+
+    python bench/gpu.py [--part chain] [--sizes 4000 8000] [--dtypes float32 float16] [--json FILE]
+
+Inputs are on the GPU already, but for `limited`, where all come from the host's memory. A call is timed until the GPU
+has done all of it, the way a user would wait for it. All ways take turns; ratios are those of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+import einmpi
+from einmpi.runtime.comm import ALONE
+from einmpi.units import show_bytes
+
+JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
+BUS = 55e9  # bytes a second between pinned memory and an H200
+Way = Callable[[], Any]
+ATTENTION = """
+T[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d]) / sqrt(size)
+O[b,s,h,d] = sum(softmax[t](T[b,h,s,t]) * V[b,t,h,d])
+"""
+MAP = "Z[i,j] = tanh(2 * X[i,j] + Y[i,j]) * exp(-X[i,j]**2)"
+
+
+def medians(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
+    """Seconds of each way; all take turns."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats + 2):
+        for name, way in ways.items():
+            cupy.cuda.Device().synchronize()
+            start = time.perf_counter()
+            kept = way()
+            cupy.cuda.Device().synchronize()
+            if turn > 1:  # the first ones warm up
+                times[name].append(time.perf_counter() - start)
+            del kept
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def row(name: str, ways: Mapping[str, Way], repeats: int, operations: float = 0) -> dict[str, Any]:
+    """Ratios above 1: einmpi takes less time."""
+    seconds = medians(ways, repeats)
+    own = seconds["einmpi"]
+    ratios = {peer: each / own for peer, each in seconds.items() if peer != "einmpi"}
+    shown = ", ".join(f"{ratio:.2f} × {peer} ({1e3 * seconds[peer]:.3f} ms)" for peer, ratio in ratios.items())
+    rate = f", {operations / own / 1e12:.1f} T op/s" if operations else ""
+    print(f"{name:44} {1e3 * own:9.3f} ms{rate}: {shown}", flush=True)
+    return {"name": name, "seconds": seconds, "ratios": ratios}
+
+
+def close(found: Any, wanted: Any, dtype: str) -> None:
+    """Half precision rounds each element; sums are added in another order."""
+    error = float(abs(found.astype(np.float64) - wanted.astype(np.float64)).max() / abs(wanted).max())
+    assert error < {"float32": 1e-4, "float16": 1e-2}[dtype], f"they differ by {error}"
+
+
+def torch_or_none() -> Any:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
+    return cupy.random.default_rng(seed).standard_normal(shape, dtype=np.float32).astype(dtype)
+
+
+def call_of(job: einmpi.Job, arrays: Mapping[str, Any], output: str) -> Way:
+    compiled = einmpi.compile(replace(job, backend="cupy"), ALONE)
+    return lambda: compiled(arrays)[output].local
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def chain(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows, torch = [], torch_or_none()
+    for dtype in options.dtypes:
+        for size in options.sizes:
+            for kind, skew in (("uniform", 1), ("skewed", 10)):
+                thin, long = size // skew, size * skew
+                shapes = {"A": (size, thin), "B": (thin, size), "C": (size, thin), "D": (thin, long), "E": (long, size)}
+                arrays = {name: numbers(shape, dtype, ord(name)) for name, shape in shapes.items()}
+                job = einmpi.load(JOB, dtype=dtype, s=size, skew=skew)
+                ways: dict[str, Way] = {"einmpi": call_of(job, arrays, "Z"), "cupy": lambda x=arrays: by_hand(x)}
+                if torch is not None:
+                    tensors = {name: torch.as_tensor(array, device="cuda") for name, array in arrays.items()}
+                    ways["torch"] = lambda x=tensors: by_hand(x)
+                close(ways["einmpi"](), ways["cupy"](), dtype)
+                operations = sum(2 * a * b * c for a, b, c in ((size, thin, size), (thin, long, size),
+                                                               (size, thin, size)))  # fmt: skip
+                rows.append(row(f"chain {kind} s = {size} {dtype}", ways, options.repeats, operations))
+    return rows
+
+
+def by_hand(x: Mapping[str, Any]) -> Any:
+    return x["A"] @ x["B"] + x["C"] @ (x["D"] @ x["E"])
+
+
+def fused(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows, torch = [], torch_or_none()
+    for dtype in options.dtypes:
+        x, y = (numbers((8192, 8192), dtype, seed) for seed in (1, 2))
+        job = einmpi.program(MAP, X=x, Y=y)
+        kernel = cupy.ElementwiseKernel("T x, T y", "T z", "z = (T)(tanh(2 * (float)x + (float)y) * "
+                                        "exp(-(float)x * (float)x))", "by_hand")  # fmt: skip
+        ways: dict[str, Way] = {"einmpi": call_of(job, {"X": x, "Y": y}, "Z"),
+                                "cupy.ElementwiseKernel": lambda x=x, y=y, kernel=kernel: kernel(x, y)}  # fmt: skip
+        close(ways["einmpi"](), ways["cupy.ElementwiseKernel"](), dtype)
+        if torch is not None:
+            function = torch.compile(lambda a, b: torch.tanh(2 * a + b) * torch.exp(-(a * a)))
+            a, b = (torch.as_tensor(array, device="cuda") for array in (x, y))
+            try:
+                function(a, b)
+                ways["torch.compile"] = lambda a=a, b=b, function=function: function(a, b)
+            except Exception as error:  # it needs a compiler of its own
+                print(f"torch.compile does not work here: {' '.join(str(error).split()):.100}")
+        rows.append(row(f"map 8192×8192 {dtype}", ways, options.repeats))
+    return rows
+
+
+def attention(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows, torch = [], torch_or_none()
+    shape = (8, 1024, 32, 128)
+    for dtype in options.dtypes:
+        arrays = {name: numbers(shape, dtype, ord(name)) for name in "QKV"}
+        job = einmpi.program(ATTENTION, size=shape[-1], **arrays)
+        ways: dict[str, Way] = {"einmpi": call_of(job, arrays, "O")}
+        if torch is not None:
+            q, k, v = (torch.as_tensor(arrays[name], device="cuda") for name in "QKV")
+
+            def eager(q: Any = q, k: Any = k, v: Any = v) -> Any:
+                scores = torch.einsum("bshd,bthd->bhst", q, k) / sqrt(shape[-1])
+                return torch.einsum("bhst,bthd->bshd", torch.softmax(scores, -1), v)
+
+            ways["torch"] = eager
+            close(ways["einmpi"](), cupy.asarray(eager()), dtype)
+        rows.append(row(f"attention B8 S1024 H32 D128 {dtype}", ways, options.repeats))
+    return rows
+
+
+def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The chain from files in memory, with a fourth of the memory that it would take, against all of it."""
+    rows = []
+    for dtype in options.dtypes:
+        for size in options.sizes:
+            with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+                job = chain_in_files(Path(folder), size, dtype)
+                whole = einmpi.plan(job, 1).peak
+                least, most = einmpi.compile(job, ALONE, memory=whole // 4), einmpi.compile(job, ALONE)
+                ways: dict[str, Way] = {"all of it": most, "einmpi": least}
+                close(cupy.asarray(least()["Z"].local), cupy.asarray(most()["Z"].local), dtype)
+                assert least.measured is not None
+                moved = least.measured.spilled + least.measured.fetched
+                rows.append(row(f"chain s = {size} {dtype} with {show_bytes(whole // 4)}", ways, options.repeats))
+                print(f"  instead of {show_bytes(whole)}; {show_bytes(moved)} between host and GPU, "
+                      f"{1e3 * moved / BUS:.1f} ms on the bus; peak {show_bytes(least.measured.peak)}")  # fmt: skip
+    return rows
+
+
+def chain_in_files(folder: Path, size: int, dtype: str) -> einmpi.Job:
+    for name in "ABCDE":
+        np.save(folder / f"{name}.npy", cupy.asnumpy(numbers((size, size), dtype, ord(name))))
+    inputs = "\n".join(f'{name} = "{name}.npy"' for name in "ABCDE")
+    program = einmpi.load(JOB, s=size).source.text
+    (folder / "job.toml").write_text(f'program = """{program}"""\n[inputs]\n{inputs}\n[run]\nbackend = "cupy"\n')
+    return einmpi.load(folder / "job.toml")
+
+
+PARTS = {"chain": chain, "fused": fused, "attention": attention, "limited": limited}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--part", nargs="*", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--sizes", type=int, nargs="*", default=[4000, 8000])
+    parser.add_argument("--dtypes", nargs="*", default=["float32", "float16"])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args()
+    rows = [found for part in options.part for found in PARTS[part](options)]
+    if options.json:
+        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

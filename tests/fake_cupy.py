@@ -1,0 +1,209 @@
+"""A stand-in for cupy on a machine without a GPU: what einmpi uses of it, on numpy.
+
+Stricter than a GPU: its arrays never become numpy's by themselves, and copies on a stream of their own are done as late
+as they may be, so that whoever forgets to wait sees old values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import sys
+import types
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+_alive: list[Any] = []  # memory of arrays that are gone: a late copy must not hit somebody else's
+
+
+class ndarray:
+    """An array on the device."""
+
+    __array_priority__ = 100
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+        _alive.append(values)
+
+    shape = property(lambda self: self.values.shape)
+    dtype = property(lambda self: self.values.dtype)
+    ndim = property(lambda self: self.values.ndim)
+    size = property(lambda self: self.values.size)
+    nbytes = property(lambda self: self.values.nbytes)
+    strides = property(lambda self: self.values.strides)
+    flags = property(lambda self: self.values.flags)
+    data = property(lambda self: types.SimpleNamespace(ptr=self.values.ctypes.data))
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return dict(self.values.__array_interface__)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed")
+
+    def reshape(self, *shape: Any) -> ndarray:
+        found = self.values.reshape(*shape)
+        assert found.size == 0 or np.may_share_memory(found, self.values), "reshape makes a copy"
+        return ndarray(found)
+
+    def view(self, dtype: Any) -> ndarray:
+        return ndarray(self.values.view(dtype))
+
+    def astype(self, dtype: Any) -> ndarray:
+        return ndarray(self.values.astype(dtype))
+
+    def copy(self) -> ndarray:
+        return ndarray(self.values.copy())
+
+    def __getitem__(self, place: Any) -> ndarray:
+        return ndarray(np.asarray(self.values[_place(place)]))
+
+    def __setitem__(self, place: Any, values: ndarray) -> None:
+        assert isinstance(values, ndarray), f"a GPU array is filled with {type(values).__name__}"
+        self.values[_place(place)] = values.values
+
+
+def _place(place: Any) -> Any:
+    sides = place if isinstance(place, tuple) else (place,)
+    for side in sides:
+        assert isinstance(side, slice | ndarray | int | type(...)), f"a GPU array is indexed with {type(side).__name__}"
+    return tuple(side.values if isinstance(side, ndarray) else side for side in sides)
+
+
+class Stream:
+    """Work that is not done before somebody waits for it; what is on the null stream is done at once."""
+
+    def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
+        self.null, self.work, self.ptr = null, [], id(self)
+        _streams[self.ptr] = self
+
+    def wait_event(self, event: Event) -> None:
+        self.add(event.synchronize)
+
+    def add(self, action: Any) -> None:
+        if self.null:  # shared by the threads, so nothing is left in it
+            action()
+        else:
+            self.work.append(action)
+
+    def run(self, count: int) -> None:
+        for number in range(count):
+            action, self.work[number] = self.work[number], None
+            if action is not None:
+                action()
+
+    def synchronize(self) -> None:
+        self.run(len(self.work))
+
+
+class Event:
+    def __init__(self, disable_timing: bool = False) -> None:
+        self.stream, self.count = None, 0
+
+    def record(self, stream: Stream) -> None:
+        self.stream, self.count = stream, len(stream.work)
+
+    def synchronize(self) -> None:
+        self.stream.run(self.count)
+
+    @property
+    def done(self) -> bool:
+        return not any(self.stream.work[: self.count])
+
+
+_streams: dict[int, Stream] = {}
+_null = Stream(null=True)
+
+
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def _copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None:
+    _streams[stream].add(lambda: ctypes.memmove(target, source, nbytes))
+
+
+def _copy_rows(target: int, pitch: int, source: int, other: int, width: int, rows: int, kind: int, stream: int) -> None:
+    assert pitch >= width and other >= width
+    for row in range(rows):
+        _copy(target + row * pitch, source + row * other, width, kind, stream)
+
+
+_boxes: Any = defaultdict(queue.Queue)
+
+
+class NcclCommunicator:
+    """Messages between threads."""
+
+    def __init__(self, size: int, identity: tuple[int, ...], rank: int) -> None:
+        self.identity, self.rank = identity, rank
+
+    def send(self, pointer: int, count: int, _: Any, peer: int, stream: int) -> None:
+        _streams[stream].synchronize()
+        _boxes[self.identity, self.rank, peer].put(ctypes.string_at(pointer, count))
+
+    def recv(self, pointer: int, count: int, _: Any, peer: int, stream: int) -> None:
+        found = _boxes[self.identity, peer, self.rank].get(timeout=20)
+        assert len(found) == count, f"{len(found)} bytes sent, {count} expected"
+        ctypes.memmove(pointer, found, count)
+
+
+_identities = iter(range(10**9))
+
+
+def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, types.ModuleType]:
+    """The modules, with so many GPUs."""
+    cupy: Any = types.ModuleType("cupy")
+    modules: dict[str, types.ModuleType] = {}
+    cupy.__path__ = []
+    cupy.ndarray = ndarray
+    cupy.empty = lambda shape, dtype=np.float64: ndarray(np.full(shape, 0x5B, np.uint8).view() if dtype == np.uint8
+                                                         else _garbage(shape, dtype))  # fmt: skip
+    cupy.asarray = lambda values: values if isinstance(values, ndarray) else ndarray(np.array(values))
+    cupy.ascontiguousarray = lambda array: ndarray(np.ascontiguousarray(array.values))
+    cupy.asnumpy = lambda array: array.values.copy()
+    cupy.get_default_memory_pool = lambda: types.SimpleNamespace(free_bytes=lambda: 0)
+    for name in ("add", "multiply", "maximum", "minimum", "logical_or", "logical_and"):
+        ufunc = getattr(np, name)
+        setattr(cupy, name, lambda one, two, ufunc=ufunc: ndarray(np.asarray(ufunc(one.values, two.values))))
+    runtime = types.SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError, getDeviceCount=lambda: gpus, setDevice=lambda number: None,
+        getDeviceProperties=lambda number: {"name": b"Paper GPU", "totalGlobalMem": memory, "uuid": bytes([number])},
+        memcpyAsync=_copy, memcpy2DAsync=_copy_rows, memcpyHostToDevice=1, memcpyDeviceToHost=2)  # fmt: skip
+    cupy.cuda = types.ModuleType("cupy.cuda")
+    cupy.cuda.__path__ = []
+    vars(cupy.cuda).update(runtime=runtime, Stream=Stream, Event=Event, get_current_stream=lambda: _null,
+                           alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)))  # fmt: skip
+    # Not an attribute of cupy.cuda before it is imported.
+    vars(modules.setdefault("cupy.cuda.nccl", types.ModuleType("cupy.cuda.nccl"))).update(
+        available=nccl, NcclCommunicator=NcclCommunicator, NCCL_UINT8=1, groupStart=lambda: None,
+        groupEnd=lambda: None, get_unique_id=lambda: next(_identities).to_bytes(8))  # fmt: skip
+    return {"cupy": cupy, "cupy.cuda": cupy.cuda, **modules}
+
+
+def _garbage(shape: Any, dtype: Any) -> np.ndarray:
+    """New memory has any values."""
+    array = np.empty(shape, dtype)
+    array.reshape(-1).view(np.uint8)[...] = 0x5B
+    return array
+
+
+def compute(einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False) -> None:
+    """einmpi.runtime.cuda.compute, by numpy."""
+    from einmpi.runtime.kernels import compute as on_host
+
+    on_host(einsum, [operand.values for operand in operands], target.values, index)
+
+
+def install(monkeypatch: Any, **settings: Any) -> None:
+    """As if cupy were installed, and kernels for it."""
+    from einmpi.runtime import backend_cupy
+
+    for name, module in make(**settings).items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(backend_cupy.cuda, "compute", compute)
+    monkeypatch.setattr(backend_cupy.cuda_group, "compute", lambda step, arrays, fast_math: False)
+    monkeypatch.setattr(backend_cupy, "_stations", {})
+    _alive.clear()
