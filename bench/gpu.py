@@ -23,6 +23,7 @@ import cupy
 import numpy as np
 
 import einmpi
+from einmpi.report.compare import TOLERANCE
 from einmpi.runtime.comm import ALONE
 from einmpi.units import show_bytes
 
@@ -65,7 +66,7 @@ def row(name: str, ways: Mapping[str, Way], repeats: int, operations: float = 0)
 def close(found: Any, wanted: Any, dtype: str) -> None:
     """Half precision rounds each element; sums are added in another order."""
     error = float(abs(found.astype(np.float64) - wanted.astype(np.float64)).max() / abs(wanted).max())
-    assert error < {"float32": 1e-4, "float16": 1e-2}[dtype], f"they differ by {error}"
+    assert error < TOLERANCE[dtype], f"they differ by {error}"
 
 
 def torch_or_none() -> Any:
