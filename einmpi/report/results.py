@@ -17,7 +17,6 @@ from einmpi.runtime.comm import Comm
 from einmpi.runtime.dist_array import DistArray
 from einmpi.units import show_bytes
 
-
 PIECE = 2**20  # elements
 
 

@@ -99,6 +99,7 @@ backend = "cupy"
 """)
     job = einmpi.load(tmp_path / "job.toml")
     for ranks in (1, 3):
+
         def on_rank(comm):
             compiled = einmpi.compile(job, comm)
             first, second = compiled()["Z"], compiled()["Z"]  # T is on the GPU by now
