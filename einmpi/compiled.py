@@ -67,8 +67,8 @@ class Compiled:
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
         """Compute the outputs, as DistArrays. All ranks call it, with inputs of the same kind."""
         plan, schedule, given = self.prepare(inputs or {})
-        inputs = Inputs(self.job, given, self.files, self.resident)
-        outputs, self.measured = self.run(plan, schedule, inputs, wait=False)
+        sources = Inputs(self.job, given, self.files, self.resident)
+        outputs, self.measured = self.run(plan, schedule, sources, wait=False)
         return outputs
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
