@@ -68,7 +68,8 @@ class Compiled:
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
         """Compute the outputs, as DistArrays. All ranks call it, with inputs of the same kind."""
         plan, schedule, given = self.prepare(inputs or {})
-        outputs, self.measured = self.run(plan, schedule, Inputs(self.job, given, self.files, self.resident))
+        sources = Inputs(self.job, given, self.files, self.resident)
+        outputs, self.measured = self.run(plan, schedule, sources, wait=False)
         return outputs
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
@@ -118,7 +119,9 @@ class Compiled:
         return plan
 
     def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
-            checkpoints: Checkpoints | None = None) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
+            checkpoints: Checkpoints | None = None, wait: bool = True
+            ) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
+        """Without `wait`, kernels on a GPU may go on after the return; what uses the outputs comes after them."""
         self.backend.reserve(plan.peak)
         before, start = (self.comm.received, self.comm.received_between), time.perf_counter()
         clock = _LoadClock(self.on_step)
@@ -126,7 +129,8 @@ class Compiled:
         try:
             storage = self.work.storage(sources)
             blocks, buffers = execute(schedule, self.backend, self.work.comm, storage, clock, checkpoints)
-            self.backend.wait()
+            if wait:
+                self.backend.wait()
         finally:
             sources.close()
         clock.stop()

@@ -1,6 +1,7 @@
 """The backend for GPUs, without a GPU: with a stand-in for cupy whose copies come as late as they may."""
 
 import os
+import signal
 import sys
 from dataclasses import replace
 
@@ -12,10 +13,11 @@ from distributed import assert_close, run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import run_all
-from run_cases import cases
+from run_cases import JOBS, cases
 from test_spill import between, least_memory, with_files
 
 import einmpi
+from einmpi.cli import main
 from einmpi.errors import InputError
 from einmpi.runtime import comm_device, device_copies, gpus, inputs_device
 from einmpi.runtime.backend_cupy import station_of
@@ -99,6 +101,7 @@ backend = "cupy"
 """)
     job = einmpi.load(tmp_path / "job.toml")
     for ranks in (1, 3):
+
         def on_rank(comm):
             compiled = einmpi.compile(job, comm)
             first, second = compiled()["Z"], compiled()["Z"]  # T is on the GPU by now
@@ -294,3 +297,27 @@ def test_with_little_memory(name, tmp_path, monkeypatch):
         done = run_on_threads(job, ranks, memory=memory)
         assert_close(done.outputs, expected)
         assert done.plan.spilled and max(done.peaks) <= memory
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
+    fake_cupy.install(monkeypatch)
+    job = CASES["chain, odd"][0]
+    (tmp_path / "job.toml").write_text((JOBS / "chain.toml").read_text() + '[outputs]\nZ = "out.h5:/Z"\n')
+    monkeypatch.chdir(tmp_path)
+    command = ["job.toml", "--backend", "cupy", "--set", "s=37", "--checkpoint", "saved"]
+
+    def stopping(*arguments):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        fake_cupy.compute(*arguments)
+
+    monkeypatch.setattr("einmpi.runtime.cuda.compute", stopping)
+    assert main(command) == 75
+    monkeypatch.setattr("einmpi.runtime.cuda.compute", fake_cupy.compute)
+    assert main([*command, "--resume", "--trace", "trace.json"]) == 0
+    said = capfd.readouterr()
+    assert "goes on after Z_1" in said.err and "; Paper GPU" in said.out
+    with h5py.File(tmp_path / "out.h5") as file:
+        np.testing.assert_allclose(file["Z"][...], einmpi.reference(job)["Z"])
