@@ -109,14 +109,15 @@ def test_fish_offers(folder, line, offered):
     assert {words.split("\t")[0] for words in done.stdout.splitlines()} == offered
 
 
-# zsh has no command that lists completions: one is typed into it, and every word that it adds is printed.
+# zsh has no command that lists completions: one is typed into it, and every word that it adds is printed. A tab that comes
+# before the prompt is a tab and no question.
 ZSH = """
 zmodload zsh/zpty
 zpty shell zsh -f -i
 zpty -w shell 'PS1= ; autoload -Uz compinit; compinit -u -D; source ../scripts/zsh'
 zpty -w shell 'compadd() {
     typeset -a got; builtin compadd -A got "$@"; print -rl -- "GOT:"${^got}":"; builtin compadd "$@" }'
-zpty -w shell 'print REA''DY'
+zpty -w shell 'PS1=REA''DY'
 zpty -r -m shell text '*READY*'
 zpty -n -w shell "$1"$'\\t'
 zpty -n -w shell $'\\C-u print EN''D\\n'
