@@ -109,8 +109,8 @@ def test_fish_offers(folder, line, offered):
     assert {words.split("\t")[0] for words in done.stdout.splitlines()} == offered
 
 
-# zsh has no command that lists completions: one is typed into it, and every word that it adds is printed. A tab that comes
-# before the prompt is a tab and no question.
+# zsh has no command that lists completions: one is typed into it, and every word that it adds is printed. A tab before
+# the prompt would be no question.
 ZSH = """
 zmodload zsh/zpty
 zpty shell zsh -f -i
