@@ -14,12 +14,13 @@ from einmpi.graph.scalar import Arg, Scalar
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.contract_plan import PIECE, THIN
 from einmpi.runtime.cuda_contract import prepare_product
-from einmpi.runtime.cuda_launch import Calls, Launch, compiled, cupy, key_of
+from einmpi.runtime.cuda_launch import Calls, Launch, compiled, key_of
 from einmpi.runtime.cuda_nest import PACK, THREADS, Nest, Plan
 from einmpi.runtime.cuda_plan import make_plan
 from einmpi.runtime.cuda_source import source
 from einmpi.runtime.cuda_text import Fold
 from einmpi.runtime.fused import check_range, numbered, without_constants
+from einmpi.runtime.gpus import library
 from einmpi.runtime.loop_plan import Layout
 
 Prepared: TypeAlias = Callable[[Sequence[Any], Any], None]  # of operands and target
@@ -31,16 +32,19 @@ def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping
     """Fill `target`, which is none of the operands. Extents are those of the arrays; `index` has the indices that a
     label's positions stand for. `fast_math` allows what rounds more, `tf32` products of float32 with ten bits of
     fraction."""
-    numbers = tuple((label, _starts(index[label])) for label in index)
+    numbers = tuple((label, _short(index[label])) for label in index)
     key = (*map(key_of, operands), key_of(target), numbers, fast_math, tf32)
     CALLS.get(einsum, key, lambda: _prepare(einsum, operands, target, index, fast_math, tf32))(operands, target)
 
 
-def _starts(index: np.ndarray) -> Hashable:
-    """The indices as something short: the first one and how many, where each is one more than the one before."""
-    if len(index) and np.array_equal(index, np.arange(index[0], index[0] + len(index))):
-        return int(index[0]), len(index)
-    return np.asarray(index, np.int64).tobytes()
+def _short(index: np.ndarray) -> Hashable:
+    """The indices as something short: the first one and how many, where they count."""
+    return (int(index[0]), len(index)) if _counts(index) else np.asarray(index, np.int64).tobytes()
+
+
+def _counts(index: np.ndarray) -> bool:
+    """Whether each index is one more than the one before."""
+    return len(index) > 0 and np.array_equal(index, np.arange(index[0], index[0] + len(index)))
 
 
 def _prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray], fast: bool,
@@ -56,7 +60,7 @@ def _prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mappin
     if any(step % array.itemsize for array in operands for step in array.strides):
 
         def dense(operands: Sequence[Any], target: Any) -> None:
-            compute(einsum, [cupy().ascontiguousarray(array) for array in operands], target, index, fast, tf32)
+            compute(einsum, [library().ascontiguousarray(array) for array in operands], target, index, fast, tf32)
 
         return dense
     contraction = recognise(einsum)
@@ -105,9 +109,9 @@ def _generated(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapp
     given: list[Any] = []
     for number, label in enumerate(labels, len(operands)):
         values = np.asarray(index.get(label, np.arange(einsum.extent[label])), np.int64)
-        if np.array_equal(values, np.arange(values[0], values[0] + len(values))):
+        if _counts(values):
             first[number] = int(values[0])
-        given.append(cupy().asarray(values[: 0 if number in first else None]))
+        given.append(library().asarray(values[: 0 if number in first else None]))
         views.append((values, (label,)))
     layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
     call = _Call(function, layouts, einsum, tuple(first), fast)
@@ -141,14 +145,14 @@ class _Call:
             return lambda pointers, target: launch([*pointers, target.data.ptr])
         assert self.aggregation is not None
         total = Fold(self.aggregation, self.function, tuple(layout.dtype for layout in self.layouts)).total
-        plan = self.plan(cupy().empty(target.shape, total), aligned)
+        plan = self.plan(library().empty(target.shape, total), aligned)
         shape, launch = (plan.parts, *target.shape), _launch(plan, first, self.fast)
         label = "parts, joined"  # no label of a program's looks like this
         extents = (*((x, n) for x, n in self.extents if x in self.output), (label, plan.parts))
         join = EinSum(self.output, ((label, *self.output),), Arg(0), self.aggregation, (label,), extents)
 
         def both(pointers: list[int], target: Any) -> None:
-            parts = cupy().empty(shape, total)
+            parts = library().empty(shape, total)
             launch([*pointers, parts.data.ptr])
             generate(join, [parts], target)
 
@@ -169,7 +173,7 @@ def _launch(plan: Plan, first: Mapping[int, int], fast: bool) -> Callable[[list[
     told_at, report_at = names.index(("t", 0, 0)), names.index(("r", 0, 0))
 
     def checked(pointers: list[int]) -> None:
-        told = cupy().zeros(1 + 2 * len(gathers), np.int64)
+        told = library().zeros(1 + 2 * len(gathers), np.int64)
         values = list(launch.values)
         for place, array in (*launch.places, (told_at, len(pointers))):
             values[place] = [*pointers, told.data.ptr][array]

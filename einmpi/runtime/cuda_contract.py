@@ -15,8 +15,8 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
 from einmpi.runtime.contract_plan import Contraction, Labels, Layout, Strides, size_of, ways
-from einmpi.runtime.cuda_launch import cupy
 from einmpi.runtime.cuda_text import plain
+from einmpi.runtime.gpus import library
 
 # cuBLAS's numbers for the type of an array and for that of its sums: half precision is summed in single, and single
 # precision keeps all of its bits unless TF32 is asked for.
@@ -178,7 +178,7 @@ class _Product:
 
     def __call__(self, operands: Sequence[Any], target: Any, generate: Generate) -> None:
         arrays = [*(operands[k] for k in self.positions), target]
-        used = [array if copy is None else cupy().empty(copy.shape, self.dtype)
+        used = [array if copy is None else library().empty(copy.shape, self.dtype)
                 for array, copy in zip(arrays, self.copies, strict=True)]  # fmt: skip
         for array, copy, temporary in zip(arrays[:2], self.copies, used, strict=False):
             if copy is not None:
@@ -192,7 +192,8 @@ class _Product:
         f, s = self.first, 1 - self.first
         (m, n, k, count), (kind, sums), lines, apart = self.sizes, self.kinds, self.lines, self.apart
         alpha, beta = self.address, self.address + self.numbers.itemsize
-        blas, handle = cupy().cuda.cublas, cupy().cuda.device.get_cublas_handle()
+        cuda = library().cuda
+        blas, handle = cuda.cublas, cuda.device.get_cublas_handle()
         mode = blas.getMathMode(handle)
         blas.setMathMode(handle, NO_SHORT_SUMS)
         try:

@@ -1,4 +1,4 @@
-"""CuPy, imported when it is needed; what it makes of a kernel's text; calls that are prepared once."""
+"""What CuPy makes of a kernel's text, and calls that are prepared once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from einmpi.runtime.cuda_nest import PACK
+from einmpi.runtime.gpus import library
 
 # numpy rounds after every operation: a product that is fused with a sum would give a·b − a·b ≠ 0. Where one rounding is
 # wanted, a kernel says so.
@@ -15,15 +16,9 @@ FAST = ("-std=c++17", "--use_fast_math")
 MOST = 4096  # prepared calls
 
 
-def cupy() -> Any:
-    import cupy as module  # type: ignore[import-not-found]
-
-    return module
-
-
 def compiled(text: str, fast: bool) -> Any:
     """A kernel from its text. CuPy keeps compiled ones on disk; several processes may start at once."""
-    return cupy().RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")
+    return library().RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")
 
 
 @dataclass(frozen=True)
