@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from einmpi.graph.scalar import Arg, Scalar, walk
-from einmpi.runtime.cuda_pieces import Text, join_team, signature, unravel
+from einmpi.runtime.cuda_pieces import Text, count_of, join_team, product, signature, unravel
 from einmpi.runtime.cuda_text import COMPUTED, HALVES, STORED, Fold, Steps, convert, stored
 from einmpi.runtime.cuda_words import COMMON, DEVICE
 from einmpi.runtime.loop_plan import Access
@@ -74,9 +74,9 @@ class GroupNest:
 def group_source(nest: GroupNest) -> str:
     text, inner = Text(), range(nest.rows, nest.loops)
     text.add(f"const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};",
-             f"const I count = {' * '.join(f'n{k}_0' for k in range(nest.rows)) or '1'};",
+             f"const I count = {product(range(nest.rows))};",
              f"const I own = (I)blockIdx.x * {nest.teams} + slot;", "I flat = least(own, count - 1);",
-             f"const I places = {' * '.join(f'n{k}_0' for k in inner)};")  # fmt: skip
+             f"const I places = {product(inner)};")  # fmt: skip
     unravel(text, "flat", range(nest.rows))
     again = {m for m in range(len(nest.reads)) if m not in nest.counted and nest.is_inside(m) and _is_kept(nest, m)}
     for m in sorted(again):
@@ -162,9 +162,7 @@ def _read(nest: GroupNest, again: set[int], part: int, position: int) -> str:
         return f"made{position}" + where * nest.made[position].inside
     m = position - len(nest.made)
     if m in nest.counted:
-        loop = next(iter(nest.reads[m].loops), None)
-        times = f" * {nest.pack} + {part}" if loop == nest.loops - 1 and nest.pack > 1 else ""
-        return f"(b{m}_0 + {'0' if loop is None else f'i{loop}{times}'})"
+        return count_of(m, nest.reads[m].loops, nest.loops - 1, nest.pack, str(part))
     if not nest.is_inside(m):
         return f"load(p{m}[{_place(nest, m)}])"
     return f"kept{m}{where}" if _is_kept(nest, m) and m not in again else f"load(pack{m}.at[{part}])"

@@ -68,15 +68,19 @@ def steps_of(nest: Nest, prefix: str = "v", part: str = "", given: Callable[[int
         if known is not None:
             return known
         if m in nest.counted:
-            loop = next(iter(nest.reads[m].loops), None)
-            times = f" * {nest.pack} + {part}" if loop == lane and nest.pack > 1 else ""
-            return f"(b{m}_0 + {'0' if loop is None else f'i{loop}{times}'})"
+            return count_of(m, nest.reads[m].loops, lane, nest.pack, part)
         if m in nest.packed:
             return f"load(pack{m}.at[{part}])"
         return f"load(p{m}[{place_of(nest, m, steps)}])"
 
     steps = Steps([access.dtype for access in nest.reads], read, prefix)
     return steps
+
+
+def count_of(m: int, loops: Sequence[int], lane: int, pack: int, part: str) -> str:
+    """The value of a read that counts a loop, if any; along the lane a loop counts packs."""
+    times = f" * {pack} + {part}" if lane in loops and pack > 1 else ""
+    return f"(b{m}_0 + {f'i{loops[0]}{times}' if loops else '0'})"
 
 
 def place_of(nest: Nest, m: int, steps: Steps | None = None) -> str:
