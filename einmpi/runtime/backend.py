@@ -14,7 +14,7 @@ from einmpi.runtime import fused_group
 from einmpi.runtime.groups import arrange
 from einmpi.runtime.kernels import compute
 from einmpi.runtime.scratch import Scratch
-from einmpi.schedule.regions import Region, indices
+from einmpi.schedule.regions import Region, indices, shape
 from einmpi.schedule.steps import Group, Kernel, Schedule
 
 ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
@@ -148,7 +148,7 @@ def selected(step: Kernel, operands: Sequence[Any], as_index: Callable[[np.ndarr
 
 
 def shaped(packed: Any, region: Region) -> Any:
-    return packed.reshape([sum(stop - start for start, stop in runs) for runs in region])
+    return packed.reshape(shape(region))
 
 
 def pieces(region: Region) -> Iterator[tuple[Any, Any]]:

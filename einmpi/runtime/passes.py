@@ -9,7 +9,7 @@ from typing import Any
 from einmpi.runtime.backend import Copy
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.passes import Piece, pieces
-from einmpi.schedule.regions import Region, boxes, shape, whole
+from einmpi.schedule.regions import Box, Region, boxes, shape, whole
 from einmpi.schedule.steps import Passes
 
 Arriving = tuple[Any, list[Copy]]  # an array, and the copies that fill it
@@ -55,7 +55,7 @@ class _Work:
     def _operand(self, number: int, region: Region) -> Arriving:
         source = self.sources[number]
         if number in self.step.inside:
-            return source[(*(slice(*runs[0]) if runs else slice(0) for runs in region), ...)], []
+            return source[(*_box(region), ...)], []
         known = self.arriving[number]
         if known is not None and known[0] == region:
             return known[1]
@@ -87,8 +87,7 @@ class _Work:
             assert aggregation is not None
             backend.combine(aggregation, self.out, tuple(map(whole, extents or (1,))), part.reshape(-1))
         if complete:
-            there = tuple(slice(*runs[0]) if runs else slice(0) for runs in piece.target)
-            self.last = backend.begin_copy(self.out, self.target[(*there, ...)])
+            self.last = backend.begin_copy(self.out, self.target[(*_box(piece.target), ...)])
             self.leaving[self.made.turn] = self.last
 
     def finish(self) -> None:
@@ -97,6 +96,11 @@ class _Work:
             copy.join()
         assert self.last is not None
         self.buffers.leaving[self.step.kernel.target.name] = self.last
+
+
+def _box(region: Region) -> Box:
+    """A region that has one run in each dimension, or none."""
+    return tuple(slice(*runs[0]) if runs else slice(0) for runs in region)
 
 
 class _Turns:

@@ -13,7 +13,7 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.plan.pieces import block_sizes, pieces_bytes
-from einmpi.schedule.regions import Region, Runs, whole
+from einmpi.schedule.regions import Region, Runs, one_run, stretch, whole
 from einmpi.schedule.steps import Kernel, Passes
 
 PASS_WORTH = 2**16  # bytes that could be copied in the time it takes to begin a pass
@@ -41,7 +41,7 @@ def pieces(step: Passes) -> Iterator[Piece]:
 
 def _piece(step: Passes, box: Mapping[str, tuple[int, int]], first: bool) -> Piece:
     kernel, einsum = step.kernel, step.kernel.einsum
-    selected = {(operand, dimension): cut(runs, box[_label(kernel, operand, dimension)])
+    selected = {(operand, dimension): stretch(runs, *box[_label(kernel, operand, dimension)])
                 for operand, dimension, runs in kernel.select}  # fmt: skip
     regions = []
     for operand, (slot, entries) in enumerate(zip(kernel.operands, einsum.operands, strict=True)):
@@ -50,16 +50,16 @@ def _piece(step: Passes, box: Mapping[str, tuple[int, int]], first: bool) -> Pie
             if (operand, dimension) in selected and operand not in step.inside:
                 region.append(selected[operand, dimension])
             elif isinstance(entry, str) and (operand, dimension) not in selected:
-                region.append(_one(*box[entry]))
+                region.append(one_run(*box[entry]))
             else:
                 region.append(whole(slot.shape[dimension]))  # a gather may want any of it
         regions.append(tuple(region))
     # Pieces that are copied hold what is selected and nothing else.
     select = tuple((*key, runs) for key, runs in selected.items() if key[0] in step.inside)
     known = dict(kernel.index)
-    index = tuple((x, cut(known[x], box[x]) if x in known else _one(*box[x])) for x in einsum.labels_as_numbers)
+    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in einsum.labels_as_numbers)
     extents = tuple((label, box[label][1] - box[label][0]) for label in einsum.labels)
-    target = tuple(_one(*box[label]) for label in einsum.output)
+    target = tuple(one_run(*box[label]) for label in einsum.output)
     local = replace(kernel, einsum=replace(einsum, extents=extents), index=index, select=select)
     return Piece(local, tuple(regions), target, first)
 
@@ -68,21 +68,6 @@ def _label(kernel: Kernel, operand: int, dimension: int) -> str:
     entry = kernel.einsum.operands[operand][dimension]
     assert isinstance(entry, str)
     return entry
-
-
-def _one(start: int, stop: int) -> Runs:
-    return ((start, stop),) if stop > start else ()
-
-
-def cut(runs: Runs, part: tuple[int, int]) -> Runs:
-    """The indices at the positions from `part[0]` to `part[1]` of the runs."""
-    found, before = [], 0
-    for start, stop in runs:
-        first, last = max(part[0] - before, 0), min(part[1] - before, stop - start)
-        if first < last:
-            found.append((start + first, start + last))
-        before += stop - start
-    return tuple(found)
 
 
 # ---- the cut that takes least ---------------------------------------------------------------------------------------

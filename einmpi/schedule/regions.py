@@ -17,8 +17,12 @@ Region: TypeAlias = tuple[Runs, ...]  # a product: one set of indices for each d
 Box: TypeAlias = tuple[slice, ...]
 
 
+def one_run(start: int, stop: int) -> Runs:
+    return ((start, stop),) if stop > start else ()
+
+
 def whole(extent: int) -> Runs:
-    return ((0, extent),) if extent else ()
+    return one_run(0, extent)
 
 
 def length(runs: Runs) -> int:
@@ -117,14 +121,18 @@ def locate(inner: Runs, outer: Runs) -> Runs:
 def split(runs: Runs, pieces: int, which: int) -> Runs:
     """Piece number `which` when the indices are dealt out, in order, into pieces as equal as can be."""
     count = length(runs)
-    first, last = count * which // pieces, count * (which + 1) // pieces
-    found = []
-    before = 0
+    return stretch(runs, count * which // pieces, count * (which + 1) // pieces)
+
+
+def stretch(runs: Runs, first: int, last: int) -> Runs:
+    """The indices at the positions from `first` up to `last`, when they are stored one after another."""
+    found, before = [], 0
     for start, stop in runs:
-        size = stop - start
-        found.append((start + min(max(first - before, 0), size), start + min(max(last - before, 0), size)))
-        before += size
-    return _join(found)
+        begin, end = max(first - before, 0), min(last - before, stop - start)
+        if begin < end:
+            found.append((start + begin, start + end))
+        before += stop - start
+    return tuple(found)
 
 
 def flat_range(region: Region, extents: Sequence[int]) -> tuple[int, int] | None:

@@ -12,8 +12,8 @@ from einmpi.plan.plan import make_plan
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import bytes_needed, with_frees
-from einmpi.schedule.passes import cut, in_passes, pieces
-from einmpi.schedule.regions import indices
+from einmpi.schedule.passes import in_passes, pieces
+from einmpi.schedule.regions import indices, stretch
 from einmpi.schedule.spill import with_spills
 from einmpi.schedule.steps import Drop, Evict, Fetch, Kernel, Load, Passes, Place, Schedule, Slot
 from einmpi.schedule.verify import verify
@@ -114,7 +114,7 @@ def test_parts_of_runs(gaps, one, two):
         runs.append((end + gap + 1, end + gap + 1 + size))
         end = runs[-1][1]
     low, high = min(one, two), max(one, two)
-    np.testing.assert_array_equal(indices(cut(tuple(runs), (low, high))), indices(tuple(runs))[low:high])
+    np.testing.assert_array_equal(indices(stretch(tuple(runs), low, high)), indices(tuple(runs))[low:high])
 
 
 def product(m, n, k):
