@@ -42,9 +42,8 @@ class Planning:
         self.prices = Prices.of(self.machine())
         self.rates: tuple[int, ...] = ()
         if self.prices.machine is not None:
-            made = [variable.kind == "vertex" for variable in self.problem.variables]
-            self.rates = tuple(self.prices.operation(self.graph[variable.name]) if computed else 0
-                               for computed, variable in zip(made, self.problem.variables, strict=True))  # fmt: skip
+            self.rates = tuple(self.prices.operation(self.graph[variable.name]) if variable.kind == "vertex" else 0
+                               for variable in self.problem.variables)  # fmt: skip
         self.fixed: dict[int, tuple[int, ...]] = {}
         self.notes: dict[str, str] = {}
         self.start: States | None = None

@@ -22,8 +22,8 @@ from einmpi.runtime.reading import Reading
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.moves import redistribution
-from einmpi.schedule.regions import Region, boxes, length, shape, whole
-from einmpi.schedule.steps import Exchange, Slot, show_region
+from einmpi.schedule.regions import Region, boxes, length, shape, show_region, whole
+from einmpi.schedule.steps import Exchange, Slot
 
 
 class DistArray:

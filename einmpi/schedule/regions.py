@@ -37,6 +37,18 @@ def elements(region: Region) -> int:
     return prod(shape(region))
 
 
+def show_region(region: Region) -> str:
+    """[0:4 8:12, :]-like text: the runs of each dimension, only the first ones where there are many."""
+    return f"[{', '.join(_show_runs(runs) for runs in region)}]"
+
+
+def _show_runs(runs: Runs) -> str:
+    if not runs:
+        return "nothing"
+    shown = " ".join(f"{start}:{stop}" for start, stop in runs[:3])
+    return shown if len(runs) <= 3 else f"{shown} … ({len(runs)} runs)"
+
+
 def indices(runs: Runs) -> np.ndarray:
     """All indices of the runs, in order."""
     return np.concatenate([np.arange(start, stop) for start, stop in runs]) if runs else np.arange(0)

@@ -12,7 +12,7 @@ import numpy as np
 from einmpi.graph.einsum import EinSum
 from einmpi.plan.memory import STAGE
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import Region, Runs, elements, shape
+from einmpi.schedule.regions import Region, Runs, elements, shape, show_region
 from einmpi.units import show_bytes
 
 
@@ -153,11 +153,17 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Free:
+class _OnSlot:
+    """A step that is about the array of a slot, not about its values."""
+
     slot: Slot
 
     def __str__(self) -> str:
-        return f"free      {self.slot}"
+        return f"{type(self).__name__.lower():<10}{self.slot}"
+
+
+class Free(_OnSlot):
+    """The slot is not used any more."""
 
 
 @dataclass(frozen=True)
@@ -190,44 +196,23 @@ class Group:
 # ---- more than fits: slots have an array in memory, in the slow tier (docs/architecture.md), or in both --------------
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(_OnSlot):
     """The slot is made in the slow tier, by the steps that fill it."""
 
-    slot: Slot
-
     def __str__(self) -> str:
-        return f"place     {self.slot} outside"
+        return f"{super().__str__()} outside"
 
 
-@dataclass(frozen=True)
-class Evict:
+class Evict(_OnSlot):
     """Begin to copy a slot to the slow tier. It stays in memory, to be read only, until it is dropped."""
 
-    slot: Slot
 
-    def __str__(self) -> str:
-        return f"evict     {self.slot}"
-
-
-@dataclass(frozen=True)
-class Drop:
+class Drop(_OnSlot):
     """The slot's memory is given up: its values are in the slow tier."""
 
-    slot: Slot
 
-    def __str__(self) -> str:
-        return f"drop      {self.slot}"
-
-
-@dataclass(frozen=True)
-class Fetch:
+class Fetch(_OnSlot):
     """Begin to copy a slot from the slow tier into memory. What reads it there waits until it is whole."""
-
-    slot: Slot
-
-    def __str__(self) -> str:
-        return f"fetch     {self.slot}"
 
 
 @dataclass(frozen=True)
@@ -321,18 +306,6 @@ def writes(step: Step) -> Iterator[Slot]:
         yield step.slot
     elif isinstance(step, Begin):
         yield step.load.slot
-
-
-def show_region(region: Region) -> str:
-    """[0:4 8:12, :]-like text: the runs of each dimension, only the first ones where there are many."""
-    return f"[{', '.join(_show_runs(runs) for runs in region)}]"
-
-
-def _show_runs(runs: Runs) -> str:
-    if not runs:
-        return "nothing"
-    shown = " ".join(f"{start}:{stop}" for start, stop in runs[:3])
-    return shown if len(runs) <= 3 else f"{shown} … ({len(runs)} runs)"
 
 
 def _among(group: tuple[int, ...], received: int) -> str:

@@ -99,10 +99,14 @@ def _check_tiers(schedule: Schedule) -> None:
             if isinstance(step, Drop | Fetch):
                 assert name in outside, f"{where}: its values are not outside"
             assert not isinstance(step, Evict | Drop) or name not in kept, f"{where}: it stays where it is"
-            memory = memory | {name} if isinstance(step, Fetch) else memory - {name} if isinstance(
-                step, Drop | Free) else memory  # fmt: skip
-            outside = outside | {name} if isinstance(step, Evict | Place) else outside - {name} if isinstance(
-                step, Free) else outside  # fmt: skip
+            if isinstance(step, Fetch):
+                memory.add(name)
+            elif isinstance(step, Evict | Place):
+                outside.add(name)
+            else:
+                memory.discard(name)
+            if isinstance(step, Free):
+                outside.discard(name)
         new = made - outside | made & memory
         memory |= new
         outside -= new
