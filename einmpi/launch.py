@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from einmpi.errors import EinmpiError, InputError, Stopped
+from einmpi.runtime.neighbours import own_cores
 from einmpi.runtime.terminals import clearing, for_ranks
 from einmpi.runtime.watch import ERROR, FOLDER, RECORD, SIGNALS, SOCKET, VARIABLE, Notes, read_notes
 
@@ -127,7 +128,7 @@ def _environment(notes: str = "") -> dict[str, str]:
 
 def _cores() -> int:
     """Places for ranks. Threads of one core share a place, as Open MPI counts; Slurm may give places elsewhere."""
-    threads = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    threads = own_cores()
     try:
         names = (f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list" for thread in threads)
         cores = len({Path(name).read_text() for name in names})

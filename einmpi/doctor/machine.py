@@ -8,6 +8,7 @@ import shutil
 import tempfile
 
 from einmpi.doctor.finding import Finding
+from einmpi.runtime.neighbours import own_cores
 from einmpi.units import show_bytes
 
 _SOCKET_PATH = 60  # characters of TMPDIR; a socket's whole path may have 107, and MPI adds to it
@@ -16,9 +17,8 @@ _LITTLE = {"/dev/shm": 2**28, "TMPDIR": 2**28, "stack": 2**23, "open files": 102
 
 def machine() -> Finding:
     pages = {name: os.sysconf(f"SC_{name}") * os.sysconf("SC_PAGE_SIZE") for name in ("PHYS_PAGES", "AVPHYS_PAGES")}
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = f"{show_bytes(pages['PHYS_PAGES'])} of memory, {show_bytes(pages['AVPHYS_PAGES'])} of it unused"
-    return Finding("machine", "ok", f"{own} of {os.cpu_count()} cores; {memory}{_allowance()}")
+    return Finding("machine", "ok", f"{len(own_cores())} of {os.cpu_count()} cores; {memory}{_allowance()}")
 
 
 def _allowance() -> str:

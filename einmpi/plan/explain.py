@@ -93,9 +93,8 @@ def totals(plan: Plan) -> list[Note]:
     if stored:
         more = f", … {len(stored)} in all" if len(stored) > 12 else ""
         notes.append(("layouts", ", ".join(stored[:12]) + more))
-    each = -(-plan.bytes_predicted // plan.mesh.ranks)
     notes.append(("moved", f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
-                           f"{show_bytes(each)} to the busiest rank{_between(plan)}"))  # fmt: skip
+                           f"{show_bytes(plan.bytes_busiest)} to the busiest rank{_between(plan)}"))  # fmt: skip
     if plan.seconds_predicted is not None:
         notes += _seconds(plan, plan.seconds_predicted)
     outside = f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times" if plan.spilled else ""
@@ -148,13 +147,12 @@ def compare(make: Callable[[str], Plan]) -> Comparison:
             refused.append(("", f"{name}: {error}"))
             continue
         plans.append(plan)
-        each = -(-plan.bytes_predicted // plan.mesh.ranks)
         cells = {"strategy": name, "words": show_count(plan.words_predicted), "bytes": show_bytes(plan.bytes_predicted)}
         if plan.nodes > 1 and plan.bytes_between is not None:
             cells["between nodes"] = show_bytes(plan.bytes_between)
         if plan.seconds_predicted is not None:
             cells["seconds"] = show_seconds(plan.seconds_predicted)
-        cells |= {"busiest rank": show_bytes(each), "peak memory": show_bytes(plan.peak),
+        cells |= {"busiest rank": show_bytes(plan.bytes_busiest), "peak memory": show_bytes(plan.peak),
                   "lower bound": show_count(plan.lower_bound), "gap": _gap(plan),
                   "paper's cost": show_count(plan.paper_cost)}  # fmt: skip
         rows += [tuple(cells)] * (not rows) + [tuple(cells.values())]

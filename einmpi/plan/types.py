@@ -85,8 +85,13 @@ class Plan:
         return sum(bill.nbytes for bill in self.bills.values())
 
     @property
+    def bytes_busiest(self) -> int:
+        """Those that the busiest rank receives: all ranks do equally much, as far as can be."""
+        return -(-self.bytes_predicted // self.mesh.ranks)
+
+    @property
     def bytes_between(self) -> int | None:
-        """Those of them that go from node to node; None where the mesh does not know about all nodes."""
+        """Those that go from node to node; None where the mesh does not know about all nodes."""
         each, rest = divmod(self.ranks, self.nodes)
         known = not rest and (self.mesh.ranks <= each or self.mesh.ranks == each * self.mesh.nodes)
         return sum(bill.between for bill in self.bills.values()) if known else None

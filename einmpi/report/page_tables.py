@@ -21,7 +21,6 @@ ROWS = 100  # shown at first: a browser takes long to arrange thousands
 
 def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
     """The headline: a few numbers that tell most."""
-    each = -(-plan.bytes_predicted // plan.mesh.ranks)
     moved, peak = plan.bytes_predicted, plan.peak
     cards = []
     if measured:
@@ -35,7 +34,7 @@ def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
         cards.append((show_bytes(found), f"moved, {verdict}; {busiest} to the busiest rank"))
         cards.append((show_bytes(measured["bytes_peak"]), f"peak memory of a rank; {show_bytes(peak)} planned"))
     else:
-        cards.append((show_bytes(moved), f"moved in all; {show_bytes(each)} to the busiest rank"))
+        cards.append((show_bytes(moved), f"moved in all; {show_bytes(plan.bytes_busiest)} to the busiest rank"))
         cards.append((show_bytes(peak), "peak memory of a rank"))
         cards.append((f"{plan.graph.operations():.3g}", "operations"))
     if plan.machine is not None and plan.seconds_predicted is not None:
@@ -192,8 +191,7 @@ def comparison_table(plan: Plan, comparison: Comparison) -> str:
     most = max((each.bytes_predicted for each in comparison.plans), default=0)
     rows = []
     for each in comparison.plans:
-        busiest = -(-each.bytes_predicted // each.mesh.ranks)
-        moved = each.bytes_predicted
+        moved, busiest = each.bytes_predicted, each.bytes_busiest
         cells = [_left(each.strategy), _cell(show_bytes(moved)), _bars(most, moved), _cell(show_bytes(busiest)),
                  _cell(show_bytes(each.peak)), _cell(show_count(each.lower_bound)),
                  _cell(show_count(each.paper_cost))]  # fmt: skip

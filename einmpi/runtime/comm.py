@@ -5,7 +5,6 @@ Buffers are 1-D and contiguous. A group is a tuple of ranks; its members all pas
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -14,6 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from einmpi.errors import EinmpiError, failure
+from einmpi.runtime.neighbours import own_cores
 from einmpi.version import __version__
 
 Result = TypeVar("Result")
@@ -161,7 +161,7 @@ class SelfComm:
 
     rank, size, ranks_on_node, rank_on_node, received, received_between, cuda_aware = 0, 1, 1, 0, 0, 0, False
     nodes: tuple[int, ...] = (0,)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(own_cores())
 
     def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
                   receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip

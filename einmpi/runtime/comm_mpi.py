@@ -30,7 +30,7 @@ from einmpi.runtime.comm import (
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
-from einmpi.runtime.neighbours import given_size, launched, tasks_of_step
+from einmpi.runtime.neighbours import given_size, launched, own_cores, tasks_of_step
 
 _PMI = "srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 
@@ -295,8 +295,7 @@ def _node(comm: Any, mpi: Any) -> tuple[int, int, int]:
     """How many ranks this node has, which of them this one is, and how many cores they have together: each may be
     bound to its own."""
     node = _neighbours(comm, mpi)
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    ranks, rank, together = node.size, node.rank, set().union(*node.allgather(set(cores)))
+    ranks, rank, together = node.size, node.rank, set().union(*node.allgather(own_cores()))
     node.Free()
     return ranks, rank, len(together)
 

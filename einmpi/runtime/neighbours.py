@@ -1,4 +1,4 @@
-"""A rank before it has MPI: what its launcher has told it, and which other ranks of its machine it can see."""
+"""A rank before it has MPI: what its launcher has told it, its cores, and which other ranks of its machine it sees."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import zlib
+from collections.abc import Set
 
 # Set by the launchers of MPICH, Open MPI and Slurm: without one of them this is a single process, and MPI stays off.
 _RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MPI_LOCALRANKID")
@@ -56,6 +57,11 @@ def given_size_here() -> int | None:
 
 def _number(names: tuple[str, ...]) -> int | None:
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), None)
+
+
+def own_cores() -> Set[int]:
+    """The cores that this process may use, by number; threads of one core count as several."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
 
 
 # ---- who is here ----------------------------------------------------------------------------------------------------
