@@ -1,11 +1,10 @@
-"""`einmpi run JOB -n 4`: starts mpirun, passes on what the ranks say, and says in one line why a run failed."""
+"""`einmpi run JOB -n 4`: starts mpirun and stays until it has ended, or must be ended."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import re
 import selectors
 import shutil
 import signal
@@ -18,28 +17,15 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from einmpi.errors import EinmpiError, InputError, Stopped
+from einmpi.errors import EinmpiError, InputError
+from einmpi.launch_output import Output, reason
 from einmpi.runtime.neighbours import own_cores
 from einmpi.runtime.terminals import clearing, for_ranks
-from einmpi.runtime.watch import ERROR, FOLDER, RECORD, SIGNALS, SOCKET, VARIABLE, Notes, read_notes
+from einmpi.runtime.watch import ERROR, FOLDER, RECORD, SOCKET, VARIABLE, Notes, read_notes
 
 _INSIDE = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 # A word of `mpirun --version`, and the family. Intel's launcher is a Hydra as well, so it comes first.
 _FAMILIES = {"Open MPI": "openmpi", "Intel": "intel", "HYDRA": "mpich", "MPICH": "mpich"}
-# Hydra writes to standard output, even for failures; blocks between lines of dashes are Open MPI's.
-_HYDRA = rb"={83}$|=   [A-Z]|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ page|\[mpiexec@"
-_RULE, _DASHES = b"=" * 83, b"-" * 74
-_LAUNCHER = _HYDRA + rb"|" + _DASHES + rb"$|Abort\(|\[warn\] Epoll|\[(?=[^\]]*[A-Za-z])[^\]\s]+[:@][^\]\s]+\] "
-_STARTS = (_RULE, b"=   ", b"YOUR APPLICATION", b"This typically", b"Please see", b"[", _DASHES, b"Abort(",
-           ERROR.encode(), b"\0")  # fmt: skip
-# What ranks say when a signal ends them. How Open MPI names the first rank to end; exit codes of signals are negative.
-_SIGNALLED = re.compile(rf"{ERROR} rank \d+: ({'|'.join(SIGNALS.values())})( |$)")
-_OPEN_MPI = {
-    r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)": -1,
-    r"Process name: \[\S*,(\d+)\] Exit code: (\d+)": 1,
-    r"MPI_ABORT was invoked on rank (\d+) in .*? Errorcode: (\d+)": 1,
-}
-_PASSED_ON = (InputError.status, Stopped.status)
 _TICK = 0.1  # seconds between two looks at everything that does not wake us
 _GRACE = 5.0  # seconds for mpirun to end after a signal
 _STARTED = 60.0  # seconds after which ranks have started
@@ -69,7 +55,7 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
             )
         except OSError as error:
             raise EinmpiError(f"{command[0]}: {error.strerror or error}") from None
-        out, err = _Stream(1, _HYDRA, everything), _Stream(2, _LAUNCHER, everything)
+        out, err = Output(1, everything), Output(2, everything)
         with process:
             try:
                 doing, order = _follow(process, out, err, path, living, asked, patient)
@@ -82,7 +68,7 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
         line = "einmpi: interrupted" if asked[0] == signal.SIGINT else f"{ERROR} terminated by {asked[0].name}"
         line, status = f"{line} in {doing}" if doing else line, 128 + asked[0]
     else:
-        line, status = _reason(process.returncode, out, err, order, notes) if process.returncode else ("", 0)
+        line, status = reason(process.returncode, out, err, order, notes) if process.returncode else ("", 0)
     if line and not (everything and line in err.errors):
         err.write(f"{clearing(sys.stderr)}{line}\n".encode(errors="replace"))
     return status
@@ -150,8 +136,8 @@ def _notes(ranks: int) -> Iterator[tuple[str, socket.socket]]:
             path = f"{folder}/notes"
             Path(path).write_bytes(bytes(ranks * RECORD))
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise InputError(tempfile.gettempdir(), reason, "set TMPDIR to a folder with room") from None
+            problem = error.strerror or str(error)
+            raise InputError(tempfile.gettempdir(), problem, "set TMPDIR to a folder with room") from None
         living = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             living.bind(path + SOCKET)
@@ -184,67 +170,7 @@ def _signals(patient: bool) -> Iterator[list[signal.Signals]]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-class _Stream:
-    """Passes on at once what the ranks write. Keeps what the launcher writes, and the last words, for the end."""
-
-    def __init__(self, target: int, launcher: bytes, everything: bool) -> None:
-        self.target, self.everything = target, everything
-        self.broken = self.ended = self.muted = self.passed = False
-        self.kept: list[str] = []
-        self.errors: list[str] = []
-        self._launcher = re.compile(launcher)
-        self._rest = self._blank = self._previous = b""
-        self._block = self._begun = False
-
-    def feed(self, data: bytes) -> None:
-        if self.everything:
-            self.write(data)
-        *lines, rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._line(line + b"\n")
-        if rest and not self._block and not any(start.startswith(rest) or rest.startswith(start) for start in _STARTS):
-            self._pass(rest)
-            self._begun, rest = True, b""
-        self._rest = rest
-
-    def end(self) -> None:
-        self.ended = True
-        if self._rest.strip(b"\0"):
-            self._line(self._rest)
-        if self._blank:
-            self._pass(b"")
-
-    def write(self, data: bytes) -> None:
-        while data and not self.broken:
-            try:
-                data = data[os.write(self.target, data) :]
-            except BlockingIOError:  # a terminal that another program has left so
-                time.sleep(0.01)
-            except BrokenPipeError:
-                self.broken = True
-
-    def _line(self, line: bytes) -> None:
-        line = line.lstrip(b"\0")  # Open MPI's blocks end with one
-        text, begun = line.decode(errors="replace").strip(), self._begun
-        self._begun = False
-        if text.startswith(ERROR):
-            self.errors.append(text)
-        elif self._block or self._launcher.match(line):
-            self.kept.append(text)
-            self._block ^= line.startswith(_DASHES)
-            self._blank = self._blank[: -1 if line.startswith(_RULE) else None]
-        elif not text and not begun:
-            self._blank += line  # Hydra's banner has one before its first rule
-        elif line != self._previous or self.target == 1:  # all ranks may complain about the same
-            self._pass(line)
-
-    def _pass(self, data: bytes) -> None:
-        if not self.everything and not self.muted:
-            self.write(self._blank + data)
-        self._blank, self._previous, self.passed = b"", data, True
-
-
-def _follow(process: subprocess.Popen[bytes], out: _Stream, err: _Stream, path: str, living: socket.socket,
+def _follow(process: subprocess.Popen[bytes], out: Output, err: Output, path: str, living: socket.socket,
             asked: list[signal.Signals], patient: bool) -> tuple[str, list[int]]:  # fmt: skip
     """Until mpirun has ended, or must be killed.
 
@@ -328,56 +254,3 @@ def _kill(path: str) -> int:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     return len(pids)
-
-
-# ---- why it failed --------------------------------------------------------------------------------------------------
-
-
-def _reason(returned: int, out: _Stream, err: _Stream, order: list[int], notes: Notes) -> tuple[str, int]:
-    """One line, or none when a rank has explained itself, and the exit status."""
-    text = " ".join(" ".join(out.kept + err.kept).replace("--", "").split())
-    named = next(((int(found[1]), sign * int(found[2])) for pattern, sign in _OPEN_MPI.items()
-                  if (found := re.search(pattern, text))), None)  # fmt: skip
-    rank, code = named or _guessed(text, order, len(notes)) or (None, returned)
-    status = code if code in _PASSED_ON else 1
-    said = err.errors + [note for _, note in notes if note.startswith(ERROR)]
-    said.sort(key=lambda line: _SIGNALLED.match(line) is not None)
-    if named:  # Open MPI ends the other ranks with SIGTERM, and they say so
-        said = [line for line in said if not _SIGNALLED.match(line) or line.startswith(f"{ERROR} rank {rank}: ")]
-    where = f" in {notes[rank][1]}" if rank is not None and notes[rank][1] else ""
-    if said:
-        return said[0], status
-    if returned < 0:
-        return f"{ERROR} mpirun was killed by {_name(-returned)}", status
-    if code < 0:
-        who = "a rank, nobody knows which one," if rank is None else f"rank {rank}"
-        hint = "; perhaps there was not enough memory" if code == -signal.SIGKILL else ""
-        return f"{ERROR} {who} was killed by {_name(-code)}{where}{hint}", status
-    if err.passed:
-        return "", status
-    if rank is not None:
-        return f"{ERROR} rank {rank} ended with status {code}{where} and did not say why", status
-    return f"{ERROR} mpirun ended with status {returned}{': ' if text else ''}{text:.300}", 1
-
-
-def _guessed(text: str, order: list[int], ranks: int) -> tuple[int | None, int] | None:
-    """The first rank to end and its exit code, by Hydra: it tells how some ranks ended, or how it ended them."""
-    codes: dict[int, int] = {}
-    if (found := re.search(r"Exit codes: \[[^]]*\] ([\d,]+)(?! \[)", text)) and found[1].count(",") == ranks - 1:
-        codes = {rank: os.waitstatus_to_exitcode(int(number)) for rank, number in enumerate(found[1].split(","))}
-    for found in re.finditer(r"RANK (\d+) PID \d+ RUNNING AT \S+ = (KILLED|EXIT)[A-Z ]*: (\d+)", text):  # Intel's
-        codes[int(found[1])] = -int(found[3]) if found[2] == "KILLED" else int(found[3])
-    failed = [rank for rank in codes if codes[rank]]
-    failed = [rank for rank in failed if codes[rank] != -signal.SIGKILL] or failed
-    first = next((rank for rank in order if rank in failed), failed[0] if len(failed) == 1 else None)
-    if failed:
-        return first, codes[failed[0] if first is None else first]
-    found = re.search(r"\(signal (\d+)\)", text)
-    return (None, -int(found[1])) if found else None
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "einmpi").rglob("*.py"))
 # From left to right; a layer is a folder or a module of einmpi.
 LAYERS = (("errors", "units", "version"), ("graph",), ("models",), ("plan",), ("schedule",), ("runtime",), ("report",),
-          ("compiled", "checkpointed"), ("api",), ("launch", "process", "versions"),
+          ("compiled", "checkpointed"), ("api",), ("launch", "launch_output", "process", "versions"),
           ("doctor", "completion", "help", "commands", "sbatch"), ("calibrate",),
           ("cli",), ("__main__",))  # fmt: skip
 # `import einmpi` itself gives what api gives.

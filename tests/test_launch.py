@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from einmpi import launch
+from einmpi import launch, launch_output
 from einmpi.errors import EinmpiError, InputError
 from einmpi.runtime import watch
 
@@ -310,14 +310,14 @@ BANNERS = {
 @pytest.mark.parametrize("piece", [1, 10**6])
 def test_banners(capfd, name, piece):
     banner, line = BANNERS[name]
-    stream = launch._Stream(2, launch._LAUNCHER, False)
+    stream = launch_output.Output(2, everything=False)
     said = f"one line\n{banner}another line\n".encode()
     for start in range(0, len(said), piece):
         stream.feed(said[start : start + piece])
     stream.end()
     assert capfd.readouterr().err == "one line\nanother line\n"
-    empty = launch._Stream(1, launch._HYDRA, False)
-    assert launch._reason(9, empty, stream, [], [(1, ""), (2, "kernel Y"), (3, "kernel Z")]) == (line, 1)
+    empty = launch_output.Output(1, everything=False)
+    assert launch_output.reason(9, empty, stream, [], [(1, ""), (2, "kernel Y"), (3, "kernel Z")]) == (line, 1)
 
 
 # ---- what ranks do --------------------------------------------------------------------------------------------------
