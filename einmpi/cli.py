@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from einmpi.calibrate.command import add_options as add_calibration
 from einmpi.calibrate.command import calibrate
-from einmpi.commands import EVERY, check, plan, run, verify
+from einmpi.commands import check, plan, run, verify
 from einmpi.completion import SHELLS, script
 from einmpi.doctor.command import add_options, doctor
 from einmpi.errors import InputError
 from einmpi.help import Parser, Version
+from einmpi.job_options import EVERY
 from einmpi.process import alone, come_together, not_together, one_of_many
 from einmpi.sbatch.command import add_options as add_sbatch_options
 from einmpi.sbatch.command import sbatch

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import EinmpiError, InputError, one_of
-from einmpi.graph.job_file import BACKENDS
+from einmpi.job_options import EVERY, checked_job, load_job
 from einmpi.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from einmpi.report.results import Report
     from einmpi.runtime.checkpoint import Checkpoints
     from einmpi.runtime.comm import Comm
-
-EVERY = "10min"  # between two checkpoints
 
 
 def check(options: argparse.Namespace, comm: Comm) -> int:
@@ -81,11 +77,11 @@ def _run(
     """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.runtime.checkpoint import claim_folder
     from einmpi.runtime.comm import together
-    from einmpi.runtime.outputs import check_targets, claim
+    from einmpi.runtime.outputs import claim
     from einmpi.runtime.watch import note_to
 
     start = time.perf_counter()
-    job = together(comm, lambda: _checked_job(options, check_targets))
+    job = together(comm, lambda: checked_job(options))
     note_to(comm.rank)("preparing the run")  # for a launcher, too: all ranks listen to signals now
     folder = getattr(options, "checkpoint", None)
     with (claim(job, comm) if keep else nullcontext(),
@@ -157,53 +153,6 @@ def _kernels() -> str:
         return ""
     kernels = f"{STATISTICS.compiled} kernel{'s' * (STATISTICS.compiled > 1)}"
     return f"; {kernels} compiled in {STATISTICS.compile_seconds:.2f} s"
-
-
-def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], None]) -> Job:
-    if options.command == "run":
-        _check_flags(options)
-    job = chosen_backend(load_job(options), options)
-    check_targets(job)
-    job = replace(job, fast_math=job.fast_math or options.fast_math)
-    if options.json not in (None, "-"):
-        _check_writable("--json", options.json)
-    for flag in ("report", "trace"):
-        if getattr(options, flag, None):
-            _check_writable(f"--{flag}", getattr(options, flag))
-    return job
-
-
-def chosen_backend(job: Job, options: argparse.Namespace) -> Job:
-    """The job, with the backend of the command line if it has one."""
-    if options.backend is None:
-        return job
-    if options.backend not in BACKENDS:
-        raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
-    return replace(job, backend=options.backend)
-
-
-def _check_flags(options: argparse.Namespace) -> None:
-    if options.repeat < 1:
-        raise InputError("--repeat", f"{options.repeat} times", "1 or more")
-    if options.checkpoint is None and (options.resume or options.every):
-        raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
-    if options.checkpoint is not None and options.repeat > 1:
-        raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
-    check_every(options)
-
-
-def check_every(options: argparse.Namespace) -> None:
-    try:
-        parse_seconds(options.every or EVERY)
-    except ValueError as error:
-        raise InputError("--every", *str(error).split("; ", 1)) from None
-
-
-def _check_writable(flag: str, file: str) -> None:
-    """Before hours of work, not after them."""
-    folder = os.path.dirname(file) or "."
-    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
-        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")
 
 
 def verify(options: argparse.Namespace, comm: Comm) -> int:
@@ -287,17 +236,3 @@ def _print(options: argparse.Namespace, text: str, data: Any) -> None:
             raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
     if not options.quiet:
         print(text)
-
-
-def load_job(options: argparse.Namespace) -> Job:
-    """The job file with the sizes and the dtype of the command line."""
-    from einmpi.graph.job_file import read_job
-    from einmpi.runtime.storage import describe
-
-    sizes: dict[str, int] = {}
-    for setting in options.set:
-        name, _, value = setting.partition("=")
-        if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
-            raise InputError(f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER")
-        sizes[name] = int(value)
-    return read_job(options.job, describe, sizes, options.dtype)

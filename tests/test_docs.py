@@ -292,7 +292,8 @@ READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/run
            ROOT / "einmpi/runtime/dist_array.py", ROOT / "einmpi/api.py",
            ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.
-COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/commands.py", ROOT / "einmpi/launch.py",
+COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/commands.py", ROOT / "einmpi/job_options.py",
+                ROOT / "einmpi/launch.py",
                 *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
                 *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),
                 *sorted((ROOT / "einmpi" / "calibrate").glob("*.py")),

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from einmpi.commands import check_every, chosen_backend, load_job
 from einmpi.errors import InputError
+from einmpi.job_options import check_every, chosen_backend, load_job
 from einmpi.units import parse_seconds
 from einmpi.version import __version__
 

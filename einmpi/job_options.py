@@ -1,0 +1,77 @@
+"""The job that a command line asks for: the job file and what the options change, both checked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from dataclasses import replace
+
+from einmpi.errors import InputError, one_of
+from einmpi.graph.job_file import BACKENDS, Job, read_job
+from einmpi.units import parse_seconds
+
+EVERY = "10min"  # between two checkpoints
+
+
+def load_job(options: argparse.Namespace) -> Job:
+    """The job file with the sizes and the dtype of the command line."""
+    from einmpi.runtime.storage import describe
+
+    sizes: dict[str, int] = {}
+    for setting in options.set:
+        name, _, value = setting.partition("=")
+        if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
+            raise InputError(f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER")
+        sizes[name] = int(value)
+    return read_job(options.job, describe, sizes, options.dtype)
+
+
+def checked_job(options: argparse.Namespace) -> Job:
+    """The job of a run, when all that can be checked before it is as it must be."""
+    from einmpi.runtime.outputs import check_targets
+
+    if options.command == "run":
+        _check_flags(options)
+    job = chosen_backend(load_job(options), options)
+    check_targets(job)
+    job = replace(job, fast_math=job.fast_math or options.fast_math)
+    if options.json not in (None, "-"):
+        _check_writable("--json", options.json)
+    for flag in ("report", "trace"):
+        if getattr(options, flag, None):
+            _check_writable(f"--{flag}", getattr(options, flag))
+    return job
+
+
+def chosen_backend(job: Job, options: argparse.Namespace) -> Job:
+    """The job, with the backend of the command line if it has one."""
+    if options.backend is None:
+        return job
+    if options.backend not in BACKENDS:
+        raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
+    return replace(job, backend=options.backend)
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    if options.repeat < 1:
+        raise InputError("--repeat", f"{options.repeat} times", "1 or more")
+    if options.checkpoint is None and (options.resume or options.every):
+        raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
+    if options.checkpoint is not None and options.repeat > 1:
+        raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
+    check_every(options)
+
+
+def check_every(options: argparse.Namespace) -> None:
+    try:
+        parse_seconds(options.every or EVERY)
+    except ValueError as error:
+        raise InputError("--every", *str(error).split("; ", 1)) from None
+
+
+def _check_writable(flag: str, file: str) -> None:
+    """Before hours of work, not after them."""
+    folder = os.path.dirname(file) or "."
+    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
+        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")
