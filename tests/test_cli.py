@@ -302,8 +302,8 @@ BAD_ARGUMENTS = {
     "dtype": (["check", CHAIN, "--dtype", "double"], "jobs/chain.toml: unknown dtype 'double'; allowed: …"),
     "too large": (
         [CHAIN, "--set", "s=9000000"],
-        "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes or more "
-        "machines",
+        "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes, more "
+        "machines, or a memory limit",
     ),
 }
 
