@@ -30,7 +30,8 @@ from einmpi.runtime.comm import (
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
-from einmpi.runtime.neighbours import given_size, launched, own_cores, tasks_of_step
+from einmpi.runtime.neighbours import given_size, launched, tasks_of_step
+from einmpi.runtime.nodes import by_node, node_of
 
 _PMI = "srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 
@@ -139,14 +140,14 @@ class MpiComm:
         if comm.Is_inter():
             raise EinmpiError("MPI: this is an intercommunicator, which has two sides; an intracommunicator is needed")
         self._mpi = _mpi()
-        self._all, self.nodes = _by_node(comm, self._mpi)
+        self._all, self.nodes = by_node(comm, self._mpi)
         self._all.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank: int = self._all.rank
         self.size: int = self._all.size
         self.received = self.received_between = 0
         # A library may run out of communicators; all members of a group learn it together, and the group has None.
         self._groups: dict[Group, Any | None] = {tuple(range(self.size)): self._all}
-        self.ranks_on_node, self.rank_on_node, cores = _node(self._all, self._mpi)
+        self.ranks_on_node, self.rank_on_node, cores = node_of(self._all, self._mpi)
         self.cores = max(1, cores // self.ranks_on_node)
         self.oversubscribed = self.ranks_on_node > cores
         self._sums = {name: self._mpi.Datatype.fromcode(np.dtype(name).char) for name in SUMMABLE}
@@ -273,44 +274,3 @@ class MpiComm:
             everyone.Free()
             members.Free()
         return self._groups[group]
-
-
-def _by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
-    """A duplicate of a communicator, and the node of each of its ranks. A mesh wants the ranks of a node together."""
-    ours = comm.Dup()
-    node = _neighbours(ours, mpi)
-    first = np.array([node.bcast(ours.rank)], np.int64)  # the lowest rank there stands for the node
-    node.Free()
-    firsts = np.empty(ours.size, np.int64)
-    ours.Allgather([first, mpi.INT64_T], [firsts, mpi.INT64_T])
-    _, places, counts = np.unique(firsts, return_inverse=True, return_counts=True)
-    if (np.diff(places) < 0).any() and (counts == counts[0]).all():
-        sorted_ = ours.Split(0, int(places[ours.rank]) * ours.size + ours.rank)
-        ours.Free()
-        return sorted_, tuple(np.sort(places).tolist())
-    return ours, tuple(places.tolist())
-
-
-def _node(comm: Any, mpi: Any) -> tuple[int, int, int]:
-    """How many ranks this node has, which of them this one is, and how many cores they have together: each may be
-    bound to its own."""
-    node = _neighbours(comm, mpi)
-    ranks, rank, together = node.size, node.rank, set().union(*node.allgather(own_cores()))
-    node.Free()
-    return ranks, rank, len(together)
-
-
-def _neighbours(comm: Any, mpi: Any) -> Any:
-    """A communicator of the ranks on this node."""
-    node = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    if comm.allreduce(node.size, mpi.MAX) > 1 or comm.size == 1:
-        return node
-    # No two ranks share memory: they are on nodes of their own, or MPI does not know better, as Open MPI under srun and
-    # some builds of MPICH do not. Names tell: first groups of names that look alike, then of names that are alike.
-    node.Free()
-    name = f"{mpi.Get_processor_name()} {os.environ.get('SLURMD_NODENAME', '')}"
-    alike = comm.Split(zlib.crc32(name.encode()) % 2**31)
-    names = alike.allgather(name)
-    node = alike.Split(names.index(name))
-    alike.Free()
-    return node
