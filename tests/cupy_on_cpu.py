@@ -1,6 +1,7 @@
 """As much of CuPy as einmpi.runtime.cuda uses, on the CPU: kernels are compiled by g++ and their threads run in turn.
 
-A kernel's text is the one that a GPU gets; only what cuda_words calls DEVICE is replaced.
+A kernel's text is the one that a GPU gets; only what cuda_words calls DEVICE is replaced. It has no
+streams and copies nothing: that is what fake_cupy is for.
 """
 
 import ctypes

@@ -1,5 +1,6 @@
-"""A stand-in for cupy on a machine without a GPU: what einmpi uses of it, on numpy.
+"""A stand-in for cupy on a machine without a GPU: memory, copies, streams and messages, on numpy.
 
+It runs no kernels: numpy computes instead. Kernels are tested by cupy_on_cpu, whose arrays are numpy's.
 Stricter than a GPU: its arrays never become numpy's by themselves, and copies on a stream of their own are done as late
 as they may be, so that whoever forgets to wait sees old values.
 """
