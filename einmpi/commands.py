@@ -166,10 +166,10 @@ def _checked_job(options: argparse.Namespace, check_targets: Callable[[Job], Non
     check_targets(job)
     job = replace(job, fast_math=job.fast_math or options.fast_math)
     if options.json not in (None, "-"):
-        _check_writable("--json", options.json)
+        _check_writable("--json", options.json, options.job)
     for flag in ("report", "trace"):
         if getattr(options, flag, None):
-            _check_writable(f"--{flag}", getattr(options, flag))
+            _check_writable(f"--{flag}", getattr(options, flag), options.job)
     return job
 
 
@@ -199,9 +199,11 @@ def check_every(options: argparse.Namespace) -> None:
         raise InputError("--every", *str(error).split("; ", 1)) from None
 
 
-def _check_writable(flag: str, file: str) -> None:
+def _check_writable(flag: str, file: str, job: str) -> None:
     """Before hours of work, not after them."""
     folder = os.path.dirname(file) or "."
+    if os.path.realpath(file) == os.path.realpath(job):
+        raise InputError(f"{flag} {file}", "is the job file", "another file to write")
     if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
         raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")
 
@@ -217,7 +219,8 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
 
     def compare() -> None:
         wrong, text = compare_with(reference(report.job), whole)
-        _print(options, f"{report}\n{text}", report.as_json())
+        unwritten = replace(report, job=replace(report.job, outputs=()))  # so that it names no files
+        _print(options, f"{unwritten}\n{text}", report.as_json())
         if wrong:
             raise EinmpiError(f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results")
 
@@ -276,13 +279,14 @@ def _print(options: argparse.Namespace, text: str, data: Any) -> None:
     """The text, and the same as JSON where it was asked for."""
     import json
 
+    from einmpi.runtime.draft import replace_text
+
     if options.json == "-":
         print(json.dumps(data, indent=1))
         return
     if options.json:
         try:
-            with open(options.json, "w", encoding="utf-8") as file:
-                json.dump(data, file, indent=1)
+            replace_text(options.json, [json.dumps(data, indent=1)])
         except OSError as error:
             raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
     if not options.quiet:
