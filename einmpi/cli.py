@@ -145,7 +145,7 @@ def _without_ranks(given: Sequence[str]) -> list[str]:
             skip = False
         elif word in ("-n", "--ranks"):
             skip = True
-        elif not re.match(r"-n\d|--ranks=", word):
+        elif not re.match(r"-n[\d=]|--ranks=", word):
             kept.append(word)
     return kept
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import EinmpiError, InputError, one_of
-from einmpi.job_options import EVERY, checked_job, load_job
+from einmpi.job_options import EVERY, check_files, checked_job, load_job
 from einmpi.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
 
     def compare() -> None:
         wrong, text = compare_with(reference(report.job), whole)
-        _print(options, f"{report}\n{text}", report.as_json())
+        unwritten = replace(report, job=replace(report.job, outputs=()))  # so that it names no files
+        _print(options, f"{unwritten}\n{text}", report.as_json())
         if wrong:
             raise EinmpiError(f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results")
 
@@ -192,6 +193,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         check_plot(options.plot)
     job = load_job(options)
+    check_files(options)
     asked = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     data: object
     plans = None
@@ -225,13 +227,14 @@ def _print(options: argparse.Namespace, text: str, data: Any) -> None:
     """The text, and the same as JSON where it was asked for."""
     import json
 
+    from einmpi.runtime.draft import replace_text
+
     if options.json == "-":
         print(json.dumps(data, indent=1))
         return
     if options.json:
         try:
-            with open(options.json, "w", encoding="utf-8") as file:
-                json.dump(data, file, indent=1)
+            replace_text(options.json, [json.dumps(data, indent=1)])
         except OSError as error:
             raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
     if not options.quiet:

@@ -84,7 +84,8 @@ class Parser(argparse.ArgumentParser):
     """Of the program, or of one of its commands."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "formatter_class": _Formatter})
+        # Flags have one name each: what is cut short means something else when there are more of them.
+        super().__init__(**{**options, "formatter_class": _Formatter, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
         raise InputError("einmpi", message, f"see {self.prog} --help")

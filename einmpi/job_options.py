@@ -36,11 +36,7 @@ def checked_job(options: argparse.Namespace) -> Job:
     job = chosen_backend(load_job(options), options)
     check_targets(job)
     job = replace(job, fast_math=job.fast_math or options.fast_math)
-    if options.json not in (None, "-"):
-        _check_writable("--json", options.json)
-    for flag in ("report", "trace"):
-        if getattr(options, flag, None):
-            _check_writable(f"--{flag}", getattr(options, flag))
+    check_files(options)
     return job
 
 
@@ -70,8 +66,14 @@ def check_every(options: argparse.Namespace) -> None:
         raise InputError("--every", *str(error).split("; ", 1)) from None
 
 
-def _check_writable(flag: str, file: str) -> None:
-    """Before hours of work, not after them."""
-    folder = os.path.dirname(file) or "."
-    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
-        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")
+def check_files(options: argparse.Namespace) -> None:
+    """That what flags name can be written: before hours of work, not after them."""
+    for flag in ("json", "report", "trace", "plot"):
+        file = getattr(options, flag, None)
+        if not file or (flag, file) == ("json", "-"):
+            continue
+        folder = os.path.dirname(file) or "."
+        if os.path.realpath(file) == os.path.realpath(options.job):
+            raise InputError(f"--{flag} {file}", "is the job file", "another file to write")
+        if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
+            raise InputError(f"--{flag} {file}", "cannot be written", "a file in a folder with write permission")

@@ -20,7 +20,8 @@ _OPERATIONS = {f"{prefix}{word}/s": 1000**k for word in ("flop", "op") for k, pr
 
 def _number_and_unit(text: str) -> tuple[str, str] | None:
     """What "1.5 GB" or "25us" is made of; None where it is no number with at most a unit."""
-    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Za-zµ/]*)\s*", text)
+    # Two letters look like a micro sign; keyboards have either.
+    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Za-zµ/]*)\s*", text.replace("\u03bc", "µ"))
     return (found[1], found[2]) if found else None
 
 

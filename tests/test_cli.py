@@ -13,6 +13,7 @@ import pytest
 from mpi_helpers import OPEN_MPI, needs_mpirun, run_mpi
 
 import einmpi
+from einmpi.cli import _without_ranks, main, make_parser
 from einmpi.runtime import storage
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -380,3 +381,15 @@ def test_an_error_nobody_foresaw_is_one_line_and_status_1() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parents[1])
     expected = "einmpi: error: ZeroDivisionError: two lines; EINMPI_DEBUG=1 shows where\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
+
+
+@pytest.mark.parametrize("words", [["-n", "2"], ["-n2"], ["-n=2"], ["--ranks", "2"], ["--ranks=2"]])
+def test_ranks_do_not_see_how_many_they_are(words):
+    assert make_parser().parse_args(["run", "a.toml", *words]).ranks == 2
+    assert _without_ranks(["run", "a.toml", *words, "--set", "n=2"]) == ["run", "a.toml", "--set", "n=2"]
+
+
+def test_flags_are_not_cut_short(capfd):
+    """--rank would be --ranks to this process, and something that its ranks would take for --ranks again."""
+    assert main(["run", "a.toml", "--rank", "2"]) == 2
+    assert "unrecognized arguments: --rank 2" in capfd.readouterr().err

@@ -178,6 +178,21 @@ def test_an_environment_is_activated_by_its_quoted_name(job, monkeypatch):
     assert (job.parent / "activated").exists()
 
 
+def test_the_script_is_printed_or_goes_to_a_file_of_its_own(job, capfd):
+    words = ["sbatch", "job.toml", "--nodes", "1", "--ntasks-per-node", "1"]
+    assert main([*words, "--out", "-"]) == 0 and not os.path.exists("-")
+    assert "1 rank on 1 node;" in capfd.readouterr().out
+    assert main([*words, "--out", "./job.toml"]) == 2 and job.read_text() == JOB
+    assert capfd.readouterr().err == "--out ./job.toml: is the job file; another file to write\n"
+
+
+def test_a_job_of_many_years_needs_a_limit(job):
+    words = [job, "--nodes", 1, "--ntasks-per-node", 1, "--set", "n=999999"]
+    with pytest.raises(InputError, match=r"takes \d\d,\d{3} days on 1 rank on 1 node"):
+        script(*words)
+    assert sbatch_options(script(*words, "--time", "1h"))["time"] == "01:00:00"
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 5400), ("90:30", 5430), ("1:30:00", 5400), ("1-00", 86400), ("1-2:03", 93780), ("1-0:0:5", 86405),

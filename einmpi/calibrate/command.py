@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import platform
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -148,24 +149,20 @@ def _check(options: argparse.Namespace) -> None:
 
 def _write(options: argparse.Namespace, flag: str, text: str | None) -> None:
     """Replace the flag's file whole, if there is one; without a text only try whether that could be done."""
-    from einmpi.runtime.draft import new_draft, publish
+    from einmpi.runtime.draft import replace_text
 
     file = getattr(options, flag)
     if file is None or (flag, file) == ("json", "-"):
         return
-    target = os.path.realpath(file)
-    draft = new_draft(target)
     try:
-        if os.path.isdir(target):
-            raise IsADirectoryError(0, "Is a directory")
-        with open(draft, "x", encoding="utf-8") as opened:
-            opened.write(text or "")
-            opened.flush()
-            os.fsync(opened.fileno())
         if text is not None:
-            publish(draft, target)
+            replace_text(file, [text])
+        elif os.path.isdir(os.path.realpath(file)):
+            raise IsADirectoryError(0, "Is a directory")
+        elif not os.path.exists(file):
+            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(file))):
+                pass
+        elif not os.access(file, os.W_OK):
+            raise PermissionError(0, "Permission denied")
     except OSError as error:
         raise InputError(f"--{flag} {file}", error.strerror or str(error), "a file to write") from None
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(draft)

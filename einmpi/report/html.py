@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -19,6 +19,7 @@ from einmpi.report.page_data import layouts_data, timeline_data
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
 from einmpi.report.timeline import Timeline
+from einmpi.runtime.draft import replace_text
 from einmpi.version import __version__
 
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")
@@ -35,13 +36,12 @@ def write_report(
 ) -> None:
     """Write the page. `measured` is the JSON of a run; what is not given has no section."""
     text = page(plan, comparison, timeline, measured, program, title)
-    write_text(file, text)
+    write_text(file, [text])
 
 
-def write_text(file: str | os.PathLike[str], text: str) -> None:
+def write_text(file: str | os.PathLike[str], pieces: Iterable[str]) -> None:
     try:
-        with open(file, "w", encoding="utf-8") as target:
-            target.write(text)
+        replace_text(file, pieces)
     except OSError as error:
         raise cannot_write(file, error) from None
 

@@ -36,7 +36,7 @@ def check_plot(file: str | os.PathLike[str]) -> None:
 
 
 def _svg(file: str | os.PathLike[str], picture: Picture) -> None:
-    write_text(file, svg(picture, of_its_own=True) + "\n")
+    write_text(file, [svg(picture, of_its_own=True), "\n"])
 
 
 def _png(file: str | os.PathLike[str], picture: Picture) -> None:

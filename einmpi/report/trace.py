@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from einmpi.report.html import cannot_write
+from einmpi.report.html import write_text
 from einmpi.report.timeline import Timeline
 
 _PROCESS = 1  # viewers take process 0 for the idle task of a system
@@ -16,16 +16,16 @@ Ticks = list[tuple[int, int]]  # start and end of each span, in whole nanosecond
 
 def write_trace(file: str | os.PathLike[str], timeline: Timeline) -> None:
     """An event a line: traces are large, and so neither this program nor others need all of it at once."""
-    try:
-        with open(file, "w", encoding="utf-8") as target:
-            target.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            separator = ""
-            for event in events(timeline):
-                target.write(separator + json.dumps(event, ensure_ascii=False))
-                separator = ",\n"
-            target.write("\n]}\n")
-    except OSError as error:
-        raise cannot_write(file, error) from None
+    write_text(file, _lines(timeline))
+
+
+def _lines(timeline: Timeline) -> Iterator[str]:
+    yield '{"displayTimeUnit": "ms", "traceEvents": [\n'
+    separator = ""
+    for event in events(timeline):
+        yield separator + json.dumps(event, ensure_ascii=False)
+        separator = ",\n"
+    yield "\n]}\n"
 
 
 def events(timeline: Timeline) -> Iterator[dict[str, Any]]:

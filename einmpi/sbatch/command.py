@@ -29,7 +29,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ntasks-per-node", type=int, required=True, metavar="M", help="ranks on each node")
     command.add_argument("--cpus-per-task", type=int, default=1, metavar="C", help="threads a rank; 1 by default")
     command.add_argument("--time", metavar="LIMIT", help="90min, 2:30:00, 1-00:00:00; else from the prediction")
-    command.add_argument("--out", metavar="FILE", help="write the script here; else it is printed")
+    command.add_argument("--out", metavar="FILE", help="write the script here; - or nothing: print it")
 
 
 def sbatch(options: argparse.Namespace, comm: Comm) -> int:
@@ -59,9 +59,12 @@ def make_script(options: argparse.Namespace) -> Script:
     plan = make_plan(job, ranks, strategy=options.strategy, memory=options.memory, nodes=options.nodes,
                      machine=options.machine)  # fmt: skip
     wanted = estimate(plan, job.backend, options.cpus_per_task)
+    if limit is None and wanted.seconds > MAX_SECONDS:  # Slurm takes such numbers, and makes nonsense of them
+        raise InputError(options.job, f"takes {wanted.seconds // 86400:,} days on {_ranks(options)}, by the plan",
+                         "--time LIMIT, more ranks or smaller sizes")  # fmt: skip
     family, library = _mpi()
     activate = Path(sys.prefix, "bin", "activate")
-    notes = [f"{job.title} ({options.job}), {ranks} ranks on {options.nodes} nodes; written by einmpi {__version__}.",
+    notes = [f"{job.title} ({options.job}), {_ranks(options)}; written by einmpi {__version__}.",
              *wanted.why]  # fmt: skip
     if limit is not None:
         notes.append(f"The time limit was given; by the above it would be {wanted.seconds // 60 + 1} minutes.")
@@ -102,6 +105,11 @@ def _words(options: argparse.Namespace) -> list[str]:
     return [*words, *["--fast-math"] * options.fast_math, *["--resume"] * (options.checkpoint is not None)]
 
 
+def _ranks(options: argparse.Namespace) -> str:
+    nodes, ranks = options.nodes, options.nodes * options.ntasks_per_node
+    return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+
+
 def _mpi() -> tuple[str, str]:
     """The family of the MPI that mpi4py finds, and its name; in another process, because a library may crash."""
     from einmpi.doctor.finding import answer_of, start
@@ -116,9 +124,11 @@ def _mpi() -> tuple[str, str]:
 def _write(options: argparse.Namespace, text: str) -> None:
     # Names of files may have bytes that are no text; they must come out as they went in.
     data = text.encode(errors="surrogateescape")
-    if options.out is None:
+    if options.out in (None, "-"):
         sys.stdout.buffer.write(data)
         return
+    if os.path.realpath(options.out) == os.path.realpath(options.job):
+        raise InputError(f"--out {options.out}", "is the job file", "another file to write")
     try:
         Path(options.out).write_bytes(data)
     except OSError as error:

@@ -50,6 +50,8 @@ def test_the_digest_is_that_of_the_times(tmp_path):
     found = read(tmp_path, FILE)
     assert read(tmp_path, FILE.replace("here", "there")).digest == found.digest
     assert read(tmp_path, FILE.replace("1.2 us", "1.3 us")).digest != found.digest
+    for micro in "\u00b5\u03bc":  # the sign and the Greek letter
+        assert read(tmp_path, FILE.replace("1.2 us", f"1.2 {micro}s")) == found
 
 
 def test_what_was_not_measured_is_refused(tmp_path):

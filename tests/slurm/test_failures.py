@@ -8,7 +8,8 @@ pytestmark = pytest.mark.slurm
 PMI = "--mpi=pmix" if OPEN_MPI else "--mpi=pmi2"
 MORE = {"PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 TERMINATED = "einmpi: error: rank .: terminated by SIGTERM in (exchange|reduce) m.*"
-# Slurm 22.05 misreads an address that MPICH gives it, once in a while: with some bytes in it. The ranks do not meet.
+# Seen now and then with Slurm 22.05 and MPICH: Slurm complains about what a rank sent, perhaps because of some bytes in
+# an address, and the ranks do not meet. Nobody has found out why; it is not what these tests are about.
 MISREAD = "mpi/pmi2: value not properly terminated"
 
 
