@@ -99,6 +99,17 @@ def test_figures_of_the_plan(job):
     assert "einmpi calibrate" in text
 
 
+def test_memory_for_what_is_read_ahead():
+    """Up to a limit above the peak, but never more than there is to read."""
+    job = einmpi.program(
+        "Y[i,k] = sum(A[i,j] * B[j,k]); Z = sum(Y[i,j] * C[i,j])", **dict.fromkeys("ABC", (1024, 1024))
+    )
+    plan = einmpi.plan(job, 1)
+    for limit, tensors in ((None, plan.peak), (plan.peak + 2**20, plan.peak + 2**20), (2**40, plan.peak + 24 * 2**20)):
+        found = estimate(einmpi.plan(job, 1, memory=limit), "numpy", 1).memory
+        assert found == -(-(tensors + BESIDE) // MIB)
+
+
 def test_a_measured_machine(job):
     text = script(job, "--nodes", 2, "--ntasks-per-node", 4, "--set", "n=8000", "--machine", "machine.toml")
     plan = einmpi.plan(einmpi.load(job, n=8000), 8, nodes=2, machine="machine.toml")

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from run_cases import cases
 import einmpi
 from einmpi.report import results
 from einmpi.runtime import passes as passes_module
+from einmpi.runtime import scratch as scratch_module
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import ALONE
@@ -200,6 +202,19 @@ def test_files_have_no_names_and_go_with_their_arrays(tmp_path):
     assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
 
 
+def test_more_files_than_a_process_may_open_unless_it_asks(tmp_path):
+    """Each mapped file counts as an open one."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 20
+    scratch_module._allow_many_files.cache_clear()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    try:
+        arrays = [Scratch(str(tmp_path)).array((10,), "float64") for _ in range(40)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    assert len(arrays) == 40
+
+
 def test_copies_are_done_in_order(tmp_path):
     scratch = Scratch(str(tmp_path))
     slow, fast = scratch.array((1000, 1000), "float64"), np.random.default_rng(0).standard_normal((1000, 1000))
@@ -229,6 +244,13 @@ def test_a_disk_that_is_full_is_one_line(tmp_path):
     """Files may be no larger than 100 KiB here."""
     done = einmpi_command(tmp_path, before="ulimit -f 100;", EINMPI_SCRATCH=str(tmp_path))
     assert (done.returncode, done.stderr) == (1, f"scratch file in {tmp_path}: File too large\n")
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+    job = tmp_path / "odd.toml"
+    job.write_text(JOB + 'run.scratch = "a\\u0000b"\n')
+    with pytest.raises(einmpi.InputError, match=r"odd.toml: '.*a\\x00b': embedded null byte; a folder to write to$"):
+        einmpi.run(einmpi.load(job))
 
 
 def test_json_and_text_say_what_was_spilled(tmp_path):

@@ -90,11 +90,15 @@ class _State:
         self.buckets: list[dict[int, Table]] = [{} for _ in sizes]
         self.count = self.total = 0
         self.exact = True
-        self.done = [False] * len(sizes)
+        self.done = [size == 1 for size in sizes]  # nothing to choose: they are in no table
         self.steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
         self.start = memo.cells
 
     def add(self, table: Table) -> None:
+        single = tuple(axis for axis, variable in enumerate(table.scope) if self.sizes[variable] == 1)
+        if single:  # a numpy array has 64 dimensions at the most, and many vertices may read one tensor
+            scope = tuple(variable for variable in table.scope if self.sizes[variable] > 1)
+            table = Table(scope, table.costs.squeeze(single), self.memo.number(("single", table.key, single)))
         if not table.scope:
             self.total += int(table.costs)
         for variable in table.scope:
@@ -127,7 +131,7 @@ class _State:
         return self.limits.first if spent < self.limits.budget else self.limits.then
 
     def run(self) -> None:
-        queue = [(self.width(variable), variable) for variable in range(len(self.sizes))]
+        queue = [(self.width(variable), variable) for variable, done in enumerate(self.done) if not done]
         heapq.heapify(queue)
         while queue:
             cells, variable = heapq.heappop(queue)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import NoReturn
@@ -97,26 +97,31 @@ class Planning:
     def plan(self) -> Plan:
         """The first plan that fits into memory when a byte of it gets dearer and dearer."""
         limit, before = self.options.memory, None
-        least: tuple[int, States] | None = None
+        tried: list[tuple[int, States]] = []
         for price in _prices():
             found = self.solve(price)
             peak = self.peak(found.states)
             if limit is None or peak <= limit:
                 return self.describe(found.states, peak, found.exact and not price and not self.wanted)
-            least = (peak, found.states) if least is None or peak < least[0] else least
+            tried.append((peak, found.states))
             if price > 1 << 20 and found.states == before:
                 break  # memory is all that counts by now
             before = found.states
-        assert limit is not None and least is not None
-        return self.spilling(limit, *least)
+        assert limit is not None
+        return self.spilling(limit, sorted(tried, key=lambda plan: plan[0]))
 
-    def spilling(self, limit: int, peak: int, states: States) -> Plan:
-        """The plan that takes the least memory, for which some of it has to lie outside at times."""
-        needed = least_bytes(self.graph, self.mesh, *self.named(states), self.resident)
-        if needed > limit:
-            raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
-                             f"at least {needed} bytes, or more ranks")  # fmt: skip
-        return replace(self.describe(states, limit, exact=False), spilled=peak - limit)
+    def spilling(self, limit: int, tried: Sequence[tuple[int, States]]) -> Plan:
+        """The plan that takes the least memory, for which some of it has to lie outside at times.
+
+        How little will do is another matter, and does not depend on the limit: one that is named here is enough.
+        """
+        least = []
+        for peak, states in tried:
+            least.append(least_bytes(self.graph, self.mesh, *self.named(states), self.resident))
+            if least[-1] <= limit:
+                return replace(self.describe(states, limit, exact=False), spilled=peak - limit)
+        raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
+                         f"at least {min(least)} bytes, or more ranks")  # fmt: skip
 
     def solve(self, price: int) -> Solution:
         """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much

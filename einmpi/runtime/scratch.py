@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from einmpi.errors import EinmpiError, InputError
 
 VARIABLE = "EINMPI_SCRATCH"
+MANY_FILES = 2**16  # about as many as a process can map
 
 
 def scratch_folder(wanted: str | None) -> str:
@@ -26,8 +29,10 @@ def check_folder(wanted: str | None, place: str) -> None:
     where = VARIABLE if os.environ.get(VARIABLE) else place
     try:
         os.close(_open(folder))
-    except OSError as error:
-        raise InputError(where, f"{folder}: {error.strerror or error}", "a folder to write to") from None
+    except (OSError, ValueError) as error:  # no file name has a zero in it
+        why = getattr(error, "strerror", None) or error
+        raise InputError(where, f"{folder!r}: {why}" if "\0" in folder else f"{folder}: {why}",
+                         "a folder to write to") from None  # fmt: skip
 
 
 class Scratch:
@@ -43,6 +48,7 @@ class Scratch:
         if nbytes == 0:
             return np.empty(shape, dtype)
         folder = scratch_folder(self.wanted)
+        _allow_many_files()
         try:
             descriptor = _open(folder)
             try:
@@ -70,6 +76,15 @@ class FileCopy:
 
     def wait(self) -> None:
         self.future.result()
+
+
+@cache
+def _allow_many_files() -> None:
+    """A mapped file counts as an open one, of which many systems allow 1024 unless they are asked for more."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 def _open(folder: str) -> int:

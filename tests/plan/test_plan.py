@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import einmpi
@@ -161,6 +162,17 @@ def test_a_memory_limit_that_nothing_fits_names_the_smallest():
     assert found
     least = int(found[1])
     assert einmpi.plan(chain(480), 4, memory=least).peak == least
+
+
+def test_the_smallest_limit_does_not_depend_on_the_one_that_was_asked_for():
+    """Which plan takes the least memory does, for message buffers are a share of the limit."""
+    text = ("A[i,j] = sum[k](X[i,k] * X[i,k]) * X[i,j]; B[i,j] = sum[k](Y[i,k] * Y[i,k]) * Y[i,j]; C[j,i] = X[i,j] * 2;"
+            "D[i,j] = layernorm[i](X[i,j]); E[j] = sum[k](X[n[k],j])")  # fmt: skip
+    graph = einmpi.program(text, X=(200, 16), Y=(200, 16), n=np.zeros(16, int)).graph
+    with pytest.raises(einmpi.InputError) as caught:
+        make_plan(graph, 3, Options(resident=("X", "Y"), memory=1))
+    least = int(re.search(r"at least (\d+) bytes", str(caught.value))[1])
+    assert make_plan(graph, 3, Options(resident=("X", "Y"), memory=least)).peak == least
 
 
 def test_pins():

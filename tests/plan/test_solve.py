@@ -340,6 +340,13 @@ def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
         assert (found.cost == 0) == (ranks == 1)
 
 
+def test_a_hundred_vertices_that_read_one_tensor():
+    """On one rank, and of single numbers, there is nothing to choose: no table may have an axis for each of them."""
+    rows, numbers = (";".join(f"T{k}{i} = X{i} + {k}" for k in range(100)) for i in ("[i]", ""))
+    assert search(Solver(factor(einmpi.program(rows, X=(5,)).graph), Mesh(1))).cost == 0
+    assert search(Solver(factor(einmpi.program(numbers, X=()).graph), Mesh(6))).exact
+
+
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_a_dearer_byte_of_memory_never_lowers_the_cost(ranks):
     """Also where price times bytes is far above 64 bits."""
