@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import EinmpiError, InputError, one_of
-from einmpi.job_options import EVERY, check_files, checked_job, load_job
+from einmpi.job_options import EVERY, checked_job, files_of, load_job
 from einmpi.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         check_plot(options.plot)
     job = load_job(options)
-    check_files(options)
+    files_of(options)
     asked = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     data: object
     plans = None

@@ -36,7 +36,8 @@ def checked_job(options: argparse.Namespace) -> Job:
     job = chosen_backend(load_job(options), options)
     check_targets(job)
     job = replace(job, fast_math=job.fast_math or options.fast_math)
-    check_files(options)
+    for flag, file in files_of(options).items():
+        _check_writable(flag, file)
     return job
 
 
@@ -66,14 +67,18 @@ def check_every(options: argparse.Namespace) -> None:
         raise InputError("--every", *str(error).split("; ", 1)) from None
 
 
-def check_files(options: argparse.Namespace) -> None:
-    """That what flags name can be written: before hours of work, not after them."""
-    for flag in ("json", "report", "trace", "plot"):
-        file = getattr(options, flag, None)
-        if not file or (flag, file) == ("json", "-"):
-            continue
-        folder = os.path.dirname(file) or "."
+def files_of(options: argparse.Namespace) -> dict[str, str]:
+    """The files that flags name, none of which may be the job file."""
+    named = {f"--{flag}": getattr(options, flag, None) for flag in ("json", "report", "trace", "plot")}
+    files = {flag: file for flag, file in named.items() if file and (flag, file) != ("--json", "-")}
+    for flag, file in files.items():
         if os.path.realpath(file) == os.path.realpath(options.job):
-            raise InputError(f"--{flag} {file}", "is the job file", "another file to write")
-        if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
-            raise InputError(f"--{flag} {file}", "cannot be written", "a file in a folder with write permission")
+            raise InputError(f"{flag} {file}", "is the job file", "another file to write")
+    return files
+
+
+def _check_writable(flag: str, file: str) -> None:
+    """Before hours of work, not after them."""
+    folder = os.path.dirname(file) or "."
+    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
+        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")

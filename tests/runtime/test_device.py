@@ -302,6 +302,16 @@ def test_with_little_memory(name, tmp_path, monkeypatch):
 # ---- the command line -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def signals():
+    """A process that was asked to stop hears no signals any more; this one goes on, and so do its children."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
     fake_cupy.install(monkeypatch)
     job = CASES["chain, odd"][0]
