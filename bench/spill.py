@@ -59,7 +59,7 @@ def main() -> None:
         for ours in limited.values():
             found = ours.run()
             assert np.abs(found - wanted).max() <= 1e-3 * np.abs(wanted).max(), "the results differ"
-    print(f"chain, s = {options.size}, {options.dtype}, {free.compiled.threads}")
+    print(f"chain, s = {options.size}, {options.dtype}, {free.compiled.work.text}")
     print(f"no limit: {show_bytes(free.plan.peak)}, {free.seconds:.2f} s")
     for part, ours in limited.items():
         last = ours.runs[-1]

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -26,7 +24,6 @@ def test_kernels(tmp_path):
         assert all(peer["ratio"] > 0 for peer in row["peers"].values())
 
 
-@pytest.mark.slow
 def test_spill():
     command = [sys.executable, "bench/spill.py", "--size", "100", "--repeat", "1", "--part", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
