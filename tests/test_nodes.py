@@ -158,7 +158,8 @@ def test_ranks_dealt_to_nodes_in_turn(machine):
     found = json.loads(done.stdout)
     assert found["nodes"] == 2 and 0 < found["bytes_between"] == found["bytes_between_predicted"] < found["bytes_moved"]
     assert found["seconds_predicted"] > 0
-    code = "from einmpi.runtime.comm_mpi import comm_of; comm = comm_of(); print(comm.rank, comm.nodes, flush=True)"
+    # Each rank's line in one piece: without a buffer print would write its parts one by one, between those of others.
+    code = "from einmpi.runtime.comm_mpi import comm_of; c = comm_of(); print(f'{c.rank} {c.nodes}\\n', end='')"
     done = run_mpi(3, code, env={"MPIR_CVAR_ODD_EVEN_CLIQUES": "1"})  # two and one: left as they are
     assert sorted(done.stdout.splitlines()) == [f"{rank} (0, 1, 0)" for rank in range(3)]
 

@@ -12,7 +12,7 @@ NODES = """
 from mpi4py import MPI
 from einmpi.runtime.comm_mpi import comm_of
 comm = comm_of(MPI.COMM_WORLD)
-print(comm.rank, comm.size, comm.ranks_on_node, flush=True)
+print(f"{comm.rank} {comm.size} {comm.ranks_on_node}\\n", end="")  # in one piece, between the lines of others
 """
 
 
