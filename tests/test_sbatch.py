@@ -75,6 +75,8 @@ def run(text, folder, status=0):
     for name, does in {
         "srun": f"printf '%s\\0' \"$@\" > told; exit {status}",
         "scontrol": "echo $* > requeued",
+        "env": "exit 0",  # it has the option
+        "sleep": "exec /bin/sleep 0.01",
     }.items():
         (tools / name).write_text(f"#!/bin/bash\ncd '{folder}'\n{does}\n")
         (tools / name).chmod(0o755)
@@ -163,8 +165,10 @@ def test_words_of_the_user_are_data(tmp_path_factory, data):
     name, title, folder = (data.draw(st.lists(words, max_size=3).map("".join)) for _ in range(3))
     place = tmp_path_factory.mktemp("job")
     notes, command_words = [title, folder], [f"/{folder}/{name}.toml", "--checkpoint", f"/{folder}"]
-    text = str(Script(name, notes, 1, 1, 1, 1, 3600, "mpich", title, command_words, resumes=data.draw(st.booleans())))
-    assert run(text, place) == ["--mpi=pmi2", "python", "-m", "einmpi", *command_words]
+    resumes = data.draw(st.booleans())
+    text = str(Script(name, notes, 1, 1, 1, 1, 3600, "mpich", title, command_words, resumes=resumes))
+    hold = ["env", "--block-signal=USR1"] * resumes
+    assert run(text, place) == ["--mpi=pmi2", *hold, "python", "-m", "einmpi", *command_words]
     assert set(sbatch_options(text)) <= OPTIONS and sbatch_options(text)["output"] == "%x-%j.out"
     assert sorted(path.name for path in place.iterdir()) == ["run.sbatch", "told", "tools"]
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", job_name(name)) and "\n" not in plain(title)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 # The family of an MPI, by launch.family_in, and how Slurm starts its ranks.
 PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
+_ASKED = ("trap 'asked=yes' USR1  # at any time from now on, also while modules are loaded", "asked=", "")
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Script:
 
     def __str__(self) -> str:
         notes = [f"# {plain(note)}" for note in self.notes]
-        run = self._patient() if self.resumes else [self._run()]
-        return "\n".join(["#!/bin/bash", *notes, *self._sbatch(), "", *self._environment(), "", *run, ""])
+        asked, run = (_ASKED, self._patient()) if self.resumes else ((), [self._run("")])
+        return "\n".join(["#!/bin/bash", *notes, *self._sbatch(), "", *asked, *self._environment(), "", *run, ""])
 
     def _sbatch(self) -> list[str]:
         options = [f"job-name={job_name(self.name)}", f"nodes={self.nodes}", f"ntasks-per-node={self.tasks}",
@@ -59,17 +60,23 @@ class Script:
                 "export SLURM_KILL_BAD_EXIT=1  # when a rank dies, srun ends the others",
                 "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]  # fmt: skip
 
-    def _run(self) -> str:
-        return f"$launch python -m einmpi {shlex.join(self.command)}"
+    def _run(self, hold: str) -> str:
+        return f"$launch {hold}python -m einmpi {shlex.join(self.command)}"
 
     def _patient(self) -> list[str]:
-        return ["# In the background, because a shell handles signals only while it waits.",
-                "asked= run=",
-                """trap 'asked=now; kill -USR1 "$run"' USR1""",
-                f"{self._run()} &",
+        return ["# A rank that is still starting keeps the signal for later, if env can tell it so (coreutils 8.31).",
+                'hold="env --block-signal=USR1"',
+                "$hold true 2>/dev/null || hold=",
+                f"{self._run('$hold ')} &",
                 "run=$!",
-                'while wait "$run"; status=$?; [ "$asked" = now ]; do asked=before; done',
-                "# 75: stopped in good order. A rank that was still starting died of the signal: that counts as well.",
+                "# Launchers pass the signal on to ranks. One that is itself starting may lose it: it is sent again.",
+                'while kill -0 "$run" 2>/dev/null; do',
+                '    [ -z "$asked" ] || kill -USR1 "$run"',
+                "    sleep 2 & wait $!  # in the background: a shell handles signals only while it waits",
+                "done",
+                'wait "$run"',
+                "status=$?",
+                "# 75: stopped in good order. Whoever was starting may have died of the signal: that counts as well.",
                 'if [ $status -eq 75 ] || { [ "$asked" ] && [ $status -gt 2 ]; }; then',
                 '    scontrol requeue "$SLURM_JOB_ID"',
                 "fi",
