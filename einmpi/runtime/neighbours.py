@@ -79,15 +79,19 @@ def take(name: str) -> bool:
     return True
 
 
+def taken(name: str) -> bool:
+    """Whether a rank of this machine has the name now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as knock:
+        try:
+            knock.connect(_address(name))
+        except OSError:
+            return False
+    return True
+
+
 def present() -> list[int]:
     """The ranks of this machine that have taken their number as a name."""
-    found = []
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as knock:
-        for rank in range(given_size()):
-            with contextlib.suppress(OSError):
-                knock.connect(_address(str(rank)))
-                found.append(rank)
-    return found
+    return [rank for rank in range(given_size()) if taken(str(rank))]
 
 
 def _address(name: str) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from einmpi.errors import EinmpiError, Stopped
-from einmpi.runtime.neighbours import launched, take
+from einmpi.runtime.neighbours import launched, take, taken
 
 VARIABLE = "EINMPI_NOTES"  # in the environment of the ranks: the path of the file
 # In that path, for machines may share a folder, but they share no socket; and after it: where the launcher hears who
@@ -36,9 +36,11 @@ _FIRST, _TURN, _LAST_TURN = 0.3, 0.02, 40
 # Open MPI terminates all ranks when one has failed, and kills them a second later. That one has spoken already.
 _HUSH = 2.0
 _PASS_ON = 0.2  # seconds for the launcher to pass on what was said, before all is torn down
+_LOOK = 0.05  # often enough to see a rank that speaks and passes on
 _GRACE = 2.0  # seconds for MPI to abort
 # A rank without memory has none for a thread that watches over its end either. It ends all the same.
 _NO_ROOM = contextlib.suppress(RuntimeError, MemoryError)
+_LAST_WORDS = "last-words"  # the name that the speaker of a machine takes
 SIGNALS = {signal.SIGTERM: "terminated by SIGTERM", signal.SIGINT: "interrupted"}
 
 Notes = list[tuple[int, str]]  # process id and text of each rank
@@ -185,7 +187,8 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
 
 
 def hold_requests() -> None:
-    """SIGUSR1 waits until this rank knows what it means: with checkpoints it asks to stop, without them it ends."""
+    """SIGUSR1 waits until this rank knows what it means. With checkpoints it asks to stop. Without them it ends a rank
+    under Open MPI; MPICH has a handler of its own, and nothing happens."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 
@@ -213,6 +216,8 @@ def asked_to_stop() -> Iterator[list[str]]:
     left = before
     try:
         yield asked
+        if launched() and signal.SIGUSR1 in before:  # who asks now must not end a rank that has done its work
+            left = {**before, signal.SIGUSR1: signal.SIG_IGN}
     except Stopped:
         left = dict.fromkeys(before, signal.SIG_IGN)  # what stopped another rank may come to this one only now
         raise
@@ -261,13 +266,22 @@ def _turn(rank: int) -> float:
     return _FIRST + min(rank, _LAST_TURN) * _TURN if rank else 0.0
 
 
+def _is_my_turn(rank: int) -> bool:
+    """Wait for this rank's turn. Slurm ends all ranks at once, when one was killed or the time is up; one of a machine
+    says so. It has the name only while it lives, so the others look for it on and on."""
+    deadline = time.monotonic() + _turn(rank)
+    while time.monotonic() < deadline:
+        if launched() and taken(_LAST_WORDS):
+            return False
+        time.sleep(_LOOK)
+    return not launched() or take(_LAST_WORDS)
+
+
 def last_words(rank: int, text: str) -> None:
     """One line, whole, on standard error; and in the notes, because launchers lose what is said last."""
     line = " ".join(f"{ERROR} rank {rank}: {text}".split())
     note_to(rank)(line)
-    time.sleep(_turn(rank))
-    # Slurm ends all ranks at once, when one was killed or the time is up; one of a machine says so.
-    if not launched() or take("last-words"):
+    if _is_my_turn(rank):
         with contextlib.suppress(OSError):
             os.write(2, f"{line}\n".encode(errors="replace"))
     with contextlib.suppress(OSError, ValueError, AttributeError):
