@@ -21,6 +21,7 @@ from einmpi.units import parse_seconds
 
 VARIABLE = "EINMPI_START_TIMEOUT"
 _DEFAULT = "60s"
+_MOST = 24 * 3600  # whoever waits longer wants no limit; and the system counts milliseconds, up to 24 days
 _TURN = 0.5  # seconds from one rank's last words to the next one's: time for the launcher to end all
 _LISTED = 8
 
@@ -54,7 +55,10 @@ def all_must_come() -> Iterator[None]:
 def _limit() -> float:
     text = os.environ.get(VARIABLE, "").strip() or _DEFAULT
     try:
-        return parse_seconds(f"{text}s" if text.isdecimal() else text)
+        seconds = parse_seconds(f"{text}s" if text.isdecimal() else text)
+        if seconds > _MOST:
+            raise ValueError(f"{text} is more than {_MOST // 3600}h; less, or 0 for no limit")
+        return seconds
     except ValueError as error:
         wrong = InputError(VARIABLE, *str(error).split("; ", 1))
         wrong.everywhere = True

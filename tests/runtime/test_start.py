@@ -101,9 +101,11 @@ def test_all_come(limit):
     assert (done.returncode, done.stdout, done.stderr) == (0, "done, and no process is left\n", "")
 
 
-def test_no_time(launcher):
-    launcher(PMI_RANK="0", EINMPI_START_TIMEOUT="soon")
-    message = re.escape("EINMPI_START_TIMEOUT: 'soon' is not a time; a number and")
+@pytest.mark.parametrize(("text", "wrong"), [("soon", "'soon' is not a time; a number and"),
+                                             ("3000000", "3000000 is more than 24h; less, or 0")])  # fmt: skip
+def test_no_time(launcher, text, wrong):
+    launcher(PMI_RANK="0", EINMPI_START_TIMEOUT=text)
+    message = re.escape(f"EINMPI_START_TIMEOUT: {wrong}")
     with pytest.raises(InputError, match=message) as found, start.all_must_come():
         raise AssertionError("it went on")
     assert found.value.everywhere
