@@ -19,6 +19,7 @@ _STARTS = (_RULE, b"=   ", b"YOUR APPLICATION", b"This typically", b"Please see"
 # By descriptor: what a launcher writes there.
 _WRITTEN = {1: _HYDRA, 2: _LAUNCHER}
 # What ranks say when a signal ends them. How Open MPI names the first rank to end; exit codes of signals are negative.
+_HINTS = {signal.SIGKILL: "; perhaps there was not enough memory", signal.SIGBUS: "; perhaps /dev/shm is full"}
 _SIGNALLED = re.compile(rf"{ERROR} rank \d+: ({'|'.join(SIGNALS.values())})( |$)")
 _OPEN_MPI = {
     r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)": -1,
@@ -106,8 +107,7 @@ def reason(returned: int, out: Output, err: Output, order: list[int], notes: Not
         return f"{ERROR} mpirun was killed by {_name(-returned)}", status
     if code < 0:
         who = "a rank, nobody knows which one," if rank is None else f"rank {rank}"
-        hint = "; perhaps there was not enough memory" if code == -signal.SIGKILL else ""
-        return f"{ERROR} {who} was killed by {_name(-code)}{where}{hint}", status
+        return f"{ERROR} {who} was killed by {_name(-code)}{where}{_HINTS.get(-code, '')}", status
     if err.passed:
         return "", status
     if rank is not None:

@@ -299,6 +299,10 @@ BANNERS = {
         f"=   KILLED BY SIGNAL: 11 (Segmentation fault)\n{'=' * 83}\n",
         "einmpi: error: rank 1 was killed by SIGSEGV in kernel Y",
     ),
+    "no shared memory": (
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)\n",
+        "einmpi: error: a rank, nobody knows which one, was killed by SIGBUS; perhaps /dev/shm is full",
+    ),
     "several machines": (
         "[mpiexec@a] Exit codes: [a] 0,9 [b] 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n",
         f"einmpi: error: a rank, nobody knows which one, was killed by SIGKILL{MEMORY}",

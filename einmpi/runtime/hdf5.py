@@ -92,7 +92,12 @@ def _opened(file: str, place: str) -> Iterator[h5py.File]:
     try:
         handle = _open(file)
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(place or file, f"{file} cannot be opened as HDF5: {reason(error)}", "an HDF5 file") from None
+        allowed = "an HDF5 file"
+        if "lock" in str(error):
+            # Where there are no locks, only this setting keeps HDF5 from trying after all.
+            busy = isinstance(error, BlockingIOError)
+            allowed = "a file that nobody writes to now" if busy else "HDF5_USE_FILE_LOCKING=FALSE"
+        raise InputError(place or file, f"{file} cannot be opened as HDF5: {reason(error)}", allowed) from None
     with handle:
         yield handle
 
