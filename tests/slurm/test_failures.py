@@ -1,5 +1,7 @@
 """Ranks that srun started fail like those of mpirun: one line, a status, nobody left on any node, files untouched."""
 
+import re
+
 import pytest
 from failing import FAILURES, RANKS, Failing
 from mpi_helpers import OPEN_MPI, ROOT
@@ -40,5 +42,5 @@ def test_more_memory_than_the_job_has(slurm, tmp_path):
     """Slurm ends the step, and says why."""
     takes = "import numpy; held = numpy.ones(10**8); time.sleep(60)"
     run, done = srun(slurm, tmp_path, "killed", "--mem=600M", IN_KERNEL=takes)
-    assert "memory" in done.stderr
+    assert re.search(r"StepId=\S+ exceeded memory limit \(\d+ > 629145600\), being killed", done.stderr), done.stderr
     run.check(done.returncode, done.stdout, done.stderr)

@@ -34,7 +34,7 @@ def test_scripts_for_one_job(slurm, project):
 
 
 def test_a_script_from_a_plan(slurm, project):
-    """`einmpi sbatch`, for a job whose name and title are not meant well."""
+    """`einmpi sbatch`, for a job whose name and title are not meant well; from a folder that looks like a pattern."""
     folder = project / "it's $(touch pwned)\n#SBATCH --nodes=7\n"
     folder.mkdir()
     text = (
@@ -44,9 +44,12 @@ def test_a_script_from_a_plan(slurm, project):
     asked = ("--nodes=2", "--ntasks-per-node=2", "--time=5", "--checkpoint", folder / "saved", "--out", "run.sbatch")
     done = slurm.run("python", "-m", "einmpi", "sbatch", folder / "a b.toml", *asked, cwd=project)
     assert (done.returncode, done.stdout) == (0, "sbatch run.sbatch\n"), done.stderr
-    (job,) = slurm.wait(slurm.submit("run.sbatch", cwd=project))
+    here = project / "100%jobs"
+    here.mkdir()
+    number = slurm.submit(f"--output={str(here).replace('%', '%%')}/%x-%j.out", project / "run.sbatch", cwd=here)
+    (job,) = slurm.wait(number)
     assert (job["JobName"], job["NumNodes"], job["TimeLimit"]) == ("a-b", "2", "00:05:00")
-    check(project, job, 4, folder / "a b.toml")
+    check(here, {**job, "StdOut": f"a-b-{number}.out"}, 4, folder / "a b.toml")  # Slurm shows another name
     assert not list(project.rglob("pwned"))
 
 
