@@ -1,5 +1,6 @@
 """jobs/long.sbatch: stopped before its time is up, requeued, finished later, with the same bits."""
 
+import shutil
 import time
 
 import pytest
@@ -26,10 +27,24 @@ NumpyBackend.compute = slowly
 
 @pytest.fixture
 def folder(project):
-    """To submit from, with a job that writes a file."""
-    text = (project / "jobs/shortest_path.toml").read_text()
-    (project / "path.toml").write_text(text + '[outputs]\nD64 = "path.npy"\n')
-    return project
+    return with_output(project)
+
+
+@pytest.fixture(scope="module")
+def bits(slurm, tmp_path_factory):
+    """What the job writes when nothing stops it, whoever launches it."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    shutil.copytree(ROOT / "jobs", folder / "jobs")
+    (job,) = slurm.wait(submit(slurm, with_output(folder)))
+    assert job["JobState"] == "COMPLETED", printed(folder, job)
+    return (folder / "path.npy").read_bytes()
+
+
+def with_output(folder):
+    """A folder to submit from, with a job that writes a file."""
+    text = (folder / "jobs/shortest_path.toml").read_text()
+    (folder / "path.toml").write_text(text + '[outputs]\nD64 = "path.npy"\n')
+    return folder
 
 
 def submit(slurm, folder, *words, launch=SRUN, seconds=0, starting=0):
@@ -38,12 +53,6 @@ def submit(slurm, folder, *words, launch=SRUN, seconds=0, starting=0):
     (folder / "slow/sitecustomize.py").write_text(SLOW.format(seconds=seconds, starting=starting))
     settings = {"LAUNCH": launch, "PYTHONPATH": f"{folder / 'slow'}:{ROOT}"}
     return slurm.submit(*words, "jobs/long.sbatch", "path.toml", cwd=folder, env=settings)
-
-
-def uninterrupted(slurm, folder, launch=SRUN):
-    (job,) = slurm.wait(submit(slurm, folder, launch=launch))
-    assert job["JobState"] == "COMPLETED", printed(folder, job)
-    return (folder / "path.npy").read_bytes()
 
 
 def check(folder, job, bits, restarts=1):
@@ -55,18 +64,14 @@ def check(folder, job, bits, restarts=1):
     assert list(folder.glob("saved-*/*")) == []
 
 
-def test_the_time_limit(slurm, folder):
+def test_the_time_limit(slurm, folder, bits):
     """Slurm looks at limits every 30 s, and a signal may come early: with a limit of 60 s, at the first look."""
-    bits = uninterrupted(slurm, folder)
-    (folder / "path.npy").unlink()
     number = submit(slurm, folder, "--time=1", "--signal=B:USR1@40", seconds=5)
     (job,) = slurm.wait(number, timeout=240)
     check(folder, job, bits)
 
 
-def test_a_signal_passes_through_mpirun(slurm, folder):
-    bits = uninterrupted(slurm, folder, launch="mpirun")
-    (folder / "path.npy").unlink()
+def test_a_signal_passes_through_mpirun(slurm, folder, bits):
     number = submit(slurm, folder, launch="mpirun", seconds=1)
     until_started(folder, number)
     slurm.run("scancel", "--signal=USR1", "--batch", str(number), cwd=folder)
@@ -74,21 +79,18 @@ def test_a_signal_passes_through_mpirun(slurm, folder):
     check(folder, job, bits)
 
 
-def test_a_signal_while_all_is_starting(slurm, folder):
+def test_a_signal_while_all_is_starting(slurm, folder, bits):
     """Python on the ranks keeps it until einmpi listens. A launcher loses it, so the script sends it again."""
-    bits = uninterrupted(slurm, folder)
-    (folder / "path.npy").unlink()
-    number = submit(slurm, folder, starting=3)
-    until((folder / "starting").exists)
-    slurm.run("scancel", "--signal=USR1", "--batch", str(number), cwd=folder)
-    (job,) = slurm.wait(number)
-    check(folder, job, bits)
-    (folder / "path.npy").unlink()
-    script = folder / "jobs/long.sbatch"
+    other = folder / "other"
+    shutil.copytree(folder / "jobs", other / "jobs")
+    script = other / "jobs/long.sbatch"
     early = '[ -n "$SLURM_RESTART_COUNT" ] || kill -USR1 $$\n'
     script.write_text(script.read_text().replace("# ==== YOUR SITE", f"{early}# ==== YOUR SITE"))
-    (job,) = slurm.wait(submit(slurm, folder, seconds=1))
-    check(folder, job, bits)
+    numbers = submit(slurm, folder, starting=3), submit(slurm, with_output(other), seconds=1)
+    until((folder / "starting").exists)
+    slurm.run("scancel", "--signal=USR1", "--batch", str(numbers[0]), cwd=folder)
+    for job, its in zip(slurm.wait(*numbers), (folder, other), strict=True):
+        check(its, job, bits)
 
 
 def test_a_cancelled_job_stays_away(slurm, folder):
