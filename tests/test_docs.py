@@ -38,13 +38,13 @@ import pytest
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.graph.builder import CALLABLES, CONSTANTS
 from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.graph.job_generated import RANDOM
 from einmpi.graph.job_outputs import COMPRESSIONS, OUTPUT_SUFFIXES
 from einmpi.graph.job_tensors import INSIDE
 from einmpi.graph.macros import MACROS
 from einmpi.graph.scalar import BFLOAT16, CASTS, DTYPES, FUNCTIONS, OPS
+from einmpi.graph.vocabulary import CALLABLES, CONSTANTS
 from einmpi.runtime.comm import ALONE
 from einmpi.runtime.outputs import check_targets, claim, store
 
