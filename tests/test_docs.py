@@ -286,6 +286,7 @@ def test_page(name, tmp_path, monkeypatch):
 
 # What people write reaches these modules first.
 READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
+           ROOT / "einmpi/runtime/hdf5_writing.py",
            ROOT / "einmpi/runtime/datasets.py", ROOT / "einmpi/runtime/raw_files.py",
            ROOT / "einmpi/runtime/formats.py",
            ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/outputs.py",

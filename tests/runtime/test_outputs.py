@@ -379,14 +379,14 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_cannot_make_its_chunks(monkeypatch, rank):
-    made = outputs.hdf5.encode
+    made = outputs.hdf5_writing.encode
 
     def encode(*arguments):
         if threading.current_thread().name == f"rank {rank}":
             raise MemoryError
         return made(*arguments)
 
-    monkeypatch.setattr(outputs.hdf5, "encode", encode)
+    monkeypatch.setattr(outputs.hdf5_writing, "encode", encode)
     array = some_array((64, 64), "float32")
     caught = error(write_on, 3, 3, (0,), array, lambda made: made.to_hdf5("o.h5", "Z", (8, 8)), kind=EinmpiError)
     assert caught == "o.h5: o.h5 cannot be written: MemoryError; nothing was written"
@@ -541,13 +541,13 @@ def test_npy_outputs():
 
 def test_all_files_or_none(monkeypatch):
     job = read(PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + A + '[outputs]\nZ = "z.npy"\nY = "y.h5:/Y"\n')
-    lay_out = outputs.hdf5.lay_out
+    lay_out = outputs.hdf5_writing.lay_out
 
     def full(*arguments):
         lay_out(*arguments)
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(outputs.hdf5, "lay_out", full)
+    monkeypatch.setattr(outputs.hdf5_writing, "lay_out", full)
     assert error(stored, job, {"Z": np.ones(4), "Y": np.ones(4)}, kind=EinmpiError) == (
         "job.toml:6:1: y.h5 cannot be written: No space left on device; nothing was written")  # fmt: skip
     assert os.listdir() == ["job.toml"]
