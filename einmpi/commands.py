@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import EinmpiError, InputError, one_of
-from einmpi.job_options import EVERY, checked_job, files_of, load_job
+from einmpi.flag_files import check_files
+from einmpi.job_options import EVERY, checked_job, load_job
 from einmpi.units import parse_seconds
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         check_plot(options.plot)
     job = load_job(options)
-    files_of(options)
+    check_files(options, job)
     asked = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     data: object
     plans = None
@@ -227,15 +228,12 @@ def _print(options: argparse.Namespace, text: str, data: Any) -> None:
     """The text, and the same as JSON where it was asked for."""
     import json
 
-    from einmpi.runtime.draft import replace_text
+    from einmpi.runtime.replace import replace_file
 
     if options.json == "-":
         print(json.dumps(data, indent=1))
         return
     if options.json:
-        try:
-            replace_text(options.json, [json.dumps(data, indent=1)])
-        except OSError as error:
-            raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
+        replace_file(options.json, [json.dumps(data, indent=1).encode()])
     if not options.quiet:
         print(text)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
+from einmpi.flag_files import check_files
 from einmpi.graph.job_file import BACKENDS, Job, read_job
 from einmpi.units import parse_seconds
 
@@ -35,10 +35,8 @@ def checked_job(options: argparse.Namespace) -> Job:
         _check_flags(options)
     job = chosen_backend(load_job(options), options)
     check_targets(job)
-    job = replace(job, fast_math=job.fast_math or options.fast_math)
-    for flag, file in files_of(options).items():
-        _check_writable(flag, file)
-    return job
+    check_files(options, job)
+    return replace(job, fast_math=job.fast_math or options.fast_math)
 
 
 def chosen_backend(job: Job, options: argparse.Namespace) -> Job:
@@ -65,20 +63,3 @@ def check_every(options: argparse.Namespace) -> None:
         parse_seconds(options.every or EVERY)
     except ValueError as error:
         raise InputError("--every", *str(error).split("; ", 1)) from None
-
-
-def files_of(options: argparse.Namespace) -> dict[str, str]:
-    """The files that flags name, none of which may be the job file."""
-    named = {f"--{flag}": getattr(options, flag, None) for flag in ("json", "report", "trace", "plot")}
-    files = {flag: file for flag, file in named.items() if file and (flag, file) != ("--json", "-")}
-    for flag, file in files.items():
-        if os.path.realpath(file) == os.path.realpath(options.job):
-            raise InputError(f"{flag} {file}", "is the job file", "another file to write")
-    return files
-
-
-def _check_writable(flag: str, file: str) -> None:
-    """Before hours of work, not after them."""
-    folder = os.path.dirname(file) or "."
-    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
-        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")

@@ -12,7 +12,7 @@ MODULES = sorted((ROOT / "einmpi").rglob("*.py"))
 # From left to right; a layer is a folder or a module of einmpi.
 LAYERS = (("errors", "units", "version"), ("graph",), ("models",), ("plan",), ("schedule",), ("runtime",), ("report",),
           ("compiled", "checkpointed"), ("api",), ("launch", "launch_output", "process", "versions"),
-          ("doctor", "completion", "help", "job_options", "commands", "sbatch"), ("calibrate",),
+          ("doctor", "completion", "help", "flag_files", "job_options", "commands", "sbatch"), ("calibrate",),
           ("cli",), ("__main__",))  # fmt: skip
 # `import einmpi` itself gives what api gives.
 POSITION = {"__init__": 8, **{name: k for k, names in enumerate(LAYERS) for name in names}}

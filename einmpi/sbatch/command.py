@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from einmpi.errors import InputError
+from einmpi.flag_files import check_files
 from einmpi.job_options import check_every, chosen_backend, load_job
 from einmpi.units import parse_seconds
 from einmpi.version import __version__
@@ -55,6 +56,7 @@ def make_script(options: argparse.Namespace) -> Script:
         raise InputError("--every", "there is no folder", "--checkpoint DIR with it")
     check_every(options)
     job = chosen_backend(load_job(options), options)
+    check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
     plan = make_plan(job, ranks, strategy=options.strategy, memory=options.memory, nodes=options.nodes,
                      machine=options.machine)  # fmt: skip
@@ -122,16 +124,13 @@ def _mpi() -> tuple[str, str]:
 
 
 def _write(options: argparse.Namespace, text: str) -> None:
+    from einmpi.runtime.replace import replace_file
+
     # Names of files may have bytes that are no text; they must come out as they went in.
     data = text.encode(errors="surrogateescape")
     if options.out in (None, "-"):
         sys.stdout.buffer.write(data)
         return
-    if os.path.realpath(options.out) == os.path.realpath(options.job):
-        raise InputError(f"--out {options.out}", "is the job file", "another file to write")
-    try:
-        Path(options.out).write_bytes(data)
-    except OSError as error:
-        raise InputError(f"--out {options.out}", error.strerror or str(error), "a file to write") from None
+    replace_file(options.out, [data])
     if not options.quiet:
         print(f"sbatch {shlex.quote(options.out)}")

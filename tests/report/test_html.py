@@ -398,7 +398,7 @@ def test_pages_and_plots_from_the_command_line(tmp_path):
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
     done = einmpi_command(tmp_path, job, "--report", "none/run.html")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--report none/run.html: cannot be written; a file in a folder with write permission\n"
+    assert done.stderr == "--report none/run.html: No such file or directory; a file to write\n"
 
 
 @needs_mpirun

@@ -26,7 +26,7 @@ from einmpi.runtime import fill, outputs, storage, transfer
 from einmpi.runtime.comm import ALONE
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.dist_array import DistArray
-from einmpi.runtime.draft import claimed, replace_text
+from einmpi.runtime.draft import claimed
 from einmpi.schedule.layout import Layout
 from einmpi.version import __version__
 
@@ -694,31 +694,3 @@ def test_a_run_while_another_one_writes(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[0] == "job.toml:3:9: o.h5 cannot be written: another run writes it now"
     assert os.listdir() == ["job.toml"]
-
-
-def test_a_text_replaces_a_file_whole_or_not_at_all(tmp_path):
-    (tmp_path / "real").mkdir()
-    file = tmp_path / "real/run.json"
-    os.symlink(file, "run.json")
-    replace_text("run.json", ["a", "µ"])
-    file.chmod(0o600)
-
-    def pieces():
-        yield "half"
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        replace_text("run.json", pieces())
-    assert file.read_text(encoding="utf-8") == "aµ"
-    replace_text("run.json", ["b"])
-    assert file.read_text() == "b" and stat.S_IMODE(file.stat().st_mode) == 0o600 and os.path.islink("run.json")
-    assert [path.name for path in file.parent.iterdir()] == ["run.json"]
-
-
-def test_a_pipe_stays_a_pipe():
-    """A rename would put a file in its place, and in that of /dev/null."""
-    os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    replace_text("pipe", ["text"])
-    assert os.read(reader, 100) == b"text" and stat.S_ISFIFO(os.stat("pipe").st_mode) and os.listdir() == ["pipe"]
-    os.close(reader)
