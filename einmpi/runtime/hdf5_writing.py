@@ -87,7 +87,8 @@ def lay_out(draft: str, datasets: Mapping[str, Kind], attributes: Mapping[str, s
         for name, kind in datasets.items():
             made = handle[name] if handle.get(name, getlink=True) is not None else _make(handle, name, kind)
             for key, value in attributes.items():
-                made.attrs[key] = value
+                if key not in made.attrs or str(made.attrs[key]) != value:  # or the file would grow with each run
+                    made.attrs[key] = value
             places.append((None if made.chunks else made.id.get_offset(), made.chunks))
     return places
 

@@ -242,6 +242,19 @@ def test_a_file_does_not_grow_run_after_run(options):
     assert found(dataset="/kept")[9] == 9
 
 
+def test_the_same_run_gives_the_same_file_again():
+    job = read(PROGRAM + A + '[outputs]\nZ = "o.h5:/Z"\n')
+    files = []
+    for _ in range(3):
+        stored(job, {"Z": np.ones(4)})
+        with open("o.h5", "rb") as file:
+            files.append(file.read())
+    assert files[0] == files[1] == files[2]
+    stored(read(PROGRAM.replace("+ 1", "+ 2") + A + '[outputs]\nZ = "o.h5:/Z"\n'), {"Z": np.ones(4)})
+    with h5py.File("o.h5") as file:
+        assert file["Z"].attrs["einmpi_program"] == "Z[i] = A[i] + 2"
+
+
 def test_space_is_used_again_for_another_shape():
     save(np.arange(10), dataset="/kept")
     save(np.ones((1000, 100)))
