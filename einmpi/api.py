@@ -88,10 +88,7 @@ def options_of(
     from einmpi.plan.machine import read_machine
     from einmpi.plan.plan import Options  # `import einmpi` stays fast without the planner
 
-    try:
-        limit = job.memory if memory is None else parse_bytes(str(memory))
-    except ValueError as error:
-        raise InputError("memory", *str(error).split("; ", 1)) from None
+    limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
     inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]  # others are not used
     pins = {spec.name: spec.parts for spec in inputs if spec.parts is not None}
     pins |= {spec.name: spec.parts for spec in job.outputs if spec.parts is not None}

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.flag_files import check_files
-from einmpi.job_options import EVERY, checked_job, load_job
-from einmpi.units import parse_seconds
+from einmpi.job_options import checked_job, load_job, seconds_between
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
@@ -104,8 +103,8 @@ def _run_job(
 
     checkpoints = None
     if getattr(options, "checkpoint", None) is not None:
-        every = parse_seconds(options.every or EVERY)
-        checkpoints = open_checkpoints(job, comm, options.checkpoint, every, options.resume, asked, options.quiet)
+        checkpoints = open_checkpoints(job, comm, options.checkpoint, seconds_between(options), options.resume, asked,
+                                       options.quiet)  # fmt: skip
     compiled, plan, schedule, given = prepare(
         job, comm, lambda job: options_of(job, options.strategy, options.memory, machine=options.machine), checkpoints
     )

@@ -55,11 +55,9 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
     if options.checkpoint is not None and options.repeat > 1:
         raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
-    check_every(options)
+    seconds_between(options)
 
 
-def check_every(options: argparse.Namespace) -> None:
-    try:
-        parse_seconds(options.every or EVERY)
-    except ValueError as error:
-        raise InputError("--every", *str(error).split("; ", 1)) from None
+def seconds_between(options: argparse.Namespace) -> float:
+    """Of two checkpoints."""
+    return parse_seconds(options.every or EVERY, "--every")

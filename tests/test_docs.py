@@ -294,6 +294,7 @@ READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/run
            ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.
 COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/commands.py", ROOT / "einmpi/job_options.py",
+                ROOT / "einmpi/units.py",
                 ROOT / "einmpi/flag_files.py",
                 ROOT / "einmpi/launch.py",
                 *sorted((ROOT / "einmpi" / "plan").glob("*.py")),

@@ -54,11 +54,10 @@ def all_must_come() -> Iterator[None]:
 def _limit() -> float:
     text = os.environ.get(VARIABLE, "").strip() or _DEFAULT
     try:
-        return parse_seconds(f"{text}s" if text.isdecimal() else text)
-    except ValueError as error:
-        wrong = InputError(VARIABLE, *str(error).split("; ", 1))
-        wrong.everywhere = True
-        raise wrong from None
+        return parse_seconds(f"{text}s" if text.isdecimal() else text, VARIABLE)
+    except InputError as error:
+        error.everywhere = True
+        raise
 
 
 def _keep_time(rank: int, reader: int, seconds: float) -> NoReturn:

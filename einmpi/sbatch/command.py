@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from einmpi.errors import InputError
 from einmpi.flag_files import check_files
-from einmpi.job_options import check_every, chosen_backend, load_job
+from einmpi.job_options import chosen_backend, load_job, seconds_between
 from einmpi.units import parse_seconds
 from einmpi.version import __version__
 
@@ -54,7 +54,7 @@ def make_script(options: argparse.Namespace) -> Script:
     limit = None if options.time is None else parse_limit(options.time)
     if options.checkpoint is None and options.every is not None:
         raise InputError("--every", "there is no folder", "--checkpoint DIR with it")
-    check_every(options)
+    seconds_between(options)
     job = chosen_backend(load_job(options), options)
     check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
@@ -86,8 +86,8 @@ def parse_limit(text: str) -> int:
             numbers = [int(number) for number in found[2].split(":")]
             seconds = 86400 * int(found[1]) + sum(a * b for a, b in zip(numbers, _AFTER_DAYS, strict=False))
         else:
-            seconds = int(parse_seconds(text))
-    except ValueError:
+            seconds = int(parse_seconds(text, "--time"))
+    except InputError:
         raise InputError("--time", f"{text!r} is not a time", "90, 2:30:00, 1-00:00:00, 90min or 2h") from None
     if not 60 <= seconds <= MAX_SECONDS:
         raise InputError("--time", f"{seconds} seconds", "from 1 minute to a year")
