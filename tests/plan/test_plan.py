@@ -100,7 +100,6 @@ def test_every_rank_count_has_a_plan(job, ranks):
     if ranks == 1:
         assert (plan.words_predicted, plan.bytes_predicted, plan.kind) == (0, 0, "exact")
     assert plan.lower_bound <= plan.words_predicted
-    assert plan.bytes_predicted == sum(plan.bytes.values())
 
 
 def test_a_prime_number_of_ranks_may_leave_some_idle():

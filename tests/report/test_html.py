@@ -77,7 +77,8 @@ def test_edges_move_what_the_plan_moves(name, ranks):
         moved = movements(plan)
         assert sum(each.nbytes for each in moved) == plan.bytes_predicted
         for column, way in enumerate(("join", "aggregate", "repartition")):
-            assert sum(each.words[column] for each in moved) == sum(getattr(cost, way) for cost in plan.words.values())
+            billed = sum(getattr(bill.words, way) for bill in plan.bills.values())
+            assert sum(each.words[column] for each in moved) == billed
 
 
 def test_a_tensor_lies_as_the_plan_says():
