@@ -14,11 +14,7 @@ from einmpi.graph.toml_text import key_positions
 from einmpi.units import parse_bytes
 
 ARITHMETIC = "whole numbers, earlier sizes, + - * // % ** and brackets"
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 # ---- a whole file ---------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ import pytest
 from job_text import PROGRAM, A, read
 from mpi_helpers import needs_mpirun, run_mpi
 from plan_oracle import R, layouts
+from refusals import error
 
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError
 from einmpi.graph.scalar import DTYPES
 from einmpi.plan.mesh import Mesh
 from einmpi.runtime import fill, outputs, storage, transfer
@@ -30,18 +31,7 @@ from einmpi.runtime.draft import claimed
 from einmpi.schedule.layout import Layout
 from einmpi.version import __version__
 
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def error(function, *arguments, kind=InputError):
-    with pytest.raises(kind) as caught:
-        function(*arguments)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def save(array, file="o.h5", dataset="/Z", **options):

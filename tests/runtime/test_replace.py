@@ -11,10 +11,7 @@ from mpi_helpers import ROOT
 from einmpi.errors import InputError
 from einmpi.runtime.replace import check_replaceable, replace_file
 
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
