@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.flag_files import check_files
 from einmpi.job_options import checked_job, load_job, seconds_between
+from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
@@ -83,41 +84,41 @@ def _run(
     start = time.perf_counter()
     job = together(comm, lambda: checked_job(options))
     note_to(comm.rank)("preparing the run")  # for a launcher, too: all ranks listen to signals now
-    folder = getattr(options, "checkpoint", None)
     with (claim(job, comm) if keep else nullcontext(),
-          claim_folder(folder, comm) if folder is not None else nullcontext()):  # fmt: skip
+          claim_folder(options.checkpoint, comm) if options.checkpoint is not None else nullcontext()):  # fmt: skip
         return _run_job(job, options, comm, asked, keep, start)
 
 
 def _run_job(
     job: Job, options: argparse.Namespace, comm: Comm, asked: Sequence[str], keep: bool, start: float
 ) -> tuple[Report, Checkpoints | None]:
+    from statistics import median
+
     from einmpi.api import options_of
     from einmpi.checkpointed import open_checkpoints, prepare
     from einmpi.report.observe import Observer, somebody_looks
-    from einmpi.report.results import Report, figures, median, totals
+    from einmpi.report.results import Report, figures, totals
     from einmpi.runtime.inputs import Inputs
     from einmpi.runtime.outputs import store
     from einmpi.runtime.watch import note_to
     from einmpi.schedule.memory import spilled_bytes
 
     checkpoints = None
-    if getattr(options, "checkpoint", None) is not None:
+    if options.checkpoint is not None:
         checkpoints = open_checkpoints(job, comm, options.checkpoint, seconds_between(options), options.resume, asked,
                                        options.quiet)  # fmt: skip
     compiled, plan, schedule, given = prepare(
         job, comm, lambda job: options_of(job, options.strategy, options.memory, machine=options.machine), checkpoints
     )
     note = note_to(comm.rank)
-    repeats = getattr(options, "repeat", 1)
     record = _asked_to_record(options) or (
         options.command == "run" and not options.quiet and options.json != "-" and somebody_looks(comm, schedule)
     )
-    observer = Observer(comm, schedule, repeats, record, options.quiet, checkpoints, compiled.backend.wait)
+    observer = Observer(comm, schedule, options.repeat, record, options.quiet, checkpoints, compiled.backend.wait)
     planned = time.perf_counter()
-    inputs = Inputs(compiled.job, given, compiled.files, keep=repeats > 1 and not plan.spilled)
+    inputs = Inputs(compiled.job, given, compiled.files, keep=options.repeat > 1 and not plan.spilled)
     measured = []
-    for _ in range(repeats):
+    for _ in range(options.repeat):
         with observer.run(note) as compiled.on_step:
             outputs, figures_of_run = compiled.run(plan, schedule, inputs, checkpoints)
         measured.append(figures_of_run)
@@ -151,8 +152,7 @@ def _kernels() -> str:
 
     if not STATISTICS.compiled:
         return ""
-    kernels = f"{STATISTICS.compiled} kernel{'s' * (STATISTICS.compiled > 1)}"
-    return f"; {kernels} compiled in {STATISTICS.compile_seconds:.2f} s"
+    return f"; {counted(STATISTICS.compiled, 'kernel')} compiled in {STATISTICS.compile_seconds:.2f} s"
 
 
 def verify(options: argparse.Namespace, comm: Comm) -> int:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from einmpi.errors import InputError, one_of
@@ -133,3 +133,13 @@ def show_seconds(seconds: float) -> str:
 def show_count(count: int) -> str:
     """1234567 as 1,234,567."""
     return f"{count:,}"
+
+
+def show_shape(extents: Iterable[int]) -> str:
+    """(3, 4) as 3×4."""
+    return "×".join(map(str, extents)) or "scalar"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import InputError
 from einmpi.flag_files import check_files
+from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.plan.machine import Machine
@@ -75,7 +76,7 @@ def _measure(comm: Comm, threads: int, seconds: float) -> Machine:
         links.append((latency(comm, group, budget / 4), byte_time(comm, group, budget)) if some else (0.0, 0.0))
     multiply = product_times(comm, threads, seconds * _SHARES["products"])
     other = other_time(comm, threads, seconds * _SHARES["other"])
-    ranks = f"{_ranks(comm.nodes)} of {threads} thread{'s' * (threads > 1)}"
+    ranks = f"{_ranks(comm.nodes)} of {counted(threads, 'thread')}"
     source = f"{time.strftime('%Y-%m-%d')} on {ranks}, {_processor()}"
     (latency_inside, byte_inside), (latency_between, byte_between) = links
     return Machine(_whole(latency_inside * 1e9), _whole(latency_between * 1e9), _whole(byte_inside * 1e12),
@@ -92,7 +93,7 @@ def _ranks(nodes: Sequence[int]) -> str:
     """2 nodes × 4 ranks."""
     counts = Counter(nodes).values()
     some = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"{len(counts)} node{'s' * (len(counts) > 1)} × {some} rank{'s' * (max(counts) > 1)}"
+    return f"{counted(len(counts), 'node')} × {some} rank{'s' * (max(counts) > 1)}"
 
 
 def _processor() -> str:

@@ -24,6 +24,7 @@ from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.moves import redistribution
 from einmpi.schedule.regions import Region, boxes, length, shape, show_region, whole
 from einmpi.schedule.steps import Exchange, Slot
+from einmpi.units import counted
 
 
 class DistArray:
@@ -174,6 +175,6 @@ def _cut(mesh: Mesh, bound: tuple[int, ...], wanted: Sequence[int]) -> Layout:
     cuts = place(mesh, bound, parts) if fitting else ()
     if not fitting or mesh.parts(cuts, range(len(bound))) != parts:
         extents, cut = ("×".join(map(str, numbers)) for numbers in (bound, parts))
-        raise InputError("parts", f"{extents} cannot be cut {cut} over {mesh.ranks} rank{'s' * (mesh.ranks > 1)}",
+        raise InputError("parts", f"{extents} cannot be cut {cut} over {counted(mesh.ranks, 'rank')}",
                          f"products of the prime factors of {mesh.ranks}, none above its extent")  # fmt: skip
     return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))

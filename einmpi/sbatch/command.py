@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from einmpi.errors import InputError
 from einmpi.flag_files import check_files
 from einmpi.job_options import chosen_backend, load_job, seconds_between
-from einmpi.units import parse_seconds
+from einmpi.units import counted, parse_seconds
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def _ranks(options: argparse.Namespace) -> str:
-    nodes, ranks = options.nodes, options.nodes * options.ntasks_per_node
-    return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    return f"{counted(options.nodes * options.ntasks_per_node, 'rank')} on {counted(options.nodes, 'node')}"
 
 
 def _mpi() -> tuple[str, str]:
