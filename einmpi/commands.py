@@ -77,12 +77,13 @@ def _run(
 ) -> tuple[Report, Checkpoints | None]:
     """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.runtime.checkpoint import claim_folder
-    from einmpi.runtime.comm import together
+    from einmpi.runtime.comm import on_first_rank, together
     from einmpi.runtime.outputs import claim
     from einmpi.runtime.watch import note_to
 
     start = time.perf_counter()
     job = together(comm, lambda: checked_job(options))
+    on_first_rank(comm, lambda: check_files(options, job))  # it writes them, and others may not see their folders
     note_to(comm.rank)("preparing the run")  # for a launcher, too: all ranks listen to signals now
     with (claim(job, comm) if keep else nullcontext(),
           claim_folder(options.checkpoint, comm) if options.checkpoint is not None else nullcontext()):  # fmt: skip

@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
-from einmpi.flag_files import check_files
 from einmpi.graph.job_file import BACKENDS, Job, read_job
 from einmpi.units import parse_seconds
 
@@ -35,7 +34,6 @@ def checked_job(options: argparse.Namespace) -> Job:
         _check_flags(options)
     job = chosen_backend(load_job(options), options)
     check_targets(job)
-    check_files(options, job)
     return replace(job, fast_math=job.fast_math or options.fast_math)
 
 
