@@ -13,7 +13,7 @@ import numpy as np
 from einmpi.errors import InputError
 from einmpi.graph.builder import Inputs
 from einmpi.graph.job_file import STRATEGIES, InputSpec, Job, read_job
-from einmpi.graph.job_tensors import INSIDE
+from einmpi.graph.job_tensors import INSIDE, suffix_of
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.language import build_graph
 from einmpi.graph.subscripts import program_text, split_arguments
@@ -199,7 +199,7 @@ def open_dataset(
     def look() -> Dataset:
         if rows is not None and (not isinstance(rows, slice) or rows.step not in (None, 1)):
             raise InputError("open_dataset", f"rows is {rows!r}", "such as slice(0, 1000)")
-        if not dataset and INSIDE.get(os.path.splitext(path)[1].lower()):
+        if not dataset and INSIDE.get(suffix_of(path)):
             raise InputError("open_dataset", f"which tensor of {path} is not said", 'such as open_dataset(file, "/Z")')
         chosen = None if rows is None else (rows.start, rows.stop)
         return find(InputSpec("", file=path, dataset=dataset, rows=chosen))

@@ -102,6 +102,7 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
 
 
 def suffix_of(file: str) -> str:
+    """What says of which kind a file is."""
     return os.path.splitext(file)[1].lower()
 
 

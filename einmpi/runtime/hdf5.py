@@ -11,13 +11,12 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.scalar import DTYPES
-from einmpi.runtime.datasets import Dataset, check_file
+from einmpi.runtime.datasets import LISTED, Dataset, check_file
 from einmpi.schedule.regions import Box
 
 if TYPE_CHECKING:
     import h5py
 
-_LISTED = 8
 _FOREIGN = {"O": "a string or of variable length", "S": "a string", "V": "opaque"}
 # What HDF5 and h5py raise for files that are damaged, or use what this build cannot read.
 _DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
@@ -153,7 +152,7 @@ def _datasets_in(group: h5py.Group) -> list[str]:
     def visit(_: str, item: object) -> bool | None:
         if isinstance(item, h5py.Dataset):
             names.append(str(item.name))
-        return True if len(names) > _LISTED else None
+        return True if len(names) > LISTED else None
 
     group.visititems(visit)
     return names
@@ -162,7 +161,7 @@ def _datasets_in(group: h5py.Group) -> list[str]:
 def _listing(names: list[str], wrong: str = "") -> str:
     if not names:
         return "it has no datasets"
-    return one_of(names[:_LISTED], wrong) + (", …" if len(names) > _LISTED else "")
+    return one_of(names, wrong, LISTED)
 
 
 def _dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -> np.dtype:

@@ -15,7 +15,7 @@ import numpy as np
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.job_file import Job
 from einmpi.graph.job_outputs import COMPRESSIONS, OutputSpec
-from einmpi.graph.job_tensors import HDF5_SUFFIXES
+from einmpi.graph.job_tensors import HDF5_SUFFIXES, suffix_of
 from einmpi.graph.scalar import BFLOAT16
 from einmpi.runtime import hdf5_writing
 from einmpi.runtime.comm import Comm, on_first_rank, together
@@ -203,4 +203,4 @@ FORMATS: dict[str, Format] = {**dict.fromkeys(HDF5_SUFFIXES, HDF5), ".npy": Form
 
 
 def _format(file: str) -> Format:
-    return FORMATS[os.path.splitext(file)[1].lower()]
+    return FORMATS[suffix_of(file)]
