@@ -14,7 +14,7 @@ from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.generate import fill_box
 from einmpi.runtime.reading import Reading
-from einmpi.schedule.regions import Region, boxes, shape, whole
+from einmpi.schedule.regions import Region, boxes, packed, shape
 from einmpi.schedule.steps import Load
 
 Blocks: TypeAlias = dict[tuple[str, Region], np.ndarray]
@@ -48,8 +48,7 @@ class Inputs:
         if self.keep and step.tensor not in self.given:
             kept = self.kept(step, comm)
             if kept.size:
-                packed = tuple(map(whole, shape(step.region)))  # where they lie in what was kept
-                pairs = zip(boxes(step.region, step.place), boxes(step.region, packed), strict=True)
+                pairs = zip(boxes(step.region, step.place), boxes(step.region, packed(step.region)), strict=True)
                 for (_, here), (_, there) in pairs:
                     _vector(target)[here] = _vector(kept)[there]
         else:
@@ -90,9 +89,8 @@ class Inputs:
         known = {} if step.tensor in self.given else self.resident
         key = step.tensor, step.region
         if key not in known:
-            extents = shape(step.region)
-            array = np.empty(extents if step.slot.shape else (), self.graph[step.tensor].dtype)
-            self.read(step, array, tuple(map(whole, extents)), comm)
+            array = np.empty(step.slot.shape and shape(step.region), self.graph[step.tensor].dtype)
+            self.read(step, array, packed(step.region), comm)
             known[key] = array
         return known[key]
 
