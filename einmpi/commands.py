@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import EinmpiError, InputError, one_of
-from einmpi.flag_files import check_files
+from einmpi.flag_files import check_files, print_or_write
 from einmpi.job_options import checked_job, load_job, seconds_between
 from einmpi.units import counted
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
             write_trace(options.trace, timeline)
         if options.report:
             _write_report(options, report.job, report.plan, measured=data, timeline=timeline)
-        _print(options, text, data)
+        print_or_write(options, text, data)
 
     patient: AbstractContextManager[list[str]] = asked_to_stop() if options.checkpoint is not None else nullcontext([])
     with patient as asked:
@@ -168,7 +168,7 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
     def compare() -> None:
         wrong, text = compare_with(reference(report.job), whole)
         unwritten = replace(report, job=replace(report.job, outputs=()))  # so that it names no files
-        _print(options, f"{unwritten}\n{text}", report.as_json())
+        print_or_write(options, f"{unwritten}\n{text}", report.as_json())
         if wrong:
             raise EinmpiError(f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results")
 
@@ -215,25 +215,10 @@ def _plan(options: argparse.Namespace) -> None:
         write_plot(options.plot, made)
     if options.report:
         _write_report(options, job, made, comparison=plans)
-    _print(options, text, data)
+    print_or_write(options, text, data)
 
 
 def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
     from einmpi.report.html import write_report
 
     write_report(options.report, plan, program=job.source.text, title=job.title or job.source.name, **more)
-
-
-def _print(options: argparse.Namespace, text: str, data: Any) -> None:
-    """The text, and the same as JSON where it was asked for."""
-    import json
-
-    from einmpi.runtime.replace import replace_file
-
-    if options.json == "-":
-        print(json.dumps(data, indent=1))
-        return
-    if options.json:
-        replace_file(options.json, [json.dumps(data, indent=1).encode()])
-    if not options.quiet:
-        print(text)

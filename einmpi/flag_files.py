@@ -1,8 +1,9 @@
-"""The files that flags of a command ask for: each is a file of its own and can be written."""
+"""The files that flags of a command ask for: each is one of its own and can be written. What is printed, as JSON."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -44,3 +45,16 @@ def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tupl
     named = [(spec.file, spec.name) for spec in job.inputs if spec.file is not None]
     named += [(spec.file, spec.name) for spec in job.outputs]
     yield from ((file, f"the file of {name} in the job") for file, name in named)
+
+
+def print_or_write(options: argparse.Namespace, text: str, data: object) -> None:
+    """Print the text, unless it is to be quiet, and write the same as JSON; `--json -` prints that instead."""
+    from einmpi.runtime.replace import replace_file
+
+    if options.json == "-":
+        print(json.dumps(data, indent=1))
+        return
+    if options.json is not None:
+        replace_file(options.json, [json.dumps(data, indent=1).encode(), b"\n"])
+    if not options.quiet:
+        print(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import platform
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import InputError
-from einmpi.flag_files import check_files
+from einmpi.flag_files import check_files, print_or_write
 from einmpi.units import counted
 
 if TYPE_CHECKING:
@@ -48,13 +47,11 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
     machine = _measure(comm, threads.count, options.seconds)
 
     def tell() -> None:
-        data = json.dumps(_as_json(machine, comm.nodes, threads.count), indent=1) + "\n"
         if options.save is not None:
             replace_file(options.save, [str(machine).encode()])
-        if options.json not in (None, "-"):
-            replace_file(options.json, [data.encode()])
         table = _table(machine, f"{_ranks(comm.nodes)}, {threads}")
-        print(data if options.json == "-" else f"{table}\n{_what_now(options.save)}\n", end="")
+        data = _as_json(machine, comm.nodes, threads.count)
+        print_or_write(options, f"{table}\n{_what_now(options.save)}", data)
 
     on_first_rank(comm, tell)
     return 0

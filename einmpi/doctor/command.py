@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from einmpi.errors import InputError
-from einmpi.flag_files import check_files
+from einmpi.flag_files import check_files, print_or_write
 
 if TYPE_CHECKING:
     from einmpi.doctor.finding import Finding
@@ -27,7 +26,6 @@ def doctor(options: argparse.Namespace, comm: Comm) -> int:
     """what is installed here, and whether a run would work"""
     from einmpi.doctor.examine import examine
     from einmpi.runtime.comm import on_first_rank
-    from einmpi.runtime.replace import replace_file
 
     findings: list[Finding] = []
 
@@ -40,10 +38,8 @@ def doctor(options: argparse.Namespace, comm: Comm) -> int:
             if options.json != "-":
                 print(_lines(finding), flush=True)
         problems = [finding.name for finding in findings if finding.state == "problem"]
-        data = json.dumps({"works": not problems, "findings": [asdict(each) for each in findings]}, indent=1) + "\n"
-        if options.json not in (None, "-"):
-            replace_file(options.json, [data.encode()])
-        print(data if options.json == "-" else _verdict(problems, tried=findings[-1].state == "ok") + "\n", end="")
+        data = {"works": not problems, "findings": [asdict(finding) for finding in findings]}
+        print_or_write(options, _verdict(problems, tried=findings[-1].state == "ok"), data)
 
     on_first_rank(comm, look)
     return int(any(finding.state == "problem" for finding in findings))
