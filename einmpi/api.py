@@ -19,7 +19,7 @@ from einmpi.graph.language import build_graph
 from einmpi.graph.subscripts import program_text, split_arguments
 from einmpi.graph.syntax import Source
 from einmpi.runtime import storage
-from einmpi.runtime.comm import ALONE
+from einmpi.runtime.comm import ALONE, together
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.reference import evaluate, memory_needed
@@ -189,7 +189,6 @@ def open_dataset(
     >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
     array([2., 3., 4.])
     """
-    from einmpi.runtime.comm import together
     from einmpi.runtime.comm_mpi import comm_of
     from einmpi.runtime.dist_array import DistArray
     from einmpi.runtime.formats import find
@@ -217,11 +216,11 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
     25.0
     """
-    given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
-    graph = job.graph
     from einmpi.compiled import check_inputs
     from einmpi.runtime.backends import check_memory
 
+    graph = job.graph
+    given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
     check_memory(job.source.name, memory_needed(graph))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
@@ -252,8 +251,6 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
         raise InputError("einsum", "the operands lie on different communicators", "DistArrays of the same ranks")
     kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
     comm: Any = ALONE if spread is None else spread.comm
-    from einmpi.runtime.comm import together
-
     compiled = together(comm, lambda: _compiled(subscripts, kinds, comm))
     result = compiled({f"x{k}": array for k, array in enumerate(arrays)})["out"]
     if spread is not None:

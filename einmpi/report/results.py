@@ -12,6 +12,7 @@ import numpy as np
 
 from einmpi.graph.job_file import Job
 from einmpi.plan.explain import ONE_LEVEL
+from einmpi.plan.plan import Plan
 from einmpi.report.timeline import Timeline
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.dist_array import DistArray
@@ -91,7 +92,7 @@ class Report:
     """Everything about a finished run."""
 
     job: Job
-    plan: Any  # the Plan: only its numbers are read
+    plan: Plan
     totals: Totals
     seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
     seconds_all: Sequence[float]  # of each repeat
