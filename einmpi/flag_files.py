@@ -13,7 +13,7 @@ from einmpi.errors import InputError
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
 
-_FLAGS = ("json", "report", "trace", "plot", "out", "save")
+FLAGS = ("json", "report", "trace", "plot", "out", "save")
 
 
 def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
@@ -21,7 +21,7 @@ def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
     from einmpi.runtime.replace import check_replaceable
 
     taken = {os.path.realpath(file): what for file, what in _files_in_use(options, job)}
-    for flag in _FLAGS:
+    for flag in FLAGS:
         file = getattr(options, flag, None)
         if file is None or (flag in ("json", "out") and file == "-"):
             continue

@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from einmpi.cli import main
+from einmpi.cli import main, make_parser
+from einmpi.flag_files import FLAGS
 from einmpi.sbatch import command
 
 JOB = """
@@ -25,6 +26,13 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "job.toml").write_text(JOB)
     with h5py.File("in.h5", "w") as file:
         file["A"] = np.arange(4.0)
+
+
+def test_all_flags_that_name_a_file_to_write_are_known():
+    commands = next(action.choices for action in make_parser()._actions if action.dest == "command")
+    options = (option for command in commands.values() for option in command._actions)
+    named = {option.dest for option in options if str(option.metavar).startswith("FILE")}
+    assert named - {"machine"} == set(FLAGS)  # which is read
 
 
 @pytest.mark.parametrize("words, what", [
