@@ -22,6 +22,7 @@ class Plan:
 
     For each axis of the mesh: the label a vertex cuts or None (`states`), the dimension a tensor cuts (`layouts`).
     The mesh may have fewer ranks than there are: the last ones are idle.
+    `bills` say of each vertex what it moves, in `words` and `nbytes`.
     """
 
     graph: EinGraph
