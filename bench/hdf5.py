@@ -250,7 +250,7 @@ def main() -> None:
         del WRITERS[name]
     if not options.fsync:
         os.fsync = lambda descriptor: None
-    size = parse_bytes(options.size)
+    size = parse_bytes(options.size, "--size")
     if not options.write:
         measure_reading(size, options.repeats, options.folder)
     if options.read:

@@ -13,13 +13,13 @@ import numpy as np
 from einmpi.errors import InputError
 from einmpi.graph.builder import Inputs
 from einmpi.graph.job_file import STRATEGIES, InputSpec, Job, read_job
-from einmpi.graph.job_tensors import INSIDE
+from einmpi.graph.job_tensors import INSIDE, suffix_of
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.language import build_graph
 from einmpi.graph.subscripts import program_text, split_arguments
 from einmpi.graph.syntax import Source
 from einmpi.runtime import storage
-from einmpi.runtime.comm import ALONE
+from einmpi.runtime.comm import ALONE, together
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.reference import evaluate, memory_needed
@@ -88,10 +88,7 @@ def options_of(
     from einmpi.plan.machine import read_machine
     from einmpi.plan.plan import Options  # `import einmpi` stays fast without the planner
 
-    try:
-        limit = job.memory if memory is None else parse_bytes(str(memory))
-    except ValueError as error:
-        raise InputError("memory", *str(error).split("; ", 1)) from None
+    limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
     inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]  # others are not used
     pins = {spec.name: spec.parts for spec in inputs if spec.parts is not None}
     pins |= {spec.name: spec.parts for spec in job.outputs if spec.parts is not None}
@@ -192,7 +189,6 @@ def open_dataset(
     >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
     array([2., 3., 4.])
     """
-    from einmpi.runtime.comm import together
     from einmpi.runtime.comm_mpi import comm_of
     from einmpi.runtime.dist_array import DistArray
     from einmpi.runtime.formats import find
@@ -202,7 +198,7 @@ def open_dataset(
     def look() -> Dataset:
         if rows is not None and (not isinstance(rows, slice) or rows.step not in (None, 1)):
             raise InputError("open_dataset", f"rows is {rows!r}", "such as slice(0, 1000)")
-        if not dataset and INSIDE.get(os.path.splitext(path)[1].lower()):
+        if not dataset and INSIDE.get(suffix_of(path)):
             raise InputError("open_dataset", f"which tensor of {path} is not said", 'such as open_dataset(file, "/Z")')
         chosen = None if rows is None else (rows.start, rows.stop)
         return find(InputSpec("", file=path, dataset=dataset, rows=chosen))
@@ -220,11 +216,11 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
     25.0
     """
-    given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
-    graph = job.graph
     from einmpi.compiled import check_inputs
     from einmpi.runtime.backends import check_memory
 
+    graph = job.graph
+    given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
     check_memory(job.source.name, memory_needed(graph))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
@@ -255,8 +251,6 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
         raise InputError("einsum", "the operands lie on different communicators", "DistArrays of the same ranks")
     kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
     comm: Any = ALONE if spread is None else spread.comm
-    from einmpi.runtime.comm import together
-
     compiled = together(comm, lambda: _compiled(subscripts, kinds, comm))
     result = compiled({f"x{k}": array for k, array in enumerate(arrays)})["out"]
     if spread is not None:

@@ -17,7 +17,7 @@ from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm, together
 from einmpi.runtime.saved import Identity, Saved, SavedTensor
 from einmpi.schedule.rest import remaining
-from einmpi.schedule.steps import Schedule
+from einmpi.schedule.schedule import Schedule
 
 Prepared = tuple[Compiled, Plan, Schedule, dict[str, Any]]  # the last are inputs that the checkpoint gives
 

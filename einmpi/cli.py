@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="einmpi", description="Extended Einstein summation over MPI.")
     parser.add_argument("--version", action=Version, help="of einmpi and of what it runs on")
+    parser.set_defaults(checkpoint=None, repeat=1, quiet=False)  # of commands that have no such flags
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, function in COMMANDS.items():
         command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
@@ -98,7 +99,7 @@ def _command(given: list[str], comm: Comm) -> int:
     options = together(comm, lambda: _parse(given), _what_to_do)
     if options is None:
         return 0
-    if getattr(options, "checkpoint", None) is None:
+    if options.checkpoint is None:
         hear_requests()
     if options.command in ("run", "verify", "calibrate") and options.ranks is not None:
         return _on_ranks(options, given, comm)
@@ -133,7 +134,7 @@ def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> 
     together(comm, check)
     if options.ranks == 1:
         return COMMANDS[options.command](options, comm)
-    return launch(options.ranks, _without_ranks(given), patient=getattr(options, "checkpoint", None) is not None)
+    return launch(options.ranks, _without_ranks(given), patient=options.checkpoint is not None)
 
 
 def _without_ranks(given: Sequence[str]) -> list[str]:

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import EinmpiError, InputError, one_of
-from einmpi.job_options import EVERY, checked_job, files_of, load_job
-from einmpi.units import parse_seconds
+from einmpi.flag_files import check_files, print_or_write
+from einmpi.job_options import checked_job, load_job, seconds_between
+from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.graph.job_file import Job
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
             write_trace(options.trace, timeline)
         if options.report:
             _write_report(options, report.job, report.plan, measured=data, timeline=timeline)
-        _print(options, text, data)
+        print_or_write(options, text, data)
 
     patient: AbstractContextManager[list[str]] = asked_to_stop() if options.checkpoint is not None else nullcontext([])
     with patient as asked:
@@ -76,48 +77,49 @@ def _run(
 ) -> tuple[Report, Checkpoints | None]:
     """Run a job; its outputs go to their files where they are to be kept."""
     from einmpi.runtime.checkpoint import claim_folder
-    from einmpi.runtime.comm import together
+    from einmpi.runtime.comm import on_first_rank, together
     from einmpi.runtime.outputs import claim
     from einmpi.runtime.watch import note_to
 
     start = time.perf_counter()
     job = together(comm, lambda: checked_job(options))
+    on_first_rank(comm, lambda: check_files(options, job))  # it writes them, and others may not see their folders
     note_to(comm.rank)("preparing the run")  # for a launcher, too: all ranks listen to signals now
-    folder = getattr(options, "checkpoint", None)
     with (claim(job, comm) if keep else nullcontext(),
-          claim_folder(folder, comm) if folder is not None else nullcontext()):  # fmt: skip
+          claim_folder(options.checkpoint, comm) if options.checkpoint is not None else nullcontext()):  # fmt: skip
         return _run_job(job, options, comm, asked, keep, start)
 
 
 def _run_job(
     job: Job, options: argparse.Namespace, comm: Comm, asked: Sequence[str], keep: bool, start: float
 ) -> tuple[Report, Checkpoints | None]:
+    from statistics import median
+
     from einmpi.api import options_of
     from einmpi.checkpointed import open_checkpoints, prepare
     from einmpi.report.observe import Observer, somebody_looks
-    from einmpi.report.results import Report, figures, median, totals
+    from einmpi.report.results import Report, figures, totals
     from einmpi.runtime.inputs import Inputs
     from einmpi.runtime.outputs import store
     from einmpi.runtime.watch import note_to
     from einmpi.schedule.memory import spilled_bytes
 
     checkpoints = None
-    if getattr(options, "checkpoint", None) is not None:
-        every = parse_seconds(options.every or EVERY)
-        checkpoints = open_checkpoints(job, comm, options.checkpoint, every, options.resume, asked, options.quiet)
+    if options.checkpoint is not None:
+        checkpoints = open_checkpoints(job, comm, options.checkpoint, seconds_between(options), options.resume, asked,
+                                       options.quiet)  # fmt: skip
     compiled, plan, schedule, given = prepare(
         job, comm, lambda job: options_of(job, options.strategy, options.memory, machine=options.machine), checkpoints
     )
     note = note_to(comm.rank)
-    repeats = getattr(options, "repeat", 1)
     record = _asked_to_record(options) or (
         options.command == "run" and not options.quiet and options.json != "-" and somebody_looks(comm, schedule)
     )
-    observer = Observer(comm, schedule, repeats, record, options.quiet, checkpoints, compiled.backend.wait)
+    observer = Observer(comm, schedule, options.repeat, record, options.quiet, checkpoints, compiled.backend.wait)
     planned = time.perf_counter()
-    inputs = Inputs(compiled.job, given, compiled.files, keep=repeats > 1 and not plan.spilled)
+    inputs = Inputs(compiled.job, given, compiled.files, keep=options.repeat > 1 and not plan.spilled)
     measured = []
-    for _ in range(repeats):
+    for _ in range(options.repeat):
         with observer.run(note) as compiled.on_step:
             outputs, figures_of_run = compiled.run(plan, schedule, inputs, checkpoints)
         measured.append(figures_of_run)
@@ -151,8 +153,7 @@ def _kernels() -> str:
 
     if not STATISTICS.compiled:
         return ""
-    kernels = f"{STATISTICS.compiled} kernel{'s' * (STATISTICS.compiled > 1)}"
-    return f"; {kernels} compiled in {STATISTICS.compile_seconds:.2f} s"
+    return f"; {counted(STATISTICS.compiled, 'kernel')} compiled in {STATISTICS.compile_seconds:.2f} s"
 
 
 def verify(options: argparse.Namespace, comm: Comm) -> int:
@@ -167,7 +168,7 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
     def compare() -> None:
         wrong, text = compare_with(reference(report.job), whole)
         unwritten = replace(report, job=replace(report.job, outputs=()))  # so that it names no files
-        _print(options, f"{unwritten}\n{text}", report.as_json())
+        print_or_write(options, f"{unwritten}\n{text}", report.as_json())
         if wrong:
             raise EinmpiError(f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results")
 
@@ -193,7 +194,7 @@ def _plan(options: argparse.Namespace) -> None:
     if options.plot:
         check_plot(options.plot)
     job = load_job(options)
-    files_of(options)
+    check_files(options, job)
     asked = {"memory": options.memory, "nodes": options.nodes, "machine": options.machine}
     data: object
     plans = None
@@ -214,28 +215,10 @@ def _plan(options: argparse.Namespace) -> None:
         write_plot(options.plot, made)
     if options.report:
         _write_report(options, job, made, comparison=plans)
-    _print(options, text, data)
+    print_or_write(options, text, data)
 
 
 def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
     from einmpi.report.html import write_report
 
     write_report(options.report, plan, program=job.source.text, title=job.title or job.source.name, **more)
-
-
-def _print(options: argparse.Namespace, text: str, data: Any) -> None:
-    """The text, and the same as JSON where it was asked for."""
-    import json
-
-    from einmpi.runtime.draft import replace_text
-
-    if options.json == "-":
-        print(json.dumps(data, indent=1))
-        return
-    if options.json:
-        try:
-            replace_text(options.json, [json.dumps(data, indent=1)])
-        except OSError as error:
-            raise InputError(f"--json {options.json}", error.strerror or str(error), "a file to write") from None
-    if not options.quiet:
-        print(text)

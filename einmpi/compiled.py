@@ -29,7 +29,8 @@ from einmpi.runtime.scratch import check_folder
 from einmpi.runtime.storage import find_planned
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Load, Schedule, Step
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Load, Step
 from einmpi.version import __version__
 
 Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array", a dataset, or a DistArray's layout

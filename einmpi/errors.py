@@ -53,9 +53,10 @@ def _short(text: str, most: int = 450) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def one_of(names: Iterable[str], wrong: str = "") -> str:
-    """The `allowed` part of a message: the nearest name first, then all of them."""
+def one_of(names: Iterable[str], wrong: str = "", most: int | None = None) -> str:
+    """The `allowed` part of a message: the nearest name first, then all of them, or the first `most`."""
     known = list(names)
     near = difflib.get_close_matches(wrong[:100], known, n=1)
-    listed = "allowed: " + ", ".join(known) if known else "none is allowed here"
+    shown = known if most is None or len(known) <= most else [*known[:most], "…"]
+    listed = "allowed: " + ", ".join(shown) if known else "none is allowed here"
     return f"did you mean {near[0]}? {listed}" if near else listed

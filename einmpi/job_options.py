@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 from dataclasses import replace
 
@@ -35,10 +34,7 @@ def checked_job(options: argparse.Namespace) -> Job:
         _check_flags(options)
     job = chosen_backend(load_job(options), options)
     check_targets(job)
-    job = replace(job, fast_math=job.fast_math or options.fast_math)
-    for flag, file in files_of(options).items():
-        _check_writable(flag, file)
-    return job
+    return replace(job, fast_math=job.fast_math or options.fast_math)
 
 
 def chosen_backend(job: Job, options: argparse.Namespace) -> Job:
@@ -57,28 +53,9 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
     if options.checkpoint is not None and options.repeat > 1:
         raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
-    check_every(options)
+    seconds_between(options)
 
 
-def check_every(options: argparse.Namespace) -> None:
-    try:
-        parse_seconds(options.every or EVERY)
-    except ValueError as error:
-        raise InputError("--every", *str(error).split("; ", 1)) from None
-
-
-def files_of(options: argparse.Namespace) -> dict[str, str]:
-    """The files that flags name, none of which may be the job file."""
-    named = {f"--{flag}": getattr(options, flag, None) for flag in ("json", "report", "trace", "plot")}
-    files = {flag: file for flag, file in named.items() if file and (flag, file) != ("--json", "-")}
-    for flag, file in files.items():
-        if os.path.realpath(file) == os.path.realpath(options.job):
-            raise InputError(f"{flag} {file}", "is the job file", "another file to write")
-    return files
-
-
-def _check_writable(flag: str, file: str) -> None:
-    """Before hours of work, not after them."""
-    folder = os.path.dirname(file) or "."
-    if os.path.isdir(file) or not os.access(file if os.path.exists(file) else folder, os.W_OK):
-        raise InputError(f"{flag} {file}", "cannot be written", "a file in a folder with write permission")
+def seconds_between(options: argparse.Namespace) -> float:
+    """Of two checkpoints."""
+    return parse_seconds(options.every or EVERY, "--every")

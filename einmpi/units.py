@@ -1,12 +1,14 @@
-"""Amounts as people write them: bytes, times and rates with their units, numbers with separators."""
+"""Amounts as people write them: bytes, times and rates with their units, numbers with separators.
+
+`where` is the place of a text, for the error if it is no such amount."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-from einmpi.errors import one_of
+from einmpi.errors import InputError, one_of
 
 _UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20,
           "GiB": 2**30, "TiB": 2**40}  # fmt: skip
@@ -25,68 +27,70 @@ def _number_and_unit(text: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes of "4 GiB", "512MB", "1.5 GB" or "4096"; ValueError says what is wrong and what is allowed."""
+def parse_bytes(text: str, where: str) -> int:
+    """Bytes of "4 GiB", "512MB", "1.5 GB" or "4096", which stands `where`."""
     found = _number_and_unit(text)
     if found is None:
-        raise ValueError(f'{text!r} is not an amount of memory; a number and a unit, such as "4 GiB"')
+        raise InputError(where, f"{text!r} is not an amount of memory", 'a number and a unit, such as "4 GiB"')
     number, unit = found
     if unit and unit not in _UNITS:
-        raise ValueError(f"unknown unit {unit!r} of memory; {one_of(_UNITS, unit)}")
+        raise InputError(where, f"unknown unit {unit!r} of memory", one_of(_UNITS, unit))
     if not unit and "." in number:
-        raise ValueError(f'{text!r} has no unit; a whole number of bytes, or a unit such as in "4 GiB"')
-    return check_bytes(int(Fraction(number) * _UNITS[unit or "B"]))
+        raise InputError(where, f"{text!r} has no unit", 'a whole number of bytes, or a unit such as in "4 GiB"')
+    return check_bytes(int(Fraction(number) * _UNITS[unit or "B"]), where)
 
 
-def check_bytes(size: int) -> int:
+def check_bytes(size: int, where: str) -> int:
     if not 1 <= size < 2**63:
         shown = size if size < 10**30 else "far too many"  # printing a huge number takes long
-        raise ValueError(f"memory of {shown} bytes; from 1 byte to 2**63 - 1 bytes")
+        raise InputError(where, f"memory of {shown} bytes", "from 1 byte to 2**63 - 1 bytes")
     return size
 
 
-def parse_seconds(text: str) -> float:
-    """Seconds of "30s", "10 min", "1.5h" or "0"; ValueError says what is wrong and what is allowed."""
+def parse_seconds(text: str, where: str) -> float:
+    """Seconds of "30s", "10 min", "1.5h" or "0"."""
     found = _number_and_unit(text)
     if found is None or (not found[1] and float(found[0])):
-        raise ValueError(f"{text!r} is not a time; a number and a unit, such as 30s, 10min or 1h, or 0")
+        raise InputError(where, f"{text!r} is not a time", "a number and a unit, such as 30s, 10min or 1h, or 0")
     number, unit = found
     if unit and unit not in _SECONDS:
-        raise ValueError(f"unknown unit {unit!r} of time; {one_of(_SECONDS, unit)}")
+        raise InputError(where, f"unknown unit {unit!r} of time", one_of(_SECONDS, unit))
     return float(number) * _SECONDS[unit or "s"]
 
 
-def parse_latency(text: str) -> int:
-    """Nanoseconds of "1.2 us"; ValueError says what is wrong and what is allowed."""
-    return _whole(_positive(text, _LATENCY, "a time", "1.2 us"), text, "1 ns to 1 s")
+def parse_latency(text: str, where: str) -> int:
+    """Nanoseconds of "1.2 us"."""
+    return _whole(_positive(text, where, _LATENCY, "a time", "1.2 us"), text, where, "1 ns to 1 s")
 
 
-def parse_bandwidth(text: str) -> int:
+def parse_bandwidth(text: str, where: str) -> int:
     """Picoseconds that a byte takes at "5.1 GB/s"."""
-    return _whole(10**12 / _positive(text, _BANDWIDTH, "a bandwidth", "5.1 GB/s"), text, "1 kB/s to 1 TB/s")
+    rate = _positive(text, where, _BANDWIDTH, "a bandwidth", "5.1 GB/s")
+    return _whole(10**12 / rate, text, where, "1 kB/s to 1 TB/s")
 
 
-def parse_speed(text: str) -> int:
+def parse_speed(text: str, where: str) -> int:
     """Femtoseconds that an operation takes at "18 Gflop/s"."""
-    return _whole(10**15 / _positive(text, _OPERATIONS, "a speed", "18 Gflop/s"), text, "1 Mop/s to 1 Pop/s")
+    rate = _positive(text, where, _OPERATIONS, "a speed", "18 Gflop/s")
+    return _whole(10**15 / rate, text, where, "1 Mop/s to 1 Pop/s")
 
 
-def _positive(text: str, units: Mapping[str, int], what: str, example: str) -> Fraction:
+def _positive(text: str, where: str, units: Mapping[str, int], what: str, example: str) -> Fraction:
     found = _number_and_unit(text)
     if found is None or not found[1]:
-        raise ValueError(f'{text!r} is not {what}; a number and a unit, such as "{example}"')
+        raise InputError(where, f"{text!r} is not {what}", f'a number and a unit, such as "{example}"')
     number, unit = found
     if unit not in units:
-        raise ValueError(f"unknown unit {unit!r} of {what}; {one_of(units, unit)}")
+        raise InputError(where, f"unknown unit {unit!r} of {what}", one_of(units, unit))
     if not Fraction(number):
-        raise ValueError(f"{text!r} is nothing; more than 0")
+        raise InputError(where, f"{text!r} is nothing", "more than 0")
     return Fraction(number) * units[unit]
 
 
-def _whole(value: Fraction, text: str, range_: str) -> int:
+def _whole(value: Fraction, text: str, where: str, range_: str) -> int:
     """The nearest whole number, which must be from 1 to a thousand million: sums of such times stay small."""
     if not 1 <= (whole := round(value)) <= 10**9:
-        raise ValueError(f"{text!r} is out of range; {range_}")
+        raise InputError(where, f"{text!r} is out of range", range_)
     return whole
 
 
@@ -129,3 +133,13 @@ def show_seconds(seconds: float) -> str:
 def show_count(count: int) -> str:
     """1234567 as 1,234,567."""
     return f"{count:,}"
+
+
+def show_shape(extents: Iterable[int]) -> str:
+    """(3, 4) as 3×4."""
+    return "×".join(map(str, extents)) or "scalar"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from einmpi.units import show_bytes
+from einmpi.units import counted, show_bytes
 from einmpi.version import __version__
 
 
@@ -59,7 +59,7 @@ def blas() -> str:
 
     for library in threadpool_info():
         if library["user_api"] == "blas":
-            threads = f"{library['num_threads']} thread{'s' * (library['num_threads'] > 1)}"
+            threads = counted(library["num_threads"], "thread")
             return f"{library['internal_api']} {library['version'] or ''} ({threads})".replace("  ", " ")
     return ""
 

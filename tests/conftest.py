@@ -17,6 +17,12 @@ def slurm(tmp_path_factory):
 
 
 @pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    """The working folder is a new one."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def project(tmp_path):
     """A folder with the jobs and their scripts, to submit from."""
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.h5"))

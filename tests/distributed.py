@@ -19,7 +19,8 @@ from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.execute import execute
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes, spilled_bytes
-from einmpi.schedule.steps import Exchange, Fetch, Passes, Reduce, Schedule
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Exchange, Fetch, Passes, Reduce
 from einmpi.schedule.verify import verify
 
 

@@ -621,10 +621,10 @@ def test_files_are_what_the_page_says(stopped):
 @pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("30s", 30), ("10min", 600), ("1h", 3600), (" 1.5 h ", 5400),
                                                ("0s", 0), ("0.5min", 30), ("0.0", 0)])  # fmt: skip
 def test_times(text, seconds):
-    assert parse_seconds(text) == seconds
+    assert parse_seconds(text, "x") == seconds
 
 
 @pytest.mark.parametrize("text", ["", "10", "-1s", "1 day", "min", "1e3s", "nan", "infs", "1h30min", "9" * 40 + "s"])
 def test_no_times(text):
-    with pytest.raises(ValueError, match="time"):
-        parse_seconds(text)
+    with pytest.raises(InputError, match="time"):
+        parse_seconds(text, "x")

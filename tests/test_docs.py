@@ -38,13 +38,13 @@ import pytest
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.graph.builder import CALLABLES, CONSTANTS
 from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.graph.job_generated import RANDOM
 from einmpi.graph.job_outputs import COMPRESSIONS, OUTPUT_SUFFIXES
 from einmpi.graph.job_tensors import INSIDE
 from einmpi.graph.macros import MACROS
 from einmpi.graph.scalar import BFLOAT16, CASTS, DTYPES, FUNCTIONS, OPS
+from einmpi.graph.vocabulary import CALLABLES, CONSTANTS
 from einmpi.runtime.comm import ALONE
 from einmpi.runtime.outputs import check_targets, claim, store
 
@@ -286,6 +286,7 @@ def test_page(name, tmp_path, monkeypatch):
 
 # What people write reaches these modules first.
 READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/runtime/hdf5.py",
+           ROOT / "einmpi/runtime/hdf5_writing.py",
            ROOT / "einmpi/runtime/datasets.py", ROOT / "einmpi/runtime/raw_files.py",
            ROOT / "einmpi/runtime/formats.py",
            ROOT / "einmpi/runtime/storage.py", ROOT / "einmpi/runtime/outputs.py",
@@ -293,6 +294,8 @@ READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/run
            ROOT / "einmpi/compiled.py")  # fmt: skip
 # The errors of these are in console blocks, in processes of their own.
 COMMAND_LINE = (ROOT / "einmpi/cli.py", ROOT / "einmpi/commands.py", ROOT / "einmpi/job_options.py",
+                ROOT / "einmpi/units.py",
+                ROOT / "einmpi/flag_files.py",
                 ROOT / "einmpi/launch.py",
                 *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
                 *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),

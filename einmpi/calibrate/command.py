@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
 import platform
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from einmpi.errors import InputError
+from einmpi.flag_files import check_files, print_or_write
+from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.plan.machine import Machine
@@ -35,18 +34,24 @@ def add_options(command: argparse.ArgumentParser) -> None:
 def calibrate(options: argparse.Namespace, comm: Comm) -> int:
     """measure this machine, for plans that count in seconds"""
     from einmpi.runtime.comm import on_first_rank
+    from einmpi.runtime.replace import replace_file
     from einmpi.runtime.threads import threads_of
 
-    on_first_rank(comm, lambda: _check(options))
+    def check() -> None:
+        if not 0 < options.seconds <= 3600:
+            raise InputError("--seconds", f"{options.seconds:g} seconds", "more than 0, at most 3600")
+        check_files(options)
+
+    on_first_rank(comm, check)
     threads = threads_of(comm)
     machine = _measure(comm, threads.count, options.seconds)
 
     def tell() -> None:
-        data = json.dumps(_as_json(machine, comm.nodes, threads.count), indent=1) + "\n"
-        for flag, text in (("save", str(machine)), ("json", data)):
-            _write(options, flag, text)
+        if options.save is not None:
+            replace_file(options.save, [str(machine).encode()])
         table = _table(machine, f"{_ranks(comm.nodes)}, {threads}")
-        print(data if options.json == "-" else f"{table}\n{_what_now(options.save)}\n", end="")
+        data = _as_json(machine, comm.nodes, threads.count)
+        print_or_write(options, f"{table}\n{_what_now(options.save)}", data)
 
     on_first_rank(comm, tell)
     return 0
@@ -68,7 +73,7 @@ def _measure(comm: Comm, threads: int, seconds: float) -> Machine:
         links.append((latency(comm, group, budget / 4), byte_time(comm, group, budget)) if some else (0.0, 0.0))
     multiply = product_times(comm, threads, seconds * _SHARES["products"])
     other = other_time(comm, threads, seconds * _SHARES["other"])
-    ranks = f"{_ranks(comm.nodes)} of {threads} thread{'s' * (threads > 1)}"
+    ranks = f"{_ranks(comm.nodes)} of {counted(threads, 'thread')}"
     source = f"{time.strftime('%Y-%m-%d')} on {ranks}, {_processor()}"
     (latency_inside, byte_inside), (latency_between, byte_between) = links
     return Machine(_whole(latency_inside * 1e9), _whole(latency_between * 1e9), _whole(byte_inside * 1e12),
@@ -85,7 +90,7 @@ def _ranks(nodes: Sequence[int]) -> str:
     """2 nodes × 4 ranks."""
     counts = Counter(nodes).values()
     some = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"{len(counts)} node{'s' * (len(counts) > 1)} × {some} rank{'s' * (max(counts) > 1)}"
+    return f"{counted(len(counts), 'node')} × {some} rank{'s' * (max(counts) > 1)}"
 
 
 def _processor() -> str:
@@ -134,35 +139,3 @@ def _as_json(machine: Machine, nodes: Sequence[int], threads: int) -> dict[str, 
            for name, (latency, byte) in links.items()},
         "kernels": {name: 1e15 / each for name, each in speeds.items()},
     }  # fmt: skip
-
-
-# ---- writing --------------------------------------------------------------------------------------------------------
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Before the long look, not after it."""
-    if not 0 < options.seconds <= 3600:
-        raise InputError("--seconds", f"{options.seconds:g} seconds", "more than 0, at most 3600")
-    for flag in ("save", "json"):
-        _write(options, flag, None)
-
-
-def _write(options: argparse.Namespace, flag: str, text: str | None) -> None:
-    """Replace the flag's file whole, if there is one; without a text only try whether that could be done."""
-    from einmpi.runtime.draft import replace_text
-
-    file = getattr(options, flag)
-    if file is None or (flag, file) == ("json", "-"):
-        return
-    try:
-        if text is not None:
-            replace_text(file, [text])
-        elif os.path.isdir(os.path.realpath(file)):
-            raise IsADirectoryError(0, "Is a directory")
-        elif not os.path.exists(file):
-            with tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(file))):
-                pass
-        elif not os.access(file, os.W_OK):
-            raise PermissionError(0, "Permission denied")
-    except OSError as error:
-        raise InputError(f"--{flag} {file}", error.strerror or str(error), "a file to write") from None

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from einmpi.errors import InputError
+from einmpi.flag_files import check_files, print_or_write
 
 if TYPE_CHECKING:
     from einmpi.doctor.finding import Finding
@@ -35,34 +32,17 @@ def doctor(options: argparse.Namespace, comm: Comm) -> int:
     def look() -> None:
         if not options.timeout > 0:
             raise InputError("--timeout", f"{options.timeout:g} seconds", "more than 0")
-        with _opened(options.json) as file:
-            for finding in examine(options.timeout, started=comm.size > 1):
-                findings.append(finding)
-                if file is not sys.stdout:
-                    print(_lines(finding), flush=True)
-            problems = [finding.name for finding in findings if finding.state == "problem"]
-            if file is not None:
-                data = {"works": not problems, "findings": [asdict(finding) for finding in findings]}
-                file.write(json.dumps(data, indent=1) + "\n")
-            if file is not sys.stdout:
-                print(_verdict(problems, tried=findings[-1].state == "ok"))
+        check_files(options)
+        for finding in examine(options.timeout, started=comm.size > 1):
+            findings.append(finding)
+            if options.json != "-":
+                print(_lines(finding), flush=True)
+        problems = [finding.name for finding in findings if finding.state == "problem"]
+        data = {"works": not problems, "findings": [asdict(finding) for finding in findings]}
+        print_or_write(options, _verdict(problems, tried=findings[-1].state == "ok"), data)
 
     on_first_rank(comm, look)
     return int(any(finding.state == "problem" for finding in findings))
-
-
-@contextlib.contextmanager
-def _opened(file: str | None) -> Iterator[TextIO | None]:
-    """The file for JSON, if one is wanted. It is opened before the long look, not after it."""
-    if file in (None, "-"):
-        yield sys.stdout if file else None
-        return
-    try:
-        target = open(file, "w", encoding="utf-8")  # noqa: SIM115  # the try is for this alone
-    except OSError as error:
-        raise InputError(f"--json {file}", error.strerror or str(error), "a file to write") from None
-    with target:
-        yield target
 
 
 def _verdict(problems: list[str], tried: bool) -> str:

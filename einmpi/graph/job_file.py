@@ -139,10 +139,7 @@ def _memory(document: Document) -> int | None:
         return None
     if not isinstance(given, str) and type(given) is not int:
         raise InputError(place, f"memory is {kind_of(given)}", 'a string such as "4 GiB" or a whole number is wanted')
-    try:
-        return parse_bytes(given) if isinstance(given, str) else check_bytes(given)
-    except ValueError as error:
-        raise InputError(place, str(error)) from None
+    return parse_bytes(given, place) if isinstance(given, str) else check_bytes(given, place)
 
 
 def _scratch(document: Document) -> str | None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.brain import check_bfloat16
-from einmpi.graph.builder import RESERVED
 from einmpi.graph.job_generated import generated
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.scalar import CASTS, DTYPES
 from einmpi.graph.syntax import integer_text
 from einmpi.graph.toml_text import Document, KeyPath, beside, get, kind_of, lookup, show, table
+from einmpi.graph.vocabulary import RESERVED
 
 # What names a tensor inside a file, by the file's suffix; nothing where the file is the tensor.
 INSIDE = {".h5": "dataset", ".hdf5": "dataset", ".he5": "dataset", ".safetensors": "tensor", ".npy": ""}
@@ -102,6 +102,7 @@ def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) 
 
 
 def suffix_of(file: str) -> str:
+    """What says of which kind a file is."""
     return os.path.splitext(file)[1].lower()
 
 

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from einmpi.errors import InputError, one_of
-from einmpi.graph.builder import Builder, Inputs
+from einmpi.graph.builder import Inputs, build, check_names, declare
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rewrite import optimize
 from einmpi.graph.syntax import Declaration, Source, Statement, entries, statements
+from einmpi.graph.vertices import Vertices
 
 
 def build_graph(
@@ -35,16 +36,16 @@ def parse_program(
     given = list(statements(source))
     program = [item for item in given if isinstance(item, Statement)]
     words = set(re.findall(r"[^\W\d]\w*", source.text))  # no temporary takes the name of a tensor or a label
-    builder = Builder(source, sizes, words | set(inputs))
+    vertices = Vertices(source, sizes, words | set(inputs))
     for name, (shape, dtype) in inputs.items():
-        builder.add_input(name, shape, dtype, source.name)
+        vertices.add_input(name, shape, dtype, source.name)
     for item in given:
         if isinstance(item, Declaration):
-            builder.declare(item)
-    builder.check_names(program)
+            declare(vertices, item)
+    check_names(vertices, program)
     reads = _reads(program)
     for item in _in_order(source, program, reads):
-        builder.statement(item)
+        build(vertices, item)
     if not outputs:
         used = {name for names in reads.values() for name in names}
         outputs = [item.name for item in program if item.name not in used]
@@ -52,7 +53,7 @@ def parse_program(
     for name in outputs:
         if name not in computed:
             raise InputError(source.name, f"unknown output {name!r}", one_of(computed, name))
-    return EinGraph(tuple(builder.known.values()), tuple(outputs))
+    return EinGraph(tuple(vertices.known.values()), tuple(outputs))
 
 
 def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:

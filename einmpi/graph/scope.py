@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.syntax import entries
+from einmpi.graph.vocabulary import REDUCTIONS, called_name
 
 
 @dataclass(frozen=True)
@@ -54,34 +55,46 @@ class Scope:
         return f"label {label} has two extents: {known} in {shown[0]} and {extent} in {shown[1]}"
 
 
-def occurrences(node: ast.AST, known: Mapping[str, Vertex], reductions: Collection[str]) -> list[Occurrence]:
+def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
     """Every label that stands as an index in `node` and is not bound by name inside it."""
     found: list[Occurrence] = []
-    _collect(node, known, reductions, frozenset(), False, found)
+    _collect(node, known, frozenset(), False, found)
     return found
 
 
-def _collect(node: ast.AST, known: Mapping[str, Vertex], reductions: Collection[str], hidden: frozenset[str],
+def _collect(node: ast.AST, known: Mapping[str, Vertex], hidden: frozenset[str],
              nested: bool, found: list[Occurrence]) -> None:  # fmt: skip
     match node:
-        case ast.Call(func=ast.Name(id=name)) if name in reductions:
+        case ast.Call(func=ast.Name(id=name)) if name in REDUCTIONS:
             nested = True
         case ast.Call(func=ast.Subscript(value=ast.Name(id=name), slice=labels), args=args):
-            if name in reductions:
-                named = (e.lower if isinstance(e, ast.Slice) else e for e in entries(labels))
-                hidden = hidden | {e.id for e in named if isinstance(e, ast.Name)}
+            if name in REDUCTIONS:
+                hidden = hidden.union(_listed(labels))
             for arg in args:
-                _collect(arg, known, reductions, hidden, nested, found)
+                _collect(arg, known, hidden, nested, found)
             return
         case ast.Subscript(value=ast.Name(id=name), slice=index):
             parts = entries(index)
             bound = known[name].bound if name in known else ()
             for k, part in enumerate(parts):
                 if not isinstance(part, ast.Name):
-                    _collect(part, known, reductions, hidden, nested, found)
+                    _collect(part, known, hidden, nested, found)
                 elif part.id not in hidden:
                     extent = bound[k] if len(bound) == len(parts) else None
                     found.append(Occurrence(part.id, extent, part, node, nested))
             return
     for child in ast.iter_child_nodes(node):
-        _collect(child, known, reductions, hidden, nested, found)
+        _collect(child, known, hidden, nested, found)
+
+
+def bound_inside(node: ast.expr) -> set[str]:
+    """Labels that explicit aggregations in `node` bind."""
+    calls = filter(None, map(called_name, ast.walk(node)))
+    return {label for name, brackets in calls if name in REDUCTIONS and brackets is not None
+            for label in _listed(brackets)}  # fmt: skip
+
+
+def _listed(brackets: ast.expr) -> list[str]:
+    """The labels of label, label:extent, …"""
+    named = (entry.lower if isinstance(entry, ast.Slice) else entry for entry in entries(brackets))
+    return [entry.id for entry in named if isinstance(entry, ast.Name)]

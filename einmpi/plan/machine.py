@@ -15,7 +15,7 @@ from einmpi.units import parse_bandwidth, parse_latency, parse_speed, show_bandw
 PRODUCTS = tuple(dtype for dtype in DTYPES if dtype not in ("int32", "bool"))
 _KEYS = ("measured", "inside", "between", "kernels")
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
-_LINK: Mapping[str, Callable[[str], int]] = {"latency": parse_latency, "bandwidth": parse_bandwidth}
+_LINK: Mapping[str, Callable[[str, str], int]] = {"latency": parse_latency, "bandwidth": parse_bandwidth}
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,14 @@ def read_machine(path: str) -> Machine:
     return Machine(*latencies, *times, multiply, element, " ".join(source.split()), path)
 
 
-def _time(document: Document, path: tuple[str, ...], parse: Callable[[str], int]) -> int:
+def _time(document: Document, path: tuple[str, ...], parse: Callable[[str, str], int]) -> int:
     given = lookup(document, path)
     if given is None:
         raise InputError(document.place(path), f"there is no {path[-1]} in [{path[0]}]",
                          f'such as {path[-1]} = "{_EXAMPLES[path[-1]]}"')  # fmt: skip
     if not isinstance(given, str):
         raise InputError(document.place(path), f"{path[-1]} is {kind_of(given)}", "a string with a unit is wanted")
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise InputError(document.place(path), *str(error).split("; ", 1)) from None
+    return parse(given, document.place(path))
 
 
 def _quoted(text: str) -> str:

@@ -8,7 +8,6 @@ from hashlib import sha256
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
-from einmpi.plan.costs import Cost
 from einmpi.plan.machine import Machine
 from einmpi.plan.memory import STAGE, stage_of
 from einmpi.plan.mesh import Mesh
@@ -23,6 +22,7 @@ class Plan:
 
     For each axis of the mesh: the label a vertex cuts or None (`states`), the dimension a tensor cuts (`layouts`).
     The mesh may have fewer ranks than there are: the last ones are idle.
+    `bills` say of each vertex what it moves, in `words` and `nbytes`.
     """
 
     graph: EinGraph
@@ -63,16 +63,6 @@ class Plan:
     def stage(self) -> int:
         """Bytes of a buffer for messages."""
         return stage_of(self.memory)
-
-    @property
-    def words(self) -> dict[str, Cost]:
-        """Elements that move for each vertex."""
-        return {name: bill.words for name, bill in self.bills.items()}
-
-    @property
-    def bytes(self) -> dict[str, int]:
-        """The same in bytes."""
-        return {name: bill.nbytes for name, bill in self.bills.items()}
 
     @property
     def words_predicted(self) -> int:

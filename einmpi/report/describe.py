@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.job_file import Job
-from einmpi.units import show_bytes
+from einmpi.units import show_bytes, show_shape
 
 
 def describe_job(job: Job) -> str:
@@ -32,4 +32,4 @@ def _signature(vertex: Vertex) -> str:
 
 
 def _shape(vertex: Vertex) -> str:
-    return f"{vertex.dtype} {'×'.join(map(str, vertex.bound)) or 'scalar'}, {show_bytes(vertex.nbytes)}"
+    return f"{vertex.dtype} {show_shape(vertex.bound)}, {show_bytes(vertex.nbytes)}"

@@ -12,7 +12,7 @@ from einmpi.plan.plan import Plan
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.movement import WAYS, Movement, movements
 from einmpi.report.picture import Box, Curve, Group, Picture, Shape, Text, overlap, shortened
-from einmpi.units import show_bytes, show_count
+from einmpi.units import show_bytes, show_count, show_shape
 
 FEW = 150  # tensors that are drawn one by one, each with its EinSum
 LINE, PAD, CHIP = 18.0, 10.0, 11.0
@@ -24,7 +24,7 @@ NAMES = {"join": "copies for a join", "aggregate": "partial results", "repartiti
 
 
 def shape_text(vertex: Vertex) -> str:
-    return f"{vertex.dtype} {'×'.join(map(str, vertex.bound)) or 'scalar'}"
+    return f"{vertex.dtype} {show_shape(vertex.bound)}"
 
 
 def layout_text(plan: Plan, name: str) -> str:
@@ -140,10 +140,10 @@ def _node(plan: Plan, vertex: Vertex, own: Movement | None, brief: bool) -> _Nod
         chips.append((f"kept {layout_text(plan, vertex.name)}", "faint"))
     if own is not None and own.nbytes:
         chips.append((f"+{show_bytes(own.nbytes)}", own.way))
-    return _Node(style, tuple(rows), tuple(chips), _hint(plan, vertex, own))
+    return _Node(style, tuple(rows), tuple(chips), _hint(vertex, own))
 
 
-def _hint(plan: Plan, vertex: Vertex, own: Movement | None) -> str:
+def _hint(vertex: Vertex, own: Movement | None) -> str:
     lines = [str(vertex), f"{shape_text(vertex)}, {show_bytes(vertex.nbytes)}"]
     if vertex.einsum is not None:
         lines.append(f"{show_count(vertex.einsum.operations())} operations")

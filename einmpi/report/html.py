@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-from einmpi.errors import InputError
 from einmpi.plan.explain import Comparison, heading
 from einmpi.plan.plan import Plan
 from einmpi.report.graph_picture import graph_picture
@@ -19,7 +18,7 @@ from einmpi.report.page_data import layouts_data, timeline_data
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
 from einmpi.report.timeline import Timeline
-from einmpi.runtime.draft import replace_text
+from einmpi.runtime.replace import replace_file
 from einmpi.version import __version__
 
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")
@@ -36,18 +35,7 @@ def write_report(
 ) -> None:
     """Write the page. `measured` is the JSON of a run; what is not given has no section."""
     text = page(plan, comparison, timeline, measured, program, title)
-    write_text(file, [text])
-
-
-def write_text(file: str | os.PathLike[str], pieces: Iterable[str]) -> None:
-    try:
-        replace_text(file, pieces)
-    except OSError as error:
-        raise cannot_write(file, error) from None
-
-
-def cannot_write(file: str | os.PathLike[str], error: OSError) -> InputError:
-    return InputError(os.fspath(file), error.strerror or str(error), "a file to write")
+    replace_file(file, [text.encode()])
 
 
 def page(

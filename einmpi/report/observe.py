@@ -13,7 +13,8 @@ from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm, on_first_rank
 from einmpi.runtime.terminals import columns
 from einmpi.runtime.watch import before_the_end
-from einmpi.schedule.steps import Schedule, Step
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Step
 
 # Spans of all ranks up to which rank 0 gathers them without being asked to, for the summary on a terminal.
 MOST_UNASKED = 200_000

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import PurePath
 from typing import Any
 
 from einmpi.errors import InputError
 from einmpi.plan.plan import Plan
 from einmpi.report.graph_picture import graph_picture
-from einmpi.report.html import cannot_write, write_text
 from einmpi.report.picture import STYLES, Box, Curve, Picture, Shape, svg
+from einmpi.runtime.replace import replace_file
 
 PIXELS_PER_INCH = 100
 POINTS = 72 / PIXELS_PER_INCH  # of a pixel
@@ -22,7 +23,7 @@ SHARPNESS = 2  # pixels of the file for a pixel of the picture
 def write_plot(file: str | os.PathLike[str], plan: Plan) -> None:
     """Write the graph with its cuts; the file's suffix says how."""
     check_plot(file)
-    PLOTS[PurePath(file).suffix.lower()](file, graph_picture(plan))
+    replace_file(file, [PLOTS[PurePath(file).suffix.lower()](graph_picture(plan))])
 
 
 def check_plot(file: str | os.PathLike[str]) -> None:
@@ -35,11 +36,11 @@ def check_plot(file: str | os.PathLike[str]) -> None:
         raise InputError(os.fspath(file), "this needs matplotlib", allowed)
 
 
-def _svg(file: str | os.PathLike[str], picture: Picture) -> None:
-    write_text(file, [svg(picture, of_its_own=True), "\n"])
+def _svg(picture: Picture) -> bytes:
+    return f"{svg(picture, of_its_own=True)}\n".encode()
 
 
-def _png(file: str | os.PathLike[str], picture: Picture) -> None:
+def _png(picture: Picture) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(picture.width / PIXELS_PER_INCH, picture.height / PIXELS_PER_INCH))
@@ -50,10 +51,9 @@ def _png(file: str | os.PathLike[str], picture: Picture) -> None:
     for group in picture.groups:
         for shape in group.shapes:
             _draw(axes, shape)
-    try:
-        figure.savefig(file, dpi=PIXELS_PER_INCH * SHARPNESS)
-    except OSError as error:
-        raise cannot_write(file, error) from None
+    drawn = BytesIO()
+    figure.savefig(drawn, format="png", dpi=PIXELS_PER_INCH * SHARPNESS)
+    return drawn.getvalue()
 
 
 def _draw(axes: Any, shape: Shape) -> None:
@@ -79,4 +79,4 @@ def _draw(axes: Any, shape: Shape) -> None:
                   weight="bold" if shape.bold else "normal", parse_math=False, zorder=3)  # fmt: skip
 
 
-PLOTS: dict[str, Callable[[str | os.PathLike[str], Picture], None]] = {".svg": _svg, ".png": _png}
+PLOTS: dict[str, Callable[[Picture], bytes]] = {".svg": _svg, ".png": _png}

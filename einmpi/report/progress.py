@@ -13,7 +13,8 @@ from typing import Any
 from einmpi.report.record import Work, work_of
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.terminals import CLEAR, screen
-from einmpi.schedule.steps import Schedule, Step
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Step
 from einmpi.units import show_bytes
 
 BETWEEN_BARS, BETWEEN_LINES = 0.2, 30.0  # seconds

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +12,11 @@ import numpy as np
 
 from einmpi.graph.job_file import Job
 from einmpi.plan.explain import ONE_LEVEL
+from einmpi.plan.plan import Plan
 from einmpi.report.timeline import Timeline
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.dist_array import DistArray
-from einmpi.units import show_bytes, show_seconds
+from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
 PIECE = 2**20  # elements
 
@@ -92,7 +92,7 @@ class Report:
     """Everything about a finished run."""
 
     job: Job
-    plan: Any  # the Plan: only its numbers are read
+    plan: Plan
     totals: Totals
     seconds: Mapping[str, float]  # plan, load, run, checkpoint, store, total
     seconds_all: Sequence[float]  # of each repeat
@@ -140,7 +140,7 @@ class Report:
     def __str__(self) -> str:
         """The time it took, what moved, and a line for each output."""
         plan, seconds = self.plan, self.seconds
-        ranks = f"{plan.ranks} rank{'s' * (plan.ranks > 1)}"
+        ranks = counted(plan.ranks, "rank")
         kinds = ("plan", "load", "run", *(("checkpoint",) if self.checkpoints else ()), "store")
         parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in kinds)
         name = self.job.title or self.job.source.name
@@ -165,8 +165,8 @@ class Report:
                          f"{show_bytes(self.totals.fetched)} read from them")  # fmt: skip
         targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
-            shape = "×".join(map(str, array.shape)) or "scalar"
-            lines.append(f"  {name}  {array.dtype} {shape}  {_show(self.figures[name], array)}{targets.get(name, '')}")
+            figures = f"{_show(self.figures[name], array)}{targets.get(name, '')}"
+            lines.append(f"  {name}  {array.dtype} {show_shape(array.shape)}  {figures}")
         return "\n".join(lines)
 
     def _between_planned(self) -> str:
@@ -179,10 +179,6 @@ class Report:
 def _finite(value: float) -> float | None:
     """JSON knows no infinity and no nan."""
     return value if math.isfinite(value) else None
-
-
-def median(seconds: Sequence[float]) -> float:
-    return statistics.median(seconds)
 
 
 def _show(found: Figures, array: DistArray) -> str:

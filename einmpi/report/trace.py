@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from einmpi.report.html import write_text
 from einmpi.report.timeline import Timeline
+from einmpi.runtime.replace import replace_file
 
 _PROCESS = 1  # viewers take process 0 for the idle task of a system
 Ticks = list[tuple[int, int]]  # start and end of each span, in whole nanoseconds
@@ -16,7 +16,7 @@ Ticks = list[tuple[int, int]]  # start and end of each span, in whole nanosecond
 
 def write_trace(file: str | os.PathLike[str], timeline: Timeline) -> None:
     """An event a line: traces are large, and so neither this program nor others need all of it at once."""
-    write_text(file, _lines(timeline))
+    replace_file(file, (line.encode() for line in _lines(timeline)))
 
 
 def _lines(timeline: Timeline) -> Iterator[str]:

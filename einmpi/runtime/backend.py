@@ -15,7 +15,8 @@ from einmpi.runtime.groups import arrange
 from einmpi.runtime.kernels import compute
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, indices, shape
-from einmpi.schedule.steps import Group, Kernel, Schedule
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Group, Kernel
 
 ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
 MANY_RUNS = 256

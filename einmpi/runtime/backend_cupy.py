@@ -18,7 +18,8 @@ from einmpi.runtime.device_copies import DeviceCopies, DeviceCopy
 from einmpi.runtime.gpus import Gpu, bind, library
 from einmpi.runtime.groups import arrange
 from einmpi.schedule.regions import Region, indices, whole
-from einmpi.schedule.steps import Group, Kernel, Schedule
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Group, Kernel
 
 
 class Station:

@@ -42,7 +42,7 @@ from einmpi.runtime.saved import (
 )
 from einmpi.runtime.terminals import clearing
 from einmpi.runtime.watch import note_to
-from einmpi.schedule.steps import SavePoint
+from einmpi.schedule.schedule import SavePoint
 from einmpi.version import __version__
 
 _HIDDEN = re.compile(r"\.[0-9]{6,9}\.[0-9a-f]{16}\.part")

@@ -13,6 +13,7 @@ from einmpi.errors import InputError
 from einmpi.schedule.regions import Box
 
 AT_ONCE = 2**30  # bytes: what one call of the system reads at the most
+LISTED = 8  # names of tensors in a file, where one is not there
 STRIP = 4 * 2**20  # bytes of a buffer for values that go elsewhere in memory than one after another
 
 

@@ -22,8 +22,9 @@ from einmpi.runtime.reading import Reading
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout, even_layout
 from einmpi.schedule.moves import redistribution
-from einmpi.schedule.regions import Region, boxes, length, shape, show_region, whole
+from einmpi.schedule.regions import Region, boxes, packed, shape, show_region
 from einmpi.schedule.steps import Exchange, Slot
+from einmpi.units import counted
 
 
 class DistArray:
@@ -104,7 +105,7 @@ class DistArray:
         block = layout.block(ours.rank)
         assert block is not None
         local = np.empty(shape(block), whole_array.dtype.newbyteorder("="))
-        for there, here in boxes(block, tuple(whole(length(runs)) for runs in block)):
+        for there, here in boxes(block, packed(block)):
             local[here] = whole_array[there]
         return cls(local, layout, ours)
 
@@ -116,9 +117,8 @@ class DistArray:
         block = vector.block(comm.rank)
         assert block is not None
         local = np.empty(shape(block) if layout.bound else (), dataset.dtype)
-        place = tuple(whole(length(runs)) for runs in block)
         with ThreadPoolExecutor(1) as background:
-            Reading(dataset, vector, comm.rank, local, block, place).finish(comm, background)
+            Reading(dataset, vector, comm.rank, local, block, packed(block)).finish(comm, background)
         return cls(local, layout, comm)
 
     def gather(self, root: int | None = None) -> Any:
@@ -174,6 +174,6 @@ def _cut(mesh: Mesh, bound: tuple[int, ...], wanted: Sequence[int]) -> Layout:
     cuts = place(mesh, bound, parts) if fitting else ()
     if not fitting or mesh.parts(cuts, range(len(bound))) != parts:
         extents, cut = ("×".join(map(str, numbers)) for numbers in (bound, parts))
-        raise InputError("parts", f"{extents} cannot be cut {cut} over {mesh.ranks} rank{'s' * (mesh.ranks > 1)}",
+        raise InputError("parts", f"{extents} cannot be cut {cut} over {counted(mesh.ranks, 'rank')}",
                          f"products of the prime factors of {mesh.ranks}, none above its extent")  # fmt: skip
     return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))

@@ -162,35 +162,6 @@ def publish(draft: str, target: str) -> None:
         os.fsync(folder)
 
 
-def replace_text(file: str | os.PathLike[str], pieces: Iterable[str]) -> None:
-    """Replace a file by a text, whole or not at all; OSError where this cannot be done. One process calls it.
-
-    What is no plain file, such as a pipe or /dev/null, is only written to: a rename would put a file in its place. So
-    is a file in a folder where no draft can be made.
-    """
-    target = os.path.realpath(file)
-    if os.path.exists(target) and not (os.path.isfile(target) and os.access(os.path.dirname(target), os.W_OK)):
-        with open(target, "w", encoding="utf-8") as opened:
-            opened.writelines(pieces)
-        return
-    draft = new_draft(target)
-
-    def drop() -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(draft)
-
-    try:
-        with before_the_end(drop):
-            begin(draft, target, None)
-            with open(draft, "w", encoding="utf-8") as opened:
-                opened.writelines(pieces)
-                opened.flush()
-                os.fsync(opened.fileno())
-            publish(draft, target)
-    finally:
-        drop()
-
-
 # ---- failures -------------------------------------------------------------------------------------------------------
 
 

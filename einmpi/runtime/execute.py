@@ -12,6 +12,7 @@ from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import exchange, reduce
+from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
     Begin,
     Drop,
@@ -25,8 +26,6 @@ from einmpi.schedule.steps import (
     Passes,
     Place,
     Reduce,
-    SavePoint,
-    Schedule,
     Slot,
     Step,
     Store,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from einmpi.runtime import hdf5
+from einmpi.runtime import hdf5_writing
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.comm import Comm
@@ -36,10 +36,10 @@ class Tensor:
 
     name: str
     array: DistArray
-    kind: hdf5.Kind
+    kind: hdf5_writing.Kind
 
 
-def fill(draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5.Place], comm: Comm) -> Exception | None:
+def fill(draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5_writing.Place], comm: Comm) -> Exception | None:
     """Write the elements, down to the disk; what went wrong on this rank. All ranks call it."""
     attempt = FirstFailure()
     # Not made where it is missing: a rank on a machine that does not have this folder must not write to its own.
@@ -92,13 +92,13 @@ def _fill_chunks(draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm
     dtype = np.dtype(tensor.kind.dtype)
     rounds = rounds_of_chunks(tensor.kind.shape, chunks, dtype.itemsize, comm.size, WINDOW)
     with contextlib.ExitStack() as stack:
-        writer = hdf5.chunk_writer(draft, tensor.name)
+        writer = hdf5_writing.chunk_writer(draft, tensor.name)
         write: Any = attempt(stack.enter_context, writer) if comm.rank == 0 else None
         local = np.ascontiguousarray(tensor.array.host)
         for pieces, values in assembled(tensor.array, local, rounds, max(prod(chunks), WINDOW // dtype.itemsize)):
-            own: list[hdf5.Chunk] = []
+            own: list[hdf5_writing.Chunk] = []
             if values is not None:
-                own = attempt(hdf5.encode, _converted(values, dtype), chunks, tensor.kind.compression) or []
+                own = attempt(hdf5_writing.encode, _converted(values, dtype), chunks, tensor.kind.compression) or []
             for rank, piece in enumerate(pieces):
                 if piece is None or comm.rank not in (0, rank):
                     continue
@@ -110,7 +110,7 @@ def _fill_chunks(draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm
         attempt.anyway(stack.close)  # here HDF5 writes what it has kept back
 
 
-def _handed_over(rank: int, own: list[hdf5.Chunk], count: int, comm: Comm) -> list[hdf5.Chunk]:
+def _handed_over(rank: int, own: list[hdf5_writing.Chunk], count: int, comm: Comm) -> list[hdf5_writing.Chunk]:
     """A rank's chunks, so many, at rank 0."""
     if rank == 0:
         return own

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
 
 from einmpi.errors import InputError, one_of
-from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec
+from einmpi.graph.job_tensors import HDF5_SUFFIXES, InputSpec, suffix_of
 from einmpi.runtime import hdf5
 from einmpi.runtime.datasets import Dataset, RawReader, Reader
 from einmpi.runtime.raw_files import find_npy, find_safetensors
@@ -25,7 +24,7 @@ FORMATS: dict[str, Find] = {
 def find(spec: InputSpec) -> Dataset:
     """How an input lies in its file; no values are read."""
     assert spec.file is not None
-    suffix = _suffix(spec.file)
+    suffix = suffix_of(spec.file)
     if suffix not in FORMATS:
         raise InputError(spec.place or spec.file, f"{spec.file} is not a file of a known kind", one_of(FORMATS))
     found = FORMATS[suffix](spec.file, spec.dataset or spec.tensor or "", spec.place)
@@ -35,11 +34,7 @@ def find(spec: InputSpec) -> Dataset:
 def open_reader(dataset: Dataset) -> Reader:
     """The dataset opened, if it is still as it was found."""
     # What a caller has opened with h5py may have any suffix.
-    found = FORMATS.get(_suffix(dataset.file), hdf5.find)(dataset.file, dataset.name, dataset.place)
+    found = FORMATS.get(suffix_of(dataset.file), hdf5.find)(dataset.file, dataset.name, dataset.place)
     if replace(found, first_row=dataset.first_row, rows=dataset.rows) != dataset:
         raise InputError(dataset.where, f"{dataset.title} was replaced during the run", "a file that stays as it is")
     return hdf5.Hdf5Reader(dataset) if dataset.offset is None else RawReader(dataset)
-
-
-def _suffix(file: str) -> str:
-    return os.path.splitext(file)[1].lower()

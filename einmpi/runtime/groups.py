@@ -15,7 +15,8 @@ import numpy as np
 from einmpi.runtime import fused
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.kernels import WORTH_COMPILING
-from einmpi.schedule.steps import Begin, Free, Group, Kernel, Schedule, Slot, Step, writes
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Begin, Free, Group, Kernel, Slot, Step, writes
 
 CACHE = 2**21  # bytes that a block of a group may touch, all of its arrays together
 FEW = 16  # blocks: with fewer, threads would have nothing to share

@@ -14,7 +14,7 @@ from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.generate import fill_box
 from einmpi.runtime.reading import Reading
-from einmpi.schedule.regions import Region, boxes
+from einmpi.schedule.regions import Region, boxes, packed, shape
 from einmpi.schedule.steps import Load
 
 Blocks: TypeAlias = dict[tuple[str, Region], np.ndarray]
@@ -48,7 +48,8 @@ class Inputs:
         if self.keep and step.tensor not in self.given:
             kept = self.kept(step, comm)
             if kept.size:
-                for (_, here), (_, there) in zip(boxes(step.region, step.place), _packed(step.region), strict=True):
+                pairs = zip(boxes(step.region, step.place), boxes(step.region, packed(step.region)), strict=True)
+                for (_, here), (_, there) in pairs:
                     _vector(target)[here] = _vector(kept)[there]
         else:
             self.read(step, target, step.place, comm)
@@ -88,9 +89,8 @@ class Inputs:
         known = {} if step.tensor in self.given else self.resident
         key = step.tensor, step.region
         if key not in known:
-            shape = step.slot.shape and tuple(sum(b - a for a, b in runs) for runs in step.region)
-            array = np.empty(shape, self.graph[step.tensor].dtype)
-            self.read(step, array, tuple(((0, n),) if n else () for n in shape or (1,)), comm)
+            array = np.empty(step.slot.shape and shape(step.region), self.graph[step.tensor].dtype)
+            self.read(step, array, packed(step.region), comm)
             known[key] = array
         return known[key]
 
@@ -119,11 +119,6 @@ class Inputs:
 def _vector(array: np.ndarray) -> np.ndarray:
     """A number as a vector of one element."""
     return np.atleast_1d(array)
-
-
-def _packed(region: Region) -> list[tuple[Any, Any]]:
-    """The boxes of a region with their places in an array of its own."""
-    return list(boxes(region, tuple(((0, n),) if (n := sum(b - a for a, b in runs)) else () for runs in region)))
 
 
 def _block_of(array: np.ndarray, region: Region, dtype: str) -> np.ndarray:

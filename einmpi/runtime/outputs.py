@@ -15,13 +15,13 @@ import numpy as np
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.graph.job_file import Job
 from einmpi.graph.job_outputs import COMPRESSIONS, OutputSpec
-from einmpi.graph.job_tensors import HDF5_SUFFIXES
+from einmpi.graph.job_tensors import HDF5_SUFFIXES, suffix_of
 from einmpi.graph.scalar import BFLOAT16
-from einmpi.runtime import hdf5
+from einmpi.runtime import hdf5_writing
 from einmpi.runtime.comm import Comm, on_first_rank, together
 from einmpi.runtime.draft import FAILURES, begin, claimed, new_draft, publish, reason_of
 from einmpi.runtime.fill import Tensor, fill
-from einmpi.runtime.hdf5 import Kind, Place
+from einmpi.runtime.hdf5_writing import Kind, Place
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
@@ -177,8 +177,8 @@ def drafted(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str],
 
 
 def _lay_out_hdf5(draft: str, target: str, kinds: Mapping[str, Kind], attributes: Mapping[str, str]) -> list[Place]:
-    begin(draft, target, hdf5.written_over(target, kinds) if os.path.exists(target) else [])
-    return hdf5.lay_out(draft, kinds, attributes)
+    begin(draft, target, hdf5_writing.written_over(target, kinds) if os.path.exists(target) else [])
+    return hdf5_writing.lay_out(draft, kinds, attributes)
 
 
 def _check_npy(file: str, names: Mapping[str, str]) -> None:
@@ -198,9 +198,9 @@ def _lay_out_npy(draft: str, target: str, kinds: Mapping[str, Kind], attributes:
     return [(offset, None)]
 
 
-HDF5 = Format(hdf5.check_target, _lay_out_hdf5)
+HDF5 = Format(hdf5_writing.check_target, _lay_out_hdf5)
 FORMATS: dict[str, Format] = {**dict.fromkeys(HDF5_SUFFIXES, HDF5), ".npy": Format(_check_npy, _lay_out_npy)}
 
 
 def _format(file: str) -> Format:
-    return FORMATS[os.path.splitext(file)[1].lower()]
+    return FORMATS[suffix_of(file)]

@@ -14,12 +14,11 @@ import numpy as np
 from einmpi.errors import InputError, one_of
 from einmpi.graph.brain import check_bfloat16
 from einmpi.graph.scalar import BFLOAT16, DTYPES
-from einmpi.runtime.datasets import Dataset, check_file
+from einmpi.runtime.datasets import LISTED, Dataset, check_file
 
 _SAFETENSORS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8", "I32": "<i4", "I64": "<i8", "BOOL": "|b1",
                 "BF16": BFLOAT16}  # fmt: skip
 _LONGEST_HEADER = 100 * 10**6  # bytes, as the format has it
-_LISTED = 8
 
 
 def find_npy(file: str, _: str, place: str) -> Dataset:
@@ -45,8 +44,7 @@ def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
         start, header = _safetensors_header(file, status.st_mtime_ns, status.st_size)
         entry = header.get(tensor)
         if entry is None:
-            names = sorted(header)
-            listed = one_of(names[:_LISTED], tensor) + (", …" if len(names) > _LISTED else "")
+            listed = one_of(sorted(header), tensor, LISTED)
             raise InputError(place or file, f"there is no tensor {tensor} in {file}", listed)
         code, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = (*shape, first, last)

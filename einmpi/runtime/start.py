@@ -55,14 +55,13 @@ def all_must_come() -> Iterator[None]:
 def _limit() -> float:
     text = os.environ.get(VARIABLE, "").strip() or _DEFAULT
     try:
-        seconds = parse_seconds(f"{text}s" if text.isdecimal() else text)
+        seconds = parse_seconds(f"{text}s" if text.isdecimal() else text, VARIABLE)
         if seconds > _MOST:
-            raise ValueError(f"{text} is more than {_MOST // 3600}h; less, or 0 for no limit")
+            raise InputError(VARIABLE, f"{text} is more than {_MOST // 3600}h", "less, or 0 for no limit")
         return seconds
-    except ValueError as error:
-        wrong = InputError(VARIABLE, *str(error).split("; ", 1))
-        wrong.everywhere = True
-        raise wrong from None
+    except InputError as error:
+        error.everywhere = True
+        raise
 
 
 def _keep_time(rank: int, reader: int, seconds: float) -> NoReturn:

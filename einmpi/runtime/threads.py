@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from einmpi.runtime.comm import Comm
+from einmpi.units import counted
 
 _SET_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
 
@@ -16,7 +17,7 @@ class Threads:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.count} thread{'s' * (self.count > 1)} a rank ({self.reason})"
+        return f"{counted(self.count, 'thread')} a rank ({self.reason})"
 
 
 _limit: list[int] = []  # what BLAS was set to last

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from einmpi.errors import InputError
-from einmpi.job_options import check_every, chosen_backend, load_job
-from einmpi.units import parse_seconds
+from einmpi.flag_files import check_files
+from einmpi.job_options import chosen_backend, load_job, seconds_between
+from einmpi.units import counted, parse_seconds
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
@@ -53,8 +54,9 @@ def make_script(options: argparse.Namespace) -> Script:
     limit = None if options.time is None else parse_limit(options.time)
     if options.checkpoint is None and options.every is not None:
         raise InputError("--every", "there is no folder", "--checkpoint DIR with it")
-    check_every(options)
+    seconds_between(options)
     job = chosen_backend(load_job(options), options)
+    check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
     plan = make_plan(job, ranks, strategy=options.strategy, memory=options.memory, nodes=options.nodes,
                      machine=options.machine)  # fmt: skip
@@ -84,8 +86,8 @@ def parse_limit(text: str) -> int:
             numbers = [int(number) for number in found[2].split(":")]
             seconds = 86400 * int(found[1]) + sum(a * b for a, b in zip(numbers, _AFTER_DAYS, strict=False))
         else:
-            seconds = int(parse_seconds(text))
-    except ValueError:
+            seconds = int(parse_seconds(text, "--time"))
+    except InputError:
         raise InputError("--time", f"{text!r} is not a time", "90, 2:30:00, 1-00:00:00, 90min or 2h") from None
     if not 60 <= seconds <= MAX_SECONDS:
         raise InputError("--time", f"{seconds} seconds", "from 1 minute to a year")
@@ -106,8 +108,7 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def _ranks(options: argparse.Namespace) -> str:
-    nodes, ranks = options.nodes, options.nodes * options.ntasks_per_node
-    return f"{ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)}"
+    return f"{counted(options.nodes * options.ntasks_per_node, 'rank')} on {counted(options.nodes, 'node')}"
 
 
 def _mpi() -> tuple[str, str]:
@@ -122,16 +123,13 @@ def _mpi() -> tuple[str, str]:
 
 
 def _write(options: argparse.Namespace, text: str) -> None:
+    from einmpi.runtime.replace import replace_file
+
     # Names of files may have bytes that are no text; they must come out as they went in.
     data = text.encode(errors="surrogateescape")
     if options.out in (None, "-"):
         sys.stdout.buffer.write(data)
         return
-    if os.path.realpath(options.out) == os.path.realpath(options.job):
-        raise InputError(f"--out {options.out}", "is the job file", "another file to write")
-    try:
-        Path(options.out).write_bytes(data)
-    except OSError as error:
-        raise InputError(f"--out {options.out}", error.strerror or str(error), "a file to write") from None
+    replace_file(options.out, [data])
     if not options.quiet:
         print(f"sbatch {shlex.quote(options.out)}")

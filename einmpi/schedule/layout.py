@@ -10,6 +10,7 @@ from typing import TypeAlias
 from einmpi.plan.memory import longest_share
 from einmpi.plan.mesh import Mesh
 from einmpi.schedule.regions import Region, Runs, share, split
+from einmpi.units import counted
 
 Cuts: TypeAlias = tuple[int | None, ...]  # for each axis of the mesh: the dimension it cuts, or None
 PARTIAL = -1  # in place of a dimension: the ranks of this axis hold partial results
@@ -30,7 +31,7 @@ class Layout:
     def __str__(self) -> str:
         """[4,2] on 8 ranks."""
         parts = ",".join(map(str, self.mesh.parts(self.cuts, range(len(self.bound)))))
-        return f"[{parts}] on {self.mesh.ranks} rank{'s' * (self.mesh.ranks > 1)}"
+        return f"[{parts}] on {counted(self.mesh.ranks, 'rank')}"
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
         cuts = tuple((axis, digits[axis]) for axis, cut in enumerate(self.cuts) if cut == dimension)

@@ -14,21 +14,9 @@ from einmpi.schedule.levels import exchanges, reductions
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import Reduction, reduced
 from einmpi.schedule.regions import Region, Runs, length, locate, share
+from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.spill import with_spills
-from einmpi.schedule.steps import (
-    ASIDE,
-    Exchange,
-    Kernel,
-    Load,
-    Moves,
-    Reduce,
-    SavePoint,
-    Schedule,
-    Slot,
-    Step,
-    Store,
-    slot_of,
-)
+from einmpi.schedule.steps import ASIDE, Exchange, Kernel, Load, Moves, Reduce, Slot, Step, Store, slot_of
 
 _Ways = tuple[list[Reduction], list[Moves]]  # the steps that bring a tensor from one layout to another
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from einmpi.plan.memory import staging
+from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import (
     Begin,
     Drop,
@@ -17,7 +18,6 @@ from einmpi.schedule.steps import (
     Passes,
     Place,
     Reduce,
-    Schedule,
     Slot,
     Step,
     Store,

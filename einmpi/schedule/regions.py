@@ -37,6 +37,11 @@ def elements(region: Region) -> int:
     return prod(shape(region))
 
 
+def packed(region: Region) -> Region:
+    """The place of a region in an array of its own."""
+    return tuple(map(whole, shape(region)))
+
+
 def show_region(region: Region) -> str:
     """[0:4 8:12, :]-like text: the runs of each dimension, only the first ones where there are many."""
     return f"[{', '.join(_show_runs(runs) for runs in region)}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import (
     Begin,
     Drop,
@@ -15,7 +16,6 @@ from einmpi.schedule.steps import (
     Group,
     Load,
     Place,
-    Schedule,
     Slot,
     Step,
     Store,

@@ -244,40 +244,6 @@ Step: TypeAlias = (
 ASIDE = (Free, Begin, Place, Evict, Drop, Fetch)  # steps that have to do with memory alone: a rank has its own
 
 
-@dataclass(frozen=True)
-class SavePoint:
-    """A vertex is done when this many steps are. Its tensor lies in a slot; copies that only it needed are gone."""
-
-    vertex: str
-    steps: int
-    slot: Slot
-    layout: Layout  # partial results where an axis cuts PARTIAL
-    inside: bool = False  # of a group: not all that is needed from here on need be there
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What one rank does, in order. Ranks that the plan leaves idle have no steps, but they come to all points."""
-
-    rank: int
-    ranks: int
-    digest: str  # of the plan: equal on all ranks
-    steps: tuple[Step, ...]
-    points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
-    outside: tuple[Slot, ...] = ()  # in the slow tier when it begins: what a checkpoint brings back
-
-    def parts(self) -> Iterator[tuple[tuple[Step, ...], SavePoint | None]]:
-        """The steps up to each point; then those after the last one."""
-        start = 0
-        for point in self.points:
-            yield self.steps[start : point.steps], point
-            start = point.steps
-        yield self.steps[start:], None
-
-    def __str__(self) -> str:
-        return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])
-
-
 def reads(step: Step) -> Iterator[Slot]:
     """The slots whose values a step uses."""
     if isinstance(step, Exchange):

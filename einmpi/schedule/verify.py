@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from einmpi.schedule.regions import Region, indices, shape
+from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import (
     Drop,
     Evict,
@@ -20,7 +21,6 @@ from einmpi.schedule.steps import (
     Passes,
     Place,
     Reduce,
-    Schedule,
     Slot,
     Step,
     reads,

@@ -14,11 +14,7 @@ from einmpi.graph.toml_text import key_positions
 from einmpi.units import parse_bytes
 
 ARITHMETIC = "whole numbers, earlier sizes, + - * // % ** and brackets"
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 # ---- a whole file ---------------------------------------------------------------------------------------------------
@@ -253,7 +249,7 @@ def test_wrong_programs():
     ("1 TB", 10**12),
 ])  # fmt: skip
 def test_amounts_of_memory(text, size):
-    assert parse_bytes(text) == size
+    assert parse_bytes(text, "x") == size
 
 
 @pytest.mark.parametrize("text, message", [
@@ -264,9 +260,9 @@ def test_amounts_of_memory(text, size):
     ("8388608 TiB", "memory of 9223372036854775808 bytes; from 1 byte to 2**63 - 1 bytes"),
 ])  # fmt: skip
 def test_what_is_no_amount_of_memory(text, message):
-    with pytest.raises(ValueError) as caught:
-        parse_bytes(text)
-    assert str(caught.value) == message
+    with pytest.raises(InputError) as caught:
+        parse_bytes(text, "x")
+    assert str(caught.value) == f"x: {message}"
 
 
 # ---- sizes ----------------------------------------------------------------------------------------------------------

@@ -3,10 +3,7 @@
 import pytest
 from job_text import DTYPES, EXTENT, NAME, PROGRAM, A, error, read
 
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------

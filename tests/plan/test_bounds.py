@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from pathlib import Path
 
 import pytest
 from plan_oracle import random_graph
+from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan.bounds import lower_bound_words
 from einmpi.plan.factor import factor, repeated_layers
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.solve import Solver, search
-
-JOBS = Path(__file__).parents[2] / "jobs"
-
-
-def chain(skew: int) -> EinGraph:
-    return einmpi.load(JOBS / "chain.toml", s=960, skew=skew).graph
-
-
-def attention() -> EinGraph:
-    return einmpi.load(JOBS / "attention.toml", s=1024, a=4096, h=32).graph
-
-
-def llama(batch: int, sequence: int, layers: int = 1) -> tuple[EinGraph, tuple[str, ...]]:
-    text, shapes, weights = llama_program(MODELS["7B"], batch, sequence, layers)
-    return einmpi.program(text, dtype="float32", **shapes).graph, weights
 
 
 def optimum(graph: EinGraph, ranks: int, resident: tuple[str, ...] = ()) -> float:

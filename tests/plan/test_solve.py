@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -18,31 +17,14 @@ from hypothesis import strategies as st
 from plan_oracle import Axes, Oracle, R, axes_of, fits, plan_bytes, random_graph
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
+from target_graphs import attention, chain, llama
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
-from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan.eliminate import Limits, Memo, Table, minimize
 from einmpi.plan.factor import factor, repeated_layers
 from einmpi.plan.mesh import Mesh, groupings
 from einmpi.plan.solve import Solver, search
-
-JOBS = Path(__file__).parents[2] / "jobs"
-
-
-def chain(skew: int) -> EinGraph:
-    return einmpi.load(JOBS / "chain.toml", s=960, skew=skew).graph
-
-
-def attention() -> EinGraph:
-    return einmpi.load(JOBS / "attention.toml", s=1024, a=4096, h=32).graph
-
-
-@cache
-def llama(batch: int, sequence: int, layers: int) -> tuple[EinGraph, tuple[str, ...]]:
-    """(graph, weights)"""
-    text, shapes, weights = llama_program(MODELS["7B"], batch, sequence, layers)
-    return einmpi.program(text, dtype="float32", **shapes).graph, weights
 
 
 def words(graph: EinGraph, ranks: int, resident: tuple[str, ...] = (), tie: dict[str, str] | None = None) -> float:

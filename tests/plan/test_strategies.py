@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paper_helpers import ROOT, chain, elementwise, graph_of, matmul, random_graph
+from target_graphs import llama
 
 import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.job_file import STRATEGIES
-from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.paper import decompose
 from einmpi.plan.strategies import PARTITIONERS, Choice, place
@@ -27,11 +27,6 @@ LLAMA_ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden"
 
 def attention() -> EinGraph:
     return einmpi.load(ROOT / "jobs/attention.toml").graph
-
-
-def llama(batch: int = 8) -> EinGraph:
-    text, shapes, _ = llama_program(MODELS["7B"], batch, 1024, layers=1)
-    return einmpi.program(text, dtype="float32", **shapes).graph
 
 
 def cuts(graph: EinGraph, choice: Choice) -> dict[str, str]:
@@ -87,7 +82,7 @@ def test_attention_cuts_heads_and_falls_back_to_the_sequence() -> None:
 
 
 def test_data_model_and_sequence_on_a_llama_layer() -> None:
-    graph = llama()
+    graph, _ = llama()
     for strategy, label in (("data", "b8"), ("sequence", "s8")):
         choice = PARTITIONERS[strategy](graph, 8, LLAMA_ROLES)
         assert set(cuts(graph, choice).values()) == {label}
@@ -100,7 +95,7 @@ def test_data_model_and_sequence_on_a_llama_layer() -> None:
 
 
 def test_megatron_cuts_heads_then_hidden_then_the_sequence() -> None:
-    graph = llama()
+    graph, _ = llama()
     choice = PARTITIONERS["megatron"](graph, 8, LLAMA_ROLES)
     found = cuts(graph, choice)
     for vertex in graph.computed:

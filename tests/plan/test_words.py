@@ -155,8 +155,8 @@ def test_movements_are_all_that_moves(name, ranks, strategy):
     plan = plan_of(name, ranks, strategy)
     moves = list(movements(plan))
     assert sum(move.nbytes for move in moves) == plan.bytes_predicted
-    assert sum(move.combined for move in moves) == sum(cost.aggregate for cost in plan.words.values())
-    assert sum(move.recut for move in moves) == sum(cost.repartition for cost in plan.words.values())
+    assert sum(move.combined for move in moves) == sum(bill.words.aggregate for bill in plan.bills.values())
+    assert sum(move.recut for move in moves) == sum(bill.words.repartition for bill in plan.bills.values())
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 11, 12])

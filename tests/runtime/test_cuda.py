@@ -14,7 +14,6 @@ if shutil.which("g++") is None:
     pytest.skip("no g++ to compile kernels for the CPU", allow_module_level=True)
 
 import cupy_on_cpu
-from brute_force import program_text
 from cuda_cases import (
     CONTRACTIONS,
     GROUPS,
@@ -29,10 +28,10 @@ from cuda_cases import (
     operation_signature,
     operations,
 )
-from graph.test_property import graphs, picker, programs, settled
-from hypothesis import given, note
+from graph.test_property import programs, settled
+from hypothesis import given
 from hypothesis import strategies as st
-from runtime.test_fused import NAMED, SIZES, close, random_arrays, vertex
+from runtime.test_fused import NAMED, SIZES, close, random_arrays, vertex, vertices_of
 
 from einmpi.runtime import cuda, cuda_group, cuda_launch, reference
 from einmpi.runtime.cuda_words import COMMON
@@ -244,13 +243,7 @@ def test_random_programs(program, data):
     with pytest.MonkeyPatch.context() as patch:
         library = cupy_on_cpu.module()
         patch.setitem(sys.modules, "cupy", library)
-        text = program_text(program, picker(data))
-        note(text)
-        for graph in graphs(text, program).values():
-            tensors = dict(program.inputs)
-            for made in graph.computed:
-                operands = [tensors[name] for name in made.inputs]
-                tensors[made.name] = wanted = reference.compute(made.einsum, operands, made.dtype)
-                found = compute(library, made.einsum, made.dtype, operands)
-                close(found, wanted, [operand.dtype for operand in operands])
+        for made, operands, wanted in vertices_of(program, data):
+            found = compute(library, made.einsum, made.dtype, operands)
+            close(found, wanted, [operand.dtype for operand in operands])
     forget()

@@ -354,17 +354,23 @@ def test_nan_and_infinity_go_through(name):
 # ---- random programs ------------------------------------------------------------------------------------------------
 
 
-def vertices_agree(program, data):
+def vertices_of(program, data):
+    """(vertex, operands, the reference's result) of every vertex of a random program, as written and rewritten."""
     text = program_text(program, picker(data))
     note(text)
     for graph in graphs(text, program).values():
         tensors = dict(program.inputs)
         for made in graph.computed:
             operands = [tensors[name] for name in made.inputs]
-            tensors[made.name] = wanted = reference.compute(made.einsum, operands, made.dtype)
-            if fused.supports(made.einsum, [operand.dtype for operand in operands]):
-                found = compute(made.einsum, made.dtype, operands)
-                close(found, wanted, [operand.dtype for operand in operands])
+            tensors[made.name] = reference.compute(made.einsum, operands, made.dtype)
+            yield made, operands, tensors[made.name]
+
+
+def vertices_agree(program, data):
+    for made, operands, wanted in vertices_of(program, data):
+        dtypes = [operand.dtype for operand in operands]
+        if fused.supports(made.einsum, dtypes):
+            close(compute(made.einsum, made.dtype, operands), wanted, dtypes)
 
 
 @settled(6)

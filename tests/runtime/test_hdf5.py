@@ -5,27 +5,15 @@ import os
 import h5py
 import numpy as np
 import pytest
+from refusals import error
 
-from einmpi.errors import InputError
 from einmpi.graph.job_tensors import InputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import storage
 
 LISTED = ", ".join(DTYPES)
 PLACE = "job.toml:9:1"
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def error(function, *arguments, kind=InputError):
-    with pytest.raises(kind) as caught:
-        function(*arguments)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def read(file, dataset, place=""):

@@ -14,11 +14,7 @@ from einmpi.runtime import storage
 
 VALUES = np.arange(12.0).reshape(3, 4)
 JOB = "program = 'Z[i,j] = A[i,j] + 1'\ninputs.A = {}\noutputs.Z = 'out.h5:/Z'\n"
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def run(source, capfd):

@@ -18,30 +18,20 @@ import pytest
 from job_text import PROGRAM, A, read
 from mpi_helpers import needs_mpirun, run_mpi
 from plan_oracle import R, layouts
+from refusals import error
 
-from einmpi.errors import EinmpiError, InputError
+from einmpi.errors import EinmpiError
 from einmpi.graph.scalar import DTYPES
 from einmpi.plan.mesh import Mesh
 from einmpi.runtime import fill, outputs, storage, transfer
 from einmpi.runtime.comm import ALONE
 from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.dist_array import DistArray
-from einmpi.runtime.draft import claimed, replace_text
+from einmpi.runtime.draft import claimed
 from einmpi.schedule.layout import Layout
 from einmpi.version import __version__
 
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def error(function, *arguments, kind=InputError):
-    with pytest.raises(kind) as caught:
-        function(*arguments)
-    assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def save(array, file="o.h5", dataset="/Z", **options):
@@ -242,6 +232,19 @@ def test_a_file_does_not_grow_run_after_run(options):
     assert found(dataset="/kept")[9] == 9
 
 
+def test_the_same_run_gives_the_same_file_again():
+    job = read(PROGRAM + A + '[outputs]\nZ = "o.h5:/Z"\n')
+    files = []
+    for _ in range(3):
+        stored(job, {"Z": np.ones(4)})
+        with open("o.h5", "rb") as file:
+            files.append(file.read())
+    assert files[0] == files[1] == files[2]
+    stored(read(PROGRAM.replace("+ 1", "+ 2") + A + '[outputs]\nZ = "o.h5:/Z"\n'), {"Z": np.ones(4)})
+    with h5py.File("o.h5") as file:
+        assert file["Z"].attrs["einmpi_program"] == "Z[i] = A[i] + 2"
+
+
 def test_space_is_used_again_for_another_shape():
     save(np.arange(10), dataset="/kept")
     save(np.ones((1000, 100)))
@@ -379,14 +382,14 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_cannot_make_its_chunks(monkeypatch, rank):
-    made = outputs.hdf5.encode
+    made = outputs.hdf5_writing.encode
 
     def encode(*arguments):
         if threading.current_thread().name == f"rank {rank}":
             raise MemoryError
         return made(*arguments)
 
-    monkeypatch.setattr(outputs.hdf5, "encode", encode)
+    monkeypatch.setattr(outputs.hdf5_writing, "encode", encode)
     array = some_array((64, 64), "float32")
     caught = error(write_on, 3, 3, (0,), array, lambda made: made.to_hdf5("o.h5", "Z", (8, 8)), kind=EinmpiError)
     assert caught == "o.h5: o.h5 cannot be written: MemoryError; nothing was written"
@@ -541,13 +544,13 @@ def test_npy_outputs():
 
 def test_all_files_or_none(monkeypatch):
     job = read(PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + A + '[outputs]\nZ = "z.npy"\nY = "y.h5:/Y"\n')
-    lay_out = outputs.hdf5.lay_out
+    lay_out = outputs.hdf5_writing.lay_out
 
     def full(*arguments):
         lay_out(*arguments)
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(outputs.hdf5, "lay_out", full)
+    monkeypatch.setattr(outputs.hdf5_writing, "lay_out", full)
     assert error(stored, job, {"Z": np.ones(4), "Y": np.ones(4)}, kind=EinmpiError) == (
         "job.toml:6:1: y.h5 cannot be written: No space left on device; nothing was written")  # fmt: skip
     assert os.listdir() == ["job.toml"]
@@ -694,31 +697,3 @@ def test_a_run_while_another_one_writes(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[0] == "job.toml:3:9: o.h5 cannot be written: another run writes it now"
     assert os.listdir() == ["job.toml"]
-
-
-def test_a_text_replaces_a_file_whole_or_not_at_all(tmp_path):
-    (tmp_path / "real").mkdir()
-    file = tmp_path / "real/run.json"
-    os.symlink(file, "run.json")
-    replace_text("run.json", ["a", "µ"])
-    file.chmod(0o600)
-
-    def pieces():
-        yield "half"
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        replace_text("run.json", pieces())
-    assert file.read_text(encoding="utf-8") == "aµ"
-    replace_text("run.json", ["b"])
-    assert file.read_text() == "b" and stat.S_IMODE(file.stat().st_mode) == 0o600 and os.path.islink("run.json")
-    assert [path.name for path in file.parent.iterdir()] == ["run.json"]
-
-
-def test_a_pipe_stays_a_pipe():
-    """A rename would put a file in its place, and in that of /dev/null."""
-    os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    replace_text("pipe", ["text"])
-    assert os.read(reader, 100) == b"text" and stat.S_ISFIFO(os.stat("pipe").st_mode) and os.listdir() == ["pipe"]
-    os.close(reader)

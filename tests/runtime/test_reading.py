@@ -30,11 +30,7 @@ from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.steps import Begin, Kernel, Load
 
 RNG = np.random.default_rng(7)
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 @pytest.fixture

@@ -7,26 +7,15 @@ import sys
 import h5py
 import numpy as np
 import pytest
+from refusals import error
 
-from einmpi.errors import InputError
 from einmpi.graph.job_tensors import InputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.runtime import storage
 
 LISTED = ", ".join(DTYPES)
 PLACE = "job.toml:9:1"
-
-
-@pytest.fixture(autouse=True)
-def in_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def error(function, *arguments):
-    with pytest.raises(InputError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def hdf5_input(dataset, file="x.h5"):

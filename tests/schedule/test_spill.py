@@ -14,8 +14,9 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import bytes_needed, with_frees
 from einmpi.schedule.passes import in_passes, pieces
 from einmpi.schedule.regions import indices, stretch
+from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import with_spills
-from einmpi.schedule.steps import Drop, Evict, Fetch, Kernel, Load, Passes, Place, Schedule, Slot
+from einmpi.schedule.steps import Drop, Evict, Fetch, Kernel, Load, Passes, Place, Slot
 from einmpi.schedule.verify import verify
 
 COPY = einmpi.program("Z[i] = X[i]", X=(0,)).graph["Z"].einsum
