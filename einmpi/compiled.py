@@ -21,7 +21,7 @@ from einmpi.runtime.comm import Comm, even_nodes, together
 from einmpi.runtime.datasets import Dataset
 from einmpi.runtime.device_copies import on_host
 from einmpi.runtime.dist_array import DistArray
-from einmpi.runtime.execute import execute
+from einmpi.runtime.execute import Storage, execute
 from einmpi.runtime.gpus import is_device_array
 from einmpi.runtime.hdf5 import reopened
 from einmpi.runtime.inputs import Blocks, Inputs
@@ -60,6 +60,8 @@ class Compiled:
         self.work = BACKENDS[job.backend](job, comm)
         self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
+        graph = job.graph
+        self.in_files = [(spec, graph[spec.name]) for spec in job.inputs if spec.file and spec.name in graph.by_name]
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
         self.measured: Measured | None = None
@@ -82,11 +84,12 @@ class Compiled:
             if plan.spilled:
                 together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
             self.ready[kinds] = plan, self.backend.arrange(lower(plan, self.comm.rank))
+        plan, schedule = self.ready[kinds]
         self.look({*given, *self.files})
-        return *self.ready[kinds], given
+        return plan, schedule, given
 
     def checked(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
-        given = {name: reopened(array) or as_array(name, array) for name, array in inputs.items()}
+        given = {name: as_array(name, array) for name, array in inputs.items()}
         if self.job.backend == "numpy":
             given = {name: on_host(array) for name, array in given.items()}
         kinds = check_inputs(self.job, given)
@@ -99,9 +102,7 @@ class Compiled:
 
     def look(self, known: Collection[str]) -> None:
         """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
-        graph = self.job.graph
-        specs = [spec for spec in self.job.inputs if spec.file and spec.name in graph.by_name]
-        missing = [(spec, graph[spec.name]) for spec in specs if spec.name not in known]
+        missing = [(spec, vertex) for spec, vertex in self.in_files if spec.name not in known]
 
         def find() -> dict[str, Dataset]:
             return {vertex.name: find_planned(spec, vertex.bound, vertex.dtype) for spec, vertex in missing}
@@ -124,21 +125,19 @@ class Compiled:
         """Without `wait`, kernels on a GPU may go on after the return; what uses the outputs comes after them."""
         self.backend.reserve(plan.peak)
         before, start = (self.comm.received, self.comm.received_between), time.perf_counter()
-        clock = _LoadClock(self.on_step)
+        storage = _Timed(self.work.storage(sources))
         sources.shuffled = sources.shuffled_between = 0
         try:
-            storage = self.work.storage(sources)
-            blocks, buffers = execute(schedule, self.backend, self.work.comm, storage, clock, checkpoints)
+            blocks, buffers = execute(schedule, self.backend, self.work.comm, storage, self.on_step, checkpoints)
             if wait:
                 self.backend.wait()
         finally:
             sources.close()
-        clock.stop()
         seconds = time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
         received = self.comm.received - before[0] - sources.shuffled
         between = self.comm.received_between - before[1] - sources.shuffled_between
-        measured = Measured(seconds - clock.loading, clock.loading, received, buffers.peak, sources.shuffled, between,
-                            buffers.spilled, buffers.fetched)  # fmt: skip
+        measured = Measured(seconds - storage.seconds, storage.seconds, received, buffers.peak, sources.shuffled,
+                            between, buffers.spilled, buffers.fetched)  # fmt: skip
         return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured
 
     def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
@@ -149,22 +148,22 @@ class Compiled:
         return DistArray(local, layout, self.comm)
 
 
-class _LoadClock:
-    """Adds up the time of Load steps; passes each step on."""
+class _Timed:
+    """A storage, and the seconds in which a run waits for it."""
 
-    def __init__(self, on_step: Callable[[Step], None] | None) -> None:
-        self.on_step, self.loading, self.since = on_step, 0.0, 0.0
+    def __init__(self, storage: Storage) -> None:
+        self.storage, self.seconds, self.begin = storage, 0.0, storage.begin
 
-    def __call__(self, step: Step) -> None:
-        self.stop()
-        if isinstance(step, Load):
-            self.since = time.perf_counter()
-        if self.on_step is not None:
-            self.on_step(step)
+    def fill(self, step: Load, target: Any, comm: Comm) -> None:
+        start = time.perf_counter()
+        self.storage.fill(step, target, comm)
+        self.seconds += time.perf_counter() - start
 
-    def stop(self) -> None:
-        if self.since:
-            self.loading, self.since = self.loading + time.perf_counter() - self.since, 0.0
+    def block(self, step: Load, comm: Comm) -> Any:
+        start = time.perf_counter()
+        found = self.storage.block(step, comm)
+        self.seconds += time.perf_counter() - start
+        return found
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
@@ -195,12 +194,16 @@ def _name_of(dtype: Any) -> str:
     return str(np.dtype(dtype).name)
 
 
+def is_array(given: Any) -> bool:
+    return isinstance(given, np.ndarray) or is_device_array(given)
+
+
 def _kind(array: Any) -> str | Layout:
+    if is_array(array):
+        return "array"
     if isinstance(array, DistArray):
         return array.layout
-    if isinstance(array, Dataset):
-        return f"dataset {array.as_read()}"
-    return "array" if isinstance(array, np.ndarray) or is_device_array(array) else "dataset"
+    return f"dataset {array.as_read()}" if isinstance(array, Dataset) else "dataset"
 
 
 def _as_read(files: Mapping[str, Dataset]) -> str:
@@ -208,7 +211,12 @@ def _as_read(files: Mapping[str, Dataset]) -> str:
 
 
 def as_array(name: str, given: Any) -> Any:
-    """What is no array of any kind becomes one."""
+    """What is no array of any kind becomes one; a dataset of h5py one that every rank can read."""
+    if is_array(given):
+        return given
+    dataset = reopened(given)
+    if dataset is not None:
+        return dataset
     if hasattr(given, "shape") and hasattr(given, "dtype"):
         return given
     try:
@@ -229,13 +237,11 @@ def _with_inputs(options: Options, kinds: Kinds) -> Options:
 
 def _on_one_mesh(given: dict[str, Any]) -> bool:
     """DistArrays on another mesh than the first of them are laid out anew; whether there were any."""
-    mesh = next((array.layout.mesh for array in given.values() if isinstance(array, DistArray)), None)
-    changed = False
-    for name, array in given.items():
-        if isinstance(array, DistArray) and array.layout.mesh != mesh:
-            given[name] = array.redistribute(even_layout(array.layout.mesh if mesh is None else mesh, array.shape))
-            changed = True
-    return changed
+    spread = [(name, array) for name, array in given.items() if isinstance(array, DistArray)]
+    others = [(name, array) for name, array in spread if array.layout.mesh != spread[0][1].layout.mesh]
+    for name, array in others:
+        given[name] = array.redistribute(even_layout(spread[0][1].layout.mesh, array.shape))
+    return bool(others)
 
 
 # ---- all ranks alike ------------------------------------------------------------------------------------------------

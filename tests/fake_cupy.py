@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.schedule.regions import indices
+
 _alive: list[Any] = []  # memory of arrays that are gone: a late copy must not hit somebody else's
 
 
@@ -195,7 +197,8 @@ def compute(einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool
     """einmpi.runtime.cuda.compute, by numpy."""
     from einmpi.runtime.kernels import compute as on_host
 
-    on_host(einsum, [operand.values for operand in operands], target.values, index)
+    numbers = {label: indices(runs) for label, runs in index}
+    on_host(einsum, [operand.values for operand in operands], target.values, numbers)
 
 
 def install(monkeypatch: Any, **settings: Any) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.runtime import cuda, cuda_group
+from einmpi.runtime import cuda, cuda_group, gpus
 from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_device import COMMS
 from einmpi.runtime.device_copies import DeviceCopies, DeviceCopy
-from einmpi.runtime.gpus import Gpu, bind, library
+from einmpi.runtime.gpus import Gpu, bind
 from einmpi.runtime.groups import arrange
-from einmpi.schedule.regions import Region, indices, whole
+from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.steps import Group, Kernel, Schedule
 
 
@@ -46,7 +46,7 @@ class CupyBackend:
         self.station, self.copies = station, station.copies
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
-        self.cupy = library()
+        self.cupy = gpus.cupy()
         self.reserved = 0
         self.resident: dict[Any, Any] = {}  # blocks of inputs that stay between calls
 
@@ -104,14 +104,15 @@ class CupyBackend:
             else:
                 target[place] = ufunc(target[place], values)
 
-    def region_of(self, array: Any, region: Region) -> Any:
-        """A view where each dimension is one run; the array itself where it is wanted whole."""
-        if region == tuple(map(whole, array.shape)):
-            return array  # to take slices of it would cost more time than all else here
+    def region_of(self, array: Any, region: Region, extents: tuple[int, ...]) -> Any:
+        """Contiguous, of these extents; the array itself where it is that."""
+        array = self.cupy.asarray(array)
+        if array.shape == extents:
+            return self.cupy.ascontiguousarray(array)
         for dimension, runs in enumerate(region if array.ndim else ()):
             taken = slice(*runs[0]) if len(runs) == 1 else self.cupy.asarray(indices(runs))
             array = array[(slice(None),) * dimension + (taken,)]
-        return array
+        return self.cupy.ascontiguousarray(array)
 
     def _place(self, place: tuple[Any, ...]) -> tuple[Any, ...]:
         """Lists of indices have to lie on the GPU too."""
@@ -120,9 +121,8 @@ class CupyBackend:
     # ---- kernels ----------------------------------------------------------------------------------------------------
 
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
-        index = {label: indices(runs) for label, runs in step.index}
-        chosen = selected(step, operands, self.cupy.asarray)
-        cuda.compute(step.einsum, chosen, target, index, self.fast_math, self.tf32)
+        chosen = selected(step, operands, self.cupy.asarray) if step.select else operands
+        cuda.compute(step.einsum, chosen, target, step.index, self.fast_math, self.tf32)
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(schedule, cuda_group.RULE)

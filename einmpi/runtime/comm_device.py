@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.plan.memory import STAGE
+from einmpi.runtime import gpus
 from einmpi.runtime.comm import (
     SUMMABLE,
     Comm,
@@ -26,7 +27,6 @@ from einmpi.runtime.comm import (
     sendrecv_bytes,
 )
 from einmpi.runtime.device_copies import DeviceCopies, as_bytes, cut
-from einmpi.runtime.gpus import library, nccl
 
 PIECE = 2**22  # bytes of a message on their way through the host while the next ones are copied
 
@@ -184,7 +184,7 @@ class NcclComm(DeviceComm):
 
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         super().__init__(host, copies)
-        self.nccl: Any = nccl()
+        self.nccl: Any = gpus.nccl()
         assert self.nccl is not None, "the way was chosen without it"
         kind, numbers = json.loads(on_first_rank(host, self._unique_id))
         identity = bytes(numbers) if kind == "bytes" else tuple(numbers)
@@ -232,7 +232,7 @@ class NcclComm(DeviceComm):
     def _on_device(self, piece: Any, filled: bool) -> Any:
         if not isinstance(piece, np.ndarray):
             return piece
-        array = library().empty(piece.shape, piece.dtype)
+        array = gpus.cupy().empty(piece.shape, piece.dtype)
         if filled:
             self.copies.upload(piece, array)
         return array

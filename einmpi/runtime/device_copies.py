@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.runtime.gpus import is_device_array, library
+from einmpi.runtime import gpus
 from einmpi.runtime.pinned import PinnedMemory
 
 PIECE = 2**24  # bytes in one pinned buffer; copies below a few MiB do not reach the bus's speed
@@ -21,7 +21,7 @@ class DeviceCopies:
     """The streams and pinned buffers of a rank, two of each kind: one is copied while the host works on the other."""
 
     def __init__(self) -> None:
-        self.cuda = library().cuda
+        self.cuda = gpus.cupy().cuda
         self.down = self.cuda.Stream(non_blocking=True)  # device → host
         self.up = self.cuda.Stream(non_blocking=True)  # host → device
         self.memory = PinnedMemory(self.cuda, lambda: [self.event(self.down), self.event(self.up)])
@@ -172,4 +172,4 @@ def cut(array: Any, nbytes: int) -> Sequence[Any]:
 
 def on_host(array: Any) -> Any:
     """The array, or a copy in the host's memory of one that lies on a GPU."""
-    return DeviceCopies().download(library().ascontiguousarray(array)) if is_device_array(array) else array
+    return DeviceCopies().download(gpus.cupy().ascontiguousarray(array)) if gpus.is_device_array(array) else array

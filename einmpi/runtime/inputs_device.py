@@ -49,12 +49,11 @@ class DeviceInputs:
 
     def block(self, step: Load, comm: Comm) -> Any:
         given = self.inputs.given.get(step.tensor)
-        key = step.tensor, step.region
         if isinstance(given, DistArray) and is_device_array(given.local):
             return self.backend.cupy.ascontiguousarray(given.local)
         if is_device_array(given):
-            array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
-            return self.backend.cupy.ascontiguousarray(array)  # the array itself where it is wanted whole
+            return self.backend.region_of(given, step.region, step.slot.shape)
+        key = step.tensor, step.region
         if given is None and key in self.backend.resident:
             return self.backend.resident[key]
         values = self.inputs.block(step, self.comm)
@@ -125,8 +124,7 @@ class DeviceInputs:
 
     def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
         """From an array that every rank has on its GPU."""
-        array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
-        values = self.backend.cupy.ascontiguousarray(array)
+        values = self.backend.region_of(given, step.region, shape(step.region) if step.slot.shape else ())
         self.backend.unpack(on_host(values) if isinstance(target, np.ndarray) else values, target, step.place)
 
 

@@ -71,7 +71,7 @@ def test_results_stay_on_the_gpu(monkeypatch):
     fake_cupy.install(monkeypatch)
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
     step = einmpi.compile(job, ALONE)
-    cupy, numbers = gpus.library(), np.arange(5.0)
+    cupy, numbers = gpus.cupy(), np.arange(5.0)
     out = step({"X": cupy.asarray(8 * numbers), "W": numbers})["Y"]
     assert isinstance(out.local, cupy.ndarray) and out.dtype == np.float64
     again = step({"X": out, "W": einmpi.DistArray.from_global(numbers)})["Y"]
@@ -132,7 +132,7 @@ class ThroughDevice:
         """Arrays to the device and, changed, back; or as they are on a rank that has them in the slow tier."""
         if self.host:
             return call(*arrays)
-        cupy = gpus.library()
+        cupy = gpus.cupy()
         devices = [None if array is None else cupy.asarray(array) for array in arrays]
         done = call(*devices)
         for array, device in zip(arrays, devices, strict=True):
@@ -171,7 +171,7 @@ def test_copies_between_tiers(data):
     """Of any boxes of arrays, in both directions, in the order in which they are begun."""
     with pytest.MonkeyPatch.context() as patch:
         fake_cupy.install(patch)
-        cupy, copies = gpus.library(), device_copies.DeviceCopies()
+        cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
         shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
         sides = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
         box = (*(slice(*side) for side in sides), ...)
@@ -192,7 +192,7 @@ def test_copies_between_tiers(data):
 
 def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
     fake_cupy.install(monkeypatch)
-    cupy, copies = gpus.library(), device_copies.DeviceCopies()
+    cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
     first = copies.memory.array(80).view(np.float64)
     first[...] = np.arange(10)
     fast, place = cupy.empty(10), first.ctypes.data
