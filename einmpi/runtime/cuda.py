@@ -15,6 +15,7 @@ from einmpi.runtime import gpus
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.contract_plan import PIECE, THIN
 from einmpi.runtime.cuda_contract import prepare_product
+from einmpi.runtime.cuda_distance import prepare_distance
 from einmpi.runtime.cuda_launch import Calls, Launch, compiled, key_of
 from einmpi.runtime.cuda_nest import PACK, THREADS, Nest, Plan
 from einmpi.runtime.cuda_plan import make_plan
@@ -53,6 +54,9 @@ def _prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index,
             compute(einsum, [cupy.ascontiguousarray(array) for array in operands], target, index, fast, tf32)
 
         return dense
+    distance = prepare_distance(einsum, operands, target, generate) if fast else None
+    if distance is not None:
+        return distance
     contraction = recognise(einsum)
     product = contraction and prepare_product(contraction, operands, target, tf32)
     if product:

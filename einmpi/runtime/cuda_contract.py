@@ -48,13 +48,14 @@ class _Plan:
 Generate = Callable[[EinSum, Sequence[Any], Any], None]  # by a generated kernel
 
 
-def prepare_product(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool) -> _Product | None:
-    """What fills the target; None where a generated kernel does it better."""
+def prepare_product(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool, onto: bool = False
+                    ) -> _Product | None:  # fmt: skip
+    """What fills the target, or is added to it with `onto`; None where a generated kernel does it better."""
     if len(contraction.positions) != 2 or target.dtype.name not in TYPES:
         return None
     arrays = [*(operands[k] for k in contraction.positions), target]
     plan = _plan(contraction, tuple(a.dtype.name for a in arrays), tuple(a.strides for a in arrays))
-    return None if plan is None else _product(plan, contraction, arrays, tf32)
+    return None if plan is None else _product(plan, contraction, arrays, tf32, onto)
 
 
 # ---- which way ------------------------------------------------------------------------------------------------------
@@ -219,7 +220,8 @@ class _Product:
             blas.setMathMode(handle, mode)
 
 
-def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool) -> _Product:
+def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool, onto: bool
+             ) -> _Product:  # fmt: skip
     dtype, extent = arrays[-1].dtype, dict(contraction.extents)
     rows, inner, columns = plan.matrix
     strides, ops, copies = [dict(part.stride) for part in plan.parts], [], []
@@ -239,7 +241,7 @@ def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32:
     kind, sums = TYPES[dtype.name]
     sums = TF32 if tf32 and dtype.name in ("float32", "complex64") else sums
     batch = plan.loops[0] if plan.loops else ()
-    numbers = np.array([contraction.scale, 0], np.float32 if dtype.itemsize == 2 else dtype)
+    numbers = np.array([contraction.scale, int(onto)], np.float32 if dtype.itemsize == 2 else dtype)
     return _Product(
         gpus.cupy(), contraction.positions, contraction.indices[2], dtype, tuple(copies),
         (n, m, k, size_of(batch, extent)) if turned else (m, n, k, size_of(batch, extent)),
