@@ -30,14 +30,14 @@ class DeviceCopies:
 
     # ---- any two arrays ---------------------------------------------------------------------------------------------
 
-    def begin(self, source: Any, target: Any) -> DeviceCopy:
-        """Copy between host and device, or on the device: after the kernels so far, beside those that follow."""
+    def begin(self, source: Any, target: Any, after: Any = None) -> DeviceCopy:
+        """Copy between host and device, or on the device: after an event, or the kernels so far, beside all others."""
         if not isinstance(source, np.ndarray) and not isinstance(target, np.ndarray):
             target[...] = source
-            return DeviceCopy(self, self.event(self.cuda.get_current_stream()))
-        self.after_kernels()
+            return DeviceCopy(self, self.so_far())
         runtime, up = self.cuda.runtime, isinstance(source, np.ndarray)
         kind, stream = (runtime.memcpyHostToDevice, self.up) if up else (runtime.memcpyDeviceToHost, self.down)
+        stream.wait_event(self.so_far() if after is None else after)
         width, rows = _rows(source, target)
         for there, here, count, pitch, other in rows:
             # In pinned memory both run in the background; in other memory CUDA makes a copy of its own first.
@@ -65,9 +65,13 @@ class DeviceCopies:
         found.record(stream)
         return found
 
+    def so_far(self) -> Any:
+        """The event after which the kernels that were started are done."""
+        return self.event(self.cuda.get_current_stream())
+
     def after_kernels(self) -> None:
         """What is copied from here on waits for the kernels so far: they make it, or still use the memory."""
-        kernels = self.event(self.cuda.get_current_stream())
+        kernels = self.so_far()
         self.down.wait_event(kernels)
         self.up.wait_event(kernels)
 

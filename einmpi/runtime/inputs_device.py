@@ -24,14 +24,17 @@ class DeviceInputs:
 
     def __init__(self, inputs: Inputs, backend: CupyBackend, comm: Comm) -> None:
         self.inputs, self.backend, self.copies, self.comm = inputs, backend, backend.copies, comm
-        self.begun: dict[str, np.ndarray] = {}  # blocks that are read in the background
+        # Blocks that are read in the background; the event after which their slots' memory is used for nothing else.
+        self.begun: dict[str, tuple[np.ndarray, Any]] = {}
 
     def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
-        """Into host memory. The slot itself is not needed before the Load."""
+        """Into host memory. The slot is made here, so that the copy to it need not wait for kernels that begin later."""
 
         def make_block() -> np.ndarray:
-            self.begun[step.tensor] = self._block(step)
-            return self.begun[step.tensor]
+            make()
+            block = self._block(step)
+            self.begun[step.tensor] = block, self.copies.so_far()
+            return block
 
         self.inputs.begin(replace(step, place=_place(step)), make_block, self.comm)
 
@@ -105,7 +108,7 @@ class DeviceInputs:
 
     def _fill_from_host(self, step: Load, target: Any) -> None:
         """By way of a block in host memory: all ranks read it together, or it was begun before."""
-        values = self.begun.pop(step.tensor) if step.tensor in self.begun else self._block(step)
+        values, free = self.begun.pop(step.tensor) if step.tensor in self.begun else (self._block(step), None)
         self.inputs.fill(replace(step, place=_place(step)), values, self.comm)
         if not elements(step.region):
             return
@@ -114,7 +117,7 @@ class DeviceInputs:
             return
         run = flat_range(step.place, step.slot.shape or (1,))
         if run is not None:
-            self.copies.begin(values.reshape(-1), target.reshape(-1)[slice(*run)]).join()
+            self.copies.begin(values.reshape(-1), target.reshape(-1)[slice(*run)], free).join()
             return
 
         def read(_: Region, within: Region, piece: np.ndarray) -> None:

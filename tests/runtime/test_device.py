@@ -116,6 +116,34 @@ backend = "cupy"
         os.remove(tmp_path / "out.h5")
 
 
+def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
+    """The copy of D waits for nothing that starts after its slot was made, before the first kernel."""
+    fake_cupy.install(monkeypatch)
+    started, waits, record, wait = [], [], fake_cupy.Event.record, fake_cupy.Stream.wait_event
+
+    def noted(event, stream):
+        event.kernels = len(started)
+        record(event, stream)
+
+    def waited(stream, event):
+        if not stream.null and event.stream.null:
+            waits.append(event.kernels)
+        wait(stream, event)
+
+    def counted(*arguments):
+        started.append(arguments)
+        fake_cupy.compute(*arguments)
+
+    monkeypatch.setattr(fake_cupy.Event, "record", noted)
+    monkeypatch.setattr(fake_cupy.Stream, "wait_event", waited)
+    monkeypatch.setattr("einmpi.runtime.cuda.compute", counted)
+    arrays = {name: np.random.default_rng(ord(name)).standard_normal((20, 40 if name == "D" else 20)) for name in "ABD"}
+    job = einmpi.program("Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,l] = sum(Y[i,k] * D[k,l])", **arrays)
+    found = einmpi.run(on_gpu(with_files(job, arrays, tmp_path)), comm=ALONE)["Z"]
+    assert len(started) == 2 and waits and set(waits) == {0}
+    np.testing.assert_allclose(found.gather(), arrays["A"] @ arrays["B"] @ arrays["D"])
+
+
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
