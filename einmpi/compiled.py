@@ -15,7 +15,7 @@ import numpy as np
 from einmpi.errors import InputError, one_of
 from einmpi.graph.job_file import Job
 from einmpi.plan.plan import Options, Plan, make_plan
-from einmpi.runtime.backends import BACKENDS
+from einmpi.runtime.backends import WORKPLACES
 from einmpi.runtime.checkpoint import Checkpoints
 from einmpi.runtime.comm import Comm, even_nodes, together
 from einmpi.runtime.datasets import Dataset
@@ -57,7 +57,7 @@ class Compiled:
 
     def __init__(self, job: Job, comm: Comm, options: Options) -> None:
         self.job, self.comm, self.options = job, comm, options
-        self.work = BACKENDS[job.backend](job, comm)
+        self.work = WORKPLACES[job.backend](job, comm)
         self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
         graph = job.graph

@@ -28,7 +28,7 @@ class DeviceInputs:
         self.begun: dict[str, tuple[np.ndarray, Any]] = {}
 
     def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
-        """Into host memory. The slot is made here, so that the copy to it need not wait for kernels that begin later."""
+        """Into host memory. The slot is made here, so that the copy to it waits for no kernel that begins later."""
 
         def make_block() -> np.ndarray:
             make()
