@@ -100,6 +100,16 @@ def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
         assert np.isnan(found).any() and not np.isnan(found).all()
 
 
+def check_alignment(cupy):
+    """A row may be aligned where its array is not, so what was prepared for one address need not do for another."""
+    einsum, kind, _ = vertex("Z[i] = X[1,i] + 1", {"X": np.zeros((2, 64), "float32")})
+    numbers, before = np.arange(200, dtype="float32"), len(cuda.CALLS.found)
+    for first in (1, 2):  # the row begins at byte 4 + 268, which is aligned, then at byte 8 + 268, which is not
+        x = numbers[first : first + 134].reshape(2, 67)[:, :64]
+        np.testing.assert_array_equal(compute(cupy, einsum, kind, [x]), x[1] + 1)
+    assert len(cuda.CALLS.found) == before + 2
+
+
 def check_gathers(cupy):
     rng = np.random.default_rng(0)
     arrays = {"W": rng.normal(size=(50, 36)), "t": rng.integers(0, 50, (7, 9)), "X": rng.normal(size=(7, 36))}

@@ -19,6 +19,7 @@ from cuda_cases import (
     CONTRACTIONS,
     DISTANCES,
     GROUPS,
+    check_alignment,
     check_contraction,
     check_distance,
     check_gathers,
@@ -93,6 +94,10 @@ def test_every_contraction(cupy, subscripts):
                                                    for case in DISTANCES[1:])])  # fmt: skip
 def test_distances(cupy, monkeypatch, case):
     check_distance(cupy, monkeypatch, *case)
+
+
+def test_alignment(cupy):
+    check_alignment(cupy)
 
 
 def test_copies_for_a_product_stay_small(cupy, monkeypatch):

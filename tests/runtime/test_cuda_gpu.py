@@ -8,6 +8,7 @@ from cuda_cases import (
     CONTRACTIONS,
     DISTANCES,
     GROUPS,
+    check_alignment,
     check_contraction,
     check_distance,
     check_gathers,
@@ -104,6 +105,10 @@ def test_layouts(cupy, layout):
 @pytest.mark.parametrize("case", DISTANCES)
 def test_distances(cupy, monkeypatch, case):
     check_distance(cupy, monkeypatch, *case)
+
+
+def test_alignment(cupy):
+    check_alignment(cupy)
 
 
 def test_gathers_and_labels(cupy):
