@@ -106,7 +106,8 @@ class CupyBackend:
 
     def region_of(self, array: Any, region: Region, extents: tuple[int, ...]) -> Any:
         """Contiguous, of these extents; the array itself where it is that."""
-        array = self.cupy.asarray(array)
+        if not isinstance(array, self.cupy.ndarray):  # but of another library
+            array = self.cupy.asarray(array)
         if array.shape == extents:
             return self.cupy.ascontiguousarray(array)
         for dimension, runs in enumerate(region if array.ndim else ()):
@@ -128,9 +129,7 @@ class CupyBackend:
         return arrange(schedule, cuda_group.RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
-        slots = {slot.name for kernel in step.kernels for slot in (*kernel.operands, kernel.target)}
-        own = {name: arrays[name] for name in slots if name in arrays}
-        return cuda_group.compute(step, own, self.fast_math)
+        return cuda_group.compute(step, {slot.name: arrays[slot.name] for slot in step.outer}, self.fast_math)
 
     # ---- host -------------------------------------------------------------------------------------------------------
 
