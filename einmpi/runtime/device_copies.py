@@ -176,4 +176,9 @@ def cut(array: Any, nbytes: int) -> Sequence[Any]:
 
 def on_host(array: Any) -> Any:
     """The array, or a copy in the host's memory of one that lies on a GPU."""
-    return DeviceCopies().download(gpus.cupy().ascontiguousarray(array)) if gpus.is_device_array(array) else array
+    if not gpus.is_device_array(array):
+        return array
+    cupy = gpus.cupy()
+    found = cupy.ascontiguousarray(array)
+    # A small one is there long before there are pinned buffers to copy it through.
+    return cupy.asnumpy(found) if found.nbytes <= PIECE else DeviceCopies().download(found)
