@@ -92,9 +92,8 @@ def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: Storage) -> None:
 
 def _compute(step: Kernel, buffers: Buffers, _: Comm, __: Storage) -> None:
     operands = [buffers[slot] for slot in step.operands]
-    target = buffers.make(step.target)
     try:
-        buffers.backend.compute(step, operands, target)
+        buffers.backend.compute(step, operands, buffers.make(step.target))
     except FAULTS as error:
         raise _named(step.vertex, error) from error
 
