@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
@@ -60,6 +60,7 @@ class Compiled:
         self.work = WORKPLACES[job.backend](job, comm)
         self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
+        self.known: dict[Hashable, tuple[Plan, Schedule]] = {}  # the same by what arrays look like, on one rank
         graph = job.graph
         self.in_files = [(spec, graph[spec.name]) for spec in job.inputs if spec.file and spec.name in graph.by_name]
         self.files: dict[str, Dataset] = {}
@@ -69,7 +70,15 @@ class Compiled:
 
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
         """Compute the outputs, as DistArrays. All ranks call it, with inputs of the same kind."""
-        plan, schedule, given = self.prepare(inputs or {})
+        given = dict(inputs or {})
+        outline = _outline(given)
+        if outline in self.known:  # a GPU would wait for all that is done in `prepare`
+            plan, schedule = self.known[outline]
+        else:
+            plan, schedule, used = self.prepare(given)
+            if outline is not None and self.comm.size == 1 and all(used[name] is given[name] for name in given):
+                self.known[outline] = plan, schedule
+            given = used
         sources = Inputs(self.job, given, self.files, self.resident)
         outputs, self.measured = self.run(plan, schedule, sources, wait=False)
         return outputs
@@ -196,6 +205,13 @@ def _name_of(dtype: Any) -> str:
 
 def is_array(given: Any) -> bool:
     return isinstance(given, np.ndarray) or is_device_array(given)
+
+
+def _outline(given: Mapping[str, Any]) -> Hashable:
+    """Of arrays all that checks and plans depend on; None where something else is given."""
+    if not all(map(is_array, given.values())):
+        return None
+    return tuple([(name, type(array), array.shape, array.dtype) for name, array in given.items()])
 
 
 def _kind(array: Any) -> str | Layout:

@@ -52,10 +52,10 @@ class DeviceInputs:
 
     def block(self, step: Load, comm: Comm) -> Any:
         given = self.inputs.given.get(step.tensor)
-        if isinstance(given, DistArray) and is_device_array(given.local):
-            return self.backend.cupy.ascontiguousarray(given.local)
         if is_device_array(given):
             return self.backend.region_of(given, step.region, step.slot.shape)
+        if isinstance(given, DistArray) and is_device_array(given.local):
+            return self.backend.cupy.ascontiguousarray(given.local)
         key = step.tensor, step.region
         if given is None and key in self.backend.resident:
             return self.backend.resident[key]
