@@ -201,6 +201,12 @@ def compute(einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool
     on_host(einsum, [operand.values for operand in operands], target.values, numbers)
 
 
+def prepare(*given: Any) -> Any:
+    """einmpi.runtime.cuda.prepare, by numpy."""
+    einsum, _, _, *options = given
+    return lambda operands, target: compute(einsum, operands, target, *options)
+
+
 def install(monkeypatch: Any, **settings: Any) -> None:
     """As if cupy were installed, and kernels for it."""
     from einmpi.runtime import backend_cupy
@@ -208,6 +214,7 @@ def install(monkeypatch: Any, **settings: Any) -> None:
     for name, module in make(**settings).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(backend_cupy.cuda, "compute", compute)
+    monkeypatch.setattr(backend_cupy.cuda, "prepare", prepare)
     monkeypatch.setattr(backend_cupy.cuda_group, "compute", lambda step, arrays, fast_math: False)
     monkeypatch.setattr(backend_cupy, "_stations", {})
     _alive.clear()

@@ -14,6 +14,8 @@ from einmpi.runtime import cuda, cuda_group, gpus
 from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_device import COMMS
+from einmpi.runtime.cuda_launch import Calls
+from einmpi.runtime.cuda_nest import PACK
 from einmpi.runtime.device_copies import DeviceCopies, DeviceCopy
 from einmpi.runtime.gpus import Gpu, bind
 from einmpi.runtime.groups import arrange
@@ -47,6 +49,7 @@ class CupyBackend:
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
         self.cupy = gpus.cupy()
+        self.calls = Calls()
         self.reserved = 0
         self.resident: dict[Any, Any] = {}  # blocks of inputs that stay between calls
 
@@ -122,8 +125,19 @@ class CupyBackend:
     # ---- kernels ----------------------------------------------------------------------------------------------------
 
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
-        chosen = selected(step, operands, self.cupy.asarray) if step.select else operands
-        cuda.compute(step.einsum, chosen, target, step.index, self.fast_math, self.tf32)
+        # What a step's arrays look like never changes; where they lie does.
+        places = tuple([array.data.ptr % PACK for array in (*operands, target)])
+        self.calls.get(step, places, lambda: self._prepared(step, operands, target))(operands, target)
+
+    def _prepared(self, step: Kernel, operands: Sequence[Any], target: Any) -> cuda.Prepared:
+        if not step.select:
+            return cuda.prepare(step.einsum, operands, target, step.index, self.fast_math, self.tf32)
+
+        def run(operands: Sequence[Any], target: Any) -> None:
+            chosen = selected(step, operands, self.cupy.asarray)
+            cuda.compute(step.einsum, chosen, target, step.index, self.fast_math, self.tf32)
+
+        return run
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(schedule, cuda_group.RULE)

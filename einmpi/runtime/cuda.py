@@ -35,10 +35,11 @@ def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index =
     """Fill `target`, which is none of the operands. Extents are those of the arrays. `fast_math` allows what rounds
     more, `tf32` products of float32 with ten bits of fraction."""
     key = (*map(key_of, operands), key_of(target), index, fast_math, tf32)
-    CALLS.get(einsum, key, lambda: _prepare(einsum, operands, target, index, fast_math, tf32))(operands, target)
+    CALLS.get(einsum, key, lambda: prepare(einsum, operands, target, index, fast_math, tf32))(operands, target)
 
 
-def _prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool, tf32: bool) -> Prepared:
+def prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool, tf32: bool) -> Prepared:
+    """The same for any arrays that look like these: dtypes, extents, strides, and how far from aligned they are."""
     if 0 in einsum.bound:
         return lambda operands, target: None
     rule, extent = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None, einsum.extent

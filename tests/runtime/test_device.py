@@ -132,11 +132,11 @@ def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
 
     def counted(*arguments):
         started.append(arguments)
-        fake_cupy.compute(*arguments)
+        return fake_cupy.prepare(*arguments)
 
     monkeypatch.setattr(fake_cupy.Event, "record", noted)
     monkeypatch.setattr(fake_cupy.Stream, "wait_event", waited)
-    monkeypatch.setattr("einmpi.runtime.cuda.compute", counted)
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", counted)
     arrays = {name: np.random.default_rng(ord(name)).standard_normal((20, 40 if name == "D" else 20)) for name in "ABD"}
     job = einmpi.program("Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,l] = sum(Y[i,k] * D[k,l])", **arrays)
     found = einmpi.run(on_gpu(with_files(job, arrays, tmp_path)), comm=ALONE)["Z"]
@@ -349,11 +349,11 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
 
     def stopping(*arguments):
         os.kill(os.getpid(), signal.SIGUSR1)
-        fake_cupy.compute(*arguments)
+        return fake_cupy.prepare(*arguments)
 
-    monkeypatch.setattr("einmpi.runtime.cuda.compute", stopping)
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", stopping)
     assert main(command) == 75
-    monkeypatch.setattr("einmpi.runtime.cuda.compute", fake_cupy.compute)
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", fake_cupy.prepare)
     assert main([*command, "--resume", "--trace", "trace.json"]) == 0
     said = capfd.readouterr()
     assert "goes on after Z_1" in said.err and "; Paper GPU" in said.out
