@@ -72,8 +72,9 @@ class Compiled:
         """Compute the outputs, as DistArrays. All ranks call it, with inputs of the same kind."""
         given = dict(inputs or {})
         outline = _outline(given)
-        if outline in self.known:  # a GPU would wait for all that is done in `prepare`
-            plan, schedule = self.known[outline]
+        known = self.known.get(outline)
+        if known is not None:  # a GPU would wait for all that is done in `prepare`
+            plan, schedule = known
         else:
             plan, schedule, used = self.prepare(given)
             if outline is not None and self.comm.size == 1 and all(used[name] is given[name] for name in given):

@@ -79,6 +79,32 @@ def test_results_stay_on_the_gpu(monkeypatch):
     assert "3.5" in repr(again)
 
 
+def test_a_call_does_little_before_its_first_kernel(monkeypatch):
+    """A GPU waits for it. Calls of functions are counted: seconds depend on the machine."""
+    fake_cupy.install(monkeypatch)
+    package, counts, calls = os.path.dirname(einmpi.__file__), [], 0
+
+    def kernel(*arguments):
+        counts.append(calls)
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(package)
+
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", lambda *given: kernel)
+    step = einmpi.compile(on_gpu(einmpi.load(JOBS / "chain.toml", s=8)), ALONE)
+    arrays = {name: gpus.cupy().asarray(np.ones((8, 8))) for name in "ABCDE"}
+    step(arrays)
+    counts.clear()
+    others = {name: array.copy() for name, array in arrays.items()}  # that look alike
+    sys.setprofile(count)
+    try:
+        step(others)
+    finally:
+        sys.setprofile(None)
+    assert len(counts) == 4 and counts[0] < 90 and counts[1] - counts[0] < 20, counts
+
+
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
