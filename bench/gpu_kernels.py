@@ -140,7 +140,7 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
     def run() -> Any:
         for step in schedule.steps:
             if isinstance(step, Kernel):
-                cuda.compute(step.einsum, [slots[slot.name] for slot in step.operands], slots[step.target.name], {})
+                cuda.compute(step.einsum, [slots[slot.name] for slot in step.operands], slots[step.target.name])
             elif isinstance(step, Group):
                 used = {slot.name for slot in (*reads(step), *writes(step))}
                 assert cuda_group.compute(step, {name: slots[name] for name in used})

@@ -121,7 +121,7 @@ def _probe_numba() -> Any:
 def _probe_cupy() -> Any:
     from einmpi.runtime import gpus
 
-    cupy = gpus.library()
+    cupy = gpus.cupy()
     seen = [cupy.cuda.runtime.getDeviceProperties(number) for number in range(cupy.cuda.runtime.getDeviceCount())]
     names = [f"{found['name'].decode()} ({show_bytes(found['totalGlobalMem'])})" for found in seen]
     return {"cupy": cupy.__version__, "devices": names, "nccl": gpus.nccl_version()}

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from runtime.test_fast_math import assert_within_bound, numbers
 from runtime.test_fused import NAMED, awkward, close, random_arrays, vertex
 
 import einmpi
@@ -15,6 +16,7 @@ from einmpi.runtime.cuda_source import expression_source
 from einmpi.runtime.cuda_text import STORED
 from einmpi.runtime.groups import arrange
 from einmpi.schedule.lower import lower
+from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, reads, writes
 
 CONTRACTIONS = ("ij,jk->ik", "ij,kj->ik", "ji,jk->ki", "bshd,bthd->bhst", "bhst,bthd->bshd", "ijb,jbk->ik",
@@ -22,10 +24,10 @@ CONTRACTIONS = ("ij,jk->ik", "ij,kj->ik", "ji,jk->ki", "bshd,bthd->bhst", "bhst,
                 "ij,ij->", "bij,jk->kbi")  # fmt: skip
 
 
-def compute(cupy, einsum, dtype, operands, index=None, **options):
+def compute(cupy, einsum, dtype, operands, index=(), **options):
     """As numpy's array, what `cuda.compute` makes of numpy's arrays; every element has to be written."""
     target = cupy.asarray(np.full(einsum.bound, 77, dtype))
-    cuda.compute(einsum, [on_device(cupy, array) for array in operands], target, index or {}, **options)
+    cuda.compute(einsum, [on_device(cupy, array) for array in operands], target, index, **options)
     return target.get()
 
 
@@ -70,6 +72,44 @@ def check_contraction(cupy, subscripts, dtype, conj=False):
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * abs(wanted).max(), err_msg=product)
 
 
+DISTANCES = (  # text, dtypes of X and Y, shapes, and whether cuBLAS computes it
+    ("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", ("float32", "float32"), ((20, 70), (30, 70)), True),
+    ("Z[k,b,i] = sum(abs(Y[l,b,j,k] - X[b,i,j,l])**2)", ("float64", "float64"), ((3, 5, 9, 8), (8, 3, 9, 4)), True),
+    ("Z[i,k] = sum((X[i,j] - Y[j,k]) * (X[i,j] - Y[j,k]))", ("complex64", "complex64"), ((6, 64), (64, 9)), True),
+    ("Z[i,k] = sum(abs(X[i,j] - Y[j,k])**2)", ("complex64", "complex64"), ((6, 64), (64, 9)), False),
+    ("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", ("float32", "float64"), ((20, 70), (30, 70)), False),
+    ("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", ("float32", "float32"), ((20, 7), (30, 7)), False),
+)
+
+
+def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
+    """With fast_math, within the bound of the CPU's way."""
+    made, prepare = [], cuda.prepare_distance
+    monkeypatch.setattr(cuda, "prepare_distance", lambda *given: made.append(prepare(*given)) or made[-1])
+    x, y = (numbers(shape, dtype, seed) for seed, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)))
+    if by_blas and x.dtype.kind == "f":
+        x.flat[: y.shape[-1]] = y.flat[: y.shape[-1]]  # near points
+    einsum, kind, operands = vertex(text, {"X": x, "Y": y})
+    found = compute(cupy, einsum, kind, operands, fast_math=True)
+    assert_within_bound(found, einsum, operands, "abs" in text)
+    assert [each is not None for each in made] == [by_blas]
+    if kind.startswith("f"):
+        assert found.min() >= 0
+        x[(0,) * x.ndim] = np.nan
+        found = compute(cupy, einsum, kind, operands, fast_math=True)
+        assert np.isnan(found).any() and not np.isnan(found).all()
+
+
+def check_alignment(cupy):
+    """A row may be aligned where its array is not, so what was prepared for one address need not do for another."""
+    einsum, kind, _ = vertex("Z[i] = X[1,i] + 1", {"X": np.zeros((2, 64), "float32")})
+    numbers, before = np.arange(200, dtype="float32"), len(cuda.CALLS.found)
+    for first in (1, 2):  # the row begins at byte 4 + 268, which is aligned, then at byte 8 + 268, which is not
+        x = numbers[first : first + 134].reshape(2, 67)[:, :64]
+        np.testing.assert_array_equal(compute(cupy, einsum, kind, [x]), x[1] + 1)
+    assert len(cuda.CALLS.found) == before + 2
+
+
 def check_gathers(cupy):
     rng = np.random.default_rng(0)
     arrays = {"W": rng.normal(size=(50, 36)), "t": rng.integers(0, 50, (7, 9)), "X": rng.normal(size=(7, 36))}
@@ -78,9 +118,9 @@ def check_gathers(cupy):
         wanted = reference.compute(einsum, operands, kind)
         np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12)
     einsum, kind, operands = vertex("Y[b,s] = t[b,s] + 10 * s", arrays)
-    for numbers in (np.array([3, 1, 4, 15, 9, 2, 6, 5, 35]), np.arange(9) + 1000):
-        found = compute(cupy, einsum, kind, operands, {"s": numbers})
-        np.testing.assert_array_equal(found, arrays["t"] + 10 * numbers)
+    for runs in (((3, 6), (8, 13), (35, 36)), ((1000, 1009),)):
+        found = compute(cupy, einsum, kind, operands, (("s", runs),))
+        np.testing.assert_array_equal(found, arrays["t"] + 10 * indices(runs))
 
 
 def check_out_of_range(cupy, bad):

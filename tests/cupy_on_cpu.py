@@ -155,7 +155,7 @@ def gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, da, b, tb, ldb, db, beta,
     dtype = np.dtype(names[tc])
     assert ta == tb == tc and beta == alpha + (4 if dtype.itemsize == 2 else dtype.itemsize)
     kind = np.dtype("float32") if dtype.itemsize == 2 else dtype
-    scale = np.frombuffer((ctypes.c_char * kind.itemsize).from_address(alpha), kind)[0]
+    scale, kept = np.frombuffer((ctypes.c_char * (2 * kind.itemsize)).from_address(alpha), kind)
 
     def matrix(address, op, rows, columns, line):
         rows, columns = (columns, rows) if op else (rows, columns)
@@ -169,7 +169,8 @@ def gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, da, b, tb, ldb, db, beta,
         x = matrix(a + number * da * dtype.itemsize, opa, m, k, lda)
         y = matrix(b + number * db * dtype.itemsize, opb, k, n, ldb)
         z = matrix(c + number * dc * dtype.itemsize, 0, m, n, ldc)
-        z[...] = (scale * (x.astype(kind) @ y.astype(kind))).astype(dtype)
+        product = scale * (x.astype(kind) @ y.astype(kind))
+        z[...] = (product + kept * z.astype(kind) if kept else product).astype(dtype)
 
 
 def gemm_alone(handle, opa, opb, m, n, k, alpha, a, ta, lda, b, tb, ldb, beta, c, tc, ldc, sums, algo):
@@ -185,6 +186,7 @@ def module():
     made.__dict__.update(
         RawModule=RawModule, ndarray=ndarray, asarray=asarray,
         empty=lambda shape, dtype: asarray(np.empty(shape, dtype)),
+        maximum=np.maximum,
         zeros=lambda shape, dtype: asarray(np.zeros(shape, dtype)),
         ascontiguousarray=lambda array: asarray(np.ascontiguousarray(array)),
         cuda=types.SimpleNamespace(cublas=blas, device=device),

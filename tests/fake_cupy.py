@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.schedule.regions import indices
+
 _alive: list[Any] = []  # memory of arrays that are gone: a late copy must not hit somebody else's
 
 
@@ -195,7 +197,14 @@ def compute(einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool
     """einmpi.runtime.cuda.compute, by numpy."""
     from einmpi.runtime.kernels import compute as on_host
 
-    on_host(einsum, [operand.values for operand in operands], target.values, index)
+    numbers = {label: indices(runs) for label, runs in index}
+    on_host(einsum, [operand.values for operand in operands], target.values, numbers)
+
+
+def prepare(*given: Any) -> Any:
+    """einmpi.runtime.cuda.prepare, by numpy."""
+    einsum, _, _, *options = given
+    return lambda operands, target: compute(einsum, operands, target, *options)
 
 
 def install(monkeypatch: Any, **settings: Any) -> None:
@@ -205,6 +214,7 @@ def install(monkeypatch: Any, **settings: Any) -> None:
     for name, module in make(**settings).items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(backend_cupy.cuda, "compute", compute)
+    monkeypatch.setattr(backend_cupy.cuda, "prepare", prepare)
     monkeypatch.setattr(backend_cupy.cuda_group, "compute", lambda step, arrays, fast_math: False)
     monkeypatch.setattr(backend_cupy, "_stations", {})
     _alive.clear()

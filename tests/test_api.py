@@ -334,3 +334,18 @@ print("done" if world.rank == 0 else "", end="")
 """
     done = run_mpi(5, code)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "done")
+
+
+def test_every_call_is_checked():
+    """Also those after one with arrays that look alike."""
+    step = einmpi.compile(einmpi.program("Y[i] = X[i] * 2", X=(3,)))
+    for given in (np.arange(3.0), np.ones(3), [1.0, 2.0, 3.0], einmpi.DistArray.from_global(np.ones(3))):
+        expected = 2 * np.asarray(given.gather() if isinstance(given, einmpi.DistArray) else given)
+        np.testing.assert_array_equal(step({"X": given})["Y"].gather(), expected)
+    for wrong in (np.arange(3), np.arange(4.0), np.zeros((3, 1))):
+        with pytest.raises(einmpi.EinmpiError, match="inputs: X is"):
+            step({"X": wrong})
+    with pytest.raises(einmpi.EinmpiError, match="unknown input"):
+        step({"X": np.ones(3), "W": np.ones(3)})
+    with pytest.raises(einmpi.EinmpiError, match="not given"):
+        step({})

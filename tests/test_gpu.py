@@ -71,7 +71,7 @@ def test_bfloat16(tmp_path):
 
 
 def test_results_stay_on_the_gpu():
-    cupy = gpus.library()
+    cupy = gpus.cupy()
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
     step, numbers = einmpi.compile(job, ALONE), np.arange(5.0)
     out = step({"X": cupy.asarray(8 * numbers), "W": numbers})["Y"]
@@ -103,7 +103,7 @@ backend = "cupy"
 def test_copies_between_tiers():
     from einmpi.runtime.device_copies import DeviceCopies
 
-    cupy, copies = gpus.library(), DeviceCopies()
+    cupy, copies = gpus.cupy(), DeviceCopies()
     values = np.arange(300 * 500 * 7.0).reshape(300, 500, 7)
     slow = copies.memory.array(values.nbytes).view(np.float64).reshape(values.shape)
     slow[...] = values
@@ -139,7 +139,7 @@ def test_nccl_with_itself():
     from einmpi.runtime.comm_device import NcclComm
     from einmpi.runtime.device_copies import DeviceCopies
 
-    cupy = gpus.library()
+    cupy = gpus.cupy()
     if not gpus.nccl_version():
         pytest.skip("CuPy finds no NCCL library")
     comm = NcclComm(ALONE, DeviceCopies())

@@ -77,7 +77,7 @@ class EinGraph:
                 ends[last].append(name)
         return {name: tuple(names) for name, names in ends.items()}
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Vertex, ...]:
         return tuple(vertex for vertex in self.vertices if vertex.is_input)
 

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.runtime import cuda, cuda_group
+from einmpi.runtime import cuda, cuda_group, gpus
 from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.comm_device import COMMS
+from einmpi.runtime.cuda_launch import Calls
+from einmpi.runtime.cuda_nest import PACK
 from einmpi.runtime.device_copies import DeviceCopies, DeviceCopy
-from einmpi.runtime.gpus import Gpu, bind, library
+from einmpi.runtime.gpus import Gpu, bind
 from einmpi.runtime.groups import arrange
-from einmpi.schedule.regions import Region, indices, whole
+from einmpi.schedule.regions import Region, indices
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Group, Kernel
 
@@ -47,7 +49,8 @@ class CupyBackend:
         self.station, self.copies = station, station.copies
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
-        self.cupy = library()
+        self.cupy = gpus.cupy()
+        self.calls = Calls()
         self.reserved = 0
         self.resident: dict[Any, Any] = {}  # blocks of inputs that stay between calls
 
@@ -105,14 +108,16 @@ class CupyBackend:
             else:
                 target[place] = ufunc(target[place], values)
 
-    def region_of(self, array: Any, region: Region) -> Any:
-        """A view where each dimension is one run; the array itself where it is wanted whole."""
-        if region == tuple(map(whole, array.shape)):
-            return array  # to take slices of it would cost more time than all else here
+    def region_of(self, array: Any, region: Region, extents: tuple[int, ...]) -> Any:
+        """Contiguous, of these extents; the array itself where it is that."""
+        if not isinstance(array, self.cupy.ndarray):  # but of another library
+            array = self.cupy.asarray(array)
+        if array.shape == extents:
+            return self.cupy.ascontiguousarray(array)
         for dimension, runs in enumerate(region if array.ndim else ()):
             taken = slice(*runs[0]) if len(runs) == 1 else self.cupy.asarray(indices(runs))
             array = array[(slice(None),) * dimension + (taken,)]
-        return array
+        return self.cupy.ascontiguousarray(array)
 
     def _place(self, place: tuple[Any, ...]) -> tuple[Any, ...]:
         """Lists of indices have to lie on the GPU too."""
@@ -121,17 +126,25 @@ class CupyBackend:
     # ---- kernels ----------------------------------------------------------------------------------------------------
 
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
-        index = {label: indices(runs) for label, runs in step.index}
-        chosen = selected(step, operands, self.cupy.asarray)
-        cuda.compute(step.einsum, chosen, target, index, self.fast_math, self.tf32)
+        # What a step's arrays look like never changes; where they lie does.
+        places = tuple([array.data.ptr % PACK for array in (*operands, target)])
+        self.calls.get(step, places, lambda: self._prepared(step, operands, target))(operands, target)
+
+    def _prepared(self, step: Kernel, operands: Sequence[Any], target: Any) -> cuda.Prepared:
+        if not step.select:
+            return cuda.prepare(step.einsum, operands, target, step.index, self.fast_math, self.tf32)
+
+        def run(operands: Sequence[Any], target: Any) -> None:
+            chosen = selected(step, operands, self.cupy.asarray)
+            cuda.compute(step.einsum, chosen, target, step.index, self.fast_math, self.tf32)
+
+        return run
 
     def arrange(self, schedule: Schedule) -> Schedule:
         return arrange(schedule, cuda_group.RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
-        slots = {slot.name for kernel in step.kernels for slot in (*kernel.operands, kernel.target)}
-        own = {name: arrays[name] for name in slots if name in arrays}
-        return cuda_group.compute(step, own, self.fast_math)
+        return cuda_group.compute(step, {slot.name: arrays[slot.name] for slot in step.outer}, self.fast_math)
 
     # ---- host -------------------------------------------------------------------------------------------------------
 

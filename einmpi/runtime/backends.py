@@ -52,7 +52,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
                      f"{station.gpu}{messages}")  # fmt: skip
 
 
-BACKENDS: dict[str, Callable[[Job, Comm], Workplace]] = {"numpy": on_host, "cupy": on_gpu}
+WORKPLACES: dict[str, Callable[[Job, Comm], Workplace]] = {"numpy": on_host, "cupy": on_gpu}
 
 
 def check_memory(place: str, needed: int) -> None:

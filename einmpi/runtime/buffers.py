@@ -24,9 +24,11 @@ class Buffers:
 
     def make(self, slot: Slot) -> Any:
         """The array of a slot; a new one, with any values, where there is none."""
-        if slot.name not in self:
-            self.put(slot, self.backend.allocate(slot.shape, slot.dtype))
-        return self[slot]
+        if slot.name in self:
+            return self[slot]
+        array = self.backend.allocate(slot.shape, slot.dtype)
+        self.put(slot, array)
+        return array
 
     def put(self, slot: Slot, array: Any) -> None:
         """An array in memory for a slot."""
@@ -94,7 +96,8 @@ class Buffers:
 
     def _grow(self, nbytes: int) -> None:
         self.held += nbytes
-        self.peak = max(self.peak, self.held)
+        if self.held > self.peak:
+            self.peak = self.held
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

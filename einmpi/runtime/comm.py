@@ -269,7 +269,8 @@ def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result]
     except EinmpiError as error:
         agree(comm, "", error)
         raise  # agree has raised already
-    agree(comm, same(result) if same is not None else "ok")
+    if comm.size > 1:  # else there is nobody to ask, and the text would be made for nothing
+        agree(comm, same(result) if same is not None else "ok")
     return result
 
 

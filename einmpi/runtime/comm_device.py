@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.plan.memory import STAGE
+from einmpi.runtime import gpus
 from einmpi.runtime.comm import (
     SUMMABLE,
     Comm,
@@ -26,7 +27,6 @@ from einmpi.runtime.comm import (
     sendrecv_bytes,
 )
 from einmpi.runtime.device_copies import DeviceCopies, as_bytes, cut
-from einmpi.runtime.gpus import library, nccl
 
 PIECE = 2**22  # bytes of a message on their way through the host while the next ones are copied
 
@@ -84,30 +84,30 @@ class DeviceComm:
         sizes = [window.size for window in windows]
         buffer = self.copies.pinned("gather", number, sum(sizes))
         parts, me = pieces_of(buffer, sizes), group.index(self.rank)
-        if isinstance(windows[me], np.ndarray):
-            parts[me][...] = windows[me]
-        else:
+        if gpus.is_device_array(windows[me]):
             self.copies.after_kernels()
             self.copies.start_down(windows[me], parts[me]).synchronize()
+        else:
+            parts[me][...] = windows[me]
         self.host.allgatherv(group, buffer, sizes)
         for member, (part, window) in enumerate(zip(parts, windows, strict=True)):
-            if member != me and isinstance(window, np.ndarray):
-                window[...] = part
-            elif member != me:
+            if member != me and gpus.is_device_array(window):
                 self.copies.start_up(part, window)
+            elif member != me:
+                window[...] = part
         self.copies.busy["gather", number % 2] = self.copies.event(self.copies.up)
 
     def reduce_scatter(self, group: Group, send: Any, counts: Counts, receive: Any) -> bool:
         if send.dtype.name not in SUMMABLE:
             return False
         # It is used for small messages only.
-        values = self.copies.download(send) if not isinstance(send, np.ndarray) else send
+        values = self.copies.download(send) if gpus.is_device_array(send) else send
         summed = np.empty(receive.shape, receive.dtype)
         done = self.host.reduce_scatter(group, values, counts, summed)
-        if done and isinstance(receive, np.ndarray):
-            receive[...] = summed
-        elif done:
+        if done and gpus.is_device_array(receive):
             self.copies.upload(summed, receive)
+        elif done:
+            receive[...] = summed
         return done
 
     # ---- control ----------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class DeviceComm:
             (out, event), fetched = fetched, (None, None)
             if number + 1 < len(rounds):
                 fetched = self._fetched(number + 1, rounds[number + 1][0])
-            staged = receive is not None and not isinstance(receive, np.ndarray)
+            staged = gpus.is_device_array(receive)
             into = self.copies.pinned("receive", number, receive.size) if staged else receive
             if event is not None:
                 event.synchronize()
@@ -145,7 +145,7 @@ class DeviceComm:
 
     def _fetched(self, number: int, send: Any) -> tuple[np.ndarray | None, Any]:
         """(where it can be sent from, the event after which it is there)."""
-        if send is None or isinstance(send, np.ndarray):
+        if not gpus.is_device_array(send):
             return send, None
         buffer = self.copies.pinned("send", number, send.size)
         return buffer, self.copies.start_down(send, buffer)
@@ -184,7 +184,7 @@ class NcclComm(DeviceComm):
 
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         super().__init__(host, copies)
-        self.nccl: Any = nccl()
+        self.nccl: Any = gpus.nccl()
         assert self.nccl is not None, "the way was chosen without it"
         kind, numbers = json.loads(on_first_rank(host, self._unique_id))
         identity = bytes(numbers) if kind == "bytes" else tuple(numbers)
@@ -230,9 +230,9 @@ class NcclComm(DeviceComm):
                 self.copies.download(arrived, piece)
 
     def _on_device(self, piece: Any, filled: bool) -> Any:
-        if not isinstance(piece, np.ndarray):
+        if gpus.is_device_array(piece):
             return piece
-        array = library().empty(piece.shape, piece.dtype)
+        array = gpus.cupy().empty(piece.shape, piece.dtype)
         if filled:
             self.copies.upload(piece, array)
         return array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -11,44 +11,35 @@ import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import Arg, Scalar
+from einmpi.runtime import gpus
 from einmpi.runtime.contract import recognise
 from einmpi.runtime.contract_plan import PIECE, THIN
 from einmpi.runtime.cuda_contract import prepare_product
+from einmpi.runtime.cuda_distance import prepare_distance
 from einmpi.runtime.cuda_launch import Calls, Launch, compiled, key_of
 from einmpi.runtime.cuda_nest import PACK, THREADS, Nest, Plan
 from einmpi.runtime.cuda_plan import make_plan
 from einmpi.runtime.cuda_source import source
 from einmpi.runtime.cuda_text import Fold
 from einmpi.runtime.fused import check_range, numbered, without_constants
-from einmpi.runtime.gpus import library
 from einmpi.runtime.loop_plan import Layout
+from einmpi.schedule.regions import Runs, indices, length, whole
 
 Prepared: TypeAlias = Callable[[Sequence[Any], Any], None]  # of operands and target
+Index: TypeAlias = tuple[tuple[str, Runs], ...]  # the indices that a label's positions stand for, where that matters
 CALLS = Calls()
 
 
-def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray],
-            fast_math: bool = False, tf32: bool = False) -> None:  # fmt: skip
-    """Fill `target`, which is none of the operands. Extents are those of the arrays; `index` has the indices that a
-    label's positions stand for. `fast_math` allows what rounds more, `tf32` products of float32 with ten bits of
-    fraction."""
-    numbers = tuple((label, _short(index[label])) for label in index)
-    key = (*map(key_of, operands), key_of(target), numbers, fast_math, tf32)
-    CALLS.get(einsum, key, lambda: _prepare(einsum, operands, target, index, fast_math, tf32))(operands, target)
+def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index = (), fast_math: bool = False,
+            tf32: bool = False) -> None:  # fmt: skip
+    """Fill `target`, which is none of the operands. Extents are those of the arrays. `fast_math` allows what rounds
+    more, `tf32` products of float32 with ten bits of fraction."""
+    key = (*map(key_of, operands), key_of(target), index, fast_math, tf32)
+    CALLS.get(einsum, key, lambda: prepare(einsum, operands, target, index, fast_math, tf32))(operands, target)
 
 
-def _short(index: np.ndarray) -> Hashable:
-    """The indices as something short: the first one and how many, where they count."""
-    return (int(index[0]), len(index)) if _counts(index) else np.asarray(index, np.int64).tobytes()
-
-
-def _counts(index: np.ndarray) -> bool:
-    """Whether each index is one more than the one before."""
-    return len(index) > 0 and np.array_equal(index, np.arange(index[0], index[0] + len(index)))
-
-
-def _prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray], fast: bool,
-             tf32: bool) -> Prepared:  # fmt: skip
+def prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool, tf32: bool) -> Prepared:
+    """The same for any arrays that look like these: dtypes, extents, strides, and how far from aligned they are."""
     if 0 in einsum.bound:
         return lambda operands, target: None
     rule, extent = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None, einsum.extent
@@ -57,19 +48,23 @@ def _prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mappin
             raise ValueError(f"{einsum.aggregation} of nothing has no value")
         neutral = rule.neutral
         return lambda operands, target: target.fill(neutral)
+    cupy = gpus.cupy()
     if any(step % array.itemsize for array in operands for step in array.strides):
 
         def dense(operands: Sequence[Any], target: Any) -> None:
-            compute(einsum, [library().ascontiguousarray(array) for array in operands], target, index, fast, tf32)
+            compute(einsum, [cupy.ascontiguousarray(array) for array in operands], target, index, fast, tf32)
 
         return dense
+    distance = prepare_distance(einsum, operands, target, generate) if fast else None
+    if distance is not None:
+        return distance
     contraction = recognise(einsum)
     product = contraction and prepare_product(contraction, operands, target, tf32)
     if product:
         label = max((x for x in product.copied if extent[x] >= 2 * THIN), key=lambda x: extent[x], default="")
         if product.bytes > PIECE and label:
             return _halves(einsum, label, fast, tf32)
-        return lambda operands, target: product(operands, target, generate)
+        return product.with_copies(generate) if product.bytes else product
     return _generated(einsum, operands, target, index, fast)
 
 
@@ -85,7 +80,7 @@ def _halves(einsum: EinSum, label: str, fast: bool, tf32: bool) -> Prepared:
         for part, half in halves:
             views = [_part(array, entries, label, part) for array, entries in zip(
                      (*operands, target), (*einsum.operands, einsum.output), strict=True)]  # fmt: skip
-            compute(half, views[:-1], views[-1], {}, fast, tf32)
+            compute(half, views[:-1], views[-1], (), fast, tf32)
 
     return run
 
@@ -97,26 +92,26 @@ def _part(array: Any, entries: Sequence[Any], label: str, part: slice) -> Any:
 def generate(einsum: EinSum, operands: Sequence[Any], target: Any) -> None:
     """Fill `target` by a generated kernel, whatever the EinSum."""
     key = ("generate", *map(key_of, operands), key_of(target))
-    CALLS.get(einsum, key, lambda: _generated(einsum, operands, target, {}, False))(operands, target)
+    CALLS.get(einsum, key, lambda: _generated(einsum, operands, target, (), False))(operands, target)
 
 
-def _generated(einsum: EinSum, operands: Sequence[Any], target: Any, index: Mapping[str, np.ndarray],
-               fast: bool) -> Prepared:  # fmt: skip
-    function, indices, labels = numbered(einsum)
-    views = [without_constants(array, entries) for array, entries in zip(operands, indices, strict=False)]
+def _generated(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool) -> Prepared:
+    function, entries, labels = numbered(einsum)
+    views = [without_constants(array, own) for array, own in zip(operands, entries, strict=False)]
     offsets = [view.data.ptr - array.data.ptr for (view, _), array in zip(views, operands, strict=True)]
+    layouts = [Layout(array.dtype.name, array.shape, array.strides, own) for array, own in views]
+    cupy = gpus.cupy()
     first: dict[int, int] = {}  # of an operand that counts: where it begins
     given: list[Any] = []
     for number, label in enumerate(labels, len(operands)):
-        values = np.asarray(index.get(label, np.arange(einsum.extent[label])), np.int64)
-        if _counts(values):
-            first[number] = int(values[0])
-        given.append(library().asarray(values[: 0 if number in first else None]))
-        views.append((values, (label,)))
-    layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
-    call = _Call(function, layouts, einsum, tuple(first), fast)
-    whole = all((array.data.ptr + offset) % PACK == 0 for array, offset in zip(operands, offsets, strict=True))
-    run = call.prepare(target, first, whole and target.data.ptr % PACK == 0 and not len(given) > len(first))
+        runs = dict(index).get(label, whole(einsum.extent[label]))
+        if len(runs) == 1:
+            first[number] = runs[0][0]
+        given.append(cupy.asarray(indices(() if len(runs) == 1 else runs)))
+        layouts.append(Layout("int64", (length(runs),), (8,), (label,)))
+    call = _Call(function, tuple(layouts), einsum, tuple(first), fast)
+    aligned = all((array.data.ptr + offset) % PACK == 0 for array, offset in zip(operands, offsets, strict=True))
+    run = call.prepare(target, first, aligned and target.data.ptr % PACK == 0 and not len(given) > len(first))
 
     def generated(operands: Sequence[Any], target: Any) -> None:
         pointers = [array.data.ptr + offset for array, offset in zip(operands, offsets, strict=True)]
@@ -145,14 +140,15 @@ class _Call:
             return lambda pointers, target: launch([*pointers, target.data.ptr])
         assert self.aggregation is not None
         total = Fold(self.aggregation, self.function, tuple(layout.dtype for layout in self.layouts)).total
-        plan = self.plan(library().empty(target.shape, total), aligned)
+        cupy = gpus.cupy()
+        plan = self.plan(cupy.empty(target.shape, total), aligned)
         shape, launch = (plan.parts, *target.shape), _launch(plan, first, self.fast)
         label = "parts, joined"  # no label of a program's looks like this
         extents = (*((x, n) for x, n in self.extents if x in self.output), (label, plan.parts))
         join = EinSum(self.output, ((label, *self.output),), Arg(0), self.aggregation, (label,), extents)
 
         def both(pointers: list[int], target: Any) -> None:
-            parts = library().empty(shape, total)
+            parts = cupy.empty(shape, total)
             launch([*pointers, parts.data.ptr])
             generate(join, [parts], target)
 
@@ -170,10 +166,11 @@ def _launch(plan: Plan, first: Mapping[int, int], fast: bool) -> Callable[[list[
     launch = Launch(kernel_of(nest, fast), ((plan.blocks, plan.parts), (THREADS,)), tuple(values), tuple(places))
     if not gathers:
         return launch
+    cupy = gpus.cupy()
     told_at, report_at = names.index(("t", 0, 0)), names.index(("r", 0, 0))
 
     def checked(pointers: list[int]) -> None:
-        told = library().zeros(1 + 2 * len(gathers), np.int64)
+        told = cupy.zeros(1 + 2 * len(gathers), np.int64)
         values = list(launch.values)
         for place, array in (*launch.places, (told_at, len(pointers))):
             values[place] = [*pointers, told.data.ptr][array]

@@ -14,9 +14,9 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
+from einmpi.runtime import gpus
 from einmpi.runtime.contract_plan import Contraction, Labels, Layout, Strides, size_of, ways
 from einmpi.runtime.cuda_text import plain
-from einmpi.runtime.gpus import library
 
 # cuBLAS's numbers for the type of an array and for that of its sums: half precision is summed in single, and single
 # precision keeps all of its bits unless TF32 is asked for.
@@ -48,13 +48,14 @@ class _Plan:
 Generate = Callable[[EinSum, Sequence[Any], Any], None]  # by a generated kernel
 
 
-def prepare_product(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool) -> _Product | None:
-    """What fills the target; None where a generated kernel does it better."""
+def prepare_product(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool, onto: bool = False
+                    ) -> _Product | None:  # fmt: skip
+    """What fills the target, or is added to it with `onto`; None where a generated kernel does it better."""
     if len(contraction.positions) != 2 or target.dtype.name not in TYPES:
         return None
     arrays = [*(operands[k] for k in contraction.positions), target]
     plan = _plan(contraction, tuple(a.dtype.name for a in arrays), tuple(a.strides for a in arrays))
-    return None if plan is None else _product(plan, contraction, arrays, tf32)
+    return None if plan is None else _product(plan, contraction, arrays, tf32, onto)
 
 
 # ---- which way ------------------------------------------------------------------------------------------------------
@@ -150,6 +151,7 @@ class _Copy:
 class _Product:
     """Calls of cuBLAS, and copies before and after. All that can be known without the arrays is."""
 
+    cupy: Any
     positions: tuple[int, ...]
     output: Labels
     dtype: np.dtype[Any]
@@ -176,23 +178,31 @@ class _Product:
         largest = max(copies, key=lambda copy: prod(copy.shape), default=None)
         return tuple(label for label in largest.order if label in self.output) if largest else ()
 
-    def __call__(self, operands: Sequence[Any], target: Any, generate: Generate) -> None:
-        arrays = [*(operands[k] for k in self.positions), target]
-        used = [array if copy is None else library().empty(copy.shape, self.dtype)
-                for array, copy in zip(arrays, self.copies, strict=True)]  # fmt: skip
-        for array, copy, temporary in zip(arrays[:2], self.copies, used, strict=False):
-            if copy is not None:
-                generate(copy.einsum, [array], temporary)
-        self.multiply([array.data.ptr for array in used])
-        if self.copies[2] is not None:
-            generate(self.copies[2].einsum, [used[2]], target)
+    def __call__(self, operands: Sequence[Any], target: Any) -> None:
+        """On the arrays as they lie."""
+        x, y = self.positions
+        self.multiply((operands[x].data.ptr, operands[y].data.ptr, target.data.ptr))
+
+    def with_copies(self, generate: Generate) -> Callable[[Sequence[Any], Any], None]:
+        def run(operands: Sequence[Any], target: Any) -> None:
+            arrays = [*(operands[k] for k in self.positions), target]
+            used = [array if copy is None else self.cupy.empty(copy.shape, self.dtype)
+                    for array, copy in zip(arrays, self.copies, strict=True)]  # fmt: skip
+            for array, copy, temporary in zip(arrays[:2], self.copies, used, strict=False):
+                if copy is not None:
+                    generate(copy.einsum, [array], temporary)
+            self.multiply([array.data.ptr for array in used])
+            if self.copies[2] is not None:
+                generate(self.copies[2].einsum, [used[2]], target)
+
+        return run
 
     def multiply(self, pointers: Sequence[int]) -> None:
         """One call for a batch of products, for each position of the other loops."""
         f, s = self.first, 1 - self.first
         (m, n, k, count), (kind, sums), lines, apart = self.sizes, self.kinds, self.lines, self.apart
         alpha, beta = self.address, self.address + self.numbers.itemsize
-        cuda = library().cuda
+        cuda = self.cupy.cuda
         blas, handle = cuda.cublas, cuda.device.get_cublas_handle()
         mode = blas.getMathMode(handle)
         blas.setMathMode(handle, NO_SHORT_SUMS)
@@ -210,7 +220,8 @@ class _Product:
             blas.setMathMode(handle, mode)
 
 
-def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool) -> _Product:
+def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool, onto: bool
+             ) -> _Product:  # fmt: skip
     dtype, extent = arrays[-1].dtype, dict(contraction.extents)
     rows, inner, columns = plan.matrix
     strides, ops, copies = [dict(part.stride) for part in plan.parts], [], []
@@ -230,9 +241,9 @@ def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32:
     kind, sums = TYPES[dtype.name]
     sums = TF32 if tf32 and dtype.name in ("float32", "complex64") else sums
     batch = plan.loops[0] if plan.loops else ()
-    numbers = np.array([contraction.scale, 0], np.float32 if dtype.itemsize == 2 else dtype)
+    numbers = np.array([contraction.scale, int(onto)], np.float32 if dtype.itemsize == 2 else dtype)
     return _Product(
-        contraction.positions, contraction.indices[2], dtype, tuple(copies),
+        gpus.cupy(), contraction.positions, contraction.indices[2], dtype, tuple(copies),
         (n, m, k, size_of(batch, extent)) if turned else (m, n, k, size_of(batch, extent)),
         (ops[1], ops[0]) if turned else (ops[0], ops[1]), turned,
         tuple(_line(stride, *side, extent) for stride, side in zip(strides, sides, strict=True)),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from einmpi.runtime import gpus
 from einmpi.runtime.cuda_nest import PACK
-from einmpi.runtime.gpus import library
 
 # numpy rounds after every operation: a product that is fused with a sum would give a·b − a·b ≠ 0. Where one rounding is
 # wanted, a kernel says so.
@@ -18,7 +18,7 @@ MOST = 4096  # prepared calls
 
 def compiled(text: str, fast: bool) -> Any:
     """A kernel from its text. CuPy keeps compiled ones on disk; several processes may start at once."""
-    return library().RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")
+    return gpus.cupy().RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")
 
 
 @dataclass(frozen=True)
@@ -55,5 +55,5 @@ class Calls:
 
 
 def key_of(array: Any) -> Hashable:
-    """All of an array that a prepared call depends on."""
-    return array.dtype, array.shape, array.strides, array.data.ptr % PACK == 0
+    """All of an array that a prepared call depends on. Parts of it may be aligned where it is not itself."""
+    return array.dtype, array.shape, array.strides, array.data.ptr % PACK

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.runtime.gpus import is_device_array, library
+from einmpi.runtime import gpus
 from einmpi.runtime.pinned import PinnedMemory
 
 PIECE = 2**24  # bytes in one pinned buffer; copies below a few MiB do not reach the bus's speed
@@ -21,7 +21,7 @@ class DeviceCopies:
     """The streams and pinned buffers of a rank, two of each kind: one is copied while the host works on the other."""
 
     def __init__(self) -> None:
-        self.cuda = library().cuda
+        self.cuda = gpus.cupy().cuda
         self.down = self.cuda.Stream(non_blocking=True)  # device → host
         self.up = self.cuda.Stream(non_blocking=True)  # host → device
         self.memory = PinnedMemory(self.cuda, lambda: [self.event(self.down), self.event(self.up)])
@@ -30,14 +30,14 @@ class DeviceCopies:
 
     # ---- any two arrays ---------------------------------------------------------------------------------------------
 
-    def begin(self, source: Any, target: Any) -> DeviceCopy:
-        """Copy between host and device, or on the device: after the kernels so far, beside those that follow."""
+    def begin(self, source: Any, target: Any, after: Any = None) -> DeviceCopy:
+        """Copy between host and device, or on the device: after an event, or the kernels so far, beside all others."""
         if not isinstance(source, np.ndarray) and not isinstance(target, np.ndarray):
             target[...] = source
-            return DeviceCopy(self, self.event(self.cuda.get_current_stream()))
-        self.after_kernels()
+            return DeviceCopy(self, self.so_far())
         runtime, up = self.cuda.runtime, isinstance(source, np.ndarray)
         kind, stream = (runtime.memcpyHostToDevice, self.up) if up else (runtime.memcpyDeviceToHost, self.down)
+        stream.wait_event(self.so_far() if after is None else after)
         width, rows = _rows(source, target)
         for there, here, count, pitch, other in rows:
             # In pinned memory both run in the background; in other memory CUDA makes a copy of its own first.
@@ -65,9 +65,13 @@ class DeviceCopies:
         found.record(stream)
         return found
 
+    def so_far(self) -> Any:
+        """The event after which the kernels that were started are done."""
+        return self.event(self.cuda.get_current_stream())
+
     def after_kernels(self) -> None:
         """What is copied from here on waits for the kernels so far: they make it, or still use the memory."""
-        kernels = self.event(self.cuda.get_current_stream())
+        kernels = self.so_far()
         self.down.wait_event(kernels)
         self.up.wait_event(kernels)
 
@@ -172,4 +176,9 @@ def cut(array: Any, nbytes: int) -> Sequence[Any]:
 
 def on_host(array: Any) -> Any:
     """The array, or a copy in the host's memory of one that lies on a GPU."""
-    return DeviceCopies().download(library().ascontiguousarray(array)) if is_device_array(array) else array
+    if not gpus.is_device_array(array):
+        return array
+    cupy = gpus.cupy()
+    found = cupy.ascontiguousarray(array)
+    # A small one is there long before there are pinned buffers to copy it through.
+    return cupy.asnumpy(found) if found.nbytes <= PIECE else DeviceCopies().download(found)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from einmpi.errors import EinmpiError
@@ -31,6 +30,8 @@ from einmpi.schedule.steps import (
     Store,
     reads,
 )
+
+FAULTS = (ValueError, IndexError, MemoryError)  # of a kernel; other errors are ours
 
 
 class Storage(Protocol):
@@ -64,66 +65,54 @@ def execute(schedule: Schedule, backend: Backend, comm: Comm, storage: Storage,
         buffers.place(slot)
     if keeper is not None:
         keeper.restore(schedule.rank, buffers)
-    for steps, point in schedule.parts():
+    for steps, point in schedule.parts:
         for step in steps:
             if on_step is not None:
                 on_step(step)
             if isinstance(step, Store):
                 stored[step.tensor] = step.slot  # it may go out of memory and come back until the end
             else:
-                _do(step, buffers, comm, storage)
+                ACTIONS[type(step)](step, buffers, comm, storage)
         if keeper is not None and point is not None:
             keeper.reached(point, buffers)
     return {name: buffers[slot] for name, slot in stored.items()}, buffers
 
 
-def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
-    if isinstance(step, Load):
-        _load(step, buffers, storage, comm)
-    elif isinstance(step, Begin):
-        storage.begin(step.load, lambda: buffers.make(step.load.slot), comm)
-    elif isinstance(step, Exchange):
-        exchange(step, buffers, comm)
-    elif isinstance(step, Reduce):
-        reduce(step, buffers, comm)
-    elif isinstance(step, Kernel):
-        _compute(step, buffers)
-    elif isinstance(step, Group):
-        _compute_together(step, buffers, comm, storage)
-    elif isinstance(step, Passes):
-        with _naming(step.vertex):
-            compute_in_passes(step, buffers)
-    elif isinstance(step, Free):
-        buffers.free(step.slot)
-    elif isinstance(step, Place):
-        buffers.place(step.slot)
-    elif isinstance(step, Evict):
-        buffers.evict(step.slot)
-    elif isinstance(step, Drop):
-        buffers.drop(step.slot)
-    elif isinstance(step, Fetch):
-        buffers.fetch(step.slot)
+def _load(step: Load, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+    if step.kept:
+        buffers.put(step.slot, storage.block(step, comm))
+    else:
+        storage.fill(step, buffers.make(step.slot), comm)
 
 
-def _compute(step: Kernel, buffers: Buffers) -> None:
+def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+    storage.begin(step.load, lambda: buffers.make(step.load.slot), comm)
+
+
+def _compute(step: Kernel, buffers: Buffers, _: Comm, __: Storage) -> None:
     operands = [buffers[slot] for slot in step.operands]
-    with _naming(step.vertex):
-        buffers.backend.compute(step, operands, buffers.make(step.target))
-
-
-@contextmanager
-def _naming(vertex: str) -> Iterator[None]:
-    """What goes wrong in a kernel is said with the vertex."""
     try:
-        yield
-    except (ValueError, IndexError, MemoryError) as error:
-        raise EinmpiError(f"{vertex}: {str(error) or type(error).__name__}") from error
+        buffers.backend.compute(step, operands, buffers.make(step.target))
+    except FAULTS as error:
+        raise _named(step.vertex, error) from error
+
+
+def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: Storage) -> None:
+    try:
+        compute_in_passes(step, buffers)
+    except FAULTS as error:
+        raise _named(step.vertex, error) from error
+
+
+def _named(vertex: str, error: Exception) -> EinmpiError:
+    """What goes wrong in a kernel is said with the vertex."""
+    return EinmpiError(f"{vertex}: {str(error) or type(error).__name__}")
 
 
 def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     for step in group.steps:
         if isinstance(step, Begin):
-            _do(step, buffers, comm, storage)
+            _begin(step, buffers, comm, storage)
         elif isinstance(step, Kernel) and step.target not in group.inner:
             buffers.make(step.target)
     for slot in reads(group):
@@ -131,11 +120,21 @@ def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Stora
     done = buffers.backend.compute_group(group, buffers.arrays)
     for step in group.steps:
         if not isinstance(step, Begin) and (not done or (isinstance(step, Free) and step.slot not in group.inner)):
-            _do(step, buffers, comm, storage)
+            ACTIONS[type(step)](step, buffers, comm, storage)
 
 
-def _load(step: Load, buffers: Buffers, storage: Storage, comm: Comm) -> None:
-    if step.kept:
-        buffers.put(step.slot, storage.block(step, comm))
-    else:
-        storage.fill(step, buffers.make(step.slot), comm)
+# What each kind of step does, but for Store, which the loop remembers.
+ACTIONS: dict[type, Callable[[Any, Buffers, Comm, Storage], None]] = {
+    Load: _load,
+    Begin: _begin,
+    Exchange: lambda step, buffers, comm, _: exchange(step, buffers, comm),
+    Reduce: lambda step, buffers, comm, _: reduce(step, buffers, comm),
+    Kernel: _compute,
+    Group: _compute_together,
+    Passes: _compute_in_passes,
+    Free: lambda step, buffers, *_: buffers.free(step.slot),
+    Place: lambda step, buffers, *_: buffers.place(step.slot),
+    Evict: lambda step, buffers, *_: buffers.evict(step.slot),
+    Drop: lambda step, buffers, *_: buffers.drop(step.slot),
+    Fetch: lambda step, buffers, *_: buffers.fetch(step.slot),
+}

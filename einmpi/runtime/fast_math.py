@@ -57,6 +57,14 @@ def distance(einsum: EinSum) -> Distance | None:
     return Distance(replace(einsum, function=PRODUCT), _SQUARES[einsum.function])
 
 
+def norm(product: EinSum, k: int) -> EinSum:
+    """The sums of squares of an operand; it is there twice, so that there need be no array of squares."""
+    index = product.operands[k]
+    kept = tuple(label for label in product.output if label in index)
+    extents = tuple((label, product.extent[label]) for label in (*kept, *product.aggregated))
+    return EinSum(kept, (index, index), PRODUCT, "sum", product.aggregated, extents)
+
+
 def supports(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> bool:
     """Whether `compute` takes arrays of these dtypes."""
     is_complex = [array.dtype.kind == "c" for array in operands]
@@ -120,12 +128,10 @@ def _fill(product: EinSum, operands: Sequence[np.ndarray], out: np.ndarray) -> N
 
 def _norms(product: EinSum, k: int, array: np.ndarray, out: np.ndarray) -> np.ndarray:
     """The sums of squares of an operand, as they are added to the output: a view of its shape. No array of squares."""
-    index = product.operands[k]
-    kept = tuple(label for label in product.output if label in index)
-    extents = tuple((label, product.extent[label]) for label in (*kept, *product.aggregated))
-    contraction = recognise(EinSum(kept, (index, index), PRODUCT, "sum", product.aggregated, extents))
+    squares = norm(product, k)
+    contraction = recognise(squares)
     assert contraction is not None
-    sums = np.empty([extent for _, extent in extents[: len(kept)]], out.dtype)
+    sums = np.empty(squares.bound, out.dtype)
     contract(contraction, (array, array), sums)
-    shape = [extent if label in kept else 1 for label, extent in zip(product.output, out.shape, strict=True)]
+    shape = [extent if label in squares.output else 1 for label, extent in zip(product.output, out.shape, strict=True)]
     return np.broadcast_to(sums.reshape(shape), out.shape)

@@ -33,7 +33,7 @@ class Gpu:
         return f"{self.name}{shared}"
 
 
-def library(place: str = "GPU") -> Any:
+def cupy(place: str = "GPU") -> Any:
     """The module cupy; an error that says what to install where it does not work."""
     try:
         import cupy  # type: ignore[import-not-found]
@@ -46,11 +46,11 @@ def library(place: str = "GPU") -> Any:
 
 def devices(place: str = "GPU") -> int:
     """How many GPUs this process sees; an error where there are none."""
-    cupy = library(place)
+    runtime = cupy(place).cuda.runtime
     try:
-        count = int(cupy.cuda.runtime.getDeviceCount())
+        count = int(runtime.getDeviceCount())
         reason = "CUDA sees none; CUDA_VISIBLE_DEVICES may hide them"
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+    except runtime.CUDARuntimeError as error:
         count, reason = 0, " ".join(str(error).split())
     if not count:
         raise InputError(place, f"backend cupy needs a GPU: {reason:.200}",
@@ -89,7 +89,7 @@ def choose(wish: str, distinct: bool, aware: bool, nccl: bool) -> str:
 
 def nccl() -> Any | None:
     """CuPy's module for NCCL; None where there is no such library."""
-    library()
+    cupy()
     with warnings.catch_warnings(action="ignore"):  # CuPy says at length what is missing
         from cupy.cuda import nccl  # type: ignore[import-not-found]
 
@@ -107,7 +107,7 @@ def check_memory(place: str, gpu: Gpu, needed: int) -> None:
 
 def _own(comm: Comm, place: str) -> tuple[int, str, int, str]:
     """(number, name, bytes, an identity that no other GPU anywhere has)."""
-    runtime = library(place).cuda.runtime
+    runtime = cupy(place).cuda.runtime
     number = number_of(comm.rank_on_node, devices(place))
     runtime.setDevice(number)
     found = runtime.getDeviceProperties(number)

@@ -25,8 +25,7 @@ class Inputs:
 
     def __init__(self, job: Job, given: Mapping[str, Any], files: Mapping[str, Dataset],
                  resident: Blocks | None = None, keep: bool = False) -> None:  # fmt: skip
-        self.graph, self.given, self.files = job.graph, given, files
-        self.specs = {spec.name: spec for spec in job.inputs}
+        self.job, self.graph, self.given, self.files = job, job.graph, given, files
         self.resident = {} if resident is None else resident
         self.keep = keep  # what was loaded, for the next run
         self.shuffled = self.shuffled_between = 0  # bytes that came from other ranks, nodes, which read them
@@ -113,7 +112,8 @@ class Inputs:
             if given is not None:
                 part[...] = given[there]
             else:
-                fill_box(self.specs[step.tensor], bound, there, part if bound else part.reshape(()))
+                spec = next(spec for spec in self.job.inputs if spec.name == step.tensor)
+                fill_box(spec, bound, there, part if bound else part.reshape(()))
 
 
 def _vector(array: np.ndarray) -> np.ndarray:

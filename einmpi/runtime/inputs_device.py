@@ -24,14 +24,17 @@ class DeviceInputs:
 
     def __init__(self, inputs: Inputs, backend: CupyBackend, comm: Comm) -> None:
         self.inputs, self.backend, self.copies, self.comm = inputs, backend, backend.copies, comm
-        self.begun: dict[str, np.ndarray] = {}  # blocks that are read in the background
+        # Blocks that are read in the background; the event after which their slots' memory is used for nothing else.
+        self.begun: dict[str, tuple[np.ndarray, Any]] = {}
 
     def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
-        """Into host memory. The slot itself is not needed before the Load."""
+        """Into host memory. The slot is made here, so that the copy to it waits for no kernel that begins later."""
 
         def make_block() -> np.ndarray:
-            self.begun[step.tensor] = self._block(step)
-            return self.begun[step.tensor]
+            make()
+            block = self._block(step)
+            self.begun[step.tensor] = block, self.copies.so_far()
+            return block
 
         self.inputs.begin(replace(step, place=_place(step)), make_block, self.comm)
 
@@ -49,12 +52,11 @@ class DeviceInputs:
 
     def block(self, step: Load, comm: Comm) -> Any:
         given = self.inputs.given.get(step.tensor)
-        key = step.tensor, step.region
+        if is_device_array(given):
+            return self.backend.region_of(given, step.region, step.slot.shape)
         if isinstance(given, DistArray) and is_device_array(given.local):
             return self.backend.cupy.ascontiguousarray(given.local)
-        if is_device_array(given):
-            array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
-            return self.backend.cupy.ascontiguousarray(array)  # the array itself where it is wanted whole
+        key = step.tensor, step.region
         if given is None and key in self.backend.resident:
             return self.backend.resident[key]
         values = self.inputs.block(step, self.comm)
@@ -106,7 +108,7 @@ class DeviceInputs:
 
     def _fill_from_host(self, step: Load, target: Any) -> None:
         """By way of a block in host memory: all ranks read it together, or it was begun before."""
-        values = self.begun.pop(step.tensor) if step.tensor in self.begun else self._block(step)
+        values, free = self.begun.pop(step.tensor) if step.tensor in self.begun else (self._block(step), None)
         self.inputs.fill(replace(step, place=_place(step)), values, self.comm)
         if not elements(step.region):
             return
@@ -115,7 +117,7 @@ class DeviceInputs:
             return
         run = flat_range(step.place, step.slot.shape or (1,))
         if run is not None:
-            self.copies.begin(values.reshape(-1), target.reshape(-1)[slice(*run)]).join()
+            self.copies.begin(values.reshape(-1), target.reshape(-1)[slice(*run)], free).join()
             return
 
         def read(_: Region, within: Region, piece: np.ndarray) -> None:
@@ -125,8 +127,7 @@ class DeviceInputs:
 
     def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
         """From an array that every rank has on its GPU."""
-        array = self.backend.region_of(self.backend.cupy.asarray(given), step.region)
-        values = self.backend.cupy.ascontiguousarray(array)
+        values = self.backend.region_of(given, step.region, shape(step.region) if step.slot.shape else ())
         self.backend.unpack(on_host(values) if isinstance(target, np.ndarray) else values, target, step.place)
 
 

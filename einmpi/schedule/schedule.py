@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.steps import Slot, Step
@@ -31,13 +31,14 @@ class Schedule:
     points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
     outside: tuple[Slot, ...] = ()  # in the slow tier when it begins: what a checkpoint brings back
 
-    def parts(self) -> Iterator[tuple[tuple[Step, ...], SavePoint | None]]:
+    @cached_property
+    def parts(self) -> tuple[tuple[tuple[Step, ...], SavePoint | None], ...]:
         """The steps up to each point; then those after the last one."""
-        start = 0
+        found, start = [], 0
         for point in self.points:
-            yield self.steps[start : point.steps], point
+            found.append((self.steps[start : point.steps], point))
             start = point.steps
-        yield self.steps[start:], None
+        return (*found, (self.steps[start:], None))
 
     def __str__(self) -> str:
         return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])

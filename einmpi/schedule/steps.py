@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TypeAlias
 
@@ -174,7 +175,7 @@ class Group:
     rows: tuple[tuple[str, ...], ...]  # of each row the label that it is in each kernel
     block: tuple[int, ...]  # how many of each row at a time
 
-    @property
+    @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
         return tuple(step for step in self.steps if isinstance(step, Kernel))
 
@@ -182,11 +183,17 @@ class Group:
     def vertex(self) -> str:
         return self.kernels[-1].vertex
 
-    @property
+    @cached_property
     def inner(self) -> frozenset[Slot]:
         """The slots that are made and used up in here."""
         made = {kernel.target for kernel in self.kernels}
         return frozenset(step.slot for step in self.steps if isinstance(step, Free) and step.slot in made)
+
+    @cached_property
+    def outer(self) -> tuple[Slot, ...]:
+        """All others: what is read, and what is made and stays."""
+        used = (slot for kernel in self.kernels for slot in (*kernel.operands, kernel.target))
+        return tuple(slot for slot in dict.fromkeys(used) if slot not in self.inner)
 
     def __str__(self) -> str:
         size = "×".join(map(str, self.block))

@@ -16,8 +16,11 @@ if shutil.which("g++") is None:
 import cupy_on_cpu
 from cuda_cases import (
     CONTRACTIONS,
+    DISTANCES,
     GROUPS,
+    check_alignment,
     check_contraction,
+    check_distance,
     check_gathers,
     check_group,
     check_named,
@@ -84,6 +87,16 @@ def test_every_contraction(cupy, subscripts):
     for dtype in ("float16", "float64", "complex64"):
         check_contraction(cupy, subscripts, dtype)
     check_contraction(cupy, subscripts, "complex128", conj=True)
+
+
+@pytest.mark.parametrize("case", [DISTANCES[0], *(pytest.param(case, marks=pytest.mark.slow)
+                                                   for case in DISTANCES[1:])])  # fmt: skip
+def test_distances(cupy, monkeypatch, case):
+    check_distance(cupy, monkeypatch, *case)
+
+
+def test_alignment(cupy):
+    check_alignment(cupy)
 
 
 def test_copies_for_a_product_stay_small(cupy, monkeypatch):

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from cuda_cases import (
     CONTRACTIONS,
+    DISTANCES,
     GROUPS,
+    check_alignment,
     check_contraction,
+    check_distance,
     check_gathers,
     check_group,
     check_named,
@@ -99,6 +102,15 @@ def test_layouts(cupy, layout):
         np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.parametrize("case", DISTANCES)
+def test_distances(cupy, monkeypatch, case):
+    check_distance(cupy, monkeypatch, *case)
+
+
+def test_alignment(cupy):
+    check_alignment(cupy)
+
+
 def test_gathers_and_labels(cupy):
     check_gathers(cupy)
 
@@ -114,11 +126,11 @@ def test_more_than_two_to_the_31_elements(cupy):
     einsum, _, _ = vertex("Z[i,j] = ~X[i,j]", {"X": np.zeros((1, 2), bool)})
     whole = replace(einsum, extents=(("i", 1), ("j", count)))
     target = cupy.zeros((1, count), bool)
-    cuda.compute(whole, [x], target, {})
+    cuda.compute(whole, [x], target)
     assert bool((target == ~(x.view(np.int8) != 0)).all())
     total, _, _ = vertex("Z = sum(X[i,j])", {"X": np.zeros((1, 2), bool)})
     result = cupy.zeros((), np.int64)
-    cuda.compute(replace(total, extents=(("i", 1), ("j", count))), [x], result, {})
+    cuda.compute(replace(total, extents=(("i", 1), ("j", count))), [x], result)
     assert int(result) == int((x.view(np.int8) != 0).sum())
 
 

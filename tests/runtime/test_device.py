@@ -71,12 +71,38 @@ def test_results_stay_on_the_gpu(monkeypatch):
     fake_cupy.install(monkeypatch)
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
     step = einmpi.compile(job, ALONE)
-    cupy, numbers = gpus.library(), np.arange(5.0)
+    cupy, numbers = gpus.cupy(), np.arange(5.0)
     out = step({"X": cupy.asarray(8 * numbers), "W": numbers})["Y"]
     assert isinstance(out.local, cupy.ndarray) and out.dtype == np.float64
     again = step({"X": out, "W": einmpi.DistArray.from_global(numbers)})["Y"]
     np.testing.assert_array_equal(again.gather(), 3.5 * numbers)
     assert "3.5" in repr(again)
+
+
+def test_a_call_does_little_before_its_first_kernel(monkeypatch):
+    """A GPU waits for it. Calls of functions are counted: seconds depend on the machine."""
+    fake_cupy.install(monkeypatch)
+    package, counts, calls = os.path.dirname(einmpi.__file__), [], 0
+
+    def kernel(*arguments):
+        counts.append(calls)
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(package)
+
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", lambda *given: kernel)
+    step = einmpi.compile(on_gpu(einmpi.load(JOBS / "chain.toml", s=8)), ALONE)
+    arrays = {name: gpus.cupy().asarray(np.ones((8, 8))) for name in "ABCDE"}
+    step(arrays)
+    counts.clear()
+    others = {name: array.copy() for name, array in arrays.items()}  # that look alike
+    sys.setprofile(count)
+    try:
+        step(others)
+    finally:
+        sys.setprofile(None)
+    assert len(counts) == 4 and counts[0] < 90 and counts[1] - counts[0] < 20, counts
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
@@ -116,6 +142,34 @@ backend = "cupy"
         os.remove(tmp_path / "out.h5")
 
 
+def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
+    """The copy of D waits for nothing that starts after its slot was made, before the first kernel."""
+    fake_cupy.install(monkeypatch)
+    started, waits, record, wait = [], [], fake_cupy.Event.record, fake_cupy.Stream.wait_event
+
+    def noted(event, stream):
+        event.kernels = len(started)
+        record(event, stream)
+
+    def waited(stream, event):
+        if not stream.null and event.stream.null:
+            waits.append(event.kernels)
+        wait(stream, event)
+
+    def counted(*arguments):
+        started.append(arguments)
+        return fake_cupy.prepare(*arguments)
+
+    monkeypatch.setattr(fake_cupy.Event, "record", noted)
+    monkeypatch.setattr(fake_cupy.Stream, "wait_event", waited)
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", counted)
+    arrays = {name: np.random.default_rng(ord(name)).standard_normal((20, 40 if name == "D" else 20)) for name in "ABD"}
+    job = einmpi.program("Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,l] = sum(Y[i,k] * D[k,l])", **arrays)
+    found = einmpi.run(on_gpu(with_files(job, arrays, tmp_path)), comm=ALONE)["Z"]
+    assert len(started) == 2 and waits and set(waits) == {0}
+    np.testing.assert_allclose(found.gather(), arrays["A"] @ arrays["B"] @ arrays["D"])
+
+
 # ---- messages -------------------------------------------------------------------------------------------------------
 
 
@@ -132,7 +186,7 @@ class ThroughDevice:
         """Arrays to the device and, changed, back; or as they are on a rank that has them in the slow tier."""
         if self.host:
             return call(*arrays)
-        cupy = gpus.library()
+        cupy = gpus.cupy()
         devices = [None if array is None else cupy.asarray(array) for array in arrays]
         done = call(*devices)
         for array, device in zip(arrays, devices, strict=True):
@@ -171,7 +225,7 @@ def test_copies_between_tiers(data):
     """Of any boxes of arrays, in both directions, in the order in which they are begun."""
     with pytest.MonkeyPatch.context() as patch:
         fake_cupy.install(patch)
-        cupy, copies = gpus.library(), device_copies.DeviceCopies()
+        cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
         shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
         sides = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
         box = (*(slice(*side) for side in sides), ...)
@@ -192,7 +246,7 @@ def test_copies_between_tiers(data):
 
 def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
     fake_cupy.install(monkeypatch)
-    cupy, copies = gpus.library(), device_copies.DeviceCopies()
+    cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
     first = copies.memory.array(80).view(np.float64)
     first[...] = np.arange(10)
     fast, place = cupy.empty(10), first.ctypes.data
@@ -321,11 +375,11 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
 
     def stopping(*arguments):
         os.kill(os.getpid(), signal.SIGUSR1)
-        fake_cupy.compute(*arguments)
+        return fake_cupy.prepare(*arguments)
 
-    monkeypatch.setattr("einmpi.runtime.cuda.compute", stopping)
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", stopping)
     assert main(command) == 75
-    monkeypatch.setattr("einmpi.runtime.cuda.compute", fake_cupy.compute)
+    monkeypatch.setattr("einmpi.runtime.cuda.prepare", fake_cupy.prepare)
     assert main([*command, "--resume", "--trace", "trace.json"]) == 0
     said = capfd.readouterr()
     assert "goes on after Z_1" in said.err and "; Paper GPU" in said.out
