@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import EinSum, OperandIndex
-from einmpi.plan.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes, smallest
+from einmpi.plan.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
 from einmpi.schedule.regions import Region, Runs, one_run, stretch, whole
 from einmpi.schedule.steps import Kernel, Passes
 
-PASS_WORTH = 2**16  # bytes that could be copied in the time it takes to begin a pass
+PASS_WORTH = 2**18  # bytes that could be copied in the time it takes to begin a pass
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,17 @@ def pieces(step: Passes) -> Iterator[Piece]:
     """The passes in their order."""
     einsum, extent = step.kernel.einsum, step.kernel.einsum.extent
     ranges = [[(k, min(k + size, extent[x])) for k in range(0, max(extent[x], 1), size)] for x, size in step.blocks]
+    numbers = einsum.labels_as_numbers
+    shaped: dict[tuple[int, ...], EinSum] = {}  # most pieces have the same extents
     for chosen in itertools.product(*ranges):
         box = {label: range_ for (label, _), range_ in zip(step.blocks, chosen, strict=True)}
-        first = all(box[label][0] == 0 for label in einsum.aggregated)
-        yield _piece(step, box, first)
+        extents = tuple(box[label][1] - box[label][0] for label in einsum.labels)
+        if extents not in shaped:
+            shaped[extents] = replace(einsum, extents=tuple(zip(einsum.labels, extents, strict=True)))
+        yield _piece(step, shaped[extents], box, numbers)
 
 
-def _piece(step: Passes, box: Mapping[str, tuple[int, int]], first: bool) -> Piece:
+def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]], numbers: Sequence[str]) -> Piece:
     kernel, einsum = step.kernel, step.kernel.einsum
     selected = {(operand, dimension): stretch(runs, *box[_label(kernel, operand, dimension)])
                 for operand, dimension, runs in kernel.select}  # fmt: skip
@@ -57,11 +61,11 @@ def _piece(step: Passes, box: Mapping[str, tuple[int, int]], first: bool) -> Pie
     # Pieces that are copied hold what is selected and nothing else.
     select = tuple((*key, runs) for key, runs in selected.items() if key[0] in step.inside)
     known = dict(kernel.index)
-    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in einsum.labels_as_numbers)
-    extents = tuple((label, box[label][1] - box[label][0]) for label in einsum.labels)
+    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in numbers)
     target = tuple(one_run(*box[label]) for label in einsum.output)
-    local = replace(kernel, einsum=replace(einsum, extents=extents), index=index, select=select)
-    return Piece(local, tuple(regions), target, first)
+    first = all(box[label][0] == 0 for label in einsum.aggregated)
+    own = Kernel(kernel.vertex, kernel.target, kernel.operands, local, index, select)
+    return Piece(own, tuple(regions), target, first)
 
 
 def _label(kernel: Kernel, operand: int, dimension: int) -> str:
@@ -95,8 +99,8 @@ def _best(einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[
     found = [(cost * (1 if cut[2] else 2), cut) for cost, cut in filter(None, tries)]
     if found:
         return min(found, key=lambda each: each[0])[1]  # of equal ones the first
-    # A plan is made for the longest shares, of which other cuts may be looked at. The smallest pieces fit for all.
-    last = _cheapest(einsum, smallest(einsum), shapes, itemsizes, memory, inside, ahead=False)
+    # A plan is made for the longest shares. Of more than six labels others may be the longest here.
+    last = _cheapest(einsum, np.ones_like(sizes[:1]), shapes, itemsizes, memory, inside, ahead=False)
     return None if last is None else last[1]
 
 
