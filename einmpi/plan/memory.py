@@ -63,16 +63,19 @@ def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tupl
 
 
 def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str],
-               stage: int = STAGE) -> int:  # fmt: skip
+               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str], stage: int = STAGE,
+               early: Collection[str] = ()) -> int:  # fmt: skip
     """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes.
 
-    While a tensor moves there are buffers for messages beside it, one for sending and one for receiving.
+    While a tensor moves there are buffers for messages beside it, one for sending and one for receiving. Inputs that
+    are `early` are there from the start.
     """
     held = _resident_bytes(graph, mesh, states, layouts, resident)
+    waiting = _resident_bytes(graph, mesh, states, layouts, [name for name in early if name not in resident])
     peak = sum(held.values())
     for vertex in graph.computed:
         state = states[vertex.name]
+        waiting = {name: nbytes for name, nbytes in waiting.items() if name not in vertex.inputs}
         gathered = staged = 0
         for operand, name in enumerate(vertex.inputs):
             wanted = operand_cuts(graph, vertex.name, operand, state)
@@ -91,7 +94,7 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
         made = block_bytes(vertex, mesh, cuts)
         moves = vertex.name in layouts and (layouts[vertex.name] != cuts or _is_partial(vertex, states))
         final = block_bytes(vertex, mesh, layouts[vertex.name]) if moves else 0
-        now = sum(held.values())
+        now = sum(held.values()) + sum(waiting.values())
         staged_final = staging(max(made, final), mesh.ranks, stage) if moves else 0
         peak = max(peak, now + gathered + max(made, staged), now + made + final + staged_final)
         for name in graph.last_reads[vertex.name]:

@@ -111,22 +111,28 @@ class Planning:
             found = self.solve(price)
             peak = self.peak(found.states)
             if limit is None or peak <= limit:
-                return self.describe(found.states, peak, found.exact and not price and not self.wanted)
+                plan = self.describe(found.states, peak, found.exact and not price and not self.wanted)
+                return plan if limit is None else self.reading_ahead(plan, found.states, limit)
             tried.append(_Tried(peak, self.least(found.states), found.states))
             if limit < bound and (price or peak == bound):  # dearer memory would not help
-                if (plan := self.spilling(limit, tried)) is not None:
-                    return plan
+                if (spilling := self.spilling(limit, tried)) is not None:
+                    return spilling
                 if not self.resident:
                     break  # how little will do depends on cuts where something stays in memory
             if price > 1 << 20 and found.states == before:
                 break  # memory is all that counts by now
             before = found.states
         assert limit is not None
-        plan = self.spilling(limit, tried)
-        if plan is None:
+        spilling = self.spilling(limit, tried)
+        if spilling is None:
             raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
                              f"at least {min(each.least for each in tried)} bytes, or more ranks")  # fmt: skip
-        return plan
+        return spilling
+
+    def reading_ahead(self, plan: Plan, found: States, limit: int) -> Plan:
+        """Where a limit leaves room, files are read before they are wanted: at the most all from the start."""
+        ahead = min(limit, self.peak(found, self.options.files)) - plan.peak
+        return replace(plan, peak=plan.peak + ahead, ahead=ahead)
 
     def spilling(self, limit: int, tried: Sequence[_Tried]) -> Plan | None:
         """Of the plans that can be done in so much memory at all, the one that has the least to lay outside."""
@@ -167,8 +173,9 @@ class Planning:
         raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))} over {self.mesh.ranks} ranks",
                          f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
 
-    def peak(self, found: States) -> int:
-        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident, stage_of(self.options.memory))
+    def peak(self, found: States, early: Sequence[str] = ()) -> int:
+        stage = stage_of(self.options.memory)
+        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident, stage, early)
 
     def least(self, found: States) -> int:
         return least_bytes(self.graph, self.mesh, *self.named(found), self.resident)

@@ -37,8 +37,8 @@ from einmpi.schedule.steps import (
 class Storage(Protocol):
     """Where inputs come from."""
 
-    def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
-        """Load in the background, if that is possible, into the array that `make` gives."""
+    def begin(self, step: Load, make: Callable[[], Any], comm: Comm, outside: bool) -> None:
+        """Load in the background, if that is possible, into the array that `make` gives; it may be in the slow tier."""
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         """Put a region of an input at a place in an array. All ranks of the layout call it."""
@@ -82,7 +82,8 @@ def _do(step: Step, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     if isinstance(step, Load):
         _load(step, buffers, storage, comm)
     elif isinstance(step, Begin):
-        storage.begin(step.load, lambda: buffers.make(step.load.slot), comm)
+        slot = step.load.slot
+        storage.begin(step.load, lambda: buffers.make(slot), comm, outside=slot.name in buffers.slow)
     elif isinstance(step, Exchange):
         exchange(step, buffers, comm)
     elif isinstance(step, Reduce):

@@ -26,8 +26,11 @@ class DeviceInputs:
         self.inputs, self.backend, self.copies, self.comm = inputs, backend, backend.copies, comm
         self.begun: dict[str, np.ndarray] = {}  # blocks that are read in the background
 
-    def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
-        """Into host memory. The slot itself is not needed before the Load."""
+    def begin(self, step: Load, make: Callable[[], Any], comm: Comm, outside: bool) -> None:
+        """Into host memory: where the slot is, or else for this alone; the slot is not needed before the Load."""
+        if outside:
+            self.inputs.begin(step, make, self.comm)
+            return
 
         def make_block() -> np.ndarray:
             self.begun[step.tensor] = self._block(step)
