@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,12 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled, Measured
+from einmpi.compiled import Compiled
 from einmpi.report.compare import TOLERANCE
-from einmpi.runtime.comm import ALONE
+from einmpi.runtime.comm import ALONE, Comm
 from einmpi.runtime.inputs import Inputs
-from einmpi.schedule.steps import Place
+from einmpi.schedule.regions import Region
+from einmpi.schedule.steps import Load, Place
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
@@ -161,10 +163,8 @@ def attention(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The chain of arrays in the host's memory, with a fourth of the memory that it would take, against all of it.
-
-    Both ways copy the arrays once where they are wanted: to the GPU, or to pinned memory. That is the load; what comes
-    after it is compared, and with the time that the bytes between host and GPU take on the bus by themselves.
+    """The chain of arrays in the host's memory, with a fourth of the memory that it would take, against all of it; and
+    the time that the bytes between host and GPU take on the bus by themselves. Whole runs, from arrays to the result.
     """
     rows = []
     for dtype in options.dtypes:
@@ -173,21 +173,13 @@ def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
             job = replace(einmpi.load(JOB, dtype=dtype, s=size), backend="cupy")
             most = _FromHost(job, arrays, None)
             least = _FromHost(job, arrays, most.plan.peak // 4)
-            close(cupy.asarray(least.run()), cupy.asarray(most.run()), dtype)
-            for _ in range(options.repeats):
-                least.run()
-                most.run()
-            seconds = {"einmpi": least.seconds(), "all memory": most.seconds()}
-            moved = least.moved()
-            seconds["bus"] = moved / BUS
-            ratios = {peer: each / seconds["einmpi"] for peer, each in seconds.items() if peer != "einmpi"}
-            name = f"chain s = {size} {dtype} with {show_bytes(least.plan.peak)}"
-            print(f"{name:44} {1e3 * seconds['einmpi']:9.3f} ms, {1 / ratios['all memory']:.2f} times that with "
-                  f"{show_bytes(most.plan.peak)} ({1e3 * seconds['all memory']:.3f} ms); {show_bytes(moved)} between "
-                  f"host and GPU, {1e3 * seconds['bus']:.3f} ms on the bus; peak {show_bytes(least.runs[-1].peak)}; "
-                  f"load {1e3 * least.loading():.1f} ms, {1e3 * most.loading():.1f} ms", flush=True)  # fmt: skip
-            rows.append({"name": name, "seconds": seconds, "ratios": ratios, "bytes": moved,
-                         "loading": {"einmpi": least.loading(), "all memory": most.loading()}})  # fmt: skip
+            close(cupy.asarray(least.run(Inputs)), cupy.asarray(most.run(Inputs)), dtype)
+            print(f"chain s = {size} {dtype}, {show_bytes(least.moved)} between host and GPU with "
+                  f"{show_bytes(least.plan.peak)}: {1e3 * least.moved / BUS:.1f} ms on the bus")  # fmt: skip
+            for kind, inputs in (("ordinary", Inputs), ("pinned", _Pinned)):
+                ways: dict[str, Way] = {"einmpi": partial(least.run, inputs), "all memory": partial(most.run, inputs)}
+                name = f"  from {kind} memory with {show_bytes(least.plan.peak)}"
+                rows.append(row(name, ways, options.repeats) | {"size": size, "dtype": dtype, "bytes": least.moved})
     return rows
 
 
@@ -197,26 +189,23 @@ class _FromHost:
     def __init__(self, job: einmpi.Job, arrays: Mapping[str, np.ndarray], memory: int | None) -> None:
         self.compiled, self.arrays = Compiled(job, ALONE, options_of(job, memory=memory)), arrays
         self.plan, self.schedule, _ = self.compiled.prepare({})
-        self.runs: list[Measured] = []
+        self.moved = 0  # bytes between host and GPU
 
-    def run(self) -> Any:
-        """The first runs warm up: `seconds` leaves two of them out."""
-        inputs = Inputs(self.compiled.job, self.arrays, {})
-        outputs, measured = self.compiled.run(self.plan, self.schedule, inputs)
-        self.runs.append(measured)
+    def run(self, inputs: type[Inputs]) -> Any:
+        sources = inputs(self.compiled.job, self.arrays, {})
+        outputs, measured = self.compiled.run(self.plan, self.schedule, sources)
+        placed = [step.slot for step in self.schedule.steps if isinstance(step, Place)]
+        written = sum(slot.nbytes for slot in placed if slot.name in self.arrays)  # by the host
+        self.moved = measured.spilled - written + measured.fetched
         return outputs["Z"].local
 
-    def moved(self) -> int:
-        """Bytes between host and GPU. What inputs take outside is written there by the host."""
-        placed = [step.slot for step in self.schedule.steps if isinstance(step, Place)]
-        loaded = sum(slot.nbytes for slot in placed if slot.name in self.arrays)
-        return self.runs[-1].spilled - loaded + self.runs[-1].fetched
 
-    def seconds(self) -> float:
-        return statistics.median(each.seconds for each in self.runs[2:])
+class _Pinned(Inputs):
+    """As if the arrays were in pinned memory already, where slots are that are not on the GPU: the time is that of the
+    same run without the host's copies. Values are any."""
 
-    def loading(self) -> float:
-        return statistics.median(each.seconds_loading for each in self.runs[2:])
+    def read(self, step: Load, target: np.ndarray, place: Region, comm: Comm) -> None:
+        pass
 
 
 PARTS = {"chain": chain, "fused": fused, "attention": attention, "limited": limited}

@@ -117,8 +117,8 @@ class Planning:
             if limit < bound and (price or peak == bound):  # dearer memory would not help
                 if (spilling := self.spilling(limit, tried)) is not None:
                     return spilling
-                if not self.resident:
-                    break  # how little will do depends on cuts where something stays in memory
+                if price and not self.resident:
+                    break  # cuts make much of a difference to the least only where something stays in memory
             if price > 1 << 20 and found.states == before:
                 break  # memory is all that counts by now
             before = found.states
