@@ -95,9 +95,10 @@ def options_of(
     for name, parts in (pin or {}).items():
         pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
     resident = tuple(spec.name for spec in inputs if spec.resident)
+    files = tuple(spec.name for spec in inputs if spec.file is not None)
     file = job.machine if machine is None else os.fspath(machine)
     known = None if file is None else read_machine(file)
-    return Options(strategy or job.strategy, limit, resident, pins, job.roles, nodes=nodes, machine=known)
+    return Options(strategy or job.strategy, limit, resident, pins, job.roles, nodes=nodes, machine=known, files=files)
 
 
 def plan(

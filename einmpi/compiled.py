@@ -127,7 +127,7 @@ class Compiled:
         count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
         options = replace(_with_inputs(self.options, kinds), nodes=count, uneven=uneven)
         plan = make_plan(self.job.graph, self.comm.size, options)
-        self.work.check_memory(self.job.source.name, plan.peak)
+        self.work.check_memory(self.job.source.name, plan.peak - plan.ahead)
         return plan
 
     def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
@@ -250,7 +250,10 @@ def _with_inputs(options: Options, kinds: Kinds) -> Options:
     everywhere = tuple(name for name, kind in kinds if kind == "array" and name not in options.resident)
     resident = tuple(name for name in options.resident if name not in given)
     pins = {name: parts for name, parts in options.pins.items() if name not in given}
-    return replace(options, resident=resident + everywhere, pins=pins, given=given, mesh=mesh)
+    other = {name for name, _ in kinds}
+    datasets = tuple(name for name, kind in kinds if isinstance(kind, str) and kind.startswith("dataset"))
+    files = tuple(name for name in options.files if name not in other) + datasets
+    return replace(options, resident=resident + everywhere, pins=pins, given=given, mesh=mesh, files=files)
 
 
 def _on_one_mesh(given: dict[str, Any]) -> bool:

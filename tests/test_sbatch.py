@@ -5,6 +5,7 @@ import re
 import subprocess
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,13 +102,17 @@ def test_figures_of_the_plan(job):
     assert "einmpi calibrate" in text
 
 
-def test_memory_for_what_is_read_ahead():
+def test_memory_for_what_is_read_ahead(tmp_path):
     """Up to a limit above the peak, but never more than there is to read."""
-    job = einmpi.program(
-        "Y[i,k] = sum(A[i,j] * B[j,k]); Z = sum(Y[i,j] * C[i,j])", **dict.fromkeys("ABC", (1024, 1024))
+    (tmp_path / "job.toml").write_text(
+        'program = "Y[i,k] = sum(A[i,j] * B[j,k]); Z = sum(Y[i,j] * C[i,j])"\n'
+        + "\n".join(f'inputs.{name} = "{name}.npy"' for name in "ABC")
     )
-    plan = einmpi.plan(job, 1)
-    for limit, tensors in ((None, plan.peak), (plan.peak + 2**20, plan.peak + 2**20), (2**40, plan.peak + 24 * 2**20)):
+    for name in "ABC":
+        np.save(tmp_path / f"{name}.npy", np.zeros((1024, 1024)))
+    job = einmpi.load(tmp_path / "job.toml")
+    peak = einmpi.plan(job, 1).peak
+    for limit, tensors in ((None, peak), (peak + 2**20, peak + 2**20), (2**40, peak + 8 * 2**20)):
         found = estimate(einmpi.plan(job, 1, memory=limit), "numpy", 1).memory
         assert found == -(-(tensors + BESIDE) // MIB)
 

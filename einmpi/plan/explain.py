@@ -98,7 +98,8 @@ def totals(plan: Plan) -> list[Note]:
     if plan.seconds_predicted is not None:
         notes += _seconds(plan, plan.seconds_predicted)
     outside = f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times" if plan.spilled else ""
-    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank{outside}"))
+    ahead = f"; up to {show_bytes(plan.ahead)} of it for reading files ahead" if plan.ahead else ""
+    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank{outside}{ahead}"))
     notes.append(("certificate", _certificate(plan)))
     if plan.machine is None and plan.mesh.nodes > 1:
         notes.append(("made small", f"bytes; one between nodes counts as {BETWEEN}"))

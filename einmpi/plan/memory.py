@@ -9,8 +9,8 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.plan import pieces
 from einmpi.plan.mesh import Mesh
-from einmpi.plan.pieces import pieces_bytes, smallest
 
 STAGE = 16 * 2**20  # bytes of a buffer for messages
 _LEAST_STAGE, _STAGES = 256, 8
@@ -63,16 +63,19 @@ def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tupl
 
 
 def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str],
-               stage: int = STAGE) -> int:  # fmt: skip
+               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str], stage: int = STAGE,
+               early: Collection[str] = ()) -> int:  # fmt: skip
     """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes.
 
-    While a tensor moves there are buffers for messages beside it, one for sending and one for receiving.
+    While a tensor moves there are buffers for messages beside it, one for sending and one for receiving. Inputs that
+    are `early` are there from the start.
     """
     held = _resident_bytes(graph, mesh, states, layouts, resident)
+    waiting = _resident_bytes(graph, mesh, states, layouts, [name for name in early if name not in resident])
     peak = sum(held.values())
     for vertex in graph.computed:
         state = states[vertex.name]
+        waiting = {name: nbytes for name, nbytes in waiting.items() if name not in vertex.inputs}
         gathered = staged = 0
         for operand, name in enumerate(vertex.inputs):
             wanted = operand_cuts(graph, vertex.name, operand, state)
@@ -91,13 +94,27 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
         made = block_bytes(vertex, mesh, cuts)
         moves = vertex.name in layouts and (layouts[vertex.name] != cuts or _is_partial(vertex, states))
         final = block_bytes(vertex, mesh, layouts[vertex.name]) if moves else 0
-        now = sum(held.values())
+        now = sum(held.values()) + sum(waiting.values())
         staged_final = staging(max(made, final), mesh.ranks, stage) if moves else 0
         peak = max(peak, now + gathered + max(made, staged), now + made + final + staged_final)
         for name in graph.last_reads[vertex.name]:
             if name not in resident:
                 held.pop(name, None)
         held[vertex.name] = final if moves else made
+    return peak
+
+
+def peak_bound(graph: EinGraph, ranks: int, resident: Collection[str]) -> int:
+    """What no plan's peak is below: every tensor that is needed lies somewhere, at best evenly on all ranks."""
+    share = {v.name: -(-prod(v.bound) * np.dtype(v.dtype).itemsize // ranks) for v in graph.vertices}
+    held = {name: share[name] for name in resident if graph.consumers.get(name)}
+    now = peak = sum(held.values())
+    for vertex in graph.computed:
+        new = [name for name in dict.fromkeys((*vertex.inputs, vertex.name)) if name not in held]
+        held |= {name: share[name] for name in new}
+        now += sum(share[name] for name in new)
+        peak = max(peak, now)
+        now -= sum(held.pop(name, 0) for name in graph.last_reads[vertex.name] if name not in resident)
     return peak
 
 
@@ -124,9 +141,8 @@ def least_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | No
         extents = tuple((x, longest_share(mesh, extent, axes[x])) for x, extent in vertex.einsum.extents)
         einsum = replace(vertex.einsum, extents=extents)
         tensors = [*(graph[name] for name in vertex.inputs), vertex]
-        itemsizes = [np.dtype(tensor.dtype).itemsize for tensor in tensors]
-        shapes = [tensor.bound for tensor in tensors]
-        least = max(least, held + pieces_bytes(einsum, smallest(einsum), shapes, itemsizes, (), ahead=False))
+        itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
+        least = max(least, held + pieces.least_bytes(einsum, tuple(tensor.bound for tensor in tensors), itemsizes))
     if mesh.ranks == 1:
         return least
     # Two buffers for messages beside what stays; they are a share of the limit that is being looked for.

@@ -2,63 +2,93 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum, OperandIndex
 
-MOST_CUTS = 64  # of one label: smaller pieces would take more time than they are worth
-LONG, MOST_WAYS = 6, 10_000  # labels that are cut one by one; ways to do so that are looked at
+Sizes = npt.NDArray[np.int64]  # a row for each way to cut, a column for each label: how much of it at a time
+Amounts = npt.NDArray[np.float64]  # one for each way; whole numbers, exact as far as memory reaches
+
+MOST_PASSES = 4096  # of a vertex: smaller pieces would take more time than they are worth
+LONG = 6  # labels that are cut one by one
+_CUTS = [1, *(part for k in range(1, 13) for part in (2**k, 3 * 2 ** (k - 1)))][:-1]
 
 
-def block_sizes(einsum: EinSum) -> Iterator[dict[str, int]]:
-    """How much of each label at a time: all ways to halve the long ones again and again; the others are left whole, or
-    are all cut as small as can be.
+def block_sizes(einsum: EinSum) -> Sizes:
+    """How much of each label at a time: all ways to cut the long ones into 1, 2, 3, 4, 6, 8, 12, … parts that make few
+    passes; of other labels the first few into single elements.
 
     Those come first that cut the first labels: their pieces lie in fewer runs of memory.
     """
-    extent, least = einsum.extent, smallest(einsum)
-    long = sorted(einsum.labels, key=lambda label: -extent[label])[:LONG]
-    step = 1
-    while prod(len(_halves(extent[label], step)) for label in long) > MOST_WAYS:
-        step += 1
+    extent = {label: max(1, n) for label, n in einsum.extents}
+    long = sorted(extent, key=lambda label: -extent[label])[:LONG]
     order = [label for label in reversed(einsum.labels) if label in long]
-    rest = [{label: size[label] for label in extent if label not in long} for size in (extent, least)]
-    for others in rest if rest[0] else rest[:1]:
-        for sizes in itertools.product(*(_halves(extent[label], step) for label in order)):
-            yield {label: max(size, 1) for label, size in (*others.items(), *zip(order, sizes, strict=True))}
+    rest = [label for label in einsum.labels if label not in long]
+    ways = _ways([extent[label] for label in order], 1 if len(order) < 5 else 2)
+    columns = dict(zip(order, ways.T, strict=True))
+    found = []
+    for few in range(len(rest) + 1):
+        others = {label: np.full(len(ways), 1 if k < few else extent[label]) for k, label in enumerate(rest)}
+        found.append(np.array([(columns | others)[label] for label in einsum.labels], np.int64).reshape(-1, len(ways)))
+    sizes = np.concatenate(found, axis=1).T
+    few_passes: Sizes = sizes[counts(einsum, sizes).prod(axis=1) <= MOST_PASSES]
+    return few_passes
 
 
-def _halves(extent: int, step: int) -> list[int]:
-    """The extent, cut into 1, 2, 4, … parts, or every `step`-th of these; the smallest always."""
-    counts = [2**k for k in range(0, MOST_CUTS.bit_length(), step)]
-    sizes = [-(-extent // count) for count in (*counts, MOST_CUTS)]
-    return sorted({max(size, 1) for size in sizes}, reverse=True)
+def _ways(extents: Sequence[int], step: int) -> Sizes:
+    """All combinations of every `step`-th number of parts: at most 20,475, which four labels have, or 18,564 of six.
+
+    What can be done with one extent can be done with a smaller one in as many passes: shares on ranks differ by one.
+    """
+    sizes, passes = np.empty((1, 0), np.int64), np.ones(1, np.int64)
+    for extent in extents:
+        parts = list(dict.fromkeys(min(extent, part) for part in _CUTS[::step]))
+        size = np.array([-(-extent // part) for part in parts], np.int64)
+        passes = np.outer(passes, parts).reshape(-1)
+        sizes = np.column_stack([np.repeat(sizes, len(parts), axis=0), np.tile(size, len(sizes))])
+        few = passes <= MOST_PASSES
+        sizes, passes = sizes[few], passes[few]
+    return sizes
 
 
-def smallest(einsum: EinSum) -> dict[str, int]:
-    return {label: max(1, -(-extent // MOST_CUTS)) for label, extent in einsum.extents}
+def counts(einsum: EinSum, sizes: Sizes) -> Sizes:
+    """Into how many parts each label is cut."""
+    return -(-np.array([max(extent, 1) for _, extent in einsum.extents], np.int64) // sizes)
 
 
-def piece_elements(entries: OperandIndex, shape: Sequence[int], size: Mapping[str, int]) -> int:
-    """Of an operand's piece: of a dimension that is gathered from, all."""
-    return prod(size[e] if isinstance(e, str) else n for e, n in zip(entries, shape, strict=True))
-
-
-def pieces_bytes(einsum: EinSum, size: Mapping[str, int], shapes: Sequence[Sequence[int]], itemsizes: Sequence[int],
-                 inside: Collection[int], ahead: bool) -> int:  # fmt: skip
+def pieces_bytes(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int],
+                 inside: Collection[int], ahead: bool) -> Amounts:  # fmt: skip
     """Bytes of the pieces that are in memory at once. Shapes and item sizes are those of the operands and the target.
 
     With `ahead` there are two of each piece that changes: one in use, one on its way. Where an aggregation is cut, a
     part of it is computed beside what has been aggregated so far. Operands `inside` are in memory anyhow.
     """
-    cut = {label for label, extent in einsum.extents if size[label] < extent}
-    total = 0
+    cut = counts(einsum, sizes) > 1
+    column = {label: k for k, label in enumerate(einsum.labels)}
+    total = np.zeros(len(sizes))
     for operand, (entries, shape, itemsize) in enumerate(zip(einsum.operands, shapes, itemsizes, strict=False)):
         if operand not in inside:
-            twice = ahead and any(entry in cut for entry in entries if isinstance(entry, str))
-            total += piece_elements(entries, shape, size) * itemsize * (2 if twice else 1)
-    made = piece_elements(einsum.output, shapes[-1], size) * itemsizes[-1]
-    total += made * (2 if ahead and cut & set(einsum.output) else 1)
-    return total + made * bool(cut & set(einsum.aggregated))
+            own = [column[entry] for entry in entries if isinstance(entry, str)]
+            twice = cut[:, own].any(axis=1) & ahead
+            total += _elements(entries, shape, sizes, column) * itemsize * (1 + twice)
+    made = _elements(einsum.output, shapes[-1], sizes, column) * itemsizes[-1]
+    results = len(einsum.output)
+    return total + made * (1 + (cut[:, :results].any(axis=1) & ahead)) + made * cut[:, results:].any(axis=1)
+
+
+def _elements(entries: OperandIndex, shape: Sequence[int], sizes: Sizes, column: dict[str, int]) -> Amounts:
+    """Of an operand's piece: of a dimension that is gathered from, all."""
+    total = np.ones(len(sizes))
+    for entry, extent in zip(entries, shape, strict=True):
+        total *= sizes[:, column[entry]] if isinstance(entry, str) else extent
+    return total
+
+
+@lru_cache(maxsize=1024)  # layers repeat
+def least_bytes(einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...]) -> int:
+    """Of the pieces of a vertex, when nothing of it stays in memory."""
+    return int(pieces_bytes(einsum, block_sizes(einsum), shapes, itemsizes, (), ahead=False).min())

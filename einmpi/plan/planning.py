@@ -13,7 +13,7 @@ from einmpi.plan.bounds import lower_bound_words
 from einmpi.plan.costs import graph_cost
 from einmpi.plan.factor import factor, repeated_layers
 from einmpi.plan.machine import Machine
-from einmpi.plan.memory import least_bytes, peak_bytes, stage_of
+from einmpi.plan.memory import least_bytes, peak_bound, peak_bytes, stage_of
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.predict import bills
 from einmpi.plan.prices import Prices
@@ -21,6 +21,13 @@ from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, place
 from einmpi.plan.tables import Solution, Solver, States, Unreachable
 from einmpi.plan.types import DEFAULT, Options, Plan
+
+
+@dataclass(frozen=True)
+class _Tried:
+    peak: int  # bytes
+    least: int  # bytes with which it can be done, when all that can be is outside
+    states: States
 
 
 @dataclass
@@ -95,33 +102,45 @@ class Planning:
     # ---- solving ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """The first plan that fits into memory when a byte of it gets dearer and dearer."""
+        """The first plan that fits into memory when a byte of it gets dearer and dearer. Where none does, one of which
+        some has to lie outside at times."""
         limit, before = self.options.memory, None
-        tried: list[tuple[int, States]] = []
+        bound = peak_bound(self.graph, self.mesh.ranks, self.resident)
+        tried: list[_Tried] = []
         for price in _prices():
             found = self.solve(price)
             peak = self.peak(found.states)
             if limit is None or peak <= limit:
-                return self.describe(found.states, peak, found.exact and not price and not self.wanted)
-            tried.append((peak, found.states))
+                plan = self.describe(found.states, peak, found.exact and not price and not self.wanted)
+                return plan if limit is None else self.reading_ahead(plan, found.states, limit)
+            tried.append(_Tried(peak, self.least(found.states), found.states))
+            if limit < bound and (price or peak == bound):  # dearer memory would not help
+                if (spilling := self.spilling(limit, tried)) is not None:
+                    return spilling
+                if price and not self.resident:
+                    break  # cuts make much of a difference to the least only where something stays in memory
             if price > 1 << 20 and found.states == before:
                 break  # memory is all that counts by now
             before = found.states
         assert limit is not None
-        return self.spilling(limit, sorted(tried, key=lambda plan: plan[0]))
+        spilling = self.spilling(limit, tried)
+        if spilling is None:
+            raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
+                             f"at least {min(each.least for each in tried)} bytes, or more ranks")  # fmt: skip
+        return spilling
 
-    def spilling(self, limit: int, tried: Sequence[tuple[int, States]]) -> Plan:
-        """The plan that takes the least memory, for which some of it has to lie outside at times.
+    def reading_ahead(self, plan: Plan, found: States, limit: int) -> Plan:
+        """Where a limit leaves room, files are read before they are wanted: at the most all from the start."""
+        ahead = min(limit, self.peak(found, self.options.files)) - plan.peak
+        return replace(plan, peak=plan.peak + ahead, ahead=ahead)
 
-        How little will do is another matter, and does not depend on the limit: one that is named here is enough.
-        """
-        least = []
-        for peak, states in tried:
-            least.append(least_bytes(self.graph, self.mesh, *self.named(states), self.resident))
-            if least[-1] <= limit:
-                return replace(self.describe(states, limit, exact=False), spilled=peak - limit)
-        raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
-                         f"at least {min(least)} bytes, or more ranks")  # fmt: skip
+    def spilling(self, limit: int, tried: Sequence[_Tried]) -> Plan | None:
+        """Of the plans that can be done in so much memory at all, the one that has the least to lay outside."""
+        able = [each for each in tried if each.least <= limit]
+        if not able:
+            return None
+        best = min(able, key=lambda each: each.peak)
+        return replace(self.describe(best.states, limit, exact=False), spilled=best.peak - limit)
 
     def solve(self, price: int) -> Solution:
         """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much
@@ -154,8 +173,12 @@ class Planning:
         raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))} over {self.mesh.ranks} ranks",
                          f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
 
-    def peak(self, found: States) -> int:
-        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident, stage_of(self.options.memory))
+    def peak(self, found: States, early: Sequence[str] = ()) -> int:
+        stage = stage_of(self.options.memory)
+        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident, stage, early)
+
+    def least(self, found: States) -> int:
+        return least_bytes(self.graph, self.mesh, *self.named(found), self.resident)
 
     def named(self, found: States) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
         """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""

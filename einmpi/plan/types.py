@@ -42,6 +42,7 @@ class Plan:
     spilled: int = 0  # bytes by which the peak would be higher if nothing of it were kept outside of memory at times
     nodes: int = 1  # that the ranks lie on
     machine: Machine | None = None  # whose time was made small; else bytes
+    ahead: int = 0  # bytes of the peak that are there for nothing but reading files before they are wanted
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -121,3 +122,4 @@ class Options:
     nodes: int = 1
     uneven: bool = False  # the nodes have different numbers of ranks, or these are not in order
     machine: Machine | None = None
+    files: tuple[str, ...] = ()  # inputs that can be read while kernels run

@@ -37,8 +37,8 @@ FAULTS = (ValueError, IndexError, MemoryError)  # of a kernel; other errors are 
 class Storage(Protocol):
     """Where inputs come from."""
 
-    def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
-        """Load in the background, if that is possible, into the array that `make` gives."""
+    def begin(self, step: Load, make: Callable[[], Any], comm: Comm, outside: bool) -> None:
+        """Load in the background, if that is possible, into the array that `make` gives; it may be in the slow tier."""
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         """Put a region of an input at a place in an array. All ranks of the layout call it."""
@@ -86,7 +86,8 @@ def _load(step: Load, buffers: Buffers, comm: Comm, storage: Storage) -> None:
 
 
 def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: Storage) -> None:
-    storage.begin(step.load, lambda: buffers.make(step.load.slot), comm)
+    slot = step.load.slot
+    storage.begin(step.load, lambda: buffers.make(slot), comm, outside=slot.name in buffers.slow)
 
 
 def _compute(step: Kernel, buffers: Buffers, _: Comm, __: Storage) -> None:

@@ -34,7 +34,7 @@ class Inputs:
 
     # ---- what the execute loop asks for -----------------------------------------------------------------------------
 
-    def begin(self, step: Load, make: Callable[[], np.ndarray], comm: Comm) -> None:
+    def begin(self, step: Load, make: Callable[[], np.ndarray], comm: Comm, outside: bool = False) -> None:
         """Start to read a file in the background, into the array that `make` gives."""
         dataset = self.dataset(step.tensor)
         if dataset is not None and not self.keep:

@@ -27,8 +27,12 @@ class DeviceInputs:
         # Blocks that are read in the background; the event after which their slots' memory is used for nothing else.
         self.begun: dict[str, tuple[np.ndarray, Any]] = {}
 
-    def begin(self, step: Load, make: Callable[[], Any], comm: Comm) -> None:
-        """Into host memory. The slot is made here, so that the copy to it waits for no kernel that begins later."""
+    def begin(self, step: Load, make: Callable[[], Any], comm: Comm, outside: bool) -> None:
+        """Into host memory: where the slot is, or for this alone. The slot is made here in any case, so that the copy
+        to it waits for no kernel that begins later."""
+        if outside:
+            self.inputs.begin(step, make, self.comm)
+            return
 
         def make_block() -> np.ndarray:
             make()

@@ -60,7 +60,7 @@ class _Work:
         if known is not None and known[0] == region:
             return known[1]
         extents = shape(region)
-        array = self.pieces[number].next(extents, source.dtype.name)
+        array = self.pieces[number].next(extents, self.step.kernel.operands[number].dtype)
         self.buffers.fetched += array.nbytes
         copies = [self.buffers.backend.begin_copy(source[(*there, ...)], array[(*here, ...)])
                   for there, here in boxes(region, tuple(map(whole, extents)))]  # fmt: skip

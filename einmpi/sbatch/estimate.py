@@ -31,11 +31,8 @@ class Estimate:
 def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     """For a node and the whole run. `threads` are those of a rank."""
     each = plan.ranks // plan.nodes
-    # Below a limit that leaves room, inputs are read ahead.
-    inputs = sum(vertex.nbytes for vertex in plan.graph.inputs)
-    tensors = max(plan.peak, min(plan.memory or 0, plan.peak + inputs))
-    memory = ceil(each * (tensors + BESIDE) / MIB)
-    why = [f"Memory: {each} times {show_bytes(tensors)} for the tensors of a rank, by the plan, and "
+    memory = ceil(each * (plan.peak + BESIDE) / MIB)
+    why = [f"Memory: {each} times {show_bytes(plan.peak)} for the tensors of a rank, by the plan, and "
            f"{BESIDE // MIB} MiB for Python, MPI, kernels and files."]  # fmt: skip
     ends = [*plan.graph.inputs, *(plan.graph[name] for name in plan.graph.outputs)]
     passing = sum(vertex.nbytes for vertex in ends) / (plan.nodes * BYTES)

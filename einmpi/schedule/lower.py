@@ -28,7 +28,7 @@ def lower(plan: Plan, rank: int) -> Schedule:
     steps = with_frees(lowering.run(), kept=plan.resident)
     if plan.spilled:
         steps = with_spills(steps, limit=plan.peak)
-    steps = with_begins(steps, limit=max(plan.peak, plan.memory or 0))
+    steps = with_begins(steps, limit=plan.peak)
     if idle:
         points = [replace(point, steps=0) for point in lowering.points]
         return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))

@@ -56,30 +56,40 @@ def message_bytes(step: Step) -> int:
 
 def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
     """The steps with a Begin for each Load that fits into memory beside the kernels before it: the earlier the better,
-    but what is wanted first goes first."""
-    needed = bytes_needed(steps)
+    but what is wanted first goes first. What is loaded to the slow tier needs no memory; so that files there do not get
+    large, no more is read ahead than would fit into memory. There a Begin goes before Passes, as groups have no Place.
+    """
+    needed, outside = bytes_needed(steps), [0] * len(steps)
+    placed = {step.slot.name: number for number, step in enumerate(steps) if isinstance(step, Place)}
     begins: dict[int, list[Step]] = {}
-    outside = {step.slot.name for step in steps if isinstance(step, Place)}
+    moved: set[int] = set()
     for number, step in enumerate(steps):
-        if not isinstance(step, Load) or step.kept or step.slot.name in outside:
+        if not isinstance(step, Load) or step.kept:
             continue
-        start = earliest_start(steps, needed, number, step.slot.nbytes, limit)
-        if start is not None:
-            begins.setdefault(start, []).append(Begin(step))
-            for k in range(start, number):
-                needed[k] += step.slot.nbytes
-    return [each for number, step in enumerate(steps) for each in (*begins.get(number, ()), step)]
+        place = placed.get(step.slot.name)
+        counted, kinds = (needed, (Kernel, Passes)) if place is None else (outside, (Passes,))
+        start = earliest_start(steps, counted, number, step.slot.nbytes, limit, kinds)
+        if start is None:
+            continue
+        if place is not None:
+            begins.setdefault(start, []).append(steps[place])
+            moved.add(place)
+        begins.setdefault(start, []).append(Begin(step))
+        for k in range(start, number):
+            counted[k] += step.slot.nbytes
+    return [each for number, step in enumerate(steps)
+            for each in (*begins.get(number, ()), *(() if number in moved else (step,)))]  # fmt: skip
 
 
 def earliest_start(steps: Sequence[Step], needed: Sequence[int], number: int, nbytes: int, limit: int,
-                   first: int = 0) -> int | None:  # fmt: skip
-    """The first kernel, not before the step `first`, from which on there is room for so many bytes more up to the step
-    `number`; None where there is no such kernel."""
+                   kinds: tuple[type, ...] = (Kernel, Passes), first: int = 0) -> int | None:  # fmt: skip
+    """The first step of some kinds, not before the step `first`, from which on there is room for so many bytes more up
+    to the step `number`; None where there is no such step."""
     start = None
     for k in range(number - 1, first - 1, -1):
         if needed[k] + nbytes > limit:
             break
-        if isinstance(steps[k], Kernel | Passes):
+        if isinstance(steps[k], kinds):
             start = k
     return start
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.einsum import EinSum
-from einmpi.plan.pieces import block_sizes, pieces_bytes
+from einmpi.graph.einsum import EinSum, OperandIndex
+from einmpi.plan.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
 from einmpi.schedule.regions import Region, Runs, one_run, stretch, whole
 from einmpi.schedule.steps import Kernel, Passes
 
-PASS_WORTH = 2**16  # bytes that could be copied in the time it takes to begin a pass
+PASS_WORTH = 2**18  # bytes that could be copied in the time it takes to begin a pass
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,17 @@ def pieces(step: Passes) -> Iterator[Piece]:
     """The passes in their order."""
     einsum, extent = step.kernel.einsum, step.kernel.einsum.extent
     ranges = [[(k, min(k + size, extent[x])) for k in range(0, max(extent[x], 1), size)] for x, size in step.blocks]
+    numbers = einsum.labels_as_numbers
+    shaped: dict[tuple[int, ...], EinSum] = {}  # most pieces have the same extents
     for chosen in itertools.product(*ranges):
         box = {label: range_ for (label, _), range_ in zip(step.blocks, chosen, strict=True)}
-        first = all(box[label][0] == 0 for label in einsum.aggregated)
-        yield _piece(step, box, first)
+        extents = tuple(box[label][1] - box[label][0] for label in einsum.labels)
+        if extents not in shaped:
+            shaped[extents] = replace(einsum, extents=tuple(zip(einsum.labels, extents, strict=True)))
+        yield _piece(step, shaped[extents], box, numbers)
 
 
-def _piece(step: Passes, box: Mapping[str, tuple[int, int]], first: bool) -> Piece:
+def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]], numbers: Sequence[str]) -> Piece:
     kernel, einsum = step.kernel, step.kernel.einsum
     selected = {(operand, dimension): stretch(runs, *box[_label(kernel, operand, dimension)])
                 for operand, dimension, runs in kernel.select}  # fmt: skip
@@ -57,11 +61,11 @@ def _piece(step: Passes, box: Mapping[str, tuple[int, int]], first: bool) -> Pie
     # Pieces that are copied hold what is selected and nothing else.
     select = tuple((*key, runs) for key, runs in selected.items() if key[0] in step.inside)
     known = dict(kernel.index)
-    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in einsum.labels_as_numbers)
-    extents = tuple((label, box[label][1] - box[label][0]) for label in einsum.labels)
+    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in numbers)
     target = tuple(one_run(*box[label]) for label in einsum.output)
-    local = replace(kernel, einsum=replace(einsum, extents=extents), index=index, select=select)
-    return Piece(local, tuple(regions), target, first)
+    first = all(box[label][0] == 0 for label in einsum.aggregated)
+    own = Kernel(kernel.vertex, kernel.target, kernel.operands, local, index, select)
+    return Piece(own, tuple(regions), target, first)
 
 
 def _label(kernel: Kernel, operand: int, dimension: int) -> str:
@@ -89,55 +93,83 @@ def in_passes(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Passes
 def _best(einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...], memory: int,
           inside: tuple[int, ...]) -> tuple[Any, ...] | None:  # fmt: skip
     """(blocks, inside, ahead, bytes of the pieces, bytes that are fetched)."""
-    for ahead in (True, False):
-        best: tuple[int, tuple[Any, ...]] | None = None
-        for size in block_sizes(einsum):
-            needed = pieces_bytes(einsum, size, shapes, itemsizes, inside, ahead)
-            if needed > memory:
-                continue
-            counts = _counts(einsum, size)
-            passes = prod(counts.values())
-            combined = (prod(counts[label] for label in einsum.aggregated) - 1) * prod(shapes[-1]) * itemsizes[-1]
-            for order in _orders(einsum, size):
-                loops = (*order, *einsum.aggregated)
-                fetched = _fetched(einsum, shapes, itemsizes, size, loops, inside)
-                cost = fetched + combined + PASS_WORTH * passes
-                if best is None or cost < best[0]:  # of equal ones the first
-                    best = cost, (tuple((x, size[x]) for x in loops), inside, ahead, needed, fetched)
-        if best is not None:
-            return best[1]
-    return None
+    sizes = block_sizes(einsum)
+    # Of copies that nothing goes on beside, half as many take as long.
+    tries = [_cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead) for ahead in (True, False)]
+    found = [(cost * (1 if cut[2] else 2), cut) for cost, cut in filter(None, tries)]
+    if found:
+        return min(found, key=lambda each: each[0])[1]  # of equal ones the first
+    # A plan is made for the longest shares. Of more than six labels others may be the longest here.
+    last = _cheapest(einsum, np.ones_like(sizes[:1]), shapes, itemsizes, memory, inside, ahead=False)
+    return None if last is None else last[1]
 
 
-def _counts(einsum: EinSum, size: Mapping[str, int]) -> dict[str, int]:
-    return {label: -(-max(extent, 1) // size[label]) for label, extent in einsum.extents}
+def _cheapest(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int], memory: int,
+              inside: tuple[int, ...], ahead: bool) -> tuple[float, tuple[Any, ...]] | None:  # fmt: skip
+    """What the best of these ways costs, and how it cuts."""
+    needed = pieces_bytes(einsum, sizes, shapes, itemsizes, inside, ahead)
+    sizes, needed = sizes[needed <= memory], needed[needed <= memory]
+    if not len(sizes):
+        return None
+    parts = dict(zip(einsum.labels, counts(einsum, sizes).T.astype(np.float64), strict=True))
+    combined = prod(shapes[-1]) * itemsizes[-1] * (_product(parts, einsum.aggregated, len(sizes)) - 1)
+    fixed = combined + PASS_WORTH * _product(parts, einsum.labels, len(sizes))
+    copied = _copied(einsum, shapes, itemsizes, sizes, inside)
+    best: tuple[float, tuple[Any, ...]] | None = None
+    for order in _orders(einsum.output):
+        loops = (*order, *einsum.aggregated)
+        fetched = np.zeros(len(sizes))
+        for operand, nbytes in copied.items():
+            fetched += nbytes * _times(einsum.operands[operand], parts, loops)
+        cost = fixed + fetched
+        row = int(cost.argmin())
+        if best is None or cost[row] < best[0]:
+            size = dict(zip(einsum.labels, map(int, sizes[row]), strict=True))
+            blocks = tuple((x, size[x]) for x in loops)
+            best = float(cost[row]), (blocks, inside, ahead, int(needed[row]), int(fetched[row]))
+    return best
 
 
-def _orders(einsum: EinSum, size: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-    """Orders of the loops over the output's labels. What is not cut is no loop and stands at the end."""
-    loops = [label for label in einsum.output if size[label] < einsum.extent[label]]
-    rest = [label for label in einsum.output if label not in loops]
-    for order in itertools.permutations(loops) if len(loops) <= 3 else [tuple(loops)]:
-        yield (*order, *rest)
-
-
-def _fetched(einsum: EinSum, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int], size: Mapping[str, int],
-             loops: Sequence[str], inside: Sequence[int]) -> int:  # fmt: skip
-    """Bytes that are copied into memory. A piece stays as long as the next pass wants the same one."""
-    counts, extent, total = _counts(einsum, size), einsum.extent, 0
-    for operand, entries in enumerate(einsum.operands):
-        if operand in inside:
-            continue
-        own = {entry for entry in entries if isinstance(entry, str)}
-        last = max((place for place, label in enumerate(loops) if label in own and counts[label] > 1), default=-1)
-        total += prod(
-            [itemsizes[operand]]
-            + [counts[label] for label in loops[: last + 1] if label not in own]
-            + [n for entry, n in zip(entries, shapes[operand], strict=True) if not isinstance(entry, str)]
-            + [sum(length ** entries.count(label) for length in _lengths(extent[label], size[label])) for label in own]
-        )
+def _product(parts: Mapping[str, Amounts], labels: Sequence[str], ways: int) -> Amounts:
+    total = np.ones(ways)
+    for label in labels:
+        total *= parts[label]
     return total
 
 
-def _lengths(extent: int, size: int) -> list[int]:
-    return [min(size, extent - k) for k in range(0, max(extent, 1), size)]
+def _orders(output: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Orders of the loops over the output's labels: any two as the innermost. First the one in which they are."""
+    if len(output) < 2:
+        yield tuple(output)
+    for last, before in itertools.permutations(reversed(output), 2):
+        yield (*(label for label in output if label not in (last, before)), before, last)
+
+
+def _copied(einsum: EinSum, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int], sizes: Sizes,
+            inside: Sequence[int]) -> dict[int, Amounts]:  # fmt: skip
+    """Bytes of all pieces of each operand that is copied, if each piece is copied once."""
+    found = {}
+    column = {label: k for k, label in enumerate(einsum.labels)}
+    for operand, entries in enumerate(einsum.operands):
+        if operand in inside:
+            continue
+        whole_of = [n for entry, n in zip(entries, shapes[operand], strict=True) if not isinstance(entry, str)]
+        total = np.full(len(sizes), float(itemsizes[operand] * prod(whole_of)))
+        for label in dict.fromkeys(entry for entry in entries if isinstance(entry, str)):
+            size, extent, power = sizes[:, column[label]], einsum.extent[label], entries.count(label)
+            # Of a diagonal the pieces are squares.
+            total *= extent // size * size.astype(np.float64) ** power + (extent % size).astype(np.float64) ** power
+        found[operand] = total
+    return found
+
+
+def _times(entries: OperandIndex, parts: Mapping[str, Amounts], loops: Sequence[str]) -> Amounts | int:
+    """How often each piece of an operand is copied: it stays as long as the next pass wants the same one."""
+    times: Amounts | int = 1
+    changes: Any = False
+    for label in reversed(loops):
+        if label in entries:
+            changes = changes | (parts[label] > 1)
+        else:
+            times = times * np.where(changes, parts[label], 1)
+    return times

@@ -178,7 +178,7 @@ def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
     for number, step in enumerate(steps):
         if isinstance(step, Fetch):
             size = step.slot.nbytes
-            start = earliest_start(steps, needed, number, size, limit, max(first, left[step.slot.name] + 1))
+            start = earliest_start(steps, needed, number, size, limit, first=max(first, left[step.slot.name] + 1))
             if start is not None:
                 first = start
                 before.setdefault(start, []).append(step)

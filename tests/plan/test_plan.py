@@ -14,7 +14,9 @@ import einmpi
 from einmpi.graph.job_file import STRATEGIES
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.plan.explain import as_json, explain
+from einmpi.plan.memory import peak_bound
 from einmpi.plan.plan import Options, make_plan
+from einmpi.plan.planning import Planning
 from einmpi.plan.strategies import PARTITIONERS
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
@@ -168,6 +170,32 @@ def test_the_smallest_limit_does_not_depend_on_the_one_that_was_asked_for():
         make_plan(graph, 3, Options(resident=("X", "Y"), memory=1))
     least = int(re.search(r"at least (\d+) bytes", str(caught.value))[1])
     assert make_plan(graph, 3, Options(resident=("X", "Y"), memory=least)).peak == least
+
+
+def test_no_peak_is_below_the_bound():
+    """Whatever is cut how: of all strategies, with and without inputs that stay."""
+    for graph, weights in (llama(), (attention().graph, ()), (chain(480).graph, ("A", "D"))):
+        for ranks in (1, 3, 8):
+            for strategy in ("eindecomp", "eindecomp-paper", "sqrt", "replicate"):
+                for resident in ((), weights):
+                    plan = make_plan(graph, ranks, Options(strategy, resident=resident))
+                    bound = peak_bound(graph, plan.mesh.ranks, resident)
+                    assert bound <= plan.peak and (ranks > 1 or bound == plan.peak)
+
+
+@pytest.mark.parametrize(("ranks", "most"), [(1, 1), (6, 2)])
+def test_dearer_memory_is_not_tried_where_no_plan_fits(ranks, most, monkeypatch):
+    """So that planning does not take many times as long as without a limit."""
+    solved = []
+    solve = Planning.solve
+    monkeypatch.setattr(Planning, "solve", lambda self, price: solved.append(price) or solve(self, price))
+    graph, _ = llama()
+    bound = peak_bound(graph, ranks, ())
+    assert make_plan(graph, ranks, Options(memory=bound // 50)).spilled
+    assert len(solved) <= most
+    with pytest.raises(einmpi.InputError):
+        make_plan(graph, ranks, Options(memory=1))
+    assert len(solved) <= most + 2
 
 
 def test_pins():

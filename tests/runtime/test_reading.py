@@ -258,7 +258,9 @@ def test_a_load_begins_before_the_kernel_before_it():
     kinds = [type(step).__name__ + getattr(step, "vertex", "") for step in schedule.steps]
     assert kinds.index("Begin") + 1 == kinds.index("KernelY")
     assert str(schedule.steps[kinds.index("Begin")]) == "begin     C[20, 20] ← C"
-    assert peak_bytes(schedule) == roomy.memory > roomy.peak
+    assert peak_bytes(schedule) == roomy.memory == roomy.peak
+    assert "12.5 KiB a rank; up to 3.1 KiB of it for reading files ahead" in str(roomy)
+    assert einmpi.plan(job, 1, memory=10**6).peak == roomy.peak  # more is never there at once
 
 
 @pytest.mark.parametrize("memory", [None, 13000, 20000])
@@ -266,7 +268,8 @@ def test_memory_stays_below_the_limit(memory):
     job = chain(memory)
     for ranks in (1, 2, 3):
         done = run_on_threads(job, ranks)  # compares what was held with the bounds
-        assert max(done.peaks) <= max(memory or 0, done.plan.peak)
+        assert max(done.peaks) <= done.plan.peak  # which says what is read ahead
+        assert done.plan.peak <= max(memory or 0, einmpi.plan(job, ranks, memory=None).peak)
 
 
 class Watched(NumpyBackend):
@@ -282,23 +285,26 @@ class Watched(NumpyBackend):
         super().compute(step, operands, target)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_reading_overlaps_with_kernels(ranks, monkeypatch):
-    """The file is not read before the kernel has started, and the kernel does not end before the file was read."""
+@pytest.mark.parametrize(("ranks", "memory"), [(1, 10**6), (2, 10**6), (1, 5000), (2, 4000)])
+def test_reading_overlaps_with_kernels(ranks, memory):
+    """The file is not read before the kernel has started, and the kernel does not end before the file was read; also
+    where there is no memory for it, and it is read to the slow tier."""
     job = chain()
-    plan = einmpi.plan(job, ranks, memory=10**6)
+    plan = einmpi.plan(job, ranks, memory=memory)
+    assert bool(plan.spilled) == (memory < 10**6)
 
     def on_rank(comm):
-        watched, compiled = Watched(), Compiled(job, comm, options_of(job, memory=10**6))
+        watched, compiled = Watched(), Compiled(job, comm, options_of(job, memory=memory))
         compiled.prepare({})
         inputs = Inputs(job, {}, compiled.files)
         schedule = lower(plan, comm.rank)
         assert [step.load.tensor for step in schedule.steps if isinstance(step, Begin)] == ["C"]
         begin = inputs.begin
 
-        def waiting(step, make, comm):
+        def waiting(step, make, comm, outside):
+            assert outside == bool(plan.spilled)
             inputs.pool().submit(watched.started.wait, 20)  # the one thread in the background: others queue up
-            begin(step, make, comm)
+            begin(step, make, comm, outside)
             inputs.pool().submit(watched.read.set)
 
         inputs.begin = waiting
@@ -306,7 +312,7 @@ def test_reading_overlaps_with_kernels(ranks, monkeypatch):
             outputs, buffers = execute(schedule, watched, comm, inputs)
         finally:
             inputs.close()
-        assert buffers.peak <= peak_bytes(schedule) <= 10**6
+        assert buffers.peak <= peak_bytes(schedule) <= plan.peak <= memory
         return outputs["n"]
 
     a, b, c = (np.load(f"{name}.npy") for name in "abc")

@@ -1,6 +1,7 @@
 """What leaves memory, and what is done in pieces: Belady's rule against all choices, pieces against the whole."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
+from einmpi.plan.pieces import MOST_PASSES, block_sizes, counts, pieces_bytes
 from einmpi.plan.plan import make_plan
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import bytes_needed, with_frees
-from einmpi.schedule.passes import in_passes, pieces
-from einmpi.schedule.regions import indices, stretch
+from einmpi.schedule.passes import PASS_WORTH, in_passes, pieces
+from einmpi.schedule.regions import elements, indices, stretch
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import with_spills
 from einmpi.schedule.steps import Drop, Evict, Fetch, Kernel, Load, Passes, Place, Slot
@@ -136,11 +138,54 @@ def test_every_element_is_computed_once(m, n, k, memory):
 
 
 def test_many_labels():
-    """There are 2²⁰ ways to cut twenty labels; few are looked at, the smallest pieces among them."""
+    """There are 2²⁰ ways to cut twenty labels; few are looked at, the smallest pieces among them. A plan is refused
+    where a vertex would take more than 4096 of them, but a schedule does what it must."""
     labels = ",".join(f"i{k}" for k in range(20))
     job = einmpi.program(f"Z[{labels}] = exp(A[{labels}])", A=(2,) * 20)
     (kernel,) = (step for step in lower(einmpi.plan(job, 1), 0).steps if isinstance(step, Kernel))
-    assert [in_passes(kernel, memory).buffers for memory in (2**24, 2**21, 64, 16)] == [2**24, 2**21, 64, 16]
+    assert [in_passes(kernel, memory).buffers for memory in (2**24, 2**21, 4096, 16)] == [2**24, 2**21, 4096, 16]
+    with pytest.raises(einmpi.InputError, match="at least 4096 bytes, or more ranks"):
+        einmpi.plan(job, 1, memory=4095)
+
+
+@pytest.mark.parametrize("extents", [(7, 300, 1), (64, 64, 64), (1000, 3, 1000), (0, 5, 2), (5000, 1, 1)])
+def test_the_ways_to_cut(extents):
+    """As few passes as promised, pieces no larger than labels; all of it first."""
+    einsum = product(*extents).einsum
+    sizes = block_sizes(einsum)
+    whole = np.maximum([extent for _, extent in einsum.extents], 1)
+    assert (sizes >= 1).all() and (sizes <= whole).all() and (sizes[0] == whole).all()
+    assert counts(einsum, sizes).prod(axis=1).max() <= MOST_PASSES
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(100, 2000), st.booleans())
+def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
+    """No other of the ways copies less for as many passes: counted piece by piece."""
+    kernel = product(m, n, k)
+    inside = (1,) if given else ()
+    found = in_passes(kernel, memory, inside)
+    if found is None or not found.ahead:
+        return
+    shapes, itemsizes = [(m, n), (n, k), (m, k)], (8, 8, 8)
+    sizes = block_sizes(kernel.einsum)
+    fitting = sizes[pieces_bytes(kernel.einsum, sizes, shapes, itemsizes, inside, ahead=True) <= memory]
+
+    def cost(blocks):
+        step = replace(found, blocks=blocks)
+        fetched, passes, last = 0, 0, [None, None]
+        for piece in pieces(step):
+            passes += 1
+            for operand, region in enumerate(piece.operands):
+                if operand not in inside and last[operand] != region:
+                    fetched, last[operand] = fetched + elements(region) * 8, region
+        combined = (-(-n // dict(blocks)["j"]) - 1) * m * k * 8
+        return fetched + combined + PASS_WORTH * passes, fetched
+
+    costs = []
+    for i, k_size, j in fitting.tolist():
+        costs += [cost((("i", i), ("k", k_size), ("j", j))), cost((("k", k_size), ("i", i), ("j", j)))]
+    assert cost(found.blocks) == (min(each[0] for each in costs), found.fetched)
 
 
 def test_less_memory_never_takes_fewer_copies_and_none_is_an_answer():
