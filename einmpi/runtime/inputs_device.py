@@ -15,7 +15,7 @@ from einmpi.runtime.dist_array import DistArray
 from einmpi.runtime.gpus import is_device_array
 from einmpi.runtime.inputs import Inputs
 from einmpi.runtime.reading import Reading
-from einmpi.schedule.regions import Region, chunks, elements, flat_range, length, shape, whole
+from einmpi.schedule.regions import Region, chunks, elements, flat_range, packed, shape
 from einmpi.schedule.steps import Load
 
 
@@ -50,7 +50,7 @@ class DeviceInputs:
             self.inputs.fill(step, target, self.comm)
         elif self._in_pieces(step):
             self._fill_in_pieces(step, target, lambda there, _, values: self.inputs.read(
-                replace(step, region=there), values, _packed(there), self.comm))  # fmt: skip
+                replace(step, region=there), values, packed(there), self.comm))  # fmt: skip
         else:
             self._fill_from_host(step, target)
 
@@ -94,7 +94,7 @@ class DeviceInputs:
         self.copies.after_kernels()
         itemsize, extents = np.dtype(step.slot.dtype).itemsize, step.slot.shape or (1,)
         regions = (chunks(region, max(1, PIECE // itemsize)) for region in
-                   (step.region, _packed(step.region), step.place))  # fmt: skip
+                   (step.region, packed(step.region), step.place))  # fmt: skip
         for number, (there, within, here) in enumerate(zip(*regions, strict=True)):
             buffer = self.copies.pinned("up", number, elements(there) * itemsize)
             read(there, within, buffer.view(step.slot.dtype).reshape(shape(there)))
@@ -102,11 +102,11 @@ class DeviceInputs:
             if run is not None:
                 copied = self.copies.start_up(buffer, target.reshape(-1)[slice(*run)])
             else:
-                packed = self.backend.allocate((elements(there),), step.slot.dtype)
+                staged = self.backend.allocate((elements(there),), step.slot.dtype)
                 self.copies.after_kernels()  # kernels may have used this memory
-                copied = self.copies.start_up(buffer, packed)
+                copied = self.copies.start_up(buffer, staged)
                 self.copies.before_kernels(copied)
-                self.backend.unpack(packed, target, here)
+                self.backend.unpack(staged, target, here)
             self.copies.busy["up", number % 2] = copied
         self.copies.before_kernels(self.copies.event(self.copies.up))
 
@@ -137,9 +137,4 @@ class DeviceInputs:
 
 def _place(step: Load) -> Region:
     """Of what is loaded, in host memory for that alone."""
-    return _packed(step.region) if step.slot.shape else step.place
-
-
-def _packed(region: Region) -> Region:
-    """The place of a region in an array of its own."""
-    return tuple(whole(length(runs)) for runs in region)
+    return packed(step.region) if step.slot.shape else step.place
