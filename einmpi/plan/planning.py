@@ -184,7 +184,7 @@ class Planning:
         }
         return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, costs, peak,
                     "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
-                    self.resident, self.options.memory, nodes=self.options.nodes,
+                    self.resident, self.options.memory, nodes=self.options.nodes, uneven=self.options.uneven,
                     machine=self.prices.machine)  # fmt: skip
 
 

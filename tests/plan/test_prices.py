@@ -10,6 +10,7 @@ from plan_oracle import Oracle, R, axes_of, layouts, random_graph, volume
 
 import einmpi
 from einmpi.errors import InputError
+from einmpi.plan.explain import as_json
 from einmpi.plan.factor import factor
 from einmpi.plan.machine import Machine
 from einmpi.plan.mesh import Mesh
@@ -152,7 +153,10 @@ def test_uneven_nodes_have_one_level():
     graph = chain().graph
     plan = make_plan(graph, 8, Options(nodes=3, uneven=True))
     assert plan.mesh == Mesh(8) and plan.bytes_between is None and plan.nodes == 3
-    assert "between nodes not predicted" in str(plan)
+    assert "\nnodes        they have different numbers of ranks; planned as if all ranks were equally near\n" in str(plan)
+    assert " between nodes" not in str(plan) and as_json(plan)["vertices"][0]["bytes_between_predicted"] is None
+    counted = replace(plan, counted=2048)
+    assert counted.bytes_between == 2048 and "; 2.0 KiB between nodes\n" in str(counted)
     slow = make_plan(graph, 8, Options(nodes=3, uneven=True, machine=MACHINE))
     assert slow.machine.inside == MACHINE.between  # any message may go from node to node
 

@@ -77,7 +77,7 @@ def words(mesh, bound, source, target, rank):
 def test_words_are_the_planners(ranks, bound):
     mesh = Mesh(ranks)
     size = int(np.prod(bound))
-    for source, target in pairs(ranks, bound, 300):
+    for source, target in pairs(ranks, bound, 120):
         found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank)[0] for rank in range(ranks)]
         expected = volume(mesh.factors, source, target) * size
         assert sum(found) == expected, (source, target)
