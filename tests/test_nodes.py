@@ -180,8 +180,11 @@ def test_ranks_dealt_to_nodes_in_turn(machine):
     assert found["seconds_predicted"] > 0
     # Each rank's line in one piece: without a buffer print would write its parts one by one, between those of others.
     code = "from einmpi.runtime.comm_mpi import comm_of; c = comm_of(); print(f'{c.rank} {c.nodes}\\n', end='')"
-    done = run_mpi(3, code, env={"MPIR_CVAR_ODD_EVEN_CLIQUES": "1"})  # two and one: left as they are
-    assert sorted(done.stdout.splitlines()) == [f"{rank} (0, 1, 0)" for rank in range(3)]
+    done = run_mpi(3, code, env={"MPIR_CVAR_ODD_EVEN_CLIQUES": "1"})  # two and one
+    assert sorted(done.stdout.splitlines()) == [f"{rank} (0, 0, 1)" for rank in range(3)]
+    done = run_mpi(3, job, env={"MPIR_CVAR_ODD_EVEN_CLIQUES": "1"})
+    found = json.loads(done.stdout)
+    assert 0 < found["bytes_between"] == found["bytes_between_predicted"] < found["bytes_moved"]
 
 
 # ---- the command line -----------------------------------------------------------------------------------------------
