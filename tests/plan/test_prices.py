@@ -2,11 +2,11 @@
 
 import random
 from dataclasses import replace
-from math import floor, prod
+from math import prod
 
 import numpy as np
 import pytest
-from plan_oracle import Oracle, R, axes_of, layouts, random_graph, volume
+from plan_oracle import Oracle, R, axes_of, layouts, moved_bytes, random_graph
 
 import einmpi
 from einmpi.errors import InputError
@@ -44,12 +44,11 @@ class PricedOracle(Oracle):
         return (total - across) * m.inside + across * m.between + self.ranks * latency
 
     def bytes(self, name, sources, targets):
-        return np.array([[self.edge(self.graph[name].nbytes, s, t) for t in targets] for s in sources], np.int64)
+        return np.array([[self.edge(self.graph[name], s, t) for t in targets] for s in sources], np.int64)
 
-    def edge(self, nbytes, source, target):
-        first = slice(self.between)
-        total = floor(nbytes * volume(self.factors, source, target, self.between))
-        across = floor(nbytes * volume(self.factors[first], source[first], target[first]))
+    def edge(self, tensor, source, target):
+        total = moved_bytes(self.factors, tensor, source, target, self.between)
+        across = moved_bytes(self.factors, tensor, source[: self.between], target[: self.between])
         changing = [f if s not in (R, t) else 1 for f, s, t in zip(self.factors, source, target, strict=True)]
         return self.price(total, across, changing)
 
