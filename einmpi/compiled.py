@@ -116,7 +116,7 @@ class Compiled:
             self.files |= found
 
     def plan(self, kinds: Kinds) -> Plan:
-        # Where the nodes differ, the mesh has one level; the ranks count what goes from node to node by their schedules.
+        # Where the nodes differ, the mesh has one level; the ranks count what goes between nodes by their schedules.
         count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
         options = replace(_with_inputs(self.options, kinds), nodes=count, uneven=uneven)
         plan = make_plan(self.job.graph, self.comm.size, options)

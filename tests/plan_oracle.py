@@ -135,7 +135,7 @@ def volume(factors: Sequence[int], source: Axes, target: Axes, between: int = 0)
 
 @cache
 def _staying(factors: tuple[int, ...], extents: tuple[int, ...], turns: tuple[tuple[int, Symbol, Symbol], ...]) -> int:
-    """Elements on the same rank before and after, over all digits of the axes that turn from one dimension to another."""
+    """Elements on the same rank before and after, over all digits of axes that turn from one dimension to another."""
     total = 0
     for digits in itertools.product(*(range(factors[axis]) for axis, _, _ in turns)):
         rank = sum(digit * prod(factors[axis + 1 :]) for digit, (axis, _, _) in zip(digits, turns, strict=True))

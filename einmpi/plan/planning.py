@@ -23,7 +23,6 @@ from einmpi.plan.strategies import PARTITIONERS, place
 from einmpi.plan.tables import Solution, Solver, States, Unreachable
 from einmpi.plan.types import DEFAULT, Options, Plan
 
-
 FEW_VERTICES = 16  # then layers are not tied together, and the search looks at what other strategies cut
 
 

@@ -200,7 +200,8 @@ class Solver:
             exchanging, cells = (copies // on_nodes, on_nodes), (target_of,)
         else:
             sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
-            products: Sequence[Ints] = layout_factors(move.factors, ndim, sources, targets).scaled(held.products).parts()
+            products: Sequence[Ints]
+            products = layout_factors(move.factors, ndim, sources, targets).scaled(held.products).parts()
             common = self.common(edge, move, len(self.mesh.factors), products, sources, targets)
             crossing: Ints | int = 0
             if nodes > 1:
