@@ -134,16 +134,21 @@ def volume(factors: Sequence[int], source: Axes, target: Axes, between: int = 0)
 
 
 @cache
+def _with_digit(factors: tuple[int, ...], extent: int, axis: int, digit: int) -> frozenset[int]:
+    return frozenset(owned(factors, extent, [axis], digit * prod(factors[axis + 1 :])))
+
+
+@cache
 def _staying(factors: tuple[int, ...], extents: tuple[int, ...], turns: tuple[tuple[int, Symbol, Symbol], ...]) -> int:
     """Elements on the same rank before and after, over all digits of axes that turn from one dimension to another."""
     total = 0
     for digits in itertools.product(*(range(factors[axis]) for axis, _, _ in turns)):
-        rank = sum(digit * prod(factors[axis + 1 :]) for digit, (axis, _, _) in zip(digits, turns, strict=True))
-        total += prod(
-            len(set(range(extent)).intersection(
-                *(owned(factors, extent, [axis], rank) for axis, *pair in turns if d in pair)))
-            for d, extent in enumerate(extents)
-        )  # fmt: skip
+        count = 1
+        for d, extent in enumerate(extents):
+            cutting = [(axis, k) for k, (axis, *pair) in zip(digits, turns, strict=True) if d in pair]
+            found = [_with_digit(factors, extent, *each) for each in cutting]
+            count *= len(found[0].intersection(*found[1:])) if found else extent
+        total += count
     return total
 
 
