@@ -15,7 +15,7 @@ from einmpi.plan.factor import factor
 from einmpi.plan.machine import Machine
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.plan import Options, make_plan
-from einmpi.plan.prices import BETWEEN, Prices
+from einmpi.plan.prices import BETWEEN, BYTES, Prices
 from einmpi.plan.solve import search
 from einmpi.plan.tables import Solver
 
@@ -175,3 +175,17 @@ def test_large_times_do_not_overflow():
     slowest = Machine(10**9, 10**9, 10**9, 10**9, {}, 10**9, "the slowest there can be")
     plan = make_plan(chain(2**15, 2**15).graph, 4096, Options(nodes=64, machine=slowest))
     assert 0 < plan.seconds_predicted < 1e12 and all(bill.time >= 0 for bill in plan.bills.values())
+
+
+@pytest.mark.parametrize("job, sizes, ranks, nodes", [("chain", {}, 1024, 1), ("chain", {}, 2048, 64),
+                                                      ("shortest_path", {}, 256, 16), ("attention", {}, 1024, 1),
+                                                      ("distances", {"rows": 3000, "columns": 700, "f": 100},
+                                                       4096, 128)])  # fmt: skip
+def test_labels_shorter_than_the_ranks_are_cut_as_well_as_by_other_strategies(job, sizes, ranks, nodes):
+    graph = einmpi.load(f"jobs/{job}.toml", **sizes).graph
+    found, *others = (
+        make_plan(graph, ranks, Options(strategy=strategy, nodes=nodes))
+        for strategy in ("eindecomp", "eindecomp-paper", "sqrt")
+    )
+    cost, *costs = (BYTES.bytes(plan.bytes_predicted, plan.bytes_between) for plan in (found, *others))
+    assert cost <= min(costs)
