@@ -60,8 +60,10 @@ class Planning:
 
     @cached_property
     def others(self) -> list[States]:
-        """The cuts of strategies that need no roles, where it takes little to find them."""
-        if not self.small or self.wanted or len(self.mesh.factors) <= EXACT_AXES:
+        """The cuts of strategies that need no roles, where it takes little to find them and may help: where labels are
+        shorter than the ranks, a search from the axes merged in equal parts can end far from the best."""
+        short = any(1 < extent < self.mesh.ranks for v in self.problem.variables for extent in v.extents)
+        if not short or not self.small or self.wanted or len(self.mesh.factors) <= EXACT_AXES:
             return []
         found = []
         for strategy in ("eindecomp-paper", "sqrt"):
