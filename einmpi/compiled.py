@@ -28,6 +28,7 @@ from einmpi.runtime.inputs import Blocks, Inputs
 from einmpi.runtime.scratch import check_folder
 from einmpi.runtime.storage import find_planned
 from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.levels import bytes_between
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Load, Step
@@ -94,7 +95,11 @@ class Compiled:
             plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
             if plan.spilled:
                 together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
-            self.ready[kinds] = plan, self.backend.arrange(lower(plan, self.comm.rank))
+            schedule = lower(plan, self.comm.rank)
+            if plan.bytes_between is None:
+                own = bytes_between(schedule, self.comm.nodes)
+                plan = replace(plan, counted=sum(map(int, self.comm.allgather_text(str(own)))))
+            self.ready[kinds] = plan, self.backend.arrange(schedule)
         plan, schedule = self.ready[kinds]
         self.look({*given, *self.files})
         return plan, schedule, given
@@ -123,7 +128,7 @@ class Compiled:
             self.files |= found
 
     def plan(self, kinds: Kinds) -> Plan:
-        # Where the nodes differ, the mesh has one level; what goes from node to node is counted all the same.
+        # Where the nodes differ, the mesh has one level; the ranks count what goes between nodes by their schedules.
         count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
         options = replace(_with_inputs(self.options, kinds), nodes=count, uneven=uneven)
         plan = make_plan(self.job.graph, self.comm.size, options)

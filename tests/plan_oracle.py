@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
-from math import floor, prod
+from math import prod
 
 import numpy as np
 
@@ -133,6 +133,43 @@ def volume(factors: Sequence[int], source: Axes, target: Axes, between: int = 0)
     return prod(factors) * _share(pairs, 0 if P in source[:between] else between) if pairs else Fraction(0)
 
 
+@cache
+def _with_digit(factors: tuple[int, ...], extent: int, axis: int, digit: int) -> frozenset[int]:
+    return frozenset(owned(factors, extent, [axis], digit * prod(factors[axis + 1 :])))
+
+
+@cache
+def _staying(factors: tuple[int, ...], extents: tuple[int, ...], turns: tuple[tuple[int, Symbol, Symbol], ...]) -> int:
+    """Elements on the same rank before and after, over all digits of axes that turn from one dimension to another."""
+    total = 0
+    for digits in itertools.product(*(range(factors[axis]) for axis, _, _ in turns)):
+        count = 1
+        for d, extent in enumerate(extents):
+            cutting = [(axis, k) for k, (axis, *pair) in zip(digits, turns, strict=True) if d in pair]
+            found = [_with_digit(factors, extent, *each) for each in cutting]
+            count *= len(found[0].intersection(*found[1:])) if found else extent
+        total += count
+    return total
+
+
+@cache
+def moved(factors: tuple[int, ...], extents: tuple[int, ...], source: Axes, target: Axes, between: int = 0) -> int:
+    """Words that all ranks together receive, for any extents: the closed formula, but for what axes that turn leave.
+
+    Of fewer symbols than axes, nodes are taken for ranks: the first axes alone, which still cut what they cut.
+    """
+    axes = list(enumerate(zip(source, target, strict=True)))
+    turns = tuple((axis, s, t) for axis, (s, t) in axes if s != t and s not in (R, P) and t != R)
+    idle = [axis for axis, pair in axes if pair == (R, R)]
+    sharing = [axis for axis in idle if P in source and (P in source[:between] or axis >= between)]
+    again = prod(factors[axis] for axis in idle if axis not in sharing)
+    even = Fraction(prod(extents), prod(factors[axis] for axis, _, _ in turns))
+    words = volume(factors[: len(source)], source, target, between) * prod(extents)
+    words += again * (even - _staying(factors, extents, turns) if turns else 0)
+    assert words.denominator == 1
+    return int(words)
+
+
 # ---- a plan ---------------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +193,10 @@ def seen(state: Axes, names: Sequence[Symbol]) -> Axes:
     return tuple(R if symbol == R else names[symbol] for symbol in state)
 
 
+def moved_bytes(factors: tuple[int, ...], tensor: Vertex, source: Axes, target: Axes, between: int = 0) -> int:
+    return moved(factors, tensor.bound, source, target, between) * np.dtype(tensor.dtype).itemsize
+
+
 def plan_bytes(graph: EinGraph, ranks: int, states: Mapping[str, Axes], placed: Mapping[str, Axes],
                resident: Collection[str] = ()) -> int:  # fmt: skip
     """Bytes moved with these states of vertices and these layouts of the tensors that have one."""
@@ -167,16 +208,16 @@ def plan_bytes(graph: EinGraph, ranks: int, states: Mapping[str, Axes], placed: 
                 total += (copies(factors, placed[vertex.name]) - 1) * once
             else:
                 made = seen(states[vertex.name], made_names(vertex))
-                total += floor(vertex.nbytes * volume(factors, made, placed[vertex.name]))
+                total += moved_bytes(factors, vertex, made, placed[vertex.name])
         for operand, name in enumerate(vertex.inputs):
             source, wanted = graph[name], seen(states[vertex.name], wanted_names(vertex, operand))
             if name in placed:
-                total += floor(source.nbytes * volume(factors, placed[name], wanted))
+                total += moved_bytes(factors, source, placed[name], wanted)
             elif source.is_input:
                 total += 0 if name in resident else (copies(factors, wanted) - 1) * source.nbytes
             else:
                 made = seen(states[name], made_names(source))
-                total += floor(source.nbytes * volume(factors, made, wanted))
+                total += moved_bytes(factors, source, made, wanted)
     return total
 
 
@@ -189,8 +230,9 @@ def _all_seen(states: tuple[Axes, ...], names: tuple[Symbol, ...]) -> tuple[Axes
 
 
 @cache
-def _bytes(factors: tuple[int, ...], nbytes: int, sources: tuple[Axes, ...], targets: tuple[Axes, ...]) -> np.ndarray:
-    return np.array([[floor(nbytes * volume(factors, s, t)) for t in targets] for s in sources], np.int64)
+def _words(factors: tuple[int, ...], extents: tuple[int, ...], sources: tuple[Axes, ...], targets: tuple[Axes, ...]
+           ) -> np.ndarray:  # fmt: skip
+    return np.array([[moved(factors, extents, s, t) for t in targets] for s in sources], np.int64)
 
 
 class Oracle:
@@ -216,7 +258,8 @@ class Oracle:
         return layouts(self.ranks, self.graph[name].bound)
 
     def bytes(self, name: str, sources: tuple[Axes, ...], targets: tuple[Axes, ...]) -> np.ndarray:
-        return _bytes(self.factors, self.graph[name].nbytes, sources, targets)
+        tensor = self.graph[name]
+        return _words(self.factors, tensor.bound, sources, targets) * np.dtype(tensor.dtype).itemsize
 
     def stored_once(self, name: str, targets: tuple[Axes, ...]) -> np.ndarray:
         """An input lies somewhere once: every copy but one is moved; a resident one lies where it is wanted."""

@@ -43,14 +43,12 @@ def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
         "einsum": str(vertex),
         "partitioning": plan.parts(vertex.name),
         "words": words,
-        "bytes_between_predicted": None if plan.bytes_between is None else bill.between,
+        "bytes_between_predicted": bill.between if plan.knows_nodes else None,
         "seconds_predicted": None if plan.machine is None else plan.seconds_of(bill.time),
     }
 
 
 Row = tuple[str, ...]
-# Why nothing is known about what goes from node to node.
-ONE_LEVEL = "ranks do not lie evenly on the nodes, or inputs lie on another mesh"
 WORD = 13  # columns of the word that begins a note
 
 
@@ -74,7 +72,7 @@ def where(plan: Plan) -> str:
 
 def vertex_rows(plan: Plan) -> list[Row]:
     """The table of vertices, its head first."""
-    between, timed = plan.nodes > 1 and plan.bytes_between is not None, plan.machine is not None
+    between, timed = plan.nodes > 1 and plan.knows_nodes, plan.machine is not None
     more = ("between nodes",) * between + ("seconds",) * timed
     rows: list[Row] = [("vertex", "cuts", "join", "aggregate", "repartition", "bytes", *more)]
     for vertex in plan.graph.computed:
@@ -95,6 +93,8 @@ def totals(plan: Plan) -> list[Note]:
         notes.append(("layouts", ", ".join(stored[:12]) + more))
     notes.append(("moved", f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
                            f"{show_bytes(plan.bytes_busiest)} to the busiest rank{_between(plan)}"))  # fmt: skip
+    if not plan.knows_nodes:
+        notes.append(("nodes", one_level(plan)))
     if plan.seconds_predicted is not None:
         notes += _seconds(plan, plan.seconds_predicted)
     outside = f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times" if plan.spilled else ""
@@ -108,11 +108,15 @@ def totals(plan: Plan) -> list[Note]:
 
 
 def _between(plan: Plan) -> str:
-    if plan.nodes == 1:
+    if plan.nodes == 1 or plan.bytes_between is None:
         return ""
-    if plan.bytes_between is None:
-        return f"; between nodes not predicted: {ONE_LEVEL}"
     return f"; {show_bytes(plan.bytes_between)} between nodes"
+
+
+def one_level(plan: Plan) -> str:
+    """What a plan does not know about nodes, and why."""
+    why = "they have different numbers of ranks" if plan.uneven else "inputs lie on a mesh that does not know them"
+    return f"{why}; planned as if all ranks were equally near"
 
 
 def _seconds(plan: Plan, whole: float) -> list[Note]:

@@ -28,7 +28,7 @@ class Edge:
     """A tensor on its way to the variable `target`, from the variable `source`; None is an input, stored once."""
 
     tensor: str
-    ndim: int
+    bound: tuple[int, ...]
     nbytes: int
     source: int | None
     target: int
@@ -36,6 +36,10 @@ class Edge:
     target_symbols: tuple[int, ...]
     operand: int = -1  # of the target, when that is a vertex
     weight: int = 1  # how many equal edges of repeated layers it stands for
+
+    @property
+    def ndim(self) -> int:
+        return len(self.bound)
 
 
 @dataclass(frozen=True)
@@ -102,9 +106,9 @@ def factor(
             wanted = tensor_symbols(len(vertex.bound))
             if vertex.einsum is not None:
                 made = output_symbols(vertex.einsum)
-                connect(Edge(vertex.name, len(vertex.bound), vertex.nbytes, here, tensor, made, wanted))
+                connect(Edge(vertex.name, vertex.bound, vertex.nbytes, here, tensor, made, wanted))
             elif vertex.name not in resident:
-                connect(Edge(vertex.name, len(vertex.bound), vertex.nbytes, None, tensor, (), wanted))
+                connect(Edge(vertex.name, vertex.bound, vertex.nbytes, None, tensor, (), wanted))
     weighted = tuple(replace(edge, weight=count) for edge, count in edges.items())
     return Factored(tuple(variables), weighted, number, tuple(blocks), tuple(operations))
 
@@ -124,10 +128,10 @@ def _read(graph: EinGraph, vertex: Vertex, operand: int, here: int, number: Mapp
     assert vertex.einsum is not None
     name = vertex.inputs[operand]
     source = graph[name]
-    size = len(source.bound), source.nbytes
+    size = source.bound, source.nbytes
     wanted = input_symbols(vertex.einsum, operand)
     if ("tensor", name) in number:
-        connect(Edge(name, *size, number["tensor", name], here, tensor_symbols(size[0]), wanted, operand))
+        connect(Edge(name, *size, number["tensor", name], here, tensor_symbols(len(source.bound)), wanted, operand))
     elif source.einsum is not None:
         connect(Edge(name, *size, number["vertex", name], here, output_symbols(source.einsum), wanted, operand))
     elif name not in resident:

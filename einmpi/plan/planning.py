@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import NoReturn
 
@@ -21,6 +22,8 @@ from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, place
 from einmpi.plan.tables import Solution, Solver, States, Unreachable
 from einmpi.plan.types import DEFAULT, Options, Plan
+
+FEW_VERTICES = 16  # then layers are not tied together, and the search looks at what other strategies cut
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Planning:
     options: Options
 
     def __post_init__(self) -> None:
-        tied = len(self.mesh.factors) > EXACT_AXES and self.options.strategy == DEFAULT
+        tied = len(self.mesh.factors) > EXACT_AXES and self.options.strategy == DEFAULT and not self.small
         tie = repeated_layers(self.graph) if tied else {}
         given = [name for name in self.options.given if name not in self.options.resident]
         self.resident = (*self.options.resident, *given)
@@ -57,6 +60,24 @@ class Planning:
         self.wanted: dict[int, tuple[int, ...]] = {}
         self.partitionings: Mapping[str, tuple[int, ...]] | None = None  # as the strategy wants them
         self.prescribe()
+
+    @property
+    def small(self) -> bool:
+        return len(self.graph.computed) <= FEW_VERTICES
+
+    @cached_property
+    def others(self) -> list[States]:
+        """The cuts of strategies that need no roles, where it takes little to find them and may help: where labels are
+        shorter than the ranks, a search from the axes merged in equal parts can end far from the best."""
+        short = any(1 < extent < self.mesh.ranks for v in self.problem.variables for extent in v.extents)
+        if not short or not self.small or self.wanted or len(self.mesh.factors) <= EXACT_AXES:
+            return []
+        found = []
+        for strategy in ("eindecomp-paper", "sqrt"):
+            parts = PARTITIONERS[strategy](self.graph, self.mesh.ranks, self.options.roles).partitionings
+            found.append([place(self.mesh, v.extents, parts[v.name] if v.kind == "vertex" else (1,) * len(v.extents))
+                          for v in self.problem.variables])  # fmt: skip
+        return found
 
     def machine(self) -> Machine | None:
         """Where a mesh knows nothing of the nodes, every message may go from node to node."""
@@ -149,11 +170,11 @@ class Planning:
         # Where the search is not exact in any case, work is weighed from the start.
         weigh_work = bytes_only and len(self.mesh.factors) > EXACT_AXES
         try:
-            found = search(self.solver(price, weigh_work), self.start)
+            found = search(self.solver(price, weigh_work), self.start, self.others)
         except Unreachable as error:
             self.refuse_pin(error.args[0])
         if bytes_only and not weigh_work and self.repeats_work(found.states):
-            found = search(self.solver(price, weigh_work=True), self.start)
+            found = search(self.solver(price, weigh_work=True), self.start, self.others)
             weigh_work = True
         return replace(found, exact=found.exact and not weigh_work)
 
@@ -207,7 +228,7 @@ class Planning:
         }
         return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, costs, peak,
                     "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
-                    self.resident, self.options.memory, nodes=self.options.nodes,
+                    self.resident, self.options.memory, nodes=self.options.nodes, uneven=self.options.uneven,
                     machine=self.prices.machine)  # fmt: skip
 
 

@@ -31,8 +31,9 @@ class Traffic:
         return self.copied, self.combined, self.recut
 
 
-def edge_traffic(mesh: Mesh, edge: Edge, elements: int, cuts: Sequence[Sequence[int]]) -> Traffic:
+def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traffic:
     """What an edge moves, given what each axis cuts at its ends."""
+    elements = prod(edge.bound)
     targets = [edge.target_symbols[symbol] for symbol in cuts[-1]]
     if edge.source is None:
         copies = [f if t == edge.ndim else 1 for f, t in zip(mesh.factors, targets, strict=True)]
@@ -40,7 +41,7 @@ def edge_traffic(mesh: Mesh, edge: Edge, elements: int, cuts: Sequence[Sequence[
         return Traffic((across * inside - 1) * elements, 0, 0, (0, (across - 1) * elements), (inside, across))
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
     axes = tuple(zip(mesh.factors, sources, targets, strict=True))
-    total, crossing = moved_words(axes, edge.ndim, mesh, elements)
+    total, crossing = moved_words(mesh, edge.bound, sources, targets)
     partial = [f if s == edge.ndim + 1 else 1 for f, s, _ in axes]
     combined = min(total, (prod(partial) - 1) * elements)
     first = min(crossing, (prod(partial[: mesh.node_axes]) - 1) * elements)
@@ -91,7 +92,7 @@ def bills(graph: EinGraph, mesh: Mesh, states: Mapping[Name, tuple[int, ...]], r
         tensor = graph[edge.tensor]
         user = target.name if target.kind == "vertex" or tensor.is_input else edge.tensor
         user = user if user in found else graph.consumers[user][0]
-        traffic = edge_traffic(mesh, edge, tensor.elements, [states[end.kind, end.name] for end in ends])
+        traffic = edge_traffic(mesh, edge, [states[end.kind, end.name] for end in ends])
         size, count = np.dtype(tensor.dtype).itemsize, edge.weight
         first, rest = (count * words for words in traffic.between)
         found[user].add(Cost(count * traffic.copied, 0, count * traffic.recut), rest, size, prices)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from einmpi.plan.eliminate import Limits
@@ -21,8 +21,11 @@ SHAPE_LIMITS = Limits(1 << 22, 30_000_000, 1 << 15)
 MOVE_LIMITS = Limits(1 << 18, 5_000_000, 1 << 12)
 
 
-def search(solver: Solver, start: States | None = None) -> Solution:
-    """The best states found; `start` is needed where parts are prescribed and the mesh has many axes."""
+def search(solver: Solver, start: States | None = None, others: Sequence[States] = ()) -> Solution:
+    """The best states found; `start` is needed where parts are prescribed and the mesh has many axes.
+
+    `others` are states that somebody else has found good: where the search is not exact, it looks there too.
+    """
     axes = range(len(solver.mesh.factors))
     best = None
     open_ = [len(v.extents) + 1 for k, v in enumerate(solver.problem.variables) if k not in solver.wanted]
@@ -34,8 +37,18 @@ def search(solver: Solver, start: States | None = None) -> Solution:
     if start is not None and best is None:
         best = solver.solve([], start)
     elif best is None:
-        best = min(_shapes(solver), key=lambda result: result.cost)
-    return replace(_descend(solver, best), exact=False)
+        best = _least(_shapes(solver))
+    best = _descend(solver, best)
+    if others and start is None:
+        # Which start leads farther does not show before.
+        found = [solver.solve(groups, limits=SHAPE_LIMITS) for groups in _along_windows(solver)]
+        found += [_one_axis_at_a_time(solver, states) for states in others]
+        best = _least([best, _descend(solver, _least(found))])
+    return replace(best, exact=False)
+
+
+def _least(found: Iterable[Solution]) -> Solution:
+    return min(found, key=lambda solution: solution.cost)
 
 
 def _shapes(solver: Solver) -> Iterator[Solution]:
@@ -66,8 +79,28 @@ def _merged(mesh: Mesh) -> Sequence[Groups]:
     return [*dict.fromkeys(shapes), groupings(mesh.factors, EXACT_AXES)[0]][:MAX_SHAPES]
 
 
-def _one_axis_at_a_time(solver: Solver) -> Solution:
-    found = Solution(0, solver.uncut(), False)
+def _along_windows(solver: Solver) -> list[Groups]:
+    """Groups that labels with few indices can take: what lies in one of their windows. The heaviest tensors decide."""
+    mesh = solver.mesh
+    weights: dict[int, int] = {}
+    for edge in solver.problem.edges:
+        for extent in set(edge.bound):
+            if 1 < extent < mesh.ranks:
+                weights[extent] = weights.get(extent, 0) + edge.weight * edge.nbytes
+    if not weights:
+        return []
+    borders = {0, len(mesh.factors)}
+    for extent in sorted(weights, key=lambda extent: (-weights[extent], extent)):
+        for border in (border for window in mesh.windows(extent) for border in (window[0], window[-1] + 1)):
+            borders |= {border} if len(borders) <= EXACT_AXES else set()
+    while len(borders) <= EXACT_AXES:
+        first, last = max(itertools.pairwise(sorted(borders)), key=lambda pair: pair[1] - pair[0])
+        borders.add((first + last) // 2)
+    return [tuple(tuple(range(*pair)) for pair in itertools.pairwise(sorted(borders)))]
+
+
+def _one_axis_at_a_time(solver: Solver, start: States | None = None) -> Solution:
+    found = Solution(0, start or solver.uncut(), False)
     for axis in range(len(solver.mesh.factors)):
         found = solver.solve([(axis,)], found.states, MOVE_LIMITS)
     return found
@@ -81,7 +114,7 @@ def _descend(solver: Solver, best: Solution) -> Solution:
         before = best.cost
         for move in _moves(solver.mesh, best.states, count):
             if solver.memo.cells <= MOVES_BUDGET:
-                best = min(best, solver.solve(move, best.states, MOVE_LIMITS), key=lambda result: result.cost)
+                best = _least([best, solver.solve(move, best.states, MOVE_LIMITS)])
         saved = before - best.cost > best.cost // 100
         if count == 2 and not saved:
             return best

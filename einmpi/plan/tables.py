@@ -14,7 +14,7 @@ from einmpi.plan.factor import Edge, Factored
 from einmpi.plan.layout import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.prices import BYTES, FLOPS_PER_BYTE, Prices
-from einmpi.plan.volume import Ints, held_factors, layout_factors, over_all_ranks, peers, received, sharing
+from einmpi.plan.volume import Ints, common_share, held_factors, layout_factors, meetings, peers, received, sharing
 
 Groups = Sequence[Sequence[int]]
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
@@ -178,7 +178,7 @@ class Solver:
         ends = (edge.target,) if edge.source is None else (edge.source, edge.target)
         held = self.held_axes(edge, move, states)
         # `id` because equal choices are the same object, kept in the cache.
-        key = ("table", move.factors, move.between, edge.ndim, edge.nbytes, edge.weight, held,
+        key = ("table", move.factors, move.between, edge.bound, edge.nbytes, edge.weight, held,
                edge.source_symbols, edge.target_symbols, *(id(rows[end]) for end in ends))  # fmt: skip
         costs = self.cache.get(key)
         if costs is None:
@@ -195,18 +195,20 @@ class Solver:
         if edge.source is None:  # an input is stored once: all copies but one are moved
             every, between = (np.array(factors, np.int64) for factors in (move.factors, move.between))
             copies: Ints = np.where(targets == ndim, every, 1).prod(axis=1) * held.products[0]
-            across: Ints = np.where(targets == ndim, between, 1).prod(axis=1) * held.between[0]
-            costs = self.prices.bytes((copies - 1) * nbytes, (across - 1) * nbytes)
-            exchanging, cells = (copies // across, across), (target_of,)
+            on_nodes: Ints = np.where(targets == ndim, between, 1).prod(axis=1) * held.between[0]
+            costs = self.prices.bytes((copies - 1) * nbytes, (on_nodes - 1) * nbytes)
+            exchanging, cells = (copies // on_nodes, on_nodes), (target_of,)
         else:
             sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
+            products: Sequence[Ints]
             products = layout_factors(move.factors, ndim, sources, targets).scaled(held.products).parts()
+            common = self.common(edge, move, len(self.mesh.factors), products, sources, targets)
             crossing: Ints | int = 0
             if nodes > 1:
-                across_nodes = layout_factors(move.between, ndim, sources, targets).scaled(held.between).parts()
-                products = tuple(sharing(products, across_nodes))
-                crossing = over_all_ranks(received(across_nodes, nodes), nodes, nbytes)
-            costs = self.prices.bytes(over_all_ranks(received(products, ranks), ranks, nbytes), crossing)
+                across = layout_factors(move.between, ndim, sources, targets).scaled(held.between).parts()
+                staying = self.common(edge, move, self.mesh.node_axes, across, sources, targets)
+                products, crossing = sharing(products, across), received(across, nbytes, staying)
+            costs = self.prices.bytes(received(products, nbytes, common), crossing)
             if self.rates:
                 every = peers(move.factors, ndim, sources, targets) * held.peers[0]
                 between = peers(move.between, ndim, sources, targets) * held.peers[1]
@@ -216,6 +218,15 @@ class Solver:
             costs = costs + self.prices.messages(*exchanging) // self.unit * ranks
         found: Ints = costs[cells]
         return found
+
+    def common(self, edge: Edge, move: Move, axes: int, products: Sequence[Ints], sources: Ints, targets: Ints) -> Ints:
+        """Bytes that stay where they are by the first axes alone. All axes free: exact, whatever the extents."""
+        divide = not any(extent % self.mesh.ranks for extent in edge.bound)
+        if divide or self.unit > 1 or move.groups != tuple((axis,) for axis in range(len(self.mesh.factors))):
+            found: Ints = common_share(products, prod(self.mesh.factors[:axes]), edge.nbytes // self.unit)
+            return found
+        size = edge.nbytes // max(1, prod(edge.bound))
+        return products[-1] * meetings(self.mesh, edge.bound, axes, sources, targets) * size
 
     @staticmethod
     def held_axes(edge: Edge, move: Move, states: States) -> _Held:

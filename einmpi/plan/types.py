@@ -41,6 +41,8 @@ class Plan:
     memory: int | None = None  # bytes a rank, as asked for
     spilled: int = 0  # bytes by which the peak would be higher if nothing of it were kept outside of memory at times
     nodes: int = 1  # that the ranks lie on
+    uneven: bool = False  # and not equally many on each, or not one node after the other
+    counted: int | None = None  # bytes from node to node by the schedules of all ranks, where the mesh knows no nodes
     machine: Machine | None = None  # whose time was made small; else bytes
     ahead: int = 0  # bytes of the peak that are there for nothing but reading files before they are wanted
     seconds: float = field(default=0.0, compare=False)
@@ -81,11 +83,15 @@ class Plan:
         return -(-self.bytes_predicted // self.mesh.ranks)
 
     @property
+    def knows_nodes(self) -> bool:
+        """Whether the mesh has all nodes that the ranks lie on; else the plan takes all ranks to be equally near."""
+        each = self.ranks // self.nodes
+        return not self.uneven and (self.mesh.ranks <= each or self.mesh.ranks == each * self.mesh.nodes)
+
+    @property
     def bytes_between(self) -> int | None:
-        """Those that go from node to node; None where the mesh does not know about all nodes."""
-        each, rest = divmod(self.ranks, self.nodes)
-        known = not rest and (self.mesh.ranks <= each or self.mesh.ranks == each * self.mesh.nodes)
-        return sum(bill.between for bill in self.bills.values()) if known else None
+        """Those that go from node to node; None where the mesh does not know the nodes, until a run counts them."""
+        return sum(bill.between for bill in self.bills.values()) if self.knows_nodes else self.counted
 
     @property
     def seconds_predicted(self) -> float | None:

@@ -43,7 +43,7 @@ def movements(plan: Plan) -> Iterator[Movement]:
         source = None if edge.source is None else problem.variables[edge.source]
         cuts = [symbols(plan, end) for end in (source, target) if end is not None]
         tensor = plan.graph[edge.tensor]
-        copied, combined, recut = edge_traffic(plan.mesh, edge, tensor.elements, cuts).words
+        copied, combined, recut = edge_traffic(plan.mesh, edge, cuts).words
         if not copied + combined + recut:
             continue
         made = [edge.source_symbols[symbol] for symbol in cuts[0]] if source else []

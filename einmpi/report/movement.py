@@ -42,7 +42,7 @@ def movements(plan: Plan) -> tuple[Movement, ...]:
         target = whole.variables[edge.target]
         ends = [target] if edge.source is None else [whole.variables[edge.source], target]
         cuts = [symbols(plan, end) for end in ends]
-        words = edge_traffic(plan.mesh, edge, plan.graph[edge.tensor].elements, cuts).words
+        words = edge_traffic(plan.mesh, edge, cuts).words
         total = found.setdefault((edge.tensor, target.name if target.kind == "vertex" else None), [0, 0, 0])
         for column, amount in enumerate(words):
             total[column] += edge.weight * amount

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.plan.explain import Comparison
+from einmpi.plan.explain import Comparison, one_level
 from einmpi.plan.plan import Plan
 from einmpi.plan.prices import FLOPS_PER_BYTE
 from einmpi.report.graph_picture import NAMES, layout_text
@@ -49,10 +49,11 @@ def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
 
 
 def _between_nodes(plan: Plan, measured: Mapping[str, Any] | None) -> tuple[str, str]:
-    planned = "not planned" if plan.bytes_between is None else f"{show_bytes(plan.bytes_between)} planned"
+    planned = "–" if plan.bytes_between is None else show_bytes(plan.bytes_between)
+    level = "" if plan.knows_nodes else f"; {one_level(plan)}"
     if measured:
-        return show_bytes(measured["bytes_between"]), f"between the {plan.nodes} nodes; {planned}"
-    return ("–" if plan.bytes_between is None else show_bytes(plan.bytes_between)), f"between the {plan.nodes} nodes"
+        return show_bytes(measured["bytes_between"]), f"between the {plan.nodes} nodes; {planned} planned{level}"
+    return planned, f"between the {plan.nodes} nodes{level}"
 
 
 def _certificate(plan: Plan) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.job_file import Job
-from einmpi.plan.explain import ONE_LEVEL
+from einmpi.plan.explain import one_level
 from einmpi.plan.plan import Plan
 from einmpi.report.timeline import Timeline
 from einmpi.runtime.comm import Comm
@@ -155,7 +155,8 @@ class Report:
                          f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
         if plan.nodes > 1:
             between = show_bytes(self.totals.between)
-            lines.append(f"  {between} of it between the {plan.nodes} nodes ({self._between_planned()})")
+            lines.append(f"  {between} of it between the {plan.nodes} nodes ({self._between_planned()}"
+                         f"{'' if plan.knows_nodes else '; ' + one_level(plan)})")  # fmt: skip
         if plan.seconds_predicted is not None:
             lines.append(f"  run in {show_seconds(seconds['run'])} ({show_seconds(plan.seconds_predicted)} predicted)")
         if self.totals.shuffled:
@@ -171,8 +172,6 @@ class Report:
 
     def _between_planned(self) -> str:
         predicted = self.plan.bytes_between
-        if predicted is None:
-            return f"not planned: {ONE_LEVEL}"
         return "as planned" if predicted == self.totals.between else f"planned {show_bytes(predicted)}"
 
 

@@ -7,11 +7,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from einmpi.plan.mesh import Mesh
 from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.moves import Reduction, changing_axes, common, exchange, pass_on, reduction
-from einmpi.schedule.regions import Runs, intersect, subtract, union
-from einmpi.schedule.steps import Moves
+from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
+from einmpi.schedule.steps import Exchange, Moves, Reduce, Schedule
 
 
 def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
@@ -48,6 +50,25 @@ def exchanges(source: Layout, middle: Layout, target: Layout, rank: int, stored:
     if rest:
         found.append(pass_on(_Together(replace(middle, splits=()), first, target), target, rest, rank))
     return found
+
+
+def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
+    """What a rank receives from other nodes, given the node of each rank: also where the mesh does not know them."""
+    here, total = nodes[schedule.rank], 0
+    known: dict[int, int] = {}  # words of moves: those of repeated layers are the same objects
+    for step in schedule.steps:
+        if isinstance(step, Exchange):
+            group, pieces, dtype = step.moves.group, step.moves.receives, step.target.dtype
+        elif isinstance(step, Reduce):  # of its own piece it gets each other member's part
+            group, pieces, dtype = step.group, step.pieces, step.slot.dtype
+        else:
+            continue
+        if id(pieces) not in known:
+            own = (pieces[step.me],) * len(group) if isinstance(step, Reduce) else pieces
+            elsewhere = [piece for member, piece in zip(group, own, strict=True) if nodes[member] != here]
+            known[id(pieces)] = sum(elements(piece) for piece in elsewhere if piece is not None)
+        total += known[id(pieces)] * np.dtype(dtype).itemsize
+    return total
 
 
 @dataclass(frozen=True)

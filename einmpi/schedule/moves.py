@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from einmpi.plan.mesh import Mesh
-from einmpi.plan.volume import held_factors, reduction_surplus
+from einmpi.plan.volume import held_factors, replicas_share
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
 from einmpi.schedule.regions import Region, Runs, intersect, locate
 from einmpi.schedule.steps import Moves
@@ -64,7 +64,7 @@ def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
         return ndim if cut is None else ndim + 1 if cut == PARTIAL else cut
 
     axes = tuple((f, symbol(s), symbol(t)) for f, s, t in zip(mesh.factors, source, target, strict=True))
-    return bool(reduction_surplus(held_factors(axes, ndim), mesh.ranks) > 0)
+    return replicas_share(held_factors(axes, ndim), mesh.ranks)
 
 
 def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...], int]:

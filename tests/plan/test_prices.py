@@ -2,19 +2,20 @@
 
 import random
 from dataclasses import replace
-from math import floor, prod
+from math import prod
 
 import numpy as np
 import pytest
-from plan_oracle import Oracle, R, axes_of, layouts, random_graph, volume
+from plan_oracle import Oracle, R, axes_of, layouts, moved_bytes, random_graph
 
 import einmpi
 from einmpi.errors import InputError
+from einmpi.plan.explain import as_json
 from einmpi.plan.factor import factor
 from einmpi.plan.machine import Machine
 from einmpi.plan.mesh import Mesh
 from einmpi.plan.plan import Options, make_plan
-from einmpi.plan.prices import BETWEEN, Prices
+from einmpi.plan.prices import BETWEEN, BYTES, Prices
 from einmpi.plan.solve import search
 from einmpi.plan.tables import Solver
 
@@ -43,12 +44,11 @@ class PricedOracle(Oracle):
         return (total - across) * m.inside + across * m.between + self.ranks * latency
 
     def bytes(self, name, sources, targets):
-        return np.array([[self.edge(self.graph[name].nbytes, s, t) for t in targets] for s in sources], np.int64)
+        return np.array([[self.edge(self.graph[name], s, t) for t in targets] for s in sources], np.int64)
 
-    def edge(self, nbytes, source, target):
-        first = slice(self.between)
-        total = floor(nbytes * volume(self.factors, source, target, self.between))
-        across = floor(nbytes * volume(self.factors[first], source[first], target[first]))
+    def edge(self, tensor, source, target):
+        total = moved_bytes(self.factors, tensor, source, target, self.between)
+        across = moved_bytes(self.factors, tensor, source[: self.between], target[: self.between])
         changing = [f if s not in (R, t) else 1 for f, s, t in zip(self.factors, source, target, strict=True)]
         return self.price(total, across, changing)
 
@@ -152,7 +152,10 @@ def test_uneven_nodes_have_one_level():
     graph = chain().graph
     plan = make_plan(graph, 8, Options(nodes=3, uneven=True))
     assert plan.mesh == Mesh(8) and plan.bytes_between is None and plan.nodes == 3
-    assert "between nodes not predicted" in str(plan)
+    assert "\nnodes        they have different numbers of ranks; planned as if all ranks" in str(plan)
+    assert " between nodes" not in str(plan) and as_json(plan)["vertices"][0]["bytes_between_predicted"] is None
+    counted = replace(plan, counted=2048)
+    assert counted.bytes_between == 2048 and "; 2.0 KiB between nodes\n" in str(counted)
     slow = make_plan(graph, 8, Options(nodes=3, uneven=True, machine=MACHINE))
     assert slow.machine.inside == MACHINE.between  # any message may go from node to node
 
@@ -172,3 +175,17 @@ def test_large_times_do_not_overflow():
     slowest = Machine(10**9, 10**9, 10**9, 10**9, {}, 10**9, "the slowest there can be")
     plan = make_plan(chain(2**15, 2**15).graph, 4096, Options(nodes=64, machine=slowest))
     assert 0 < plan.seconds_predicted < 1e12 and all(bill.time >= 0 for bill in plan.bills.values())
+
+
+@pytest.mark.parametrize("job, sizes, ranks, nodes", [("chain", {}, 1024, 1), ("chain", {}, 2048, 64),
+                                                      ("shortest_path", {}, 256, 16), ("attention", {}, 1024, 1),
+                                                      ("distances", {"rows": 3000, "columns": 700, "f": 100},
+                                                       4096, 128)])  # fmt: skip
+def test_labels_shorter_than_the_ranks_are_cut_as_well_as_by_other_strategies(job, sizes, ranks, nodes):
+    graph = einmpi.load(f"jobs/{job}.toml", **sizes).graph
+    found, *others = (
+        make_plan(graph, ranks, Options(strategy=strategy, nodes=nodes))
+        for strategy in ("eindecomp", "eindecomp-paper", "sqrt")
+    )
+    cost, *costs = (BYTES.bytes(plan.bytes_predicted, plan.bytes_between) for plan in (found, *others))
+    assert cost <= min(costs)
