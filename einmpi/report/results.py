@@ -172,6 +172,7 @@ class Report:
 
     def _between_planned(self) -> str:
         predicted = self.plan.bytes_between
+        assert predicted is not None  # ranks that run count it where the plan could not
         return "as planned" if predicted == self.totals.between else f"planned {show_bytes(predicted)}"
 
 

@@ -13,7 +13,8 @@ from einmpi.plan.mesh import Mesh
 from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.moves import Reduction, changing_axes, common, exchange, pass_on, reduction
 from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
-from einmpi.schedule.steps import Exchange, Moves, Reduce, Schedule
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.steps import Exchange, Moves, Reduce
 
 
 def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
