@@ -1,10 +1,22 @@
 """On several workers (`pytest -n 2 --dist loadgroup`) one has all tests that start ranks: they need the cores."""
 
+import os
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, settings
 from mpi_helpers import ROOT
 from slurm import cluster
+
+# Properties are tried on the same examples each time, and a slow machine is no failure. EINMPI_EXAMPLES=5000 searches
+# differently each time, where a test asks for it further too.
+settings.register_profile(
+    "settled",
+    deadline=None,
+    derandomize=not os.environ.get("EINMPI_EXAMPLES"),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("settled")
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +35,7 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks
 def pytest_collection_modifyitems(config, items):
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:

@@ -83,7 +83,7 @@ def hosts(rate="1gbit"):
 
 def wait_for(host):
     """A link is up some moments after it was set up, and MPI does not see it before."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "state UP" not in ip("-n", host, "link", "show", LINK):
         if time.monotonic() > deadline:
             raise OSError(f"the link of {host} does not come up")
