@@ -1,4 +1,4 @@
-"""On several workers (`pytest -n 2 --dist loadgroup`) one has all tests that start ranks: they need the cores."""
+"""For all tests: how properties are tried, and a Slurm cluster to submit to."""
 
 import os
 import shutil
@@ -33,11 +33,3 @@ def project(tmp_path):
     """A folder with the jobs and their scripts, to submit from."""
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.h5"))
     return tmp_path
-
-
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks
-def pytest_collection_modifyitems(config, items):
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("mpi"):
-                item.add_marker(pytest.mark.xdist_group("ranks"))

@@ -217,7 +217,7 @@ def large():
 
 @pytest.mark.mpi
 @needs_mpirun
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_mpi(ranks):
     done = run_mpi(ranks, [__file__, "all"], timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
