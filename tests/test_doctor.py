@@ -24,8 +24,9 @@ OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM_")
 
 def doctor(*arguments, python=sys.executable, **environment):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OUTER)}
+    environment = {**kept, **OMPI_SETTINGS, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run([str(python), "-m", "einmpi", "doctor", *arguments], cwd=ROOT, capture_output=True, text=True,
-                          env={**kept, **OMPI_SETTINGS, "PYTHONPATH": str(ROOT), **environment}, timeout=120)  # fmt: skip
+                          env=environment, timeout=120)  # fmt: skip
 
 
 def findings(text):
