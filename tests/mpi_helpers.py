@@ -45,7 +45,7 @@ def run_mpi(
     ranks: int,
     code_or_args: str | Sequence[str],
     env: dict[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The finished `mpirun -n ranks python …`: code as text, or the interpreter's arguments. Fails if it hangs."""
@@ -56,7 +56,7 @@ def run_mpi(
 def finished(
     command: Sequence[str],
     env: dict[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The finished command, which starts ranks. Fails if it hangs."""

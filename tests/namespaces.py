@@ -66,7 +66,7 @@ def hosts(rate="1gbit"):
         agent.write_text(AGENT.format(name=name, cores=" ".join(cores())))
         agent.chmod(0o755)
 
-        def run(per_host, arguments, timeout=120, cwd=ROOT, env=None):
+        def run(per_host, arguments, timeout=300, cwd=ROOT, env=None):
             """The finished `python …` on so many ranks of each host."""
             mpirun = [str(MPIRUN), "-launcher", "rsh", "-launcher-exec", str(agent), "-iface", LINK,
                       "-hosts", f"{NETWORK}1,{NETWORK}2", "-ppn", str(per_host), "-n", str(2 * per_host)]  # fmt: skip

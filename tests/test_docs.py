@@ -187,7 +187,7 @@ class Page:
                 done = einmpi_here(self.folder, shlex.split(command)[1:], together=True)
             else:
                 done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=environment, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)  # fmt: skip
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)  # fmt: skip
             assert_shown(shown, done.stdout, f"{here}: $ {command}")
 
     def run_errors(self, text, here):
