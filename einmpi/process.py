@@ -99,5 +99,6 @@ def say(error: Exception) -> int:
     known = isinstance(error, EinmpiError)
     line = str(error) if known else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    print(" ".join((line + notes).split()), file=sys.stderr, flush=True)
+    # In one piece, also without a buffer: other ranks and mpirun may write at the same time.
+    print(" ".join((line + notes).split()) + "\n", end="", file=sys.stderr, flush=True)
     return error.status if isinstance(error, EinmpiError) else 1

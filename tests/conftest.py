@@ -1,10 +1,22 @@
-"""On several workers (`pytest -n 2 --dist loadgroup`) one has all tests that start ranks: they need the cores."""
+"""For all tests: how properties are tried, and a Slurm cluster to submit to."""
 
+import os
 import shutil
 
 import pytest
+from hypothesis import HealthCheck, settings
 from mpi_helpers import ROOT
 from slurm import cluster
+
+# Properties are tried on the same examples each time, and a slow machine is no failure. EINMPI_EXAMPLES=5000 searches
+# differently each time, where a test asks for it further too.
+settings.register_profile(
+    "settled",
+    deadline=None,
+    derandomize=not os.environ.get("EINMPI_EXAMPLES"),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("settled")
 
 
 @pytest.fixture(scope="session")
@@ -27,10 +39,3 @@ def project(tmp_path):
     """A folder with the jobs and their scripts, to submit from."""
     shutil.copytree(ROOT / "jobs", tmp_path / "jobs", ignore=shutil.ignore_patterns("*.h5"))
     return tmp_path
-
-
-def pytest_collection_modifyitems(config, items):
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.get_closest_marker("mpi"):
-                item.add_marker(pytest.mark.xdist_group("ranks"))

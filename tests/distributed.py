@@ -53,13 +53,12 @@ def run_on_threads(
     planner = Compiled(job, CountingComm(0, ranks, nodes), options_of(job, **options))
     planner.prepare(dict(inputs or {}))
     ((kinds, (plan, _)),) = planner.ready.items()
+    schedules = [lower(plan, rank) for rank in range(ranks)]
 
     def on_rank(comm: Any) -> Any:
         compiled = Compiled(job, comm, planner.options)
-        compiled.ready[kinds] = (
-            plan,
-            compiled.backend.arrange(lower(plan, comm.rank)),
-        )  # planned once for all: threads share one core
+        # Planned once for all: threads share one core.
+        compiled.ready[kinds] = plan, compiled.backend.arrange(schedules[comm.rank])
         outputs = compiled(inputs)
         return {name: array.gather() for name, array in outputs.items()}, compiled
 
@@ -67,13 +66,11 @@ def run_on_threads(
     received = [compiled.measured.received for _, compiled in results]
     between = [compiled.measured.between for _, compiled in results]
     peaks = [compiled.measured.peak for _, compiled in results]
-    check_schedules(plan, received, peaks)
+    check_schedules(plan, schedules, received, peaks)
     spilled, fetched = (
         sum(getattr(compiled.measured, what) for _, compiled in results) for what in ("spilled", "fetched")
     )
-    assert (spilled, fetched) == tuple(
-        map(sum, zip(*(copied(lower(plan, rank)) for rank in range(ranks)), strict=True))
-    )
+    assert (spilled, fetched) == tuple(map(sum, zip(*map(copied, schedules), strict=True)))
     outputs = results[0][0]
     for others, _ in results[1:]:
         for name, array in others.items():
@@ -88,9 +85,8 @@ def copied(schedule: Schedule) -> tuple[int, int]:
     return spilled_bytes(schedule), sum(fetches)
 
 
-def check_schedules(plan: Plan, received: list[int], peaks: list[int]) -> None:
+def check_schedules(plan: Plan, schedules: list[Schedule], received: list[int], peaks: list[int]) -> None:
     """Schedules fit together; the ranks moved and held what their schedules say, and what the plan says at the most."""
-    schedules = [lower(plan, rank) for rank in range(plan.ranks)]
     verify(schedules)
     assert received == [sum(s.nbytes for s in each.steps if isinstance(s, Exchange | Reduce)) for each in schedules]
     for schedule, peak in zip(schedules, peaks, strict=True):

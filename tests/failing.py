@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 
 RANKS = 3
-START_LIMIT = 4  # seconds; those that start in time need about one
-MOST = 10  # seconds from the failure to the end
+START_LIMIT = 4  # seconds to wait for a rank that does not start
+MOST = 30  # seconds from the failure to the end: it takes two or three, and slow machines are slow
 
 # einmpi itself; rank 1 breaks down before it starts, or in its second kernel.
 PROGRAM = """
@@ -44,7 +44,7 @@ MISSING = f"einmpi: error: rank .: ({WHO}) ha(s|ve) not started after {START_LIM
 FAILURES = {
     "exception": ("", "raise ZeroDivisionError('two' + chr(10) + 'lines')", f"{KERNEL}: ZeroDivisionError: two lines"),
     "killed": ("", "import signal; os.kill(os.getpid(), signal.SIGKILL)", None),
-    "terminated": ("", "import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+    "terminated": ("", "import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)",
                    r"einmpi: error: rank 1: terminated by SIGTERM in kernel m\[\].*"),
     "memory": ("", "import resource, numpy\n"
                    "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
@@ -82,8 +82,9 @@ class Failing:
             file["Z"] = np.arange(3)
         self.content = (folder / "out.h5").read_bytes()
         self.files = sorted(os.listdir(folder))
+        start_limit = START_LIMIT if self.line == MISSING else 60
         self.environment = {"AT_START": at_start, "IN_KERNEL": in_kernel, "FAILED_AT": str(folder / "failed-at"),
-                            "EINMPI_START_TIMEOUT": str(START_LIMIT), "MARK": self.mark.partition("=")[2]}  # fmt: skip
+                            "EINMPI_START_TIMEOUT": str(start_limit), "MARK": self.mark.partition("=")[2]}  # fmt: skip
 
     def check(self, status: int, out: str, err: str) -> None:
         """It has ended now: in time, with one line and a status, nothing of it lives, and no file is touched."""
@@ -93,7 +94,7 @@ class Failing:
         assert len(lines) <= 1 and bool(lines) == (self.line is not None), err
         assert all(re.fullmatch(self.line, line) for line in lines), lines
         assert took < MOST + (START_LIMIT if self.line == MISSING else 0)
-        deadline = time.monotonic() + 5  # launchers do not wait for those that they kill
+        deadline = time.monotonic() + MOST  # launchers do not wait for those that they kill
         while self.living() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not self.living()

@@ -148,7 +148,7 @@ class NcclCommunicator:
         _boxes[self.identity, self.rank, peer].put(ctypes.string_at(pointer, count))
 
     def recv(self, pointer: int, count: int, _: Any, peer: int, stream: int) -> None:
-        found = _boxes[self.identity, peer, self.rank].get(timeout=20)
+        found = _boxes[self.identity, peer, self.rank].get(timeout=60)
         assert len(found) == count, f"{len(found)} bytes sent, {count} expected"
         ctypes.memmove(pointer, found, count)
 

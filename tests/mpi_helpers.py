@@ -21,20 +21,31 @@ NO_MPIRUN = None if MPIRUN.exists() else "there is no mpirun beside the Python i
 
 needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
 
+# What an outer launcher has set would make the inner one part of its own job.
+OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_")
 _OPTIONS = ("--oversubscribe", "--bind-to", "none") if OPEN_MPI else ()
-_SETTINGS = {
+OMPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl": "^ofi",  # not used on one machine, and each rank sleeps for a second when it is put away
+}
+_SETTINGS = {
+    **OMPI_SETTINGS,
     "OPENBLAS_NUM_THREADS": "1",  # threads of many ranks on few cores hide everything else
     "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
 }
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For a process that starts ranks, or is one."""
+    return {**{key: value for key, value in os.environ.items() if not key.startswith(OUTER)}, **_SETTINGS, **more}
 
 
 def run_mpi(
     ranks: int,
     code_or_args: str | Sequence[str],
     env: dict[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The finished `mpirun -n ranks python …`: code as text, or the interpreter's arguments. Fails if it hangs."""
@@ -45,15 +56,12 @@ def run_mpi(
 def finished(
     command: Sequence[str],
     env: dict[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = 300,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The finished command, which starts ranks. Fails if it hangs."""
-    # What an outer launcher has set would make the inner one part of its own job.
-    outer = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          cwd=cwd or ROOT, env={**kept, **_SETTINGS, **(env or {})}) as process:  # fmt: skip
+                          cwd=cwd or ROOT, env=environment(**(env or {}))) as process:  # fmt: skip
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

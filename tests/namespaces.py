@@ -66,7 +66,7 @@ def hosts(rate="1gbit"):
         agent.write_text(AGENT.format(name=name, cores=" ".join(cores())))
         agent.chmod(0o755)
 
-        def run(per_host, arguments, timeout=120, cwd=ROOT, env=None):
+        def run(per_host, arguments, timeout=300, cwd=ROOT, env=None):
             """The finished `python …` on so many ranks of each host."""
             mpirun = [str(MPIRUN), "-launcher", "rsh", "-launcher-exec", str(agent), "-iface", LINK,
                       "-hosts", f"{NETWORK}1,{NETWORK}2", "-ppn", str(per_host), "-n", str(2 * per_host)]  # fmt: skip
@@ -83,7 +83,7 @@ def hosts(rate="1gbit"):
 
 def wait_for(host):
     """A link is up some moments after it was set up, and MPI does not see it before."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "state UP" not in ip("-n", host, "link", "show", LINK):
         if time.monotonic() > deadline:
             raise OSError(f"the link of {host} does not come up")

@@ -1,4 +1,4 @@
-"""The command line as people use it: real processes, their output, their exit status."""
+"""The command line as people use it: what it prints, where to, its exit status."""
 
 import json
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi_helpers import OPEN_MPI, needs_mpirun, run_mpi
+from in_process import einmpi_here
+from mpi_helpers import OPEN_MPI, environment, needs_mpirun, run_mpi
 
 import einmpi
 from einmpi.cli import _without_ranks, main, make_parser
@@ -27,17 +28,22 @@ def folder(tmp_path):
     return tmp_path
 
 
-def run(folder, *arguments, **environment):
-    """The finished process of `python -m einmpi …`, without what an outer run may have set."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("EINMPI", "PMI", "OMPI", "MPI_"))}
-    return subprocess.run(
-        [sys.executable, "-m", "einmpi", *arguments],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def run(folder, *arguments):
+    return einmpi_here(folder, arguments)
+
+
+def process(folder, *arguments, **more):
+    """The finished process of `python -m einmpi …`."""
+    return subprocess.run([sys.executable, "-m", "einmpi", *arguments], cwd=folder, env=environment(**more),
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["jobs/chain.toml"], ["check", "jobs/softmax.toml"], ["jobs/none.toml"], ["plan"]])
+def test_a_process_says_what_it_says_here(folder, words):
+    """The other tests are quicker without one."""
+    there, here = process(folder, *words), run(folder, *words)
+    assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
+    assert there.stdout.split("\n")[1:] == here.stdout.split("\n")[1:]  # times are in the first line
 
 
 def assert_refused(done, message):
@@ -333,7 +339,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
 
 
 def test_debug_shows_the_traceback(folder):
-    done = run(folder, "jobs/none.toml", EINMPI_DEBUG="1")
+    done = process(folder, "jobs/none.toml", EINMPI_DEBUG="1")
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.startswith("Traceback")
     assert done.stderr.strip().endswith("InputError: jobs/none.toml: there is no such file; a job file in TOML")

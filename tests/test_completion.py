@@ -35,7 +35,7 @@ def bash(folder, *words):
         '[ ${#COMPREPLY[@]} -eq 0 ] || printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(["bash", "--norc", "-c", code, "bash", *words], cwd=folder, capture_output=True, text=True,
-                          timeout=60)  # fmt: skip
+                          timeout=120)  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -104,7 +104,7 @@ def test_bash_registers_the_function(folder):
 )
 def test_fish_offers(folder, line, offered):
     done = subprocess.run(["fish", "--no-config", "-c", f"source ../scripts/fish; complete -C '{line}'"], cwd=folder,
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
     assert done.stderr == ""
     assert {words.split("\t")[0] for words in done.stdout.splitlines()} == offered
 
@@ -137,7 +137,7 @@ print -r -- $text
 )
 def test_zsh_offers(folder, line, offered):
     done = subprocess.run(["zsh", "-f", "-c", ZSH, "zsh", line], cwd=folder, capture_output=True, text=True,
-                          errors="replace", timeout=60)  # fmt: skip
+                          errors="replace", timeout=120)  # fmt: skip
     words = {part.split(":")[0] for part in done.stdout.split("GOT:")[1:]}
     assert offered <= words and not {"check", "notes.txt"} & words, done.stdout
 

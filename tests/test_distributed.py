@@ -145,7 +145,7 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
 @pytest.mark.mpi
 @needs_mpirun
 @pytest.mark.parametrize(
-    "ranks", [1, 2, 4, 7, 12, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 5, 6, 8, 16))]
+    "ranks", [1, 2, 4, 6, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 5, 7, 8, 12, 16))]
 )
 def test_every_case_under_mpirun(ranks):
     done = run_mpi(ranks, ["tests/run_cases.py"], timeout=600)
@@ -171,7 +171,7 @@ def test_two_runs_give_the_same_bits(tmp_path):
 
     results = []
     for _ in range(2):
-        done = run_mpi(6, ["-m", "einmpi", str(tmp_path / "job.toml"), "--strategy", "eindecomp-paper"])
+        done = run_mpi(3, ["-m", "einmpi", str(tmp_path / "job.toml"), "--strategy", "eindecomp-paper"])
         assert (done.returncode, done.stderr) == (0, "")
         with h5py.File(tmp_path / "out.h5") as file:
             results.append((file["Z"][:].tobytes(), file["n"][()]))

@@ -7,8 +7,8 @@ A page is run from top to bottom in a temporary folder that holds a copy of jobs
     ```toml      a job file: read and evaluated, outputs included; `<!-- file: NAME -->` before it saves it as NAME,
                  `<!-- toml … -->` before it is hidden text that comes first in the file
     ```text      directly after a block: what the python block prints, or the graph of the einmpi block
-    ```console   `$ command` lines, each followed by what it prints, standard error included; those that start ranks are
-                 left out where there is no mpirun
+    ```console   `$ command` lines, each followed by what it prints, standard error included; einmpi by itself runs in
+                 this process; those that start ranks are left out where there is no mpirun
     ```errors    programs, each followed by the message it gives; a blank line between them
     ```job-errors  the same with job files, saved as job.toml
     ```pycon     a session of Python: `>>> ` lines, each followed by what it prints
@@ -27,6 +27,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import einmpi_here
+from mpi_helpers import MPIRUN, OMPI_SETTINGS
 
 import einmpi
 from einmpi.errors import InputError
@@ -52,8 +55,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "compared in a test of its own"
-MPIRUN = Path(sys.executable).parent / "mpirun"
 STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)")
+ALONE_HERE = re.compile(r"einmpi [\w ./=:,'-]+")  # nothing that a shell would see anything in
 KINDS = ("python", "pycon", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
 
 
@@ -180,8 +183,11 @@ class Page:
         for command, shown in commands(text):
             if STARTS_RANKS.search(command) and not MPIRUN.exists():
                 continue
-            done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=environment, text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)  # fmt: skip
+            if ALONE_HERE.fullmatch(command) and not STARTS_RANKS.search(command):
+                done = einmpi_here(self.folder, shlex.split(command)[1:], together=True)
+            else:
+                done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=environment, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)  # fmt: skip
             assert_shown(shown, done.stdout, f"{here}: $ {command}")
 
     def run_errors(self, text, here):
@@ -243,14 +249,13 @@ def shell_environment(folder):
     tools.mkdir(exist_ok=True)
     # Open MPI counts cores, and does not like root, the usual user in a container.
     options = " --oversubscribe --bind-to none" if MPIRUN.with_name("ompi_info").exists() else ""
-    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     for name, command in (("einmpi", f'"{sys.executable}" -m einmpi'), ("python", f'"{sys.executable}"'),
                           ("mpirun", f'"{MPIRUN}"{options}')):  # fmt: skip
         script = tools / name
         script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         script.chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if key != "EINMPI_DEBUG"}
-    return {**kept, **settings, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {**kept, **OMPI_SETTINGS, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
 VARYING = {

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from mpi_helpers import MPIRUN, OPEN_MPI, needs_mpirun, run_mpi
+from mpi_helpers import MPIRUN, OMPI_SETTINGS, OPEN_MPI, needs_mpirun, run_mpi
 
 from einmpi.doctor import libraries, machine, ranks
 from einmpi.doctor.finding import Finding, answer_of, start
@@ -24,8 +24,9 @@ OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM_")
 
 def doctor(*arguments, python=sys.executable, **environment):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OUTER)}
+    environment = {**kept, **OMPI_SETTINGS, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run([str(python), "-m", "einmpi", "doctor", *arguments], cwd=ROOT, capture_output=True, text=True,
-                          env={**kept, "PYTHONPATH": str(ROOT), **environment}, timeout=120)  # fmt: skip
+                          env=environment, timeout=120)  # fmt: skip
 
 
 def findings(text):

@@ -8,22 +8,19 @@ import sys
 import tempfile
 import threading
 import time
-import timeit
 import uuid
 from pathlib import Path
 
 import pytest
+from mpi_helpers import environment, needs_mpirun
 
 from einmpi import launch, launch_output
 from einmpi.errors import EinmpiError, InputError
 from einmpi.runtime import watch
 
-ROOT = Path(__file__).resolve().parents[1]
-MPIRUN = Path(sys.executable).parent / "mpirun"
 RANKS = 3
+SOON = 30  # seconds: it takes a few, and slow machines are slow; what hangs, hangs for minutes
 MEMORY = "; perhaps there was not enough memory"
-
-needs_mpirun = pytest.mark.skipif(not MPIRUN.exists(), reason="there is no mpirun beside the Python interpreter")
 
 # Ranks that end as their argument says. In front of `case` all have noted what they do and know all process ids.
 STAND_IN = """
@@ -41,9 +38,9 @@ def abort(status):
 def kill(other, number):  # while the other one is deep inside a call
     if rank == 0:
         time.sleep(0.5)
-        print("killed at", time.time(), flush=True)
+        print(f"killed at {time.time()}\\n", end="", flush=True)
         os.kill(pids[other], number)
-        time.sleep(60)
+        time.sleep(600)
 
 note = watch.note_to(rank)
 watch.watch_signals(rank, abort)
@@ -79,7 +76,7 @@ elif case == "matmul":
         large @ large
 elif case == "wait":
     print("waiting\\n" if rank == 0 else "", end="", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 comm.Barrier()
 """
 PARENT = """
@@ -88,13 +85,6 @@ from einmpi.launch import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without job control has it ignored
 sys.exit(launch(int(sys.argv[1]), sys.argv[3:], (sys.executable, sys.argv[2])))
 """
-
-
-def environment(**more):
-    """Without what an outer launcher has set."""
-    outer = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-    return {**kept, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", **more}
 
 
 def processes(mark):
@@ -108,11 +98,19 @@ def processes(mark):
     return found
 
 
+def until_gone(mark):
+    """The process ids that are still there after a while: the system takes a moment to end those that were killed."""
+    deadline = time.monotonic() + SOON
+    while (left := processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
 class Run:
     """A started `launch`. Its command lines have a mark, by which the test finds what is left of them."""
 
     def __init__(self, folder, case, **more):
-        self.mark, self.start = f"mark-{uuid.uuid4()}", time.time()
+        self.mark = f"mark-{uuid.uuid4()}"
         self.killed, self.temporary = False, folder / "t"
         program = folder / "stand_in.py"
         program.write_text(STAND_IN)
@@ -127,7 +125,7 @@ class Run:
     def finish(self):
         """Its exit status and what it has written."""
         try:
-            out, err = self.process.communicate(timeout=60)
+            out, err = self.process.communicate(timeout=120)
         finally:
             self.process.kill()
         self.end = time.time()
@@ -146,11 +144,10 @@ def begin():
     with tempfile.TemporaryDirectory() as folder:  # pytest's own paths are too long for a socket
         yield start
         for run in runs:
-            left = processes(run.mark)
+            left = until_gone(run.mark)
             for pid in left:
                 os.kill(pid, signal.SIGKILL)
             assert not left
-            assert run.end - run.start < 30  # a few seconds; slow machines are slow
             assert run.killed or not os.listdir(run.temporary)
 
 
@@ -175,7 +172,7 @@ def test_ends(begin, case):
     assert (status, err) == ENDS[case]
     killed = re.fullmatch(r"killed at (\S+)\n", out)
     assert killed or out == ("rank 0 is well\n\n" if case == "well" else "")
-    assert not killed or run.end - float(killed[1]) < 5
+    assert not killed or run.end - float(killed[1]) < SOON
 
 
 @pytest.mark.mpi
@@ -193,7 +190,7 @@ def test_parent_is_told_to_end(begin, number, line):
     told = time.time()
     run.process.send_signal(number)
     assert run.finish() == (128 + number, "", line)
-    assert run.end - told < 5
+    assert run.end - told < SOON
 
 
 @pytest.mark.mpi
@@ -203,9 +200,7 @@ def test_parent_is_killed(begin):
     assert run.process.stdout.readline() == b"waiting\n"
     run.process.kill()
     run.killed = True  # it could not remove its files
-    deadline = time.time() + 10
-    while processes(run.mark) and time.time() < deadline:
-        time.sleep(0.05)
+    until_gone(run.mark)
     run.finish()
 
 
@@ -357,26 +352,30 @@ def test_no_notes(monkeypatch, notes):
 
 
 def test_notes_are_cheap(monkeypatch, notes):
-    def seconds(note):
-        return min(timeit.repeat(lambda: note("kernel Z[i,k] of step 17"), number=1000, repeat=20)) / 1000
-
-    assert seconds(watch.note_to(0)) < 5e-6
-    monkeypatch.delenv("EINMPI_NOTES")
-    assert seconds(watch.note_to(0)) < 2e-6
+    """They are made many times a second: memory is written, and nothing of the system is called."""
+    note, called = watch.note_to(0), []
+    sys.setprofile(lambda frame, event, function: called.append(function) if event == "c_call" else None)
+    try:
+        note("kernel Z[i,k] of step 17")
+    finally:
+        sys.setprofile(None)
+    assert {function.__qualname__ for function in called} == {"str.encode", "len", "setprofile"}
+    assert watch.read_notes(notes)[0] == (os.getpid(), "kernel Z[i,k] of step 17")
 
 
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(signal.SIGTERM, "terminated by SIGTERM in kernel Z"), (signal.SIGINT, "interrupted in kernel Z")],
 )
-def test_signal(capfd, number, reason):
+def test_signal(monkeypatch, capfd, number, reason):
+    monkeypatch.setattr(watch, "_GRACE", 60.0)  # else a slow machine ends this process, as it should end a rank
     before = signal.signal(number, signal.default_int_handler)
     aborted, statuses = threading.Event(), []
     watch.note_to(2)("kernel Z")
     undo = watch.watch_signals(2, lambda status: (statuses.append(status), aborted.set()))
     try:
         os.kill(os.getpid(), number)
-        assert aborted.wait(5)
+        assert aborted.wait(60)
     finally:
         undo()
     assert signal.signal(number, before) is signal.default_int_handler
@@ -385,11 +384,12 @@ def test_signal(capfd, number, reason):
     assert capfd.readouterr() == ("", f"einmpi: error: rank 2: {reason}\n")
 
 
-def test_undo_is_quick():
-    start = time.perf_counter()
+def test_undo_gives_back_what_was_taken():
+    descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
         watch.watch_signals(0, print)()
-    assert time.perf_counter() - start < 1
+        assert "signals" not in {thread.name for thread in threading.enumerate()}
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 @pytest.mark.parametrize(
@@ -402,6 +402,7 @@ def test_undo_is_quick():
 )
 def test_fail(monkeypatch, capfd, error, message):
     monkeypatch.delenv("EINMPI_DEBUG", raising=False)
+    monkeypatch.setattr(watch, "_GRACE", 60.0)
     statuses = []
     watch.note_to(1)("kernel Z")
     watch.fail(1, error, statuses.append)
@@ -413,23 +414,25 @@ HANGS = """
 import ctypes, os, signal, sys, time
 from einmpi.runtime import watch
 hang = ctypes.PyDLL(None).sleep  # keeps Python's lock, as mpi4py's Abort does
+watch._GRACE = 0.3
 if sys.argv[1] == "fail":
-    watch.fail(0, ValueError("no"), lambda status: hang(60))
-watch.watch_signals(0, lambda status: hang(60))
+    watch.fail(0, ValueError("no"), lambda status: hang(600))
+watch.watch_signals(0, lambda status: hang(600))
 os.kill(os.getpid(), signal.SIGTERM)
-time.sleep(60)
+time.sleep(600)
 """
 
 
 @pytest.mark.parametrize(("case", "said"), [("fail", "ValueError: no"), ("signal", "terminated by SIGTERM")])
 def test_abort_hangs(case, said):
     command = [sys.executable, "-c", HANGS, case]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (1, f"einmpi: error: rank 0: {said}\n")
 
 
 def test_fail_in_debug(monkeypatch, capfd):
     monkeypatch.setenv("EINMPI_DEBUG", "1")
+    monkeypatch.setattr(watch, "_GRACE", 60.0)
     watch.note_to(0)("")
     try:
         raise EinmpiError("Z: too large")

@@ -248,7 +248,7 @@ class Checkpoints:
         if self.comm.rank == 0 and (problem or not self.quiet):
             line = " ".join(f"einmpi: {self.folder}: {text}".split())
             sys.stdout.flush()  # what was said before stands before it, also where both go into one file
-            print(f"{clearing(sys.stderr)}{line}", file=sys.stderr, flush=True)
+            print(f"{clearing(sys.stderr)}{line}\n", end="", file=sys.stderr, flush=True)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from einmpi.graph.scalar import BFLOAT16
 from einmpi.schedule.regions import Box
 
 CHUNK = 2**20  # elements at a time: temporaries stay at a few dozen MiB
+SPARE = 2**12  # elements: to make them takes no longer than to begin once more
 Maker: TypeAlias = Callable[[InputSpec, np.dtype, int, int], np.ndarray]
 
 
@@ -46,12 +47,22 @@ def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: np.ndarr
     inner = prod(bound[cut + 1 :])
     first, last = (there[cut].start * inner, there[cut].stop * inner) if bound else (0, 1)
     row = prod(bound[cut:])
-    for position in np.ndindex(target.shape[:cut]):
+    name = target.dtype.name
+    if cut == 0:
+        target[...] = generate(spec, name, first, last).reshape(target.shape)
+        return
+    # Rows of which little is not wanted are made whole, many at once.
+    whole = row - (last - first) <= SPARE
+    many, start, stop = (max(1, CHUNK // row), 0, row) if whole else (1, first, last)
+    for position in np.ndindex(target.shape[: cut - 1]):
         number = 0
-        for k, extent, along in zip(position, bound, there, strict=False):
+        for k, extent, along in zip((*position, 0), bound, there, strict=False):
             number = number * extent + along.start + k
-        values = generate(spec, target.dtype.name, number * row + first, number * row + last)
-        target[position] = values.reshape(target.shape[cut:])
+        for done in range(0, target.shape[cut - 1], many):
+            rows = target[position][done : done + many]
+            begin, end = number + done, number + done + len(rows) - 1
+            values = generate(spec, name, begin * row + start, end * row + stop)
+            rows[...] = values.reshape(len(rows), -1)[:, first - start : last - start].reshape(rows.shape)
 
 
 def words(seed: int, start: int, stop: int) -> np.ndarray:

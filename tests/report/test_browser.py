@@ -83,7 +83,7 @@ def wheel(page, element, amount):
 
 def settled(read, wanted):
     """What is read once it is as wanted; the browser may take a moment."""
-    for _ in range(50):
+    for _ in range(600):
         if wanted(value := read()):
             return value
         time.sleep(0.05)

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-import time
+import threading
 import traceback
 
 import numpy as np
@@ -86,7 +86,6 @@ def send_one(comm):
 # What rank 0 does, what rank 1 does, and what is said about it.
 WRONG = [
     (receive_one, lambda comm: None, "rank 0 waits for rank 1 in sendrecv, but rank 1 has ended"),
-    (receive_one, lambda comm: time.sleep(0.8), "rank 0 has waited 0.5 s for rank 1 in sendrecv"),
     (send_one, lambda comm: None, "rank 1 has not received what rank 0 sent in sendrecv"),
     (lambda comm: comm.sendrecv(1, np.zeros(2, int), None, None), receive_one,
      "rank 0 sends 2 elements of int64 to rank 1, which expects 1 of float64"),
@@ -101,17 +100,29 @@ WRONG = [
 
 @pytest.mark.parametrize(("first", "second", "said"), WRONG)
 def test_calls_that_do_not_match(first, second, said):
-    start = time.monotonic()
-    with pytest.raises(EinmpiError, match=said):
-        run_threads(2, lambda comm: (second if comm.rank else first)(comm), limit=0.5)
-    assert time.monotonic() - start < 5
+    with pytest.raises(EinmpiError, match=said):  # at once: whoever waits for long says so instead
+        run_threads(2, lambda comm: (second if comm.rank else first)(comm), limit=60)
+
+
+def test_a_rank_that_does_not_come():
+    given_up = threading.Event()
+
+    def on_rank(comm):
+        if comm.rank:
+            assert given_up.wait(60)
+        try:
+            receive_one(comm)
+        finally:
+            given_up.set()
+
+    with pytest.raises(EinmpiError, match=r"rank 0 has waited 0\.2 s for rank 1 in sendrecv"):
+        run_threads(2, on_rank, limit=0.2)
 
 
 def test_the_first_error_ends_all():
-    start = time.monotonic()
-    with pytest.raises(ValueError, match="broken") as caught:
-        run_threads(5, fail_on_two)
-    assert caught.value.__notes__ == ["on rank 2 of 5"] and time.monotonic() - start < 5
+    with pytest.raises(ValueError, match="broken") as caught:  # not that somebody has waited for long
+        run_threads(5, fail_on_two, limit=60)
+    assert caught.value.__notes__ == ["on rank 2 of 5"]
 
 
 def test_own_data_never_passes_through():
@@ -154,7 +165,7 @@ def under_mpi():
 
 
 def make_and_free_many(user):
-    for _ in range(2100):  # MPICH has 2048 communicators
+    for _ in range(200 if OPEN_MPI else 2100):  # MPICH has 2048 communicators
         comm = comm_mpi.MpiComm(user)
         assert comm.reduce_scatter((1, 0), np.ones(2), [1, 1], np.zeros(1))
         comm.free()
@@ -206,7 +217,7 @@ def large():
 
 @pytest.mark.mpi
 @needs_mpirun
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_mpi(ranks):
     done = run_mpi(ranks, [__file__, "all"], timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -229,7 +240,7 @@ def test_abort_says_one_line():
         from einmpi.runtime.comm_mpi import MpiComm, abort, world
         comm = MpiComm(world())
         if comm.rank == 1:
-            print("einmpi: error: rank 1: broken", file=sys.stderr)
+            sys.stderr.write("einmpi: error: rank 1: broken\\n")
             abort(world(), 3)
         comm.barrier()
         """)  # fmt: skip
@@ -246,7 +257,7 @@ def world_with(**environment):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "OMPI", "MPI", "SLURM"))}
     code = "from einmpi.runtime.comm_mpi import world\ntry: print(world())\nexcept Exception as e: print(repr(e))"
     done = subprocess.run([sys.executable, "-c", code], env={**kept, "PYTHONPATH": str(ROOT), **environment},
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
     assert done.stderr == ""
     return done.stdout.strip()
 

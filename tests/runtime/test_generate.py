@@ -1,6 +1,7 @@
 """Generated inputs: the same values however they are cut, the right distribution, a stream that never changes."""
 
-from itertools import pairwise
+from itertools import pairwise, product
+from math import prod
 
 import numpy as np
 import pytest
@@ -122,6 +123,24 @@ def test_constants_and_counting():
     assert generate(spec("arange", "int32"), "int32", 5, 8).tolist() == [5, 6, 7]
     assert generate(spec("arange", "bool"), "bool", 0, 3).tolist() == [False, True, True]
     assert generate(spec("arange", "float16"), "float16", 70_000, 70_001).tolist() == [np.inf]
+
+
+@pytest.mark.parametrize(("spare", "chunk"), [(0, 2**20), (2**12, 2**20), (2**12, 60), (7, 1)])
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_boxes_are_those_of_the_whole(monkeypatch, spare, chunk, dtype):
+    """Row by row, many rows at once, or less than one."""
+    bound = (3, 4, 5, 6)
+    whole = generate(spec("normal", dtype), dtype, 0, prod(bound)).reshape(bound)
+    monkeypatch.setattr(module, "SPARE", spare)
+    monkeypatch.setattr(module, "CHUNK", chunk)
+    for number in range(len(bound) + 1):
+        for cuts in product((slice(1, 3), slice(2, 3)), repeat=number):
+            for place in (0, len(bound) - number):
+                box = [slice(0, extent) for extent in bound]
+                box[place : place + number] = cuts
+                target = np.full(whole[tuple(box)].shape, np.nan, dtype).T.copy().T  # not one run of memory
+                module.fill_box(spec("normal", dtype), bound, tuple(box), target)
+                np.testing.assert_array_equal(target, whole[tuple(box)])
 
 
 def test_nothing_at_all():

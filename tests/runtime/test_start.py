@@ -71,7 +71,7 @@ import ctypes, os, sys, time
 from einmpi.runtime.start import all_must_come
 with all_must_come():
     if sys.argv[1] == "waits":
-        ctypes.PyDLL(None).sleep(60)  # keeps Python's lock, as MPI does when it starts
+        ctypes.PyDLL(None).sleep(600)  # keeps Python's lock, as MPI does when it starts
 try:
     os.waitpid(-1, 0)
 except ChildProcessError:
@@ -83,7 +83,7 @@ def rank(how, **settings):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OUTER)}
     kept |= {"PYTHONPATH": str(ROOT), "PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3", **settings}
     command = [sys.executable, "-c", RANK, how]
-    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=60, start_new_session=True)
+    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, start_new_session=True)
 
 
 @pytest.mark.parametrize("limit", ["0.3s", "1"])

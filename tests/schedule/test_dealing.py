@@ -42,7 +42,7 @@ def paint(array, region):
     array[np.ix_(*map(indices, region))] += 1
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_everything_arrives_once(data):
     layout = data.draw(layouts())

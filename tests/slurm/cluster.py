@@ -23,7 +23,8 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scance
           "unshare", "mount")  # fmt: skip
 # What an outer launcher or job has set would make jobs part of it.
 _OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM", "SBATCH")
-_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# The last one: not used on one machine, and each rank sleeps for a second when it is put away.
+_OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "^ofi"}
 ROOT = Path(__file__).resolve().parents[2]
 
 # Nodes are daemons of one host with a name and a port each. They may have more cores than the host. A job gets no more
@@ -77,7 +78,7 @@ class Cluster:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER)}
         path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
         own = {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self.folder / "slurm.conf")}
-        return {**kept, **_AS_ROOT, **own, **(more or {})}
+        return {**kept, **_OPEN_MPI, **own, **(more or {})}
 
     def run(self, *command: str | Path, cwd: Path, env: Mapping[str, str] | None = None,
             timeout: float = 120) -> subprocess.CompletedProcess[str]:  # fmt: skip
@@ -111,7 +112,7 @@ class Cluster:
         return look()
 
     def _quietly(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=120)
         return done.stdout if done.returncode == 0 else ""
 
 
@@ -164,10 +165,10 @@ def start(folder: Path, nodes: int = 2, cpus: int = 4) -> Cluster:
     _daemon(cluster, "slurmctld")
     for k in range(nodes):
         _daemon(cluster, *OWN_MEMORY, f"{MOUNT} && exec slurmd -N n{k + 1}")
-    ready = _until(lambda: cluster._quietly("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(nodes), 30)
+    ready = _until(lambda: cluster._quietly("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(nodes), 120)
     if not ready:
         logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted((folder / "log").iterdir()))
-        raise RuntimeError(f"the nodes are not idle after 30 s\n{cluster._quietly('sinfo', '-N', '-l')}\n{logs}")
+        raise RuntimeError(f"the nodes are not idle after 120 s\n{cluster._quietly('sinfo', '-N', '-l')}\n{logs}")
     return cluster
 
 
@@ -183,7 +184,7 @@ def _free_ports(count: int) -> list[int]:
 def _daemon(cluster: Cluster, *command: str) -> None:
     """It goes into the background by itself, and notes its number in a file."""
     done = subprocess.run(command, env={**cluster.environment(), "PATH": _path()}, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}")
 
@@ -203,12 +204,12 @@ def stop(folder: Path) -> None:
     cluster = Cluster(folder, 0)
     if _living(folder / "run/slurmctld.pid"):
         cluster._quietly("scancel", "--full", "--user=root")
-        _until(lambda: not cluster._quietly("squeue", "-h", "-o", "%i").strip(), 15)
+        _until(lambda: not cluster._quietly("squeue", "-h", "-o", "%i").strip(), 60)
     files = [*sorted((folder / "run").glob("*.pid")), folder / "munge/pid"]
     for number in filter(None, map(_living, files)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(number, signal.SIGTERM)
-    _until(lambda: not any(map(_living, files)), 10)
+    _until(lambda: not any(map(_living, files)), 60)
     # What jobs have left. A shell that has the setting of this cluster is no part of a job.
     mark = f"SLURM_CONF={folder}/slurm.conf".encode()
     for path in Path("/proc").glob("[0-9]*/environ"):

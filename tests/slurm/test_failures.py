@@ -40,7 +40,7 @@ def test_a_rank_fails(slurm, tmp_path, name):
 
 def test_more_memory_than_the_job_has(slurm, tmp_path):
     """Slurm ends the step, and says why."""
-    takes = "import numpy; held = numpy.ones(10**8); time.sleep(60)"
+    takes = "import numpy; held = numpy.ones(10**8); time.sleep(600)"
     run, done = srun(slurm, tmp_path, "killed", "--mem=600M", IN_KERNEL=takes)
     assert re.search(r"StepId=\S+ exceeded memory limit \(\d+ > 629145600\), being killed", done.stderr), done.stderr
     run.check(done.returncode, done.stdout, done.stderr)

@@ -111,7 +111,7 @@ def until_started(folder, number):
     until(lambda: path.exists() and "starts from the beginning" in path.read_text())
 
 
-def until(condition, seconds=60):
+def until(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the job has not started"
