@@ -23,13 +23,9 @@ import cupy
 import numpy as np
 
 import einmpi
-from einmpi.api import options_of
-from einmpi.compiled import Compiled
 from einmpi.report.compare import TOLERANCE
-from einmpi.runtime.comm import ALONE, Comm
-from einmpi.runtime.inputs import Inputs
-from einmpi.schedule.regions import Region
-from einmpi.schedule.steps import Load, Place
+from einmpi.runtime.comm import ALONE
+from einmpi.schedule.steps import Place
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
@@ -164,48 +160,26 @@ def attention(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The chain of arrays in the host's memory, with a fourth of the memory that it would take, against all of it; and
-    the time that the bytes between host and GPU take on the bus by themselves. Whole runs, from arrays to the result.
+    the time that the bytes between host and GPU take on the bus by themselves. Whole calls, from arrays to the result.
     """
     rows = []
     for dtype in options.dtypes:
         for size in options.sizes:
             arrays = {name: cupy.asnumpy(numbers((size, size), dtype, ord(name))) for name in "ABCDE"}
             job = replace(einmpi.load(JOB, dtype=dtype, s=size), backend="cupy")
-            most = _FromHost(job, arrays, None)
-            least = _FromHost(job, arrays, most.plan.peak // 4)
-            close(cupy.asarray(least.run(Inputs)), cupy.asarray(most.run(Inputs)), dtype)
-            print(f"chain s = {size} {dtype}, {show_bytes(least.moved)} between host and GPU with "
-                  f"{show_bytes(least.plan.peak)}: {1e3 * least.moved / BUS:.1f} ms on the bus")  # fmt: skip
-            for kind, inputs in (("ordinary", Inputs), ("pinned", _Pinned)):
-                ways: dict[str, Way] = {"einmpi": partial(least.run, inputs), "all memory": partial(most.run, inputs)}
-                name = f"  from {kind} memory with {show_bytes(least.plan.peak)}"
-                rows.append(row(name, ways, options.repeats) | {"size": size, "dtype": dtype, "bytes": least.moved})
+            memory = einmpi.plan(job, 1).peak // 4
+            least, most = (einmpi.compile(each, ALONE) for each in (replace(job, memory=memory), job))
+            close(least(arrays)["Z"].local, most(arrays)["Z"].local, dtype)
+            ((_, schedule),) = least.ready.values()
+            placed = [step.slot for step in schedule.steps if isinstance(step, Place)]
+            written = sum(slot.nbytes for slot in placed if slot.name in arrays)  # by the host, to its own memory
+            moved = least.measured.spilled - written + least.measured.fetched
+            bus = f"{1e3 * moved / BUS:.1f} ms on the bus"
+            print(f"chain s = {size} {dtype}, {show_bytes(moved)} between host and GPU: {bus}")
+            ways: dict[str, Way] = {"einmpi": partial(least, arrays), "all memory": partial(most, arrays)}
+            name = f"  with {show_bytes(memory)}, peak {show_bytes(least.measured.peak)}"
+            rows.append(row(name, ways, options.repeats) | {"size": size, "dtype": dtype, "bytes": moved})
     return rows
-
-
-class _FromHost:
-    """The job with one limit, or none. It is planned as for files, so that inputs need not stay on the GPU."""
-
-    def __init__(self, job: einmpi.Job, arrays: Mapping[str, np.ndarray], memory: int | None) -> None:
-        self.compiled, self.arrays = Compiled(job, ALONE, options_of(job, memory=memory)), arrays
-        self.plan, self.schedule, _ = self.compiled.prepare({})
-        self.moved = 0  # bytes between host and GPU
-
-    def run(self, inputs: type[Inputs]) -> Any:
-        sources = inputs(self.compiled.job, self.arrays, {})
-        outputs, measured = self.compiled.run(self.plan, self.schedule, sources)
-        placed = [step.slot for step in self.schedule.steps if isinstance(step, Place)]
-        written = sum(slot.nbytes for slot in placed if slot.name in self.arrays)  # by the host
-        self.moved = measured.spilled - written + measured.fetched
-        return outputs["Z"].local
-
-
-class _Pinned(Inputs):
-    """As if the arrays were in pinned memory already, where slots are that are not on the GPU: the time is that of the
-    same run without the host's copies. Values are any."""
-
-    def read(self, step: Load, target: np.ndarray, place: Region, comm: Comm) -> None:
-        pass
 
 
 PARTS = {"chain": chain, "fused": fused, "attention": attention, "limited": limited}

@@ -130,7 +130,7 @@ class Compiled:
     def plan(self, kinds: Kinds) -> Plan:
         # Where the nodes differ, the mesh has one level; the ranks count what goes between nodes by their schedules.
         count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
-        options = replace(_with_inputs(self.options, kinds), nodes=count, uneven=uneven)
+        options = replace(_with_inputs(self.options, kinds, self.job.backend), nodes=count, uneven=uneven)
         plan = make_plan(self.job.graph, self.comm.size, options)
         self.work.check_memory(self.job.source.name, plan.peak - plan.ahead)
         return plan
@@ -222,10 +222,10 @@ def _outline(given: Mapping[str, Any]) -> Hashable:
 
 
 def _kind(array: Any) -> str | Layout:
-    if is_array(array):
-        return "array"
     if isinstance(array, DistArray):
         return array.layout
+    if is_array(array):
+        return "array on a GPU" if is_device_array(array) else "array"
     return f"dataset {array.as_read()}" if isinstance(array, Dataset) else "dataset"
 
 
@@ -248,11 +248,15 @@ def as_array(name: str, given: Any) -> Any:
         raise InputError("inputs", f"{name} is no array: {error}", "an array of numbers") from None
 
 
-def _with_inputs(options: Options, kinds: Kinds) -> Options:
-    """What the way inputs are given means for a plan: arrays are on every rank already, DistArrays in their layout."""
+def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
+    """What the way inputs are given means for a plan: arrays are on every rank already, DistArrays in their layout.
+
+    The host's arrays may be more than fits on a GPU: where its memory is limited they are loaded when they are needed.
+    """
     given = {name: kind.cuts for name, kind in kinds if isinstance(kind, Layout)}
     mesh = next((kind.mesh for _, kind in kinds if isinstance(kind, Layout)), None)
-    everywhere = tuple(name for name, kind in kinds if kind == "array" and name not in options.resident)
+    there = ("array on a GPU", *(("array",) if backend == "numpy" or options.memory is None else ()))
+    everywhere = tuple(name for name, kind in kinds if kind in there and name not in options.resident)
     resident = tuple(name for name in options.resident if name not in given)
     pins = {name: parts for name, parts in options.pins.items() if name not in given}
     other = {name for name, _ in kinds}

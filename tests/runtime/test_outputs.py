@@ -137,7 +137,7 @@ def test_each_element_is_sent_at_most_once(monkeypatch):
 def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
     """Wherever the elements are: a window, a message out and one in, chunks as they are stored."""
     for module, name in ((fill, "WINDOW"), (transfer, "STAGE")):
-        monkeypatch.setattr(module, name, 2**19)
+        monkeypatch.setattr(module, name, 2**18)
     whole = np.ones((2048, 2048))
 
     def on_rank(comm):
@@ -154,7 +154,7 @@ def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
         peak = run_threads(3, on_rank)[0]
     finally:
         tracemalloc.stop()
-    assert peak < 3 * 6 * 2**19 < whole.nbytes / 3
+    assert peak < 3 * 12 * 2**18 < whole.nbytes / 3  # about half of it where the ranks have their most in turn
     same(found(), whole)
 
 
