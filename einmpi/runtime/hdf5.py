@@ -91,7 +91,7 @@ def opened(file: str, place: str) -> Iterator[h5py.File]:
         handle = _open(file)
     except (OSError, RuntimeError, ValueError) as error:
         allowed = "an HDF5 file"
-        if "lock" in str(error):
+        if "unable to lock" in str(error):
             # Where there are no locks, only this setting keeps HDF5 from trying after all.
             busy = isinstance(error, BlockingIOError)
             allowed = "a file that nobody writes to now" if busy else "HDF5_USE_FILE_LOCKING=FALSE"
