@@ -113,6 +113,15 @@ def test_the_same_limit_gives_the_same_bits():
     assert one.tobytes() == two.tobytes()
 
 
+def test_ranks_that_compute_the_same_get_the_same_bits():
+    """Also where they have parts of an input that differ in size. run_on_threads compares them."""
+    numbers = np.random.default_rng(1).standard_normal((13, 7, 17))
+    job = einmpi.program("n = sum(A[i,j,k]); Z[k] = sum(A[i,j,k])", A=numbers)
+    done = run_on_threads(job, 8, {"A": numbers}, strategy="replicate", memory=4000)
+    assert done.spilled and done.peaks[0] > min(done.peaks)
+    np.testing.assert_allclose(done.outputs["n"], numbers.sum())
+
+
 def test_figures_of_large_results(monkeypatch):
     """Results may be larger than memory: they are looked at piece by piece."""
     job, arrays = CASES["complex"]

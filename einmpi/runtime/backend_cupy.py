@@ -113,11 +113,11 @@ class CupyBackend:
         if not isinstance(array, self.cupy.ndarray):  # but of another library
             array = self.cupy.asarray(array)
         if array.shape == extents:
-            return self.cupy.ascontiguousarray(array)
+            return gpus.contiguous(array)
         for dimension, runs in enumerate(region if array.ndim else ()):
             taken = slice(*runs[0]) if len(runs) == 1 else self.cupy.asarray(indices(runs))
             array = array[(slice(None),) * dimension + (taken,)]
-        return self.cupy.ascontiguousarray(array)
+        return gpus.contiguous(array)
 
     def _place(self, place: tuple[Any, ...]) -> tuple[Any, ...]:
         """Lists of indices have to lie on the GPU too."""

@@ -48,11 +48,10 @@ def prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, 
             raise ValueError(f"{einsum.aggregation} of nothing has no value")
         neutral = rule.neutral
         return lambda operands, target: target.fill(neutral)
-    cupy = gpus.cupy()
     if any(step % array.itemsize for array in operands for step in array.strides):
 
         def dense(operands: Sequence[Any], target: Any) -> None:
-            compute(einsum, [cupy.ascontiguousarray(array) for array in operands], target, index, fast, tf32)
+            compute(einsum, [gpus.contiguous(array) for array in operands], target, index, fast, tf32)
 
         return dense
     distance = prepare_distance(einsum, operands, target, generate) if fast else None

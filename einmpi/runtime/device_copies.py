@@ -179,6 +179,6 @@ def on_host(array: Any) -> Any:
     if not gpus.is_device_array(array):
         return array
     cupy = gpus.cupy()
-    found = cupy.ascontiguousarray(array)
+    found = gpus.contiguous(cupy.asarray(array))  # it may be of another library
     # A small one is there long before there are pinned buffers to copy it through.
     return cupy.asnumpy(found) if found.nbytes <= PIECE else DeviceCopies().download(found)

@@ -132,6 +132,12 @@ def nccl_version() -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
+def contiguous(array: Any) -> Any:
+    """An array of CuPy's with its elements in order, one after another: itself where it is that. CuPy's own function
+    would make a vector of a number."""
+    return array if array.flags.c_contiguous else cupy().ascontiguousarray(array)
+
+
 def is_device_array(array: Any) -> bool:
     """Whether an array lies on a GPU; cupy need not be there to tell."""
     return hasattr(type(array), "__cuda_array_interface__")  # of the array itself it would be put together

@@ -12,7 +12,7 @@ from einmpi.runtime.backend_cupy import CupyBackend
 from einmpi.runtime.comm import Comm
 from einmpi.runtime.device_copies import PIECE, on_host
 from einmpi.runtime.dist_array import DistArray
-from einmpi.runtime.gpus import is_device_array
+from einmpi.runtime.gpus import contiguous, is_device_array
 from einmpi.runtime.inputs import Inputs
 from einmpi.runtime.reading import Reading
 from einmpi.schedule.regions import Region, chunks, elements, flat_range, packed, shape
@@ -59,7 +59,7 @@ class DeviceInputs:
         if is_device_array(given):
             return self.backend.region_of(given, step.region, step.slot.shape)
         if isinstance(given, DistArray) and is_device_array(given.local):
-            return self.backend.cupy.ascontiguousarray(given.local)
+            return contiguous(given.local)
         key = step.tensor, step.region
         if given is None and key in self.backend.resident:
             return self.backend.resident[key]

@@ -18,8 +18,10 @@ def check_replaceable(file: str, place: str) -> None:
     target = os.path.realpath(file)
     folder = os.path.dirname(target)
     number = 0
-    if os.path.isdir(target):
+    if os.path.isdir(target) or file.endswith(os.sep):
         number = errno.EISDIR
+    elif os.path.islink(target):  # realpath follows all others
+        number = errno.ELOOP
     elif not os.path.exists(file) and not os.path.isdir(folder):
         number = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
     elif not os.access(file if os.path.exists(file) else folder, os.W_OK):
@@ -34,6 +36,7 @@ def replace_file(file: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     What is no plain file, such as a pipe or /dev/null, is only written to: a rename would put a file in its place. So
     is a file in a folder where no draft can be made, and one to which this process prints.
     """
+    check_replaceable(os.fspath(file), os.fspath(file))
     plain = os.path.isfile(file) or not os.path.exists(file)
     stream = _printed_to(file)
     try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from einmpi.schedule.memory import bytes_needed, earliest_start, message_bytes
 from einmpi.schedule.passes import in_passes
 from einmpi.schedule.steps import (
@@ -38,10 +40,14 @@ class _Spilling:
 
     def __init__(self, steps: Sequence[Step], limit: int) -> None:
         self.steps, self.limit = steps, limit
-        self.kept = {step.slot.name for step in steps if isinstance(step, Load) and step.kept}  # not ours to move
+        # Not ours to move. How many bytes of them a rank may have: one that has fewer would cut kernels otherwise, and
+        # ranks that compute the same would get other bits.
+        self.kept = {step.slot.name: step.layout.most() * np.dtype(step.slot.dtype).itemsize
+                     for step in steps if isinstance(step, Load) and step.kept}  # fmt: skip
         self.memory: dict[str, Slot] = {}
         self.outside: set[str] = set()  # slots whose values are in the slow tier, perhaps in memory too
-        self.held = self.held_kept = 0  # bytes of memory, and those of them that stay
+        self.held = 0  # bytes of memory
+        self.held_kept = 0  # the most of them that stay, on any rank
         self.done: list[Step] = []
         self.uses: dict[str, list[int]] = {}
         self.kernels: dict[str, list[int]] = {}  # those uses that are kernels
@@ -125,7 +131,7 @@ class _Spilling:
                 self.done.append(Fetch(slot))
             self.memory[name] = slot
             self.held += slot.nbytes
-            self.held_kept += slot.nbytes * (name in self.kept)
+            self.held_kept += self.kept.get(name, 0)
 
     def make_room(self, number: int, wanted: int, used: Collection[str]) -> None:
         while self.held + wanted > self.limit:

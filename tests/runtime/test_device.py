@@ -79,6 +79,19 @@ def test_results_stay_on_the_gpu(monkeypatch):
     assert "3.5" in repr(again)
 
 
+def test_numbers_on_the_gpu(monkeypatch):
+    """CuPy's ascontiguousarray makes a vector of a number."""
+    fake_cupy.install(monkeypatch)
+    job = einmpi.program("n = sum(X[i]) + s; Z[i] = X[i] * s", X=(5,), s=())
+    number, numbers = gpus.cupy().asarray(np.array(2.0)), np.arange(5.0)
+    for each in (job, on_gpu(job)):
+        step = einmpi.compile(each, ALONE)
+        first = step({"X": numbers, "s": number})
+        again = step({"X": numbers, "s": first["n"]})
+        np.testing.assert_array_equal(first["Z"].gather(), 2 * numbers)
+        assert (first["n"].gather(), again["n"].gather()) == (12, 22) and again["n"].gather().shape == ()
+
+
 def test_a_call_does_little_before_its_first_kernel(monkeypatch):
     """A GPU waits for it. Calls of functions are counted: seconds depend on the machine."""
     fake_cupy.install(monkeypatch)

@@ -59,7 +59,9 @@ def test_what_cannot_be_written_is_known_before(tmp_path):
     os.mkfifo("pipe")
     for file in ("file", "new", "pipe", "/dev/null", "/dev/stdout"):
         check_replaceable(file, "--json")
-    reasons = {".": "Is a directory", "none/x": "No such file or directory", "file/x": "Not a directory"}
+    os.symlink("circle", "circle")
+    reasons = {".": "Is a directory", "new/": "Is a directory", "none/x": "No such file or directory",
+               "file/x": "Not a directory", "circle": "Too many levels of symbolic links"}  # fmt: skip
     for file, reason in reasons.items():
         with pytest.raises(InputError) as caught:
             check_replaceable(file, f"--json {file}")
