@@ -106,7 +106,7 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
 
 def peak_bound(graph: EinGraph, ranks: int, resident: Collection[str]) -> int:
     """What no plan's peak is below: every tensor that is needed lies somewhere, at best evenly on all ranks."""
-    share = {v.name: -(-prod(v.bound) * np.dtype(v.dtype).itemsize // ranks) for v in graph.vertices}
+    share = {v.name: -(-v.nbytes // ranks) for v in graph.vertices}
     held = {name: share[name] for name in resident if graph.consumers.get(name)}
     now = peak = sum(held.values())
     for vertex in graph.computed:

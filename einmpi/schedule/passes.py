@@ -33,17 +33,16 @@ def pieces(step: Passes) -> Iterator[Piece]:
     """The passes in their order."""
     einsum, extent = step.kernel.einsum, step.kernel.einsum.extent
     ranges = [[(k, min(k + size, extent[x])) for k in range(0, max(extent[x], 1), size)] for x, size in step.blocks]
-    numbers = einsum.labels_as_numbers
     shaped: dict[tuple[int, ...], EinSum] = {}  # most pieces have the same extents
     for chosen in itertools.product(*ranges):
         box = {label: range_ for (label, _), range_ in zip(step.blocks, chosen, strict=True)}
         extents = tuple(box[label][1] - box[label][0] for label in einsum.labels)
         if extents not in shaped:
             shaped[extents] = replace(einsum, extents=tuple(zip(einsum.labels, extents, strict=True)))
-        yield _piece(step, shaped[extents], box, numbers)
+        yield _piece(step, shaped[extents], box)
 
 
-def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]], numbers: Sequence[str]) -> Piece:
+def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]]) -> Piece:
     kernel, einsum = step.kernel, step.kernel.einsum
     selected = {(operand, dimension): stretch(runs, *box[_label(kernel, operand, dimension)])
                 for operand, dimension, runs in kernel.select}  # fmt: skip
@@ -61,11 +60,10 @@ def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]], numb
     # Pieces that are copied hold what is selected and nothing else.
     select = tuple((*key, runs) for key, runs in selected.items() if key[0] in step.inside)
     known = dict(kernel.index)
-    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in numbers)
+    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in einsum.labels_as_numbers)
     target = tuple(one_run(*box[label]) for label in einsum.output)
     first = all(box[label][0] == 0 for label in einsum.aggregated)
-    own = Kernel(kernel.vertex, kernel.target, kernel.operands, local, index, select)
-    return Piece(own, tuple(regions), target, first)
+    return Piece(replace(kernel, einsum=local, index=index, select=select), tuple(regions), target, first)
 
 
 def _label(kernel: Kernel, operand: int, dimension: int) -> str:
