@@ -22,7 +22,7 @@ import einmpi
 from einmpi.runtime import cuda, cuda_group
 from einmpi.runtime.groups import arrange
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Group, Kernel, Load, Store, reads, writes
+from einmpi.schedule.steps import Group, Kernel, Load, Store, writes
 
 try:
     import torch
@@ -142,8 +142,7 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
             if isinstance(step, Kernel):
                 cuda.compute(step.einsum, [slots[slot.name] for slot in step.operands], slots[step.target.name])
             elif isinstance(step, Group):
-                used = {slot.name for slot in (*reads(step), *writes(step))}
-                assert cuda_group.compute(step, {name: slots[name] for name in used})
+                assert cuda_group.compute(step, {slot.name: slots[slot.name] for slot in step.outer})
         return slots[result]
 
     return run

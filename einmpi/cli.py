@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="einmpi", description="Extended Einstein summation over MPI.")
     parser.add_argument("--version", action=Version, help="of einmpi and of what it runs on")
-    parser.set_defaults(checkpoint=None, repeat=1, quiet=False)  # of commands that have no such flags
+    parser.set_defaults(checkpoint=None, machine=None, repeat=1, quiet=False)  # of commands that have no such flags
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, function in COMMANDS.items():
         command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)

@@ -63,8 +63,6 @@ class Compiled:
         self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
         self.known: dict[Hashable, tuple[Plan, Schedule]] = {}  # the same by what arrays look like, on one rank
-        graph = job.graph
-        self.in_files = [(spec, graph[spec.name]) for spec in job.inputs if spec.file and spec.name in graph.by_name]
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
         self.measured: Measured | None = None
@@ -118,7 +116,9 @@ class Compiled:
 
     def look(self, known: Collection[str]) -> None:
         """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
-        missing = [(spec, vertex) for spec, vertex in self.in_files if spec.name not in known]
+        vertices = self.job.graph.by_name
+        missing = [(spec, vertices[spec.name]) for spec in self.job.inputs
+                   if spec.file and spec.name in vertices and spec.name not in known]  # fmt: skip
 
         def find() -> dict[str, Dataset]:
             return {vertex.name: find_planned(spec, vertex.bound, vertex.dtype) for spec, vertex in missing}

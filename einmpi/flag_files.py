@@ -35,7 +35,7 @@ def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
 def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tuple[str, str]]:
     if options.checkpoint is not None:
         yield options.checkpoint, "the folder of --checkpoint"
-    if getattr(options, "machine", None) is not None:
+    if options.machine is not None:
         yield options.machine, "the file of --machine"
     if job is None:
         return

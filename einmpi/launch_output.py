@@ -18,9 +18,9 @@ _STARTS = (_RULE, b"=   ", b"YOUR APPLICATION", b"This typically", b"Please see"
            ERROR.encode(), b"\0")  # fmt: skip
 # By descriptor: what a launcher writes there.
 _WRITTEN = {1: _HYDRA, 2: _LAUNCHER}
-# What ranks say when a signal ends them. How Open MPI names the first rank to end; exit codes of signals are negative.
 _HINTS: dict[int, str] = {signal.SIGKILL: "; perhaps there was not enough memory",
                           signal.SIGBUS: "; perhaps /dev/shm is full"}  # fmt: skip
+# What ranks say when a signal ends them. How Open MPI names the first rank to end; exit codes of signals are negative.
 _SIGNALLED = re.compile(rf"{ERROR} rank \d+: ({'|'.join(SIGNALS.values())})( |$)")
 _OPEN_MPI = {
     r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)": -1,

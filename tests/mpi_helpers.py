@@ -22,7 +22,7 @@ NO_MPIRUN = None if MPIRUN.exists() else "there is no mpirun beside the Python i
 needs_mpirun = pytest.mark.skipif(NO_MPIRUN is not None, reason=str(NO_MPIRUN))
 
 # What an outer launcher has set would make the inner one part of its own job.
-OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_")
+OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM")
 _OPTIONS = ("--oversubscribe", "--bind-to", "none") if OPEN_MPI else ()
 OMPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",

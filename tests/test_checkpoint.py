@@ -285,8 +285,7 @@ def test_resident_and_pinned_tensors(tmp_path):
         assert_close_to(go(job, 2, other, resume=True)[0], wanted)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])  # fmt: skip
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_program_at_any_vertex(data, tmp_path_factory):
     program, sizes = data.draw(programs())

@@ -63,7 +63,7 @@ def test_compiled_kernels_on_threads(name, references, monkeypatch):
         assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_contractions_on_random_ranks(data):
     """Random labels, extents, operands and ⊕ over ⊗, against the reference evaluator."""

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from mpi_helpers import MPIRUN, OMPI_SETTINGS, OPEN_MPI, needs_mpirun, run_mpi
+from mpi_helpers import MPIRUN, OMPI_SETTINGS, OPEN_MPI, OUTER, needs_mpirun, run_mpi
 
 from einmpi.doctor import libraries, machine, ranks
 from einmpi.doctor.finding import Finding, answer_of, start
@@ -19,7 +19,6 @@ from einmpi.launch import family_in
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = {"library": "Open MPI v5.0.11" if OPEN_MPI else "MPICH 5.0.2"}
 OURS, OTHER = ("Open MPI", "HYDRA build details") if OPEN_MPI else ("MPICH", "mpirun (Open MPI) 4.1.4")
-OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM_")
 
 
 def doctor(*arguments, python=sys.executable, **environment):

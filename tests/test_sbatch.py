@@ -161,7 +161,7 @@ def test_checkpoints(job, status, requeued):
     assert (job.parent / "requeued").exists() == requeued
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_words_of_the_user_are_data(tmp_path_factory, data):
     words = st.sampled_from(NASTY) | st.text(

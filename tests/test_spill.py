@@ -91,16 +91,14 @@ def check_random_program(data, folder):
     assert max(done.peaks) <= memory
 
 
-@settings(max_examples=8, deadline=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])  # fmt: skip
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_programs_with_any_limit(data, tmp_path_factory):
     check_random_program(data, tmp_path_factory.mktemp("any"))
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None,
-          suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])  # fmt: skip
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_many_random_programs_with_any_limit(data, tmp_path_factory):
     check_random_program(data, tmp_path_factory.mktemp("any"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, TypeAlias
 
@@ -103,7 +104,7 @@ class EinSum:
         listed = ",".join(f"{x}:{self.extent[x]}" if x in unbounded else x for x in self.aggregated)
         return f"{AGGREGATIONS[self.aggregation].symbol}[{listed}]({body})"
 
-    @property
+    @cached_property
     def labels_as_numbers(self) -> tuple[str, ...]:
         """Labels whose values are used, as in X[i] + i."""
         gathers = [entry for entries in self.operands for entry in entries if not isinstance(entry, str)]

@@ -47,7 +47,7 @@ class Vertices:
     def add(self, vertex: Vertex, place: str) -> None:
         for extent in vertex.bound:
             if not 0 <= extent <= MAX_EXTENT:
-                raise InputError(place, f"{vertex.name} has extent {extent}", "0 to 2**39 = 549755813888")
+                raise InputError(place, f"{vertex.name} has extent {extent}", f"0 to 2**39 = {MAX_EXTENT}")
         if vertex.nbytes >= 2**63:
             raise InputError(place, f"{vertex.name} would have {vertex.elements} elements", "less than 2**63 bytes")
         self.known[vertex.name] = vertex

@@ -70,8 +70,8 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
     While a tensor moves there are buffers for messages beside it, one for sending and one for receiving. Inputs that
     are `early` are there from the start.
     """
-    held = _resident_bytes(graph, mesh, states, layouts, resident)
-    waiting = _resident_bytes(graph, mesh, states, layouts, [name for name in early if name not in resident])
+    held = _input_bytes(graph, mesh, states, layouts, resident)
+    waiting = _input_bytes(graph, mesh, states, layouts, [name for name in early if name not in resident])
     peak = sum(held.values())
     for vertex in graph.computed:
         state = states[vertex.name]
@@ -106,23 +106,25 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
 
 def peak_bound(graph: EinGraph, ranks: int, resident: Collection[str]) -> int:
     """What no plan's peak is below: every tensor that is needed lies somewhere, at best evenly on all ranks."""
-    share = {v.name: -(-prod(v.bound) * np.dtype(v.dtype).itemsize // ranks) for v in graph.vertices}
-    held = {name: share[name] for name in resident if graph.consumers.get(name)}
-    now = peak = sum(held.values())
+    share = {v.name: -(-v.nbytes // ranks) for v in graph.vertices}
+    held = {name for name in resident if graph.consumers.get(name)}
+    now = peak = sum(share[name] for name in held)
     for vertex in graph.computed:
-        new = [name for name in dict.fromkeys((*vertex.inputs, vertex.name)) if name not in held]
-        held |= {name: share[name] for name in new}
+        new = {*vertex.inputs, vertex.name} - held
+        held |= new
         now += sum(share[name] for name in new)
         peak = max(peak, now)
-        now -= sum(held.pop(name, 0) for name in graph.last_reads[vertex.name] if name not in resident)
+        done = held.intersection(graph.last_reads[vertex.name]).difference(resident)
+        held -= done
+        now -= sum(share[name] for name in done)
     return peak
 
 
-def _resident_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-                    layouts: Mapping[str, tuple[int | None, ...]],
-                    resident: Collection[str]) -> dict[str, int]:  # fmt: skip
+def _input_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
+                 layouts: Mapping[str, tuple[int | None, ...]], inputs: Collection[str]) -> dict[str, int]:  # fmt: skip
+    """Of those of these inputs that are used: the bytes of a rank's block."""
     held = {}
-    for name in resident:
+    for name in inputs:
         for user in graph.consumers.get(name, ()):
             operand = graph[user].inputs.index(name)
             cuts = layouts.get(name) or operand_cuts(graph, user, operand, states[user])
@@ -133,7 +135,7 @@ def _resident_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str 
 def least_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
                 layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
     """What a rank needs at the least, when all that can be is outside of its memory and vertices go piece by piece."""
-    held = sum(_resident_bytes(graph, mesh, states, layouts, resident).values())
+    held = sum(_input_bytes(graph, mesh, states, layouts, resident).values())
     least = held
     for vertex in graph.computed:
         assert vertex.einsum is not None

@@ -72,12 +72,9 @@ class Planning:
         short = any(1 < extent < self.mesh.ranks for v in self.problem.variables for extent in v.extents)
         if not short or not self.small or self.wanted or len(self.mesh.factors) <= EXACT_AXES:
             return []
-        found = []
-        for strategy in ("eindecomp-paper", "sqrt"):
-            parts = PARTITIONERS[strategy](self.graph, self.mesh.ranks, self.options.roles).partitionings
-            found.append([place(self.mesh, v.extents, parts[v.name] if v.kind == "vertex" else (1,) * len(v.extents))
-                          for v in self.problem.variables])  # fmt: skip
-        return found
+        found = (PARTITIONERS[strategy](self.graph, self.mesh.ranks, {}) for strategy in ("eindecomp-paper", "sqrt"))
+        return [self.placed({self.problem.number["vertex", name]: parts for name, parts in each.partitionings.items()})
+                for each in found]  # fmt: skip
 
     def machine(self) -> Machine | None:
         """Where a mesh knows nothing of the nodes, every message may go from node to node."""
@@ -102,12 +99,14 @@ class Planning:
             for name, parts in choice.partitionings.items():
                 self.prescribe_vertex(name, parts)
         if self.wanted:
-            self.start = [
-                place(self.mesh, variable.extents, self.wanted.get(k, (1,) * len(variable.extents)))
-                for k, variable in enumerate(self.problem.variables)
-            ]
+            self.start = self.placed(self.wanted)
             for number, state in self.fixed.items():
                 self.start[number] = state
+
+    def placed(self, parts: Mapping[int, tuple[int, ...]]) -> States:
+        """States with so many parts, of variables by number; all others are not cut."""
+        return [place(self.mesh, variable.extents, parts.get(k, (1,) * len(variable.extents)))
+                for k, variable in enumerate(self.problem.variables)]  # fmt: skip
 
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
         einsum = self.graph[name].einsum

@@ -24,7 +24,8 @@ MOVE_LIMITS = Limits(1 << 18, 5_000_000, 1 << 12)
 def search(solver: Solver, start: States | None = None, others: Sequence[States] = ()) -> Solution:
     """The best states found; `start` is needed where parts are prescribed and the mesh has many axes.
 
-    `others` are states that somebody else has found good: where the search is not exact, it looks there too.
+    `others` are states that somebody else has found good, where no parts are prescribed: a search that is not exact
+    looks there too.
     """
     axes = range(len(solver.mesh.factors))
     best = None
@@ -39,7 +40,7 @@ def search(solver: Solver, start: States | None = None, others: Sequence[States]
     elif best is None:
         best = _least(_shapes(solver))
     best = _descend(solver, best)
-    if others and start is None:
+    if others:
         # Which start leads farther does not show before.
         found = [solver.solve(groups, limits=SHAPE_LIMITS) for groups in _along_windows(solver)]
         found += [_one_axis_at_a_time(solver, states) for states in others]

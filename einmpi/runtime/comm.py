@@ -260,10 +260,8 @@ def on_first_rank(comm: Comm, action: Callable[[], str | None]) -> str:
 
 
 def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None) -> Result:
-    """Do something on every rank that may fail on some: then it fails on all, with the same error.
-
-    `same` gives a text of the result that must be equal on all ranks.
-    """
+    """Do something on every rank that may fail on some: then it fails on all, with the same error. `same` gives a text
+    of the result that must be equal on all ranks."""
     try:
         result = function()
     except EinmpiError as error:

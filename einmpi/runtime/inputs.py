@@ -25,7 +25,7 @@ class Inputs:
 
     def __init__(self, job: Job, given: Mapping[str, Any], files: Mapping[str, Dataset],
                  resident: Blocks | None = None, keep: bool = False) -> None:  # fmt: skip
-        self.job, self.graph, self.given, self.files = job, job.graph, given, files
+        self.job, self.given, self.files = job, given, files
         self.resident = {} if resident is None else resident
         self.keep = keep  # what was loaded, for the next run
         self.shuffled = self.shuffled_between = 0  # bytes that came from other ranks, nodes, which read them
@@ -59,7 +59,7 @@ class Inputs:
         if isinstance(given, DistArray):
             return np.asarray(given.local, order="C")
         if isinstance(given, np.ndarray):
-            return _block_of(given, step.region, self.graph[step.tensor].dtype).reshape(step.slot.shape)
+            return _block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
         return self.kept(step, comm)
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Inputs:
         known = {} if step.tensor in self.given else self.resident
         key = step.tensor, step.region
         if key not in known:
-            array = np.empty(step.slot.shape and shape(step.region), self.graph[step.tensor].dtype)
+            array = np.empty(step.slot.shape and shape(step.region), step.slot.dtype)
             self.read(step, array, packed(step.region), comm)
             known[key] = array
         return known[key]
@@ -105,14 +105,15 @@ class Inputs:
             self.shuffled += comm.received - before[0]
             self.shuffled_between += comm.received_between - before[1]
             return
-        bound, given = self.graph[step.tensor].bound, self.given.get(step.tensor)
+        bound, given = self.job.graph[step.tensor].bound, self.given.get(step.tensor)
+        spec = next((spec for spec in self.job.inputs if spec.name == step.tensor), None)
         for box, here in boxes(step.region, place):
             there = box if bound else ()
             part: np.ndarray = _vector(target)[here]
             if given is not None:
                 part[...] = given[there]
             else:
-                spec = next(spec for spec in self.job.inputs if spec.name == step.tensor)
+                assert spec is not None
                 fill_box(spec, bound, there, part if bound else part.reshape(()))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from einmpi.runtime.backend import Copy
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.passes import Piece, pieces
-from einmpi.schedule.regions import Box, Region, boxes, shape, whole
+from einmpi.schedule.regions import Box, Region, boxes, packed, shape, whole
 from einmpi.schedule.steps import Passes
 
 Arriving = tuple[Any, list[Copy]]  # an array, and the copies that fill it
@@ -63,7 +63,7 @@ class _Work:
         array = self.pieces[number].next(extents, self.step.kernel.operands[number].dtype)
         self.buffers.fetched += array.nbytes
         copies = [self.buffers.backend.begin_copy(source[(*there, ...)], array[(*here, ...)])
-                  for there, here in boxes(region, tuple(map(whole, extents)))]  # fmt: skip
+                  for there, here in boxes(region, packed(region))]  # fmt: skip
         self.arriving[number] = region, (array, copies)
         return array, copies
 

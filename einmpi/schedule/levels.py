@@ -56,19 +56,18 @@ def exchanges(source: Layout, middle: Layout, target: Layout, rank: int, stored:
 def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
     """What a rank receives from other nodes, given the node of each rank: also where the mesh does not know them."""
     here, total = nodes[schedule.rank], 0
-    known: dict[int, int] = {}  # words of moves: those of repeated layers are the same objects
+    words: dict[int, int] = {}  # of moves, by identity: those of repeated layers are the same objects
     for step in schedule.steps:
-        if isinstance(step, Exchange):
-            group, pieces, dtype = step.moves.group, step.moves.receives, step.target.dtype
-        elif isinstance(step, Reduce):  # of its own piece it gets each other member's part
-            group, pieces, dtype = step.group, step.pieces, step.slot.dtype
-        else:
-            continue
-        if id(pieces) not in known:
-            own = (pieces[step.me],) * len(group) if isinstance(step, Reduce) else pieces
-            elsewhere = [piece for member, piece in zip(group, own, strict=True) if nodes[member] != here]
-            known[id(pieces)] = sum(elements(piece) for piece in elsewhere if piece is not None)
-        total += known[id(pieces)] * np.dtype(dtype).itemsize
+        if isinstance(step, Reduce):  # of its own piece it gets each other member's part
+            elsewhere = sum(nodes[member] != here for member in step.group)
+            total += step.nbytes * elsewhere // max(1, len(step.group) - 1)
+        elif isinstance(step, Exchange):
+            moves = step.moves
+            if id(moves) not in words:
+                received = zip(moves.group, moves.receives, strict=True)
+                words[id(moves)] = sum(elements(piece) for member, piece in received
+                                       if piece is not None and nodes[member] != here)  # fmt: skip
+            total += words[id(moves)] * np.dtype(step.target.dtype).itemsize
     return total
 
 

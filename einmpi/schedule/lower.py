@@ -13,7 +13,7 @@ from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
 from einmpi.schedule.levels import exchanges, reductions
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import Reduction, reduced
-from einmpi.schedule.regions import Region, Runs, length, locate, share
+from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.spill import with_spills
 from einmpi.schedule.steps import ASIDE, Exchange, Kernel, Load, Moves, Reduce, Slot, Step, Store, slot_of
@@ -85,8 +85,7 @@ class _Lowering:
         wanted, digits = self.layout(vertex, cuts), self.plan.mesh.digits(self.rank)
         if vertex.name in self.plan.resident:
             region = wanted.region(digits)
-            everything = tuple(((0, length(runs)),) if runs else () for runs in region)
-            self.steps.append(Load(vertex.name, slot, region, everything, wanted, kept=True))
+            self.steps.append(Load(vertex.name, slot, region, packed(region), wanted, kept=True))
             return
         everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
         pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)

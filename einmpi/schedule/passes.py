@@ -33,17 +33,16 @@ def pieces(step: Passes) -> Iterator[Piece]:
     """The passes in their order."""
     einsum, extent = step.kernel.einsum, step.kernel.einsum.extent
     ranges = [[(k, min(k + size, extent[x])) for k in range(0, max(extent[x], 1), size)] for x, size in step.blocks]
-    numbers = einsum.labels_as_numbers
     shaped: dict[tuple[int, ...], EinSum] = {}  # most pieces have the same extents
     for chosen in itertools.product(*ranges):
         box = {label: range_ for (label, _), range_ in zip(step.blocks, chosen, strict=True)}
         extents = tuple(box[label][1] - box[label][0] for label in einsum.labels)
         if extents not in shaped:
             shaped[extents] = replace(einsum, extents=tuple(zip(einsum.labels, extents, strict=True)))
-        yield _piece(step, shaped[extents], box, numbers)
+        yield _piece(step, shaped[extents], box)
 
 
-def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]], numbers: Sequence[str]) -> Piece:
+def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]]) -> Piece:
     kernel, einsum = step.kernel, step.kernel.einsum
     selected = {(operand, dimension): stretch(runs, *box[_label(kernel, operand, dimension)])
                 for operand, dimension, runs in kernel.select}  # fmt: skip
@@ -61,11 +60,10 @@ def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]], numb
     # Pieces that are copied hold what is selected and nothing else.
     select = tuple((*key, runs) for key, runs in selected.items() if key[0] in step.inside)
     known = dict(kernel.index)
-    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in numbers)
+    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in einsum.labels_as_numbers)
     target = tuple(one_run(*box[label]) for label in einsum.output)
     first = all(box[label][0] == 0 for label in einsum.aggregated)
-    own = Kernel(kernel.vertex, kernel.target, kernel.operands, local, index, select)
-    return Piece(own, tuple(regions), target, first)
+    return Piece(replace(kernel, einsum=local, index=index, select=select), tuple(regions), target, first)
 
 
 def _label(kernel: Kernel, operand: int, dimension: int) -> str:
@@ -94,14 +92,12 @@ def _best(einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[
           inside: tuple[int, ...]) -> tuple[Any, ...] | None:  # fmt: skip
     """(blocks, inside, ahead, bytes of the pieces, bytes that are fetched)."""
     sizes = block_sizes(einsum)
-    # Of copies that nothing goes on beside, half as many take as long.
     tries = [_cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead) for ahead in (True, False)]
-    found = [(cost * (1 if cut[2] else 2), cut) for cost, cut in filter(None, tries)]
-    if found:
-        return min(found, key=lambda each: each[0])[1]  # of equal ones the first
-    # A plan is made for the longest shares. Of more than six labels others may be the longest here.
-    last = _cheapest(einsum, np.ones_like(sizes[:1]), shapes, itemsizes, memory, inside, ahead=False)
-    return None if last is None else last[1]
+    if not any(tries):
+        # A plan is made for the longest shares. Of more than six labels others may be the longest here.
+        tries = [_cheapest(einsum, np.ones_like(sizes[:1]), shapes, itemsizes, memory, inside, ahead=False)]
+    best = min(filter(None, tries), key=lambda each: each[0], default=None)  # of equal ones the first
+    return None if best is None else best[1]
 
 
 def _cheapest(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int], memory: int,
@@ -111,9 +107,10 @@ def _cheapest(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], ite
     sizes, needed = sizes[needed <= memory], needed[needed <= memory]
     if not len(sizes):
         return None
-    parts = dict(zip(einsum.labels, counts(einsum, sizes).T.astype(np.float64), strict=True))
-    combined = prod(shapes[-1]) * itemsizes[-1] * (_product(parts, einsum.aggregated, len(sizes)) - 1)
-    fixed = combined + PASS_WORTH * _product(parts, einsum.labels, len(sizes))
+    cut = counts(einsum, sizes).astype(np.float64)
+    parts = dict(zip(einsum.labels, cut.T, strict=True))
+    combined = prod(shapes[-1]) * itemsizes[-1] * (cut[:, len(einsum.output) :].prod(axis=1) - 1)
+    fixed = combined + PASS_WORTH * cut.prod(axis=1)
     copied = _copied(einsum, shapes, itemsizes, sizes, inside)
     best: tuple[float, tuple[Any, ...]] | None = None
     for order in _orders(einsum.output):
@@ -121,20 +118,14 @@ def _cheapest(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], ite
         fetched = np.zeros(len(sizes))
         for operand, nbytes in copied.items():
             fetched += nbytes * _times(einsum.operands[operand], parts, loops)
-        cost = fixed + fetched
+        # Of copies that nothing goes on beside, half as many take as long.
+        cost = (fixed + fetched) * (1 if ahead else 2)
         row = int(cost.argmin())
         if best is None or cost[row] < best[0]:
             size = dict(zip(einsum.labels, map(int, sizes[row]), strict=True))
             blocks = tuple((x, size[x]) for x in loops)
             best = float(cost[row]), (blocks, inside, ahead, int(needed[row]), int(fetched[row]))
     return best
-
-
-def _product(parts: Mapping[str, Amounts], labels: Sequence[str], ways: int) -> Amounts:
-    total = np.ones(ways)
-    for label in labels:
-        total *= parts[label]
-    return total
 
 
 def _orders(output: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -113,8 +113,6 @@ def test_the_dtype_of_an_input_wins_over_the_job_file_and_the_command_line():
 
 # ---- positions ------------------------------------------------------------------------------------------------------
 
-UNKNOWN = "unknown tensor 'B'; allowed: A"
-
 
 @pytest.mark.parametrize("text, place", [
     ('program = """\nY[i] = A[i]\n\n  Z[i] = B[i]\n"""\n', "4:10"),

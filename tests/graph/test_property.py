@@ -26,7 +26,7 @@ from brute_force import (
     run,
 )
 from graph_helpers import declared, reads_back
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
 from einmpi.errors import InputError
@@ -44,11 +44,8 @@ MANY = int(os.environ.get("EINMPI_EXAMPLES", "0"))
 
 def settled(examples: int) -> settings:
     return settings(
-        deadline=None,
         max_examples=MANY or examples,
-        derandomize=not MANY,
         phases=list(Phase) if MANY else [Phase.explicit, Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         print_blob=False,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from paper_helpers import chain, graph_of, matmul
 
@@ -34,7 +34,6 @@ def test_the_papers_examples_of_repartition() -> None:
 
 
 @given(st.lists(st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 2, st.sampled_from([8, 16, 64])), min_size=1, max_size=4))
-@settings(derandomize=True, deadline=None)
 def test_repartition_has_the_closed_form_of_the_notes_where_extents_divide(dims: list[tuple[int, int, int]]) -> None:
     consumer, producer, bound = (tuple(column) for column in zip(*dims, strict=True))
     n, n_c, n_p = prod(bound), prod(b // c for c, _, b in dims), prod(b // p for _, p, b in dims)
@@ -44,7 +43,6 @@ def test_repartition_has_the_closed_form_of_the_notes_where_extents_divide(dims:
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 20)), max_size=4))
-@settings(derandomize=True, deadline=None)
 def test_repartition_where_extents_do_not_divide(dims: list[tuple[int, int, int]]) -> None:
     consumer, producer, bound = ([dim[k] for dim in dims] for k in range(3))
     n_c, n_p = prod(-(-b // c) for c, _, b in dims), prod(-(-b // p) for _, p, b in dims)

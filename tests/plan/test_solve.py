@@ -58,7 +58,7 @@ def least(sizes: list[int], tables: list[Table]) -> int:
     return min(total(tables, values) for values in itertools.product(*map(range, sizes)))
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300)
 @given(st.data())
 def test_elimination_finds_the_least_sum(data):
     memo = Memo()
@@ -69,7 +69,7 @@ def test_elimination_finds_the_least_sum(data):
         assert found.cost == least(sizes, tables) == total(tables, found.values)
 
 
-@settings(deadline=None, max_examples=200, derandomize=True)
+@settings(max_examples=200)
 @given(st.data())
 def test_no_variable_could_have_a_smaller_value_at_the_same_cost(data):
     sizes, tables = data.draw(sums_of_tables(memo := Memo()))
@@ -80,7 +80,7 @@ def test_no_variable_could_have_a_smaller_value_at_the_same_cost(data):
             assert total(tables, changed) > found.cost
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300)
 @given(st.data())
 def test_small_limits_give_a_true_cost_never_above_the_fallback_and_claim_no_more(data):
     sizes, tables = data.draw(sums_of_tables(memo := Memo()))

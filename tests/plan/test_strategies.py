@@ -222,7 +222,7 @@ def test_fit_knows_which_axes_a_short_label_has() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=3), st.integers(1, 60))
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_fit_gives_what_a_mesh_can_hold_and_changes_nothing_it_need_not(
     dims: list[tuple[int, int]], ranks: int
 ) -> None:

@@ -44,7 +44,7 @@ def test_every_number_of_ranks_is_reached_by_its_prime_factors(ranks: int) -> No
 
 
 @given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 36))
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_viable_is_every_vector_with_the_most_calls_that_fits(extents: list[int], ranks: int) -> None:
     ranges = [range(1, max(extent, 1) + 1) for extent in extents]
     fitting = [parts for parts in itertools.product(*ranges) if ranks % prod(parts) == 0]

@@ -104,7 +104,7 @@ def graphs(draw):
 
 
 @given(graphs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_boxes_do_not_touch_and_edges_go_down(graph):
     sizes, edges = graph
     sources = [name for name in sizes if all(b != name for _, b in edges)]

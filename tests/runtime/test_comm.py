@@ -51,7 +51,7 @@ def calls(draw):
     return ranks, draw(st.lists(group.flatmap(one), min_size=1, max_size=6))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(calls())
 def test_any_calls_in_any_groups(drawn):
     ranks, program = drawn

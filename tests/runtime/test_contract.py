@@ -11,7 +11,8 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from graph.test_property import settled
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from einmpi.graph.einsum import EinSum, einsum_type
@@ -21,7 +22,6 @@ from einmpi.runtime import contract_plan as planning
 from einmpi.runtime.contract import contract, recognise, workspace
 from einmpi.runtime.reference import compute
 
-MANY = int(os.environ.get("EINMPI_EXAMPLES", "0"))
 PRODUCT = Call("*", (Arg(0), Arg(1)))
 
 
@@ -114,9 +114,7 @@ def views(draw, array):
     return view, memory
 
 
-@settings(deadline=None, max_examples=MANY or 70, derandomize=not MANY, print_blob=False,
-          phases=list(Phase) if MANY else [Phase.explicit, Phase.generate],
-          suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])  # fmt: skip
+@settings(settled(70), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(contractions(), st.data())
 def random_contractions(case, data):
     einsum, scale = case

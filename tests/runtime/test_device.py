@@ -232,7 +232,7 @@ def test_messages(way, mixed, monkeypatch, small_pieces):
 # ---- copies ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_copies_between_tiers(data):
     """Of any boxes of arrays, in both directions, in the order in which they are begun."""

@@ -1,6 +1,5 @@
 """Squared distances by BLAS: within the promised bound of the exact ones, and only where they are wanted."""
 
-import os
 import tracemalloc
 from dataclasses import replace
 from math import prod
@@ -8,7 +7,8 @@ from math import prod
 import numpy as np
 import pytest
 from distributed import run_on_threads
-from hypothesis import given, settings
+from graph.test_property import settled
+from hypothesis import given
 from hypothesis import strategies as st
 
 import einmpi
@@ -21,7 +21,6 @@ from einmpi.graph.scalar import Arg, rebuild
 from einmpi.runtime import fast_math, fused, kernels, reference
 from einmpi.runtime.comm_threads import run_threads
 
-MANY = int(os.environ.get("EINMPI_EXAMPLES", "0"))
 FORMS = {"D**2": False, "D**2.0": False, "D*D": False, "abs(D)**2": True, "abs(D)*abs(D)": True, "D*conj(D)": True,
          "conj(D)*D": True}  # fmt: skip
 # What each of these labels belongs to: x, y, output.
@@ -87,7 +86,7 @@ def distances(draw):
     return EinSum(output, operands, function, "sum", summed, extents), FORMS[form]
 
 
-@settings(deadline=None, max_examples=MANY or 150, derandomize=not MANY)
+@settled(150)
 @given(distances(), st.sampled_from(["float32", "float64", "complex64", "complex128"]), st.booleans(), st.data())
 def any_distance(case, dtype, turned, data):
     einsum, absolute = case

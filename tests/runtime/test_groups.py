@@ -109,7 +109,7 @@ def test_on_several_ranks(ranks):
         np.testing.assert_allclose(found["Z"], reference(job.graph, inputs)["Z"], rtol=1e-13)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_random_chains(data):
     """Chains of maps and reductions over random shapes, on some threads, against the reference."""

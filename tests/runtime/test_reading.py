@@ -90,7 +90,7 @@ def test_every_dtype_in_every_file(dtype, small, count):
             assert sum(count) == array.size, (file, name, parts)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_any_layout_of_any_rows(small, count, data):
     shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3)))

@@ -5,15 +5,12 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from mpi_helpers import OUTER, ROOT
 
 from einmpi.errors import InputError
 from einmpi.runtime import neighbours, start
-
-ROOT = Path(__file__).resolve().parents[2]
-OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM")
 
 
 @pytest.fixture

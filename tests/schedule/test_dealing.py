@@ -42,7 +42,7 @@ def paint(array, region):
     array[np.ix_(*map(indices, region))] += 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_everything_arrives_once(data):
     layout = data.draw(layouts())
@@ -69,7 +69,7 @@ def test_everything_arrives_once(data):
         assert (arrived[rank] == wanted).all()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.integers(1, 64), st.sampled_from([1, 2, 8, 16]))
 def test_cells_of_what_lies_in_one_piece_lie_in_one_piece(shape, ranks, itemsize):
     grid = grid_of(tuple(shape), itemsize, None, [0] * len(shape), ranks)

@@ -57,7 +57,7 @@ def fewest_fetches(trace, room):
     return min(states.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=14), st.integers(1, 4))
 def test_no_choice_fetches_less(trace, room):
     steps = with_spills(trace_of(trace), 8 * room)
@@ -158,7 +158,7 @@ def test_the_ways_to_cut(extents):
     assert counts(einsum, sizes).prod(axis=1).max() <= MOST_PASSES
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(100, 2000), st.booleans())
 def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
     """No other of the ways copies less for as many passes: counted piece by piece."""

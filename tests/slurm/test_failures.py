@@ -4,11 +4,10 @@ import re
 
 import pytest
 from failing import FAILURES, RANKS, Failing
-from mpi_helpers import OPEN_MPI, ROOT
+from mpi_helpers import OPEN_MPI
 
 pytestmark = pytest.mark.slurm
 PMI = "--mpi=pmix" if OPEN_MPI else "--mpi=pmi2"
-MORE = {"PYTHONPATH": str(ROOT), "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 TERMINATED = "einmpi: error: rank .: terminated by SIGTERM in (exchange|reduce) m.*"
 # MPICH sends its addresses in pieces of 511 bytes, as hexadecimal text with runs of zeros made short; around them is
 # memory that nobody has set. Slurm says that it takes 1024 characters, but reads no longer line than that, key and all:
@@ -21,7 +20,7 @@ def srun(slurm, folder, name, *options, **changes):
         (folder / attempt).mkdir()
         run = Failing(folder / attempt, name)
         done = slurm.run("srun", PMI, f"--ntasks={RANKS}", "--nodes=2", *options, "python", "failing.py", "job.toml",
-                         cwd=run.folder, env={**run.environment, **MORE, **changes})  # fmt: skip
+                         cwd=run.folder, env={**run.environment, **changes})  # fmt: skip
         if MISREAD not in done.stderr:
             break
     return run, done
