@@ -272,11 +272,11 @@ def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result]
     return result
 
 
-def same_version(comm: Comm, version: str = __version__) -> None:
+def same_version(comm: Comm) -> None:
     """The first that ranks ask each other, so that nothing else has to be understood by other versions."""
-    different = comm.same(version)
+    different = comm.same(__version__)
     if different is not None:
-        versions = comm.allgather_text(version)
+        versions = comm.allgather_text(__version__)
         raise failure(EinmpiError.status, f"einmpi: rank {different} has version {versions[different]}, rank 0 has "
                       f"{versions[0]}; all ranks must have the same", everywhere=True)  # fmt: skip
 

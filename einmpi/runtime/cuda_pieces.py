@@ -44,13 +44,13 @@ def signature(names: Sequence[tuple[str, int, int]], types: Sequence[str], reads
     return lines
 
 
-def unravel(text: Text, flat: str, loops: Sequence[int], prefix: str = "i") -> None:
-    """The coordinates of a flat index, whose last loop is the fastest. `flat` is a name that may be changed."""
+def unravel(text: Text, flat: str, loops: Sequence[int]) -> None:
+    """The coordinates i0, i1, … of a flat index, the last loop the fastest. `flat` is a name that may be changed."""
     for k in reversed(loops[1:]):
         text.add(f"const I q{k} = quotient({flat}, m{k}_0, z{k}_0);",
-                 f"const I {prefix}{k} = {flat} - q{k} * n{k}_0;", f"{flat} = q{k};")  # fmt: skip
+                 f"const I i{k} = {flat} - q{k} * n{k}_0;", f"{flat} = q{k};")  # fmt: skip
     if loops:
-        text.add(f"const I {prefix}{loops[0]} = {flat};")
+        text.add(f"const I i{loops[0]} = {flat};")
 
 
 def product(loops: Sequence[int]) -> str:
