@@ -169,7 +169,7 @@ def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
             job = replace(einmpi.load(JOB, dtype=dtype, s=size), backend="cupy")
             memory = einmpi.plan(job, 1).peak // 4
             least, most = (einmpi.compile(each, ALONE) for each in (replace(job, memory=memory), job))
-            close(least(arrays)["Z"].local, most(arrays)["Z"].local, dtype)
+            close(*(cupy.asarray(way(arrays)["Z"].local) for way in (least, most)), dtype)
             ((_, schedule),) = least.ready.values()
             placed = [step.slot for step in schedule.steps if isinstance(step, Place)]
             written = sum(slot.nbytes for slot in placed if slot.name in arrays)  # by the host, to its own memory
