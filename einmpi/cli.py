@@ -13,7 +13,7 @@ from einmpi.calibrate.command import calibrate
 from einmpi.commands import check, plan, run, verify
 from einmpi.completion import SHELLS, script
 from einmpi.doctor.command import add_options, doctor
-from einmpi.errors import InputError
+from einmpi.errors import InputError, one_of
 from einmpi.help import Parser, Version
 from einmpi.job_options import EVERY
 from einmpi.process import alone, come_together, not_together, one_of_many
@@ -90,9 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(given: list[str], comm: Comm) -> int:
-    words = [word for word in given if not word.startswith("-")]
-    if words and words[0] not in COMMANDS:
-        given.insert(0, "run")
     from einmpi.runtime.comm import together
     from einmpi.runtime.watch import hear_requests
 
@@ -106,8 +103,13 @@ def _command(given: list[str], comm: Comm) -> int:
     return COMMANDS[options.command](options, comm)
 
 
-def _parse(given: Sequence[str]) -> argparse.Namespace | None:
-    """None where --help or --version was all that was asked for."""
+def _parse(given: list[str]) -> argparse.Namespace | None:
+    """None where --help or --version was all that was asked for. Without a command it is `run`."""
+    words = [word for word in given if not word.startswith("-")]
+    if words and words[0] not in COMMANDS:
+        if given[:2] == words[:2] != words[:1] and not words[0].endswith(".toml"):  # two words, and no job first
+            raise InputError("einmpi", f"unknown command {words[0]!r}", one_of(COMMANDS, words[0]))
+        given.insert(0, "run")
     try:
         return make_parser().parse_args(given)
     except SystemExit:

@@ -285,6 +285,11 @@ BAD_ARGUMENTS = {
     "nothing": ([], "einmpi: the following arguments are required: COMMAND; see einmpi --help"),
     "no job": (["check"], "einmpi: the following arguments are required: JOB.toml; see einmpi check --help"),
     "unknown flag": (["check", CHAIN, "--fast"], "einmpi: unrecognized arguments: --fast; see einmpi --help"),
+    "unknown command": (
+        ["rum", CHAIN],
+        "einmpi: unknown command 'rum'; did you mean run? "
+        "allowed: run, check, plan, verify, sbatch, doctor, calibrate, completion",
+    ),
     "no ranks": (
         ["plan", CHAIN],
         "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",

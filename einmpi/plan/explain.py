@@ -115,7 +115,9 @@ def _between(plan: Plan) -> str:
 
 def one_level(plan: Plan) -> str:
     """What a plan does not know about nodes, and why."""
-    why = "they have different numbers of ranks" if plan.uneven else "inputs lie on a mesh that does not know them"
+    why = "inputs lie on a mesh that does not know them"
+    if plan.uneven:
+        why = f"they have different numbers of ranks{'' if plan.ranks % plan.nodes else ', or these are not in order'}"
     return f"{why}; planned as if all ranks were equally near"
 
 

@@ -22,6 +22,7 @@ from einmpi.plan.solve import EXACT_AXES, search
 from einmpi.plan.strategies import PARTITIONERS, place
 from einmpi.plan.tables import Solution, Solver, States, Unreachable
 from einmpi.plan.types import DEFAULT, Options, Plan
+from einmpi.units import counted
 
 FEW_VERTICES = 16  # then layers are not tied together, and the search looks at what other strategies cut
 
@@ -145,7 +146,8 @@ class Planning:
         assert limit is not None
         spilling = self.spilling(limit, tried)
         if spilling is None:
-            raise InputError("memory", f"no plan on {self.mesh.ranks} ranks was found below {limit} bytes a rank",
+            ranks = counted(self.mesh.ranks, "rank")
+            raise InputError("memory", f"no plan on {ranks} was found below {limit} bytes a rank",
                              f"at least {min(each.least for each in tried)} bytes, or more ranks")  # fmt: skip
         return spilling
 

@@ -185,6 +185,7 @@ class FirstFailure:
 
 
 def reason_of(error: BaseException) -> str:
-    """What the system says, or HDF5."""
-    number = getattr(error, "errno", None)
+    """What the system says, or HDF5, which quotes the system among names, times and addresses."""
+    quoted = re.findall(r"errno = (\d+), error message = ", str(error))
+    number = getattr(error, "errno", None) or (quoted and int(quoted[-1]))
     return os.strerror(number) if number else hdf5.reason(error) or type(error).__name__

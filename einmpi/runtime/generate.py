@@ -23,12 +23,8 @@ def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> np.ndarray:
     make, target = GENERATORS[spec.random], np.dtype(dtype)
     if target.name == BFLOAT16:  # what it has of float32
         return _rounded(generate(spec, "float32", start, stop), target, spec)
-    values = np.empty(stop - start, target)
     with np.errstate(over="ignore"):  # float16 counts up to infinity
-        for first in range(start, stop, CHUNK):
-            last = min(first + CHUNK, stop)
-            values[first - start : last - start] = make(spec, target, first, last)
-    return values
+        return make(spec, target, start, stop)
 
 
 def _rounded(values: np.ndarray, dtype: np.dtype, spec: InputSpec) -> np.ndarray:
@@ -49,20 +45,35 @@ def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: np.ndarr
     row = prod(bound[cut:])
     name = target.dtype.name
     if cut == 0:
-        target[...] = generate(spec, name, first, last).reshape(target.shape)
+        _fill_run(spec, name, first, target)
         return
-    # Rows of which little is not wanted are made whole, many at once.
-    whole = row - (last - first) <= SPARE
-    many, start, stop = (max(1, CHUNK // row), 0, row) if whole else (1, first, last)
+    # Short rows of which little is not wanted are made whole, many at once.
+    whole = row <= CHUNK and row - (last - first) <= SPARE
+    many = CHUNK // row if whole else 1
     for position in np.ndindex(target.shape[: cut - 1]):
         number = 0
         for k, extent, along in zip((*position, 0), bound, there, strict=False):
             number = number * extent + along.start + k
         for done in range(0, target.shape[cut - 1], many):
             rows = target[position][done : done + many]
-            begin, end = number + done, number + done + len(rows) - 1
-            values = generate(spec, name, begin * row + start, end * row + stop)
-            rows[...] = values.reshape(len(rows), -1)[:, first - start : last - start].reshape(rows.shape)
+            begin = (number + done) * row
+            if whole:
+                values = generate(spec, name, begin, begin + len(rows) * row)
+                rows[...] = values.reshape(len(rows), row)[:, first:last].reshape(rows.shape)
+            else:
+                _fill_run(spec, name, begin + first, rows)
+
+
+def _fill_run(spec: InputSpec, name: str, first: int, target: np.ndarray) -> None:
+    """Elements in a row, from a number on. Large arrays in parts: they may lie in a file, for want of memory."""
+    if target.size <= CHUNK:
+        target[...] = generate(spec, name, first, first + target.size).reshape(target.shape)
+    elif len(target) == 1:
+        _fill_run(spec, name, first, target[0])
+    else:
+        half = len(target) // 2
+        _fill_run(spec, name, first, target[:half])
+        _fill_run(spec, name, first + half * target[0].size, target[half:])
 
 
 def words(seed: int, start: int, stop: int) -> np.ndarray:

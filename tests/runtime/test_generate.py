@@ -143,5 +143,22 @@ def test_boxes_are_those_of_the_whole(monkeypatch, spare, chunk, dtype):
                 np.testing.assert_array_equal(target, whole[tuple(box)])
 
 
+@pytest.mark.parametrize(("bound", "box"), [((40, 50), (slice(10, 40), slice(0, 50))),
+                                            ((2, 1000), (slice(0, 2), slice(1, 999))),
+                                            ((2, 1000), (slice(0, 2), slice(500, 900)))])  # fmt: skip
+def test_a_large_box_is_made_in_parts(monkeypatch, bound, box):
+    """A box may be as large as it is because it lies in a file, so nothing of its size is made in memory."""
+    made = []
+
+    def count(spec, name, start, stop):
+        made.append(stop - start)
+        return np.zeros(stop - start)
+
+    monkeypatch.setattr(module, "CHUNK", 64)
+    monkeypatch.setattr(module, "generate", count)
+    module.fill_box(spec("zeros", "float64"), bound, box, np.empty([along.stop - along.start for along in box]))
+    assert max(made) <= 64 and sum(made) == prod(along.stop - along.start for along in box)
+
+
 def test_nothing_at_all():
     assert generate(spec("normal", "float32"), "float32", 4, 4).shape == (0,)
