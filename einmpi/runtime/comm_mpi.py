@@ -130,7 +130,10 @@ def library() -> dict[str, str]:
 
 def cuda_aware() -> bool:
     """Whether the MPI library in this process says that it takes buffers on a GPU. One that does not crashes on them,
-    so nothing is ever tried."""
+    so nothing is ever tried. MPICH also ends a process that asks before MPI is started."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized():
+        return False
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             loaded = {line.split()[-1] for line in file if re.search(r"/lib\w*mpi\w*\.so", line)}

@@ -12,7 +12,7 @@ import pytest
 from distributed import assert_close, run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mpi_helpers import run_all
+from mpi_helpers import finished, run_all
 from run_cases import JOBS, cases
 from test_spill import between, least_memory, with_files
 
@@ -312,10 +312,13 @@ def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
 
 
 def test_the_libraries_here_are_not_aware():
-    """Those from PyPI; a wrong yes would end the process."""
-    from einmpi.runtime.comm_mpi import cuda_aware
-
-    assert cuda_aware() is False
+    """Those from PyPI; a wrong yes would end the process, and so would a question before MPI is started."""
+    code = (
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "from einmpi.runtime.comm_mpi import cuda_aware; before = cuda_aware(); MPI.Init(); print(before, cuda_aware())"
+    )
+    done = finished([sys.executable, "-c", code])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False False\n", "")
     assert ThreadComm(0, 1, None).cuda_aware is False
 
 
