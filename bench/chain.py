@@ -20,10 +20,10 @@ from threadpoolctl import threadpool_limits
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled
-from einmpi.runtime import storage
-from einmpi.runtime.comm_mpi import comm_of
-from einmpi.runtime.inputs import Inputs
+from einmpi.comm.mpi import comm_of
+from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.program import Compiled
+from einmpi.files import load as storage
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"

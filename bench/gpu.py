@@ -23,8 +23,8 @@ import cupy
 import numpy as np
 
 import einmpi
+from einmpi.comm.base import ALONE
 from einmpi.report.compare import TOLERANCE
-from einmpi.runtime.comm import ALONE
 from einmpi.schedule.steps import Place
 from einmpi.units import show_bytes
 

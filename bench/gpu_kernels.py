@@ -19,8 +19,9 @@ import cupy
 import numpy as np
 
 import einmpi
-from einmpi.runtime import cuda, cuda_group
-from einmpi.runtime.groups import arrange
+from einmpi.kernels.cuda import dispatch as cuda
+from einmpi.kernels.cuda import group as cuda_group
+from einmpi.kernels.grouping import arrange
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Group, Kernel, Load, Store, writes
 

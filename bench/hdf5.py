@@ -24,9 +24,9 @@ import numpy as np
 from hdf5_read import measure_reading
 from mpi4py import MPI
 
-from einmpi.plan.mesh import Mesh
-from einmpi.runtime.comm_mpi import comm_of
-from einmpi.runtime.dist_array import DistArray
+from einmpi.comm.mpi import comm_of
+from einmpi.compiled.dist_array import DistArray
+from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout
 from einmpi.units import parse_bytes, show_bytes
 

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled
-from einmpi.graph.job_file import STRATEGIES
-from einmpi.plan.machine import read_machine
-from einmpi.runtime.comm_mpi import comm_of
-from einmpi.runtime.inputs import Inputs
+from einmpi.comm.mpi import comm_of
+from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.program import Compiled
+from einmpi.planner.machine import read_machine
+from einmpi.planner.plan import STRATEGIES
 from einmpi.units import show_bandwidth, show_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

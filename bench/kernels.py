@@ -28,10 +28,11 @@ from scipy.special import erf
 from threadpoolctl import threadpool_limits
 
 import einmpi
-from einmpi.runtime import kernels
+from einmpi.compiled.inputs import Inputs
+from einmpi.kernels.contraction import recognise
+from einmpi.kernels.cpu import dispatch as kernels
+from einmpi.kernels.cpu.blas import workspace
 from einmpi.runtime.backend import NumpyBackend
-from einmpi.runtime.contract import recognise, workspace
-from einmpi.runtime.inputs import Inputs
 
 try:
     import torch

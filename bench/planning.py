@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.llama import MODELS, llama_program
-from einmpi.plan.bounds import lower_bound_words
-from einmpi.plan.plan import STRATEGIES, Options, make_plan
+from einmpi.planner.bounds import lower_bound_words
+from einmpi.planner.make_plan import STRATEGIES, Options, make_plan
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 

@@ -16,9 +16,9 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled, Measured
-from einmpi.runtime.comm import ALONE
-from einmpi.runtime.inputs import Inputs
+from einmpi.comm.base import ALONE
+from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.program import Compiled, Measured
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled
+from einmpi.comm.base import ALONE, Comm
+from einmpi.comm.mpi import comm_of
+from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.program import Compiled
+from einmpi.process.supervise import note_to
 from einmpi.report.observe import Observer
 from einmpi.report.record import Recorder
-from einmpi.runtime.comm import ALONE, Comm
-from einmpi.runtime.comm_mpi import comm_of
-from einmpi.runtime.inputs import Inputs
-from einmpi.runtime.watch import note_to
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
 CALLS = 100_000

@@ -6,8 +6,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import einmpi
-from einmpi.compiled import Compiled
-from einmpi.plan.plan import Plan
+from einmpi.compiled.program import Compiled
+from einmpi.planner.make_plan import Plan
 
 PAGE = Path(__file__).with_name("python_api.md")
 FUNCTIONS = ("load", "program", "plan", "run", "compile", "open_dataset", "einsum", "reference")

@@ -2,18 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-# isort: off
-# The package einmpi.plan is loaded before the function einmpi.plan is bound: a first load later would replace it.
-import einmpi.plan  # noqa: F401
 from einmpi.api import compile, einsum, load, open_dataset, plan, program, reference, run
-
-# isort: on
 from einmpi.errors import EinmpiError, InputError
-from einmpi.graph.job_file import Job
+from einmpi.job.job import Job
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
-    from einmpi.runtime.dist_array import DistArray
+    from einmpi.compiled.dist_array import DistArray
 
 __all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load",
            "open_dataset", "plan", "program", "reference", "run"]  # fmt: skip
@@ -22,7 +17,7 @@ __all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "comp
 def __getattr__(name: str) -> Any:
     """DistArray brings the runtime along: it is loaded when it is first asked for."""
     if name == "DistArray":
-        from einmpi.runtime.dist_array import DistArray
+        from einmpi.compiled.dist_array import DistArray
 
         return DistArray
     raise AttributeError(f"module 'einmpi' has no attribute {name!r}")

@@ -2,6 +2,6 @@
 
 import sys
 
-from einmpi.cli import main
+from einmpi.cli.main import main
 
 sys.exit(main())

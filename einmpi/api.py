@@ -10,25 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from einmpi.comm.base import ALONE, together
 from einmpi.errors import InputError
-from einmpi.graph.builder import Inputs
-from einmpi.graph.job_file import STRATEGIES, InputSpec, Job, read_job
-from einmpi.graph.job_tensors import INSIDE, suffix_of
+from einmpi.files import load as storage
+from einmpi.files.datasets import Dataset
+from einmpi.files.specs import INSIDE, InputSpec, suffix_of
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.graph.language import build_graph
-from einmpi.graph.subscripts import program_text, split_arguments
-from einmpi.graph.syntax import Source
-from einmpi.runtime import storage
-from einmpi.runtime.comm import ALONE, together
-from einmpi.runtime.datasets import Dataset
-from einmpi.runtime.device_copies import on_host
-from einmpi.runtime.reference import evaluate, memory_needed
+from einmpi.job.job import Job, read_job
+from einmpi.kernels.reference import evaluate, memory_needed
+from einmpi.language.numpy_einsum import program_text, split_arguments
+from einmpi.language.parse import build_graph
+from einmpi.language.statements import Inputs
+from einmpi.language.syntax import Source
+from einmpi.planner.plan import STRATEGIES
+from einmpi.runtime.gpu.copies import on_host
 from einmpi.units import parse_bytes
 
 if TYPE_CHECKING:
-    from einmpi.compiled import Compiled
-    from einmpi.plan.plan import Options, Plan
-    from einmpi.runtime.dist_array import DistArray
+    from einmpi.compiled.dist_array import DistArray
+    from einmpi.compiled.program import Compiled
+    from einmpi.planner.make_plan import Options, Plan
 
 
 def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
@@ -85,8 +86,8 @@ def options_of(
     nodes: int = 1,
 ) -> Options:
     """What a job and the caller ask of a plan; the caller's word counts more."""
-    from einmpi.plan.machine import read_machine
-    from einmpi.plan.plan import Options  # `import einmpi` stays fast without the planner
+    from einmpi.planner.machine import read_machine
+    from einmpi.planner.make_plan import Options  # `import einmpi` stays fast without the planner
 
     limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
     inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]  # others are not used
@@ -124,7 +125,7 @@ def plan(
     >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
     320000
     """
-    from einmpi.plan.plan import make_plan
+    from einmpi.planner.make_plan import make_plan
 
     return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin, machine, nodes))
 
@@ -150,8 +151,8 @@ def compile(
     >>> step({"X": half})["Y"].gather()
     array([1., 2., 4.])
     """
-    from einmpi.compiled import Compiled
-    from einmpi.runtime.comm_mpi import comm_of
+    from einmpi.comm.mpi import comm_of
+    from einmpi.compiled.program import Compiled
 
     if fast_math is not None:
         if not isinstance(fast_math, bool):
@@ -190,9 +191,9 @@ def open_dataset(
     >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
     array([2., 3., 4.])
     """
-    from einmpi.runtime.comm_mpi import comm_of
-    from einmpi.runtime.dist_array import DistArray
-    from einmpi.runtime.formats import find
+    from einmpi.comm.mpi import comm_of
+    from einmpi.compiled.dist_array import DistArray
+    from einmpi.files.formats import find
 
     ours, path = comm_of(comm), os.fspath(file)
 
@@ -217,8 +218,8 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
     25.0
     """
-    from einmpi.compiled import check_inputs
-    from einmpi.runtime.backends import check_memory
+    from einmpi.compiled.backends import check_memory
+    from einmpi.compiled.program import check_inputs
 
     graph = job.graph
     given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
@@ -241,7 +242,7 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
     array([[3., 3.],
            [3., 3.]])
     """
-    from einmpi.runtime.dist_array import DistArray
+    from einmpi.compiled.dist_array import DistArray
 
     subscripts, operands = split_arguments(arguments)
     spread = next((operand for operand in operands if isinstance(operand, DistArray)), None)
@@ -264,7 +265,7 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
 
 @lru_cache(maxsize=256)
 def _compiled(subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Any) -> Compiled:
-    from einmpi.compiled import Compiled
+    from einmpi.compiled.program import Compiled
 
     common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name if operands else ""
     text = program_text(subscripts, [shape for shape, _ in operands], common)

@@ -4,17 +4,19 @@ import itertools
 
 import numpy as np
 import pytest
-from runtime.test_fast_math import assert_within_bound, numbers
-from runtime.test_fused import NAMED, awkward, close, random_arrays, vertex
+from kernels.cpu.test_compiled import NAMED, awkward, close, random_arrays, vertex
+from kernels.cpu.test_distance import assert_within_bound, numbers
 
 import einmpi
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import DTYPES, OPS, Arg, Call
-from einmpi.runtime import cuda, cuda_group, reference
-from einmpi.runtime.cuda_source import expression_source
-from einmpi.runtime.cuda_text import STORED
-from einmpi.runtime.groups import arrange
+from einmpi.kernels import reference
+from einmpi.kernels.cuda import dispatch as cuda
+from einmpi.kernels.cuda import group as cuda_group
+from einmpi.kernels.cuda.scalar_source import STORED
+from einmpi.kernels.cuda.source import expression_source
+from einmpi.kernels.grouping import arrange
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, reads, writes

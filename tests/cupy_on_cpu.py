@@ -1,4 +1,4 @@
-"""As much of CuPy as einmpi.runtime.cuda uses, on the CPU: kernels are compiled by g++ and their threads run in turn.
+"""As much of CuPy as einmpi.kernels.cuda.dispatch uses, on the CPU: kernels are compiled by g++ and their threads run in turn.
 
 A kernel's text is the one that a GPU gets; only what cuda_words calls DEVICE is replaced. It has no
 streams and copies nothing: that is what fake_cupy is for.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from einmpi.runtime.cuda_words import DEVICE
+from einmpi.kernels.cuda.device_functions import DEVICE
 
 # Fibres: at __syncthreads the next thread of the block goes on.
 HOST = r"""

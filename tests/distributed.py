@@ -10,12 +10,12 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled
-from einmpi.plan.plan import Plan
+from einmpi.comm.base import CountingComm
+from einmpi.comm.threads import run_threads
+from einmpi.compiled.program import Compiled
+from einmpi.planner.make_plan import Plan
 from einmpi.report.compare import TOLERANCE, relative_error
 from einmpi.runtime.backend import ShapeBackend
-from einmpi.runtime.comm import CountingComm
-from einmpi.runtime.comm_threads import run_threads
 from einmpi.runtime.execute import execute
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes, spilled_bytes

@@ -34,7 +34,7 @@ def broken(self, step, operands, target):
         now(os.environ["IN_KERNEL"])
     compute(self, step, operands, target)
 NumpyBackend.compute = broken
-from einmpi.cli import main
+from einmpi.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 KERNEL = r"einmpi: error: rank 1: kernel m\[\].*"

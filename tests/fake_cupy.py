@@ -194,22 +194,22 @@ def _garbage(shape: Any, dtype: Any) -> np.ndarray:
 
 
 def compute(einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False) -> None:
-    """einmpi.runtime.cuda.compute, by numpy."""
-    from einmpi.runtime.kernels import compute as on_host
+    """einmpi.kernels.cuda.dispatch.compute, by numpy."""
+    from einmpi.kernels.cpu.dispatch import compute as on_host
 
     numbers = {label: indices(runs) for label, runs in index}
     on_host(einsum, [operand.values for operand in operands], target.values, numbers)
 
 
 def prepare(*given: Any) -> Any:
-    """einmpi.runtime.cuda.prepare, by numpy."""
+    """einmpi.kernels.cuda.dispatch.prepare, by numpy."""
     einsum, _, _, *options = given
     return lambda operands, target: compute(einsum, operands, target, *options)
 
 
 def install(monkeypatch: Any, **settings: Any) -> None:
     """As if cupy were installed, and kernels for it."""
-    from einmpi.runtime import backend_cupy
+    from einmpi.runtime.gpu import backend as backend_cupy
 
     for name, module in make(**settings).items():
         monkeypatch.setitem(sys.modules, name, module)

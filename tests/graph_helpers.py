@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.language import build_graph, parse_graph, parse_program
-from einmpi.graph.syntax import Source
-from einmpi.runtime.reference import evaluate
+from einmpi.kernels.reference import evaluate
+from einmpi.language.parse import build_graph, parse_graph, parse_program
+from einmpi.language.syntax import Source
 
 Inputs = Mapping[str, Any]  # name → array, or (shape, dtype)
 

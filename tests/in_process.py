@@ -9,7 +9,7 @@ from unittest import mock
 
 from mpi_helpers import OUTER
 
-from einmpi.cli import main
+from einmpi.cli.main import main
 
 
 def einmpi_here(

@@ -3,7 +3,7 @@
 import pytest
 
 from einmpi.errors import InputError
-from einmpi.graph.job_file import read_job
+from einmpi.job.job import read_job
 
 NAME = "letters, digits and _, not starting with a digit, and no word of Python"
 EXTENT = "a whole number from 1 to 2**39 = 549755813888"

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from paths import ROOT
 
+from einmpi.comm import mpi as comm_mpi
+from einmpi.comm.base import SUMMABLE, CountingComm
 from einmpi.graph.scalar import DTYPES
-from einmpi.runtime import comm_mpi
-from einmpi.runtime.comm import SUMMABLE, CountingComm
 
-ROOT = Path(__file__).resolve().parents[1]
 MPIRUN = Path(sys.executable).parent / "mpirun"
 OPEN_MPI = MPIRUN.with_name("ompi_info").exists()
 NO_MPIRUN = None if MPIRUN.exists() else "there is no mpirun beside the Python interpreter"

@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from paths import ROOT
+
 MPIRUN = Path(sys.executable).with_name("mpirun")
 NETWORK = "10.77.0."  # seen inside the namespaces alone
 LINK = "link0"

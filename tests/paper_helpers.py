@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from random import Random
 
 import numpy as np
+from paths import ROOT
 
 import einmpi
 from einmpi.graph.arithmetic import call
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.plan.costs import cost_aggregate, cost_join, cost_repartition, needs
-from einmpi.plan.viable import viable
-
-ROOT = Path(__file__).parents[1]
+from einmpi.planner.paper.costs import cost_aggregate, cost_join, cost_repartition, needs
+from einmpi.planner.paper.viable import viable
 
 Factor = tuple[tuple[int, ...], np.ndarray]  # variables, costs over their values
 

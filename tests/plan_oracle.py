@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.language import build_graph, parse_program
-from einmpi.graph.syntax import Source
+from einmpi.language.parse import build_graph, parse_program
+from einmpi.language.syntax import Source
 
 R, P = "R", "P"
 Symbol = int | str  # a dimension or label by its number, R, or P

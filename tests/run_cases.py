@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from paths import JOBS
 
 import einmpi
-from einmpi.graph.job_file import STRATEGIES
+from einmpi.planner.plan import STRATEGIES
 from einmpi.report.compare import TOLERANCE, relative_error
 
-JOBS = Path(__file__).resolve().parents[1] / "jobs"
 # Divisible by all rank counts up to 8, 12 and 16 where it matters, and not at all.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "chain": {"even": {"s": 48}, "skewed": {"s": 48, "skew": 4}, "odd": {"s": 37}},

@@ -1,13 +1,12 @@
 """The graphs for which the planner has targets."""
 
 from functools import cache
-from pathlib import Path
+
+from paths import JOBS
 
 import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.llama import MODELS, llama_program
-
-JOBS = Path(__file__).parents[1] / "jobs"
 
 
 def chain(skew: int) -> EinGraph:

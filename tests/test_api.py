@@ -11,8 +11,8 @@ from mpi_helpers import ROOT, needs_mpirun, run_mpi
 
 import einmpi
 from einmpi import DistArray
-from einmpi.plan.mesh import Mesh
-from einmpi.runtime.comm_threads import run_threads
+from einmpi.comm.threads import run_threads
+from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout
 
 RNG = np.random.default_rng(1)
@@ -307,7 +307,7 @@ def test_einsum_of_arrays_is_each_ranks_own():
 
 def test_one_process_needs_no_mpi_library():
     code = ("import sys; sys.modules['mpi4py'] = None\n"
-            "from einmpi.cli import main\n"
+            "from einmpi.cli.main import main\n"
             "sys.exit(main(['jobs/softmax.toml', '--quiet']))")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -11,9 +11,11 @@ from mpi_helpers import needs_mpirun, run_mpi
 from run_cases import SIZES, cases, strategies
 
 import einmpi
+from einmpi.files import load as storage
+from einmpi.kernels.cpu import dispatch as kernels
 from einmpi.models.llama import MODELS, llama_program
-from einmpi.plan.plan import Options, make_plan
-from einmpi.runtime import kernels, storage, transfer
+from einmpi.planner.make_plan import Options, make_plan
+from einmpi.runtime import transfer
 from einmpi.schedule.lower import lower
 
 CASES = cases()
@@ -181,17 +183,17 @@ def test_two_runs_give_the_same_bits(tmp_path):
 def test_ranks_with_nothing_to_load():
     """A number is loaded by one rank of many."""
     one = np.float64(3.0)
-    spec = einmpi.graph.job_tensors.InputSpec("s", (), "float64", "ones", 5)
+    spec = einmpi.job.inputs.InputSpec("s", (), "float64", "ones", 5)
     job = einmpi.program("Z[i] = s * X[i]", s=one, X=(2,))
-    job = einmpi.graph.job_file.Job(**{**vars(job), "inputs": (spec,)})
+    job = einmpi.job.job.Job(**{**vars(job), "inputs": (spec,)})
     for ranks in (2, 5, 8):
         assert run_on_threads(job, ranks, {"X": np.arange(2.0)}).outputs["Z"].tolist() == [0, 1]
 
 
 def test_generated_inputs_do_not_depend_on_ranks():
     job = einmpi.program("Z[i,j] = X[i,j]; Y[j,i] = X[i,j]", X=(13, 11))
-    spec = einmpi.graph.job_tensors.InputSpec("X", (13, 11), "float64", "normal", 5)
-    job = einmpi.graph.job_file.Job(**{**vars(job), "inputs": (spec,)})
+    spec = einmpi.job.inputs.InputSpec("X", (13, 11), "float64", "normal", 5)
+    job = einmpi.job.job.Job(**{**vars(job), "inputs": (spec,)})
     whole = storage.load(spec, (13, 11), "float64")
     for ranks in (1, 2, 5, 6, 8):
         done = run_on_threads(job, ranks)

@@ -24,7 +24,7 @@ def test_a_rank_fails(tmp_path, name):
 # The launcher of einmpi with ranks that fail as above.
 LAUNCH = """
 import sys
-from einmpi.launch import launch
+from einmpi.cli.launch.mpirun import launch
 sys.exit(launch(3, sys.argv[1:], (sys.executable, "failing.py")))
 """
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAILURES if name not in ("missing", "killed")]
@@ -51,7 +51,7 @@ def test_debug_shows_the_traceback(tmp_path):
 @pytest.mark.parametrize("other", [["--repeat", "2"], ["--help"], ["--quiet"]])
 def test_different_command_lines_on_two_ranks(tmp_path, other):
     Failing(tmp_path, "job")
-    code = ("import sys; from mpi4py import MPI; from einmpi.cli import main\n"
+    code = ("import sys; from mpi4py import MPI; from einmpi.cli.main import main\n"
             f"sys.exit(main(['job.toml'] + ({other!r} if MPI.COMM_WORLD.rank == 1 else [])))")  # fmt: skip
     done = run_mpi(2, code, cwd=tmp_path)
     assert done.returncode != 0

@@ -5,14 +5,13 @@ A change of the planner or of its text shows as a difference here. If it is want
 """
 
 import difflib
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 import einmpi
-from einmpi.plan.explain import compare
+from einmpi.planner.text.explain import compare
 
-ROOT = Path(__file__).resolve().parents[1]
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.toml"))
 RANKS = (1, 4, 6, 8)
 

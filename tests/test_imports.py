@@ -1,34 +1,73 @@
-"""The import rule: a module imports only from its own layer or from layers left of it, and the package stays light."""
+"""The import rule: a room imports only from itself and from the rooms above it, and the package stays light."""
 
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-MODULES = sorted((ROOT / "einmpi").rglob("*.py"))
-# From left to right; a layer is a folder or a module of einmpi.
-LAYERS = (("errors", "units", "version"), ("graph",), ("models",), ("plan",), ("schedule",), ("runtime",), ("report",),
-          ("compiled", "checkpointed"), ("api",), ("launch", "launch_output", "process", "versions"),
-          ("doctor", "completion", "help", "flag_files", "job_options", "commands", "sbatch"), ("calibrate",),
-          ("cli",), ("__main__",))  # fmt: skip
-# `import einmpi` itself gives what api gives.
-POSITION = {"__init__": 8, **{name: k for k, names in enumerate(LAYERS) for name in names}}
+PACKAGE = ROOT / "einmpi"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+# The rooms, from the top of the house down. Those in one row know nothing of each other. A room with rooms inside is
+# named by its path; "kernels" alone means the modules that lie in it directly.
+ROOMS = (
+    ("errors", "version"),
+    ("units",),
+    ("graph",),
+    ("language",),
+    ("models",),
+    ("planner",),
+    ("schedule",),
+    ("kernels",),
+    ("kernels/cpu", "kernels/cuda"),
+    ("process",),
+    ("comm",),
+    ("runtime",),
+    ("runtime/gpu",),
+    ("files",),
+    ("job",),
+    ("compiled",),
+    ("checkpoint",),
+    ("report",),
+    ("api",),
+    ("__init__",),
+    ("cli",),
+    ("__main__",),
+)
+POSITION = {room: number for number, row in enumerate(ROOMS) for room in row}
+# Rooms that get all they need from the steps of a schedule, and know no plan.
+WITHOUT_PLANS = ("kernels", "kernels/cpu", "kernels/cuda", "process", "comm", "runtime", "runtime/gpu", "files")
+# Rooms that say what and how, and do nothing.
+PURE = ("errors", "graph", "language", "models", "planner", "schedule")
+EFFECTS = {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}
 # Packages that few modules may import.
-ONLY = {"mpi4py": {"einmpi/runtime/comm_mpi.py"}, "cupy": {"einmpi/runtime/gpus.py"},
-        "h5py": {"einmpi/runtime/hdf5.py", "einmpi/runtime/hdf5_writing.py"}}  # fmt: skip
-HEAVY = ("mpi4py", "cupy", "h5py", "numba", "scipy", "matplotlib", "rich", "opt_einsum", "safetensors", "ml_dtypes")
+ONLY = {
+    "mpi4py": {"comm/mpi.py"},
+    "cupy": {"kernels/cuda/driver.py", "runtime/gpu/binding.py"},
+    "h5py": {"files/hdf5.py", "files/hdf5_writing.py"},
+}
+HEAVY = (
+    "mpi4py", "cupy", "h5py", "numba", "scipy", "matplotlib", "rich", "opt_einsum", "safetensors", "ml_dtypes"
+)  # fmt: skip
 
 
-def layer(path):
-    """The name in LAYERS that a file belongs to."""
-    return path.relative_to(ROOT / "einmpi").parts[0].removesuffix(".py")
+def name_of(path):
+    return str(path.relative_to(PACKAGE))
+
+
+def room_of(parts):
+    """The innermost room that holds the module with these parts of a path or of a dotted name."""
+    names = ["/".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((name for name in names if name in POSITION), "__init__")
+
+
+def room_of_file(path):
+    return room_of(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
 def imported(path):
-    """(line, full name) of everything a module imports, inside functions too."""
+    """(line, full name) of everything a module imports, inside functions and under TYPE_CHECKING too."""
     for node in ast.walk(ast.parse(path.read_text(), path.name)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -38,40 +77,61 @@ def imported(path):
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def test_modules_are_found():
-    assert len(MODULES) > 20
+def test_every_module_is_in_a_room():
+    assert len(MODULES) > 100
     for path in MODULES:
-        assert layer(path) in POSITION, f"{path.relative_to(ROOT)} is in no layer: add it to LAYERS in this file"
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        assert parts == ("__init__",) or room_of(parts) != "__init__", f"{name_of(path)}: add its room to ROOMS"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_layers(path):
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_rooms(path):
+    own = room_of_file(path)
     for line, name in imported(path):
         parts = name.split(".")
         if parts[0] != "einmpi":
             continue
-        target = parts[1] if len(parts) > 1 and parts[1] in POSITION else "__init__"
-        assert POSITION[target] <= POSITION[layer(path)], (
-            f"{path.relative_to(ROOT)}:{line}: {layer(path)} may not import {name}; its own layer and those left of it"
-        )
+        target = room_of(parts[1:])
+        allowed = target == own or POSITION[target] < POSITION[own]
+        assert allowed, f"{name_of(path)}:{line}: {own} may not import {name}; expected a room above it"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room_of_file(path) in WITHOUT_PLANS], ids=name_of)
+def test_what_runs_knows_no_plan(path):
+    assert not [name for _, name in imported(path) if name.startswith("einmpi.planner")]
 
 
 @pytest.mark.parametrize("package", ONLY)
 def test_few_modules_import(package):
-    users = {str(path.relative_to(ROOT)) for path in MODULES for _, name in imported(path)
-             if name.split(".")[0] == package}  # fmt: skip
+    users = {name_of(path) for path in MODULES for _, name in imported(path) if name.split(".")[0] == package}
     assert users == ONLY[package]
 
 
-def test_graph_uses_no_files_of_tensors_and_no_processes():
-    """graph and plan say what and how, they do not do it."""
+@pytest.mark.parametrize("path", [path for path in MODULES if room_of_file(path) in PURE], ids=name_of)
+def test_pure_rooms_touch_nothing(path):
+    assert not {name.split(".")[0] for _, name in imported(path)} & EFFECTS
+
+
+def test_no_room_is_crowded():
+    """At most about 20 modules side by side, and no folder with more than a fifth of the code."""
+    folders, lines = {}, {}
     for path in MODULES:
-        if layer(path) in ("errors", "graph", "models", "plan"):
-            used = {name.split(".")[0] for _, name in imported(path)}
-            assert not used & {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}, path.name
+        folder = path.parent
+        folders[folder] = folders.get(folder, 0) + 1
+        lines[folder] = lines.get(folder, 0) + len(path.read_text().splitlines())
+    whole = sum(lines.values())
+    for folder, count in folders.items():
+        assert count <= 21, f"{name_of(folder)} has {count} modules"
+        assert lines[folder] <= whole / 5, f"{name_of(folder)} has {lines[folder]} of {whole} lines"
 
 
-@pytest.mark.parametrize("statement", ["import einmpi", "import einmpi.cli"])
+def test_a_room_can_be_imported_by_name():
+    code = "import einmpi.planner.mesh as m, einmpi; print(m.Mesh(8).factors, callable(einmpi.plan))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "(2, 2, 2) True\n"
+
+
+@pytest.mark.parametrize("statement", ["import einmpi", "import einmpi.cli.main"])
 def test_import_is_light(statement):
     code = f"{statement}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.compiled import Compiled
-from einmpi.plan.plan import Plan
+from einmpi.comm.threads import run_threads
+from einmpi.compiled.program import Compiled
+from einmpi.planner.make_plan import Plan
 from einmpi.report.record import Recorder, work_of
 from einmpi.report.timeline import Span, Timeline
-from einmpi.runtime.comm_threads import run_threads
 from einmpi.schedule.lower import lower
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.brain import as_float16, bfloat16, is_bfloat16
+from einmpi.graph.bfloat16 import as_float16, bfloat16, is_bfloat16
 from einmpi.graph.scalar import BFLOAT16, CASTS, COMPARISONS, DTYPES, OPS, Call, Const, Index, Number, Scalar, Type
 
 # ---- dtypes ---------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class EinGraph:
         return self.by_name[name]
 
     def __str__(self) -> str:
-        """One line a vertex; `einmpi.graph.language.parse_graph` reads it back."""
+        """One line a vertex; `einmpi.language.parse.parse_graph` reads it back."""
         lines = [str(vertex) for vertex in self.vertices]
         return "\n".join([*lines, f"outputs: {', '.join(self.outputs)}"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.graph.job_file import Job
+from einmpi.job.job import Job
 from einmpi.units import show_bytes, show_shape
 
 

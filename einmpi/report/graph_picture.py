@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import sqrt
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.plan.factor import repeated_layers
-from einmpi.plan.plan import Plan
+from einmpi.planner.factor import repeated_layers
+from einmpi.planner.make_plan import Plan
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
 from einmpi.report.movement import WAYS, Movement, movements
 from einmpi.report.picture import Box, Curve, Group, Picture, Shape, Text, overlap, shortened

@@ -11,14 +11,14 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from einmpi.plan.explain import Comparison, heading
-from einmpi.plan.plan import Plan
+from einmpi.files.replace import replace_file
+from einmpi.planner.make_plan import Plan
+from einmpi.planner.text.explain import Comparison, heading
 from einmpi.report.graph_picture import graph_picture
 from einmpi.report.page_data import layouts_data, timeline_data
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
 from einmpi.report.timeline import Timeline
-from einmpi.runtime.replace import replace_file
 from einmpi.version import __version__
 
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")

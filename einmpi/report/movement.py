@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from einmpi.plan.factor import factor
-from einmpi.plan.memory import operand_cuts, output_cuts
-from einmpi.plan.plan import Plan
-from einmpi.plan.predict import edge_traffic
-from einmpi.plan.words import symbols
+from einmpi.planner.factor import factor
+from einmpi.planner.make_plan import Plan
+from einmpi.planner.memory import operand_cuts, output_cuts
+from einmpi.planner.text.summary import symbols
+from einmpi.planner.traffic import edge_traffic
 
 WAYS = ("join", "aggregate", "repartition")  # copies for a join, partial results, changes of cut
 PARTIAL = -2  # an axis whose ranks hold partial results of the same block

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from einmpi.checkpoint.save import Checkpoints
+from einmpi.comm.base import Comm, on_first_rank
+from einmpi.process.supervise import before_the_end
+from einmpi.process.terminal import columns
 from einmpi.report.progress import Progress
 from einmpi.report.record import Recorder
 from einmpi.report.timeline import Timeline
-from einmpi.runtime.checkpoint import Checkpoints
-from einmpi.runtime.comm import Comm, on_first_rank
-from einmpi.runtime.terminals import columns
-from einmpi.runtime.watch import before_the_end
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 

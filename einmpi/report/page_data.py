@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.plan.plan import Plan
+from einmpi.planner.make_plan import Plan
 from einmpi.report.movement import ways_it_lies
 from einmpi.report.timeline import KINDS, Timeline
 

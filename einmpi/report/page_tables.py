@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.plan.explain import Comparison, one_level
-from einmpi.plan.plan import Plan
-from einmpi.plan.prices import FLOPS_PER_BYTE
+from einmpi.planner.make_plan import Plan
+from einmpi.planner.prices import FLOPS_PER_BYTE
+from einmpi.planner.text.explain import Comparison, one_level
 from einmpi.report.graph_picture import NAMES, layout_text
 from einmpi.report.movement import WAYS, Movement, movements
 from einmpi.report.timeline import KINDS, Timeline

@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import Any
 
 from einmpi.errors import InputError
-from einmpi.plan.plan import Plan
+from einmpi.files.replace import replace_file
+from einmpi.planner.make_plan import Plan
 from einmpi.report.graph_picture import graph_picture
 from einmpi.report.picture import STYLES, Box, Curve, Picture, Shape, svg
-from einmpi.runtime.replace import replace_file
 
 PIXELS_PER_INCH = 100
 POINTS = 72 / PIXELS_PER_INCH  # of a pixel

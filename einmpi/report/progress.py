@@ -10,9 +10,9 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import Any
 
+from einmpi.comm.base import Comm
+from einmpi.process.terminal import CLEAR, screen
 from einmpi.report.record import Work, work_of
-from einmpi.runtime.comm import Comm
-from einmpi.runtime.terminals import CLEAR, screen
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 from einmpi.units import show_bytes

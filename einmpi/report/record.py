@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.checkpoint.save import Checkpoints
+from einmpi.comm.base import Comm, uncounted
+from einmpi.comm.clocks import Reading, compare_clocks, on_first_clock
 from einmpi.report.timeline import KINDS, Span, Timeline
-from einmpi.runtime.checkpoint import Checkpoints
-from einmpi.runtime.clocks import Reading, compare_clocks, on_first_clock
-from einmpi.runtime.comm import Comm, uncounted
 from einmpi.schedule.regions import elements
 from einmpi.schedule.steps import (
     Begin,

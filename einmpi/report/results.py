@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.job_file import Job
-from einmpi.plan.explain import one_level
-from einmpi.plan.plan import Plan
+from einmpi.comm.base import Comm
+from einmpi.compiled.dist_array import DistArray
+from einmpi.job.job import Job
+from einmpi.planner.make_plan import Plan
+from einmpi.planner.text.explain import one_level
 from einmpi.report.timeline import Timeline
-from einmpi.runtime.comm import Comm
-from einmpi.runtime.dist_array import DistArray
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
 PIECE = 2**20  # elements

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from einmpi.plan.explain import Row
-from einmpi.plan.words import Note
+from einmpi.planner.text.explain import Row
+from einmpi.planner.text.summary import Note
 from einmpi.report.timeline import Timeline
 from einmpi.units import show_bytes
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from einmpi.plan.explain import (
+from einmpi.planner.make_plan import Plan
+from einmpi.planner.text.explain import (
     WORD,
     Comparison,
     Row,
@@ -19,10 +20,9 @@ from einmpi.plan.explain import (
     totals,
     vertex_rows,
 )
-from einmpi.plan.plan import Plan
-from einmpi.plan.words import Note
+from einmpi.planner.text.summary import Note
+from einmpi.process.terminal import columns
 from einmpi.report.summary import VertexTimes, summary_notes, summary_rows
-from einmpi.runtime.terminals import columns
 
 _EINSUM = 20  # columns at least for the text of a vertex
 # Columns that a narrow terminal goes without, the first one first.

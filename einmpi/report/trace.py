@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from einmpi.files.replace import replace_file
 from einmpi.report.timeline import Timeline
-from einmpi.runtime.replace import replace_file
 
 _PROCESS = 1  # viewers take process 0 for the idle task of a system
 Ticks = list[tuple[int, int]]  # start and end of each span, in whole nanoseconds

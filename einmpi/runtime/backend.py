@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.runtime import fused_group
-from einmpi.runtime.groups import arrange
-from einmpi.runtime.kernels import compute
+from einmpi.kernels.cpu import compiled_group as fused_group
+from einmpi.kernels.cpu.dispatch import compute
+from einmpi.kernels.cpu.grouping_rule import RULE
+from einmpi.kernels.grouping import arrange
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, indices, shape
 from einmpi.schedule.schedule import Schedule
@@ -124,7 +125,7 @@ class NumpyBackend:
         compute(step.einsum, selected(step, operands), target, index, self.threads, self.fast_math)
 
     def arrange(self, schedule: Schedule) -> Schedule:
-        return arrange(schedule)
+        return arrange(schedule, RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, np.ndarray]) -> bool:
         return fused_group.compute(step, arrays, self.threads)

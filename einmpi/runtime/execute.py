@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.runtime.backend import Backend
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.comm import Comm
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.schedule import SavePoint, Schedule
@@ -49,6 +49,8 @@ class Storage(Protocol):
 
 class Keeper(Protocol):
     """Saves what there is at a point of a run, and brings back what another run has saved."""
+
+    seconds: float  # spent on saving
 
     def restore(self, rank: int, buffers: Buffers) -> None: ...
     def reached(self, point: SavePoint, buffers: Buffers) -> None: ...

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.plan.memory import STAGE
+from einmpi.comm.base import Comm
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.comm import Comm
 from einmpi.schedule.regions import Region, chunks, elements, flat_range
-from einmpi.schedule.steps import Exchange, Reduce, Slot
+from einmpi.schedule.steps import STAGE, Exchange, Reduce, Slot
 
 # MPI's own reduction needs few messages, but adds slowly: 2 to 5 times slower than ours at 32 MB on two ranks.
 MANY_MEMBERS, LITTLE = 16, 2**16

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 
-from einmpi.plan.memory import longest_share
-from einmpi.plan.mesh import Mesh
+from einmpi.planner.memory import longest_share
+from einmpi.planner.mesh import Mesh
 from einmpi.schedule.regions import Region, Runs, share, split
 from einmpi.units import counted
 
@@ -107,3 +107,8 @@ def even_layout(mesh: Mesh, bound: tuple[int, ...]) -> Layout:
         fitting = [d for d, extent in enumerate(bound) if any(together[d] <= set(w) for w in mesh.windows(extent))]
         cuts.append(fitting[0] if fitting else None)
     return Layout(mesh, bound, tuple(cuts))
+
+
+def on_one_rank(bound: tuple[int, ...]) -> Layout:
+    """The layout of a tensor that lies whole on one rank."""
+    return Layout(Mesh(1), bound, ())

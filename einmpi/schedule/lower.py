@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.plan.memory import operand_cuts, output_cuts
-from einmpi.plan.plan import Plan
+from einmpi.planner.make_plan import Plan
+from einmpi.planner.memory import operand_cuts, output_cuts
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
-from einmpi.schedule.levels import exchanges, reductions
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import Reduction, reduced
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.spill import with_spills
 from einmpi.schedule.steps import ASIDE, Exchange, Kernel, Load, Moves, Reduce, Slot, Step, Store, slot_of
+from einmpi.schedule.two_level import exchanges, reductions
 
 _Ways = tuple[list[Reduction], list[Moves]]  # the steps that bring a tensor from one layout to another
 

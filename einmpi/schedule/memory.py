@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from einmpi.plan.memory import staging
+from einmpi.planner.memory import staging
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import (
     Begin,

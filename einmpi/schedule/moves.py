@@ -13,8 +13,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from einmpi.plan.mesh import Mesh
-from einmpi.plan.volume import held_factors, replicas_share
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.volume import held_factors, replicas_share
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
 from einmpi.schedule.regions import Region, Runs, intersect, locate
 from einmpi.schedule.steps import Moves

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.einsum import EinSum, OperandIndex
-from einmpi.plan.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
+from einmpi.planner.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
 from einmpi.schedule.regions import Region, Runs, one_run, stretch, whole
 from einmpi.schedule.steps import Kernel, Passes
 

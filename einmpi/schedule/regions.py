@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einmpi.plan.mesh import Mesh
+from einmpi.planner.mesh import Mesh
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]  # [start, stop) each; in order, not empty, not touching
 Region: TypeAlias = tuple[Runs, ...]  # a product: one set of indices for each dimension

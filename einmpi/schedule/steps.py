@@ -11,10 +11,12 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
-from einmpi.plan.memory import STAGE
+from einmpi.planner import memory
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, Runs, elements, shape, show_region
 from einmpi.units import show_bytes
+
+STAGE = memory.STAGE  # the most bytes of a buffer for messages
 
 
 @dataclass(frozen=True)

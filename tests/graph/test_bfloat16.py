@@ -1,4 +1,4 @@
-"""bfloat16: what its dtype becomes, where it comes from and goes to. GPUs compute with it (tests/test_gpu.py)."""
+"""bfloat16: what its dtype becomes, where it comes from and goes to. GPUs compute with it (tests/runtime/gpu/test_gpu.py)."""
 
 import itertools
 import sys
@@ -9,9 +9,9 @@ import pytest
 
 import einmpi
 from einmpi.errors import InputError
+from einmpi.files import load as storage
+from einmpi.files.generate import generate
 from einmpi.graph.scalar import DTYPES
-from einmpi.runtime import storage
-from einmpi.runtime.generate import generate
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -66,7 +66,7 @@ def test_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = np.arange(12).reshape(3, 4).astype("bfloat16")
     safetensors.save_file({"w": values}, "m.safetensors")
-    spec = einmpi.graph.job_tensors.InputSpec("X", file="m.safetensors", tensor="w")
+    spec = einmpi.job.inputs.InputSpec("X", file="m.safetensors", tensor="w")
     assert storage.describe(spec) == ((3, 4), "bfloat16")
     np.testing.assert_array_equal(storage.load(spec, (3, 4), "bfloat16"), values)
     array = einmpi.DistArray.from_global(values)

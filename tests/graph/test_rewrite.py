@@ -16,11 +16,11 @@ from graph_helpers import Inputs, as_written, build, reads_back, results
 from numpy.testing import assert_allclose, assert_array_equal
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.graph.language import build_graph, parse_graph
 from einmpi.graph.rewrite import optimize
 from einmpi.graph.scalar import size
-from einmpi.graph.syntax import Source
-from einmpi.runtime.reference import evaluate
+from einmpi.kernels.reference import evaluate
+from einmpi.language.parse import build_graph, parse_graph
+from einmpi.language.syntax import Source
 
 RANDOM = np.random.default_rng(7)
 
@@ -367,7 +367,7 @@ SHAPES = "A: float64[4, 3]\nB: float64[3, 4]\nC: float64[4, 5]\nD: float64[5, 6]
 
 def test_same_text_whatever_the_hash_seed() -> None:
     code = (
-        "from einmpi.graph.language import build_graph\nfrom einmpi.graph.syntax import Source\n"
+        "from einmpi.language.parse import build_graph\nfrom einmpi.language.syntax import Source\n"
         f"print(build_graph(Source('p', {SHAPES + PROGRAM!r}), {{}}))"
     )
     root = str(Path(__file__).parents[2])

@@ -3,19 +3,18 @@
 import shutil
 import time
 from itertools import product
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 from timelines import recorded
 
 import einmpi
-from einmpi.plan.explain import compare
+from einmpi.planner.text.explain import compare
 from einmpi.report.html import write_report
 from einmpi.report.movement import PARTIAL, ways_it_lies
 from einmpi.report.timeline import Span, Timeline
 from einmpi.schedule.layout import Layout
 
-ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 if not CHROMIUM or not DRIVER:

@@ -10,18 +10,18 @@ import xml.etree.ElementTree as ElementTree
 from hashlib import sha256
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
+from paths import ROOT
 from timelines import made_up, recorded
 
 import einmpi
 from einmpi.errors import InputError
 from einmpi.models.llama import MODELS, llama_program
-from einmpi.plan.explain import compare
+from einmpi.planner.text.explain import compare
 from einmpi.report import page_data
 from einmpi.report.arrange import arrange
 from einmpi.report.graph_picture import MORE, graph_picture
@@ -33,7 +33,6 @@ from einmpi.report.picture import STYLES, Box, Text, svg
 from einmpi.report.plot import write_plot
 from einmpi.report.timeline import KINDS, Span, Timeline
 
-ROOT = Path(__file__).resolve().parents[2]
 JOBS = ("chain", "attention", "softmax", "distances", "shortest_path")
 
 

@@ -9,21 +9,20 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from mpi_helpers import needs_mpirun
+from paths import ROOT
 
 import einmpi
+from einmpi.process import terminal as terminals
+from einmpi.process.terminal import CLEAR, VARIABLE, columns, screen
 from einmpi.report import progress
 from einmpi.report.progress import Progress
-from einmpi.runtime import terminals
-from einmpi.runtime.terminals import CLEAR, VARIABLE, columns, screen
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Kernel
 
-ROOT = Path(__file__).resolve().parents[2]
 ESCAPE = re.compile(r"\x1b\[[0-9;]*[mK]")
 
 

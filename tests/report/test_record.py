@@ -9,19 +9,18 @@ from pathlib import Path
 
 import pytest
 from mpi_helpers import needs_mpirun, run_mpi
+from paths import ROOT
 from timelines import recorded_run
 
 import einmpi
-from einmpi.cli import main
+from einmpi.cli.main import main
+from einmpi.comm import clocks
 from einmpi.report import record
 from einmpi.report.summary import VertexTimes, summary_rows, vertex_times
 from einmpi.report.timeline import KINDS, Span, Timeline
 from einmpi.report.trace import events, write_trace
-from einmpi.runtime import clocks
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Free
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def job(name, **sizes):

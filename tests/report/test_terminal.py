@@ -9,15 +9,14 @@ import struct
 import subprocess
 import sys
 import termios
-from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 import einmpi
-from einmpi.plan.explain import compare
+from einmpi.planner.text.explain import compare
 from einmpi.report.terminal import comparison_text, plan_text
 
-ROOT = Path(__file__).resolve().parents[2]
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 

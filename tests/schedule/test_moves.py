@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from plan_oracle import R, crossing, layouts, volume
 
-from einmpi.plan.mesh import Mesh
-from einmpi.plan.volume import moved_words
+from einmpi.comm.threads import run_threads
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.volume import moved_words
 from einmpi.runtime import transfer
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.comm_threads import run_threads
 from einmpi.schedule.layout import PARTIAL, Layout
-from einmpi.schedule.levels import exchanges, reductions
 from einmpi.schedule.moves import redistribution, reduced
 from einmpi.schedule.regions import elements, indices, shape
 from einmpi.schedule.steps import Exchange, Reduce, Slot
+from einmpi.schedule.two_level import exchanges, reductions
 
 P = "P"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_oracle import axes_of, layouts, owned
 
-from einmpi.plan.mesh import Mesh
+from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout, dealt_out, even_layout
 from einmpi.schedule.regions import boxes, chunks, elements, flat_range, indices, intersect, locate, share, split
 

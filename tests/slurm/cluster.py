@@ -25,7 +25,7 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scance
 _OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM", "SBATCH")
 # The last one: not used on one machine, and each rank sleeps for a second when it is put away.
 _OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "^ofi"}
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[2]  # it also runs as a script
 
 # Nodes are daemons of one host with a name and a port each. They may have more cores than the host. A job gets no more
 # memory than it asks for (MB): each second its processes are looked at. GPUs are empty files, to be counted.

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slurm
 
 NODES = """
 from mpi4py import MPI
-from einmpi.runtime.comm_mpi import comm_of
+from einmpi.comm.mpi import comm_of
 comm = comm_of(MPI.COMM_WORLD)
 print(f"{comm.rank} {comm.size} {comm.ranks_on_node}\\n", end="")  # in one piece, between the lines of others
 """

@@ -1,1 +1,0 @@
-"""Measures a machine: what messages and operations take, for plans that count in seconds."""

@@ -1,0 +1,1 @@
+"""`einmpi calibrate`: measure a machine so that plans are made in seconds."""

@@ -1,0 +1,1 @@
+"""Start ranks with mpirun and pass on what they print."""

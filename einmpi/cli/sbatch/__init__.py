@@ -1,0 +1,1 @@
+"""`einmpi sbatch`: write a Slurm script from a plan."""

@@ -1,0 +1,1 @@
+"""Messages between ranks: MPI, threads for tests, nodes and clocks."""

@@ -1,0 +1,1 @@
+"""Tensors in files: find, read together, write together, replace atomically."""

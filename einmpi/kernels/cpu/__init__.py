@@ -1,0 +1,1 @@
+"""Kernels for CPUs: BLAS, compiled loops, and numpy as the fallback."""

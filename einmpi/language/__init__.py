@@ -1,0 +1,1 @@
+"""Text to graph: the syntax of programs, their names, and errors with positions."""

@@ -1,0 +1,1 @@
+"""The paper's own planner: partitionings, its three costs, its dynamic program."""

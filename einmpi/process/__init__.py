@@ -1,0 +1,1 @@
+"""One rank as a process: its environment, startup, signals and terminal."""

@@ -1,0 +1,1 @@
+"""The same engine on a GPU: device memory, copies, messages between devices."""

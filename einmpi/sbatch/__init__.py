@@ -1,1 +1,0 @@
-"""`einmpi sbatch`: a script for Slurm, made from the plan of a job."""

@@ -1,0 +1,93 @@
+"""`einmpi calibrate`: who measures with whom, that all ranks do the same, and what is written."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi_helpers import needs_mpirun, run_mpi
+
+from einmpi.cli.calibrate.clock import seconds_of
+from einmpi.cli.calibrate.kernels import OTHER, PRODUCT, kernel
+from einmpi.cli.calibrate.messages import byte_time, inside_and_between, latency
+from einmpi.comm.threads import run_threads
+from einmpi.kernels.contraction import recognise
+from einmpi.kernels.cpu.dispatch import compute
+from einmpi.planner.machine import PRODUCTS, read_machine
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=20))
+def test_groups_are_the_same_for_all_members(nodes):
+    for rank in range(len(nodes)):
+        inside, between = inside_and_between(nodes, rank)
+        assert inside == tuple(other for other, node in enumerate(nodes) if node == nodes[rank])
+        assert all(inside_and_between(nodes, other)[1] == between for other in between)
+        assert rank in between and len({nodes[other] for other in between}) == len(between)
+    # All ranks of the fullest node meet the next one at once.
+    assert max(map(nodes.count, nodes)) == len({inside_and_between(nodes, rank)[1] for rank in range(len(nodes))})
+
+
+def test_ranks_repeat_equally_often():
+    """Whichever is quicker: else one would wait for messages that nobody sends."""
+
+    def on_rank(comm):
+        calls = []
+        seconds = seconds_of(comm, lambda: calls.append(np.ones(1 + 20_000 * comm.rank).sum()), 0.001)
+        return len(calls), seconds
+
+    counts, seconds = zip(*run_threads(3, on_rank), strict=True)
+    assert len(set(counts)) == len(set(seconds)) == 1 and counts[0] >= 5 and seconds[0] > 0
+
+
+@pytest.mark.parametrize("nodes", [[0, 0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 2]])
+def test_messages_match(nodes):
+    """Ranks as threads refuse calls that do not belong together; also where some have nobody to send to."""
+
+    def on_rank(comm):
+        return [measure(comm, group, 0.01) for group in inside_and_between(nodes, comm.rank)
+                for measure in (latency, byte_time)]  # fmt: skip
+
+    found = run_threads(len(nodes), on_rank)
+    assert all(times == found[0] for times in found) and all(time >= 0 for time in found[0])
+
+
+@pytest.mark.parametrize("dtype", PRODUCTS)
+def test_products_are_products(dtype):
+    einsum, operands, out = kernel(PRODUCT, dtype, A=(5, 5), B=(5, 5))
+    compute(einsum, operands, out, {})
+    np.testing.assert_array_equal(out, operands[0] @ operands[1])
+    assert out.dtype == dtype and out.any() and einsum.operations() == 2 * 5**3
+
+
+def test_the_other_kernel_is_no_product():
+    einsum, operands, out = kernel(OTHER, "float64", X=(6, 4), C=(6,))
+    compute(einsum, operands, out, {})
+    np.testing.assert_allclose(out, np.exp(operands[0] - operands[1][:, None]))
+    assert recognise(einsum) is None and einsum.operations() == 2 * 6 * 4
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_what_is_saved_is_what_is_printed(tmp_path):
+    (tmp_path / "machine.toml").write_text("something else")
+    done = run_mpi(2, ["-m", "einmpi", "calibrate", "--seconds", "0.1", "--save", "--json", "-"], cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    found, machine = json.loads(done.stdout), read_machine(str(tmp_path / "machine.toml"))
+    assert (found["ranks"], found["nodes"], found["threads"], found["between"]) == (2, 1, 1, None)
+    assert found["measured"] == machine.source and "1 node × 2 ranks of 1 thread" in machine.source
+    assert found["inside"]["latency"] == pytest.approx(machine.latency_inside / 1e9, rel=0.01)
+    assert found["inside"]["bandwidth"] == pytest.approx(1e12 / machine.inside, rel=0.01)
+    assert list(found["kernels"]) == [*PRODUCTS, "other"] and list(machine.multiply) == list(PRODUCTS)
+    assert found["kernels"]["other"] == pytest.approx(1e15 / machine.element, rel=0.01)
+    assert [path.name for path in tmp_path.iterdir()] == ["machine.toml"]
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_wrong_options_are_said_once(tmp_path):
+    """Open MPI's mpirun adds words of its own."""
+    for words, line in ((["--save", "none/machine.toml"], "--save none/machine.toml: No such file or directory;"),
+                        (["--seconds", "nan"], "--seconds: nan seconds; more than 0, at most 3600")):  # fmt: skip
+        done = run_mpi(2, ["-m", "einmpi", "calibrate", *words], cwd=tmp_path)
+        assert (done.returncode, done.stdout.count("product"), done.stderr.count(line)) == (2, 0, 1)

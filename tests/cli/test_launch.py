@@ -1,0 +1,444 @@
+"""`einmpi run -n`: a real mpirun, ranks that end in every way, one line that says why. And the ranks' part in it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from mpi_helpers import environment, needs_mpirun
+
+from einmpi.cli.launch import mpirun as launch
+from einmpi.cli.launch import output as launch_output
+from einmpi.errors import EinmpiError, InputError
+from einmpi.process import supervise as watch
+
+RANKS = 3
+SOON = 30  # seconds: it takes a few, and slow machines are slow; what hangs, hangs for minutes
+MEMORY = "; perhaps there was not enough memory"
+
+# Ranks that end as their argument says. In front of `case` all have noted what they do and know all process ids.
+STAND_IN = """
+import os, signal, sys, time
+import numpy as np
+from mpi4py import MPI
+from einmpi.comm import mpi as comm_mpi
+from einmpi.process import supervise as watch
+
+comm = MPI.COMM_WORLD
+rank = comm.rank
+
+def abort(status):
+    comm_mpi.abort(comm, status)
+
+def kill(other, number):  # while the other one is deep inside a call
+    if rank == 0:
+        time.sleep(0.5)
+        print(f"killed at {time.time()}\\n", end="", flush=True)
+        os.kill(pids[other], number)
+        time.sleep(600)
+
+note = watch.note_to(rank)
+watch.watch_signals(rank, abort)
+note(f"kernel Z{rank}")
+pids = comm.allgather(os.getpid())
+case = sys.argv[1]
+if case == "well":
+    print(f"rank {rank} is well\\n\\n" if rank == 0 else "", end="", flush=True)
+    print(f"a warning of rank {rank}\\n" if rank == 1 else "", end="", file=sys.stderr, flush=True)
+elif case == "input":
+    os.write(2, b"job.toml: it is wrong; allowed: right\\n" if rank == 0 else b"")
+    comm.Barrier()
+    sys.exit(2)
+elif case == "raise":
+    if rank == 1:
+        try:
+            raise ValueError("two\\n  lines")
+        except ValueError as error:
+            watch.fail(rank, error, abort)
+elif case == "status" and rank == 1:
+    os._exit(3)
+elif case == "abort" and rank == 2:
+    os.abort()
+elif case == "killed":
+    os.write(2, b"a warning\\n" if rank == 1 else b"")
+    kill(2, signal.SIGKILL)
+elif case == "barrier":
+    kill(1, signal.SIGTERM)
+elif case == "matmul":
+    kill(1, signal.SIGTERM)
+    if rank == 1:
+        large = np.ones((5000, 5000))
+        large @ large
+elif case == "wait":
+    print("waiting\\n" if rank == 0 else "", end="", flush=True)
+    time.sleep(600)
+comm.Barrier()
+"""
+PARENT = """
+import signal, sys
+from einmpi.cli.launch.mpirun import launch
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without job control has it ignored
+sys.exit(launch(int(sys.argv[1]), sys.argv[3:], (sys.executable, sys.argv[2])))
+"""
+
+
+def processes(mark):
+    """The process ids with this in their command line."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            found += [int(folder.name)] if mark.encode() in (folder / "cmdline").read_bytes() else []
+        except OSError:
+            continue
+    return found
+
+
+def until_gone(mark):
+    """The process ids that are still there after a while: the system takes a moment to end those that were killed."""
+    deadline = time.monotonic() + SOON
+    while (left := processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+class Run:
+    """A started `launch`. Its command lines have a mark, by which the test finds what is left of them."""
+
+    def __init__(self, folder, case, **more):
+        self.mark = f"mark-{uuid.uuid4()}"
+        self.killed, self.temporary = False, folder / "t"
+        program = folder / "stand_in.py"
+        program.write_text(STAND_IN)
+        self.temporary.mkdir()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(RANKS), str(program), case, self.mark],
+            env=environment(TMPDIR=str(self.temporary), **more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def finish(self):
+        """Its exit status and what it has written."""
+        try:
+            out, err = self.process.communicate(timeout=120)
+        finally:
+            self.process.kill()
+        self.end = time.time()
+        return self.process.returncode, out.decode(), err.decode()
+
+
+@pytest.fixture
+def begin():
+    """Start a run; in the end, nothing of it may be left."""
+    runs = []
+
+    def start(case, **more):
+        runs.append(Run(Path(folder), case, **more))
+        return runs[-1]
+
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own paths are too long for a socket
+        yield start
+        for run in runs:
+            left = until_gone(run.mark)
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            assert not left
+            assert run.killed or not os.listdir(run.temporary)
+
+
+ENDS = {
+    "well": (0, "a warning of rank 1\n"),
+    "input": (2, "job.toml: it is wrong; allowed: right\n"),
+    "raise": (1, "einmpi: error: rank 1: kernel Z1: ValueError: two lines\n"),
+    "status": (1, "einmpi: error: rank 1 ended with status 3 in kernel Z1 and did not say why\n"),
+    "abort": (1, "einmpi: error: rank 2 was killed by SIGABRT in kernel Z2\n"),
+    "killed": (1, f"a warning\neinmpi: error: rank 2 was killed by SIGKILL in kernel Z2{MEMORY}\n"),
+    "barrier": (1, "einmpi: error: rank 1: terminated by SIGTERM in kernel Z1\n"),
+    "matmul": (1, "einmpi: error: rank 1: terminated by SIGTERM in kernel Z1\n"),
+}
+
+
+@pytest.mark.mpi
+@needs_mpirun
+@pytest.mark.parametrize("case", ENDS)
+def test_ends(begin, case):
+    run = begin(case)
+    status, out, err = run.finish()
+    assert (status, err) == ENDS[case]
+    killed = re.fullmatch(r"killed at (\S+)\n", out)
+    assert killed or out == ("rank 0 is well\n\n" if case == "well" else "")
+    assert not killed or run.end - float(killed[1]) < SOON
+
+
+@pytest.mark.mpi
+@needs_mpirun
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGTERM, "einmpi: error: terminated by SIGTERM in kernel Z0\n"),
+        (signal.SIGINT, "einmpi: interrupted in kernel Z0\n"),
+    ],
+)
+def test_parent_is_told_to_end(begin, number, line):
+    run = begin("wait")
+    assert run.process.stdout.readline() == b"waiting\n"
+    told = time.time()
+    run.process.send_signal(number)
+    assert run.finish() == (128 + number, "", line)
+    assert run.end - told < SOON
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_parent_is_killed(begin):
+    run = begin("wait")
+    assert run.process.stdout.readline() == b"waiting\n"
+    run.process.kill()
+    run.killed = True  # it could not remove its files
+    until_gone(run.mark)
+    run.finish()
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_reader_has_seen_enough(begin):
+    run = begin("wait")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), run.process.stdout.fileno())
+    status, _, err = run.finish()
+    assert (status, err.splitlines()[-1]) == (1, "BrokenPipeError")  # the command line turns it into a status
+
+
+# ---- without mpirun -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
+def test_refuses_inside_mpirun(monkeypatch, name):
+    monkeypatch.setenv(name, "0")
+    with pytest.raises(InputError, match=r"^-n: this process was started by mpirun already; leave out -n$"):
+        launch.launch(2, ["run", "job.toml"])
+
+
+@pytest.fixture
+def outside(monkeypatch):
+    for name in launch._INSIDE:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_no_mpirun(monkeypatch, tmp_path, outside):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"^einmpi: there is no mpirun; pip install 'einmpi\[mpich\]', or load your"):
+        launch.launch(2, ["run", "job.toml"])
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [
+        ("mpirun (Open MPI) 5.0.11", ["--oversubscribe", "--bind-to", "none"]),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13 Build 20240701", []),
+        ("HYDRA build details:", ["-print-all-exitcodes"]),
+        ("something else", []),
+    ],
+)
+def test_families(monkeypatch, tmp_path, version, options):
+    other = tmp_path / "mpiexec"
+    other.write_text(f"#!/bin/sh\necho '{version}'\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+    assert launch.mpirun(10**6) == [str(other), *options]
+    assert launch.mpirun(1) == [str(other), *(options if options[:1] != ["--oversubscribe"] else [])]
+
+
+def test_lost_notes(tmp_path):
+    assert launch._read(str(tmp_path / "notes"), 2) == [(0, "")] * 2
+
+
+DASHES = "-" * 74 + "\n"
+FAILED = "einmpi: error: rank 1: kernel Z: ValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (f"{DASHES}There are no\n slots.", "einmpi: error: mpirun ended with status 1: There are no slots."),
+        (f"{FAILED}\n{FAILED.replace('1', '0')}\nAbort(1) on node 1", FAILED),
+        ("the same\nthe same\nthe same", "the same"),
+    ],
+)
+@pytest.mark.parametrize("debug", [False, True])
+def test_made_up_mpirun(monkeypatch, tmp_path, capfd, outside, said, shown, debug):
+    """With EINMPI_DEBUG=1, all of what was said comes first."""
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("EINMPI_DEBUG", str(int(debug)))
+    assert launch.launch(2, ["run", "job.toml"]) == 1
+    more = "" if f"{shown}\n" in said else f"{shown}\n"
+    assert capfd.readouterr() == ("", f"{said}\n{more}" if debug else f"{shown}\n")
+
+
+BANNERS = {
+    "Open MPI 4": (
+        f"{DASHES}mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed).\n{DASHES}",
+        f"einmpi: error: rank 2 was killed by SIGKILL in kernel Z{MEMORY}",
+    ),
+    "Intel": (
+        f"\n{'=' * 83}\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 1 PID 77 RUNNING AT node\n"
+        f"=   KILLED BY SIGNAL: 11 (Segmentation fault)\n{'=' * 83}\n",
+        "einmpi: error: rank 1 was killed by SIGSEGV in kernel Y",
+    ),
+    "no shared memory": (
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)\n",
+        "einmpi: error: a rank, nobody knows which one, was killed by SIGBUS; perhaps /dev/shm is full",
+    ),
+    "several machines": (
+        "[mpiexec@a] Exit codes: [a] 0,9 [b] 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n",
+        f"einmpi: error: a rank, nobody knows which one, was killed by SIGKILL{MEMORY}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BANNERS)
+@pytest.mark.parametrize("piece", [1, 10**6])
+def test_banners(capfd, name, piece):
+    banner, line = BANNERS[name]
+    stream = launch_output.Output(2, everything=False)
+    said = f"one line\n{banner}another line\n".encode()
+    for start in range(0, len(said), piece):
+        stream.feed(said[start : start + piece])
+    stream.end()
+    assert capfd.readouterr().err == "one line\nanother line\n"
+    empty = launch_output.Output(1, everything=False)
+    assert launch_output.reason(9, empty, stream, [], [(1, ""), (2, "kernel Y"), (3, "kernel Z")]) == (line, 1)
+
+
+# ---- what ranks do --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def notes(monkeypatch, tmp_path):
+    path = tmp_path / "notes"
+    path.write_bytes(bytes(3 * watch.RECORD))
+    monkeypatch.setenv("EINMPI_NOTES", str(path))
+    return path
+
+
+def test_notes(notes):
+    note = watch.note_to(1)
+    assert watch.read_notes(notes) == [(0, ""), (os.getpid(), ""), (0, "")]
+    note("a longer text")
+    note("kernel Z")
+    assert watch.current() == "kernel Z"
+    assert watch.read_notes(notes)[1] == (os.getpid(), "kernel Z")
+    note("é" * 300)
+    assert watch.read_notes(notes) == [(0, ""), (os.getpid(), "é" * 123), (0, "")]
+    assert watch.current() == "é" * 300
+
+
+def test_no_notes(monkeypatch, notes):
+    watch.note_to(3)("there is no record for this rank")
+    assert watch.read_notes(notes) == [(0, "")] * 3
+    for path in ("", "/nowhere/notes"):
+        monkeypatch.setenv("EINMPI_NOTES", path)
+        watch.note_to(0)("a text")
+        assert watch.current() == "a text"
+
+
+def test_notes_are_cheap(monkeypatch, notes):
+    """They are made many times a second: memory is written, and nothing of the system is called."""
+    note, called = watch.note_to(0), []
+    sys.setprofile(lambda frame, event, function: called.append(function) if event == "c_call" else None)
+    try:
+        note("kernel Z[i,k] of step 17")
+    finally:
+        sys.setprofile(None)
+    assert {function.__qualname__ for function in called} == {"str.encode", "len", "setprofile"}
+    assert watch.read_notes(notes)[0] == (os.getpid(), "kernel Z[i,k] of step 17")
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [(signal.SIGTERM, "terminated by SIGTERM in kernel Z"), (signal.SIGINT, "interrupted in kernel Z")],
+)
+def test_signal(monkeypatch, capfd, number, reason):
+    monkeypatch.setattr(watch, "_GRACE", 60.0)  # else a slow machine ends this process, as it should end a rank
+    before = signal.signal(number, signal.default_int_handler)
+    aborted, statuses = threading.Event(), []
+    watch.note_to(2)("kernel Z")
+    undo = watch.watch_signals(2, lambda status: (statuses.append(status), aborted.set()))
+    try:
+        os.kill(os.getpid(), number)
+        assert aborted.wait(60)
+    finally:
+        undo()
+    assert signal.signal(number, before) is signal.default_int_handler
+    assert signal.set_wakeup_fd(-1) == -1
+    assert statuses == [128 + number]
+    assert capfd.readouterr() == ("", f"einmpi: error: rank 2: {reason}\n")
+
+
+def test_undo_gives_back_what_was_taken():
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        watch.watch_signals(0, print)()
+        assert "signals" not in {thread.name for thread in threading.enumerate()}
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (EinmpiError("Z: too\n  large"), "Z: too large"),
+        (KeyError("k"), "KeyError: 'k'"),
+        (MemoryError("no room"), "not enough memory: no room"),
+    ],
+)
+def test_fail(monkeypatch, capfd, error, message):
+    monkeypatch.delenv("EINMPI_DEBUG", raising=False)
+    monkeypatch.setattr(watch, "_GRACE", 60.0)
+    statuses = []
+    watch.note_to(1)("kernel Z")
+    watch.fail(1, error, statuses.append)
+    assert statuses == [1]
+    assert capfd.readouterr().err == f"einmpi: error: rank 1: kernel Z: {message}\n"
+
+
+HANGS = """
+import ctypes, os, signal, sys, time
+from einmpi.process import supervise as watch
+hang = ctypes.PyDLL(None).sleep  # keeps Python's lock, as mpi4py's Abort does
+watch._GRACE = 0.3
+if sys.argv[1] == "fail":
+    watch.fail(0, ValueError("no"), lambda status: hang(600))
+watch.watch_signals(0, lambda status: hang(600))
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("case", "said"), [("fail", "ValueError: no"), ("signal", "terminated by SIGTERM")])
+def test_abort_hangs(case, said):
+    command = [sys.executable, "-c", HANGS, case]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (1, f"einmpi: error: rank 0: {said}\n")
+
+
+def test_fail_in_debug(monkeypatch, capfd):
+    monkeypatch.setenv("EINMPI_DEBUG", "1")
+    monkeypatch.setattr(watch, "_GRACE", 60.0)
+    watch.note_to(0)("")
+    try:
+        raise EinmpiError("Z: too large")
+    except EinmpiError as error:
+        watch.fail(0, error, lambda status: None)
+    first, *_, last = capfd.readouterr().err.splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "einmpi: error: rank 0: Z: too large")

@@ -1,0 +1,405 @@
+"""The command line as people use it: what it prints, where to, its exit status."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from in_process import einmpi_here
+from mpi_helpers import OPEN_MPI, environment, needs_mpirun, run_mpi
+from paths import ROOT
+
+import einmpi
+from einmpi.cli.main import _without_ranks, main, make_parser
+from einmpi.files import load as storage
+
+JOBS = sorted(path.name for path in (ROOT / "jobs").glob("*.toml"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the example jobs."""
+    shutil.copytree(ROOT / "jobs", tmp_path / "jobs")
+    return tmp_path
+
+
+def run(folder, *arguments):
+    return einmpi_here(folder, arguments)
+
+
+def process(folder, *arguments, **more):
+    """The finished process of `python -m einmpi …`."""
+    return subprocess.run([sys.executable, "-m", "einmpi", *arguments], cwd=folder, env=environment(**more),
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["jobs/chain.toml"], ["check", "jobs/softmax.toml"], ["jobs/none.toml"], ["plan"]])
+def test_a_process_says_what_it_says_here(folder, words):
+    """The other tests are quicker without one."""
+    there, here = process(folder, *words), run(folder, *words)
+    assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
+    assert there.stdout.split("\n")[1:] == here.stdout.split("\n")[1:]  # times are in the first line
+
+
+def assert_refused(done, message):
+    """Status 2, nothing on standard output, exactly this one line on standard error."""
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("\n") and done.stderr.count("\n") == 1, done.stderr
+    assert re.fullmatch(re.escape(message).replace("…", ".*"), done.stderr[:-1]), done.stderr
+
+
+# ---- the example jobs -----------------------------------------------------------------------------------------------
+
+
+def chain(A, B, C, D, E):
+    return {"Z": A @ B + C @ (D @ E)}
+
+
+def softmax(X):
+    return {"Y": softmax_rows(X)}
+
+
+def softmax_rows(X):
+    E = np.exp(X - X.max(axis=-1, keepdims=True))
+    return E / E.sum(axis=-1, keepdims=True)
+
+
+def attention(Q, K, V, WQ, WK, WV, WO):
+    QH, KH, VH = (np.einsum("sa,ahd->hsd", x, w) for x, w in ((Q, WQ), (K, WK), (V, WV)))
+    heads = softmax_rows(QH @ KH.transpose(0, 2, 1) / np.sqrt(QH.shape[-1])) @ VH
+    return {"Y": np.einsum("hsd,ahd->sa", heads, WO)}
+
+
+def distances(X, Y):
+    difference = X[:, :, None] - Y[None, :, :]
+    return {"L2": np.square(difference).sum(axis=1), "Linf": np.abs(difference).max(axis=1)}
+
+
+def shortest_path(W):
+    """Floyd and Warshall's algorithm; 64 steps are enough for 64 points."""
+    D = np.where(np.eye(len(W)) == 1, 0.0, W)
+    for k in range(len(W)):
+        D = np.minimum(D, D[:, k, None] + D[None, k, :])
+    return {"D64": D}
+
+
+BY_NUMPY = {"chain": chain, "softmax": softmax, "attention": attention, "distances": distances,
+            "shortest_path": shortest_path}  # fmt: skip
+
+
+def test_every_job_has_its_own_check():
+    assert {name.removesuffix(".toml") for name in JOBS} == set(BY_NUMPY)
+
+
+def summaries(text):
+    """{name: (dtype, shape, norm, min, max)} of what a run prints."""
+    number = r"(-?[\d.e+-]+)"
+    lines = re.findall(rf"^  (\w+)  (\w+) ([\d×]+|scalar)  norm {number}  min {number}  max {number}(?:  → .*)?$", text,
+                       re.MULTILINE)  # fmt: skip
+    return {name: (dtype, shape, *map(float, numbers)) for name, dtype, shape, *numbers in lines}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_run_equals_numpy(name, folder):
+    job = einmpi.load(ROOT / "jobs" / name)
+    arrays = {spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64") for spec in job.inputs}
+    wanted = BY_NUMPY[name.removesuffix(".toml")](**arrays)
+    done = run(folder, f"jobs/{name}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(rf"{re.escape(job.title)}: \d+\.\d\d s on 1 rank \(plan .*, load .*, run .*, store .*\); "
+                        r"\d+ threads? a rank \([^)]*\)"
+                        r"(; \d+ kernels? compiled in .* s)?", done.stdout.split("\n")[0])  # fmt: skip
+    found = summaries(done.stdout)
+    assert list(found) == list(wanted) and done.stdout.count("\n") == 1 + len(wanted)
+    for tensor, array in wanted.items():
+        dtype, shape, norm, least, greatest = found[tensor]
+        assert dtype == job.dtype and shape == "×".join(map(str, array.shape))
+        scale = np.abs(array).max()
+        np.testing.assert_allclose(norm, np.linalg.norm(array.ravel()), rtol=1e-4)
+        np.testing.assert_allclose([least, greatest], [array.min(), array.max()], rtol=1e-4, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_reference_equals_numpy(name):
+    job = einmpi.load(ROOT / "jobs" / name)
+    arrays = {spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64") for spec in job.inputs}
+    results = einmpi.reference(job)
+    tolerance = 1e-10 if job.dtype == "float64" else 2e-3
+    for tensor, array in BY_NUMPY[name.removesuffix(".toml")](**arrays).items():
+        np.testing.assert_allclose(results[tensor], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_check(name, folder):
+    job = einmpi.load(ROOT / "jobs" / name)
+    done = run(folder, "check", f"jobs/{name}")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.split("\n")
+    assert lines[0] == job.title and lines[-2:] == ["ok", ""]
+    assert [line.split()[1] for line in lines if line.startswith("input ")] == [v.name for v in job.graph.inputs]
+    assert [line.split()[1] for line in lines if line.startswith("output ")] == list(job.graph.outputs)
+    for vertex in job.graph.computed:
+        assert any(line.startswith(f"         {vertex}   {vertex.dtype} ") for line in lines), vertex.name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_plan_is_that_of_the_python_interface(name, folder):
+    done = run(folder, "plan", f"jobs/{name}", "-n", "8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{einmpi.plan(einmpi.load(ROOT / 'jobs' / name), ranks=8)}\n"
+
+
+def test_plan_of_the_chain_is_the_picture_in_the_readme(folder):
+    done = run(folder, "plan", "jobs/chain.toml", "-n", "8", "--json", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = json.loads(done.stdout)
+    cuts = {vertex["name"]: vertex["partitioning"] for vertex in plan["vertices"]}
+    assert cuts == {
+        "Z_1": {"i": 2, "k": 2, "j": 2},
+        "Z_2": {"j": 2, "k": 2, "l": 2},
+        "Z_3": {"i": 2, "k": 2, "j": 2},
+        "Z": {"i": 4, "k": 2},
+    }
+    moved = {vertex["name"]: sum(vertex["words"].values()) for vertex in plan["vertices"]}
+    assert moved == {"Z_1": 3 * 480**2, "Z_2": 3 * 480**2, "Z_3": 3 * 480**2, "Z": 0}
+    assert plan["words_predicted"] == 9 * 480**2 == plan["certificate"]["lower_bound_words"]
+
+
+def test_plan_writes_json(folder):
+    done = run(folder, "plan", "jobs/softmax.toml", "-n", "6", "--compare", "--json", "plans.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    plans = json.loads((folder / "plans.json").read_text())
+    assert [plan["strategy"] for plan in plans] == ["eindecomp", "eindecomp-paper", "sqrt", "replicate"]
+    wanted = {"ranks", "strategy", "certificate", "digest", "words_predicted", "bytes_predicted",
+              "bytes_peak_predicted", "paper_cost", "seconds_planning", "vertices"}  # fmt: skip
+    for plan in plans:
+        assert wanted <= set(plan) and f"\n{plan['strategy']} " in done.stdout
+
+
+# ---- flags ----------------------------------------------------------------------------------------------------------
+
+
+def test_run_is_the_default_command(folder):
+    short, long = (run(folder, *words, "jobs/softmax.toml") for words in ((), ("run",)))
+    assert summaries(short.stdout) == summaries(long.stdout) != {}
+
+
+def test_set_replaces_sizes_and_those_computed_from_them(folder):
+    done = run(folder, "check", "jobs/chain.toml", "--set", "s=100", "--set", "skew=10")
+    assert "sizes    s=100  skew=10  thin=10  long=1000" in done.stdout.split("\n")
+
+
+def test_dtype_is_that_of_generated_inputs(folder):
+    done = run(folder, "jobs/softmax.toml", "--dtype", "float64")
+    assert summaries(done.stdout)["Y"][0] == "float64"
+
+
+@pytest.mark.parametrize("command", [["run"], ["check"], ["plan", "-n", "4"]])
+def test_quiet(command, folder):
+    done = run(folder, *command, "jobs/softmax.toml", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["check", "--help"], ["plan", "--help"]])
+def test_help(arguments, folder):
+    done = run(folder, *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: einmpi")
+
+
+def test_help_shows_commands_and_examples_that_work(folder):
+    text = run(folder, "--help").stdout
+    for command in ("run", "check", "plan"):
+        assert re.search(rf"^ +{command} +\w", text, re.MULTILINE)
+    for job in re.findall(r"jobs/\w+\.toml", text):
+        assert (folder / job).is_file()
+
+
+def test_outputs_go_to_files(folder):
+    (folder / "job.toml").write_text(
+        'program = "Z[i] = 2 * X[i]"\ninputs.X = { shape = [4], random = "arange" }\noutputs.Z = "out.h5:/group/Z"\n'
+    )
+    done = run(folder, "job.toml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("  Z  float64 4  norm 7.48331  min 0  max 6  → out.h5:/group/Z\n")
+    (folder / "again.toml").write_text('program = "Y[i] = Z[i]"\ninputs.Z = "out.h5:/group/Z"\n')
+    assert run(folder, "again.toml").stdout.endswith("  Y  float64 4  norm 7.48331  min 0  max 6\n")
+    assert sorted(os.listdir(folder)) == ["again.toml", "job.toml", "jobs", "out.h5"]
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+TITLE = 'title = "t"\n'
+BAD_JOBS = {
+    "not TOML": ("a = 1\nb = = 2\n", "bad.toml:2:5: this is not TOML: …; KEY = VALUE and [TABLE] lines"),
+    "no program": (TITLE, 'bad.toml: there is no program; program = "NAME[labels] = expression"'),
+    "unknown key": (
+        TITLE + 'program = "Z = 1"\n[plan]\nmemroy = 3\n',
+        "bad.toml:4:1: unknown key 'memroy' in plan; did you mean memory? allowed: strategy, memory, machine",
+    ),
+    "unknown table": (
+        TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',
+        "bad.toml:3:2: unknown key 'sise'; did you mean sizes? allowed: title, dtype, program, sizes, inputs, outputs, "
+        "plan, run, roles",
+    ),
+    "syntax": (
+        TITLE + 'program = """\nY[i:3] = i\n  Z[i] = Y[i\n"""\n',
+        "bad.toml:4:11: syntax error: '[' was never closed; one statement a line: NAME[labels] = expression",
+    ),
+    "unknown tensor": (
+        TITLE + 'program = "Y[i:3] = i; Z[i] = Q[i]"\n',
+        "bad.toml:2:31: unknown tensor 'Q'; allowed: Y",
+    ),
+    "label left over": (
+        TITLE + "program = '''\nY[i:3,j:3] = i\n\nZ[i] = Y[i,j]\n'''\n",
+        "bad.toml:5:12: label j is neither in the output Z[i] nor aggregated; add it to the output or aggregate it "
+        "with sum, prod, max, min, any, all",
+    ),
+    "no such input file": (
+        TITLE + 'program = "Z[i] = X[i]"\n[inputs]\nX = "none.h5:/X"\n',
+        "bad.toml:4:1: there is no file none.h5; paths are relative to the job file",
+    ),
+    "dtype of an input": (
+        TITLE + 'program = "Z[i:3] = X[i]"\n[inputs]\nX = { shape = [3], random = "ones", dtype = "uint8" }\n',
+        "bad.toml:4:37: unknown dtype 'uint8'; did you mean int64? allowed: …",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+@pytest.mark.parametrize("name", BAD_JOBS)
+def test_a_bad_job_is_one_line(name, command, folder):
+    text, message = BAD_JOBS[name]
+    (folder / "bad.toml").write_text(text)
+    assert_refused(run(folder, command, "bad.toml"), message)
+
+
+CHAIN = "jobs/chain.toml"
+SIZES = "allowed: s, skew, thin, long"
+BAD_ARGUMENTS = {
+    "nothing": ([], "einmpi: the following arguments are required: COMMAND; see einmpi --help"),
+    "no job": (["check"], "einmpi: the following arguments are required: JOB.toml; see einmpi check --help"),
+    "unknown flag": (["check", CHAIN, "--fast"], "einmpi: unrecognized arguments: --fast; see einmpi --help"),
+    "unknown command": (
+        ["rum", CHAIN],
+        "einmpi: unknown command 'rum'; did you mean run? "
+        "allowed: run, check, plan, verify, sbatch, doctor, calibrate, completion",
+    ),
+    "no ranks": (
+        ["plan", CHAIN],
+        "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",
+    ),
+    "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks; 1 to 4096"),
+    "missing file": (["jobs/none.toml"], "jobs/none.toml: there is no such file; a job file in TOML"),
+    "a folder": (["check", "jobs"], "jobs: this is a folder; a job file in TOML"),
+    "set without a number": ([CHAIN, "--set", "s"], "--set s: '' is not a whole number; --set NAME=NUMBER"),
+    "set to a word": ([CHAIN, "--set", "s=ten"], "--set s=ten: 'ten' is not a whole number; --set NAME=NUMBER"),
+    "set to two signs": ([CHAIN, "--set", "s=--5"], "--set s=--5: '--5' is not a whole number; --set NAME=NUMBER"),
+    "set to half": ([CHAIN, "--set", "s=1.5"], "--set s=1.5: '1.5' is not a whole number; --set NAME=NUMBER"),
+    "set nothing": ([CHAIN, "--set", "=5"], f"jobs/chain.toml: there is no size '' to set; {SIZES}"),
+    "set unknown": ([CHAIN, "--set", "S=5"], f"jobs/chain.toml: there is no size 'S' to set; {SIZES}"),
+    "set zero": (
+        ["check", CHAIN, "--set", "s=0"],
+        "jobs/chain.toml:10:1: size s is set to 0; a whole number from 1 to 2**39 = 549755813888",
+    ),
+    "a computed size becomes zero": (
+        [CHAIN, "--set", "skew=1000"],
+        "jobs/chain.toml:12:1: size thin is 0; a whole number from 1 to 2**39 = 549755813888",
+    ),
+    "dtype": (["check", CHAIN, "--dtype", "double"], "jobs/chain.toml: unknown dtype 'double'; allowed: …"),
+    "too large": (
+        [CHAIN, "--set", "s=9000000"],
+        "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes, more "
+        "machines, or a memory limit",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARGUMENTS)
+def test_bad_arguments_are_one_line(name, folder):
+    arguments, message = BAD_ARGUMENTS[name]
+    assert_refused(run(folder, *arguments), message)
+
+
+def test_a_failed_run_is_one_line_and_status_1(folder):
+    (folder / "job.toml").write_text(
+        'program = "Z[i] = X[int64(X[i])]"\ninputs.X = { shape = [4], random = "uniform", low = 7, high = 8 }\n'
+    )
+    done = run(folder, "job.toml")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Z: an index from 7 to 7 is out of range; 0 to 3\n"
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(folder):
+    (folder / "job.toml").write_text(
+        'program = "Z[i] = X[int64(X[i])]"\ninputs.X = { shape = [4], random = "uniform", low = 7, high = 8 }\n'
+        'outputs.Z = "none/out.h5:/Z"\n'
+    )
+    assert_refused(run(folder, "job.toml"), "job.toml:3:9: there is no folder for none/out.h5; a folder that exists")
+
+
+def test_debug_shows_the_traceback(folder):
+    done = process(folder, "jobs/none.toml", EINMPI_DEBUG="1")
+    assert done.returncode != 0 and done.stdout == ""
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.strip().endswith("InputError: jobs/none.toml: there is no such file; a job file in TOML")
+
+
+# ---- under mpirun ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_four_ranks_print_one_summary(folder):
+    done = run_mpi(4, ["-m", "einmpi", "jobs/chain.toml"], cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    alone = run(folder, "jobs/chain.toml")
+    assert summaries(done.stdout) == summaries(alone.stdout) != {}
+    assert done.stdout.count("\n") == 1 + alone.stdout.count("\n") == 3
+    assert re.search(
+        r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ", done.stdout, re.M
+    )
+
+
+@pytest.mark.mpi
+@needs_mpirun
+@pytest.mark.parametrize("name", ["not TOML", "unknown key", "label left over"])
+def test_four_ranks_refuse_a_bad_job_with_one_line(name, folder):
+    text, message = BAD_JOBS[name]
+    (folder / "bad.toml").write_text(text)
+    done = run_mpi(4, ["-m", "einmpi", "bad.toml"], cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = done.stderr.splitlines()
+    pattern = re.escape(message).replace("…", ".*")
+    assert sum(re.fullmatch(pattern, line) is not None for line in lines) == 1, done.stderr
+    assert OPEN_MPI or len(lines) == 1  # Open MPI's mpirun adds a block of its own, before or after it
+
+
+def test_an_error_nobody_foresaw_is_one_line_and_status_1() -> None:
+    """A stand-in for a bug: the planner is made to fail."""
+    script = (
+        "import sys, einmpi.api\n"
+        "def broken(*args, **options): raise ZeroDivisionError('two\\nlines')\n"
+        "einmpi.api.plan = broken\n"
+        "from einmpi.cli.main import main\n"
+        "sys.exit(main(['plan', 'jobs/chain.toml', '-n', '4']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    expected = "einmpi: error: ZeroDivisionError: two lines; EINMPI_DEBUG=1 shows where\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
+
+
+@pytest.mark.parametrize("words", [["-n", "2"], ["-n2"], ["-n=2"], ["--ranks", "2"], ["--ranks=2"]])
+def test_ranks_do_not_see_how_many_they_are(words):
+    assert make_parser().parse_args(["run", "a.toml", *words]).ranks == 2
+    assert _without_ranks(["run", "a.toml", *words, "--set", "n=2"]) == ["run", "a.toml", "--set", "n=2"]
+
+
+def test_flags_are_not_cut_short(capfd):
+    """--rank would be --ranks to this process, and something that its ranks would take for --ranks again."""
+    assert main(["run", "a.toml", "--rank", "2"]) == 2
+    assert "unrecognized arguments: --rank 2" in capfd.readouterr().err

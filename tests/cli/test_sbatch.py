@@ -1,0 +1,235 @@
+"""`einmpi sbatch`: a script with the figures of the plan, in which the user's words are data and never code."""
+
+import os
+import re
+import subprocess
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.cli.main import main, make_parser
+from einmpi.cli.sbatch import command
+from einmpi.cli.sbatch.command import make_script, parse_limit
+from einmpi.cli.sbatch.estimate import BESIDE, MARGIN, MIB, START, estimate
+from einmpi.cli.sbatch.script import Script, clock, job_name, plain
+from einmpi.errors import InputError
+
+JOB = """
+program = "Z[i,k] = sum(A[i,j] * B[j,k])"
+[sizes]
+n = 64
+[inputs]
+A = { shape = ["n", "n"], random = "normal", seed = 1 }
+B = { shape = ["n", "n"], random = "normal", seed = 2 }
+"""
+MACHINE = """
+measured = "on a machine"
+[inside]
+latency = "1 us"
+bandwidth = "5 GB/s"
+[between]
+latency = "10 us"
+bandwidth = "1 GB/s"
+[kernels]
+float64 = "10 Gflop/s"
+other = "1 Gop/s"
+"""
+NASTY = ["a b", "it's", 'say "hi"', "two\nlines", "x\n#SBATCH --exclusive\n", "$(touch pwned)", "`touch pwned`",
+         "; touch pwned;", "-n", "*", "%j", "tab\there", "ünï", "\\", "&", "# no"]  # fmt: skip
+OPTIONS = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "mem", "time", "output", "signal",
+           "requeue", "open-mode"}  # fmt: skip
+
+
+@pytest.fixture
+def job(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_mpi", lambda: ("mpich", "MPICH 5.0"))  # asking takes a second
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "machine.toml").write_text(MACHINE)
+    return tmp_path / "job.toml"
+
+
+def script(*words):
+    return str(make_script(make_parser().parse_args(["sbatch", *map(str, words)])))
+
+
+def sbatch_options(text):
+    """What Slurm reads: it looks at lines up to the first command."""
+    found = {}
+    for line in text.split("\n"):
+        if line.startswith("#SBATCH "):
+            name, _, value = line.removeprefix("#SBATCH --").partition("=")
+            found[name] = value
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+def run(text, folder, status=0):
+    """The words of the run when a shell runs the script, with an srun that only tells them."""
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    for name, does in {
+        "srun": f"printf '%s\\0' \"$@\" > told; exit {status}",
+        "scontrol": "echo $* > requeued",
+        "env": "exit 0",  # it has the option
+        "sleep": "exec /bin/sleep 0.01",
+    }.items():
+        (tools / name).write_text(f"#!/bin/bash\ncd '{folder}'\n{does}\n")
+        (tools / name).chmod(0o755)
+    (folder / "run.sbatch").write_bytes(text.encode(errors="surrogateescape"))
+    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", "run.sbatch"], cwd=folder, env={**os.environ, **variables}, capture_output=True)
+    assert done.returncode == status, done.stderr
+    return [os.fsdecode(word) for word in (folder / "told").read_bytes().split(b"\0")[:-1]]
+
+
+def test_figures_of_the_plan(job):
+    text = script(job, "--nodes", 2, "--ntasks-per-node", 4, "--cpus-per-task", 3, "--set", "n=4000")
+    plan = einmpi.plan(einmpi.load(job, n=4000), 8, nodes=2)
+    found = sbatch_options(text)
+    assert (found["nodes"], found["ntasks-per-node"], found["cpus-per-task"]) == ("2", "4", "3")
+    memory = int(found["mem"].removesuffix("M"))
+    assert memory - 1 < 4 * (plan.peak + BESIDE) / MIB <= memory
+    computing, moving = 2 * 4000**3 / 8 / 3e9, plan.bytes_predicted / 8 / 1e8
+    files = 3 * 4000**2 * 8 / 2 / 1e8
+    minutes = (MARGIN * (computing + moving + files) + START) / 60
+    assert clock(int(minutes * 60)) == found["time"]
+    assert "einmpi calibrate" in text
+
+
+def test_memory_for_what_is_read_ahead(tmp_path):
+    """Up to a limit above the peak, but never more than there is to read."""
+    (tmp_path / "job.toml").write_text(
+        'program = "Y[i,k] = sum(A[i,j] * B[j,k]); Z = sum(Y[i,j] * C[i,j])"\n'
+        + "\n".join(f'inputs.{name} = "{name}.npy"' for name in "ABC")
+    )
+    for name in "ABC":
+        np.save(tmp_path / f"{name}.npy", np.zeros((1024, 1024)))
+    job = einmpi.load(tmp_path / "job.toml")
+    peak = einmpi.plan(job, 1).peak
+    for limit, tensors in ((None, peak), (peak + 2**20, peak + 2**20), (2**40, peak + 8 * 2**20)):
+        found = estimate(einmpi.plan(job, 1, memory=limit), "numpy", 1).memory
+        assert found == -(-(tensors + BESIDE) // MIB)
+
+
+def test_a_measured_machine(job):
+    text = script(job, "--nodes", 2, "--ntasks-per-node", 4, "--set", "n=8000", "--machine", "machine.toml")
+    plan = einmpi.plan(einmpi.load(job, n=8000), 8, nodes=2, machine="machine.toml")
+    assert plan.seconds_predicted and estimate(plan, "numpy", 1).seconds > START + 2 * plan.seconds_predicted
+    assert "from times that were measured: on a machine" in text and "einmpi calibrate" not in text
+    assert f"--machine {job.parent / 'machine.toml'}" in text
+
+
+def test_what_is_passed_on(job):
+    words = ["--set", "n=32", "--dtype", "float32", "--strategy", "sqrt", "--memory", "4GiB", "--backend", "numpy",
+             "--fast-math"]  # fmt: skip
+    assert run(script("job.toml", "--nodes", 1, "--ntasks-per-node", 2, *words), job.parent) == [
+        "--mpi=pmi2", "python", "-m", "einmpi", str(job), *words]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "launch"), [("mpich", "srun --mpi=pmi2"), ("intel", "srun --mpi=pmi2"),
+                                               ("openmpi", "srun --mpi=pmix"), ("other", "srun")])  # fmt: skip
+def test_the_launcher_belongs_to_the_mpi(family, launch):
+    text = str(Script("x", (), 1, 1, 1, 1, 60, family, "a library", ["job.toml"]))
+    assert f"\nlaunch=${{LAUNCH:-{launch}}}\n" in text and "a library" in text
+
+
+def test_the_mpi_of_this_python():
+    family, library = command._mpi()
+    assert (family, library.split()[0]) in {("mpich", "MPICH"), ("openmpi", "Open")}
+
+
+def test_gpus(job):
+    found = sbatch_options(script(job, "--nodes", 1, "--ntasks-per-node", 4, "--backend", "cupy"))
+    assert found["gpus-per-node"] == "4"
+    assert "gpus-per-node" not in sbatch_options(script(job, "--nodes", 1, "--ntasks-per-node", 4))
+
+
+@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (2, False), (75, True), (138, False)])
+def test_checkpoints(job, status, requeued):
+    """Status 138 is that of a signal: without one to the script itself, nobody asked the ranks to stop."""
+    text = script(job, "--nodes", 1, "--ntasks-per-node", 2, "--checkpoint", "saved", "--every", "1h", "--time", "1h")
+    found = sbatch_options(text)
+    assert (found["signal"], found["requeue"], found["open-mode"]) == ("B:USR1@300", "", "append")
+    words = run(text, job.parent, status)
+    assert words[-5:] == ["--every", "1h", "--checkpoint", str(job.parent / "saved"), "--resume"]
+    assert (job.parent / "requeued").exists() == requeued
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+def test_words_of_the_user_are_data(tmp_path_factory, data):
+    words = st.sampled_from(NASTY) | st.text(
+        st.characters(blacklist_categories=["Cs"], blacklist_characters="\0/"), max_size=20
+    )
+    name, title, folder = (data.draw(st.lists(words, max_size=3).map("".join)) for _ in range(3))
+    place = tmp_path_factory.mktemp("job")
+    notes, command_words = [title, folder], [f"/{folder}/{name}.toml", "--checkpoint", f"/{folder}"]
+    resumes = data.draw(st.booleans())
+    text = str(Script(name, notes, 1, 1, 1, 1, 3600, "mpich", title, command_words, resumes=resumes))
+    hold = ["env", "--block-signal=USR1"] * resumes
+    assert run(text, place) == ["--mpi=pmi2", *hold, "python", "-m", "einmpi", *command_words]
+    assert set(sbatch_options(text)) <= OPTIONS and sbatch_options(text)["output"] == "%x-%j.out"
+    assert sorted(path.name for path in place.iterdir()) == ["run.sbatch", "told", "tools"]
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+", job_name(name)) and "\n" not in plain(title)
+
+
+def test_a_file_name_that_is_no_text(job, capfdbinary):
+    odd = os.fsdecode(os.fsencode(job.parent) + b"/\xff $(touch pwned).toml")
+    os.rename(job, odd)
+    assert main(["sbatch", odd, "--nodes", "1", "--ntasks-per-node", "1"]) == 0
+    printed = os.fsdecode(capfdbinary.readouterr().out)
+    assert main(["sbatch", odd, "--nodes", "1", "--ntasks-per-node", "1", "--out", "it's.sbatch", "--quiet"]) == 0
+    assert os.fsdecode((job.parent / "it's.sbatch").read_bytes()) == printed
+    assert run(printed, job.parent)[-1] == odd
+
+
+def test_an_environment_is_activated_by_its_quoted_name(job, monkeypatch):
+    prefix = job.parent / "it's an $(environment)"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/activate").write_text("touch activated\n")
+    monkeypatch.setattr(command, "sys", SimpleNamespace(prefix=str(prefix), base_prefix="/usr"))
+    run(script(job, "--nodes", 1, "--ntasks-per-node", 1), job.parent)
+    assert (job.parent / "activated").exists()
+
+
+def test_the_script_is_printed_or_goes_to_a_file_of_its_own(job, capfd):
+    words = ["sbatch", "job.toml", "--nodes", "1", "--ntasks-per-node", "1"]
+    assert main([*words, "--out", "-"]) == 0 and not os.path.exists("-")
+    assert "1 rank on 1 node;" in capfd.readouterr().out
+    assert main([*words, "--out", "./job.toml"]) == 2 and job.read_text() == JOB
+    assert capfd.readouterr().err == "--out ./job.toml: is the job file; another file to write\n"
+
+
+def test_a_job_of_many_years_needs_a_limit(job):
+    words = [job, "--nodes", 1, "--ntasks-per-node", 1, "--set", "n=999999"]
+    with pytest.raises(InputError, match=r"takes \d\d,\d{3} days on 1 rank on 1 node"):
+        script(*words)
+    assert sbatch_options(script(*words, "--time", "1h"))["time"] == "01:00:00"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("90:30", 5430), ("1:30:00", 5400), ("1-00", 86400), ("1-2:03", 93780), ("1-0:0:5", 86405),
+     ("90min", 5400), ("2h", 7200), ("1.5h", 5400)],
+)  # fmt: skip
+def test_limits(text, seconds):
+    assert parse_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "soon", "1:2:3:4", "-5", "0", "5s", "99999999999h", "1-", "٣", "10 $(id)", "600-0"]
+)
+def test_wrong_limits(text):
+    with pytest.raises(InputError, match="--time: "):
+        parse_limit(text)
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(60, "00:01:00"), (61, "00:02:00"), (86400, "1-00:00:00")])
+def test_clock(seconds, shown):
+    assert clock(seconds) == shown

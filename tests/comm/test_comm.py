@@ -1,0 +1,287 @@
+"""The comms: one table of scenarios for one process, for threads and for mpirun, which runs this file as a script."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import traceback
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi_helpers import OPEN_MPI, ROOT, all_three, exchange, gather, needs_mpirun, reduce, run_all, run_mpi
+
+from einmpi.comm import mpi as comm_mpi
+from einmpi.comm.base import CountingComm, SelfComm
+from einmpi.comm.threads import run_threads
+from einmpi.errors import EinmpiError
+from einmpi.graph.scalar import DTYPES
+
+# ---- one process and threads ----------------------------------------------------------------------------------------
+
+
+def test_one_process():
+    assert run_all(SelfComm()) == 0 == run_threads(1, run_all)[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 9])
+def test_threads(ranks):
+    assert min(run_threads(ranks, run_all)) > 0
+
+
+def test_many_threads():
+    everyone = [tuple(range(64))]
+    run_threads(64, lambda comm: all_three(comm, everyone, np.random.default_rng(1), most=4, dtypes=["float32"]))
+
+
+@st.composite
+def calls(draw):
+    ranks = draw(st.integers(2, 9))
+    group = st.permutations(range(ranks)).flatmap(lambda order: st.integers(1, ranks).map(lambda n: tuple(order[:n])))
+    count = st.one_of(st.just(0), st.integers(0, 2000))
+
+    def one(group):
+        counts = st.lists(st.lists(count, min_size=len(group), max_size=len(group)), min_size=len(group),
+                          max_size=len(group))  # fmt: skip
+        return st.tuples(st.sampled_from((exchange, gather, reduce)), st.just(group), st.sampled_from(DTYPES), counts)
+
+    return ranks, draw(st.lists(group.flatmap(one), min_size=1, max_size=6))
+
+
+@settings(max_examples=60)
+@given(calls())
+def test_any_calls_in_any_groups(drawn):
+    ranks, program = drawn
+    run_threads(ranks, lambda comm: [call(comm, *rest) for call, *rest in program if comm.rank in rest[0]])
+
+
+def test_sums_are_added_in_the_order_of_the_group():
+    values = np.float32([1e8, 1, -1e8])
+
+    def total(comm):
+        receive = np.zeros(1, np.float32)
+        comm.reduce_scatter((2, 0, 1), np.repeat(values[comm.rank], 3), [1, 1, 1], receive)
+        return float(receive[0])
+
+    assert run_threads(3, total) == [1.0] * 3  # (-1e8 + 1e8) + 1; in the order of the ranks it would be 0
+
+
+def fail_on_two(comm):
+    if comm.rank == 2:
+        raise ValueError("broken")
+    comm.barrier()
+
+
+def receive_one(comm):
+    comm.sendrecv(None, None, 1 - comm.rank, np.zeros(1))
+
+
+def send_one(comm):
+    comm.sendrecv(1 - comm.rank, np.zeros(1), None, None)
+
+
+# What rank 0 does, what rank 1 does, and what is said about it.
+WRONG = [
+    (receive_one, lambda comm: None, "rank 0 waits for rank 1 in sendrecv, but rank 1 has ended"),
+    (send_one, lambda comm: None, "rank 1 has not received what rank 0 sent in sendrecv"),
+    (lambda comm: comm.sendrecv(1, np.zeros(2, int), None, None), receive_one,
+     "rank 0 sends 2 elements of int64 to rank 1, which expects 1 of float64"),
+    (lambda comm: comm.allgatherv((0, 1), np.zeros(5), [3, 2]),
+     lambda comm: comm.allgatherv((0, 1), np.zeros(6), [4, 2]),
+     "rank 0 sends 3 elements of float64 to rank 1, which expects 4"),
+    (lambda comm: comm.barrier(), lambda comm: comm.same(""),
+     "rank [01] expects (barrier|same) of rank [01], which does"),
+    (lambda comm: comm.barrier(), receive_one, "rank 1 expects sendrecv of rank 0, which does barrier"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second", "said"), WRONG)
+def test_calls_that_do_not_match(first, second, said):
+    with pytest.raises(EinmpiError, match=said):  # at once: whoever waits for long says so instead
+        run_threads(2, lambda comm: (second if comm.rank else first)(comm), limit=60)
+
+
+def test_a_rank_that_does_not_come():
+    given_up = threading.Event()
+
+    def on_rank(comm):
+        if comm.rank:
+            assert given_up.wait(60)
+        try:
+            receive_one(comm)
+        finally:
+            given_up.set()
+
+    with pytest.raises(EinmpiError, match=r"rank 0 has waited 0\.2 s for rank 1 in sendrecv"):
+        run_threads(2, on_rank, limit=0.2)
+
+
+def test_the_first_error_ends_all():
+    with pytest.raises(ValueError, match="broken") as caught:  # not that somebody has waited for long
+        run_threads(5, fail_on_two, limit=60)
+    assert caught.value.__notes__ == ["on rank 2 of 5"]
+
+
+def test_own_data_never_passes_through():
+    for comm in (SelfComm(), CountingComm(0, 1)):
+        with pytest.raises(AssertionError, match="with itself"):
+            comm.alltoallv((0,), np.zeros(1), [1], np.zeros(1), [1])
+
+
+# ---- MPI ------------------------------------------------------------------------------------------------------------
+
+
+def under_mpi():
+    """One rank of `mpirun … test_comm.py all`: the table, whole and in small messages, then what only MPI has."""
+    from mpi4py import MPI
+
+    user, limit = MPI.COMM_WORLD, comm_mpi.MOST_BYTES
+    comm = comm_mpi.MpiComm(user)
+    assert comm.ranks_on_node == comm.size == user.size
+    inbox = np.zeros(1)  # the caller's own message, pending all the time, would take any of ours
+    pending = user.Irecv(inbox, source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+    received = run_all(comm)
+    comm_mpi.MOST_BYTES = 7
+    run_all(comm)
+    comm_mpi.MOST_BYTES, comm.oversubscribed = limit, not comm.oversubscribed
+    if comm.size <= 3:  # the other way to wait; many ranks on few cores spin for long
+        run_all(comm)
+    MPI.Request.Waitall([user.Isend(np.full(1, comm.rank + 1.0), (comm.rank + 1) % comm.size), pending])
+    assert inbox[0] == (comm.rank - 1) % comm.size + 1
+    held = [sub for sub in comm._groups.values() if sub is not None]
+    comm.free()
+    comm.free()
+    assert all(sub == MPI.COMM_NULL for sub in held)
+    if comm.size == 2:
+        make_and_free_many(user)
+    if comm.size == 3:
+        run_out_of_communicators(user, MPI)
+    everyone = user.gather(received)
+    if user.rank == 0:
+        print(json.dumps(everyone))
+
+
+def make_and_free_many(user):
+    for _ in range(200 if OPEN_MPI else 2100):  # MPICH has 2048 communicators
+        comm = comm_mpi.MpiComm(user)
+        assert comm.reduce_scatter((1, 0), np.ones(2), [1, 1], np.zeros(1))
+        comm.free()
+
+
+def run_out_of_communicators(user, MPI):
+    """One rank has no more; the others learn it, and the groups do without."""
+    comm, taken = comm_mpi.MpiComm(user), []
+    try:
+        while user.rank == 0 and len(taken) < 2100:
+            taken.append(MPI.COMM_SELF.Dup())
+    except MPI.Exception:
+        pass
+    counts = [[3, 0, 4]] * 3
+    gather(comm, (2, 0, 1), "float32", counts)
+    done = comm.reduce_scatter((1, 0, 2), np.ones(3), [1, 1, 1], np.zeros(1))
+    assert set(user.allgather(done)) == {len(user.bcast(taken and [1] * len(taken))) == 2100}
+    for each in taken:
+        each.Free()
+    comm.free()
+
+
+def large():
+    """More than 2**31 bytes from rank 0 to rank 1, and back as another dtype."""
+    from mpi4py import MPI
+
+    comm = comm_mpi.MpiComm(MPI.COMM_WORLD)
+    count, block = 2**31 + 5, 2**20
+    marks = (np.arange(count // block) % 120).astype(np.int8)
+    buffer = np.zeros(count + 3, np.int8)
+    if comm.rank == 0:
+        buffer[: count // block * block].reshape(-1, block)[...] = marks[:, None]
+        buffer[count - 5 : count] = 7
+    else:
+        buffer[count:] = 9
+    comm.allgatherv((0, 1), buffer, [count, 3])
+    assert (buffer[: count // block * block].reshape(-1, block) == marks[:, None]).all()
+    assert buffer[-8:].tolist() == [7] * 5 + [9] * 3
+    if comm.rank == 0:
+        buffer[...] = 0
+        comm.sendrecv(None, None, 1, buffer[3:].view(bool))
+        assert buffer[:3].tolist() == [0] * 3 and (buffer[3::block][: count // block] == marks).all()
+        assert buffer[-5:].tolist() == [7] * 5
+    else:
+        comm.sendrecv(0, buffer[:-3].view(bool), None, None)
+    assert comm.received == (3 + count if comm.rank == 0 else count)
+    comm.free()
+
+
+@pytest.mark.mpi
+@needs_mpirun
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
+def test_mpi(ranks):
+    done = run_mpi(ranks, [__file__, "all"], timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == run_threads(ranks, run_all)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@needs_mpirun
+def test_more_than_two_gib():
+    done = run_mpi(2, [__file__, "large"], timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_abort_says_one_line():
+    done = run_mpi(3, """if True:
+        import sys
+        from einmpi.comm.mpi import MpiComm, abort, world
+        comm = MpiComm(world())
+        if comm.rank == 1:
+            sys.stderr.write("einmpi: error: rank 1: broken\\n")
+            abort(world(), 3)
+        comm.barrier()
+        """)  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "")
+    lines = done.stderr.splitlines()
+    assert lines.count("einmpi: error: rank 1: broken") == 1
+    assert OPEN_MPI or len(lines) == 1, done.stderr  # Open MPI's mpirun adds its own account, whatever a rank does
+
+
+# ---- without a launcher, or with a wrong one ------------------------------------------------------------------------
+
+
+def world_with(**environment):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "OMPI", "MPI", "SLURM"))}
+    code = "from einmpi.comm.mpi import world\ntry: print(world())\nexcept Exception as e: print(repr(e))"
+    done = subprocess.run([sys.executable, "-c", code], env={**kept, "PYTHONPATH": str(ROOT), **environment},
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_no_launcher():
+    assert world_with() == world_with(SLURM_PROCID="0", SLURM_JOB_ID="5") == "None"
+
+
+def test_no_library():
+    said = world_with(PMI_RANK="0", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert said.startswith("EinmpiError(") and "/nowhere/libmpi.so" in said and said.count("\n") == 0
+
+
+@pytest.mark.mpi
+@needs_mpirun
+def test_launcher_of_another_mpi():
+    foreign = {"PMI_RANK": "0", "PMI_SIZE": "4"} if OPEN_MPI else {
+        "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}  # fmt: skip
+    assert re.match(r"EinmpiError\(.*started 4 processes, but each is alone; .*(MPICH|Open MPI)", world_with(**foreign))
+
+
+if __name__ == "__main__":
+    try:
+        {"all": under_mpi, "large": large}[sys.argv[1]]()
+    except BaseException:
+        traceback.print_exc()
+        comm_mpi.abort(comm_mpi.world(), 1)

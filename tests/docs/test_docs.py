@@ -1,0 +1,571 @@
+"""README.md and docs/*.md say what is true: every fenced block is run or checked.
+
+A page is run from top to bottom in a temporary folder that holds a copy of jobs/. What a block means:
+
+    ```python    run; one namespace a page; `<!-- file: NAME -->` before it saves it as NAME instead, for console blocks
+    ```einmpi    a program: read and evaluated with the inputs and sizes of the last `<!-- given: KEYWORDS -->`
+    ```toml      a job file: read and evaluated, outputs included; `<!-- file: NAME -->` before it saves it as NAME,
+                 `<!-- toml … -->` before it is hidden text that comes first in the file
+    ```text      directly after a block: what the python block prints, or the graph of the einmpi block
+    ```console   `$ command` lines, each followed by what it prints, standard error included; einmpi by itself runs in
+                 this process; those that start ranks are left out where there is no mpirun
+    ```errors    programs, each followed by the message it gives; a blank line between them
+    ```job-errors  the same with job files, saved as job.toml
+    ```pycon     a session of Python: `>>> ` lines, each followed by what it prints
+    ```ebnf      a grammar: every name that is used is defined
+    ```sh        README's commands to set up a machine: not run here, their pieces are checked
+
+`<!-- python … -->` is a hidden python block. In what is shown, … stands for any text; seconds, threads and errors of
+rounding are not compared.
+"""
+
+import ast
+import configparser
+import contextlib
+import doctest
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_process import einmpi_here
+from mpi_helpers import MPIRUN, OMPI_SETTINGS
+from paths import ROOT
+
+import einmpi
+from einmpi.comm.base import ALONE
+from einmpi.compiled.outputs import check_targets, claim, store
+from einmpi.errors import InputError
+from einmpi.files.specs import COMPRESSIONS, INSIDE
+from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.graph.scalar import BFLOAT16, CASTS, DTYPES, FUNCTIONS, OPS
+from einmpi.job.generated import RANDOM
+from einmpi.job.outputs import OUTPUT_SUFFIXES
+from einmpi.language.macros import MACROS
+from einmpi.language.vocabulary import CALLABLES, CONSTANTS
+
+PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+ELSEWHERE = "compared in a test of its own"
+STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)")
+ALONE_HERE = re.compile(r"einmpi [\w ./=:,'-]+")  # nothing that a shell would see anything in
+KINDS = ("python", "pycon", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
+
+
+# ---- reading a page -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, or a comment, of kind "<!--". `follows`: only blank lines stand between it and the last block."""
+
+    kind: str
+    text: str
+    line: int
+    follows: bool
+
+
+def blocks(path):
+    """The fenced blocks and the comments of a page, in order."""
+    found, lines, follows = [], path.read_text().split("\n"), False
+    k = 0
+    while k < len(lines):
+        line, start = lines[k], k + 1
+        if line.startswith("```"):
+            body = []
+            while lines[k + 1] != "```":
+                k += 1
+                body.append(lines[k])
+            k += 1
+            found.append(Block(line[3:].strip(), "\n".join(body), start, follows))
+            follows = True
+        elif line.startswith("<!--"):
+            body = [line.removeprefix("<!--")]
+            while "-->" not in lines[k]:
+                k += 1
+                body.append(lines[k])
+            text = "\n".join(body).replace("-->", "").strip()
+            found.append(Block("<!--", text, start, follows))
+            follows = False
+        elif line.strip():
+            follows = False
+        k += 1
+    return found
+
+
+def test_blocks_are_all_of_a_known_kind():
+    for path in PAGES.values():
+        for block in blocks(path):
+            assert block.kind in (*KINDS, "<!--"), f"{path.name}:{block.line}: unknown kind of block {block.kind!r}"
+
+
+# ---- running a page -------------------------------------------------------------------------------------------------
+
+
+class Page:
+    """Runs the blocks of a page one after another in a folder."""
+
+    def __init__(self, path, folder):
+        self.path, self.folder = path, folder
+        self.namespace = {"__name__": "page"}
+        self.given, self.hidden, self.file = {}, "", ""
+        self.printed = None  # what the next text block must be
+        shutil.copytree(ROOT / "jobs", folder / "jobs")
+
+    def run(self, skip=()):
+        for block in blocks(self.path):
+            here = f"{self.path.name}:{block.line}"
+            if block.kind == "text":
+                if self.printed is not ELSEWHERE:
+                    assert block.follows and self.printed is not None, f"{here}: nothing prints this text"
+                    assert_shown(block.text, self.printed, here)
+                self.printed = None
+            elif block.kind == "<!--":
+                self.comment(block.text)
+            else:
+                self.printed = None
+                if block.kind not in skip:
+                    getattr(self, "run_" + block.kind.replace("-", "_"))(block.text, here)
+
+    def comment(self, text):
+        word, _, rest = text.partition("\n")
+        key, _, value = text.partition(": ")
+        if word == "python":
+            self.file = ""
+            self.run_python(rest, self.path.name)
+        elif word == "toml":
+            self.hidden = rest + "\n"
+        elif key == "given":
+            self.given = eval(f"dict({value})", {"np": np})
+        elif key == "file":
+            self.file = value
+        elif key == "output of":
+            self.printed = ELSEWHERE
+
+    def run_python(self, text, here):
+        if self.file:
+            (self.folder / self.file).write_text(text + "\n")
+            self.file = ""
+            return
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(text, here, "exec"), self.namespace)
+        self.printed = printed.getvalue()
+
+    def run_pycon(self, text, here):
+        names = {"np": np, "einmpi": einmpi, **self.namespace}
+        session = doctest.DocTestParser().get_doctest(text + "\n", names, here, str(self.path), 0)
+        report = []
+        doctest.DocTestRunner(verbose=False).run(session, out=report.append)
+        assert session.examples and not report, "".join(report)
+
+    def run_einmpi(self, text, here):
+        job = einmpi.program(text, **self.given)
+        arrays = {vertex.name: sample(vertex, self.given[vertex.name]) for vertex in job.graph.inputs}
+        einmpi.reference(job, arrays)
+        self.printed = str(job.graph)
+
+    def run_toml(self, text, here):
+        path = self.folder / (self.file or "job.toml")
+        path.write_text(self.hidden + text + "\n")
+        self.hidden = self.file = ""
+        run_and_store(einmpi.load(path))
+
+    def run_console(self, text, here):
+        environment = shell_environment(self.folder)
+        for command, shown in commands(text):
+            if STARTS_RANKS.search(command) and not MPIRUN.exists():
+                continue
+            if ALONE_HERE.fullmatch(command) and not STARTS_RANKS.search(command):
+                done = einmpi_here(self.folder, shlex.split(command)[1:], together=True)
+            else:
+                done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=environment, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)  # fmt: skip
+            assert_shown(shown, done.stdout, f"{here}: $ {command}")
+
+    def run_errors(self, text, here):
+        for program, message in examples(text):
+            with pytest.raises(InputError) as caught:
+                einmpi.program(program, **self.given)
+            assert_shown(message, str(caught.value), f"{here}: {program}")
+
+    def run_job_errors(self, text, here):
+        for job, message in examples(text):
+            Path("job.toml").write_text(job + "\n")
+            with pytest.raises(InputError) as caught:
+                run_and_store(einmpi.load("job.toml"))
+            assert_shown(message, str(caught.value), f"{here}: {job}")
+
+    def run_ebnf(self, text, here):
+        rules = dict(re.findall(r"^(\w+)\s*= (.*?) ;$", text, re.MULTILINE))
+        assert len(rules) == len(text.replace("\n\n", "\n").split("\n")), here
+        used = {word for rule in rules.values() for word in re.findall(r"\w+", re.sub(r'"[^"]*"', "", rule))}
+        defined = {*rules, "NAME", "NUMBER", "ANYTHING"}
+        assert used - defined == set() and set(rules) - used == {next(iter(rules))}, here
+
+    def run_sh(self, text, here):
+        """Set-up commands are checked by tests of their own."""
+
+
+def sample(vertex, given):
+    """Values for an input: floats at random, integers zero, so that gathers stay in range."""
+    if hasattr(given, "dtype"):
+        return given
+    return np.random.default_rng(0).random(vertex.bound).astype(vertex.dtype)
+
+
+def commands(text):
+    """(command, what it prints) of a console block."""
+    assert text.startswith("$ ")
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown
+
+
+def examples(text):
+    """(what is wrong, its message): examples with a blank line between them, the message last."""
+    for example in text.split("\n\n"):
+        wrong, _, message = example.rpartition("\n")
+        yield wrong, message
+
+
+def run_and_store(job):
+    """What the command line does, in this process."""
+    check_targets(job)
+    with claim(job, ALONE):
+        store(job, einmpi.plan(job, 1).digest, einmpi.run(job))
+
+
+def shell_environment(folder):
+    """Commands named einmpi, python and mpirun that are the ones under test."""
+    tools = folder / ".bin"
+    tools.mkdir(exist_ok=True)
+    # Open MPI counts cores, and does not like root, the usual user in a container.
+    options = " --oversubscribe --bind-to none" if MPIRUN.with_name("ompi_info").exists() else ""
+    for name, command in (("einmpi", f'"{sys.executable}" -m einmpi'), ("python", f'"{sys.executable}"'),
+                          ("mpirun", f'"{MPIRUN}"{options}')):  # fmt: skip
+        script = tools / name
+        script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        script.chmod(0o755)
+    kept = {key: value for key, value in os.environ.items() if key != "EINMPI_DEBUG"}
+    return {**kept, **OMPI_SETTINGS, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+
+VARYING = {
+    r"\b\d+\.\d\d s\b": "0.00 s",
+    r"\b(plan|load|run|checkpoint|store) \d+\.\d\d\b": r"\1 0.00",
+    r"\b\d+ threads? a rank \(.*?\)(; \d+ kernels? compiled in .* s)?": "1 thread a rank (reason)",
+    r"\berror \d\.\de[-+]\d\d\b": "error 0.0e+00",
+}
+
+
+def assert_shown(shown, printed, here):
+    """Equal up to white space at the ends of lines, what differs from run to run, and … for any text."""
+
+    def clean(text):
+        text = "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))
+        for pattern, same in VARYING.items():
+            text = re.sub(pattern, same, text)
+        return text
+
+    wanted, found = clean(shown), clean(printed)
+    pattern = re.escape(wanted).replace("…", ".*")
+    assert re.fullmatch(pattern, found), f"{here}\n--- the page shows\n{wanted}\n--- this is printed\n{found}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_page(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EINMPI_DEBUG", raising=False)
+    Page(PAGES[name], tmp_path).run()
+
+
+# ---- every error has an example -------------------------------------------------------------------------------------
+
+# What people write reaches these modules first.
+READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/files/hdf5.py",
+           ROOT / "einmpi/files/hdf5_writing.py",
+           ROOT / "einmpi/files/datasets.py", ROOT / "einmpi/files/raw.py",
+           ROOT / "einmpi/files/formats.py",
+           ROOT / "einmpi/files/load.py", ROOT / "einmpi/files/writing.py",
+           ROOT / "einmpi/compiled/dist_array.py", ROOT / "einmpi/api.py",
+           ROOT / "einmpi/compiled/program.py")  # fmt: skip
+# The errors of these are in console blocks, in processes of their own.
+COMMAND_LINE = (ROOT / "einmpi/cli/main.py", ROOT / "einmpi/cli/commands.py", ROOT / "einmpi/cli/job_options.py",
+                ROOT / "einmpi/units.py",
+                ROOT / "einmpi/cli/output_files.py",
+                ROOT / "einmpi/cli/launch/mpirun.py",
+                *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
+                *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),
+                *sorted((ROOT / "einmpi" / "calibrate").glob("*.py")),
+                *sorted((ROOT / "einmpi" / "doctor").glob("*.py")))  # fmt: skip
+# Errors without an example on a page, and why.
+NOT_SHOWN = {
+    "may not be read": "root may read everything",
+    "may not be written": "root may write everything",
+    "as planned": "needs a file that changes during a run",
+    "was replaced during the run": "needs a file that changes during a run",
+    "ends before its last value": "needs a file that changes during a run",
+    "cannot be read: {error.strerror}": "needs a disk that fails",
+    "set TMPDIR": "needs a full disk",
+}
+
+
+def raise_sites(paths=READERS):
+    """(file, the statement, its text) of every `raise InputError(…)`."""
+    for path in paths:
+        for function in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+                if isinstance(node, ast.Raise) and "InputError(" in ast.unparse(node):
+                    yield path, node, f"{function.name}: {ast.unparse(node)}"
+
+
+def test_every_error_has_an_example(tmp_path, monkeypatch):
+    seen = set()
+
+    def record(self, where, what, allowed="", made=InputError.__init__):
+        frame = sys._getframe(1)
+        seen.add((Path(frame.f_code.co_filename).resolve(), frame.f_lineno))
+        made(self, where, what, allowed)
+
+    monkeypatch.setattr(InputError, "__init__", record)
+    for name in ("language.md", "job_file.md"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Page(PAGES[name], tmp_path / name).run(skip=["console"])
+    missing = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {text}"
+        for path, node, text in raise_sites()
+        if not any(file == path and node.lineno <= line <= node.end_lineno for file, line in seen)
+        and not any(part in text for part in NOT_SHOWN)
+    ]
+    assert not missing, "no page shows an example of these errors:\n" + "\n".join(missing)
+
+
+def test_every_error_of_the_command_line_has_an_example():
+    pages = ("language.md", "job_file.md", "command_line.md", "checkpoint.md", "howto_machine.md")
+    text = "\n".join(PAGES[name].read_text() for name in pages)
+    missing = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {message}"
+        for path, node, message in raise_sites(COMMAND_LINE)
+        if not re.search("(: |; )".join(map(shape_of, node.exc.args)), text)
+        and not any(k in message for k in NOT_SHOWN)
+    ]
+    assert not missing, "no page shows an example of these errors:\n" + "\n".join(missing)
+
+
+def shape_of(node):
+    """A pattern for the text that an expression makes: what is constant in it."""
+    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+    return "".join(re.escape(part.value) if isinstance(part, ast.Constant) else ".+" for part in parts)
+
+
+# ---- lists and tables equal the code --------------------------------------------------------------------------------
+
+
+def table_after(name, heading):
+    """The cells of the first table under a heading, without its head; code marks and escapes removed."""
+    text = PAGES[name].read_text().split(f"\n{heading}\n", 1)[1]
+    rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].strip().split("\n")[2:]
+    return [[cell.replace("\\|", "|").replace("`", "").strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
+            for row in rows]  # fmt: skip
+
+
+def test_macros_equal_the_code():
+    shown = {}
+    for call, definition, options in table_after("language.md", "## Macros"):
+        shown[re.match(r"\w+", call)[0]] = call, definition, options
+    wanted = {}
+    for name, macro in MACROS.items():
+        call = f"{name}[L](x)" if macro.needs_labels else f"{name}(x)"
+        call += f" or {name}[L](x)" if macro.reduces else ""
+        options = ", ".join(f"{key}={value}" for key, value in macro.options.items())
+        wanted[name] = call, macro.body.replace("\n", "; "), options
+    assert shown == wanted
+
+
+def test_functions_equal_the_code():
+    shown = {re.match(r"\w+", call)[0]: (call.count(",") + 1, taken == "yes")
+             for call, _, taken in table_after("language.md", "## Functions")}  # fmt: skip
+    assert shown == {name: (OPS[name].arity, OPS[name].takes_complex) for name in FUNCTIONS if name not in CASTS}
+
+
+def test_operators_equal_the_code():
+    shown, order = {}, []
+    for operators, _, taken in table_after("language.md", "## Operators"):
+        for operator in operators.split():
+            name = {"-x": "neg", "~x": "~"}.get(operator, operator)
+            shown[name] = taken == "yes"
+            order.append(OPS[name].precedence)
+    assert shown == {name: op.takes_complex for name, op in OPS.items() if op.precedence}
+    assert order == sorted(order)
+
+
+def test_aggregations_equal_the_code():
+    shown = {name: (symbol, nothing, taken == "yes")
+             for name, _, symbol, nothing, _, taken in table_after("language.md", "## Aggregations")}  # fmt: skip
+    assert shown == {
+        name: (rule.symbol, "error" if rule.neutral is None else str(rule.neutral), rule.takes_complex)
+        for name, rule in AGGREGATIONS.items()
+    }
+
+
+def test_dtypes_and_constants_equal_the_code():
+    text = PAGES["language.md"].read_text()
+    assert "The dtypes are " + ", ".join(f"`{dtype}`" for dtype in DTYPES) + f", and `{BFLOAT16}` on" in text
+    casts = re.search(r"Casts are functions named like the dtypes: (.*?)\. A cast", text, re.DOTALL)[1]
+    assert re.findall(r"`(\w+)\(x\)`", casts) == list(CASTS)
+    assert set(re.search(r"4\. (.*)\.\n", text)[1].replace("`", "").replace(" or ", ", ").split(", ")) == set(CONSTANTS)
+    assert set(CALLABLES) == {*AGGREGATIONS, *MACROS, *FUNCTIONS}
+
+
+def allowed_keys(tmp_path, text):
+    """The keys that the message about an unknown key lists."""
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        einmpi.load(path)
+    assert "unknown" in str(caught.value)
+    return str(caught.value).split("allowed: ")[1].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("heading", "table"),
+    [
+        ("## The file", "nonsense = 1"),
+        ("## Plan", "plan.nonsense = 1"),
+        ("## Run", "run.nonsense = 1"),
+        ("## Roles", "roles.nonsense = 1"),
+        ("## Inputs", "inputs.X.nonsense = 1"),
+        ("## Outputs", "outputs.Z.nonsense = 1"),
+    ],
+)
+def test_keys_equal_the_code(heading, table, tmp_path):
+    shown = [row[0] for row in table_after("job_file.md", heading)]
+    assert sorted(shown) == sorted(allowed_keys(tmp_path, f'program = "Z[i] = X[i]"\n{table}\n'))
+
+
+def test_values_equal_the_code(tmp_path):
+    shown = [row[0] for row in table_after("job_file.md", "### Strategies")]
+    assert shown == allowed_keys(tmp_path, 'program = "Z = 1"\nplan.strategy = "nonsense"\n')
+    backend = next(row[1] for row in table_after("job_file.md", "## Run") if row[0] == "backend")
+    shown = backend.removeprefix("one of ").split(", ")
+    assert shown == allowed_keys(tmp_path, 'program = "Z = 1"\nrun.backend = "nonsense"\n')
+    assert [row[0] for row in table_after("job_file.md", "### Generated inputs")] == list(RANDOM)
+    text = PAGES["job_file.md"].read_text()
+    for word in (*COMPRESSIONS, *INSIDE, *OUTPUT_SUFFIXES):
+        assert f"`{word}`" in text
+
+
+def test_json_keys_equal_the_code(tmp_path):
+    (tmp_path / "job.toml").write_text('program = "NAME[i:3] = i"')
+    command = [sys.executable, "-m", "einmpi", "job.toml", "--repeat", "2", "--summary", "--json", "-"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=shell_environment(tmp_path), capture_output=True, text=True, check=True
+    )
+
+    def keys(data, above=""):
+        for key, value in data.items():
+            first = value[0] if isinstance(value, list) else value
+            yield from keys(first, f"{above}{key}.") if isinstance(first, dict) else [above + key]
+
+    shown = [key for row in table_after("job_file.md", "### The JSON of a run") for key in row[0].split(", ")]
+    assert sorted(shown) == sorted(keys(json.loads(done.stdout)))
+
+
+def test_architecture_names_every_module():
+    text = PAGES["architecture.md"].read_text()
+    for path in sorted((ROOT / "einmpi").rglob("*.py")):
+        if path.name != "__init__.py":
+            name = str(path.relative_to(ROOT / "einmpi"))
+            assert f"`{name}`" in text, f"docs/architecture.md says nothing about `{name}`"
+
+
+# ---- README's commands ----------------------------------------------------------------------------------------------
+
+
+def readme_command(name):
+    lines = PAGES["README.md"].read_text().split("\n")
+    start = lines.index(f"<!-- {name} -->")
+    assert lines[start + 1] == "```sh" and lines[start + 3] == "```", f"{name}: one line in a fenced block"
+    return lines[start + 2]
+
+
+def extras():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    return set(config["options.extras_require"])
+
+
+@pytest.mark.parametrize("name", ["run command", "test command"])
+def test_readme_commands_set_up_everything(name):
+    venv, install, command = readme_command(name).split(" && ")
+    assert venv == "python3 -m venv .venv"
+    wanted = re.fullmatch(r"\.venv/bin/pip install -q -e '\.\[(.*)\]'", install)[1].split(",")
+    assert set(wanted) <= extras() and "mpich" in wanted
+    if name == "run command":
+        assert (ROOT / command.split()[-1]).is_file()
+    else:
+        assert command.startswith(".venv/bin/python -m pytest") and "test" in wanted
+
+
+def test_extras_named_anywhere_exist():
+    for path in MARKDOWN:
+        for listed in re.findall(r"(?:einmpi|'\.)\[([\w,]+)\]'", path.read_text()):
+            assert set(listed.split(",")) <= extras(), path.name
+
+
+def test_continuous_integration_finds_the_test_command():
+    script = "sed -n '/<!-- test command -->/,/^```$/p' README.md | sed '1,2d;$d'"
+    assert script in (ROOT / ".ci" / "run").read_text()
+    found = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == readme_command("test command")
+
+
+@pytest.mark.mpi
+def test_readme_run_command_prints_what_readme_shows(tmp_path):
+    if not MPIRUN.exists():
+        pytest.skip("there is no mpirun beside the Python interpreter")
+    command = readme_command("run command").split(" && ")[-1].replace(".venv/bin/", "")
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=shell_environment(tmp_path), capture_output=True,
+                          text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    page = blocks(PAGES["README.md"])
+    start = next(k for k, block in enumerate(page) if block.text == "output of: run command")
+    assert_shown(page[start + 1].text, done.stdout, "README.md")
+
+
+# ---- links ----------------------------------------------------------------------------------------------------------
+
+
+def anchors(path):
+    """The anchors that headings get."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.name)
+def test_links_resolve(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "code", text)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = target.partition("#")
+        aim = (path.parent / file).resolve() if file else path
+        assert aim.exists(), f"{path.name}: no file {target}"
+        assert not anchor or anchor in anchors(aim), f"{path.name}: no heading for {target}"
+
+
+def test_pictures_need_nothing_from_elsewhere():
+    for path in (ROOT / "docs").glob("*.svg"):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "http" not in text and "href" not in text and "<script" not in text

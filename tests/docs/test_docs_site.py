@@ -1,0 +1,55 @@
+"""The pages as a whole: links lead somewhere, the page about Python is that of its docstrings, the site is whole."""
+
+import re
+import runpy
+
+import pytest
+from paths import ROOT
+
+import einmpi
+
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+OUTSIDE = ("http://", "https://")
+
+
+def prose(path):
+    """The lines of a page without blocks, comments and code."""
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return [re.sub(r"`[^`]*`", "code", line) for line in text.split("\n") if not line.startswith("    ")]
+
+
+def anchors(path):
+    """What # may name on a page: its headings in small letters, with - for spaces and without signs."""
+    found = set()
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
+        found.add(re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", "\n".join(prose(path))):
+        if link.startswith(OUTSIDE):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        assert target.exists(), f"{path.name}: {link}: there is no such file"
+        # A page of the site sees nothing but the site.
+        assert path.parent == ROOT or target.parent == path.parent, f"{path.name}: {link} leads out of docs"
+        if anchor:
+            assert anchor in anchors(target), f"{path.name}: {link}: {target.name} has no such heading"
+
+
+def test_python_page_equals_the_docstrings():
+    script = runpy.run_path(str(ROOT / "docs" / "make_api.py"), run_name="make_api")
+    page = script["PAGE"].read_text()
+    assert page == script["page"](), "python docs/make_api.py writes it anew"
+    for name in einmpi.__all__:
+        assert name == "__version__" or f"\n### {name}\n" in page, f"docs/python_api.md says nothing about {name}"
+
+
+def test_site_has_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", nav, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))

@@ -1,0 +1,137 @@
+"""HDF5 files: what is read, and what is refused."""
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+from refusals import error
+
+from einmpi.files import load as storage
+from einmpi.files.specs import InputSpec
+from einmpi.graph.scalar import DTYPES
+
+LISTED = ", ".join(DTYPES)
+PLACE = "job.toml:9:1"
+pytestmark = pytest.mark.usefixtures("in_folder")
+
+
+def read(file, dataset, place=""):
+    """A whole dataset."""
+    spec = InputSpec("A", file=file, dataset=dataset, place=place)
+    return storage.load(spec, *storage.describe(spec))
+
+
+def hdf5_input(dataset, file="x.h5"):
+    return InputSpec("A", file=file, dataset=dataset, place=PLACE)
+
+
+# ---- reading ----- ---------------------------------------------------------------------------------------------------
+
+ARRAYS = {
+    "float16": np.arange(6, dtype=np.float16).reshape(2, 3),
+    "big": np.arange(6, dtype=">f8").reshape(3, 2),
+    "big_integers": np.array([1, -2], ">i4"),
+    "complex64": np.array([1 + 2j], np.complex64),
+    "complex128": np.array([[1 - 2j]]),
+    "bool": np.array([True, False, True]),
+    "scalar": np.array(2.5, np.float32),
+    "empty": np.zeros((0, 3)),
+    "int64": np.array([-(2**63), 2**63 - 1]),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_what_is_read(name):
+    array = ARRAYS[name]
+    with h5py.File("x.h5", "w") as file:
+        file.create_dataset("g/" + name, data=array)
+    native = array.dtype.newbyteorder("=")
+    assert storage.describe(hdf5_input(f"/g/{name}")) == (array.shape, native.name)
+    found = storage.load(hdf5_input(f"/g/{name}"), array.shape, native.name)
+    assert found.dtype == native and found.dtype.isnative
+    assert found.flags.c_contiguous and found.flags.writeable
+    assert found.shape == array.shape
+    assert (found == array).all()
+
+
+def test_a_compressed_dataset_and_a_link():
+    with h5py.File("x.h5", "w") as file:
+        file.create_dataset("A", data=np.eye(50), chunks=(8, 8), compression="gzip", shuffle=True)
+        file["link"] = h5py.SoftLink("/A")
+    assert (storage.load(hdf5_input("/link"), (50, 50), "float64") == np.eye(50)).all()
+
+
+def test_datasets_that_cannot_be_used():
+    with h5py.File("x.h5", "w") as file:
+        file["text"] = "hello"
+        file["bytes"] = np.array([b"ab"])
+        file["pairs"] = np.zeros(2, [("a", "f4"), ("b", "i4")])
+        file["small"] = np.zeros(2, np.int8)
+        file["unsigned"] = np.zeros(2, np.uint32)
+        file["none"] = h5py.Empty("f4")
+        file["type"] = np.dtype("f8")
+        file["group/inner"] = np.zeros(2)
+        file["broken"] = h5py.SoftLink("/nowhere")
+        file.create_group("bare")
+    names = "/bytes, /group/inner, /none, /pairs, /small, /text, /unsigned"
+    expected = {
+        "/text": f"/text in x.h5 is a string or of variable length, which is not supported; allowed: {LISTED}",
+        "/bytes": f"/bytes in x.h5 is a string, which is not supported; allowed: {LISTED}",
+        "/pairs": f"/pairs in x.h5 is compound, which is not supported; allowed: {LISTED}",
+        "/small": f"/small in x.h5 is int8, which is not supported; allowed: {LISTED}",
+        "/unsigned": f"/unsigned in x.h5 is uint32, which is not supported; allowed: {LISTED}",
+        "/none": "/none in x.h5 has no values; a dataset with a shape",
+        "/type": f"there is no dataset /type in x.h5; did you mean /text? allowed: {names}",
+        "/group": "/group in x.h5 is a group; a dataset; allowed: /group/inner",
+        "/bare": "/bare in x.h5 is a group; a dataset; it has no datasets",
+        "/broken": "/broken in x.h5 is a link to /nowhere, which is not there; a dataset",
+        "/smal": f"there is no dataset /smal in x.h5; did you mean /small? allowed: {names}",
+        "/small/x": f"there is no dataset /small/x in x.h5; did you mean /small? allowed: {names}",
+    }
+    for dataset, message in expected.items():
+        assert error(storage.describe, hdf5_input(dataset)) == f"{PLACE}: {message}"
+        assert error(read, "x.h5", dataset, PLACE) == f"{PLACE}: {message}"
+
+
+def test_a_long_list_of_datasets_is_cut():
+    with h5py.File("x.h5", "w") as file:
+        for number in range(20):
+            file[f"d{number:02}"] = 1.0
+    listed = ", ".join(f"/d{number:02}" for number in range(8))
+    assert error(storage.describe, hdf5_input("/q")) == (
+        f"{PLACE}: there is no dataset /q in x.h5; allowed: {listed}, …")  # fmt: skip
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with h5py.File("whole.h5", "w") as file:
+        file["A"] = np.zeros(1000)
+    whole = (tmp_path / "whole.h5").read_bytes()
+    (tmp_path / "cut.h5").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.h5").write_text("hello")
+    (tmp_path / "nothing.h5").write_text("")
+    (tmp_path / "folder.h5").mkdir()
+    expected = {
+        "no.h5": "there is no file no.h5; paths are relative to the job file",
+        "cut.h5": "cut.h5 cannot be opened as HDF5: truncated file; an HDF5 file",
+        "text.h5": "text.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
+        "nothing.h5": "nothing.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
+        "folder.h5": "folder.h5 is not a file; an HDF5 file",
+    }
+    for file, message in expected.items():
+        assert error(storage.describe, hdf5_input("/A", file)) == f"{PLACE}: {message}"
+    if os.geteuid() != 0:  # root may read everything
+        os.chmod("whole.h5", 0)
+        assert error(storage.describe, hdf5_input("/A", "whole.h5")) == (
+            f"{PLACE}: whole.h5 may not be read; a file with read permission")  # fmt: skip
+
+
+def test_a_damaged_chunk(tmp_path):
+    with h5py.File("x.h5", "w") as file:
+        file.create_dataset("A", data=np.arange(1000.0), chunks=(1000,), compression="gzip")
+        offset, size = (file["A"].id.get_chunk_info(0).byte_offset, file["A"].id.get_chunk_info(0).size)
+    with open("x.h5", "r+b") as raw:
+        raw.seek(offset)
+        raw.write(b"\xff" * size)
+    assert error(storage.load, hdf5_input("/A"), (1000,), "float64").startswith(
+        f"{PLACE}: /A in x.h5 cannot be read: ")  # fmt: skip

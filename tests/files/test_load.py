@@ -1,0 +1,80 @@
+"""Where tensors come from: safetensors, HDF5, generated ones."""
+
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from paths import ROOT
+from refusals import error
+
+from einmpi.files import load as storage
+from einmpi.files.specs import InputSpec
+from einmpi.graph.scalar import DTYPES
+
+LISTED = ", ".join(DTYPES)
+PLACE = "job.toml:9:1"
+pytestmark = pytest.mark.usefixtures("in_folder")
+
+
+def hdf5_input(dataset, file="x.h5"):
+    return InputSpec("A", file=file, dataset=dataset, place=PLACE)
+
+
+def test_a_file_that_changed_after_the_plan():
+    with h5py.File("x.h5", "w") as file:
+        file["A"] = np.zeros((2, 3))
+    assert error(storage.load, hdf5_input("/A"), (2, 4), "float64") == (
+        f"{PLACE}: A in x.h5 is float64[2, 3] now; float64[2, 4], as planned")  # fmt: skip
+    assert error(storage.load, hdf5_input("/A"), (2, 3), "int32") == (
+        f"{PLACE}: A in x.h5 is float64[2, 3] now; int32[2, 3], as planned")  # fmt: skip
+
+
+def test_generated_inputs():
+    spec = InputSpec("A", (2, 3), "int32", "arange")
+    assert storage.describe(spec) == ((2, 3), "int32")
+    assert storage.load(spec, (2, 3), "int32").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert storage.load(spec, (), "int32").tolist() == 0
+    assert storage.load(spec, (3, 0), "int32").shape == (3, 0)
+
+
+# ---- safetensors ----------------------------------------------------------------------------------------------------
+
+
+def tensor_input(tensor, file="m.safetensors"):
+    return InputSpec("W", file=file, tensor=tensor, place=PLACE)
+
+
+def test_safetensors(tmp_path):
+    numpy_files = pytest.importorskip("safetensors.numpy")
+    arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "half": np.ones(2, np.float16),
+              "flag": np.array([True]), "one": np.array(3.0), "tiny": np.zeros(2, np.int8)}  # fmt: skip
+    numpy_files.save_file(arrays, "m.safetensors")
+    for name in ("w", "half", "flag", "one"):
+        shape, dtype = arrays[name].shape, arrays[name].dtype.name
+        assert storage.describe(tensor_input(name)) == (shape, dtype)
+        found = storage.load(tensor_input(name), shape, dtype)
+        assert found.shape == shape and (found == arrays[name]).all()
+    (tmp_path / "bad.safetensors").write_text("no")
+    assert error(storage.describe, tensor_input("tiny")) == (
+        f"{PLACE}: tiny in m.safetensors is I8, which is not supported; allowed: {LISTED}")  # fmt: skip
+    assert error(storage.describe, tensor_input("q")) == (
+        f"{PLACE}: there is no tensor q in m.safetensors; allowed: flag, half, one, tiny, w")  # fmt: skip
+    assert error(storage.describe, tensor_input("w", "no.safetensors")) == (
+        f"{PLACE}: there is no file no.safetensors; paths are relative to the job file")  # fmt: skip
+    assert error(storage.describe, tensor_input("w", "bad.safetensors")).startswith(
+        f"{PLACE}: bad.safetensors cannot be read as safetensors: ")  # fmt: skip
+
+
+def test_an_unknown_suffix():
+    assert error(storage.describe, hdf5_input("/A", "x.csv")) == (
+        f"{PLACE}: x.csv is not a file of a known kind; allowed: .h5, .hdf5, .he5, .safetensors, .npy")  # fmt: skip
+
+
+def test_nothing_heavy_is_imported():
+    code = ("import sys, einmpi.files.load; "
+            "print([m for m in ('h5py', 'scipy', 'safetensors', 'mpi4py', 'numba') if m in sys.modules])")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          cwd=ROOT)  # fmt: skip
+    assert done.stdout == "[]\n"

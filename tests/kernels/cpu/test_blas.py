@@ -1,0 +1,347 @@
+"""Contractions against the reference, the copies that they make, and the memory that these take."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from language.test_property import settled
+
+from einmpi.graph.einsum import EinSum, einsum_type
+from einmpi.graph.scalar import DTYPES, Arg, Call, Const, Index, Scalar
+from einmpi.kernels import contraction as planning
+from einmpi.kernels.contraction import recognise
+from einmpi.kernels.cpu import blas as module
+from einmpi.kernels.cpu.blas import contract, workspace
+from einmpi.kernels.reference import compute
+
+PRODUCT = Call("*", (Arg(0), Arg(1)))
+
+
+def einsum_of(subscripts: str, function: Scalar | None = None, **extents: int) -> EinSum:
+    """An EinSum in numpy's notation; a label without an extent has 4."""
+    inputs, output = subscripts.split("->")
+    operands = tuple(tuple(index) for index in inputs.split(","))
+    summed = tuple(dict.fromkeys(x for x in inputs.replace(",", "") if x not in output))
+    function = function or (PRODUCT if len(operands) == 2 else Arg(0))
+    sizes = tuple((label, extents.get(label, 4)) for label in (*output, *summed))
+    return EinSum(tuple(output), operands, function, "sum" if summed else None, summed, sizes)
+
+
+def arrays_of(einsum, dtypes):
+    """Small whole numbers for integers, so that int32 products stay int32; else normal numbers."""
+    random, arrays = np.random.default_rng(0), []
+    for index, dtype in zip(einsum.operands, dtypes, strict=True):
+        real, imaginary = random.standard_normal((2, *(einsum.extent[label] for label in index)))
+        values = {"b": real > 0, "i": np.trunc(3 * real), "c": real + 1j * imaginary}
+        arrays.append(np.asarray(values.get(np.dtype(dtype).kind, real)).astype(dtype))
+    return arrays
+
+
+def check(einsum, arrays, out=None, scale=1):
+    """The contraction is what the reference computes, up to the roundings of so many products and sums."""
+    dtype = einsum_type(einsum, [array.dtype for array in arrays])
+    out = np.full(einsum.bound, 77).astype(dtype) if out is None else out
+    contraction = recognise(einsum)
+    contract(contraction, arrays, out)
+    expected = compute(einsum, arrays, dtype.name)
+    if dtype.kind in "bi":
+        np.testing.assert_array_equal(out, expected)
+        return out
+    # Every product and every sum rounds, of complex numbers four times. A constant beside a float32 is a float32 to the
+    # reference even if the result is wider; and it rounds products of float16 to float16, where ours rounds their sum.
+    narrow = [array.dtype for array in arrays if array.dtype.kind in "fc" and scale != 1]
+    eps = max(float(np.finfo(kind).eps) for kind in (dtype, *narrow))
+    terms = prod(einsum.extent[label] for label in einsum.aggregated)
+    bound = eps * (4 * terms + 8) * abs(scale) * absolute(einsum, arrays)
+    bound += float(np.finfo(dtype).smallest_subnormal) * terms
+    assert (np.abs(out - expected) <= bound).all(), f"{einsum} of {[array.dtype.name for array in arrays]}"
+    return out
+
+
+def absolute(einsum, arrays):
+    """The sum of the absolute values of the products, without the constants."""
+    factors = tuple(Arg(position) for position in leaves(einsum.function))
+    function = Call("*", factors) if len(factors) == 2 else factors[0]
+    return compute(replace(einsum, function=function), [np.abs(array.astype(complex)) for array in arrays], "float64")
+
+
+def leaves(node):
+    return [node.position] if isinstance(node, Arg) else [x for arg in getattr(node, "args", ()) for x in leaves(arg)]
+
+
+@st.composite
+def contractions(draw):
+    """An EinSum that is a contraction, and the product of its constants."""
+    labels = "abcdef"[: draw(st.integers(1, 6))]
+    sizes = draw(st.sampled_from([[2, 3, 4], [2, 3, 5, 1, 1, 0]]))
+    extent = {label: draw(st.sampled_from(sizes)) for label in labels}
+    count = draw(st.sampled_from([2, 2, 2, 1]))
+    operands = tuple(tuple(draw(st.lists(st.sampled_from(labels), max_size=4))) for _ in range(count))
+    output = tuple(draw(st.lists(st.sampled_from(labels), max_size=4, unique=True)))
+    used = [label for index in operands for label in index]
+    summed = tuple(x for x in labels if x not in output and (x in used or draw(st.booleans())))
+    scale, factors = 1, []
+    for k in draw(st.sampled_from([(0, 1), (1, 0)] if count == 2 else [(0,), (0, 0)])):
+        factor: Scalar = Call("conj", (Arg(k),)) if draw(st.booleans()) else Arg(k)
+        if draw(st.integers(0, 3)) == 0:
+            value = draw(st.sampled_from([2, -3, 0.5, 1 + 2j, True, 1e-3, 0]))
+            factor, scale = Call("*", (Const(value), factor)), scale * value
+        factors.append(factor)
+    function = Call("*", tuple(factors)) if len(factors) == 2 else factors[0]
+    if draw(st.integers(0, 5)) == 0:
+        function = Call("conj", (function,))
+    extents = tuple((label, extent[label]) for label in (*output, *summed))
+    return EinSum(output, operands, function, "sum" if summed else None, summed, extents), scale
+
+
+@st.composite
+def views(draw, array):
+    """The same values in memory that is permuted, or has gaps, or runs backwards; and all of that memory."""
+    order = draw(st.permutations(range(array.ndim)))
+    steps = [draw(st.sampled_from([1, 1, 1, 2, -1, -2])) for _ in order]
+    shape = [array.shape[axis] * abs(step) for axis, step in zip(order, steps, strict=True)]
+    memory = np.full(shape, 55).astype(array.dtype)
+    view = memory[(..., *(slice(None, None, step) for step in steps))].transpose(np.argsort(order))
+    view[...] = array
+    return view, memory
+
+
+@settings(settled(70), suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(contractions(), st.data())
+def random_contractions(case, data):
+    einsum, scale = case
+    assume(recognise(einsum) is not None)
+    arrays = []
+    for array in arrays_of(einsum, [data.draw(st.sampled_from(["complex128", *DTYPES])) for _ in einsum.operands]):
+        arrays.append(data.draw(views(array))[0])
+        arrays[-1].flags.writeable = data.draw(st.booleans())
+    try:
+        dtype = einsum_type(einsum, [array.dtype for array in arrays])
+    except TypeError:
+        assume(False)
+    said = workspace(recognise(einsum), [array.dtype.name for array in arrays], dtype.name)
+    assert said <= max(planning.PIECE, 1024)
+    out, memory = data.draw(views(np.full(einsum.bound, 77).astype(dtype)))
+    check(einsum, arrays, out, scale)
+    out[...] = np.asarray(55).astype(dtype)
+    assert (memory == np.asarray(55).astype(dtype)).all(), "written beside the output"
+
+
+@pytest.fixture(autouse=True)
+def no_plans():
+    planning._plan.cache_clear()
+
+
+def believe(monkeypatch, values):
+    for name, value in values.items():
+        monkeypatch.setattr(planning, name, value)
+
+
+BELIEFS = {
+    "measured": {},
+    "BLAS": {"DIRECT": 1e9},
+    "BLAS and loops": {"DIRECT": 1e9, "COPY": 1e6, "TURN": 1e6},
+    "BLAS in pieces": {"DIRECT": 1e9, "PIECE": 32, "THIN": 1},
+    "sums of pieces": {"PIECE": 1024, "THIN": 1000},
+}
+
+
+@pytest.mark.parametrize("belief", BELIEFS)
+def test_random(belief, monkeypatch):
+    believe(monkeypatch, BELIEFS[belief])
+    random_contractions()
+
+
+LARGE = {"b": 3, "h": 3, "i": 30, "j": 32, "k": 34, "l": 4, "m": 36, "s": 38, "t": 40, "d": 32}
+# The kernel, how many copies it needs of the operands and the output, and the subscripts.
+NAMED = {
+    ("matmul", 0): "ij,jk->ik ji,jk->ik ij,kj->ki ji,kj->ki ijb,jbk->ik abij,ijkl->abkl bij,bjk->bik hij,jk->hki "
+    "bshd,bthd->bhst bhst,bthd->bshd ij,j->i ij,i->j i,ij->j bij,bj->bi ijb,ijb-> ijlt,jltm->mi iij,jk->ik",
+    ("matmul", 1): "ijlt,jmtl->im itj,tmjk->imk",
+    ("einsum", 0): "ts,ts->s ijb,jb->ib",
+    ("einsum", 1): "ijk,jk->",
+    ("multiply", 0): "i,j->ij bi,bj->jib",
+    ("reduce", 1): "ij->i ij-> ijk->ki iij->j",
+}
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """How many times an array is filled from another one."""
+    calls, fill = [], module._fill
+    monkeypatch.setattr(module, "_fill", lambda *parts: (calls.append(parts), fill(*parts)))
+    return calls
+
+
+@pytest.mark.parametrize("kernel, copies, subscripts", [(*key, x) for key, text in NAMED.items() for x in text.split()])
+def test_copies(kernel, copies, subscripts, filled, monkeypatch):
+    kernels, apply = [], module._apply
+    monkeypatch.setattr(module, "_apply", lambda plan, parts: (kernels.append(plan.kernel), apply(plan, parts)))
+    einsum = einsum_of(subscripts, **LARGE)
+    check(einsum, arrays_of(einsum, ["float64"] * len(einsum.operands)))
+    assert (kernels, len(filled)) == ([kernel], copies)
+
+
+@pytest.mark.parametrize("subscripts", " ".join(NAMED.values()).split())
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64", "complex128", "int32", "int64", "bool"])
+def test_dtypes(subscripts, dtype):
+    einsum = einsum_of(subscripts, **{label: extent // 5 + 1 for label, extent in LARGE.items()})
+    check(einsum, arrays_of(einsum, [dtype] * len(einsum.operands)))
+
+
+def test_no_copy_of_an_operand_for_views_that_BLAS_takes(filled):
+    random = np.random.default_rng(0)
+    a, b, out = random.random((50, 90))[:, 20:80], random.random((70, 120))[:, ::2].copy().T, np.zeros((100, 100))
+    einsum = einsum_of("ij,jk->ki", i=50, j=60, k=70)
+    check(einsum, [a, b], out[20:90, 10:60])
+    assert not filled
+    check(einsum, [a[:, ::-1], b], out[20:90, 10:60])  # BLAS knows no negative strides
+    assert len(filled) == 1
+    check(einsum, [a, b], out[20:90, :100:2])
+    assert len(filled) == 2
+
+
+def test_constants_go_to_what_is_small(filled):
+    function = Call("*", (Const(3), PRODUCT))
+    einsum = einsum_of("ij,jk->ik", function, i=1000, j=4, k=300)
+    arrays = arrays_of(einsum, ["float64", "float64"])
+    check(einsum, arrays, scale=3)
+    assert [parts[0][0].size for parts in filled] == [1200]
+    einsum = einsum_of("ij,jk->ik", function, i=30, j=400, k=300)
+    check(einsum, arrays_of(einsum, ["float64", "float64"]), scale=3)
+    assert len(filled) == 1
+
+
+def test_integers_are_exact_and_wrap_around():
+    einsum = einsum_of("ij,jk->ik", i=30, j=40, k=50)
+    near = 2**53 // 40
+    for value in (1, 2**20, near, near + 1, 2**62 + 1, -(2**63)):  # BLAS while 40 products stay below 2⁵³
+        a, b = np.full((30, 40), value), np.ones((40, 50), np.int64)
+        a[::2] //= 2
+        check(einsum, [a, b])
+    scaled = einsum_of("ij,jk->ik", Call("*", (Const(2**62 + 3), PRODUCT)), i=30, j=40, k=50)
+    check(scaled, arrays_of(scaled, ["int64", "int64"]))
+
+
+def test_accumulates_in_a_wider_dtype():
+    out, many = np.zeros((), np.int64), np.full(10, 46340, np.int32)
+    contract(recognise(einsum_of("i,i->", i=10)), [many, many], out)  # each square is below 2³¹, their sum is not
+    assert out == 10 * 46340**2
+    contract(recognise(einsum_of("i->", i=10)), [many * 46340], out)
+    assert out == 10 * 46340**2
+    ones = np.ones((20, 4000), np.float16)
+    assert (check(einsum_of("ij,jk->ik", i=20, j=4000, k=20), [ones, ones.T]) == 4000).all()
+    assert (check(einsum_of("ij->i", i=20, j=4000), [ones]) == 4000).all()
+
+
+def test_no_contraction():
+    inf, label, plus = Const(float("inf")), Index("i"), Call("+", (Arg(0), Arg(1)))
+    products = [Call("*", (PRODUCT, factor)) for factor in (inf, label, Arg(1), plus)]
+    gather = EinSum(("i",), (("i",), (Arg(0), "j")), Arg(1), "sum", ("j",), (("i", 3), ("j", 3)))
+    most = replace(einsum_of("ij,jk->ik"), aggregation="max")
+    others = [einsum_of("ij->i", Call("exp", (Arg(0),))), *map(einsum_of, ("ij,ij->ij", "ij,j->ij", "ij->ji"))]
+    for einsum in (*(einsum_of("ij,jk->ik", x) for x in (*products, plus)), gather, most, *others):
+        assert recognise(einsum) is None, str(einsum)
+
+
+SMALL = {"PIECE": 2**17, "THIN": 16}
+MEMORY = [
+    ("ij,jk->ik", "float64 float64", {}),
+    ("ijlt,jmtl->im", "float64 float64", {}),
+    ("itj,tmjk->imk", "complex64 complex64", {}),
+    ("ijt,jkm->ik", "float64 float64", {}),
+    ("ij,jk->ik", "float16 float16", SMALL),
+    ("ij,jk->ik", "int32 int64", {}),
+    ("bij,bkj->bki", "float32 float64", SMALL),
+    ("ijlt,jmtl->im", "float64 float64", SMALL),
+    ("ltij,mjtl->mi", "complex128 float32", SMALL),
+    ("mijk,tkji->mt", "float16 float16", SMALL),  # the sums are cut: there is nothing else
+    ("mijk,tkji->mt", "int32 int64", SMALL),
+    ("tijk,ijk->", "float32 float32", SMALL),
+    ("jik,mk->jmi", "float32 float64", SMALL),
+    ("ijk->ki", "float16", SMALL),
+]
+
+
+@pytest.mark.parametrize("subscripts, dtypes, limits", MEMORY)
+def test_workspace(subscripts, dtypes, limits, monkeypatch):
+    """What is said to be needed is what is allocated, but for numpy's buffers and small objects."""
+    believe(monkeypatch, limits)
+    dtypes = dtypes.split()
+    extents = {"i": 60, "j": 60, "k": 50} if "ijk" in subscripts else {}
+    einsum = einsum_of(subscripts, **{"i": 150, "j": 160, "k": 170, "m": 10, "b": 8, "t": 7, "l": 8, **extents})
+    arrays = arrays_of(einsum, dtypes)
+    out = np.empty(einsum.bound, einsum_type(einsum, [np.dtype(dtype) for dtype in dtypes]))
+    said = workspace(recognise(einsum), dtypes, out.dtype.name)
+    peak = peak_of(einsum, arrays, out)
+    assert said <= peak < said + 600_000  # a piece is described in 400 bytes
+    assert said <= limits.get("PIECE", peak)
+    if limits:
+        check(einsum, arrays)
+
+
+def peak_of(einsum, arrays, out):
+    """Bytes that a contraction allocates at once, its plans being made already."""
+    contraction = recognise(einsum)
+    contract(contraction, arrays, out)
+    tracemalloc.start()
+    contract(contraction, arrays, out)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+ODD = {
+    "backwards": lambda x: x[::-1, ::-1],
+    "swapped bytes": lambda x: x.astype(x.dtype.newbyteorder()),
+    "unaligned": lambda x: np.frombuffer(bytearray(b"." + x.tobytes()), np.int8)[1:].view(x.dtype).reshape(x.shape),
+}
+
+
+@pytest.mark.parametrize("layout", ODD)
+def test_workspace_of_what_BLAS_does_not_take(layout, monkeypatch):
+    """numpy would copy the whole of it, unseen."""
+    believe(monkeypatch, SMALL)
+    einsum = einsum_of("ij,jk->ik", i=300, j=310, k=320)
+    arrays = [ODD[layout](array) for array in arrays_of(einsum, ["float64", "float64"])]
+    check(einsum, arrays)
+    assert peak_of(einsum, arrays, np.empty(einsum.bound)) < SMALL["PIECE"] + 100_000
+
+
+@pytest.mark.slow
+def test_workspace_of_large_operands():
+    """At most 64 MiB, as the documentation says, of operands of 256 MiB that lie wrong."""
+    for subscripts, extents in (("ij,kj->ik", {"i": 4096, "j": 8192, "k": 64}), ("ijk,kij->", {"k": 128}),
+                                ("aijk,bkji->ab", {"a": 16, "b": 16, "i": 64, "j": 64, "k": 256})):  # fmt: skip
+        einsum = einsum_of(subscripts, **{"i": 512, "j": 512, **extents})
+        arrays = [np.ones([einsum.extent[x] for x in index])[(..., slice(None, None, -1))] for index in einsum.operands]
+        assert peak_of(einsum, arrays, np.empty(einsum.bound)) < 64 * 2**20
+
+
+def test_same_bits():
+    einsum = einsum_of("ijlt,jmtl->im", i=20, j=30, m=40, l=8, t=9)
+    arrays = arrays_of(einsum, ["float32", "float32"])
+    assert len({check(einsum, [array.copy() for array in arrays]).tobytes() for _ in range(5)}) == 1
+
+
+def test_same_plan_for_every_hash_seed():
+    code = ("from einmpi.kernels.contraction import Contraction, _plan;"
+            "indices = tuple(map(tuple, ('aibjc', 'jbkcl', 'kail')));"
+            "c = Contraction((0, 1), (False, False), indices, tuple((x, 9) for x in 'aibjckl'), 1);"
+            "s = tuple(tuple(8 * 9**k for k in range(len(index))) for index in indices);"
+            "print([_plan(c, (d, d, d), s, d) for d in ('float64', 'int64')])")  # fmt: skip
+    shown = {
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
+                       env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(shown) == 1

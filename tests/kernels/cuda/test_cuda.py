@@ -1,0 +1,265 @@
+"""CUDA kernels without a GPU: run on the CPU by tests/cupy_on_cpu.py, and compiled by nvcc where it is installed."""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if shutil.which("g++") is None:
+    pytest.skip("no g++ to compile kernels for the CPU", allow_module_level=True)
+
+import cupy_on_cpu
+from cuda_cases import (
+    CONTRACTIONS,
+    DISTANCES,
+    GROUPS,
+    check_alignment,
+    check_contraction,
+    check_distance,
+    check_gathers,
+    check_group,
+    check_named,
+    check_out_of_range,
+    compute,
+    operation_agrees,
+    operation_functions,
+    operation_signature,
+    operations,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex, vertices_of
+from language.test_property import programs, settled
+
+from einmpi.kernels import reference
+from einmpi.kernels.cuda import dispatch as cuda
+from einmpi.kernels.cuda import group as cuda_group
+from einmpi.kernels.cuda import launch as cuda_launch
+from einmpi.kernels.cuda.device_functions import COMMON
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", cupy_on_cpu.module())
+    forget()
+    yield sys.modules["cupy"]
+    forget()
+
+
+def forget():
+    """No kernel of one library is left for another one."""
+    for calls in (cuda.CALLS, cuda_group.CALLS):
+        calls.found.clear()
+    for kernels in (cuda.kernel_of, cuda_group.group_kernel):
+        kernels.cache_clear()
+
+
+# ---- values ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["farthest", "columns", "turned"])  # in tiles, folded, through shared memory
+def test_named(cupy, name):
+    check_named(cupy, name, SIZES[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMED)
+def test_every_name_and_size(cupy, name):
+    for size in SIZES:
+        check_named(cupy, name, size)
+
+
+def test_contractions(cupy):
+    for subscripts in CONTRACTIONS[:6]:
+        check_contraction(cupy, subscripts, "float32")
+    check_contraction(cupy, "ij,jk->ik", "complex128", conj=True)
+    check_contraction(cupy, "ji,jk->ik", "complex128", conj=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subscripts", CONTRACTIONS)
+def test_every_contraction(cupy, subscripts):
+    for dtype in ("float16", "float64", "complex64"):
+        check_contraction(cupy, subscripts, dtype)
+    check_contraction(cupy, subscripts, "complex128", conj=True)
+
+
+@pytest.mark.parametrize("case", [DISTANCES[0], *(pytest.param(case, marks=pytest.mark.slow)
+                                                   for case in DISTANCES[1:])])  # fmt: skip
+def test_distances(cupy, monkeypatch, case):
+    check_distance(cupy, monkeypatch, *case)
+
+
+def test_alignment(cupy):
+    check_alignment(cupy)
+
+
+def test_copies_for_a_product_stay_small(cupy, monkeypatch):
+    """What cannot be used as it lies is copied in parts."""
+    arrays = random_arrays("float64", {"A": (9, 40, 8), "B": (8, 9, 5)})
+    einsum, kind, operands = vertex("Z[i,k] = sum(A[a,i,b] * B[b,a,k])", arrays)
+    shapes, empty = [], cupy.empty
+    monkeypatch.setattr(cuda, "PIECE", 9 * 8 * 8 * 10)
+    monkeypatch.setattr(cuda, "THIN", 2)
+    monkeypatch.setattr(cupy, "empty", lambda shape, dtype: shapes.append(shape) or empty(shape, dtype))
+    found = compute(cupy, einsum, kind, operands)
+    np.testing.assert_allclose(found, reference.compute(einsum, operands, kind), rtol=1e-12)
+    assert len(shapes) >= 4
+    assert max(np.prod(shape) for shape in shapes) * 8 <= cuda.PIECE
+
+
+@pytest.mark.parametrize("name", ["softmax"])
+def test_groups(cupy, monkeypatch, name):
+    check_group(cupy, name, "float16", monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_group(cupy, monkeypatch, name):
+    check_group(cupy, name, "float32", monkeypatch)
+
+
+def test_gathers_and_labels(cupy):
+    check_gathers(cupy)
+
+
+def test_index_out_of_range(cupy):
+    for bad in (-1, 50, 2**40):
+        check_out_of_range(cupy, bad)
+
+
+def test_nothing_to_aggregate(cupy):
+    empty = {"X": np.zeros((3, 0))}
+    for text, wanted in (("Z[i] = sum(X[i,j])", 0), ("Z[i] = prod(X[i,j])", 1), ("Z[i] = all(X[i,j] > 0)", True)):
+        einsum, kind, operands = vertex(text, empty)
+        np.testing.assert_array_equal(compute(cupy, einsum, kind, operands), np.full(3, wanted))
+    einsum, kind, operands = vertex("Z[i] = max(X[i,j])", {"X": np.zeros((3, 1))})
+    with pytest.raises(ValueError, match="max of nothing has no value"):
+        compute(cupy, replace(einsum, extents=(("i", 3), ("j", 0))), kind, [operands[0][:, :0]])
+    einsum, kind, operands = vertex("Z[j] = max(X[i,j])", empty)
+    assert compute(cupy, einsum, kind, operands).shape == (0,)
+
+
+def operations_agree(cases):
+    text, wrong = operation_functions(cases), []
+    for number, (_, kind, operands) in enumerate(cases):
+        given, args = operation_signature(kind, operands)
+        text += f'extern "C" void run{number}({given}) {{\n'
+        text += f"for (Long i = 0; i < n; ++i) y[i] = k{number}::otimes({args}); }}\n"
+    library = cupy_on_cpu.build(cupy_on_cpu.HOST + COMMON + text)
+    for number, (einsum, kind, operands) in enumerate(cases):
+        found = np.empty(operands[0].shape, kind)
+        addresses = [cupy_on_cpu.address_of(array) for array in (*operands, found)]
+        cupy_on_cpu.call(library[f"run{number}"], *addresses, found.size)
+        try:
+            operation_agrees(einsum, kind, operands, found)
+        except AssertionError as error:
+            wrong.append(str(error))
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(text[:700] for text in wrong[:12])
+
+
+def test_operations_with_equal_dtypes():
+    operations_agree([case for case in operations() if len({array.dtype for array in case[2]}) == 1])
+
+
+@pytest.mark.slow
+def test_every_operation_in_every_dtype():
+    cases = list(operations())
+    for start in range(0, len(cases), 200):
+        operations_agree(cases[start : start + 200])
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts(cupy, monkeypatch):
+    """The texts of kernels, which are not run."""
+    found = []
+
+    def take(text, fast):
+        found.append(text)
+        return lambda *given: None
+
+    monkeypatch.setattr(cuda, "compiled", take)
+    return found
+
+
+def test_a_text_holds_no_word_of_a_users(cupy, texts):
+    arrays = {"secret": np.ones((40, 40)), "hidden": np.ones((40, 40))}
+    for text in ("Z[evil,k] = max(secret[evil,jam] + hidden[jam,k] * evil)", "Z[evil] = sum(secret[evil,jam] + jam)",
+                 "Z[evil,jam] = secret[jam,evil] + hidden[evil,jam]"):  # fmt: skip
+        einsum, kind, operands = vertex(text, arrays)
+        compute(cupy, einsum, kind, operands)
+    assert len(texts) == 3
+    assert not any(word in text for text in texts for word in ("secret", "hidden", "evil", "jam"))
+
+
+def test_other_extents_need_no_other_kernel(cupy, texts):
+    for size in ((131, 200), (259, 333), (1000, 77)):
+        einsum, kind, operands = vertex(NAMED["farthest"][0], random_arrays("float32", {"A": size, "B": size[::-1]}))
+        compute(cupy, einsum, kind, operands)
+    assert len(set(texts)) <= 2  # small outputs go in smaller tiles
+
+
+def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
+    names = [f"a{k}" for k in range(14)]
+    arrays = {name: np.ones((64, 64)) for name in names}
+    einsum, kind, operands = vertex("Z[i,j] = " + " + ".join(f"{name}[j,i]" for name in names), arrays)
+    compute(cupy, einsum, kind, operands)
+    tiles = re.findall(r"__shared__ double turned[0-9]+\[([0-9]+)\]\[([0-9]+)\];", texts[0])
+    assert tiles
+    assert sum(8 * int(a) * int(b) for a, b in tiles) <= 48 * 2**10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NVCC is None, reason="no nvcc")
+def test_texts_compile_without_spills(cupy, texts, tmp_path):
+    """For a real GPU, where registers are few: nothing goes to local memory."""
+    for name in ("farthest", "distances", "min-plus", "columns", "softmax", "complex", "turned", "whole"):
+        text, dtype, labels = NAMED[name]
+        sizes = {"i": 2000, "j": 30, "k": 2000, "b": 2}
+        shapes = {x: tuple(sizes[label] for label in index) for x, index in labels.items()}
+        einsum, kind, operands = vertex(text, {x: np.zeros(shape, dtype) for x, shape in shapes.items()})
+        compute(cupy, einsum, kind, operands)
+    for number, text in enumerate(texts):
+        path = Path(tmp_path) / f"{number}.cu"
+        path.write_text(text)
+        command = [
+            NVCC,
+            "-arch=sm_90",
+            *cuda_launch.OPTIONS,
+            "-cubin",
+            "-Xptxas",
+            "-v",
+            "-o",
+            str(tmp_path / "out"),
+            path,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "0 bytes spill stores" in done.stderr, f"{number}: {done.stderr}"
+
+
+# ---- random programs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@settled(40)
+@given(programs(), st.data())
+def test_random_programs(program, data):
+    with pytest.MonkeyPatch.context() as patch:
+        library = cupy_on_cpu.module()
+        patch.setitem(sys.modules, "cupy", library)
+        for made, operands, wanted in vertices_of(program, data):
+            found = compute(library, made.einsum, made.dtype, operands)
+            close(found, wanted, [operand.dtype for operand in operands])
+    forget()

@@ -1,0 +1,147 @@
+"""Arithmetic on a real GPU: every kernel, operation, dtype and layout against the reference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cuda_cases import (
+    CONTRACTIONS,
+    DISTANCES,
+    GROUPS,
+    check_alignment,
+    check_contraction,
+    check_distance,
+    check_gathers,
+    check_group,
+    check_named,
+    check_out_of_range,
+    compute,
+    on_device,
+    operation_agrees,
+    operation_functions,
+    operation_signature,
+    operations,
+)
+from kernels.cpu.test_compiled import LAYOUTS, NAMED, SIZES, vertex
+
+from einmpi.kernels import reference
+from einmpi.kernels.cuda import dispatch as cuda
+from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
+from einmpi.kernels.cuda.launch import OPTIONS
+
+
+def _missing():
+    try:
+        import cupy
+
+        return "" if cupy.cuda.runtime.getDeviceCount() else "no GPU"
+    except Exception as error:  # whatever CuPy says where it does not work
+        return f"no CuPy or no GPU: {type(error).__name__}"
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_missing()), reason=_missing() or "-"),
+              pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # fmt: skip
+
+
+@pytest.fixture
+def cupy():
+    return pytest.importorskip("cupy")
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_named(cupy, name):
+    for size in SIZES:
+        check_named(cupy, name, size)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_contractions(cupy, dtype):
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    for subscripts in CONTRACTIONS:
+        check_contraction(cupy, subscripts, dtype)
+        if dtype.startswith("complex"):
+            check_contraction(cupy, subscripts, dtype, conj=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups(cupy, monkeypatch, name, dtype):
+    check_group(cupy, name, dtype, monkeypatch)
+
+
+def test_every_operation_in_every_dtype(cupy):
+    cases, wrong = list(operations()), []
+    for start in range(0, len(cases), 200):
+        part = cases[start : start + 200]
+        text = DEVICE + COMMON + operation_functions(part)
+        for number, (_, kind, operands) in enumerate(part):
+            given, args = operation_signature(kind, operands)
+            text += f'extern "C" __global__ void run{number}({given}) {{ Long i = blockIdx.x * 256 + threadIdx.x; '
+            text += f"if (i < n) y[i] = k{number}::otimes({args}); }}\n"
+        module = cupy.RawModule(code=text, options=OPTIONS)
+        for number, (einsum, kind, operands) in enumerate(part):
+            target = cupy.empty(operands[0].shape, kind)
+            given = (*map(cupy.asarray, operands), target, target.size)
+            module.get_function(f"run{number}")((-(-target.size // 256),), (256,), given)
+            try:
+                operation_agrees(einsum, kind, operands, target.get())
+            except AssertionError as error:
+                wrong.append(str(error))
+    assert not wrong, f"{len(wrong)}:\n" + "\n".join(text[:700] for text in wrong[:12])
+
+
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("unaligned", "swapped bytes", "a field")])
+def test_layouts(cupy, layout):
+    for text in ("Z[i,k] = sum(A[i,j] * B[j,k])", "Z[i,k] = max(abs(A[i,j] - B[j,k]))", "Z[j,i] = A[i,j] + B[i,j]",
+                 "Z[i] = sum(A[i,j] * B[i,j])", "Z[j] = min(A[i,j] + B[i,j])"):  # fmt: skip
+        rng = np.random.default_rng(2)
+        a, b = (LAYOUTS[layout](rng.normal(size=(70, 70))) for _ in range(2))
+        einsum, kind, operands = vertex(text, {"A": a, "B": b})
+        assert on_device(cupy, a).strides == a.strides, "the case is not the one meant"
+        wanted = reference.compute(einsum, operands, kind)
+        np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12, atol=1e-11)
+
+
+@pytest.mark.parametrize("case", DISTANCES)
+def test_distances(cupy, monkeypatch, case):
+    check_distance(cupy, monkeypatch, *case)
+
+
+def test_alignment(cupy):
+    check_alignment(cupy)
+
+
+def test_gathers_and_labels(cupy):
+    check_gathers(cupy)
+
+
+@pytest.mark.parametrize("bad", [-1, 50, 2**40])
+def test_index_out_of_range(cupy, bad):
+    check_out_of_range(cupy, bad)
+
+
+def test_more_than_two_to_the_31_elements(cupy):
+    count = 2**31 + 12345
+    x = cupy.arange(count, dtype=np.int8).reshape(1, -1).view(np.bool_)
+    einsum, _, _ = vertex("Z[i,j] = ~X[i,j]", {"X": np.zeros((1, 2), bool)})
+    whole = replace(einsum, extents=(("i", 1), ("j", count)))
+    target = cupy.zeros((1, count), bool)
+    cuda.compute(whole, [x], target)
+    assert bool((target == ~(x.view(np.int8) != 0)).all())
+    total, _, _ = vertex("Z = sum(X[i,j])", {"X": np.zeros((1, 2), bool)})
+    result = cupy.zeros((), np.int64)
+    cuda.compute(replace(total, extents=(("i", 1), ("j", count))), [x], result)
+    assert int(result) == int((x.view(np.int8) != 0).sum())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_long_sums_keep_their_digits_and_bits(cupy, dtype):
+    x = np.random.default_rng(1).uniform(size=(3, 1_000_000)).astype(dtype)
+    for text in ("Z[i] = sum(X[i,j])", "Z = sum(X[i,j])", "Z[i] = sum(X[i,j]**2)"):
+        einsum, kind, operands = vertex(text, {"X": x})
+        found = [compute(cupy, einsum, kind, operands) for _ in range(2)]
+        wanted = reference.compute(einsum, [x.astype("float64")], "float64")
+        with np.errstate(over="ignore"):
+            np.testing.assert_allclose(found[0], wanted.astype(dtype), rtol=3 * np.finfo(dtype).eps)
+        assert found[0].tobytes() == found[1].tobytes()

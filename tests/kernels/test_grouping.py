@@ -1,0 +1,135 @@
+"""Kernels that are done together, block of rows by block, give what the reference gives, in less memory."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.errors import EinmpiError
+from einmpi.kernels.cpu import compiled_group as fused_group
+from einmpi.kernels.cpu import grouping_rule
+from einmpi.kernels.reference import evaluate as reference
+from einmpi.runtime.backend import NumpyBackend
+from einmpi.schedule.steps import Exchange, Group, Kernel
+from tests.distributed import run_on_threads
+
+PROGRAMS = {
+    "softmax": ("Z[i,j] = softmax[j](X[i,j])", {"X": (37, 23)}),
+    "softmax of columns": ("Z[i,j] = softmax[i](X[i,j])", {"X": (37, 23)}),
+    "softmax, turned": ("Z[j,i] = softmax[j](X[i,j])", {"X": (37, 23)}),
+    "rmsnorm": ("Z[b,s,a] = rmsnorm[a](X[b,s,a]) * W[a]", {"X": (3, 17, 23), "W": (23,)}),
+    "layernorm": ("Z[i,j] = layernorm[j](X[i,j])", {"X": (37, 23)}),
+    "logsumexp": ("Z[i] = logsumexp[j](X[i,j])", {"X": (137, 23)}),
+    "masked": ("S[h,s,t] = where(t <= s, X[h,s,t], -inf)\nZ[h,s,t] = softmax[t](S[h,s,t])", {"X": (5, 11, 11)}),
+    "two results": ("E[i,j] = exp(X[i,j])\nS[i] = sum(E[i,j])\nZ[i,j] = E[i,j] / S[i]\nY[i] = max(E[i,j])",
+                    {"X": (37, 23)}),
+    "a reduced row": ("E[i,j] = exp(X[i,j])\nS[j] = max(E[i,j])\nZ[i,j] = E[i,j] / S[j]", {"X": (37, 23)}),
+    "a diagonal": ("S[i,j] = max[k](X[i,j,k])\nD[i,j,k] = X[i,j,k] - S[i,j]\nZ[i] = tanh(S[i,i])",
+                   {"X": (19, 19, 7)}),
+    "other labels": ("E[a,b] = exp(X[a,b])\nM[c] = max[d](E[c,d])\nZ[q,p] = E[q,p] - M[q]", {"X": (37, 23)}),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def tiny_blocks(monkeypatch):
+    """Small tensors are cut like large ones."""
+    monkeypatch.setattr(grouping_rule, "CACHE", 1024)
+    monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 1)
+
+
+def values(shapes, seed=0, dtype="float64"):
+    rng = np.random.default_rng(seed)
+    return {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def compiled(program, inputs, threads=1):
+    made = einmpi.compile(einmpi.program(program, **inputs))
+    made.backend = NumpyBackend(threads)
+    return made, {name: array.gather() for name, array in made(inputs).items()}
+
+
+def steps_of(made):
+    return next(iter(made.ready.values()))[1].steps
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_equal_to_the_reference(name, threads):
+    program, shapes = PROGRAMS[name]
+    inputs = values(shapes)
+    made, found = compiled(program, inputs, threads)
+    wanted = reference(made.job.graph, inputs)
+    for output in found:
+        # Sums of at most 400 terms in another order.
+        np.testing.assert_allclose(found[output], wanted[output], rtol=1e-13, atol=1e-13)
+    assert any(isinstance(step, Group) for step in steps_of(made))
+
+
+def test_nothing_between_is_whole():
+    """Input and output are all that is held: what a softmax makes on its way never is."""
+    inputs = values({"X": (640, 64)})
+    made, _ = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
+    assert [type(step).__name__ for step in steps_of(made)] == ["Load", "Group", "Store"]
+    assert made.measured.peak == 2 * inputs["X"].nbytes
+
+
+def test_one_by_one_if_it_must_be(monkeypatch):
+    """What cannot be done in blocks is done as if there were no group."""
+    monkeypatch.setattr(fused_group, "compute", lambda *_: False)
+    inputs = values({"X": (37, 23)})
+    made, found = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
+    np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
+
+
+def test_a_gather_in_a_group():
+    inputs = {**values({"X": (37, 23), "W": (9,)}), "P": np.arange(37) % 9}
+    program = "E[i,j] = exp(X[i,j] - W[P[i]] - j)\nM[i] = max(E[i,j])\nZ[i,j] = E[i,j] / M[i]"
+    made, found = compiled(program, inputs)
+    assert [kernel.vertex for kernel in steps_of(made)[-2].kernels] == ["E", "M", "Z"]
+    np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
+    inputs["P"][30] = 9
+    with pytest.raises(EinmpiError, match=r"^E: an index from 0 to 9 is out of range; 0 to 8"):
+        made(inputs)
+
+
+def test_matrix_products_stay_alone():
+    inputs = values({"A": (32, 16), "B": (16, 32)})
+    made, _ = compiled("C[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = softmax[k](C[i,k])", inputs)
+    kernels = [step for step in steps_of(made) if isinstance(step, Kernel | Group)]
+    assert [type(step) for step in kernels] == [Kernel, Group]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_on_several_ranks(ranks):
+    """A group ends where ranks must talk."""
+    inputs = values({"X": (64, 40)})
+    for strategy in ("eindecomp", "sqrt"):
+        job = einmpi.program("Z[i,j] = softmax[j](X[i,j])", **inputs)
+        found = run_on_threads(job, ranks, inputs, strategy=strategy).outputs
+        np.testing.assert_allclose(found["Z"], reference(job.graph, inputs)["Z"], rtol=1e-13)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_random_chains(data):
+    """Chains of maps and reductions over random shapes, on some threads, against the reference."""
+    ndim = data.draw(st.integers(1, 3))
+    shape = tuple(data.draw(st.integers(1, 40)) for _ in range(ndim))
+    labels = "ijk"[:ndim]
+    everything, lines = ",".join(labels), [f"T0[{','.join(labels)}] = X[{','.join(labels)}] * 2"]
+    for number in range(data.draw(st.integers(1, 4))):
+        kept = [x for x in labels if data.draw(st.booleans())]
+        op = data.draw(st.sampled_from(["max", "sum", "min"]))
+        dropped = [x for x in labels if x not in kept]
+        inner = f"T{number}[{everything}]"
+        left = f"R{number}[{','.join(kept)}]" if kept else f"R{number}"
+        lines.append(f"{left} = {op}[{','.join(dropped)}]({inner})" if dropped else f"{left} = tanh({inner})")
+        lines.append(f"T{number + 1}[{everything}] = {inner} - {left} / 3")
+    inputs = values({"X": shape}, data.draw(st.integers(0, 99)))
+    made, found = compiled("\n".join(lines), inputs, data.draw(st.integers(1, 3)))
+    wanted = reference(made.job.graph, inputs)
+    for output in found:
+        # Sums of up to 64,000 terms of size 10 in another order, four times.
+        np.testing.assert_allclose(found[output], wanted[output], rtol=1e-9, atol=1e-8)
+    assert not any(isinstance(step, Exchange) for step in steps_of(made))

@@ -1,0 +1,506 @@
+"""Every wrong program gives one InputError of one line, at the right place, and hostile text nothing worse."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import numpy as np
+import pytest
+from graph_helpers import declared
+
+from einmpi.errors import InputError
+from einmpi.language.numpy_einsum import program_text, split_arguments
+from einmpi.language.parse import build_graph
+from einmpi.language.syntax import Source
+
+INPUTS = {
+    "A": ((2, 3), "float64"),
+    "B": ((3,), "float64"),
+    "C": ((3,), "complex128"),
+    "G": ((2, 2), "float64"),
+    "M": ((3,), "int32"),
+    "N": ((3,), "int64"),
+    "T": ((3,), "bool"),
+    "E": ((0,), "float64"),
+    "F": ((2, 0), "float64"),
+    "s": ((), "float64"),
+}
+SIZES = {"d": 4, "w": 3}
+
+FUNCTIONS = (
+    "allowed: sum, prod, max, min, any, all, relu, sigmoid, silu, gelu, mean, var, logsumexp, softmax, rmsnorm, "
+    "layernorm, where, exp, log, log1p, expm1, sqrt, rsqrt, abs, sign, tanh, erf, sin, cos, maximum, minimum, conj, "
+    "real, imag, float16, float32, float64, complex64, complex128, int32, int64, bool, bfloat16"
+)
+TENSORS = "allowed: A, B, C, G, M, N, T, E, F, s"
+STATEMENT = "one statement a line: NAME[labels] = expression"
+EXPRESSION = "numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
+AGGREGATE_IT = "add it to the output or aggregate it with sum, prod, max, min, any, all"
+DEPTH = "at most 200 levels; split it into several statements"
+DTYPES = "allowed: float16, float32, float64, complex64, complex128, int32, int64, bool"
+ARITHMETIC = "whole numbers, earlier sizes, + - * // % ** and brackets"
+NOTHING = "sum, prod, any and all of nothing have a value; max and min have none"
+
+
+def error(text: str, inputs: object = None, sizes: object = None, outputs: object = None) -> str:
+    """The message a program is refused with."""
+    with pytest.raises(InputError) as caught:
+        build_graph(Source("p", text), INPUTS if inputs is None else inputs, SIZES if sizes is None else sizes, outputs)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "\r" not in message
+    return message
+
+
+def cases(*pairs: tuple[str, str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("text", "message"), pairs, ids=[text for text, _ in pairs])
+
+
+@cases(
+    ("Z[i] = B[i] +", f"p:1:14: syntax error: invalid syntax; {STATEMENT}"),
+    ("Z[i] = (B[i]", f"p:1:8: syntax error: '(' was never closed; {STATEMENT}"),
+    ("Z[i] = B[i]]", f"p:1:12: syntax error: unmatched ']'; {STATEMENT}"),
+    ("Z[i] = B[i] B[i]", f"p:1:13: syntax error: invalid syntax; {STATEMENT}"),
+    ("X[i] = B[i]\n\n   Z[i] = B[i] ? 2", f"p:3:16: syntax error: invalid syntax; {STATEMENT}"),
+    ("if = 1", f"p:1:4: syntax error: invalid syntax; {STATEMENT}"),
+    ("", "p: the program has no statement; NAME[labels] = expression"),
+    ("# nothing\n\n", "p: the program has no statement; NAME[labels] = expression"),
+)
+def test_syntax(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("import os", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
+    ("for i in x: Z[i] = B[i]", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
+    ("Z[i] += B[i]", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
+    ("B[i]", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
+    ("X = 1; pass", "p:1:8: this is not a statement of the language; NAME[labels] = expression"),
+    ("X = Y = 1", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
+    ("x: float64 = 3", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
+    ("X, Y = 1, 2", "p:1:1: this cannot be assigned to; NAME or NAME[labels]"),
+    ("Z.x = 1", "p:1:1: this cannot be assigned to; NAME or NAME[labels]"),
+    ("Z[i][j] = A[i,j]", "p:1:1: this cannot be assigned to; NAME or NAME[labels]"),
+    ("Z[1] = B[0]", "p:1:3: 1 is not a label; a name, or name:extent"),
+    ("Z[i+1] = B[i]", "p:1:3: i + 1 is not a label; a name, or name:extent"),
+    ("Z['i'] = B[i]", "p:1:3: 'i' is not a label; a name, or name:extent"),
+    ("Z[i:2:2] = B[i]", "p:1:3: i:2:2 is not a label; a name, or name:extent"),
+    ("Z[i,i] = B[i]", "p:1:1: label i stands twice in the output; each label once"),
+)
+def test_not_a_statement(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("(y := B[i])", f"p:1:9: '(y := B[i])' is not in the language; {EXPRESSION}"),
+    ("lambda: B[i]", f"p:1:8: 'lambda: B[i]' is not in the language; {EXPRESSION}"),
+    ("B.T", f"p:1:8: 'B.T' is not in the language; {EXPRESSION}"),
+    ("B[i] + B[i].T", f"p:1:15: 'B[i].T' is not in the language; {EXPRESSION}"),
+    ("f'{B}'", f"p:1:8: \"f'{{B}}'\" is not in the language; {EXPRESSION}"),
+    ("'B[i]'", f"p:1:8: \"'B[i]'\" is not in the language; {EXPRESSION}"),
+    ("B[i] and B[i]", "p:1:8: 'B[i] and B[i]' is not in the language; write & and |, with brackets around comparisons"),
+    ("B[i] or B[i]", "p:1:8: 'B[i] or B[i]' is not in the language; write & and |, with brackets around comparisons"),
+    ("not B[i]", f"p:1:8: 'not B[i]' is not in the language; {EXPRESSION}"),
+    ("B[i] if T[i] else 0", "p:1:8: 'B[i] if T[i] else 0' is not in the language; write where(condition, this, that)"),
+    ("B[i] // 2", f"p:1:8: 'B[i] // 2' is not in the language; {EXPRESSION}"),
+    ("B[i] @ B[i]", f"p:1:8: 'B[i] @ B[i]' is not in the language; {EXPRESSION}"),
+    ("B[i] ^ 2", f"p:1:8: 'B[i] ^ 2' is not in the language; {EXPRESSION}"),
+    ("B[i] << 2", f"p:1:8: 'B[i] << 2' is not in the language; {EXPRESSION}"),
+    ("B[i] is 2", f"p:1:8: 'B[i] is 2' is not in the language; {EXPRESSION}"),
+    ("B[i] in N", f"p:1:8: 'B[i] in N' is not in the language; {EXPRESSION}"),
+    ("[B[i]]", f"p:1:8: '[B[i]]' is not in the language; {EXPRESSION}"),
+    ("(B[i], 1)", f"p:1:8: '(B[i], 1)' is not in the language; {EXPRESSION}"),
+    ("{}", f"p:1:8: '{{}}' is not in the language; {EXPRESSION}"),
+    ("None", f"p:1:8: 'None' is not in the language; {EXPRESSION}"),
+    ("...", f"p:1:8: '...' is not in the language; {EXPRESSION}"),
+    ("B[:]", f"p:1:10: ':' is not in the language; {EXPRESSION}"),
+    ("[B[j] for j in x]", f"p:1:8: '[B[j] for j in x]' is not in the language; {EXPRESSION}"),
+)
+def test_not_an_expression(text: str, message: str) -> None:
+    assert error(f"Z[i] = {text}") == message
+
+
+@cases(
+    ("Z[i] = sqr(B[i])", f"p:1:8: unknown function 'sqr'; did you mean sqrt? {FUNCTIONS}"),
+    ("Z[i] = 2 * B(i)", f"p:1:12: unknown function 'B'; {FUNCTIONS}"),
+    ("Z[i] = foo.bar(B[i])", f"p:1:8: unknown function 'foo.bar'; {FUNCTIONS}"),
+    ("Z[i] = __import__('os').system('x')", f"p:1:8: unknown function \"__import__('os').system\"; {FUNCTIONS}"),
+    ("Z[i] = B[i] + D[i]", "p:1:15: unknown tensor 'D'; " + TENSORS),
+    (
+        "Z[i] = B[i]\nY[i] = Zz[i]",
+        "p:2:8: unknown tensor 'Zz'; did you mean Z? " + TENSORS + ", Z",
+    ),
+    ("Z[i] = B[i] * y", "p:1:15: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
+    ("Z[i] = B[i] * dd", "p:1:15: unknown name 'dd'; did you mean d? allowed: s, d, w, inf, nan, pi"),
+    ("Z[i] = B[i] * j", "p:1:15: unknown name 'j'; allowed: s, d, w, inf, nan, pi"),
+    ("Z[i] = B", "p:1:8: B stands without its labels; such as B[i]"),
+    ("Z[i] = sum", "p:1:8: sum is a function; sum(...)"),
+    ("Z[i] = exp * B[i]", "p:1:8: exp is a function; exp(...)"),
+    ("Z[i] = exp[i]", "p:1:8: exp is a function; exp(...)"),
+    ("Z[i] = softmax[i]", "p:1:8: softmax is a function; softmax[labels](...)"),
+    ("Z[i] = i.__class__", f"p:1:8: 'i.__class__' is not in the language; {EXPRESSION}"),
+    ("Z[s] = B[s] * s", "p:1:15: s is a label and a tensor here; two different names"),
+)
+def test_unknown(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+def test_unknown_output() -> None:
+    message = "p: unknown output 'Y'; allowed: X, Z"
+    assert error("X[i] = B[i]; Z[i] = X[i]", outputs=["Y"]) == message
+    message = "p: unknown output 'B'; allowed: X, Z"  # an input is not computed
+    assert error("X[i] = B[i]; Z[i] = X[i]", outputs=["B"]) == message
+
+
+@cases(
+    ("Z[i] = A[i,j] * B[i]", "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label"),
+    ("Z = sum(A[i,j] * B[i])", "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label"),
+    ("Z[i] = sum(A[i,j] * max(B[i] * B[k]))",
+     "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label"),
+    ("Z = sum(A[i,i])", "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; one extent a label"),
+    ("Z[i:4] = B[i]", "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; one extent a label"),
+    ("Z = sum[i:d](B[i])", "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; one extent a label"),
+    ("Z[i] = A[i,N[i]]", "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; one extent a label"),
+)  # fmt: skip
+def test_two_extents(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("Z[i] = A[i,j]", f"p:1:12: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}"),
+    ("Z = G[i,j] + G[j,j]", f"p:1:7: label i is neither in the output Z nor aggregated; {AGGREGATE_IT}"),
+    ("Z[i] = sum(A[i,j]) * B[j]", f"p:1:24: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}"),
+    ("Z[i] = B[j] + sum(A[i,j])", f"p:1:10: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}"),
+    ("Z = sum[i](A[i,j])", f"p:1:16: label j is neither in the output Z nor aggregated; {AGGREGATE_IT}"),
+    ("Z[i] = sum[i](A[i,j])", "p:1:1: label i is aggregated and also in the output; one of the two"),
+    ("Z[i] = 1 + sum[i,j](A[i,j])", "p:1:1: label i is aggregated and also in the output; one of the two"),
+    ("Z[j] = mean[j](A[0,j])", "p:1:1: label j is aggregated and also in the output; one of the two"),
+    ("Z[i:3] = sum[i:3](B[i])", "p:1:1: label i is aggregated and also in the output; one of the two"),
+    ("Z[i] = sum(B[i])", "p:1:8: sum(...) has nothing to aggregate: every label in it also stands outside of it; "
+     "sum[labels](...)"),
+    ("Z[i] = B[i] + max(B[i] * 2)", "p:1:15: max(...) has nothing to aggregate: every label in it also stands outside "
+     "of it; max[labels](...)"),
+    ("z = sum(sum(B[i]))", "p:1:5: sum(...) has nothing to aggregate: every label in it is aggregated inside it; "
+     "sum[labels](...)"),
+    ("z = sum(s)", "p:1:5: sum(...) has nothing to aggregate: no label stands in it; sum[labels](...)"),
+    ("z = sum[k](B[i])", "p:1:5: label k does not occur in this sum; allowed: i"),
+    ("Z[i] = 2 * max[k](B[i])", "p:1:12: label k does not occur in this max; allowed: i"),
+    ("Z[i] = softmax[k](B[i])", "p:1:8: label k does not occur in this softmax; allowed: i"),
+    ("z = sum[i](s)", "p:1:5: label i does not occur in this sum; none is allowed here"),
+    ("z = sum[i,i](B[i])", "p:1:5: label i stands twice in this sum; each label once"),
+    ("Z[i] = softmax[i,i](B[i])", "p:1:8: label i stands twice in this softmax; each label once"),
+    ("Z[i] = 1", "p:1:1: label i has no extent: no tensor here is indexed by it; write i:EXTENT"),
+    ("Z[i,j] = B[i] * j", "p:1:1: label j has no extent: no tensor here is indexed by it; write j:EXTENT"),
+    ("Z[i] = B[i+1]", "p:1:1: label i has no extent: no tensor here is indexed by it; write i:EXTENT"),
+    ("z = sum[0](B[i])", "p:1:9: 0 is not a label; a name, or name:extent"),
+)  # fmt: skip
+def test_labels(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("Z[i] = A[i]", "p:1:8: A[i] has the wrong number of indices; A takes 2"),
+    ("Z[i] = 1 + B[i,j]", "p:1:12: B[i, j] has the wrong number of indices; B takes 1"),
+    ("Z[i] = s[i]", "p:1:8: s[i] has the wrong number of indices; s takes 0"),
+    ("Z[i] = A[i,3]", "p:1:12: index 3 is out of range; 0 to 2"),
+    ("Z[i] = A[i,-1]", "p:1:12: index -1 is out of range; 0 to 2"),
+    ("Z[i] = A[i,d+0]", "p:1:12: index 4 is out of range; 0 to 2"),
+    ("Z[i] = A[i,1.0]", "p:1:12: the index 1.0 is float64; an integer"),
+    ("Z[i] = B[B[i]]", "p:1:10: the index B[i] is float64; an integer"),
+    ("Z[i] = A[T[i],i]", "p:1:10: the index T[i] is bool; an integer"),
+    ("Z[i] = B[N[i] / 2]", "p:1:10: the index N[i] / 2 is float64; an integer"),
+    ("z = E[0]", "p:1:7: index 0 is out of range; this dimension has extent 0"),
+)
+def test_indices(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("Z[i] = Z[i] + B[i]", "p:1:1: Z depends on itself: Z ← Z; no cycle"),
+    ("n = n + 1", "p:1:1: n depends on itself: n ← n; no cycle"),
+    ("X[i] = Y[i]; Y[i] = X[i]", "p:1:1: X depends on itself: X ← Y ← X; no cycle"),
+    ("X[i] = B[i] + Y[i]\nY[i] = W[i]\nW[i] = 2 * X[i]", "p:1:1: X depends on itself: X ← Y ← W ← X; no cycle"),
+    ("Q[i] = X[i]\n X[i] = Y[i]; Y[i] = X[i]", "p:2:2: X depends on itself: X ← Y ← X; no cycle"),
+    ("n = sum(X[i]); X[i] = B[i] * n", "p:1:1: n depends on itself: n ← X ← n; no cycle"),
+)
+def test_cycles(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("X[i] = B[i]; X[i] = B[i]", "p:1:14: X is defined twice; each name once; inputs are defined already"),
+    ("B[i] = N[i]", "p:1:1: B is defined twice; each name once; inputs are defined already"),
+    ("X: float64[3]\nX[i] = B[i]", "p:2:1: X is defined twice; each name once; inputs are defined already"),
+    ("d = 3", "p:1:1: d is a size and cannot be a tensor; any other name"),
+    ("Z = 1; d[i] = B[i]", "p:1:8: d is a size and cannot be a tensor; any other name"),
+    ("sum[i] = B[i]", "p:1:1: sum is a word of the language and cannot be a tensor; any other name"),
+    ("softmax = 1", "p:1:1: softmax is a word of the language and cannot be a tensor; any other name"),
+    ("exp[i] = B[i]", "p:1:1: exp is a word of the language and cannot be a tensor; any other name"),
+    ("inf = 3", "p:1:1: inf is a word of the language and cannot be a tensor; any other name"),
+    ("float32[i] = B[i]", "p:1:1: float32 is a word of the language and cannot be a tensor; any other name"),
+    ("Σ[i] = B[i]", "p:1:1: Σ is a word of the language and cannot be a tensor; any other name"),
+)
+def test_names(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@pytest.mark.parametrize("name", ["sum", "relu", "pi", "d", "two words", "1x", ""])
+def test_name_of_an_input(name: str) -> None:
+    message = f"p: {name!r} cannot name a tensor; a name that is no size and no function"
+    assert error("Z[i] = B[i]", inputs={**INPUTS, name: ((3,), "float64")}) == message
+
+
+@cases(
+    ("Z[i] = C[i] < 1", "p:1:8: < does not take complex numbers"),
+    ("Z[i] = 1 + (0 <= C[i] <= 1)", "p:1:13: <= does not take complex numbers"),
+    ("z = max(C[i])", "p:1:5: max does not take complex numbers"),
+    ("z = 1 + max(C[i])", "p:1:9: max does not take complex numbers"),
+    ("Z[i] = maximum(C[i], 0)", "p:1:8: maximum does not take complex numbers"),
+    ("Z[i] = sign(C[i])", "p:1:8: sign does not take complex numbers"),
+    ("Z[i] = erf(C[i])", "p:1:8: erf does not take complex numbers"),
+    ("Z[i] = C[i] % 2", "p:1:8: % does not take complex numbers"),
+    ("Z[i] = float32(C[i])", "p:1:8: float32 does not take complex numbers: use real or imag first"),
+    ("Z[i] = 2 * relu(C[i])", "p:1:12: maximum does not take complex numbers"),
+    ("Z[i] = softmax[i](C[i])", "p:1:8: max does not take complex numbers"),
+    ("Z[i] = B[i] & B[i]", "p:1:8: & does not take float64 and float64"),
+    ("Z[i] = B[i] | T[i]", "p:1:8: | does not take float64 and bool"),
+    ("Z[i] = ~B[i]", "p:1:8: ~ does not take float64"),
+    ("Z[i] = -T[i]", "p:1:8: - does not take bool"),
+    ("Z[i] = T[i] - T[i]", "p:1:8: - does not take bool and bool"),
+    ("Z[i] = T[i] ** T[i]", "p:1:8: the result would be int8, which is not supported"),
+    ("Z[i] = B[i] * (1.5 & 2)", "p:1:16: & does not take float64 and int64"),
+    ("Z[i] = N[i] ** -1", "p:1:8: an integer to the power -1: write -1.0"),
+    ("Z[i] = M[i] + 2**40", "p:1:8: 1099511627776 does not fit into int32"),
+    ("Z[i] = where(T[i], M[i], -2**31 - 1)", "p:1:8: -2147483649 does not fit into int32"),
+    ("Z[i] = N[i] + 9223372036854775808", "p:1:15: this integer is too large; less than 2**63"),
+    ("Z[i] = N[i] + 2**64", "p:1:15: 2**64 is larger than 2**63"),
+    ("Z[i] = B[i] + 10**10**10", "p:1:15: 10**10000000000 is larger than 2**63"),
+)
+def test_dtypes(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("z = max(E[i])", f"p:1:5: max over i, which has extent 0; {NOTHING}"),
+    ("Z[i] = min(F[i,j])", f"p:1:8: min over j, which has extent 0; {NOTHING}"),
+    ("Z[i] = B[i] + max(E[k])", f"p:1:15: max over k, which has extent 0; {NOTHING}"),
+    ("Z[i] = logsumexp(F[i,j])", f"p:1:8: max over j, which has extent 0; {NOTHING}"),
+)
+def test_largest_of_nothing(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("Z[i:2**40] = 1", "p:1:5: label i has extent 1099511627776; 0 to 2**39 = 549755813888"),
+    ("Z[i:2**39+1] = 1", "p:1:5: label i has extent 549755813889; 0 to 2**39 = 549755813888"),
+    ("Z[i:d-5] = 1", "p:1:5: label i has extent -1; 0 to 2**39 = 549755813888"),
+    ("Z[i:2**62] = 1", "p:1:5: label i has extent 4611686018427387904; 0 to 2**39 = 549755813888"),
+    ("Z[i:2**64] = 1", "p:1:5: 2**64 is not a whole number below 2**63"),
+    ("Z[i:2**-1] = 1", "p:1:5: 2**-1 is not a whole number below 2**63"),
+    ("Z[i:d/2] = 1", f"p:1:5: d / 2 is not whole-number arithmetic; {ARITHMETIC}"),
+    ("Z[i:1.5] = 1", f"p:1:5: 1.5 is not whole-number arithmetic; {ARITHMETIC}"),
+    ("Z[i:D] = 1", "p:1:5: unknown size 'D'; allowed: d, w"),
+    ("Z[i:d//0] = 1", "p:1:5: division by zero"),
+    ("Z[i:2**39,j:2**21] = 1.0", "p:1:1: Z would have 1152921504606846976 elements; less than 2**63 bytes"),
+    ("Z = sum[i:2**39+1](i)", "p:1:11: label i has extent 549755813889; 0 to 2**39 = 549755813888"),
+    ("Z = sum[i:-1](i)", "p:1:11: label i has extent -1; 0 to 2**39 = 549755813888"),
+    ("X: int8[3]", f"p:1:4: dtype 'int8' of X is not supported; did you mean int64? {DTYPES}"),
+    ("X: float32[2.5]", f"p:1:12: 2.5 is not whole-number arithmetic; {ARITHMETIC}"),
+    ("X: float32[3, 2**40]", "p:1:4: X has extent 1099511627776; 0 to 2**39 = 549755813888"),
+    ("X: 5", "p:1:4: this is not a declaration of an input; NAME: dtype[extent, extent]"),
+    ("B: float32[3]", "p:1:4: B is given as B: float64[3]; the same shape and dtype"),
+)
+def test_extents_and_declarations(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+def test_extents_of_inputs() -> None:
+    for shape, what in (
+        ((2**39 + 1,), "X has extent 549755813889; 0 to 2**39 = 549755813888"),
+        ((3, -1), "X has extent -1; 0 to 2**39 = 549755813888"),
+        ((2**39, 2**21), "X would have 1152921504606846976 elements; less than 2**63 bytes"),
+    ):
+        assert error("Z[i] = B[i]", inputs={**INPUTS, "X": (shape, "float64")}) == f"p: {what}"
+    message = f"p: dtype 'uint8' of X is not supported; {DTYPES}"
+    assert error("Z[i] = B[i]", inputs={**INPUTS, "X": ((3,), "uint8")}).replace("did you mean int64? ", "") == message
+
+
+def test_largest_extent_is_allowed() -> None:
+    graph = build_graph(Source("p", "Z[i] = X[i] + 1"), {"X": ((2**39,), "float64")})
+    assert graph["Z"].bound == (2**39,)
+    graph = build_graph(Source("p", "Z[i:2**39,j:2**21-1] = 1.0"), {})
+    assert graph["Z"].nbytes == 2**63 - 2**42
+
+
+@cases(
+    ("Z[i] = softmax(B[i])", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
+    ("Z[i] = softmax[i](B[i], B[i])", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
+    ("Z[i] = softmax[i]()", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
+    ("Z[i] = softmax[i](B[i], eps=1)", "p:1:29: softmax has no option eps of this kind; none is allowed here"),
+    ("Z[i] = softmax[i+1](B[i])", "p:1:16: i + 1 is not a label; a name, or name:extent"),
+    ("Z[i] = relu[i](B[i])", "p:1:8: relu is not called like this; relu(expression)"),
+    ("Z[i] = relu()", "p:1:8: relu is not called like this; relu(expression)"),
+    ("Z[i] = layernorm(B[i])", "p:1:8: layernorm is not called like this; layernorm[labels](expression)"),
+    ("Z[i] = rmsnorm[i](B[i], eps=B[i])", "p:1:29: rmsnorm has no option eps of this kind; allowed: eps=number"),
+    ("Z[i] = rmsnorm[i](B[i], ep=1)", "p:1:28: rmsnorm has no option ep of this kind; allowed: eps=number"),
+    ("z = mean(B[i], 2)", "p:1:5: mean is not called like this; mean(expression)"),
+    ("z = mean()", "p:1:5: mean is not called like this; mean(expression)"),
+    ("Z[i] = 2 * sum(B[i], N[i])", "p:1:12: sum is not called like this; sum(expression)"),
+    ("z = sum(B[i], axis=0)", "p:1:5: sum is not called like this; sum(expression)"),
+    ("Z[i] = exp(B[i], 2)", "p:1:8: exp is not called like this; exp(x)"),
+    ("Z[i] = exp[i](B[i])", "p:1:8: exp is not called like this; exp(x)"),
+    ("Z[i] = exp(x=B[i])", "p:1:8: exp is not called like this; exp(x)"),
+    ("Z[i] = where(T[i], 1)", "p:1:8: where is not called like this; where(x, y, z)"),
+    ("Z[i] = maximum(B[i])", "p:1:8: maximum is not called like this; maximum(x, y)"),
+)
+def test_calls(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+@cases(
+    ("\n\n  X[i] = B[i]\n      Z[i] = B[i] * y", "p:4:21: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
+    ("Z[i] = (B[i]\n         * y)", "p:2:12: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
+    ("X[i] = B[i];   Z[i] = B[i] * y", "p:1:30: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
+    ("Ä[i] ← B[i] × ü", "p:1:15: unknown name 'ü'; allowed: s, d, w, inf, nan, pi"),
+    ("\tZ[i] = B[i] * y", "p:1:16: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
+)
+def test_position_is_the_editors(text: str, message: str) -> None:
+    assert error(text) == message
+
+
+def test_position_inside_a_file() -> None:
+    with pytest.raises(InputError) as caught:
+        build_graph(Source("job.toml", "X = 1; Z = y\nW = z", line=7, column=12), {})
+    assert str(caught.value) == "job.toml:7:24: unknown name 'y'; allowed: X, inf, nan, pi"
+
+
+@pytest.mark.parametrize("text", ["1if B[i]else 2", "B[i] is 2", "'\\d'", "B[i] * 0x1for"])
+def test_python_does_not_warn_beside_the_message(text: str) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error(f"Z[i] = {text}")
+    assert not caught
+
+
+# ---- hostile text ---------------------------------------------------------------------------------------------------
+
+DEEP = 10_000
+HOSTILE = {
+    "unary": "Z[i] = " + "-" * DEEP + "B[i]",
+    "inverts": "Z[i] = " + "~" * DEEP + "B[i]",
+    "brackets": "Z[i] = " + "(" * DEEP + "B[i]" + ")" * DEEP,
+    "calls": "Z[i] = " + "exp(" * DEEP + "B[i]" + ")" * DEEP,
+    "sums": "Z[i] = " + "sum(" * DEEP + "B[i]" + ")" * DEEP,
+    "macros": "Z[i] = " + "softmax[i](" * DEEP + "B[i]" + ")" * DEEP,
+    "indices": "Z[i] = " + "N[" * DEEP + "i" + "]" * DEEP,
+    "powers": "Z[i] = " + "**".join(["B[i]"] * DEEP),
+    "additions": "Z[i] = " + "+".join(["B[i]"] * DEEP),
+    "comparisons": "Z[i] = " + "<".join(["B[i]"] * DEEP),
+    "nots": "Z[i] = " + "not " * DEEP + "B[i]",
+    "lambdas": "Z[i] = " + "lambda: " * DEEP + "1",
+    "conditions": "Z[i] = " + "1 if 2 else " * DEEP + "3",
+    "attributes": "Z[i] = B" + ".T" * DEEP,
+    "targets": "Z" + "[i]" * DEEP + " = 1",
+    "open brackets": "Z[i] = " + "[" * DEEP,
+    "f-strings": "Z[i] = " + "f'{" * DEEP,
+    "decimal digits": "Z[i] = B[i] * " + "7" * 100_000,
+    "hexadecimal digits": "Z[i] = B[i] * 0x" + "7" * 100_000,
+    "hexadecimal extent": "Z[i:0x" + "7" * 100_000 + "] = 1",
+    "hexadecimal power": "Z[i:0x" + "7" * 100_000 + "**2] = 1",
+    "hexadecimal index": "Z[i] = B[0x" + "7" * 100_000 + "]",
+    "hexadecimal label": "Z[0x" + "7" * 100_000 + "] = 1",
+    "hexadecimal indices": "Z[i] = B[i, 0x" + "7" * 100_000 + "]",
+    "hexadecimal not in the language": "Z[i] = (B[i], 0x" + "7" * 100_000 + ")",
+    "decimal extent": "Z[i:" + "7" * 4000 + "] = 1",
+    "null byte": "Z[i] = B[i]\0",
+    "null byte in a comment": "Z[i] = B[i] # \0",
+    "lone surrogate": "Z[i] = B[i] + \ud800",
+    "carriage return": "Z[i] = B[i]\rX[i] = y",
+    "form feed": "Z[i] = B[i]\fX[i] = y",
+    "line separator": "Z[i] = B[i]\u2028X[i] = y",
+    "tower": "Z[i] = B[i] * 10**10**10",
+    "tower of nines": "Z[i] = B[i] * 9**9**9**9",
+    "tower in an extent": "Z[i:9**9**9**9] = 1",
+    "system call": "Z[i] = __import__('os').system('x')",
+    "subclasses": "Z[i] = ().__class__.__bases__[0].__subclasses__()",
+    "long line": "Z[i] = B[i]" + " " * 1_000_000 + "* y",
+    "long name": "Z[i] = B[i] * " + "y" * 100_000,
+    "long unknown function": "Z[i] = " + "y" * 100_000 + "(B[i])",
+    "many lines": "\n" * 100_000 + "Z[i] = y",
+    "many arguments": "Z[i] = where(" + ",".join("1" * 10_000) + ")",
+    "many labels": "Z[i] = B[" + ",".join("j" * 10_000) + "]",
+    "many targets": "Z[" + ",".join("i" * 3000) + "] = 1",
+    "huge string": "Z[i] = '" + "x" * 1_000_000 + "'",
+    "walrus": "Z[i] = [y := 1, y**2]",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_text(text: str) -> None:
+    start = time.process_time()
+    message = error(text)
+    assert time.process_time() - start < 2
+    assert len(message) < 1000  # a line that a terminal can show
+
+
+def test_nested_chains_of_comparisons_do_not_double() -> None:
+    """a < b < c reads b twice: inside one another that must not grow as a power of two."""
+    start = time.process_time()
+    build_graph(Source("p", "Z[i] = " + "0 < (" * 16 + "B[i]" + ") < 1" * 16), INPUTS)
+    assert time.process_time() - start < 2
+
+
+def test_depth_allowed() -> None:
+    too_deep = f"nested too deeply; {DEPTH}"
+    build_graph(Source("p", "Z[i] = " + "exp(" * 150 + "B[i]" + ")" * 150), INPUTS)
+    assert error("Z[i] = " + "-" * 250 + "B[i]") == f"p:1:1: this expression is {too_deep}"
+    assert error("X = 1\n  Z[i] = " + "-" * 250 + "B[i]") == f"p:2:3: this expression is {too_deep}"
+    assert error("X = 1\n  Z[i] = " + "-" * DEEP + "B[i]").startswith("p:2:")
+
+
+def test_deep_expression_in_a_message() -> None:
+    """Messages quote what they refuse: quoting must not recurse too deeply, nor be long."""
+    deep = "exp(" * 190 + "B[i]" + ")" * 190
+    for text in (f"Z[i] = {deep} or 1", f"Z[i] = B[{deep}]", f"Z[i] = B[i, {deep}]", f"Z[{deep}] = 1",
+                 f"Z[i] = y[{deep}](1)"):  # fmt: skip
+        assert len(error(text)) < 1000
+
+
+def test_too_many_digits_do_not_advise_on_python() -> None:
+    message = error("X = 1\nZ[i] = B[i] * " + "7" * 5000)
+    assert message.startswith("p:2:")
+    assert "sys." not in message
+
+
+# ---- numpy.einsum's grammar -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "einsum: no subscripts; einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])"),
+        (("ij", (2,)), "einsum: 'ij' does not fit an array with 1 dimensions; one label a dimension, or ..."),
+        (("i", (2, 2)), "einsum: 'i' does not fit an array with 2 dimensions; one label a dimension, or ..."),
+        (("i,j", (2,)), "einsum: 'i,j' has 2 operands; as many as there are arrays: 1"),
+        (("i->j", (2,)), "einsum: the output 'j' is wrong at 'j'; operands' labels, each once"),
+        (("ij->ii", (2, 3)), "einsum: the output 'ii' is wrong at 'i'; operands' labels, each once"),
+        (("i,i", (2,), (3,)), "einsum: label i has two extents: 2 and 3; one extent, or 1"),
+        (("ii->i", (1, 3)), "einsum: label i has two extents: 1 and 3; one extent in an operand"),
+        (("i.j", (2, 2, 2)), "einsum: '.' in 'i.j' is not a label; letters, and ... at most once"),
+        (("i1", (2, 2)), "einsum: '1' in 'i1' is not a label; letters, and ... at most once"),
+        (("i...j...", (2, 2)), "einsum: '.' in 'i...j...' is not a label; letters, and ... at most once"),
+        (("i->j->k", (2,)), "einsum: '-' in 'j->k' is not a label; letters, and ... at most once"),
+        (("...i->i", (2, 3)), "einsum: the output 'i' has no ...; the operands have one"),
+        (((2, 3), [0, 52]), "einsum: 52 is not a label; 0 to 51, or ..."),
+        (((2, 3), [0, "i"]), "einsum: 'i' is not a label; 0 to 51, or ..."),
+    ],
+    ids=str,
+)
+def test_einsum(arguments: tuple, message: str) -> None:
+    given = [np.ones(entry) if isinstance(entry, tuple) else entry for entry in arguments]
+    with pytest.raises(InputError) as caught:
+        text, operands = split_arguments(given)
+        program = program_text(text, [operand.shape for operand in operands], "float64")
+        build_graph(Source("einsum", program), declared({f"x{k}": operand for k, operand in enumerate(operands)}))
+    assert str(caught.value) == message

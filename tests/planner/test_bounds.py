@@ -1,0 +1,148 @@
+"""The lower bound: its targets, and that no plan moves less."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from plan_oracle import random_graph
+from target_graphs import attention, chain, llama
+
+import einmpi
+from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.bounds import lower_bound_words
+from einmpi.planner.factor import factor, repeated_layers
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.search import Solver, search
+
+
+def optimum(graph: EinGraph, ranks: int, resident: tuple[str, ...] = ()) -> float:
+    """Words of the best plan of a graph of float32 tensors."""
+    found = search(Solver(factor(graph, resident), Mesh(ranks)))
+    assert found.exact
+    return found.cost / 4
+
+
+# ---- targets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("skew", "ranks", "squares"),
+    [(1, 4, "5.29"), (1, 8, "9.00"), (1, 16, "13.68"), (1, 64, "27.00"),
+     (10, 4, "0.70"), (10, 8, "1.43"), (10, 16, "2.63"), (10, 64, "6.76")],
+)  # fmt: skip
+def test_the_bound_of_the_chain_is_that_of_the_target_table(skew, ranks, squares):
+    assert f"{lower_bound_words(chain(skew), ranks) / 960**2:.2f}" == squares
+
+
+def test_the_bounds_of_attention_and_of_a_llama_layer_are_those_of_the_target_table():
+    assert f"{lower_bound_words(attention(), 8) / 1e6:.1f}" == "61.4"
+    graph, weights = llama(8, 1024)
+    assert 551.2e6 <= lower_bound_words(graph, 8) <= 551.3e6
+    assert lower_bound_words(graph, 8, weights) == 0
+
+
+def test_one_rank_moves_nothing():
+    assert lower_bound_words(chain(1), 1) == 0
+
+
+def test_a_product_of_matrices_has_its_known_bound():
+    """Cubes: 3·n²·(p^(1/3) − 1) words. Where B is resident, cutting rows moves nothing."""
+    graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", dtype="float32", A=(600, 600), B=(600, 600)).graph
+    assert lower_bound_words(graph, 27) == pytest.approx(3 * 600**2 * 2, rel=1e-5)
+    assert lower_bound_words(graph, 27, ("B",)) == 0
+
+
+# ---- never above a plan ---------------------------------------------------------------------------------------------
+
+# (program, shapes, resident): small cases in which a word is easily counted twice.
+TRAPS = {
+    "a resident matrix is summed by every rank": ("v[i] = sum(W[i,j])", {"W": (2, 1000)}, "W"),
+    "a resident vector is summed by every rank": ("n = sum(W[i])", {"W": (1000,)}, "W"),
+    "a result of one element": ("Z[i] = max[j](X[i,j] * X[j,i])", {"X": (1, 1)}, ""),
+    "an outer product is computed by every rank": (
+        "T[i,j] = exp(a[i] * b[j]); C[k] = sum(T[i,j] * W[i,j,k])",
+        {"a": (4,), "b": (4,), "W": (4, 4, 10000)},
+        "",
+    ),
+    "a product of resident vectors": (
+        "T[i,j] = exp(a[i] * b[j]); C[i,k] = sum(T[i,j] * W[j,k])",
+        {"a": (100,), "b": (100,), "W": (100, 100)},
+        "a b",
+    ),
+    "a product used by two products": (
+        "T[i,k] = sum(A[i,j] * B[j,k]); U[i,l] = sum(T[i,k] * C[k,l]); V[k,l] = sum(T[i,k] * D[i,l])",
+        {"A": (64, 2), "B": (2, 64), "C": (64, 64), "D": (64, 64)},
+        "",
+    ),
+    "one matrix three times": ("U[i,l] = sum(A[i,j] * A[j,k] * A[k,l])", {"A": (16, 16)}, ""),
+    "a thin matrix between wide ones": (
+        "T[i,k] = sum(A[i,j] * B[j,k]); U[i,l] = sum(T[i,k] * C[k,l])",
+        {"A": (1000, 1000), "B": (1000, 3), "C": (3, 1000)},
+        "A",
+    ),
+    "fewer elements than ranks": ("T[i] = sum(A[i,j] * b[j]); n = sum(T[i] * T[i])", {"A": (2, 3), "b": (3,)}, ""),
+    "a diagonal": ("d[i] = X[i,i]; Z[i,k] = sum(X[i,j] * X[j,k]) + d[i]", {"X": (24, 24)}, ""),
+    "a broadcast scalar": ("n = sum(X[i]); Z[i,j] = n * Y[i,j] + n; m = sum(Z[i,j])", {"X": (9,), "Y": (5, 7)}, ""),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 27, 30])
+def test_the_bound_counts_no_word_twice(trap, ranks):
+    program, shapes, resident = TRAPS[trap]
+    graph = einmpi.program(program, dtype="float32", **shapes).graph
+    kept = tuple(resident.split())
+    assert lower_bound_words(graph, ranks, kept) <= optimum(graph, ranks, kept)
+
+
+def test_a_label_shorter_than_the_ranks_does_not_back_copies():
+    program = "T[j,k,l] = sum[i](X[k,l,j] + Y[l,i]); Z[m,j,l] = sum[k](T[l,k,j] + W[k,m])"
+    graph = einmpi.program(program, dtype="float32", X=(200, 64, 64), Y=(64, 1000), W=(200, 200)).graph
+    plan = search(Solver(factor(graph, ("X",)), Mesh(100)))
+    assert 4 * lower_bound_words(graph, 100, ("X",)) <= plan.cost
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_bound_is_never_above_the_best_plan_of_a_random_graph(seed):
+    rng = random.Random(seed)
+    close = 0
+    for _ in range(100):
+        extents = rng.choice(((1, 2, 3, 4, 5), (2, 4, 8, 16), (3, 6, 12, 100), (1, 7, 8, 64, 1000), (16, 200, 1000)))
+        graph = random_graph(rng, rng.choice((1, 2, 3, 4, 6, 8)), extents)
+        resident = tuple(vertex.name for vertex in graph.inputs if rng.random() < 0.25)
+        ranks = rng.choice((2, 3, 4, 5, 6, 7, 8))
+        found = search(Solver(factor(graph, resident), Mesh(ranks)))
+        bound = lower_bound_words(graph, ranks, resident)
+        assert 0 <= 4 * bound <= found.cost, f"{ranks} ranks, resident {resident}\n{graph}"
+        close += found.cost > 0 and 4 * bound > found.cost / 2
+    assert close > 5
+
+
+@pytest.mark.parametrize("ranks", [8, 64, 1024])
+@pytest.mark.parametrize("keep", [False, True])
+def test_the_bound_is_never_above_the_plan_of_repeated_layers(ranks, keep):
+    for batch, sequence in ((8, 1024), (1, 4096)):
+        graph, weights = llama(batch, sequence, 4)
+        resident = weights if keep else ()
+        plan = search(Solver(factor(graph, resident, tie=repeated_layers(graph)), Mesh(ranks)))
+        assert 4 * lower_bound_words(graph, ranks, resident) <= plan.cost
+
+
+# ---- in general -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [lambda: chain(1), lambda: chain(10), attention, lambda: llama(8, 1024)[0]])
+def test_more_ranks_never_have_a_lower_bound(make):
+    graph = make()
+    bounds = [lower_bound_words(graph, ranks) for ranks in (1, 2, 3, 4, 6, 7, 8, 12, 16, 31, 64, 100, 256, 900)]
+    assert bounds == sorted(bounds)
+    assert bounds[1] > 0
+
+
+def test_a_resident_input_never_raises_the_bound():
+    for graph in (chain(1), chain(10), attention()):
+        inputs = [vertex.name for vertex in graph.inputs]
+        for more, fewer in itertools.pairwise([*(inputs[:k] for k in range(len(inputs), -1, -1))]):
+            assert lower_bound_words(graph, 8, more) <= lower_bound_words(graph, 8, fewer)

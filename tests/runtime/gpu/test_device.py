@@ -1,0 +1,407 @@
+"""The backend for GPUs, without a GPU: with a stand-in for cupy whose copies come as late as they may."""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import fake_cupy
+import h5py
+import numpy as np
+import pytest
+from distributed import assert_close, run_on_threads
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpi_helpers import finished, run_all
+from run_cases import JOBS, cases
+from runtime.test_spill import between, least_memory, with_files
+
+import einmpi
+from einmpi.cli.main import main
+from einmpi.comm.base import ALONE
+from einmpi.comm.threads import ThreadComm, run_threads
+from einmpi.compiled import gpu_inputs as inputs_device
+from einmpi.errors import InputError
+from einmpi.runtime.gpu import binding as gpus
+from einmpi.runtime.gpu import comm as comm_device
+from einmpi.runtime.gpu import copies as device_copies
+from einmpi.runtime.gpu.backend import station_of
+
+CASES = cases()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """So that even small tensors are many of them."""
+    monkeypatch.setattr(device_copies, "PIECE", 480)
+    monkeypatch.setattr(inputs_device, "PIECE", 480)
+    monkeypatch.setattr(comm_device, "PIECE", 64)
+    monkeypatch.setattr(comm_device, "STAGE", 400)
+
+
+def on_gpu(job):
+    return replace(job, backend="cupy")
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_on_threads(name, monkeypatch, small_pieces):
+    fake_cupy.install(monkeypatch)
+    job, arrays = CASES[name]
+    for ranks in (1, 4) if "odd" in name else (4,):
+        assert_close(run_on_threads(on_gpu(job), ranks, arrays).outputs, einmpi.reference(job, arrays))
+
+
+@pytest.mark.parametrize("way", gpus.WAYS)
+def test_every_way_of_messages(way, monkeypatch, small_pieces):
+    fake_cupy.install(monkeypatch, gpus=6, nccl=True)
+    monkeypatch.setenv(gpus.VARIABLE, way)
+    for name in ("chain, odd", "four dimensions", "semiring"):
+        job, arrays = CASES[name]
+        expected = einmpi.reference(job, arrays)
+        for found in run_threads(6, lambda comm, job=job, arrays=arrays: outputs(job, arrays, comm)):
+            assert_close(found, expected)
+
+
+def outputs(job, arrays, comm):
+    found = einmpi.run(on_gpu(job), arrays, comm)
+    return {name: array.gather() for name, array in found.items()}
+
+
+def test_results_stay_on_the_gpu(monkeypatch):
+    fake_cupy.install(monkeypatch)
+    job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
+    step = einmpi.compile(job, ALONE)
+    cupy, numbers = gpus.cupy(), np.arange(5.0)
+    out = step({"X": cupy.asarray(8 * numbers), "W": numbers})["Y"]
+    assert isinstance(out.local, cupy.ndarray) and out.dtype == np.float64
+    again = step({"X": out, "W": einmpi.DistArray.from_global(numbers)})["Y"]
+    np.testing.assert_array_equal(again.gather(), 3.5 * numbers)
+    assert "3.5" in repr(again)
+
+
+def test_numbers_on_the_gpu(monkeypatch):
+    """CuPy's ascontiguousarray makes a vector of a number."""
+    fake_cupy.install(monkeypatch)
+    job = einmpi.program("n = sum(X[i]) + s; Z[i] = X[i] * s", X=(5,), s=())
+    number, numbers = gpus.cupy().asarray(np.array(2.0)), np.arange(5.0)
+    for each in (job, on_gpu(job)):
+        step = einmpi.compile(each, ALONE)
+        first = step({"X": numbers, "s": number})
+        again = step({"X": numbers, "s": first["n"]})
+        np.testing.assert_array_equal(first["Z"].gather(), 2 * numbers)
+        assert (first["n"].gather(), again["n"].gather()) == (12, 22) and again["n"].gather().shape == ()
+
+
+def test_a_call_does_little_before_its_first_kernel(monkeypatch):
+    """A GPU waits for it. Calls of functions are counted: seconds depend on the machine."""
+    fake_cupy.install(monkeypatch)
+    package, counts, calls = os.path.dirname(einmpi.__file__), [], 0
+
+    def kernel(*arguments):
+        counts.append(calls)
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(package)
+
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", lambda *given: kernel)
+    step = einmpi.compile(on_gpu(einmpi.load(JOBS / "chain.toml", s=8)), ALONE)
+    arrays = {name: gpus.cupy().asarray(np.ones((8, 8))) for name in "ABCDE"}
+    step(arrays)
+    counts.clear()
+    others = {name: array.copy() for name, array in arrays.items()}  # that look alike
+    sys.setprofile(count)
+    try:
+        step(others)
+    finally:
+        sys.setprofile(None)
+    assert len(counts) == 4 and counts[0] < 90 and counts[1] - counts[0] < 20, counts
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", [None, (3, 4)])
+def test_files_in_and_out(tmp_path, monkeypatch, small_pieces, chunks):
+    fake_cupy.install(monkeypatch)
+    numbers = np.random.default_rng(1).standard_normal((13, 11))
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        file.create_dataset("X", data=numbers, chunks=chunks)
+        file["n"] = 2.5
+    np.save(tmp_path / "turned.npy", np.asfortranarray(numbers))
+    (tmp_path / "job.toml").write_text("""
+program = "Z[i,k] = sum(X[i,j] * T[k,j]) + n"
+[inputs]
+X = "in.h5:/X"
+n = "in.h5:/n"
+T = { file = "turned.npy", resident = true }
+[run]
+backend = "cupy"
+""")
+    job = einmpi.load(tmp_path / "job.toml")
+    for ranks in (1, 3):
+
+        def on_rank(comm):
+            compiled = einmpi.compile(job, comm)
+            first, second = compiled()["Z"], compiled()["Z"]  # T is on the GPU by now
+            first.to_hdf5(tmp_path / "out.h5", "/Z", chunks=chunks)
+            return second.gather()
+
+        found = run_threads(ranks, on_rank)
+        for array in found:
+            np.testing.assert_allclose(array, numbers @ numbers.T + 2.5)
+        with h5py.File(tmp_path / "out.h5") as file:
+            np.testing.assert_array_equal(file["Z"][...], found[0])
+        os.remove(tmp_path / "out.h5")
+
+
+def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
+    """The copy of D waits for nothing that starts after its slot was made, before the first kernel."""
+    fake_cupy.install(monkeypatch)
+    started, waits, record, wait = [], [], fake_cupy.Event.record, fake_cupy.Stream.wait_event
+
+    def noted(event, stream):
+        event.kernels = len(started)
+        record(event, stream)
+
+    def waited(stream, event):
+        if not stream.null and event.stream.null:
+            waits.append(event.kernels)
+        wait(stream, event)
+
+    def counted(*arguments):
+        started.append(arguments)
+        return fake_cupy.prepare(*arguments)
+
+    monkeypatch.setattr(fake_cupy.Event, "record", noted)
+    monkeypatch.setattr(fake_cupy.Stream, "wait_event", waited)
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", counted)
+    arrays = {name: np.random.default_rng(ord(name)).standard_normal((20, 40 if name == "D" else 20)) for name in "ABD"}
+    job = einmpi.program("Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,l] = sum(Y[i,k] * D[k,l])", **arrays)
+    found = einmpi.run(on_gpu(with_files(job, arrays, tmp_path)), comm=ALONE)["Z"]
+    assert len(started) == 2 and waits and set(waits) == {0}
+    np.testing.assert_allclose(found.gather(), arrays["A"] @ arrays["B"] @ arrays["D"])
+
+
+# ---- messages -------------------------------------------------------------------------------------------------------
+
+
+class ThroughDevice:
+    """Gives a comm for devices the arrays of a host, so that the scenarios of all comms can be used."""
+
+    def __init__(self, comm, mixed):
+        self.comm, self.host = comm, mixed and comm.rank % 2
+
+    def __getattr__(self, name):
+        return getattr(self.comm, name)
+
+    def moved(self, call, arrays):
+        """Arrays to the device and, changed, back; or as they are on a rank that has them in the slow tier."""
+        if self.host:
+            return call(*arrays)
+        cupy = gpus.cupy()
+        devices = [None if array is None else cupy.asarray(array) for array in arrays]
+        done = call(*devices)
+        for array, device in zip(arrays, devices, strict=True):
+            if array is not None:
+                array[...] = cupy.asnumpy(device)
+        return done
+
+    def alltoallv(self, group, send, send_counts, receive, receive_counts):
+        return self.moved(lambda s, r: self.comm.alltoallv(group, s, send_counts, r, receive_counts), [send, receive])
+
+    def allgatherv(self, group, buffer, counts):
+        return self.moved(lambda b: self.comm.allgatherv(group, b, counts), [buffer])
+
+    def reduce_scatter(self, group, send, counts, receive):
+        return self.moved(lambda s, r: self.comm.reduce_scatter(group, s, counts, r), [send, receive])
+
+    def sendrecv(self, to, send, source, receive):
+        return self.moved(lambda s, r: self.comm.sendrecv(to, s, source, r), [send, receive])
+
+
+@pytest.mark.parametrize("way, mixed", [("host", False), ("host", True), ("mpi", False), ("nccl", False),
+                                        ("nccl", True)])  # fmt: skip
+def test_messages(way, mixed, monkeypatch, small_pieces):
+    fake_cupy.install(monkeypatch, gpus=3, nccl=True)
+    monkeypatch.setenv(gpus.VARIABLE, way)
+    received = run_threads(3, lambda comm: run_all(ThroughDevice(station_of(comm, "test").comm, mixed)))
+    assert received == run_threads(3, run_all)
+
+
+# ---- copies ---------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_copies_between_tiers(data):
+    """Of any boxes of arrays, in both directions, in the order in which they are begun."""
+    with pytest.MonkeyPatch.context() as patch:
+        fake_cupy.install(patch)
+        cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
+        shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
+        sides = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
+        box = (*(slice(*side) for side in sides), ...)
+        dtype = data.draw(st.sampled_from(["float16", "float64", "complex128"]))
+        values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+        slow, fast = values.copy(), cupy.empty(values[box].shape, dtype)
+        copies.begin(slow[box], fast).join()
+        np.testing.assert_array_equal(cupy.asnumpy(fast), values[box])
+        fast[...] = cupy.asarray(-values[box])
+        copies.begin(fast, slow[box]).wait()
+        expected = values.copy()
+        expected[box] *= -1
+        np.testing.assert_array_equal(slow, expected)
+        other = cupy.empty(fast.shape, dtype)
+        copies.begin(fast, other).join()
+        np.testing.assert_array_equal(cupy.asnumpy(other), cupy.asnumpy(fast))
+
+
+def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
+    fake_cupy.install(monkeypatch)
+    cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
+    first = copies.memory.array(80).view(np.float64)
+    first[...] = np.arange(10)
+    fast, place = cupy.empty(10), first.ctypes.data
+    copy = copies.begin(first, fast)
+    del first  # the copy still reads it
+    second = copies.memory.array(80).view(np.float64)
+    second[...] = -1
+    assert second.ctypes.data != place
+    copy.join()
+    np.testing.assert_array_equal(cupy.asnumpy(fast), np.arange(10))
+    copies.down.synchronize()
+    assert copies.memory.array(80).ctypes.data == place
+    assert copies.memory.array(81, most=80) is None
+
+
+# ---- which GPU, which way -------------------------------------------------------------------------------------------
+
+
+def test_ranks_take_gpus_in_turn(monkeypatch):
+    fake_cupy.install(monkeypatch, gpus=2)
+    bound = run_threads(5, lambda comm: gpus.bind(comm, "test"))
+    assert [gpu.number for gpu in bound] == [0, 1, 0, 1, 0]
+    assert [gpu.ranks for gpu in bound] == [3, 2, 3, 2, 3]
+    assert {gpu.way for gpu in bound} == {"host"}
+    assert str(bound[0]) == "Paper GPU, shared by 3 ranks"
+
+
+@pytest.mark.parametrize("wish, distinct, aware, nccl, way", [
+    ("", True, True, True, "mpi"),
+    ("", True, False, True, "nccl"),
+    ("", False, False, True, "host"),
+    ("", True, False, False, "host"),
+    ("", False, True, False, "mpi"),
+    ("host", True, True, True, "host"),
+    ("nccl", True, True, True, "nccl"),
+    ("mpi", True, False, True, "mpi"),
+])  # fmt: skip
+def test_which_way_messages_go(wish, distinct, aware, nccl, way):
+    assert gpus.choose(wish, distinct, aware, nccl) == way
+
+
+def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
+    fake_cupy.install(monkeypatch, gpus=4)
+
+    def on_rank(comm):
+        comm.cuda_aware = comm.rank != 2
+        return gpus.bind(comm, "test").way
+
+    assert run_threads(4, on_rank) == ["host"] * 4
+
+
+def test_the_libraries_here_are_not_aware():
+    """Those from PyPI; a wrong yes would end the process, and so would a question before MPI is started."""
+    code = (
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "from einmpi.comm.mpi import cuda_aware; before = cuda_aware(); MPI.Init(); print(before, cuda_aware())"
+    )
+    done = finished([sys.executable, "-c", code])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False False\n", "")
+    assert ThreadComm(0, 1, None).cuda_aware is False
+
+
+def refused(action):
+    with pytest.raises(InputError) as error:
+        action()
+    return str(error.value)
+
+
+def test_refusals(monkeypatch):
+    job = on_gpu(einmpi.program("Y[i] = X[i]", X=(2**31,)))
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert refused(lambda: einmpi.compile(job, ALONE)) == (
+        "program: backend cupy needs CuPy, which is not installed; pip install 'einmpi[cuda13]', or "
+        "'einmpi[cuda12]' with an older driver; or backend numpy")  # fmt: skip
+    fake_cupy.install(monkeypatch, gpus=0)
+    assert refused(lambda: einmpi.compile(job, ALONE)) == (
+        "program: backend cupy needs a GPU: CUDA sees none; CUDA_VISIBLE_DEVICES may hide them; an NVIDIA GPU with its "
+        "driver, or backend numpy")  # fmt: skip
+    fake_cupy.install(monkeypatch)
+    assert refused(lambda: einmpi.compile(job, ALONE)({"X": fake_cupy.ndarray(np.broadcast_to(0.0, (2**31,)))})) == (
+        "program: this needs 32.0 GiB on one GPU; at most the 8.0 GiB of the Paper GPU; "
+        '[plan] memory = "…", or more GPUs')  # fmt: skip
+    monkeypatch.setenv(gpus.VARIABLE, "nccl")
+    monkeypatch.setattr("einmpi.runtime.gpu.backend._stations", {})
+    assert refused(lambda: einmpi.compile(job, ALONE)) == (
+        "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; allowed: mpi, nccl, host"
+    )
+    monkeypatch.setenv(gpus.VARIABLE, "ncll")
+    assert refused(lambda: einmpi.compile(job, ALONE)) == (
+        "EINMPI_GPU_MESSAGES: unknown way 'ncll'; did you mean nccl? allowed: mpi, nccl, host"
+    )
+
+
+# ---- more than fits -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["chain, odd", "four dimensions", "gather", "diagonal"])
+def test_with_little_memory(name, tmp_path, monkeypatch):
+    """Slots wait in the slow tier, kernels are done in passes; arrays of the host come when they are needed."""
+    fake_cupy.install(monkeypatch)
+    job, arrays = CASES[name]
+    expected, job = einmpi.reference(job, arrays), on_gpu(with_files(job, arrays, tmp_path) if arrays else job)
+    for ranks, part in ((1, 0.6), (3, 0.4)):
+        memory = between(least_memory(job, ranks), einmpi.plan(job, ranks).peak, part)
+        for inputs in ({}, arrays) if arrays else ({},):
+            done = run_on_threads(job, ranks, inputs, memory=memory)
+            assert_close(done.outputs, expected)
+            assert done.plan.spilled and max(done.peaks) <= memory
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signals():
+    """A process that was asked to stop hears no signals any more; this one goes on, and so do its children."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
+    fake_cupy.install(monkeypatch)
+    job = CASES["chain, odd"][0]
+    (tmp_path / "job.toml").write_text((JOBS / "chain.toml").read_text() + '[outputs]\nZ = "out.h5:/Z"\n')
+    monkeypatch.chdir(tmp_path)
+    command = ["job.toml", "--backend", "cupy", "--set", "s=37", "--checkpoint", "saved"]
+
+    def stopping(*arguments):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return fake_cupy.prepare(*arguments)
+
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", stopping)
+    assert main(command) == 75
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", fake_cupy.prepare)
+    assert main([*command, "--resume", "--trace", "trace.json"]) == 0
+    said = capfd.readouterr()
+    assert "goes on after Z_1" in said.err and "; Paper GPU" in said.out
+    with h5py.File(tmp_path / "out.h5") as file:
+        np.testing.assert_allclose(file["Z"][...], einmpi.reference(job)["Z"])

@@ -1,0 +1,315 @@
+"""Jobs that do not fit into memory: the same results, never more memory than allowed, no files left behind."""
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint_jobs import programs, write_job
+from distributed import assert_close, dry_run, run_on_threads
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mpi_helpers import needs_mpirun, run_mpi
+from paths import ROOT
+from run_cases import cases
+
+import einmpi
+from einmpi.comm.base import ALONE
+from einmpi.report import results
+from einmpi.runtime import passes as passes_module
+from einmpi.runtime import scratch as scratch_module
+from einmpi.runtime.backend import NumpyBackend
+from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.scratch import Scratch
+from einmpi.schedule.lower import lower
+from einmpi.schedule.passes import in_passes
+from einmpi.schedule.steps import Kernel, Passes
+
+CASES = cases()
+
+
+def least_memory(job, ranks, arrays=None):
+    """What a refused plan names as the least."""
+    with pytest.raises(einmpi.InputError) as caught:
+        run_on_threads(job, ranks, arrays, memory=1)
+    return int(re.search(r"at least (\d+) bytes", str(caught.value))[1])
+
+
+def between(least, most, part):
+    """A limit on the way from the least that will do (0) to all that a plan wants (1)."""
+    return round(least * (most / least) ** part)
+
+
+def with_files(job, arrays, folder):
+    """The same job with its inputs in files."""
+    text = [f'program = """{job.source.text}"""']
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+        text.append(f'inputs.{name} = {{ file = "{name}.npy" }}')
+    (folder / "job.toml").write_text("\n".join(text))
+    return einmpi.load(folder / "job.toml")
+
+
+# ---- the same results -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gather", "diagonal", "four dimensions", "chain, odd", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in CASES)])  # fmt: skip
+def test_every_case_with_little_memory(name, tmp_path):
+    job, arrays = CASES[name]
+    wanted = einmpi.reference(job, arrays)
+    filed = with_files(job, arrays, tmp_path) if arrays else job
+    for ranks, part in ((1, 0.6), (2, 0.7), (3, 0.4)):
+        memory = between(least_memory(filed, ranks), einmpi.plan(filed, ranks).peak, part)
+        done = run_on_threads(filed, ranks, memory=memory)
+        assert_close(done.outputs, wanted)
+        assert max(done.peaks) <= memory
+        assert sum(dry_run(done.plan)) == done.moved
+        if arrays:  # given to every rank, they stay where they are
+            free = run_on_threads(job, ranks, arrays)
+            memory = between(least_memory(job, ranks, arrays), free.plan.peak, 0.5)
+            assert_close(run_on_threads(job, ranks, arrays, memory=memory).outputs, wanted)
+
+
+def check_random_program(data, folder):
+    program, sizes = data.draw(programs())
+    inputs = "\n".join(f'{name} = {{ shape = [{sizes[a]}, {sizes[b]}], random = "normal" }}'
+                       for name, (a, b) in {"X": "nm", "Y": "mn"}.items())  # fmt: skip
+    job = einmpi.load(write_job(folder, program, inputs, ""))
+    ranks = data.draw(st.integers(1, 4))
+    memory = between(least_memory(job, ranks), einmpi.plan(job, ranks).peak, data.draw(st.floats(0, 1)))
+    done = run_on_threads(job, ranks, memory=memory)
+    assert_close(done.outputs, einmpi.reference(job))
+    assert max(done.peaks) <= memory
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_random_programs_with_any_limit(data, tmp_path_factory):
+    check_random_program(data, tmp_path_factory.mktemp("any"))
+
+
+@pytest.mark.slow
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_many_random_programs_with_any_limit(data, tmp_path_factory):
+    check_random_program(data, tmp_path_factory.mktemp("any"))
+
+
+def test_the_same_limit_gives_the_same_bits():
+    job, arrays = CASES["chain, odd"]
+    memory = einmpi.plan(job, 2).peak // 4
+    one, two = (run_on_threads(job, 2, arrays, memory=memory).outputs["Z"] for _ in range(2))
+    assert one.tobytes() == two.tobytes()
+
+
+def test_ranks_that_compute_the_same_get_the_same_bits():
+    """Also where they have parts of an input that differ in size. run_on_threads compares them."""
+    numbers = np.random.default_rng(1).standard_normal((13, 7, 17))
+    job = einmpi.program("n = sum(A[i,j,k]); Z[k] = sum(A[i,j,k])", A=numbers)
+    done = run_on_threads(job, 8, {"A": numbers}, strategy="replicate", memory=4000)
+    assert done.spilled and done.peaks[0] > min(done.peaks)
+    np.testing.assert_allclose(done.outputs["n"], numbers.sum())
+
+
+def test_figures_of_large_results(monkeypatch):
+    """Results may be larger than memory: they are looked at piece by piece."""
+    job, arrays = CASES["complex"]
+    wanted = np.linalg.norm(einmpi.reference(job, arrays)["Z"])
+    monkeypatch.setattr(results, "PIECE", 5)
+    outputs = einmpi.run(job, arrays)
+    assert results.figures(ALONE, outputs)["Z"].norm == pytest.approx(wanted, rel=1e-12)
+
+
+# ---- kernels in passes ----------------------------------------------------------------------------------------------
+
+AGGREGATED = [f"Z[i] = {aggregation}(X[i,j] {comparison})" for aggregation, comparison in (
+    ("sum", ""), ("prod", ""), ("max", ""), ("min", ""), ("any", "> 3"), ("all", "< 8"), ("mean", ""))]  # fmt: skip
+SHAPED = ["Z[i,k] = sum(X[i,j] * Y[j,k])", "Z[i] = X[i,i] + i", "t = sum(X[i,i] * i)", "Z[k,i] = max(X[i,j] - Y[j,k])",
+          "Z[i,j] = where(i < j, X[i,j], X[j,i] * i)", "Z[i,k] = sum(X[n[i],j] * Y[j,k])"]  # fmt: skip
+
+
+def as_passes(kernel, arrays, memory, kept):
+    """A kernel done in passes, with the arrays outside or, if kept, in memory: (its result, the step)."""
+    inside = tuple(k for k, slot in enumerate(kernel.operands) if slot.tensor in kept)
+    step = in_passes(kernel, memory, inside)
+    if step is None:
+        return None, None
+    buffers = Buffers(NumpyBackend())
+    for slot in dict.fromkeys(kernel.operands):
+        if slot.tensor in kept:
+            buffers.put(slot, arrays[slot.name])
+        else:
+            buffers.place(slot)
+            buffers[slot][...] = arrays[slot.name]
+    before = buffers.held
+    buffers.peak = 0
+    buffers.place(kernel.target)
+    passes_module.compute_in_passes(step, buffers)
+    assert buffers.peak - before <= step.buffers <= memory
+    assert (buffers.fetched, buffers.held) == (step.fetched, before)
+    return buffers[kernel.target], step
+
+
+SLOW_DTYPES = [pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "complex128", "int64", "int32", "float16")]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bool", *SLOW_DTYPES])
+def test_every_aggregation_and_dtype_in_passes(dtype):
+    rng = np.random.default_rng(5)
+    numbers = rng.integers(0, 3, (17, 17)).astype(dtype)
+    for text in AGGREGATED + SHAPED:
+        given = {"X": numbers, "Y": numbers[:, :5].copy(), "n": rng.integers(0, 17, 17)}
+        try:
+            job = einmpi.program(text, **{name: array for name, array in given.items() if f"{name}[" in text})
+        except einmpi.InputError:
+            continue  # such as the greatest of complex numbers
+        for rank in range(2):
+            for kernel in (step for step in lower(einmpi.plan(job, 2), rank).steps if isinstance(step, Kernel)):
+                arrays = {slot.name: rng.integers(0, 3, slot.shape).astype(slot.dtype) for slot in kernel.operands}
+                wanted = np.empty(kernel.target.shape, kernel.target.dtype)
+                NumpyBackend().compute(kernel, [arrays[slot.name] for slot in kernel.operands], wanted)
+                cut = 0
+                for memory in (300, 1000):
+                    for kept in ((), ("X",)):
+                        found, step = as_passes(kernel, arrays, memory, kept)
+                        if step is not None:
+                            np.testing.assert_array_equal(found, wanted, err_msg=f"{text}: {step}")
+                            cut += any(size < kernel.einsum.extent[label] for label, size in step.blocks)
+                assert cut or sum(slot.nbytes for slot in (*kernel.operands, kernel.target)) < 1000, text
+
+
+def test_what_goes_wrong_in_a_pass_names_the_vertex(tmp_path):
+    arrays = {"W": np.zeros((8, 40)), "n": np.full(40, 8)}
+    job = with_files(einmpi.program("Z[i,j] = W[n[i],j]", **arrays), arrays, tmp_path)
+    with pytest.raises(einmpi.EinmpiError, match=r"^Z: an index from 8 to 8 is out of range; 0 to 7$"):
+        einmpi.run(job, memory=4000)
+
+
+# ---- scratch files --------------------------------------------------------------------------------------------------
+
+
+def test_files_have_no_names_and_go_with_their_arrays(tmp_path):
+    scratch = Scratch(str(tmp_path))
+    free = os.statvfs(tmp_path).f_bavail
+    array = scratch.array((3, 1 << 20), "float32")
+    array[1] = 7
+    assert list(tmp_path.iterdir()) == [] and array.sum() == 7 << 20
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert len(mapped) == 1 and free >= 0
+    del array
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+
+
+def test_more_files_than_a_process_may_open_unless_it_asks(tmp_path):
+    """Each mapped file counts as an open one."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/proc/self/fd")) + 20
+    scratch_module._allow_many_files.cache_clear()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+    try:
+        arrays = [Scratch(str(tmp_path)).array((10,), "float64") for _ in range(40)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
+    assert len(arrays) == 40
+
+
+def test_copies_are_done_in_order(tmp_path):
+    scratch = Scratch(str(tmp_path))
+    slow, fast = scratch.array((1000, 1000), "float64"), np.random.default_rng(0).standard_normal((1000, 1000))
+    back = np.empty_like(fast)
+    scratch.begin_copy(fast, slow)
+    scratch.begin_copy(slow[:, ::2], back[:, ::2])
+    scratch.begin_copy(slow[:, 1::2], back[:, 1::2]).wait()
+    np.testing.assert_array_equal(back, fast)
+
+
+JOB = """
+program = "Z[i,k] = sum(A[i,j] * B[j,k])"
+inputs.A = { shape = [300, 300], random = "normal" }
+inputs.B = { shape = [300, 300], random = "normal", seed = 2 }
+plan.memory = "600 kB"
+"""
+
+
+def einmpi_command(folder, *arguments, before="", **environment):
+    (folder / "job.toml").write_text(JOB)
+    command = f"{before} exec {sys.executable} -m einmpi job.toml {' '.join(arguments)}"
+    return subprocess.run(["bash", "-c", command], cwd=folder, text=True, capture_output=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "EINMPI_SCRATCH": "", **environment})  # fmt: skip
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path):
+    """Files may be no larger than 100 KiB here."""
+    done = einmpi_command(tmp_path, before="ulimit -f 100;", EINMPI_SCRATCH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, f"scratch file in {tmp_path}: File too large\n")
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+    job = tmp_path / "odd.toml"
+    job.write_text(JOB + 'run.scratch = "a\\u0000b"\n')
+    with pytest.raises(einmpi.InputError, match=r"odd.toml: '.*a\\x00b': embedded null byte; a folder to write to$"):
+        einmpi.run(einmpi.load(job))
+
+
+def test_json_and_text_say_what_was_spilled(tmp_path):
+    done = einmpi_command(tmp_path, "--json run.json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads((tmp_path / "run.json").read_text())
+    assert data["bytes_spilled"] == data["bytes_spilled_predicted"] == 3 * 300 * 300 * 8
+    assert data["bytes_peak"] <= data["bytes_peak_predicted"] == 600_000
+    assert data["bytes_fetched"] >= 2 * 300 * 300 * 8
+    assert "2.1 MiB were written to scratch files" in done.stdout
+
+
+def test_a_run_that_is_killed_leaves_nothing(tmp_path):
+    code = ("import os, signal, einmpi\nfrom einmpi.runtime import passes, execute\n"
+            "def kill(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
+            "execute.compute_in_passes = kill\neinmpi.run(einmpi.load('job.toml'))")  # fmt: skip
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "scratch").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "EINMPI_SCRATCH": str(tmp_path / "scratch")}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@needs_mpirun
+@pytest.mark.mpi
+def test_on_real_ranks(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    done = run_mpi(2, ["-m", "einmpi", "verify", "job.toml", "--memory", "300kB"], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    job = einmpi.load(tmp_path / "job.toml")
+    assert any(isinstance(s, Passes) for s in lower(einmpi.plan(replace(job, memory=None), 2, memory="300kB"), 0).steps)
+
+
+@pytest.mark.slow
+def test_a_process_stays_near_its_limit(tmp_path):
+    """Memory that is the process's own, beside files that it maps: 288 MB of tensors in 48 MB."""
+    (tmp_path / "job.toml").write_text(JOB.replace("300", "3000"))
+    most = {}
+    for limit in ("48MB", "1GB"):
+        command = [sys.executable, "-m", "einmpi", "job.toml", "--memory", limit, "--quiet"]
+        with subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"},
+        ) as process:
+            most[limit] = 0
+            while process.poll() is None:
+                text = Path(f"/proc/{process.pid}/status").read_text()
+                found = re.search(r"RssAnon:\s+(\d+) kB", text)
+                most[limit] = max(most[limit], int(found[1]) * 1024 if found else 0)
+                time.sleep(0.01)
+        assert process.returncode == 0
+    assert most["1GB"] - most["48MB"] >= 216e6 - 48e6 - 64 * 2**20
