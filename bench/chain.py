@@ -41,7 +41,9 @@ def numpy_chain(job: einmpi.Job) -> Callable[[], float]:
     """Seconds of numpy on rank 0."""
     arrays = {}
     if WORLD.rank == 0:
-        arrays = {spec.name: storage.load(spec, spec.shape or (), spec.dtype or "") for spec in job.inputs}
+        arrays = {
+            spec.name: storage.load(spec, spec.shape or (), spec.dtype or "") for spec in job.inputs
+        }
 
     def run() -> float:
         meet()
@@ -79,7 +81,9 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2000)
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--strategies", nargs="*", default=["eindecomp", "eindecomp-paper", "sqrt", "replicate"])
+    parser.add_argument(
+        "--strategies", nargs="*", default=["eindecomp", "eindecomp-paper", "sqrt", "replicate"]
+    )
     options = parser.parse_args()
     for kind, skew in (("uniform", 1), ("skewed", 10)):
         job = einmpi.load(JOB, dtype=options.dtype, s=options.size, skew=skew)
@@ -92,8 +96,10 @@ def main() -> None:
                 if turn:  # the first one warms up
                     times[name].append(seconds)
         if WORLD.rank == 0:
-            print(f"chain, {kind}, s = {options.size}, {options.dtype}, {WORLD.size} ranks, one BLAS thread each; "
-                  f"medians of {options.repeats}")  # fmt: skip
+            print(
+                f"chain, {kind}, s = {options.size}, {options.dtype}, {WORLD.size} ranks, one BLAS thread each; "
+                f"medians of {options.repeats}"
+            )
         base = statistics.median(times["numpy"])
         for name, way in ways.items():
             median = statistics.median(times[name])
@@ -104,7 +110,10 @@ def main() -> None:
                 ratio = median / base if base else 0
                 row += f"{ratio:5.2f} × numpy   moved {show_bytes(moved):>10}, bound {show_bytes(bound):>10}"
             if WORLD.rank == 0:
-                print(row if isinstance(way, Ours) else f"{row}with {WORLD.size} BLAS threads", flush=True)
+                print(
+                    row if isinstance(way, Ours) else f"{row}with {WORLD.size} BLAS threads",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

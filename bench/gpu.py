@@ -58,7 +58,9 @@ def row(name: str, ways: Mapping[str, Way], repeats: int, operations: float = 0)
     seconds = medians(ways, repeats)
     own = seconds["einmpi"]
     ratios = {peer: each / own for peer, each in seconds.items() if peer != "einmpi"}
-    shown = ", ".join(f"{ratio:.2f} × {peer} ({1e3 * seconds[peer]:.3f} ms)" for peer, ratio in ratios.items())
+    shown = ", ".join(
+        f"{ratio:.2f} × {peer} ({1e3 * seconds[peer]:.3f} ms)" for peer, ratio in ratios.items()
+    )
     rate = f", {operations / own / 1e12:.1f} T op/s" if operations else ""
     print(f"{name:44} {1e3 * own:9.3f} ms{rate}: {shown}", flush=True)
     return {"name": name, "seconds": seconds, "ratios": ratios}
@@ -66,7 +68,9 @@ def row(name: str, ways: Mapping[str, Way], repeats: int, operations: float = 0)
 
 def close(found: Any, wanted: Any, dtype: str) -> None:
     """Half precision rounds each element; sums are added in another order."""
-    error = float(abs(found.astype(np.float64) - wanted.astype(np.float64)).max() / abs(wanted).max())
+    error = float(
+        abs(found.astype(np.float64) - wanted.astype(np.float64)).max() / abs(wanted).max()
+    )
     assert error < TOLERANCE[dtype], f"they differ by {error}"
 
 
@@ -98,17 +102,33 @@ def chain(options: argparse.Namespace) -> list[dict[str, Any]]:
         for size in options.sizes:
             for kind, skew in (("uniform", 1), ("skewed", 10)):
                 thin, long = size // skew, size * skew
-                shapes = {"A": (size, thin), "B": (thin, size), "C": (size, thin), "D": (thin, long), "E": (long, size)}
+                shapes = {
+                    "A": (size, thin),
+                    "B": (thin, size),
+                    "C": (size, thin),
+                    "D": (thin, long),
+                    "E": (long, size),
+                }
                 arrays = {name: numbers(shape, dtype, ord(name)) for name, shape in shapes.items()}
                 job = einmpi.load(JOB, dtype=dtype, s=size, skew=skew)
-                ways: dict[str, Way] = {"einmpi": call_of(job, arrays, "Z"), "cupy": lambda x=arrays: by_hand(x)}
+                ways: dict[str, Way] = {
+                    "einmpi": call_of(job, arrays, "Z"),
+                    "cupy": lambda x=arrays: by_hand(x),
+                }
                 if torch is not None:
-                    tensors = {name: torch.as_tensor(array, device="cuda") for name, array in arrays.items()}
+                    tensors = {
+                        name: torch.as_tensor(array, device="cuda")
+                        for name, array in arrays.items()
+                    }
                     ways["torch"] = lambda x=tensors: by_hand(x)
                 close(ways["einmpi"](), ways["cupy"](), dtype)
-                operations = sum(2 * a * b * c for a, b, c in ((size, thin, size), (thin, long, size),
-                                                               (size, thin, size)))  # fmt: skip
-                rows.append(row(f"chain {kind} s = {size} {dtype}", ways, options.repeats, operations))
+                operations = sum(
+                    2 * a * b * c
+                    for a, b, c in ((size, thin, size), (thin, long, size), (size, thin, size))
+                )
+                rows.append(
+                    row(f"chain {kind} s = {size} {dtype}", ways, options.repeats, operations)
+                )
     return rows
 
 
@@ -121,10 +141,16 @@ def fused(options: argparse.Namespace) -> list[dict[str, Any]]:
     for dtype in options.dtypes:
         x, y = (numbers((8192, 8192), dtype, seed) for seed in (1, 2))
         job = einmpi.program(MAP, X=x, Y=y)
-        kernel = cupy.ElementwiseKernel("T x, T y", "T z", "z = (T)(tanh(2 * (float)x + (float)y) * "
-                                        "exp(-(float)x * (float)x))", "by_hand")  # fmt: skip
-        ways: dict[str, Way] = {"einmpi": call_of(job, {"X": x, "Y": y}, "Z"),
-                                "cupy.ElementwiseKernel": lambda x=x, y=y, kernel=kernel: kernel(x, y)}  # fmt: skip
+        kernel = cupy.ElementwiseKernel(
+            "T x, T y",
+            "T z",
+            "z = (T)(tanh(2 * (float)x + (float)y) * exp(-(float)x * (float)x))",
+            "by_hand",
+        )
+        ways: dict[str, Way] = {
+            "einmpi": call_of(job, {"X": x, "Y": y}, "Z"),
+            "cupy.ElementwiseKernel": lambda x=x, y=y, kernel=kernel: kernel(x, y),
+        }
         close(ways["einmpi"](), ways["cupy.ElementwiseKernel"](), dtype)
         if torch is not None:
             function = torch.compile(lambda a, b: torch.tanh(2 * a + b) * torch.exp(-(a * a)))
@@ -165,20 +191,31 @@ def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for dtype in options.dtypes:
         for size in options.sizes:
-            arrays = {name: cupy.asnumpy(numbers((size, size), dtype, ord(name))) for name in "ABCDE"}
+            arrays = {
+                name: cupy.asnumpy(numbers((size, size), dtype, ord(name))) for name in "ABCDE"
+            }
             job = replace(einmpi.load(JOB, dtype=dtype, s=size), backend="cupy")
             memory = einmpi.plan(job, 1).peak // 4
-            least, most = (einmpi.compile(each, ALONE) for each in (replace(job, memory=memory), job))
+            least, most = (
+                einmpi.compile(each, ALONE) for each in (replace(job, memory=memory), job)
+            )
             close(*(cupy.asarray(way(arrays)["Z"].local) for way in (least, most)), dtype)
             ((_, schedule),) = least.ready.values()
             placed = [step.slot for step in schedule.steps if isinstance(step, Place)]
-            written = sum(slot.nbytes for slot in placed if slot.name in arrays)  # by the host, to its own memory
+            written = sum(
+                slot.nbytes for slot in placed if slot.name in arrays
+            )  # by the host, to its own memory
             moved = least.measured.spilled - written + least.measured.fetched
             bus = f"{1e3 * moved / BUS:.1f} ms on the bus"
             print(f"chain s = {size} {dtype}, {show_bytes(moved)} between host and GPU: {bus}")
-            ways: dict[str, Way] = {"einmpi": partial(least, arrays), "all memory": partial(most, arrays)}
+            ways: dict[str, Way] = {
+                "einmpi": partial(least, arrays),
+                "all memory": partial(most, arrays),
+            }
             name = f"  with {show_bytes(memory)}, peak {show_bytes(least.measured.peak)}"
-            rows.append(row(name, ways, options.repeats) | {"size": size, "dtype": dtype, "bytes": moved})
+            rows.append(
+                row(name, ways, options.repeats) | {"size": size, "dtype": dtype, "bytes": moved}
+            )
     return rows
 
 

@@ -78,38 +78,112 @@ INFINITY = float("inf")
 SIZE = 8192
 HEADS = (8, 1024, 32, 128)
 CASES = {
-    "matmul": Case("Z[i,k] = sum(A[i,j] * B[j,k])", {"A": (SIZE, SIZE), "B": (SIZE, SIZE)},
-                   ("float16", "bfloat16", "float32", "float64", "complex64"), 2.0 * SIZE**3,
-                   {"cupy.matmul": lambda x: lambda: cupy.matmul(x["A"], x["B"])}),
-    "A^T B": Case("Z[i,k] = sum(A[j,i] * B[j,k])", {"A": (SIZE, SIZE), "B": (SIZE, SIZE)}, ("float32", "float16"),
-                  2.0 * SIZE**3, {"cupy.matmul": lambda x: lambda: cupy.matmul(x["A"].T, x["B"])}),
-    "scores": Case("Z[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])", {"Q": HEADS, "K": HEADS}, ("float32", "float16"),
-                   2.0 * 8 * 32 * 1024**2 * 128,
-                   {"torch.einsum": of_torch(lambda q, k: torch.einsum("bshd,bthd->bhst", q, k))}),
-    "linf": Case("Z[i,k] = max(abs(X[i,j] - Y[j,k]))", {"X": (4000, 1000), "Y": (1000, 4000)},
-                 ("float32", "float64", "float16"), 3 * 4000.0 * 1000 * 4000,
-                 {"torch.cdist": of_torch(lambda x, y: torch.cdist(single(x), single(y.T.contiguous()), p=INFINITY))}),
-    "min-plus": Case("Z[i,k] = min(X[i,j] + Y[j,k])", {"X": (4000, 1000), "Y": (1000, 4000)}, ("float32", "int32"),
-                     2 * 4000.0 * 1000 * 4000, {}),
-    "l2": Case("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", {"X": (4000, 1000), "Y": (4000, 1000)}, ("float32",),
-               3 * 4000.0 * 1000 * 4000, {}),
-    "map": Case("Z[i] = exp(-x[i]**2) * y[i] + x[i]", {"x": (2**28,), "y": (2**28,)}, ("float32", "float16"),
-                3.0 * 2**28, {"ElementwiseKernel": elementwise("z = exp(-x * x) * y + x"),
-                              "torch.compile": compiled(lambda x, y: torch.exp(-x**2) * y + x)}, "numbers"),
-    "turned": Case("Z[i,j] = x[j,i] + y[i,j]", {"x": (16384, 16384), "y": (16384, 16384)}, ("float32", "float16"),
-                   3.0 * 2**28, {"torch.compile": compiled(lambda x, y: x.T + y)}, "numbers"),
-    "rows": Case("Z[i] = sum(x[i,j])", {"x": (2**16, 4096)}, ("float32", "float16"), 2.0**28,
-                 {"torch": of_torch(lambda x: x.sum(1))}, "numbers"),
-    "columns": Case("Z[j] = sum(x[i,j])", {"x": (2**16, 4096)}, ("float32", "float16"), 2.0**28,
-                    {"torch": of_torch(lambda x: x.sum(0))}, "numbers"),
-    "total": Case("Z = max(x[i,j])", {"x": (2**16, 4096)}, ("float32", "float16"), 2.0**28,
-                  {"torch": of_torch(lambda x: x.max())}, "numbers"),
-    "softmax": Case("Z[i,j] = softmax[j](x[i,j])", {"x": (2**18, 1024)}, ("float32", "float16"), 2.0 * 2**28,
-                    {"torch": of_torch(lambda x: torch.softmax(x, 1))}, "numbers"),
-    "attention": Case("T[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])\nP[b,h,s,t] = softmax[t](T[b,h,s,t] / sqrt(128))\n"
-                      "Z[b,s,h,d] = sum(P[b,h,s,t] * V[b,t,h,d])", {"Q": HEADS, "K": HEADS, "V": HEADS},
-                      ("float32", "float16"), 4.0 * 8 * 32 * 1024**2 * 128, {"torch eager": of_torch(attend)}),
-}  # fmt: skip
+    "matmul": Case(
+        "Z[i,k] = sum(A[i,j] * B[j,k])",
+        {"A": (SIZE, SIZE), "B": (SIZE, SIZE)},
+        ("float16", "bfloat16", "float32", "float64", "complex64"),
+        2.0 * SIZE**3,
+        {"cupy.matmul": lambda x: lambda: cupy.matmul(x["A"], x["B"])},
+    ),
+    "A^T B": Case(
+        "Z[i,k] = sum(A[j,i] * B[j,k])",
+        {"A": (SIZE, SIZE), "B": (SIZE, SIZE)},
+        ("float32", "float16"),
+        2.0 * SIZE**3,
+        {"cupy.matmul": lambda x: lambda: cupy.matmul(x["A"].T, x["B"])},
+    ),
+    "scores": Case(
+        "Z[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])",
+        {"Q": HEADS, "K": HEADS},
+        ("float32", "float16"),
+        2.0 * 8 * 32 * 1024**2 * 128,
+        {"torch.einsum": of_torch(lambda q, k: torch.einsum("bshd,bthd->bhst", q, k))},
+    ),
+    "linf": Case(
+        "Z[i,k] = max(abs(X[i,j] - Y[j,k]))",
+        {"X": (4000, 1000), "Y": (1000, 4000)},
+        ("float32", "float64", "float16"),
+        3 * 4000.0 * 1000 * 4000,
+        {
+            "torch.cdist": of_torch(
+                lambda x, y: torch.cdist(single(x), single(y.T.contiguous()), p=INFINITY)
+            )
+        },
+    ),
+    "min-plus": Case(
+        "Z[i,k] = min(X[i,j] + Y[j,k])",
+        {"X": (4000, 1000), "Y": (1000, 4000)},
+        ("float32", "int32"),
+        2 * 4000.0 * 1000 * 4000,
+        {},
+    ),
+    "l2": Case(
+        "Z[i,k] = sum((X[i,j] - Y[k,j])**2)",
+        {"X": (4000, 1000), "Y": (4000, 1000)},
+        ("float32",),
+        3 * 4000.0 * 1000 * 4000,
+        {},
+    ),
+    "map": Case(
+        "Z[i] = exp(-x[i]**2) * y[i] + x[i]",
+        {"x": (2**28,), "y": (2**28,)},
+        ("float32", "float16"),
+        3.0 * 2**28,
+        {
+            "ElementwiseKernel": elementwise("z = exp(-x * x) * y + x"),
+            "torch.compile": compiled(lambda x, y: torch.exp(-(x**2)) * y + x),
+        },
+        "numbers",
+    ),
+    "turned": Case(
+        "Z[i,j] = x[j,i] + y[i,j]",
+        {"x": (16384, 16384), "y": (16384, 16384)},
+        ("float32", "float16"),
+        3.0 * 2**28,
+        {"torch.compile": compiled(lambda x, y: x.T + y)},
+        "numbers",
+    ),
+    "rows": Case(
+        "Z[i] = sum(x[i,j])",
+        {"x": (2**16, 4096)},
+        ("float32", "float16"),
+        2.0**28,
+        {"torch": of_torch(lambda x: x.sum(1))},
+        "numbers",
+    ),
+    "columns": Case(
+        "Z[j] = sum(x[i,j])",
+        {"x": (2**16, 4096)},
+        ("float32", "float16"),
+        2.0**28,
+        {"torch": of_torch(lambda x: x.sum(0))},
+        "numbers",
+    ),
+    "total": Case(
+        "Z = max(x[i,j])",
+        {"x": (2**16, 4096)},
+        ("float32", "float16"),
+        2.0**28,
+        {"torch": of_torch(lambda x: x.max())},
+        "numbers",
+    ),
+    "softmax": Case(
+        "Z[i,j] = softmax[j](x[i,j])",
+        {"x": (2**18, 1024)},
+        ("float32", "float16"),
+        2.0 * 2**28,
+        {"torch": of_torch(lambda x: torch.softmax(x, 1))},
+        "numbers",
+    ),
+    "attention": Case(
+        "T[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])\nP[b,h,s,t] = softmax[t](T[b,h,s,t] / sqrt(128))\n"
+        "Z[b,s,h,d] = sum(P[b,h,s,t] * V[b,t,h,d])",
+        {"Q": HEADS, "K": HEADS, "V": HEADS},
+        ("float32", "float16"),
+        4.0 * 8 * 32 * 1024**2 * 128,
+        {"torch eager": of_torch(attend)},
+    ),
+}
 
 
 def inputs(case: Case, dtype: str) -> Arrays:
@@ -129,21 +203,37 @@ def inputs(case: Case, dtype: str) -> Arrays:
 def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
     """The steps of a run on one rank, without the files."""
     like = "float16" if dtype == "bfloat16" else dtype
-    shapes = {name: np.broadcast_to(np.zeros((), like), shape) for name, shape in case.shapes.items()}
-    schedule = arrange(lower(einmpi.plan(einmpi.program(case.program, **shapes), ranks=1), 0), cuda_group.RULE)
+    shapes = {
+        name: np.broadcast_to(np.zeros((), like), shape) for name, shape in case.shapes.items()
+    }
+    schedule = arrange(
+        lower(einmpi.plan(einmpi.program(case.program, **shapes), ranks=1), 0), cuda_group.RULE
+    )
     kind = {"float16": next(iter(arrays.values())).dtype} if dtype == "bfloat16" else {}
     # The same memory every time, as a pool gives it.
-    slots = {slot.name: cupy.empty(slot.shape, kind.get(slot.dtype, slot.dtype))
-             for step in schedule.steps for slot in writes(step) if isinstance(step, Kernel | Group)}  # fmt: skip
-    slots |= {step.slot.name: arrays[step.tensor] for step in schedule.steps if isinstance(step, Load)}
+    slots = {
+        slot.name: cupy.empty(slot.shape, kind.get(slot.dtype, slot.dtype))
+        for step in schedule.steps
+        for slot in writes(step)
+        if isinstance(step, Kernel | Group)
+    }
+    slots |= {
+        step.slot.name: arrays[step.tensor] for step in schedule.steps if isinstance(step, Load)
+    }
     result = next(step.slot.name for step in schedule.steps if isinstance(step, Store))
 
     def run() -> Any:
         for step in schedule.steps:
             if isinstance(step, Kernel):
-                cuda.compute(step.einsum, [slots[slot.name] for slot in step.operands], slots[step.target.name])
+                cuda.compute(
+                    step.einsum,
+                    [slots[slot.name] for slot in step.operands],
+                    slots[step.target.name],
+                )
             elif isinstance(step, Group):
-                assert cuda_group.compute(step, {slot.name: slots[slot.name] for slot in step.outer})
+                assert cuda_group.compute(
+                    step, {slot.name: slots[slot.name] for slot in step.outer}
+                )
         return slots[result]
 
     return run
@@ -183,21 +273,34 @@ def measure(name: str, dtype: str, repeat: int) -> dict[str, Any]:
     if unit == "numbers":
         rate, unit = rate * np.dtype("float16" if dtype == "bfloat16" else dtype).itemsize, "TB/s"
     peers = {key: median[key] / median["ours"] for key in runs if key != "ours"}
-    return {"kernel": name, "dtype": dtype, "seconds": median["ours"], "rate": rate, "unit": unit, "peers": peers}
+    return {
+        "kernel": name,
+        "dtype": dtype,
+        "seconds": median["ours"],
+        "rate": rate,
+        "unit": unit,
+        "peers": peers,
+    }
 
 
 def compare(found: Any, wanted: Any, dtype: str) -> None:
     a, b = (
-        x.astype(np.result_type(x.dtype, np.float64)) if isinstance(x, cupy.ndarray) else cupy.asarray(x.double())
+        x.astype(np.result_type(x.dtype, np.float64))
+        if isinstance(x, cupy.ndarray)
+        else cupy.asarray(x.double())
         for x in (found, wanted)
     )
     worst = float(cupy.abs(a - b).max() / cupy.abs(b).max())
-    limit = {"float16": 5e-3, "bfloat16": 4e-2, "float32": 1e-4, "complex64": 1e-4}.get(dtype, 1e-10)
+    limit = {"float16": 5e-3, "bfloat16": 4e-2, "float32": 1e-4, "complex64": 1e-4}.get(
+        dtype, 1e-10
+    )
     assert worst <= limit, f"they differ by {worst:.1e} of the largest"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kernels", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--json")

@@ -61,7 +61,10 @@ class Task:
             properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
             properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
             with h5py.File(self.file, "w") as handle:
-                space, dtype = h5py.h5s.create_simple(self.array.shape), h5py.h5t.py_create(self.array.dtype)
+                space, dtype = (
+                    h5py.h5s.create_simple(self.array.shape),
+                    h5py.h5t.py_create(self.array.dtype),
+                )
                 offset = h5py.h5d.create(handle.id, b"Z", dtype, space, properties).get_offset()
         return WORLD.bcast(offset)
 
@@ -140,7 +143,9 @@ def mapped(task: Task) -> None:
     offset = task.offset()
     descriptor = os.open(task.file, os.O_RDWR)
     memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
-    np.frombuffer(memory, np.float64, task.array.size, offset).reshape(task.array.shape)[task.place] = task.array.local
+    np.frombuffer(memory, np.float64, task.array.size, offset).reshape(task.array.shape)[
+        task.place
+    ] = task.array.local
     os.close(descriptor)
     task.sync(task.file)
 
@@ -201,7 +206,9 @@ def measure_writing(arrays: dict[str, DistArray], folder: Path, repeats: int, fs
         if WORLD.rank == 0:
             waiting = "with" if fsync else "without"
             nbytes = array.size * array.dtype.itemsize
-            print(f"writing {show_bytes(nbytes)} in {kind}, {WORLD.size} ranks, {waiting} fsync; medians of {repeats}")
+            print(
+                f"writing {show_bytes(nbytes)} in {kind}, {WORLD.size} ranks, {waiting} fsync; medians of {repeats}"
+            )
             show(times, nbytes, "gather to rank 0")
 
 
@@ -233,11 +240,16 @@ def show(times: dict[str, list[float]], nbytes: int, base: str) -> None:
     for name, seconds in times.items():
         median = statistics.median(seconds)
         ratio = statistics.median(times[base]) / median
-        print(f"  {name:20} {median:7.3f} s  {nbytes / median / 1e9:6.2f} GB/s  {ratio:5.2f} × {base}", flush=True)
+        print(
+            f"  {name:20} {median:7.3f} s  {nbytes / median / 1e9:6.2f} GB/s  {ratio:5.2f} × {base}",
+            flush=True,
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", action="store_true", help="measure writing only")
     parser.add_argument("--read", action="store_true", help="measure reading only")
     parser.add_argument("--size", default="1GiB")
@@ -255,7 +267,10 @@ def main() -> None:
         measure_reading(size, options.repeats, options.folder)
     if options.read:
         return
-    arrays = {kind: matrix(size, dimension) for dimension, kind in enumerate(("row blocks", "column blocks"))}
+    arrays = {
+        kind: matrix(size, dimension)
+        for dimension, kind in enumerate(("row blocks", "column blocks"))
+    }
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(WORLD.bcast(made))
         measure_writing(arrays, folder, options.repeats, options.fsync)

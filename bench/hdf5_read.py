@@ -29,10 +29,14 @@ CHUNK = (64, 512)
 
 def write(file: str, rows: int, columns: int) -> None:
     with h5py.File(file, "w") as handle:
-        made = {"whole": handle.create_dataset("whole", (rows, columns), "f8"),
-                "chunked": handle.create_dataset("chunked", (rows, columns), "f8", chunks=CHUNK)}  # fmt: skip
+        made = {
+            "whole": handle.create_dataset("whole", (rows, columns), "f8"),
+            "chunked": handle.create_dataset("chunked", (rows, columns), "f8", chunks=CHUNK),
+        }
         for start in range(0, rows, 1024):
-            values = np.arange(start * columns, min(start + 1024, rows) * columns, dtype="f8").reshape(-1, columns)
+            values = np.arange(
+                start * columns, min(start + 1024, rows) * columns, dtype="f8"
+            ).reshape(-1, columns)
             for dataset in made.values():
                 dataset[start : start + len(values)] = values
 
@@ -41,8 +45,11 @@ def block(cut: str, rows: int, columns: int) -> tuple[slice, slice]:
     def part(extent: int) -> slice:
         return slice(extent * RANK // RANKS, extent * (RANK + 1) // RANKS)
 
-    return {"rows": (part(rows), slice(0, columns)), "columns": (slice(0, rows), part(columns)),
-            "copies": (slice(0, rows), slice(0, columns))}[cut]  # fmt: skip
+    return {
+        "rows": (part(rows), slice(0, columns)),
+        "columns": (slice(0, rows), part(columns)),
+        "copies": (slice(0, rows), slice(0, columns)),
+    }[cut]
 
 
 def empty(box: tuple[slice, slice]) -> np.ndarray:
@@ -58,7 +65,11 @@ def raw(file: str, name: str, cut: str, box: tuple[slice, slice]) -> np.ndarray:
     with h5py.File(file, "r") as handle:
         dataset = handle[name]
         offset, columns = dataset.id.get_offset(), dataset.shape[1]
-        chunks = [dataset.id.get_chunk_info(k) for k in range(dataset.id.get_num_chunks())] if offset is None else []
+        chunks = (
+            [dataset.id.get_chunk_info(k) for k in range(dataset.id.get_num_chunks())]
+            if offset is None
+            else []
+        )
     out, descriptor = empty(box), os.open(file, os.O_RDONLY)
     if chunks:
         for chunk in chunks:
@@ -66,7 +77,9 @@ def raw(file: str, name: str, cut: str, box: tuple[slice, slice]) -> np.ndarray:
             if box[0].start <= r < box[0].stop and box[1].start <= c < box[1].stop:
                 buffer = np.empty(CHUNK)
                 os.preadv(descriptor, [buffer], chunk.byte_offset)
-                out[r - box[0].start : r - box[0].start + h, c - box[1].start : c - box[1].start + w] = buffer
+                out[
+                    r - box[0].start : r - box[0].start + h, c - box[1].start : c - box[1].start + w
+                ] = buffer
     elif out.shape[1] == columns:
         left, at = memoryview(out.reshape(-1)).cast("B"), offset + box[0].start * columns * 8
         while left:
@@ -74,7 +87,9 @@ def raw(file: str, name: str, cut: str, box: tuple[slice, slice]) -> np.ndarray:
             left, at = left[got:], at + got
     else:
         for row in range(len(out)):
-            os.preadv(descriptor, [out[row]], offset + ((box[0].start + row) * columns + box[1].start) * 8)
+            os.preadv(
+                descriptor, [out[row]], offset + ((box[0].start + row) * columns + box[1].start) * 8
+            )
     os.close(descriptor)
     return out
 
@@ -119,8 +134,13 @@ def mpi_io(file: str, name: str, cut: str, box: tuple[slice, slice]) -> np.ndarr
     return out
 
 
-WAYS: dict[str, Callable[..., Any]] = {"einmpi": ours, "raw": raw, "h5py": hyperslabs, "rank 0": first_rank,
-                                       "MPI-IO": mpi_io}  # fmt: skip
+WAYS: dict[str, Callable[..., Any]] = {
+    "einmpi": ours,
+    "raw": raw,
+    "h5py": hyperslabs,
+    "rank 0": first_rank,
+    "MPI-IO": mpi_io,
+}
 
 
 def measure_reading(size: int, repeats: int, parent: str | None = None) -> None:
@@ -132,7 +152,9 @@ def measure_reading(size: int, repeats: int, parent: str | None = None) -> None:
         write(file, rows, columns)
     WORLD.Barrier()
     if RANK == 0:
-        print(f"{rows}×{columns} float64, {rows * columns * 8 / 1e9:.2f} GB, {RANKS} ranks; GB/s over all ranks")
+        print(
+            f"{rows}×{columns} float64, {rows * columns * 8 / 1e9:.2f} GB, {RANKS} ranks; GB/s over all ranks"
+        )
         print(f"{'':18}" + "".join(f"{way:>9}" for way in WAYS) + f"{'einmpi/raw':>12}")
     for name in ("whole", "chunked"):
         for cut in ("rows", "columns", "copies"):
@@ -148,12 +170,18 @@ def measure_reading(size: int, repeats: int, parent: str | None = None) -> None:
                         seconds[way].append(took)
                     elif out is not None:  # the first time is not counted, but looked at
                         corner = box[0].start * columns + box[1].start
-                        ok = out[0, 0] == corner and out[-1, -1] == (box[0].stop - 1) * columns + box[1].stop - 1
+                        ok = (
+                            out[0, 0] == corner
+                            and out[-1, -1] == (box[0].stop - 1) * columns + box[1].stop - 1
+                        )
                         assert ok and (np.diff(out[::97], axis=1) == 1).all(), way
                     del out
             if RANK == 0:
                 gigabytes = rows * columns * 8 / 1e9 * (RANKS if cut == "copies" else 1)
-                rates = {way: gigabytes / statistics.median(times) if times else 0.0 for way, times in seconds.items()}
+                rates = {
+                    way: gigabytes / statistics.median(times) if times else 0.0
+                    for way, times in seconds.items()
+                }
                 cells = "".join(f"{rate:9.2f}" if rate else f"{'–':>9}" for rate in rates.values())
                 print(f"{name:8} {cut:9}{cells}{rates['einmpi'] / rates['raw']:12.2f}", flush=True)
     WORLD.Barrier()

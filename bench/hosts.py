@@ -45,7 +45,10 @@ def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
     """Rank 0 prints a line of JSON for each way to plan."""
     job, comm = einmpi.load(file, s=size, skew=10), comm_of()
     ways = []
-    for name, options in [("the default plan", {}), *((name, {"machine": machine}) for name in STRATEGIES)]:
+    for name, options in [
+        ("the default plan", {}),
+        *((name, {"machine": machine}) for name in STRATEGIES),
+    ]:
         compiled = Compiled(job, comm, options_of(job, name if options else None, **options))
         try:
             plan, schedule, _ = compiled.prepare({})
@@ -56,14 +59,22 @@ def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
         for _, compiled, plan, schedule, inputs, seconds in ways:
             comm.barrier()
             _, measured = compiled.run(plan, schedule, inputs)
-            every = [json.loads(text) for text in comm.allgather_text(json.dumps([measured.seconds, measured.between]))]
+            every = [
+                json.loads(text)
+                for text in comm.allgather_text(json.dumps([measured.seconds, measured.between]))
+            ]
             if turn:  # the first one makes the connections
                 seconds.append((max(own for own, _ in every), sum(between for _, between in every)))
     default = ways[0][2]
     for name, _, plan, _, _, seconds in ways:
         same = all(plan.parts(vertex) == default.parts(vertex) for vertex in plan.states)
-        row = {"name": name, "planned": plan.bytes_between, "predicted": plan.seconds_predicted, "runs": seconds,
-               "note": "  the same cuts" if same and plan is not default else ""}  # fmt: skip
+        row = {
+            "name": name,
+            "planned": plan.bytes_between,
+            "predicted": plan.seconds_predicted,
+            "runs": seconds,
+            "note": "  the same cuts" if same and plan is not default else "",
+        }
         if comm.rank == 0:
             print(json.dumps(row), flush=True)
 
@@ -75,20 +86,44 @@ def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> 
     machine = str(job.with_name(f"machine{per_host}.toml"))
     finished(run(per_host, ["-m", "einmpi", "calibrate", "--save", machine]))
     size, repeat = options.size, options.repeat
-    arguments = [__file__, "--on-ranks", str(job), machine, "--size", str(size), "--repeat", str(repeat)]
-    rows = [json.loads(line) for line in finished(run(per_host, arguments, timeout=1200)).splitlines()]
+    arguments = [
+        __file__,
+        "--on-ranks",
+        str(job),
+        machine,
+        "--size",
+        str(size),
+        "--repeat",
+        str(repeat),
+    ]
+    rows = [
+        json.loads(line) for line in finished(run(per_host, arguments, timeout=1200)).splitlines()
+    ]
     ranks = f"{per_host} rank{'s' * (per_host > 1)}"
-    print(f"\nchain, skewed, s = {size}, 2 hosts × {ranks}, {options.rate} between them; medians of {repeat}")
-    print(f"calibrate: a rank gets {show_bandwidth(read_machine(machine).between)} from the other host")
-    print(f"{'strategy':18}{'between hosts':>14}{'counted':>12}{'seconds':>9}{'predicted':>11}{'ratio':>7}")
+    print(
+        f"\nchain, skewed, s = {size}, 2 hosts × {ranks}, {options.rate} between them; medians of {repeat}"
+    )
+    print(
+        f"calibrate: a rank gets {show_bandwidth(read_machine(machine).between)} from the other host"
+    )
+    print(
+        f"{'strategy':18}{'between hosts':>14}{'counted':>12}{'seconds':>9}{'predicted':>11}{'ratio':>7}"
+    )
     base = statistics.median(seconds for seconds, _ in rows[0]["runs"])
     for row in rows:
         median = statistics.median(seconds for seconds, _ in row["runs"])
         counted = {between for _, between in row["runs"]}
-        shown = "the same" if counted == {row["planned"]} else ", ".join(map(show_bytes, sorted(counted)))
+        shown = (
+            "the same"
+            if counted == {row["planned"]}
+            else ", ".join(map(show_bytes, sorted(counted)))
+        )
         predicted = "" if row["predicted"] is None else f"{row['predicted']:.3f}"
-        print(f"{row['name']:18}{show_bytes(row['planned']):>14}{shown:>12}{median:>9.3f}{predicted:>11}"
-              f"{median / base:>7.2f}{row['note']}", flush=True)  # fmt: skip
+        print(
+            f"{row['name']:18}{show_bytes(row['planned']):>14}{shown:>12}{median:>9.3f}{predicted:>11}"
+            f"{median / base:>7.2f}{row['note']}",
+            flush=True,
+        )
 
 
 def finished(done: subprocess.CompletedProcess[str]) -> str:
@@ -99,7 +134,9 @@ def finished(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=1200)
     parser.add_argument("--rate", default="1gbit", help="of the network, as tc takes it")
     parser.add_argument("--repeat", type=int, default=7)
@@ -111,7 +148,9 @@ def main() -> None:
         return
     if reason := reason_against():
         sys.exit(f"bench/hosts.py: {reason}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are taken down on the way out
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # the hosts are taken down on the way out
     with tempfile.TemporaryDirectory() as folder, hosts(options.rate) as run:
         job = Path(folder, "chain.toml")
         job.write_text((ROOT / "jobs" / "chain.toml").read_text() + ROLES)

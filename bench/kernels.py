@@ -78,14 +78,22 @@ def contraction(subscripts: str, extent: dict[str, int]) -> Case:
     product = f"A[{','.join(first)}] * B[{','.join(second)}]"
     inner = any(label not in output for label in first)
     program = f"Z[{','.join(output)}] = {f'sum({product})' if inner else product}"
-    shapes = {name: tuple(extent[x] for x in index) for name, index in (("A", first), ("B", second))}
+    shapes = {
+        name: tuple(extent[x] for x in index) for name, index in (("A", first), ("B", second))
+    }
 
     def laid_out(threads: int, arrays: Arrays) -> Run:
         sizes = dict(zip(first + second, arrays["A"].shape + arrays["B"].shape, strict=True))
         shared = [x for x in first if x in second]
-        batch, m, k, n = (prod(sizes[x] for x in group) for group in (
-            [x for x in shared if x in output], [x for x in first if x not in second],
-            [x for x in shared if x not in output], [x for x in second if x not in first]))  # fmt: skip
+        batch, m, k, n = (
+            prod(sizes[x] for x in group)
+            for group in (
+                [x for x in shared if x in output],
+                [x for x in first if x not in second],
+                [x for x in shared if x not in output],
+                [x for x in second if x not in first],
+            )
+        )
         a, b = arrays["A"].reshape(batch, m, k), arrays["B"].reshape(batch, k, n)
         out, limit = np.empty((batch, m, n), a.dtype), np.matmul if inner else np.multiply
         return lambda: limit(a, b, out=out)
@@ -164,7 +172,9 @@ def tiled_by_hand(threads: int, arrays: Arrays) -> Run:
 
 
 def min_plus_by_rows(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    return np.concatenate([(X[i : i + 4, :, None] + Y[None]).min(axis=1) for i in range(0, len(X), 4)])
+    return np.concatenate(
+        [(X[i : i + 4, :, None] + Y[None]).min(axis=1) for i in range(0, len(X), 4)]
+    )
 
 
 def softmax(X: np.ndarray) -> np.ndarray:
@@ -194,43 +204,108 @@ def mask(X: np.ndarray) -> np.ndarray:
 ROWS, LARGE = {"X": (2000, 500), "Y": (2000, 500)}, {"X": (4000, 4000)}
 SQUARED = "Z[i,k] = sum((X[i,j] - Y[k,j])**2)"
 squared_by_torch = with_torch(
-    lambda X, Y: torch.cdist(X, Y, compute_mode="donot_use_mm_for_euclid_dist").square())  # fmt: skip
+    lambda X, Y: torch.cdist(X, Y, compute_mode="donot_use_mm_for_euclid_dist").square()
+)
 CASES: dict[str, Case] = {
     **{name: contraction(*case) for name, case in CONTRACTIONS.items()},
-    "linf": Case("Z[i,k] = max(abs(X[i,j] - Y[k,j]))", ROWS, {
-        "scipy cdist": distances("chebyshev"), **with_torch(lambda X, Y: torch.cdist(X, Y, p=float("inf")))}),
-    "linf-jk": Case("Z[i,k] = max(abs(X[i,j] - Y[j,k]))", {"X": (2000, 500), "Y": (500, 2000)}, {
-        "scipy cdist of a copy": distances("chebyshev", turn=True)}),
+    "linf": Case(
+        "Z[i,k] = max(abs(X[i,j] - Y[k,j]))",
+        ROWS,
+        {
+            "scipy cdist": distances("chebyshev"),
+            **with_torch(lambda X, Y: torch.cdist(X, Y, p=float("inf"))),
+        },
+    ),
+    "linf-jk": Case(
+        "Z[i,k] = max(abs(X[i,j] - Y[j,k]))",
+        {"X": (2000, 500), "Y": (500, 2000)},
+        {"scipy cdist of a copy": distances("chebyshev", turn=True)},
+    ),
     "l2": Case(SQUARED, ROWS, {"scipy cdist": distances("sqeuclidean"), **squared_by_torch}),
-    "l2-fast": Case(SQUARED, ROWS, {"scipy cdist": distances("sqeuclidean"), **squared_by_torch}, "fast"),
-    "min-plus": Case("Z[i,k] = min(X[i,j] + Y[j,k])", {"X": (2000, 2000), "Y": (2000, 2000)}, {
-        "numba 4×64": tiled_by_hand}),
-    "min-plus-np": Case("Z[i,k] = min(X[i,j] + Y[j,k])", {"X": (500, 500), "Y": (500, 500)}, {
-        "numpy, 1 thread": plain(min_plus_by_rows)}),
-    "softmax": Case("Z[i,j] = softmax[j](X[i,j])", LARGE, {
-        "numpy's 5 passes, 1 thread": plain(softmax), **with_torch(lambda X: torch.softmax(X, 1))}, "job"),
-    "rmsnorm": Case("Z[i,j] = rmsnorm[j](X[i,j])", LARGE, {
-        "numpy, 1 thread": plain(rmsnorm),
-        **with_torch(lambda X: torch.nn.functional.rms_norm(X, X.shape[1:], eps=1e-6))}, "job"),
-    "layernorm": Case("Z[i,j] = layernorm[j](X[i,j])", LARGE, {
-        "numpy, 1 thread": plain(layernorm),
-        **with_torch(lambda X: torch.nn.functional.layer_norm(X, X.shape[1:]))}, "job"),
-    "mask": Case("Z[i,j] = where(j <= i, X[i,j] / 8.0, -inf)", LARGE, {"numpy, 1 thread": plain(mask)}),
-    "gelu": Case("Z[i,j] = gelu(X[i,j])", {"X": (1000, 4000)}, {
-        "numpy and scipy's erf, 1 thread": plain(lambda X: 0.5 * X * (1 + erf(X / X.dtype.type(np.sqrt(2))))),
-        **with_torch(lambda X: torch.nn.functional.gelu(X))}),
-    "tanh": Case("Z[i,j] = tanh(X[i,j])", {"X": (1000, 4000)}, {
-        "numpy, 1 thread": plain(lambda X: np.tanh(X)), **with_torch(lambda X: torch.tanh(X))}),
-    "rows": Case("Z[i] = sum(X[i,j])", LARGE, {
-        "numpy, 1 thread": plain(lambda X: X.sum(axis=1)), **with_torch(lambda X: X.sum(1))}),
-    "columns": Case("Z[j] = sum(X[i,j])", LARGE, {
-        "numpy, 1 thread": plain(lambda X: X.sum(axis=0)), **with_torch(lambda X: X.sum(0))}),
-    "norm": Case("Z = sum(X[i,j]**2)", LARGE, {"numpy.einsum, 1 thread": plain(lambda X: np.einsum("ij,ij->", X, X))}),
-    "max": Case("Z[i] = max(X[i,j])", LARGE, {
-        "numpy, 1 thread": plain(lambda X: X.max(axis=1)), **with_torch(lambda X: X.amax(1))}),
-    "turn": Case("Z[j,i] = X[i,j] * 2 + Y[j,i]", {"X": (4000, 4000), "Y": (4000, 4000)}, {
-        "numpy, 1 thread": plain(lambda X, Y: X.T * 2 + Y), **with_torch(lambda X, Y: X.T * 2 + Y)}),
-}  # fmt: skip
+    "l2-fast": Case(
+        SQUARED, ROWS, {"scipy cdist": distances("sqeuclidean"), **squared_by_torch}, "fast"
+    ),
+    "min-plus": Case(
+        "Z[i,k] = min(X[i,j] + Y[j,k])",
+        {"X": (2000, 2000), "Y": (2000, 2000)},
+        {"numba 4×64": tiled_by_hand},
+    ),
+    "min-plus-np": Case(
+        "Z[i,k] = min(X[i,j] + Y[j,k])",
+        {"X": (500, 500), "Y": (500, 500)},
+        {"numpy, 1 thread": plain(min_plus_by_rows)},
+    ),
+    "softmax": Case(
+        "Z[i,j] = softmax[j](X[i,j])",
+        LARGE,
+        {"numpy's 5 passes, 1 thread": plain(softmax), **with_torch(lambda X: torch.softmax(X, 1))},
+        "job",
+    ),
+    "rmsnorm": Case(
+        "Z[i,j] = rmsnorm[j](X[i,j])",
+        LARGE,
+        {
+            "numpy, 1 thread": plain(rmsnorm),
+            **with_torch(lambda X: torch.nn.functional.rms_norm(X, X.shape[1:], eps=1e-6)),
+        },
+        "job",
+    ),
+    "layernorm": Case(
+        "Z[i,j] = layernorm[j](X[i,j])",
+        LARGE,
+        {
+            "numpy, 1 thread": plain(layernorm),
+            **with_torch(lambda X: torch.nn.functional.layer_norm(X, X.shape[1:])),
+        },
+        "job",
+    ),
+    "mask": Case(
+        "Z[i,j] = where(j <= i, X[i,j] / 8.0, -inf)", LARGE, {"numpy, 1 thread": plain(mask)}
+    ),
+    "gelu": Case(
+        "Z[i,j] = gelu(X[i,j])",
+        {"X": (1000, 4000)},
+        {
+            "numpy and scipy's erf, 1 thread": plain(
+                lambda X: 0.5 * X * (1 + erf(X / X.dtype.type(np.sqrt(2))))
+            ),
+            **with_torch(lambda X: torch.nn.functional.gelu(X)),
+        },
+    ),
+    "tanh": Case(
+        "Z[i,j] = tanh(X[i,j])",
+        {"X": (1000, 4000)},
+        {"numpy, 1 thread": plain(lambda X: np.tanh(X)), **with_torch(lambda X: torch.tanh(X))},
+    ),
+    "rows": Case(
+        "Z[i] = sum(X[i,j])",
+        LARGE,
+        {"numpy, 1 thread": plain(lambda X: X.sum(axis=1)), **with_torch(lambda X: X.sum(1))},
+    ),
+    "columns": Case(
+        "Z[j] = sum(X[i,j])",
+        LARGE,
+        {"numpy, 1 thread": plain(lambda X: X.sum(axis=0)), **with_torch(lambda X: X.sum(0))},
+    ),
+    "norm": Case(
+        "Z = sum(X[i,j]**2)",
+        LARGE,
+        {"numpy.einsum, 1 thread": plain(lambda X: np.einsum("ij,ij->", X, X))},
+    ),
+    "max": Case(
+        "Z[i] = max(X[i,j])",
+        LARGE,
+        {"numpy, 1 thread": plain(lambda X: X.max(axis=1)), **with_torch(lambda X: X.amax(1))},
+    ),
+    "turn": Case(
+        "Z[j,i] = X[i,j] * 2 + Y[j,i]",
+        {"X": (4000, 4000), "Y": (4000, 4000)},
+        {
+            "numpy, 1 thread": plain(lambda X, Y: X.T * 2 + Y),
+            **with_torch(lambda X, Y: X.T * 2 + Y),
+        },
+    ),
+}
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------
@@ -262,18 +337,24 @@ def copied(case: Case, arrays: Arrays) -> float | None:
     if found is None:
         return None
     total = vertex.nbytes + sum(array.nbytes for array in arrays.values())
-    return workspace(found, [arrays[name].dtype.name for name in vertex.inputs], vertex.dtype) / total
+    return (
+        workspace(found, [arrays[name].dtype.name for name in vertex.inputs], vertex.dtype) / total
+    )
 
 
 def measure(name: str, dtype: str, threads: int, scale: float, repeat: int) -> dict[str, Any]:
     """A row: medians of runs that take turns, so that all see the same machine. The first turn warms up."""
     case, rng = CASES[name], np.random.default_rng(0)
-    arrays = {x: rng.normal(size=[max(4, round(n * scale)) for n in shape]).astype(dtype)
-              for x, shape in case.shapes.items()}  # fmt: skip
+    arrays = {
+        x: rng.normal(size=[max(4, round(n * scale)) for n in shape]).astype(dtype)
+        for x, shape in case.shapes.items()
+    }
     with threadpool_limits(limits=threads, user_api="blas"):
         runs = {"ours": ours(case, threads, arrays)}
         runs |= {peer: make(threads, arrays) for peer, make in case.peers.items()}
-        check(name, {peer: np.array(run()) for peer, run in runs.items() if peer != "laid out"}, dtype)
+        check(
+            name, {peer: np.array(run()) for peer, run in runs.items() if peer != "laid out"}, dtype
+        )
         seconds: dict[str, list[float]] = {peer: [] for peer in runs}
         for turn in range(repeat + 1):
             order = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
@@ -286,14 +367,23 @@ def measure(name: str, dtype: str, threads: int, scale: float, repeat: int) -> d
     medians = {peer: statistics.median(times) for peer, times in seconds.items()}
     base = medians.pop("ours")
     ratios = {peer: {"seconds": median, "ratio": median / base} for peer, median in medians.items()}
-    return {"kernel": name, "program": case.program, "dtype": dtype, "threads": threads, "seconds": base,
-            "peers": ratios, "copied": copied(case, arrays)}  # fmt: skip
+    return {
+        "kernel": name,
+        "program": case.program,
+        "dtype": dtype,
+        "threads": threads,
+        "seconds": base,
+        "peers": ratios,
+        "copied": copied(case, arrays),
+    }
 
 
 def check(name: str, results: dict[str, np.ndarray], dtype: str) -> None:
     """All of them compute the same."""
     wanted = results.pop("ours")
-    near = (1e-4 if dtype == "float32" else 1e-9) * max(1.0, float(np.abs(wanted[np.isfinite(wanted)]).max()))
+    near = (1e-4 if dtype == "float32" else 1e-9) * max(
+        1.0, float(np.abs(wanted[np.isfinite(wanted)]).max())
+    )
     for peer, found in results.items():
         np.testing.assert_allclose(found, wanted, rtol=near, atol=near, err_msg=f"{name}: {peer}")
 
@@ -306,8 +396,12 @@ def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernels", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--kernels", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["float64"], choices=["float64", "float32"])
     parser.add_argument("--scale", type=float, default=1.0, help="of every extent")
@@ -319,9 +413,13 @@ def main() -> None:
     for row in rows(given):
         found.append(row)
         part = "" if row["copied"] is None else f"{row['copied']:.2f}"
-        peers = ", ".join(f"{peer} {figures['ratio']:.2f}" for peer, figures in row["peers"].items())
-        print(f"{row['kernel']:13}{row['dtype']:9}{row['threads']:7}{row['seconds'] * 1e3:10.2f}{part:>8}  {peers}",
-              flush=True)  # fmt: skip
+        peers = ", ".join(
+            f"{peer} {figures['ratio']:.2f}" for peer, figures in row["peers"].items()
+        )
+        print(
+            f"{row['kernel']:13}{row['dtype']:9}{row['threads']:7}{row['seconds'] * 1e3:10.2f}{part:>8}  {peers}",
+            flush=True,
+        )
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)

@@ -52,8 +52,14 @@ def random_graph(vertices: int, seed: int) -> EinGraph:
         x = choose.choice(names[-4:] if choose.random() < 0.95 else names)
         rows, columns = made[x]
         if choose.random() < 0.6:
-            fitting = [name for name in names[-8:] if made[name][0] == columns and choose.random() < 0.4]
-            y = fitting[-1] if fitting else new_input(columns, choose.choice([256, 512, 1024, 2048]))
+            fitting = [
+                name for name in names[-8:] if made[name][0] == columns and choose.random() < 0.4
+            ]
+            y = (
+                fitting[-1]
+                if fitting
+                else new_input(columns, choose.choice([256, 512, 1024, 2048]))
+            )
             lines.append(f"V{k}[i,k] = sum({x}[i,j] * {y}[j,k])")
             made[f"V{k}"] = (rows, made[y][1])
         else:
@@ -76,13 +82,18 @@ GRAPHS: dict[str, Callable[[], EinGraph]] = {
 ALL_STRATEGIES = ("chain", "chain-skewed", "attention", "llama-layer")
 
 
-def rows(graphs: list[str], ranks: list[int], repeat: int) -> Iterator[tuple[str, int, str, int, int, str, float]]:
+def rows(
+    graphs: list[str], ranks: list[int], repeat: int
+) -> Iterator[tuple[str, int, str, int, int, str, float]]:
     for name in graphs:
         graph = GRAPHS[name]()
         for count in ranks:
             for strategy in STRATEGIES if name in ALL_STRATEGIES else STRATEGIES[:1]:
                 try:
-                    plans = [make_plan(graph, count, Options(strategy, roles=ROLES)) for _ in range(repeat)]
+                    plans = [
+                        make_plan(graph, count, Options(strategy, roles=ROLES))
+                        for _ in range(repeat)
+                    ]
                 except einmpi.InputError:
                     continue  # the graph has no label of a role the strategy needs
                 bound = lower_bound_words(graph, count)
@@ -93,14 +104,23 @@ def rows(graphs: list[str], ranks: list[int], repeat: int) -> Iterator[tuple[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 1024, 4096])
     parser.add_argument("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
     parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()
-    print(f"{'graph':22}{'ranks':>6}  {'strategy':16}{'words':>18}{'lower bound':>18}{'ratio':>8}{'seconds':>9}")
-    for name, count, strategy, words, bound, ratio, seconds in rows(given.graphs, given.ranks, given.repeat):
-        print(f"{name:22}{count:6}  {strategy:16}{words:18,}{bound:18,}{ratio:>8}{seconds:9.3f}", flush=True)
+    print(
+        f"{'graph':22}{'ranks':>6}  {'strategy':16}{'words':>18}{'lower bound':>18}{'ratio':>8}{'seconds':>9}"
+    )
+    for name, count, strategy, words, bound, ratio, seconds in rows(
+        given.graphs, given.ranks, given.repeat
+    ):
+        print(
+            f"{name:22}{count:6}  {strategy:16}{words:18,}{bound:18,}{ratio:>8}{seconds:9.3f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

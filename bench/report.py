@@ -25,8 +25,16 @@ from einmpi.units import show_bytes
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from timelines import made_up
 
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--window-size=1200,900")  # fmt: skip
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1200,900",
+)
 
 
 def opening(file: Path, repeat: int) -> list[float]:
@@ -38,7 +46,9 @@ def opening(file: Path, repeat: int) -> list[float]:
     with tempfile.TemporaryDirectory() as profile:
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
-        with webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver"))) as browser:
+        with webdriver.Chrome(
+            options, webdriver.ChromeService(shutil.which("chromedriver"))
+        ) as browser:
             return [_open(browser, file) for _ in range(repeat)]
 
 
@@ -53,7 +63,9 @@ def _open(browser: Any, file: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--repeat", type=int, default=5)
@@ -65,11 +77,15 @@ def main() -> None:
         file = Path(folder) / "page.html"
         start = time.perf_counter()
         write_report(file, plan, timeline=timeline, program=program, title="LLaMA")
-        print(f"{len(plan.graph.vertices):,} tensors, {plan.ranks} ranks, {len(timeline.spans):,} spans")
+        print(
+            f"{len(plan.graph.vertices):,} tensors, {plan.ranks} ranks, {len(timeline.spans):,} spans"
+        )
         print(f"written in {time.perf_counter() - start:.2f} s, {show_bytes(file.stat().st_size)}")
         if shutil.which("chromium") and shutil.which("chromedriver"):
             seconds = opening(file, options.repeat)
-            print(f"opened in {statistics.median(seconds):.2f} s ({', '.join(f'{each:.2f}' for each in seconds)})")
+            print(
+                f"opened in {statistics.median(seconds):.2f} s ({', '.join(f'{each:.2f}' for each in seconds)})"
+            )
         else:
             print("not opened: there is no Chromium with its driver")
 

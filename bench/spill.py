@@ -48,7 +48,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=2000)
     parser.add_argument("--skew", type=int, default=1)
     parser.add_argument("--dtype", default="float64")
-    parser.add_argument("--part", type=int, nargs="+", default=[2, 4, 8], help="the limit is the plan's peak over this")
+    parser.add_argument(
+        "--part",
+        type=int,
+        nargs="+",
+        default=[2, 4, 8],
+        help="the limit is the plan's peak over this",
+    )
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
     job = einmpi.load(JOB, dtype=options.dtype, s=options.size, skew=options.skew)

@@ -45,7 +45,9 @@ class Runs:
         with observer.run(self.note) as self.compiled.on_step:
             _, measured = self.compiled.run(self.plan, self.schedule, self.inputs)
         taken = f"{measured.seconds} {time.perf_counter() - start}"
-        run, whole = zip(*(map(float, text.split()) for text in self.comm.allgather_text(taken)), strict=True)
+        run, whole = zip(
+            *(map(float, text.split()) for text in self.comm.allgather_text(taken)), strict=True
+        )
         return max(run), max(whole)
 
 
@@ -58,7 +60,9 @@ def cost_of_a_call() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=9)
     options = parser.parse_args()
@@ -71,7 +75,9 @@ def main() -> None:
     if runs.comm.rank == 0:
         print(f"s = {options.size}, {runs.comm.size} ranks, {len(runs.schedule.steps)} steps")
         for k, name in enumerate(("the run", "with comparing clocks and gathering")):
-            without, recorded = (statistics.median(each[k] for each in taken[record]) for record in (False, True))
+            without, recorded = (
+                statistics.median(each[k] for each in taken[record]) for record in (False, True)
+            )
             more = 100 * (recorded / without - 1)
             print(f"{name}: without {without:.4f} s, recorded {recorded:.4f} s, {more:+.2f} %")
         print(f"a call of the recorder takes {1e9 * cost_of_a_call():.0f} ns")

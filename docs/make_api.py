@@ -12,8 +12,14 @@ from einmpi.planner.make_plan import Plan
 PAGE = Path(__file__).with_name("python_api.md")
 FUNCTIONS = ("load", "program", "plan", "run", "compile", "open_dataset", "einsum", "reference")
 # Each with what an object of it is called on the page.
-CLASSES = {einmpi.DistArray: "x", Compiled: "compiled", Plan: "plan", einmpi.Job: "", einmpi.EinmpiError: "",
-           einmpi.InputError: ""}  # fmt: skip
+CLASSES = {
+    einmpi.DistArray: "x",
+    Compiled: "compiled",
+    Plan: "plan",
+    einmpi.Job: "",
+    einmpi.EinmpiError: "",
+    einmpi.InputError: "",
+}
 HEAD = """\
 # Python
 
@@ -31,19 +37,34 @@ class Annotation:
         self.text = text
 
     def __repr__(self):
-        return self.text if isinstance(self.text, str) else getattr(self.text, "__name__", str(self.text))
+        return (
+            self.text
+            if isinstance(self.text, str)
+            else getattr(self.text, "__name__", str(self.text))
+        )
 
 
 def signature(function, name, is_method=False):
     """A call as an indented block; one parameter a line where it would be too long."""
     found = inspect.signature(function)
     parameters = list(found.parameters.values())[is_method:]
-    parameters = [p if p.annotation is p.empty else p.replace(annotation=Annotation(p.annotation)) for p in parameters]
-    returned = "" if found.return_annotation is found.empty else f" -> {Annotation(found.return_annotation)!r}"
+    parameters = [
+        p if p.annotation is p.empty else p.replace(annotation=Annotation(p.annotation))
+        for p in parameters
+    ]
+    returned = (
+        ""
+        if found.return_annotation is found.empty
+        else f" -> {Annotation(found.return_annotation)!r}"
+    )
     inside = str(found.replace(parameters=parameters, return_annotation=found.empty))[1:-1]
     text = f"    {name}({inside}){returned}"
     if len(text) > 90:
-        text = f"    {name}(\n        " + re.sub(r", (?=[\w*/]+(:|,|$))", ",\n        ", inside) + f"\n    ){returned}"
+        text = (
+            f"    {name}(\n        "
+            + re.sub(r", (?=[\w*/]+(:|,|$))", ",\n        ", inside)
+            + f"\n    ){returned}"
+        )
     return text
 
 
@@ -51,7 +72,12 @@ def body(thing):
     """A docstring as Markdown: its examples become blocks that the tests run."""
     text = inspect.getdoc(thing)
     assert text, f"{thing} has no docstring"
-    return re.sub(r"^>>> (.|\n)*?(?=\n\n|\Z)", lambda found: f"```pycon\n{found[0]}\n```", text, flags=re.MULTILINE)
+    return re.sub(
+        r"^>>> (.|\n)*?(?=\n\n|\Z)",
+        lambda found: f"```pycon\n{found[0]}\n```",
+        text,
+        flags=re.MULTILINE,
+    )
 
 
 def members(kind):
@@ -65,7 +91,11 @@ def members(kind):
         if isinstance(member, property):
             yield f"#### {name}", body(member)
         elif isinstance(member, classmethod):
-            yield f"#### {name}", signature(getattr(kind, name), f"{kind.__name__}.{name}"), body(member)
+            yield (
+                f"#### {name}",
+                signature(getattr(kind, name), f"{kind.__name__}.{name}"),
+                body(member),
+            )
         elif inspect.isfunction(member) and (name == "__call__" or kind is not Compiled):
             call = CLASSES[kind] if name == "__call__" else f"{CLASSES[kind]}.{name}"
             yield f"#### {name.strip('_')}", signature(member, call, is_method=True), body(member)

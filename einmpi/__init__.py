@@ -10,8 +10,21 @@ from einmpi.version import __version__
 if TYPE_CHECKING:
     from einmpi.compiled.dist_array import DistArray
 
-__all__ = ["DistArray", "EinmpiError", "InputError", "Job", "__version__", "compile", "einsum", "load",
-           "open_dataset", "plan", "program", "reference", "run"]  # fmt: skip
+__all__ = [
+    "DistArray",
+    "EinmpiError",
+    "InputError",
+    "Job",
+    "__version__",
+    "compile",
+    "einsum",
+    "load",
+    "open_dataset",
+    "plan",
+    "program",
+    "reference",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

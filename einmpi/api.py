@@ -44,7 +44,9 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: 
     return read_job(path, storage.describe, sizes, dtype)
 
 
-def program(text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | None = None, **tensors: Any) -> Job:
+def program(
+    text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | None = None, **tensors: Any
+) -> Job:
     """A job from a program's text.
 
     Each keyword is an input, given by its shape or by an array (whose shape and dtype it has), or a size, given by a
@@ -62,16 +64,24 @@ def program(text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | No
             inputs[name] = tuple(given.shape), np.dtype(given.dtype).name
         elif isinstance(given, int) and not isinstance(given, bool):
             if not 1 <= given <= MAX_EXTENT:
-                raise InputError("program", f"size {name} is out of range", f"1 to 2**39 = {MAX_EXTENT}")
+                raise InputError(
+                    "program", f"size {name} is out of range", f"1 to 2**39 = {MAX_EXTENT}"
+                )
             sizes[name] = given
         elif isinstance(given, (tuple, list)) and all(isinstance(extent, int) for extent in given):
             inputs[name] = given, dtype
         else:
-            raise InputError("program", f"{name} is {type(given).__name__}", "a shape, an array, or a whole number")
+            raise InputError(
+                "program",
+                f"{name} is {type(given).__name__}",
+                "a shape, an array, or a whole number",
+            )
     return _job(text, inputs, sizes, dtype, outputs)
 
 
-def _job(text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, outputs: Sequence[str] | None) -> Job:
+def _job(
+    text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, outputs: Sequence[str] | None
+) -> Job:
     source = Source("program", text)
     graph = build_graph(source, inputs, sizes, outputs)
     return Job("", "", source, dtype, sizes, (), (), STRATEGIES[0], None, "numpy", False, {}, graph)
@@ -99,7 +109,16 @@ def options_of(
     files = tuple(spec.name for spec in inputs if spec.file is not None)
     file = job.machine if machine is None else os.fspath(machine)
     known = None if file is None else read_machine(file)
-    return Options(strategy or job.strategy, limit, resident, pins, job.roles, nodes=nodes, machine=known, files=files)
+    return Options(
+        strategy or job.strategy,
+        limit,
+        resident,
+        pins,
+        job.roles,
+        nodes=nodes,
+        machine=known,
+        files=files,
+    )
 
 
 def plan(
@@ -161,7 +180,9 @@ def compile(
     return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin, machine))
 
 
-def run(job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **options: Any) -> dict[str, DistArray]:
+def run(
+    job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **options: Any
+) -> dict[str, DistArray]:
     """Compute the outputs of a job on all ranks of a communicator; `options` are those of `compile`.
 
     Inputs are arrays that every rank has, DistArrays, or h5py datasets; those not given are generated or read as the
@@ -201,7 +222,11 @@ def open_dataset(
         if rows is not None and (not isinstance(rows, slice) or rows.step not in (None, 1)):
             raise InputError("open_dataset", f"rows is {rows!r}", "such as slice(0, 1000)")
         if not dataset and INSIDE.get(suffix_of(path)):
-            raise InputError("open_dataset", f"which tensor of {path} is not said", 'such as open_dataset(file, "/Z")')
+            raise InputError(
+                "open_dataset",
+                f"which tensor of {path} is not said",
+                'such as open_dataset(file, "/Z")',
+            )
         chosen = None if rows is None else (rows.start, rows.stop)
         return find(InputSpec("", file=path, dataset=dataset, rows=chosen))
 
@@ -226,11 +251,20 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     check_memory(job.source.name, memory_needed(graph))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
-    return evaluate(graph, {v.name: given[v.name] if v.name in given else storage.load(specs[v.name], v.bound, v.dtype)
-                            for v in graph.inputs})  # fmt: skip
+    return evaluate(
+        graph,
+        {
+            v.name: given[v.name]
+            if v.name in given
+            else storage.load(specs[v.name], v.bound, v.dtype)
+            for v in graph.inputs
+        },
+    )
 
 
-def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, optimize: Any = True) -> Any:
+def einsum(
+    *arguments: Any, dtype: Any = None, out: np.ndarray | None = None, optimize: Any = True
+) -> Any:
     """numpy.einsum's grammar: ``einsum("ij,jk->ik", a, b)`` or ``einsum(a, [0, 1], b, [1, 2], [0, 2])``.
 
     Ellipsis, implicit output and repeated labels included. Arrays are computed with in this process and give an array;
@@ -249,8 +283,13 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
     arrays = [x if isinstance(x, DistArray) else np.asarray(x, dtype) for x in operands]
     if spread is not None and (dtype is not None or out is not None):
         raise InputError("einsum", "dtype and out do not go with a DistArray", "arrays only")
-    if any(isinstance(x, DistArray) and spread is not None and x.comm is not spread.comm for x in operands):
-        raise InputError("einsum", "the operands lie on different communicators", "DistArrays of the same ranks")
+    if any(
+        isinstance(x, DistArray) and spread is not None and x.comm is not spread.comm
+        for x in operands
+    ):
+        raise InputError(
+            "einsum", "the operands lie on different communicators", "DistArrays of the same ranks"
+        )
     kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
     comm: Any = ALONE if spread is None else spread.comm
     compiled = together(comm, lambda: _compiled(subscripts, kinds, comm))
@@ -264,7 +303,9 @@ def einsum(*arguments: Any, dtype: Any = None, out: np.ndarray | None = None, op
 
 
 @lru_cache(maxsize=256)
-def _compiled(subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Any) -> Compiled:
+def _compiled(
+    subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Any
+) -> Compiled:
     from einmpi.compiled.program import Compiled
 
     common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name if operands else ""

@@ -30,7 +30,11 @@ class InputError(EinmpiError):
 
     def __init__(self, where: str, what: str, allowed: str = "") -> None:
         self.where, self.what, self.allowed = where, what, allowed
-        parts = [_short(f"{where}: {what}"), _short(allowed)] if allowed else [_short(f"{where}: {what}")]
+        parts = (
+            [_short(f"{where}: {what}"), _short(allowed)]
+            if allowed
+            else [_short(f"{where}: {what}")]
+        )
         super().__init__(" ".join("; ".join(parts).split()))
 
 

@@ -10,20 +10,34 @@ from fractions import Fraction
 
 from einmpi.errors import InputError, one_of
 
-_UNITS = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20,
-          "GiB": 2**30, "TiB": 2**40}  # fmt: skip
+_UNITS = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 # Of a machine. Rates become times, because the planner adds up times; in whole numbers, which are the same everywhere.
 _LATENCY = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 _BANDWIDTH = {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
 _PREFIXES = ("", "k", "M", "G", "T", "P")
-_OPERATIONS = {f"{prefix}{word}/s": 1000**k for word in ("flop", "op") for k, prefix in enumerate(_PREFIXES)}
+_OPERATIONS = {
+    f"{prefix}{word}/s": 1000**k for word in ("flop", "op") for k, prefix in enumerate(_PREFIXES)
+}
 
 
 def _number_and_unit(text: str) -> tuple[str, str] | None:
     """What "1.5 GB" or "25us" is made of; None where it is no number with at most a unit."""
     # Two letters look like a micro sign; keyboards have either.
-    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Za-zµ/]*)\s*", text.replace("\u03bc", "µ"))
+    found = re.fullmatch(
+        r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Za-zµ/]*)\s*", text.replace("\u03bc", "µ")
+    )
     return (found[1], found[2]) if found else None
 
 
@@ -31,12 +45,16 @@ def parse_bytes(text: str, where: str) -> int:
     """Bytes of "4 GiB", "512MB", "1.5 GB" or "4096", which stands `where`."""
     found = _number_and_unit(text)
     if found is None:
-        raise InputError(where, f"{text!r} is not an amount of memory", 'a number and a unit, such as "4 GiB"')
+        raise InputError(
+            where, f"{text!r} is not an amount of memory", 'a number and a unit, such as "4 GiB"'
+        )
     number, unit = found
     if unit and unit not in _UNITS:
         raise InputError(where, f"unknown unit {unit!r} of memory", one_of(_UNITS, unit))
     if not unit and "." in number:
-        raise InputError(where, f"{text!r} has no unit", 'a whole number of bytes, or a unit such as in "4 GiB"')
+        raise InputError(
+            where, f"{text!r} has no unit", 'a whole number of bytes, or a unit such as in "4 GiB"'
+        )
     return check_bytes(int(Fraction(number) * _UNITS[unit or "B"]), where)
 
 
@@ -51,7 +69,9 @@ def parse_seconds(text: str, where: str) -> float:
     """Seconds of "30s", "10 min", "1.5h" or "0"."""
     found = _number_and_unit(text)
     if found is None or (not found[1] and float(found[0])):
-        raise InputError(where, f"{text!r} is not a time", "a number and a unit, such as 30s, 10min or 1h, or 0")
+        raise InputError(
+            where, f"{text!r} is not a time", "a number and a unit, such as 30s, 10min or 1h, or 0"
+        )
     number, unit = found
     if unit and unit not in _SECONDS:
         raise InputError(where, f"unknown unit {unit!r} of time", one_of(_SECONDS, unit))
@@ -78,7 +98,9 @@ def parse_speed(text: str, where: str) -> int:
 def _positive(text: str, where: str, units: Mapping[str, int], what: str, example: str) -> Fraction:
     found = _number_and_unit(text)
     if found is None or not found[1]:
-        raise InputError(where, f"{text!r} is not {what}", f'a number and a unit, such as "{example}"')
+        raise InputError(
+            where, f"{text!r} is not {what}", f'a number and a unit, such as "{example}"'
+        )
     number, unit = found
     if unit not in units:
         raise InputError(where, f"unknown unit {unit!r} of {what}", one_of(units, unit))
@@ -122,7 +144,11 @@ def show_bytes(count: int) -> str:
     value, unit = float(count), 0
     while value >= 1024 and unit < 5:
         value, unit = value / 1024, unit + 1
-    return f"{count} B" if unit == 0 else f"{value:.1f} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit - 1]}"
+    return (
+        f"{count} B"
+        if unit == 0
+        else f"{value:.1f} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit - 1]}"
+    )
 
 
 def show_seconds(seconds: float) -> str:

@@ -77,7 +77,12 @@ class Program:
 
     def outputs(self) -> set[str]:
         """The tensors no statement uses."""
-        used = {node.name for item in self.statements for node in walk(item.value) if isinstance(node, Read)}
+        used = {
+            node.name
+            for item in self.statements
+            for node in walk(item.value)
+            if isinstance(node, Read)
+        }
         return {item.name for item in self.statements} - used
 
 
@@ -86,7 +91,9 @@ def parts(node: Expr) -> tuple[Expr, ...]:
         return node.args
     if isinstance(node, Agg):
         return (node.body,)
-    return tuple(e for e in node.index if not isinstance(e, Label)) if isinstance(node, Read) else ()
+    return (
+        tuple(e for e in node.index if not isinstance(e, Label)) if isinstance(node, Read) else ()
+    )
 
 
 def walk(node: Expr) -> Iterator[Expr]:
@@ -99,7 +106,11 @@ def indexing(node: Expr, into_implicit: bool = True) -> set[Label]:
     """The labels that stand alone as an index."""
     if isinstance(node, Agg) and node.implicit and not into_implicit:
         return set()
-    own = {entry for entry in node.index if isinstance(entry, Label)} if isinstance(node, Read) else set()
+    own = (
+        {entry for entry in node.index if isinstance(entry, Label)}
+        if isinstance(node, Read)
+        else set()
+    )
     return own.union(*(indexing(part, into_implicit) for part in parts(node)))
 
 
@@ -129,7 +140,9 @@ def define_text(item: Define, pick: Pick) -> str:
         names[label] = pick([name for name in NAMES if name not in names.values()])
     target = item.name
     if item.labels:
-        target += f"[{', '.join(label_text(label, names, item.value, pick) for label in item.labels)}]"
+        target += (
+            f"[{', '.join(label_text(label, names, item.value, pick) for label in item.labels)}]"
+        )
     return ast.unparse(ast.parse(f"{target} = {text(item.value, names, item, pick)}"))
 
 
@@ -144,13 +157,19 @@ def text(node: Expr, names: Mapping[Label, str], item: Define, pick: Pick) -> st
     if isinstance(node, Lab):
         return names[node.label]
     if isinstance(node, Read):
-        index = [names[e] if isinstance(e, Label) else text(e, names, item, pick) for e in node.index]
+        index = [
+            names[e] if isinstance(e, Label) else text(e, names, item, pick) for e in node.index
+        ]
         return f"{node.name}[{', '.join(index)}]" if index else node.name
     if isinstance(node, Op):
         args = [text(arg, names, item, pick) for arg in node.args]
         if node.op in INFIX:
             return f"({args[0]} {node.op} {args[1]})"
-        return f"({'-' if node.op == 'neg' else '~'}{args[0]})" if node.op in ("neg", "~") else call(node.op, args)
+        return (
+            f"({'-' if node.op == 'neg' else '~'}{args[0]})"
+            if node.op in ("neg", "~")
+            else call(node.op, args)
+        )
     inner = dict(names)
     if node.implicit:  # only names that nothing around it has
         refused = set(names.values())
@@ -213,7 +232,9 @@ def run(program: Program) -> dict[str, Tensor]:
 class Evaluator:
     def __init__(self, tensors: Mapping[str, Tensor], sample: bool = False) -> None:
         self.tensors = tensors
-        self.sample = sample  # every element is 1 and every aggregation has one term: only the dtype counts
+        self.sample = (
+            sample  # every element is 1 and every aggregation has one term: only the dtype counts
+        )
         self.memory: dict[tuple[Any, ...], Value] = {}
         self.dtypes: dict[Expr, np.dtype] = {}
 
@@ -241,7 +262,9 @@ class Evaluator:
         if isinstance(node, Read):
             return self.read(node, at)
         if isinstance(node, Op):
-            return OPERATIONS.get(node.op, smooth)(node.op, [self.value(arg, at) for arg in node.args])
+            return OPERATIONS.get(node.op, smooth)(
+                node.op, [self.value(arg, at) for arg in node.args]
+            )
         key = (node, *(at[label] for label in sorted(free_labels(node), key=id)))
         if key not in self.memory:
             self.memory[key] = self.aggregate(node, at)
@@ -253,7 +276,9 @@ class Evaluator:
         if self.sample:
             return Value(tensor.values.dtype.type(1))
         place = tuple(int(entry.value) for entry in found)
-        assert all(0 <= k < extent for k, extent in zip(place, tensor.values.shape, strict=True)), "generator's fault"
+        assert all(0 <= k < extent for k, extent in zip(place, tensor.values.shape, strict=True)), (
+            "generator's fault"
+        )
         unsure = bool(tensor.unsure[place]) or any(entry.unsure for entry in found)
         return Value(tensor.values[place], float(tensor.errors[place]), unsure)
 
@@ -271,13 +296,17 @@ class Evaluator:
     def may_be_taken_apart(self, node: Agg, terms: Sequence[Value]) -> bool:
         """Whether inf or nan in a product could meet each other, or a zero, in another order than as written."""
         body = node.body
-        if not isinstance(body, Read) and not (isinstance(body, Op) and body.op in ("*", "/", "neg", "+")):
+        if not isinstance(body, Read) and not (
+            isinstance(body, Op) and body.op in ("*", "/", "neg", "+")
+        ):
             return False
         if node.name in ("max", "min"):
             return any(np.isnan(term.value) for term in terms)
         if not terms:
             return any(isinstance(part, Op) and part.op in RISKY for part in walk(body)) or not all(
-                np.isfinite(self.tensors[part.name].values).all() for part in walk(body) if isinstance(part, Read)
+                np.isfinite(self.tensors[part.name].values).all()
+                for part in walk(body)
+                if isinstance(part, Read)
             )
         return any(not np.isfinite(term.value) for term in terms)
 
@@ -286,7 +315,9 @@ def is_weak(value: Any) -> bool:
     return type(value) in (bool, int, float, complex)
 
 
-def settle(value: Any, error: float, args: Sequence[Value], steps: float = 1.0, size: float | None = None) -> Value:
+def settle(
+    value: Any, error: float, args: Sequence[Value], steps: float = 1.0, size: float | None = None
+) -> Value:
     """The value of an operation, with what it may lose itself; unsure where it is out of all proportion."""
     unsure = any(arg.unsure for arg in args)
     dtype = np.asarray(value).dtype
@@ -296,7 +327,9 @@ def settle(value: Any, error: float, args: Sequence[Value], steps: float = 1.0, 
             error += LOSS[dtype.name] * size * steps
             unsure |= size > HUGE[dtype.name] or not math.isfinite(error)
         else:  # an infinity is reliable if no doubtful number led to it; complex ones never are
-            unsure |= dtype.kind == "c" or (error > 0 and any(math.isfinite(arg.size) for arg in args))
+            unsure |= dtype.kind == "c" or (
+                error > 0 and any(math.isfinite(arg.size) for arg in args)
+            )
             error = 0.0
     else:
         error = 0.0
@@ -309,21 +342,54 @@ def numpy_value(function: Callable[..., Any], args: Sequence[Value]) -> Any:
     return result.item() if all(is_weak(arg.value) for arg in args) else result
 
 
-_UFUNC = {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.true_divide, "%": np.remainder, "**": np.power,
-          "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal,
-          "!=": np.not_equal, "&": np.bitwise_and, "|": np.bitwise_or, "~": np.invert, "neg": np.negative,
-          "abs": np.absolute, "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "sin": np.sin,
-          "cos": np.cos, "sign": np.sign, "maximum": np.maximum, "minimum": np.minimum, "conj": np.conjugate,
-          "real": lambda x: np.real(np.asarray(x))[()], "imag": lambda x: np.imag(np.asarray(x))[()]}  # fmt: skip
+_UFUNC = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.true_divide,
+    "%": np.remainder,
+    "**": np.power,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "==": np.equal,
+    "!=": np.not_equal,
+    "&": np.bitwise_and,
+    "|": np.bitwise_or,
+    "~": np.invert,
+    "neg": np.negative,
+    "abs": np.absolute,
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "tanh": np.tanh,
+    "sin": np.sin,
+    "cos": np.cos,
+    "sign": np.sign,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "conj": np.conjugate,
+    "real": lambda x: np.real(np.asarray(x))[()],
+    "imag": lambda x: np.imag(np.asarray(x))[()],
+}
 
 
 def wraps(op: str, value: Any, args: Sequence[Value]) -> bool:
     """Whether an integer result has overflowed."""
-    if np.asarray(value).dtype.kind != "i" or any(np.asarray(arg.value).dtype.kind not in "bi" for arg in args):
+    if np.asarray(value).dtype.kind != "i" or any(
+        np.asarray(arg.value).dtype.kind not in "bi" for arg in args
+    ):
         return False
     numbers = [int(arg.value) for arg in args]
-    exact = {"+": sum, "-": lambda n: n[0] - n[1], "*": math.prod, "**": lambda n: n[0] ** n[1],
-             "neg": lambda n: -n[0], "abs": lambda n: abs(n[0])}  # fmt: skip
+    exact = {
+        "+": sum,
+        "-": lambda n: n[0] - n[1],
+        "*": math.prod,
+        "**": lambda n: n[0] ** n[1],
+        "neg": lambda n: -n[0],
+        "abs": lambda n: abs(n[0]),
+    }
     return op in exact and exact[op](numbers) != int(value)
 
 
@@ -340,11 +406,19 @@ def smooth(op: str, args: Sequence[Value]) -> Value:
     elif op == "*":
         error = x * other + y * error + error * other
     elif op == "/":
-        error = (error + x * other / y) / (y - other) if y > other else (math.inf if error + other > 0 else 0.0)
+        error = (
+            (error + x * other / y) / (y - other)
+            if y > other
+            else (math.inf if error + other > 0 else 0.0)
+        )
     elif op == "exp":
         error = magnitude(value) * math.expm1(min(error, 700))
     elif op in ("log", "sqrt"):
-        slope = (1 / (x - error) if op == "log" else 1 / math.sqrt(x - error)) if x > error else math.inf
+        slope = (
+            (1 / (x - error) if op == "log" else 1 / math.sqrt(x - error))
+            if x > error
+            else math.inf
+        )
         error = error * slope if error else 0.0
         size = 1 + magnitude(value)
     elif op == "**":
@@ -353,7 +427,9 @@ def smooth(op: str, args: Sequence[Value]) -> Value:
         error = steep * error if power != 0.5 else smooth("sqrt", args[:1]).error
     elif op in ("maximum", "minimum"):
         error = max(error, other)
-    result = settle(value, error, args, size=size if size is not None and math.isfinite(size) else None)
+    result = settle(
+        value, error, args, size=size if size is not None and math.isfinite(size) else None
+    )
     return Value(result.value, result.error, result.unsure or wraps(op, value, args))
 
 
@@ -361,7 +437,11 @@ def jump(op: str, args: Sequence[Value]) -> Value:
     """Operations that jump: nothing is known where their arguments' errors could decide."""
     value = numpy_value(_UFUNC[op], args)
     error = sum(arg.error for arg in args)
-    gap = magnitude(complex(args[0].value) - complex(args[1].value)) if len(args) > 1 else args[0].size
+    gap = (
+        magnitude(complex(args[0].value) - complex(args[1].value))
+        if len(args) > 1
+        else args[0].size
+    )
     doubtful = error > 0 and (op == "%" or not gap > error)
     return Value(value, 0.0, doubtful or any(arg.unsure for arg in args))
 
@@ -377,7 +457,9 @@ def choose(op: str, args: Sequence[Value]) -> Value:
 def cast(op: str, args: Sequence[Value]) -> Value:
     (arg,) = args
     value = np.asarray(arg.value).astype(op)[()]
-    if op == "int64" and np.asarray(arg.value).dtype.kind == "f":  # cuts off: a jump at every whole number
+    if (
+        op == "int64" and np.asarray(arg.value).dtype.kind == "f"
+    ):  # cuts off: a jump at every whole number
         finite = math.isfinite(arg.value) and abs(arg.value) < 2**31
         near = finite and abs(arg.value - round(float(arg.value))) <= arg.error and arg.error > 0
         return Value(value, 0.0, arg.unsure or near or not finite)
@@ -395,7 +477,11 @@ def _sum(terms: Sequence[Value], dtype: np.dtype) -> Value:
     unsure = any(term.unsure for term in terms)
     if dtype.kind in "bi":
         total = sum(int(term.value) for term in terms)
-        return Value(np.int64(total), 0.0, unsure) if abs(total) < 2**63 else Value(np.int64(0), 0.0, True)
+        return (
+            Value(np.int64(total), 0.0, unsure)
+            if abs(total) < 2**63
+            else Value(np.int64(0), 0.0, True)
+        )
     wide = np.complex128 if dtype.kind == "c" else np.float64
     total = reduce(np.add, (term.value for term in terms), wide(0))
     size = sum(term.size for term in terms)
@@ -407,13 +493,23 @@ def _prod(terms: Sequence[Value], dtype: np.dtype) -> Value:
     unsure = any(term.unsure for term in terms)
     if dtype.kind in "bi":
         total = math.prod(int(term.value) for term in terms)
-        return Value(np.int64(total), 0.0, unsure) if abs(total) < 2**63 else Value(np.int64(0), 0.0, True)
+        return (
+            Value(np.int64(total), 0.0, unsure)
+            if abs(total) < 2**63
+            else Value(np.int64(0), 0.0, True)
+        )
     wide = np.complex128 if dtype.kind == "c" else np.float64
     total = reduce(np.multiply, (term.value for term in terms), wide(1))
     most = math.prod(term.size + term.error for term in terms)
     error = most - math.prod(term.size for term in terms)
-    result = settle(dtype.type(total), error if math.isfinite(error) else 0.0, terms, steps=max(1, len(terms)))
-    return Value(result.value, result.error, result.unsure or not math.isfinite(most) or most > HUGE[dtype.name])
+    result = settle(
+        dtype.type(total), error if math.isfinite(error) else 0.0, terms, steps=max(1, len(terms))
+    )
+    return Value(
+        result.value,
+        result.error,
+        result.unsure or not math.isfinite(most) or most > HUGE[dtype.name],
+    )
 
 
 def _extreme(ufunc: Callable[..., Any]) -> Callable[[Sequence[Value], np.dtype], Value]:
@@ -424,9 +520,13 @@ def _extreme(ufunc: Callable[..., Any]) -> Callable[[Sequence[Value], np.dtype],
     return aggregate
 
 
-def _truth(decide: Callable[[Iterator[bool]], bool]) -> Callable[[Sequence[Value], np.dtype], Value]:
+def _truth(
+    decide: Callable[[Iterator[bool]], bool],
+) -> Callable[[Sequence[Value], np.dtype], Value]:
     def aggregate(terms: Sequence[Value], dtype: np.dtype) -> Value:
-        unsure = any(term.unsure or (term.error > 0 and not term.size > term.error) for term in terms)
+        unsure = any(
+            term.unsure or (term.error > 0 and not term.size > term.error) for term in terms
+        )
         return Value(np.bool_(decide(bool(term.value != 0) for term in terms)), 0.0, unsure)
 
     return aggregate
@@ -450,7 +550,9 @@ REDUCTIONS: dict[str, Callable[[Sequence[Value], np.dtype], Value]] = {
 def disagreement(got: np.ndarray, want: Tensor) -> str:
     """What is wrong with `got`, or ""."""
     if got.dtype != want.values.dtype or got.shape != want.values.shape:
-        return f"{got.dtype}{list(got.shape)} instead of {want.values.dtype}{list(want.values.shape)}"
+        return (
+            f"{got.dtype}{list(got.shape)} instead of {want.values.dtype}{list(want.values.shape)}"
+        )
     for place in np.ndindex(got.shape):
         a, b, error = got[place], want.values[place], want.errors[place]
         if want.unsure[place] or a == b or (np.isnan(a) and np.isnan(b)):

@@ -49,7 +49,9 @@ def programs(draw):
     for number in range(draw(st.integers(2, 7))):
         name = f"T{number}"
         one, two = (draw(st.sampled_from(sorted(known))) for _ in range(2))
-        kinds = ["scale", "rows", "number"] + ["product"] * 3 * (known[one][1:] == known[two][:1] != "")
+        kinds = ["scale", "rows", "number"] + ["product"] * 3 * (
+            known[one][1:] == known[two][:1] != ""
+        )
         kind = draw(st.sampled_from(kinds))
         labels = "ij"[: len(known[one])]
         read = f"{one}[{','.join(labels)}]" if labels else one
@@ -57,12 +59,16 @@ def programs(draw):
             lines.append(f"{name}[i,k] = sum({one}[i,j] * {two}[j,k])")
             known[name] = known[one][0] + known[two][1]
         elif kind == "rows" and len(known[one]) == 2:
-            lines.append(f"{name}[i] = {draw(st.sampled_from(['sum', 'max', 'min']))}({one}[i,j] / 3)")
+            lines.append(
+                f"{name}[i] = {draw(st.sampled_from(['sum', 'max', 'min']))}({one}[i,j] / 3)"
+            )
             known[name] = known[one][0]
         elif kind == "number" and known[one]:
             lines.append(f"{name} = sum({read})")
             known[name] = ""
         else:
-            lines.append(f"{name}{f'[{chr(44).join(labels)}]' if labels else ''} = tanh({read}) + 1")
+            lines.append(
+                f"{name}{f'[{chr(44).join(labels)}]' if labels else ''} = tanh({read}) + 1"
+            )
             known[name] = known[one]
     return "\n".join(lines), {"n": n, "m": m}

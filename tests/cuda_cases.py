@@ -21,9 +21,23 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, reads, writes
 
-CONTRACTIONS = ("ij,jk->ik", "ij,kj->ik", "ji,jk->ki", "bshd,bthd->bhst", "bhst,bthd->bshd", "ijb,jbk->ik",
-                "iaj,jbk->abik", "ijkl,jlmk->im", "bij,bjk->bik", "iij,jk->ik", "ijl,jk->ik", "ij,j->i", "i,j->ij",
-                "ij,ij->", "bij,jk->kbi")  # fmt: skip
+CONTRACTIONS = (
+    "ij,jk->ik",
+    "ij,kj->ik",
+    "ji,jk->ki",
+    "bshd,bthd->bhst",
+    "bhst,bthd->bshd",
+    "ijb,jbk->ik",
+    "iaj,jbk->abik",
+    "ijkl,jlmk->im",
+    "bij,bjk->bik",
+    "iij,jk->ik",
+    "ijl,jk->ik",
+    "ij,j->i",
+    "i,j->ij",
+    "ij,ij->",
+    "bij,jk->kbi",
+)
 
 
 def compute(cupy, einsum, dtype, operands, index=(), **options):
@@ -43,12 +57,16 @@ def on_device(cupy, array):
     if base is array or base.dtype != array.dtype or not base.flags.c_contiguous:
         return cupy.asarray(array)
     offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    return cupy.ndarray(array.shape, array.dtype, cupy.asarray(base).data + offset, strides=array.strides)
+    return cupy.ndarray(
+        array.shape, array.dtype, cupy.asarray(base).data + offset, strides=array.strides
+    )
 
 
 def check_named(cupy, name, size):
     text, dtype, labels = NAMED[name]
-    arrays = random_arrays(dtype, {x: tuple(size[label] for label in index) for x, index in labels.items()})
+    arrays = random_arrays(
+        dtype, {x: tuple(size[label] for label in index) for x, index in labels.items()}
+    )
     einsum, kind, operands = vertex(text, arrays)
     close(compute(cupy, einsum, kind, operands), reference.compute(einsum, operands, kind), [dtype])
 
@@ -60,25 +78,49 @@ def check_contraction(cupy, subscripts, dtype, conj=False):
     inner = tuple(label for label in dict.fromkeys(first + second) if label not in output)
     node = Call("*", (Call("conj", (Arg(0),)) if conj else Arg(0), Arg(1)))
     extents = tuple((label, extent[label]) for label in (*output, *inner))
-    einsum = EinSum(tuple(output), (tuple(first), tuple(second)), node, "sum" if inner else None, inner, extents)
+    einsum = EinSum(
+        tuple(output), (tuple(first), tuple(second)), node, "sum" if inner else None, inner, extents
+    )
     rng = np.random.default_rng(5)
     operands = []
     for index in (first, second):
         values = rng.normal(size=[extent[label] for label in index])
-        values = values + 1j * rng.normal(size=values.shape) if dtype.startswith("complex") else values
+        values = (
+            values + 1j * rng.normal(size=values.shape) if dtype.startswith("complex") else values
+        )
         operands.append(values.astype(dtype))
-    wide = [array.astype("complex128" if dtype.startswith("complex") else "float64") for array in operands]
+    wide = [
+        array.astype("complex128" if dtype.startswith("complex") else "float64")
+        for array in operands
+    ]
     wanted = reference.compute(einsum, wide, wide[0].dtype.name)
     found = compute(cupy, einsum, dtype, operands).astype(wanted.dtype)
     rtol = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 2e-6, "complex64": 2e-6}.get(dtype, 1e-13)
-    np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * abs(wanted).max(), err_msg=product)
+    np.testing.assert_allclose(
+        found, wanted, rtol=rtol, atol=rtol * abs(wanted).max(), err_msg=product
+    )
 
 
 DISTANCES = (  # text, dtypes of X and Y, shapes, and whether cuBLAS computes it
     ("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", ("float32", "float32"), ((20, 70), (30, 70)), True),
-    ("Z[k,b,i] = sum(abs(Y[l,b,j,k] - X[b,i,j,l])**2)", ("float64", "float64"), ((3, 5, 9, 8), (8, 3, 9, 4)), True),
-    ("Z[i,k] = sum((X[i,j] - Y[j,k]) * (X[i,j] - Y[j,k]))", ("complex64", "complex64"), ((6, 64), (64, 9)), True),
-    ("Z[i,k] = sum(abs(X[i,j] - Y[j,k])**2)", ("complex64", "complex64"), ((6, 64), (64, 9)), False),
+    (
+        "Z[k,b,i] = sum(abs(Y[l,b,j,k] - X[b,i,j,l])**2)",
+        ("float64", "float64"),
+        ((3, 5, 9, 8), (8, 3, 9, 4)),
+        True,
+    ),
+    (
+        "Z[i,k] = sum((X[i,j] - Y[j,k]) * (X[i,j] - Y[j,k]))",
+        ("complex64", "complex64"),
+        ((6, 64), (64, 9)),
+        True,
+    ),
+    (
+        "Z[i,k] = sum(abs(X[i,j] - Y[j,k])**2)",
+        ("complex64", "complex64"),
+        ((6, 64), (64, 9)),
+        False,
+    ),
     ("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", ("float32", "float64"), ((20, 70), (30, 70)), False),
     ("Z[i,k] = sum((X[i,j] - Y[k,j])**2)", ("float32", "float32"), ((20, 7), (30, 7)), False),
 )
@@ -87,8 +129,13 @@ DISTANCES = (  # text, dtypes of X and Y, shapes, and whether cuBLAS computes it
 def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
     """With fast_math, within the bound of the CPU's way."""
     made, prepare = [], cuda.prepare_distance
-    monkeypatch.setattr(cuda, "prepare_distance", lambda *given: made.append(prepare(*given)) or made[-1])
-    x, y = (numbers(shape, dtype, seed) for seed, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)))
+    monkeypatch.setattr(
+        cuda, "prepare_distance", lambda *given: made.append(prepare(*given)) or made[-1]
+    )
+    x, y = (
+        numbers(shape, dtype, seed)
+        for seed, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+    )
     if by_blas and x.dtype.kind == "f":
         x.flat[: y.shape[-1]] = y.flat[: y.shape[-1]]  # near points
     einsum, kind, operands = vertex(text, {"X": x, "Y": y})
@@ -106,7 +153,10 @@ def check_alignment(cupy):
     """A row may be aligned where its array is not, so what was prepared for one address need not do for another."""
     einsum, kind, _ = vertex("Z[i] = X[1,i] + 1", {"X": np.zeros((2, 64), "float32")})
     numbers, before = np.arange(200, dtype="float32"), len(cuda.CALLS.found)
-    for first in (1, 2):  # the row begins at byte 4 + 268, which is aligned, then at byte 8 + 268, which is not
+    for first in (
+        1,
+        2,
+    ):  # the row begins at byte 4 + 268, which is aligned, then at byte 8 + 268, which is not
         x = numbers[first : first + 134].reshape(2, 67)[:, :64]
         np.testing.assert_array_equal(compute(cupy, einsum, kind, [x]), x[1] + 1)
     assert len(cuda.CALLS.found) == before + 2
@@ -114,8 +164,15 @@ def check_alignment(cupy):
 
 def check_gathers(cupy):
     rng = np.random.default_rng(0)
-    arrays = {"W": rng.normal(size=(50, 36)), "t": rng.integers(0, 50, (7, 9)), "X": rng.normal(size=(7, 36))}
-    for text in ("Y[b,s,a] = W[t[b,s],a] + W[3,a]", "Y[b,s] = sum(W[t[b,s],a] * X[b,a] + a)"):  # packs of a
+    arrays = {
+        "W": rng.normal(size=(50, 36)),
+        "t": rng.integers(0, 50, (7, 9)),
+        "X": rng.normal(size=(7, 36)),
+    }
+    for text in (
+        "Y[b,s,a] = W[t[b,s],a] + W[3,a]",
+        "Y[b,s] = sum(W[t[b,s],a] * X[b,a] + a)",
+    ):  # packs of a
         einsum, kind, operands = vertex(text, arrays)
         wanted = reference.compute(einsum, operands, kind)
         np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12)
@@ -139,7 +196,10 @@ def check_out_of_range(cupy, bad):
 GROUPS = {
     "softmax": ("Z[i,j] = softmax[j](x[i,j])", {"x": (70, 72)}),
     "odd": ("Z[i,j] = softmax[j](x[i,j])", {"x": (70, 71)}),
-    "causal": ("Z[h,s,t] = softmax[t](where(t <= s, x[h,s,t] / sqrt(7), -inf))", {"x": (2, 40, 40)}),
+    "causal": (
+        "Z[h,s,t] = softmax[t](where(t <= s, x[h,s,t] / sqrt(7), -inf))",
+        {"x": (2, 40, 40)},
+    ),
     "turned": ("Z[h,s,t] = softmax[t](x[h,s,t] + y[t,s])", {"x": (2, 9, 72), "y": (72, 9)}),
     "long": ("Z[i,j] = layernorm[j](x[i,j])", {"x": (3, 2600)}),
     "two dimensions": ("Z[i,j,k] = rmsnorm[j,k](x[i,j,k])", {"x": (9, 8, 7)}),
@@ -159,9 +219,13 @@ def check_group(cupy, name, dtype, monkeypatch):
     slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in reads(group)}
     slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in writes(group)}
     assert cuda_group.compute(group, slots)
-    wanted = reference.evaluate(job.graph, {key: array.astype("float64") for key, array in arrays.items()})["Z"]
+    wanted = reference.evaluate(
+        job.graph, {key: array.astype("float64") for key, array in arrays.items()}
+    )["Z"]
     rtol = {"float16": 4e-3, "float32": 2e-6}.get(dtype, 1e-13)
-    np.testing.assert_allclose(slots["Z"].get().astype("float64"), wanted, rtol=rtol, atol=rtol * abs(wanted).max())
+    np.testing.assert_allclose(
+        slots["Z"].get().astype("float64"), wanted, rtol=rtol, atol=rtol * abs(wanted).max()
+    )
 
 
 def operations():
@@ -172,13 +236,17 @@ def operations():
                 continue
             node = Call(op, tuple(Arg(k) for k in range(len(dtypes))))
             try:
-                kind = np.dtype(infer(node, lambda leaf, dtypes=dtypes: np.dtype(dtypes[leaf.position])))
+                kind = np.dtype(
+                    infer(node, lambda leaf, dtypes=dtypes: np.dtype(dtypes[leaf.position]))
+                )
             except TypeError:
                 continue
             grid = np.meshgrid(*(awkward(dtype) for dtype in dtypes), indexing="ij")
             operands = [np.ascontiguousarray(part.ravel()) for part in grid]
             if op == "**" and kind.kind == "i":
-                operands[1] = abs(operands[1].astype("int64") % 50).astype(operands[1].dtype)  # numpy takes no others
+                operands[1] = abs(operands[1].astype("int64") % 50).astype(
+                    operands[1].dtype
+                )  # numpy takes no others
             extents = (("i", operands[0].size),)
             yield EinSum(("i",), (("i",),) * len(dtypes), node, None, (), extents), kind, operands
 
@@ -188,14 +256,22 @@ def operation_functions(cases):
     texts = []
     for number, (einsum, kind, operands) in enumerate(cases):
         types = [array.dtype.name for array in operands]
-        texts.append(f"namespace k{number} {{ {expression_source(einsum.function, types, kind.name)} }}")
+        texts.append(
+            f"namespace k{number} {{ {expression_source(einsum.function, types, kind.name)} }}"
+        )
     return "\n".join(texts) + "\n"
 
 
 def operation_signature(kind, operands):
     """The parameters of a function that goes over all elements, and what it gives to ⊗."""
     types = [STORED[array.dtype.name] for array in operands]
-    given = ", ".join([*(f"const {kind}* x{k}" for k, kind in enumerate(types)), f"{STORED[kind.name]}* y", "Long n"])
+    given = ", ".join(
+        [
+            *(f"const {kind}* x{k}" for k, kind in enumerate(types)),
+            f"{STORED[kind.name]}* y",
+            "Long n",
+        ]
+    )
     return given, ", ".join(f"x{k}[i]" for k in range(len(types)))
 
 
@@ -204,11 +280,15 @@ def operation_agrees(einsum, kind, operands, found):
     op = einsum.function.op
     halves = any(array.dtype == np.float16 for array in operands)
     wide = [array.astype("float32") if array.dtype == np.float16 else array for array in operands]
-    wanted = reference.compute(einsum, wide, "float32" if halves and kind == np.float16 else kind.name)
+    wanted = reference.compute(
+        einsum, wide, "float32" if halves and kind == np.float16 else kind.name
+    )
     with np.errstate(all="ignore"):
         wanted = wanted.astype(kind)
     if kind.kind == "i" and operands[0].dtype.kind == "f":
-        inside = np.abs(operands[0].astype("float64")) < 2.0 ** (8 * kind.itemsize - 1)  # other casts mean nothing in C
+        inside = np.abs(operands[0].astype("float64")) < 2.0 ** (
+            8 * kind.itemsize - 1
+        )  # other casts mean nothing in C
         found, wanted = found[inside], wanted[inside]
     if kind.kind == "c":  # a part of it may be nan in one and infinite in the other
         usable = np.isfinite(wanted) & np.isfinite(found)
@@ -223,4 +303,6 @@ def operation_agrees(einsum, kind, operands, found):
     atol = rtol if kind.kind == "c" else 0  # one part of a complex number may cancel
     if kind == "f4" or kind == "c8":
         atol += 2e-38  # numbers that are nearly zero
-    np.testing.assert_allclose(found, wanted, rtol=rtol, atol=atol, err_msg=f"{op} {[x.dtype for x in operands]}")
+    np.testing.assert_allclose(
+        found, wanted, rtol=rtol, atol=atol, err_msg=f"{op} {[x.dtype for x in operands]}"
+    )

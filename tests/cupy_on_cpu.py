@@ -100,7 +100,16 @@ def build(code):
     name = str(len(list(Path(FOLDER.name).iterdir())))
     text, path = (Path(FOLDER.name) / f"{name}{end}" for end in (".cpp", ".so"))
     text.write_text(code)
-    command = ["g++", "-std=c++17", "-O0", "-w", "-ffp-contract=off", "-fno-strict-aliasing", "-shared", "-fPIC"]
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O0",
+        "-w",
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+        "-shared",
+        "-fPIC",
+    ]
     subprocess.run([*command, str(text), "-o", str(path)], check=True)
     return ctypes.CDLL(str(path))
 
@@ -149,9 +158,40 @@ def asarray(array, *rest):
     return np.asarray(array, *rest).view(ndarray)
 
 
-def gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, da, b, tb, ldb, db, beta, c, tc, ldc, dc, batch, sums, algo):
+def gemm(
+    handle,
+    opa,
+    opb,
+    m,
+    n,
+    k,
+    alpha,
+    a,
+    ta,
+    lda,
+    da,
+    b,
+    tb,
+    ldb,
+    db,
+    beta,
+    c,
+    tc,
+    ldc,
+    dc,
+    batch,
+    sums,
+    algo,
+):
     """cuBLAS's contract: columns are contiguous."""
-    names = {2: "float16", 14: "bfloat16", 0: "float32", 1: "float64", 4: "complex64", 5: "complex128"}
+    names = {
+        2: "float16",
+        14: "bfloat16",
+        0: "float32",
+        1: "float64",
+        4: "complex64",
+        5: "complex128",
+    }
     dtype = np.dtype(names[tc])
     assert ta == tb == tc and beta == alpha + (4 if dtype.itemsize == 2 else dtype.itemsize)
     kind = np.dtype("float32") if dtype.itemsize == 2 else dtype
@@ -173,22 +213,54 @@ def gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, da, b, tb, ldb, db, beta,
         z[...] = (product + kept * z.astype(kind) if kept else product).astype(dtype)
 
 
-def gemm_alone(handle, opa, opb, m, n, k, alpha, a, ta, lda, b, tb, ldb, beta, c, tc, ldc, sums, algo):
-    gemm(handle, opa, opb, m, n, k, alpha, a, ta, lda, 0, b, tb, ldb, 0, beta, c, tc, ldc, 0, 1, sums, algo)
+def gemm_alone(
+    handle, opa, opb, m, n, k, alpha, a, ta, lda, b, tb, ldb, beta, c, tc, ldc, sums, algo
+):
+    gemm(
+        handle,
+        opa,
+        opb,
+        m,
+        n,
+        k,
+        alpha,
+        a,
+        ta,
+        lda,
+        0,
+        b,
+        tb,
+        ldb,
+        0,
+        beta,
+        c,
+        tc,
+        ldc,
+        0,
+        1,
+        sums,
+        algo,
+    )
 
 
 def module():
     """What `import cupy` is to find."""
     made = types.ModuleType("cupy")
-    blas = types.SimpleNamespace(gemmEx=gemm_alone, gemmStridedBatchedEx=gemm, getMathMode=lambda handle: 0,
-                                 setMathMode=lambda handle, mode: None)  # fmt: skip
+    blas = types.SimpleNamespace(
+        gemmEx=gemm_alone,
+        gemmStridedBatchedEx=gemm,
+        getMathMode=lambda handle: 0,
+        setMathMode=lambda handle, mode: None,
+    )
     device = types.SimpleNamespace(get_cublas_handle=lambda: 0)
     made.__dict__.update(
-        RawModule=RawModule, ndarray=ndarray, asarray=asarray,
+        RawModule=RawModule,
+        ndarray=ndarray,
+        asarray=asarray,
         empty=lambda shape, dtype: asarray(np.empty(shape, dtype)),
         maximum=np.maximum,
         zeros=lambda shape, dtype: asarray(np.zeros(shape, dtype)),
         ascontiguousarray=lambda array: asarray(np.ascontiguousarray(array)),
         cuda=types.SimpleNamespace(cublas=blas, device=device),
-    )  # fmt: skip
+    )
     return made

@@ -47,7 +47,11 @@ class Done:
 
 
 def run_on_threads(
-    job: einmpi.Job, ranks: int, inputs: Mapping[str, Any] | None = None, nodes: int = 1, **options: Any
+    job: einmpi.Job,
+    ranks: int,
+    inputs: Mapping[str, Any] | None = None,
+    nodes: int = 1,
+    **options: Any,
 ) -> Done:
     """Run a job on threads; its schedules are verified, and its bytes and memory compared with what was foretold."""
     planner = Compiled(job, CountingComm(0, ranks, nodes), options_of(job, **options))
@@ -68,7 +72,8 @@ def run_on_threads(
     peaks = [compiled.measured.peak for _, compiled in results]
     check_schedules(plan, schedules, received, peaks)
     spilled, fetched = (
-        sum(getattr(compiled.measured, what) for _, compiled in results) for what in ("spilled", "fetched")
+        sum(getattr(compiled.measured, what) for _, compiled in results)
+        for what in ("spilled", "fetched")
     )
     assert (spilled, fetched) == tuple(map(sum, zip(*map(copied, schedules), strict=True)))
     outputs = results[0][0]
@@ -80,15 +85,22 @@ def run_on_threads(
 
 def copied(schedule: Schedule) -> tuple[int, int]:
     """Bytes that a schedule copies to the slow tier and from there."""
-    fetches = [step.slot.nbytes if isinstance(step, Fetch) else step.fetched for step in schedule.steps
-               if isinstance(step, Fetch | Passes)]  # fmt: skip
+    fetches = [
+        step.slot.nbytes if isinstance(step, Fetch) else step.fetched
+        for step in schedule.steps
+        if isinstance(step, Fetch | Passes)
+    ]
     return spilled_bytes(schedule), sum(fetches)
 
 
-def check_schedules(plan: Plan, schedules: list[Schedule], received: list[int], peaks: list[int]) -> None:
+def check_schedules(
+    plan: Plan, schedules: list[Schedule], received: list[int], peaks: list[int]
+) -> None:
     """Schedules fit together; the ranks moved and held what their schedules say, and what the plan says at the most."""
     verify(schedules)
-    assert received == [sum(s.nbytes for s in each.steps if isinstance(s, Exchange | Reduce)) for each in schedules]
+    assert received == [
+        sum(s.nbytes for s in each.steps if isinstance(s, Exchange | Reduce)) for each in schedules
+    ]
     for schedule, peak in zip(schedules, peaks, strict=True):
         assert peak <= peak_bytes(schedule) <= plan.peak
 

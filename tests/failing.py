@@ -42,24 +42,47 @@ WHO = "(rank 1|ranks .*) of 3|1 of the 2 ranks of n1"  # Slurm does not say whic
 MISSING = f"einmpi: error: rank .: ({WHO}) ha(s|ve) not started after {START_LIMIT} s; EINMPI_START_TIMEOUT sets .*"
 # What goes wrong, where, and the one line; None: whoever is killed says nothing, and its launcher does.
 FAILURES = {
-    "exception": ("", "raise ZeroDivisionError('two' + chr(10) + 'lines')", f"{KERNEL}: ZeroDivisionError: two lines"),
+    "exception": (
+        "",
+        "raise ZeroDivisionError('two' + chr(10) + 'lines')",
+        f"{KERNEL}: ZeroDivisionError: two lines",
+    ),
     "killed": ("", "import signal; os.kill(os.getpid(), signal.SIGKILL)", None),
-    "terminated": ("", "import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)",
-                   r"einmpi: error: rank 1: terminated by SIGTERM in kernel m\[\].*"),
-    "memory": ("", "import resource, numpy\n"
-                   "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-                   "resource.setrlimit(resource.RLIMIT_AS, (held + 2**26,) * 2)\n"
-                   "numpy.ones(2**28)", f"{KERNEL}: m: Unable to allocate 2.00 GiB .*"),
-    "disk": ("", "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
-             r"job.toml:\d+:\d+: out.h5 cannot be written: .*too large; out.h5 is as it was \(on rank 1\)"),
+    "terminated": (
+        "",
+        "import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)",
+        r"einmpi: error: rank 1: terminated by SIGTERM in kernel m\[\].*",
+    ),
+    "memory": (
+        "",
+        "import resource, numpy\n"
+        "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (held + 2**26,) * 2)\n"
+        "numpy.ones(2**28)",
+        f"{KERNEL}: m: Unable to allocate 2.00 GiB .*",
+    ),
+    "disk": (
+        "",
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
+        r"job.toml:\d+:\d+: out.h5 cannot be written: .*too large; out.h5 is as it was \(on rank 1\)",
+    ),
     "missing": ("now('import signal; os.kill(os.getpid(), signal.SIGSTOP)')", "", MISSING),
-    "version": ("import types; sys.modules['einmpi.version'] = types.SimpleNamespace(__version__='0.0.1')", "",
-                "einmpi: rank 1 has version 0.0.1, rank 0 has .*; all ranks must have the same"),
-    "job": ("sys.argv[1] = 'other/job.toml'", "",
-            "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same"),
-    "no job": ("sys.argv[1] = 'none.toml'", "",
-               r"none.toml: there is no such file; a job file in TOML \(on rank 1\)"),
-}  # fmt: skip
+    "version": (
+        "import types; sys.modules['einmpi.version'] = types.SimpleNamespace(__version__='0.0.1')",
+        "",
+        "einmpi: rank 1 has version 0.0.1, rank 0 has .*; all ranks must have the same",
+    ),
+    "job": (
+        "sys.argv[1] = 'other/job.toml'",
+        "",
+        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same",
+    ),
+    "no job": (
+        "sys.argv[1] = 'none.toml'",
+        "",
+        r"none.toml: there is no such file; a job file in TOML \(on rank 1\)",
+    ),
+}
 
 
 class Failing:
@@ -70,10 +93,12 @@ class Failing:
         self.mark = f"MARK={uuid.uuid4()}"
         self.killed = name == "killed"
         self.noted = bool(in_kernel) or "now" in at_start
-        job = ('program = "Y[i,k] = sum(A[i,j] * B[j,k]); m = max(Y[i,k]); Z[i,k] = exp(Y[i,k]) - m"\n'
-               'inputs.A = { shape = [96, 12], random = "normal" }\n'
-               'inputs.B = { shape = [12, 96], random = "normal" }\n'
-               'outputs.Z = "out.h5:/Z"\n')  # fmt: skip
+        job = (
+            'program = "Y[i,k] = sum(A[i,j] * B[j,k]); m = max(Y[i,k]); Z[i,k] = exp(Y[i,k]) - m"\n'
+            'inputs.A = { shape = [96, 12], random = "normal" }\n'
+            'inputs.B = { shape = [12, 96], random = "normal" }\n'
+            'outputs.Z = "out.h5:/Z"\n'
+        )
         (folder / "other").mkdir()
         (folder / "job.toml").write_text(job)
         (folder / "other/job.toml").write_text(job.replace("exp", "tanh"))
@@ -83,14 +108,21 @@ class Failing:
         self.content = (folder / "out.h5").read_bytes()
         self.files = sorted(os.listdir(folder))
         start_limit = START_LIMIT if self.line == MISSING else 60
-        self.environment = {"AT_START": at_start, "IN_KERNEL": in_kernel, "FAILED_AT": str(folder / "failed-at"),
-                            "EINMPI_START_TIMEOUT": str(start_limit), "MARK": self.mark.partition("=")[2]}  # fmt: skip
+        self.environment = {
+            "AT_START": at_start,
+            "IN_KERNEL": in_kernel,
+            "FAILED_AT": str(folder / "failed-at"),
+            "EINMPI_START_TIMEOUT": str(start_limit),
+            "MARK": self.mark.partition("=")[2],
+        }
 
     def check(self, status: int, out: str, err: str) -> None:
         """It has ended now: in time, with one line and a status, nothing of it lives, and no file is touched."""
         took = self.took()
         assert status != 0 and "norm" not in out, (status, out)
-        lines = [line for line in err.splitlines() if re.match(r"einmpi|job\.toml|none\.toml", line)]
+        lines = [
+            line for line in err.splitlines() if re.match(r"einmpi|job\.toml|none\.toml", line)
+        ]
         assert len(lines) <= 1 and bool(lines) == (self.line is not None), err
         assert all(re.fullmatch(self.line, line) for line in lines), lines
         assert took < MOST + (START_LIMIT if self.line == MISSING else 0)

@@ -71,7 +71,9 @@ class ndarray:
 def _place(place: Any) -> Any:
     sides = place if isinstance(place, tuple) else (place,)
     for side in sides:
-        assert isinstance(side, slice | ndarray | int | type(...)), f"a GPU array is indexed with {type(side).__name__}"
+        assert isinstance(side, slice | ndarray | int | type(...)), (
+            f"a GPU array is indexed with {type(side).__name__}"
+        )
     return tuple(side.values if isinstance(side, ndarray) else side for side in sides)
 
 
@@ -128,7 +130,9 @@ def _copy(target: int, source: int, nbytes: int, kind: int, stream: int) -> None
     _streams[stream].add(lambda: ctypes.memmove(target, source, nbytes))
 
 
-def _copy_rows(target: int, pitch: int, source: int, other: int, width: int, rows: int, kind: int, stream: int) -> None:
+def _copy_rows(
+    target: int, pitch: int, source: int, other: int, width: int, rows: int, kind: int, stream: int
+) -> None:
     assert pitch >= width and other >= width
     for row in range(rows):
         _copy(target + row * pitch, source + row * other, width, kind, stream)
@@ -162,27 +166,54 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, ty
     modules: dict[str, types.ModuleType] = {}
     cupy.__path__ = []
     cupy.ndarray = ndarray
-    cupy.empty = lambda shape, dtype=np.float64: ndarray(np.full(shape, 0x5B, np.uint8).view() if dtype == np.uint8
-                                                         else _garbage(shape, dtype))  # fmt: skip
-    cupy.asarray = lambda values: values if isinstance(values, ndarray) else ndarray(np.array(values))
+    cupy.empty = lambda shape, dtype=np.float64: ndarray(
+        np.full(shape, 0x5B, np.uint8).view() if dtype == np.uint8 else _garbage(shape, dtype)
+    )
+    cupy.asarray = lambda values: (
+        values if isinstance(values, ndarray) else ndarray(np.array(values))
+    )
     cupy.ascontiguousarray = lambda array: ndarray(np.ascontiguousarray(array.values))
     cupy.asnumpy = lambda array: array.values.copy()
     cupy.get_default_memory_pool = lambda: types.SimpleNamespace(free_bytes=lambda: 0)
     for name in ("add", "multiply", "maximum", "minimum", "logical_or", "logical_and"):
         ufunc = getattr(np, name)
-        setattr(cupy, name, lambda one, two, ufunc=ufunc: ndarray(np.asarray(ufunc(one.values, two.values))))
+        setattr(
+            cupy,
+            name,
+            lambda one, two, ufunc=ufunc: ndarray(np.asarray(ufunc(one.values, two.values))),
+        )
     runtime = types.SimpleNamespace(
-        CUDARuntimeError=CUDARuntimeError, getDeviceCount=lambda: gpus, setDevice=lambda number: None,
-        getDeviceProperties=lambda number: {"name": b"Paper GPU", "totalGlobalMem": memory, "uuid": bytes([number])},
-        memcpyAsync=_copy, memcpy2DAsync=_copy_rows, memcpyHostToDevice=1, memcpyDeviceToHost=2)  # fmt: skip
+        CUDARuntimeError=CUDARuntimeError,
+        getDeviceCount=lambda: gpus,
+        setDevice=lambda number: None,
+        getDeviceProperties=lambda number: {
+            "name": b"Paper GPU",
+            "totalGlobalMem": memory,
+            "uuid": bytes([number]),
+        },
+        memcpyAsync=_copy,
+        memcpy2DAsync=_copy_rows,
+        memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
+    )
     cupy.cuda = types.ModuleType("cupy.cuda")
     cupy.cuda.__path__ = []
-    vars(cupy.cuda).update(runtime=runtime, Stream=Stream, Event=Event, get_current_stream=lambda: _null,
-                           alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)))  # fmt: skip
+    vars(cupy.cuda).update(
+        runtime=runtime,
+        Stream=Stream,
+        Event=Event,
+        get_current_stream=lambda: _null,
+        alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)),
+    )
     # Not an attribute of cupy.cuda before it is imported.
     vars(modules.setdefault("cupy.cuda.nccl", types.ModuleType("cupy.cuda.nccl"))).update(
-        available=nccl, NcclCommunicator=NcclCommunicator, NCCL_UINT8=1, groupStart=lambda: None,
-        groupEnd=lambda: None, get_unique_id=lambda: next(_identities).to_bytes(8))  # fmt: skip
+        available=nccl,
+        NcclCommunicator=NcclCommunicator,
+        NCCL_UINT8=1,
+        groupStart=lambda: None,
+        groupEnd=lambda: None,
+        get_unique_id=lambda: next(_identities).to_bytes(8),
+    )
     return {"cupy": cupy, "cupy.cuda": cupy.cuda, **modules}
 
 
@@ -193,7 +224,9 @@ def _garbage(shape: Any, dtype: Any) -> np.ndarray:
     return array
 
 
-def compute(einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False) -> None:
+def compute(
+    einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False
+) -> None:
     """einmpi.kernels.cuda.dispatch.compute, by numpy."""
     from einmpi.kernels.cpu.dispatch import compute as on_host
 

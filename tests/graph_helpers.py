@@ -28,21 +28,30 @@ def reads_back(graph: EinGraph) -> EinGraph:
 
 
 def build(
-    text: str, inputs: Inputs, sizes: Mapping[str, int] | None = None, outputs: Sequence[str] | None = None
+    text: str,
+    inputs: Inputs,
+    sizes: Mapping[str, int] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> EinGraph:
     """The rewritten graph of a program."""
     return reads_back(build_graph(Source("p", text), declared(inputs), sizes, outputs))
 
 
 def as_written(
-    text: str, inputs: Inputs, sizes: Mapping[str, int] | None = None, outputs: Sequence[str] | None = None
+    text: str,
+    inputs: Inputs,
+    sizes: Mapping[str, int] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> EinGraph:
     """The graph of a program before any rewrite."""
     return reads_back(parse_program(Source("p", text), declared(inputs), sizes or {}, outputs))
 
 
 def results(
-    text: str, inputs: Inputs, sizes: Mapping[str, int] | None = None, outputs: Sequence[str] | None = None
+    text: str,
+    inputs: Inputs,
+    sizes: Mapping[str, int] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> dict[str, np.ndarray]:
     """The outputs of a program over arrays, by the rewritten graph; the graph as written must give the same."""
     arrays = {name: np.asarray(array) for name, array in inputs.items()}
@@ -50,7 +59,9 @@ def results(
     found = evaluate(build(text, arrays, sizes, outputs), arrays)
     assert list(found) == list(plain)
     for name, array in found.items():
-        assert array.dtype == plain[name].dtype, f"{name}: rewriting made {array.dtype} of {plain[name].dtype}"
+        assert array.dtype == plain[name].dtype, (
+            f"{name}: rewriting made {array.dtype} of {plain[name].dtype}"
+        )
         # A rewritten sum adds in another order: a few roundings apart, float16 having 11 bits and float32 24.
         rtol = {"float16": 1e-2, "float32": 1e-5, "complex64": 1e-5}.get(array.dtype.name, 1e-12)
         np.testing.assert_allclose(array, plain[name], rtol=rtol, atol=rtol, err_msg=name)

@@ -22,8 +22,12 @@ def einmpi_here(
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OUTER)}
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     err = out if together else io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
-    with (contextlib.chdir(folder), mock.patch.dict(os.environ, {**kept, **(environment or {})}, clear=True),
-          contextlib.redirect_stdout(out), contextlib.redirect_stderr(err)):  # fmt: skip
+    with (
+        contextlib.chdir(folder),
+        mock.patch.dict(os.environ, {**kept, **(environment or {})}, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         try:
             status = main(list(arguments))
         except SystemExit as end:

@@ -38,7 +38,11 @@ _SETTINGS = {
 
 def environment(**more: str) -> dict[str, str]:
     """For a process that starts ranks, or is one."""
-    return {**{key: value for key, value in os.environ.items() if not key.startswith(OUTER)}, **_SETTINGS, **more}
+    return {
+        **{key: value for key, value in os.environ.items() if not key.startswith(OUTER)},
+        **_SETTINGS,
+        **more,
+    }
 
 
 def run_mpi(
@@ -50,7 +54,9 @@ def run_mpi(
 ) -> subprocess.CompletedProcess[str]:
     """The finished `mpirun -n ranks python …`: code as text, or the interpreter's arguments. Fails if it hangs."""
     arguments = ["-c", code_or_args] if isinstance(code_or_args, str) else list(code_or_args)
-    return finished([str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments], env, timeout, cwd)
+    return finished(
+        [str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments], env, timeout, cwd
+    )
 
 
 def finished(
@@ -60,8 +66,15 @@ def finished(
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The finished command, which starts ranks. Fails if it hangs."""
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          cwd=cwd or ROOT, env=environment(**(env or {}))) as process:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=cwd or ROOT,
+        env=environment(**(env or {})),
+    ) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -71,9 +84,13 @@ def finished(
             except subprocess.TimeoutExpired:
                 process.kill()
                 out, err = process.communicate()
-            raise AssertionError(f"mpirun has not ended in {timeout:g} s\n{out[-2000:]}\n{err[-2000:]}") from None
+            raise AssertionError(
+                f"mpirun has not ended in {timeout:g} s\n{out[-2000:]}\n{err[-2000:]}"
+            ) from None
     # Open MPI's mpirun says this now and then when ranks end: a race of its own with its event library.
-    err = "".join(line for line in err.splitlines(keepends=True) if not line.startswith("[warn] Epoll"))
+    err = "".join(
+        line for line in err.splitlines(keepends=True) if not line.startswith("[warn] Epoll")
+    )
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -83,7 +100,11 @@ def finished(
 def piece(dtype, count, *key):
     """Small whole numbers, so that every order of adding gives the same; alike on every rank."""
     numbers = (np.arange(count) * 7 + sum(13 ** (k + 1) * part for k, part in enumerate(key))) % 50
-    return (numbers + 1j * numbers[::-1]).astype(dtype) if np.dtype(dtype).kind == "c" else numbers.astype(dtype)
+    return (
+        (numbers + 1j * numbers[::-1]).astype(dtype)
+        if np.dtype(dtype).kind == "c"
+        else numbers.astype(dtype)
+    )
 
 
 def joined(dtype, pieces):
@@ -101,7 +122,10 @@ def check(comm, call, arrays, expected, received):
     for array, wanted in zip(arrays, expected, strict=True):
         np.testing.assert_array_equal(array, wanted)
     if done is not False:
-        assert call(dry, *(np.broadcast_to(array.dtype.type(0), array.shape) for array in arrays)) == done
+        assert (
+            call(dry, *(np.broadcast_to(array.dtype.type(0), array.shape) for array in arrays))
+            == done
+        )
         assert comm.received - before == received == dry.received
     else:
         assert comm.received == before
@@ -113,28 +137,50 @@ def exchange(comm, group, dtype, counts):
     out = [0 if k == me else counts[me][k] for k in range(len(group))]
     back = [0 if k == me else counts[k][me] for k in range(len(group))]
     send = joined(dtype, (piece(dtype, n, group[me], k) for k, n in zip(group, out, strict=True)))
-    wanted = joined(dtype, (piece(dtype, n, k, group[me]) for k, n in zip(group, back, strict=True)))
-    check(comm, lambda c, s, r: c.alltoallv(group, s, out, r, back), [send, unset(dtype, sum(back))],
-          [send.copy(), wanted], sum(back) * send.itemsize)  # fmt: skip
+    wanted = joined(
+        dtype, (piece(dtype, n, k, group[me]) for k, n in zip(group, back, strict=True))
+    )
+    check(
+        comm,
+        lambda c, s, r: c.alltoallv(group, s, out, r, back),
+        [send, unset(dtype, sum(back))],
+        [send.copy(), wanted],
+        sum(back) * send.itemsize,
+    )
 
 
 def gather(comm, group, dtype, counts):
     me, counts = group.index(comm.rank), counts[0]
     pieces = [piece(dtype, n, k) for k, n in zip(group, counts, strict=True)]
-    buffer = joined(dtype, (part if k == me else unset(dtype, part.size) for k, part in enumerate(pieces)))
-    check(comm, lambda c, b: c.allgatherv(group, b, counts), [buffer], [joined(dtype, pieces)],
-          (sum(counts) - counts[me]) * buffer.itemsize)  # fmt: skip
+    buffer = joined(
+        dtype, (part if k == me else unset(dtype, part.size) for k, part in enumerate(pieces))
+    )
+    check(
+        comm,
+        lambda c, b: c.allgatherv(group, b, counts),
+        [buffer],
+        [joined(dtype, pieces)],
+        (sum(counts) - counts[me]) * buffer.itemsize,
+    )
 
 
 def reduce(comm, group, dtype, counts):
     me, counts = group.index(comm.rank), counts[0]
-    parts = {k: joined(dtype, (piece(dtype, n, k, t) for t, n in zip(group, counts, strict=True))) for k in group}
+    parts = {
+        k: joined(dtype, (piece(dtype, n, k, t) for t, n in zip(group, counts, strict=True)))
+        for k in group
+    }
     own = slice(sum(counts[:me]), sum(counts[: me + 1]))
     possible = dtype in SUMMABLE and parts[comm.rank].nbytes <= comm_mpi.MOST_BYTES
     wanted = np.sum([part[own] for part in parts.values()], axis=0, dtype=dtype)
     send, receive = parts[comm.rank], unset(dtype, counts[me])
-    check(comm, lambda c, s, r: c.reduce_scatter(group, s, counts, r), [send, receive],
-          [send.copy(), wanted if possible else receive.copy()], (len(group) - 1) * receive.nbytes)  # fmt: skip
+    check(
+        comm,
+        lambda c, s, r: c.reduce_scatter(group, s, counts, r),
+        [send, receive],
+        [send.copy(), wanted if possible else receive.copy()],
+        (len(group) - 1) * receive.nbytes,
+    )
 
 
 def message(comm, to, source, dtype, size_of, turn=0):
@@ -148,7 +194,9 @@ def message(comm, to, source, dtype, size_of, turn=0):
 
     def call(c, *arrays):
         parts = iter(arrays)
-        return c.sendrecv(to, None if to is None else next(parts), source, None if source is None else next(parts))
+        return c.sendrecv(
+            to, None if to is None else next(parts), source, None if source is None else next(parts)
+        )
 
     check(comm, call, given, wanted, 0 if source in (None, me) else receive.nbytes)
 
@@ -157,7 +205,9 @@ def all_three(comm, groups, rng, most=40, dtypes=DTYPES):
     """Every collective in each of the groups that this rank is a member of; the draws are alike on all ranks."""
     for group in groups:
         dtype = str(rng.choice(dtypes))
-        counts = (rng.integers(0, most + 1, (len(group),) * 2) * rng.integers(0, 2, (len(group),) * 2)).tolist()
+        counts = (
+            rng.integers(0, most + 1, (len(group),) * 2) * rng.integers(0, 2, (len(group),) * 2)
+        ).tolist()
         if comm.rank in group:
             for call in (exchange, gather, reduce):
                 call(comm, group, dtype, counts)
@@ -181,7 +231,10 @@ def groups_at_once(comm, rng):
 
 def overlapping_groups(comm, rng):
     """Neighbours, forward and backward: the same ranks in another order are another group."""
-    ring = [tuple((start + k) % comm.size for k in range(min(3, comm.size))) for start in range(comm.size)]
+    ring = [
+        tuple((start + k) % comm.size for k in range(min(3, comm.size)))
+        for start in range(comm.size)
+    ]
     for groups in (ring, ring[::-1], [group[::-1] for group in ring], ring):
         all_three(comm, groups, rng)
 
@@ -206,7 +259,10 @@ def messages(comm, rng):
     message(comm, comm.rank, comm.rank, "int32", lambda rank: 4)
     message(comm, None, None, "int32", lambda rank: 4)
     if comm.size > 1:  # one way, along a chain
-        to, source = (None if comm.rank == comm.size - 1 else after), (None if comm.rank == 0 else before)
+        to, source = (
+            (None if comm.rank == comm.size - 1 else after),
+            (None if comm.rank == 0 else before),
+        )
         message(comm, to, source, "complex64", lambda rank: 6)
 
 

@@ -33,7 +33,9 @@ def reason_against():
     """Why there can be no such hosts here; None where there can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "network namespaces need root"
-    if missing := [tool for tool in ("ip", "tc", "unshare", "taskset") if shutil.which(tool) is None]:
+    if missing := [
+        tool for tool in ("ip", "tc", "unshare", "taskset") if shutil.which(tool) is None
+    ]:
         return f"there is no {missing[0]}"
     if not MPIRUN.exists() or MPIRUN.with_name("ompi_info").exists():
         return "MPICH's mpirun is needed beside the Python interpreter"
@@ -53,7 +55,20 @@ def hosts(rate="1gbit"):
         stack.callback(remove, name)
         for host in (1, 2):
             ip("netns", "add", f"{name}-{host}")
-        ip("-n", f"{name}-1", "link", "add", LINK, "type", "veth", "peer", "name", LINK, "netns", f"{name}-2")
+        ip(
+            "-n",
+            f"{name}-1",
+            "link",
+            "add",
+            LINK,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            LINK,
+            "netns",
+            f"{name}-2",
+        )
         for host in (1, 2):
             ip("-n", f"{name}-{host}", "addr", "add", f"{NETWORK}{host}/24", "dev", LINK)
             for link in ("lo", LINK):
@@ -69,15 +84,35 @@ def hosts(rate="1gbit"):
 
         def run(per_host, arguments, timeout=300, cwd=ROOT, env=None):
             """The finished `python …` on so many ranks of each host."""
-            mpirun = [str(MPIRUN), "-launcher", "rsh", "-launcher-exec", str(agent), "-iface", LINK,
-                      "-hosts", f"{NETWORK}1,{NETWORK}2", "-ppn", str(per_host), "-n", str(2 * per_host)]  # fmt: skip
+            mpirun = [
+                str(MPIRUN),
+                "-launcher",
+                "rsh",
+                "-launcher-exec",
+                str(agent),
+                "-iface",
+                LINK,
+                "-hosts",
+                f"{NETWORK}1,{NETWORK}2",
+                "-ppn",
+                str(per_host),
+                "-n",
+                str(2 * per_host),
+            ]
             command = [str(agent), f"{NETWORK}1", shlex.join([*mpirun, sys.executable, *arguments])]
             # Else UCX takes the shared memory of what it knows to be one machine.
             settings = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK, "PYTHONPATH": str(ROOT)}
             outer = ("EINMPI", "PMI", "HYDI_", "HYDRA_", "SLURM")
             kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-            return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd,
-                                  stdin=subprocess.DEVNULL, env={**kept, **settings, **(env or {})})  # fmt: skip
+            return subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                env={**kept, **settings, **(env or {})},
+            )
 
         yield run
 
@@ -95,7 +130,9 @@ def cores():
     """The cores of each host, for taskset."""
     mine = sorted(os.sched_getaffinity(0))
     half = len(mine) // 2
-    return [",".join(map(str, part)) for part in ((mine[:half], mine[half:]) if half else (mine, mine))]
+    return [
+        ",".join(map(str, part)) for part in ((mine[:half], mine[half:]) if half else (mine, mine))
+    ]
 
 
 def ip(*words):
@@ -111,7 +148,9 @@ def remove(name):
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
     for found in filter(None, (re.fullmatch(r"(einmpi(\d+))-\d", word) for word in listed)):
         if found[1] == name or not os.path.exists(f"/proc/{found[2]}"):
-            pids = subprocess.run(["ip", "netns", "pids", found[0]], capture_output=True, text=True).stdout.split()
+            pids = subprocess.run(
+                ["ip", "netns", "pids", found[0]], capture_output=True, text=True
+            ).stdout.split()
             for pid in map(int, pids):
                 with contextlib.suppress(OSError):
                     os.kill(pid, 9)

@@ -28,7 +28,9 @@ def elementwise(*extents: int) -> EinSum:
 def matmul(i: int = 8, j: int = 8, k: int = 8) -> EinSum:
     """Parts are those of i, k, j."""
     extents = (("i", i), ("k", k), ("j", j))
-    return EinSum(("i", "k"), (("i", "j"), ("j", "k")), call("*", Arg(0), Arg(1)), "sum", ("j",), extents)
+    return EinSum(
+        ("i", "k"), (("i", "j"), ("j", "k")), call("*", Arg(0), Arg(1)), "sum", ("j",), extents
+    )
 
 
 def graph_of(text: str, **tensors: object) -> EinGraph:
@@ -54,12 +56,18 @@ def random_graph(random: Random, computed: int, tree: bool, labels: int = 4) -> 
             else:
                 inputs = [vertex for vertex in vertices if vertex.is_input]
                 if not inputs or random.random() < 0.7:
-                    bound = tuple(random.choice((1, 2, 3, 4, 6, 8, 8)) for _ in range(random.randint(0, 3)))
+                    bound = tuple(
+                        random.choice((1, 2, 3, 4, 6, 8, 8)) for _ in range(random.randint(0, 3))
+                    )
                     inputs.append(Vertex(f"X{len(inputs)}", bound, "float64"))
                     vertices.append(inputs[-1])
                 sources.append(random.choice(inputs[-1:] if random.random() < 0.7 else inputs))
         einsum = _random_einsum(random, [source.bound for source in sources], labels)
-        vertices.append(Vertex(f"V{k}", einsum.bound, "float64", einsum, tuple(source.name for source in sources)))
+        vertices.append(
+            Vertex(
+                f"V{k}", einsum.bound, "float64", einsum, tuple(source.name for source in sources)
+            )
+        )
         unused.append(vertices[-1])
     vertices.sort(key=lambda vertex: not vertex.is_input)
     return EinGraph(tuple(vertices), tuple(vertex.name for vertex in unused))
@@ -74,7 +82,9 @@ def _random_einsum(random: Random, bounds: list[tuple[int, ...]], most: int) -> 
             if k and index and random.random() < 0.1:
                 index[random.randrange(len(index))] = Arg(0)
             operands.append(tuple(index))
-        used = list(dict.fromkeys(entry for index in operands for entry in index if isinstance(entry, str)))
+        used = list(
+            dict.fromkeys(entry for index in operands for entry in index if isinstance(entry, str))
+        )
         random.shuffle(used)
         output = used[: random.randint(0, min(3, len(used)))]
         aggregated = used[len(output) :]
@@ -84,23 +94,37 @@ def _random_einsum(random: Random, bounds: list[tuple[int, ...]], most: int) -> 
             break
     extents = tuple((label, int(label[1:])) for label in output + aggregated)
     function = call("*", Arg(0), Arg(1)) if len(operands) == 2 else Arg(0)
-    return EinSum(tuple(output), tuple(operands), function, "sum" if aggregated else None, tuple(aggregated), extents)
+    return EinSum(
+        tuple(output),
+        tuple(operands),
+        function,
+        "sum" if aggregated else None,
+        tuple(aggregated),
+        extents,
+    )
 
 
-def factors(graph: EinGraph, ranks: int, edges: Collection[tuple[str, str]] | None = None) -> list[Factor]:
+def factors(
+    graph: EinGraph, ranks: int, edges: Collection[tuple[str, str]] | None = None
+) -> list[Factor]:
     """The paper's cost as tables over the vertices' viable vectors; only some edges if these are given."""
     names = [vertex.name for vertex in graph.computed]
     spaces = [viable(vertex.einsum, ranks) for vertex in graph.computed]
     found: list[Factor] = []
     for k, vertex in enumerate(graph.computed):
         einsum, bounds = vertex.einsum, [graph[name].bound for name in vertex.inputs]
-        own = [cost_join(einsum, parts, bounds) + cost_aggregate(einsum, parts) for parts in spaces[k]]
+        own = [
+            cost_join(einsum, parts, bounds) + cost_aggregate(einsum, parts) for parts in spaces[k]
+        ]
         found.append(((k,), np.array(own)))
         for operand, (source, bound) in enumerate(zip(vertex.inputs, bounds, strict=True)):
             if graph[source].is_input or (edges is not None and (source, vertex.name) not in edges):
                 continue
             made = [parts[: len(bound)] for parts in spaces[names.index(source)]]
-            table = [[cost_repartition(needs(einsum, operand, parts), d, bound) for parts in spaces[k]] for d in made]
+            table = [
+                [cost_repartition(needs(einsum, operand, parts), d, bound) for parts in spaces[k]]
+                for d in made
+            ]
             found.append(((names.index(source), k), np.array(table)))
     return found
 
@@ -119,7 +143,9 @@ def eliminated(tables: list[Factor]) -> int:
         around = {v: sorted({w for scope, _ in tables if v in scope for w in scope}) for v in size}
         variable = min(size, key=lambda v: (np.prod([size[w] for w in around[v]]), v))
         scope = around[variable]
-        joined = _joined([table for table in tables if variable in table[0]], scope).min(axis=scope.index(variable))
+        joined = _joined([table for table in tables if variable in table[0]], scope).min(
+            axis=scope.index(variable)
+        )
         tables = [table for table in tables if variable not in table[0]]
         tables.append((tuple(v for v in scope if v != variable), joined))
     return int(sum(costs for _, costs in tables))

@@ -47,7 +47,10 @@ def windows(factors: Sequence[int], extent: int) -> list[set[int]]:
 def fits(ranks: int, extents: Sequence[int], axes: Axes, nodes: int = 1) -> bool:
     """Whether the axes given to each dimension (or label) are in one of its windows."""
     cut = [{axis for axis, symbol in enumerate(axes) if symbol == d} for d in range(len(extents))]
-    return all(not c or any(c <= w for w in windows(axes_of(ranks, nodes), extents[d])) for d, c in enumerate(cut))
+    return all(
+        not c or any(c <= w for w in windows(axes_of(ranks, nodes), extents[d]))
+        for d, c in enumerate(cut)
+    )
 
 
 @cache
@@ -90,16 +93,25 @@ def received(factors: Sequence[int], extents: Sequence[int], source: Axes, targe
     return total
 
 
-def crossing(factors: Sequence[int], between: int, extents: Sequence[int], source: Axes, target: Axes) -> int:
+def crossing(
+    factors: Sequence[int], between: int, extents: Sequence[int], source: Axes, target: Axes
+) -> int:
     """Words that all nodes together receive: what some rank of a node wants and none of it holds, without P."""
     each, total = prod(factors[between:]), 0
     for first in range(0, prod(factors), each):
         held, wanted = (
-            {element for rank in range(first, first + each) for element in itertools.product(*(
-                owned(factors, extent, [a for a, s in enumerate(axes) if s == d], rank)
-                for d, extent in enumerate(extents)))}
+            {
+                element
+                for rank in range(first, first + each)
+                for element in itertools.product(
+                    *(
+                        owned(factors, extent, [a for a, s in enumerate(axes) if s == d], rank)
+                        for d, extent in enumerate(extents)
+                    )
+                )
+            }
             for axes in (source, target)
-        )  # fmt: skip
+        )
         total += len(wanted - held)
     return total
 
@@ -118,7 +130,9 @@ def row(factor: int, source: Symbol, target: Symbol) -> tuple[Fraction, ...]:
 
 @cache
 def _share(pairs: tuple[tuple[int, Symbol, Symbol], ...], alone: int) -> Fraction:
-    wanted, held, partials, common, _ = (prod(c) for c in zip(*(row(*pair) for pair in pairs), strict=True))
+    wanted, held, partials, common, _ = (
+        prod(c) for c in zip(*(row(*pair) for pair in pairs), strict=True)
+    )
     shared = prod(row(*pair)[-1] for pair in pairs[alone:])
     rest = (1 - 1 / partials) * held - common
     return wanted + (rest * shared if rest > 0 else rest)
@@ -130,7 +144,11 @@ def volume(factors: Sequence[int], source: Axes, target: Axes, between: int = 0)
     The first axes are `between` nodes: replicas there share a reduction only if it goes from node to node.
     """
     pairs = tuple(zip(factors, source, target, strict=True))
-    return prod(factors) * _share(pairs, 0 if P in source[:between] else between) if pairs else Fraction(0)
+    return (
+        prod(factors) * _share(pairs, 0 if P in source[:between] else between)
+        if pairs
+        else Fraction(0)
+    )
 
 
 @cache
@@ -139,13 +157,19 @@ def _with_digit(factors: tuple[int, ...], extent: int, axis: int, digit: int) ->
 
 
 @cache
-def _staying(factors: tuple[int, ...], extents: tuple[int, ...], turns: tuple[tuple[int, Symbol, Symbol], ...]) -> int:
+def _staying(
+    factors: tuple[int, ...],
+    extents: tuple[int, ...],
+    turns: tuple[tuple[int, Symbol, Symbol], ...],
+) -> int:
     """Elements on the same rank before and after, over all digits of axes that turn from one dimension to another."""
     total = 0
     for digits in itertools.product(*(range(factors[axis]) for axis, _, _ in turns)):
         count = 1
         for d, extent in enumerate(extents):
-            cutting = [(axis, k) for k, (axis, *pair) in zip(digits, turns, strict=True) if d in pair]
+            cutting = [
+                (axis, k) for k, (axis, *pair) in zip(digits, turns, strict=True) if d in pair
+            ]
             found = [_with_digit(factors, extent, *each) for each in cutting]
             count *= len(found[0].intersection(*found[1:])) if found else extent
         total += count
@@ -153,7 +177,9 @@ def _staying(factors: tuple[int, ...], extents: tuple[int, ...], turns: tuple[tu
 
 
 @cache
-def moved(factors: tuple[int, ...], extents: tuple[int, ...], source: Axes, target: Axes, between: int = 0) -> int:
+def moved(
+    factors: tuple[int, ...], extents: tuple[int, ...], source: Axes, target: Axes, between: int = 0
+) -> int:
     """Words that all ranks together receive, for any extents: the closed formula, but for what axes that turn leave.
 
     Of fewer symbols than axes, nodes are taken for ranks: the first axes alone, which still cut what they cut.
@@ -193,12 +219,19 @@ def seen(state: Axes, names: Sequence[Symbol]) -> Axes:
     return tuple(R if symbol == R else names[symbol] for symbol in state)
 
 
-def moved_bytes(factors: tuple[int, ...], tensor: Vertex, source: Axes, target: Axes, between: int = 0) -> int:
+def moved_bytes(
+    factors: tuple[int, ...], tensor: Vertex, source: Axes, target: Axes, between: int = 0
+) -> int:
     return moved(factors, tensor.bound, source, target, between) * np.dtype(tensor.dtype).itemsize
 
 
-def plan_bytes(graph: EinGraph, ranks: int, states: Mapping[str, Axes], placed: Mapping[str, Axes],
-               resident: Collection[str] = ()) -> int:  # fmt: skip
+def plan_bytes(
+    graph: EinGraph,
+    ranks: int,
+    states: Mapping[str, Axes],
+    placed: Mapping[str, Axes],
+    resident: Collection[str] = (),
+) -> int:
     """Bytes moved with these states of vertices and these layouts of the tensors that have one."""
     factors, total = axes_of(ranks), 0
     for vertex in graph.vertices:
@@ -230,8 +263,12 @@ def _all_seen(states: tuple[Axes, ...], names: tuple[Symbol, ...]) -> tuple[Axes
 
 
 @cache
-def _words(factors: tuple[int, ...], extents: tuple[int, ...], sources: tuple[Axes, ...], targets: tuple[Axes, ...]
-           ) -> np.ndarray:  # fmt: skip
+def _words(
+    factors: tuple[int, ...],
+    extents: tuple[int, ...],
+    sources: tuple[Axes, ...],
+    targets: tuple[Axes, ...],
+) -> np.ndarray:
     return np.array([[moved(factors, extents, s, t) for t in targets] for s in sources], np.int64)
 
 
@@ -241,8 +278,10 @@ class Oracle:
     def __init__(self, graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> None:
         self.graph, self.ranks, self.factors, self.resident = graph, ranks, axes_of(ranks), resident
         self.uses = Counter(name for vertex in graph.computed for name in vertex.inputs)
-        self.states = {v.name: layouts(ranks, v.einsum.extents and tuple(e for _, e in v.einsum.extents))
-                       for v in graph.computed}  # fmt: skip
+        self.states = {
+            v.name: layouts(ranks, v.einsum.extents and tuple(e for _, e in v.einsum.extents))
+            for v in graph.computed
+        }
 
     def placed(self, name: str) -> bool:
         """Whether the tensor has a layout of its own."""
@@ -259,7 +298,9 @@ class Oracle:
 
     def bytes(self, name: str, sources: tuple[Axes, ...], targets: tuple[Axes, ...]) -> np.ndarray:
         tensor = self.graph[name]
-        return _words(self.factors, tensor.bound, sources, targets) * np.dtype(tensor.dtype).itemsize
+        return (
+            _words(self.factors, tensor.bound, sources, targets) * np.dtype(tensor.dtype).itemsize
+        )
 
     def stored_once(self, name: str, targets: tuple[Axes, ...]) -> np.ndarray:
         """An input lies somewhere once: every copy but one is moved; a resident one lies where it is wanted."""
@@ -268,10 +309,15 @@ class Oracle:
 
     def start(self) -> dict[str, np.ndarray]:
         """For every input with a layout: the cost of each of its layouts."""
-        return {v.name: self.stored_once(v.name, self.own_layouts(v.name))
-                for v in self.graph.inputs if self.placed(v.name)}  # fmt: skip
+        return {
+            v.name: self.stored_once(v.name, self.own_layouts(v.name))
+            for v in self.graph.inputs
+            if self.placed(v.name)
+        }
 
-    def step(self, vertex: Vertex, chosen: Mapping[str, int], open_: Mapping[str, np.ndarray]) -> np.ndarray:
+    def step(
+        self, vertex: Vertex, chosen: Mapping[str, int], open_: Mapping[str, np.ndarray]
+    ) -> np.ndarray:
         """What each state of a vertex adds to the cost, given those of the vertices before it."""
         added = np.zeros(len(self.states[vertex.name]), np.int64)
         for name, after in self.opened(vertex, open_, slice(None)).items():
@@ -286,7 +332,9 @@ class Oracle:
                 added += self.bytes(name, self.made(self.graph[name]), wanted)[chosen[name]]
         return added
 
-    def opened(self, vertex: Vertex, open_: Mapping[str, np.ndarray], state: int | slice) -> dict[str, np.ndarray]:
+    def opened(
+        self, vertex: Vertex, open_: Mapping[str, np.ndarray], state: int | slice
+    ) -> dict[str, np.ndarray]:
         """The cost of each layout of the tensors that this vertex reads or makes, after it took a state."""
         after: dict[str, np.ndarray] = {}
         for operand, name in enumerate(vertex.inputs):
@@ -294,18 +342,24 @@ class Oracle:
                 moved = self.bytes(name, self.own_layouts(name), self.wanted(vertex, operand))
                 after[name] = after.get(name, open_[name]) + moved.T[state]
         if self.placed(vertex.name):
-            after[vertex.name] = self.bytes(vertex.name, self.made(vertex), self.own_layouts(vertex.name))[state]
+            after[vertex.name] = self.bytes(
+                vertex.name, self.made(vertex), self.own_layouts(vertex.name)
+            )[state]
         return after
 
     def cheaper_than(self, bound: int, most_steps: int) -> int | None:
         """The cost of some plan below `bound`, or None where there is none. TimeoutError after too many steps."""
         order = self.graph.computed
-        later = [0] * (len(order) + 1)  # what the vertices from here on cost at least, whatever comes before them
+        later = [0] * (
+            len(order) + 1
+        )  # what the vertices from here on cost at least, whatever comes before them
         for k in range(len(order) - 1, -1, -1):
             later[k] = later[k + 1] + int(self.alone(order[k]).min())
         steps = itertools.count()
 
-        def visit(k: int, total: int, chosen: dict[str, int], open_: dict[str, np.ndarray]) -> int | None:
+        def visit(
+            k: int, total: int, chosen: dict[str, int], open_: dict[str, np.ndarray]
+        ) -> int | None:
             if k == len(order):
                 return total
             if next(steps) > most_steps:
@@ -331,15 +385,22 @@ class Oracle:
             if self.graph[name].is_input and not self.placed(name):
                 cost += self.stored_once(name, self.wanted(vertex, operand))
         if self.placed(vertex.name):
-            cost += self.bytes(vertex.name, self.made(vertex), self.own_layouts(vertex.name)).min(axis=1)
+            cost += self.bytes(vertex.name, self.made(vertex), self.own_layouts(vertex.name)).min(
+                axis=1
+            )
         return cost
 
 
 # ---- random graphs --------------------------------------------------------------------------------------------------
 
 
-def random_graph(rng: random.Random, vertices: int, extents: Sequence[int], dtypes: Sequence[str] = ("float32",),
-                 most_labels: int = 3) -> EinGraph:  # fmt: skip
+def random_graph(
+    rng: random.Random,
+    vertices: int,
+    extents: Sequence[int],
+    dtypes: Sequence[str] = ("float32",),
+    most_labels: int = 3,
+) -> EinGraph:
     """A program of contractions, elementwise functions, outer products, reductions and diagonals, as a graph."""
     sizes = rng.sample(list(extents), min(len(extents), rng.choice((1, 2, 2, 3))))
     labels = {f"{'ijk'[k]}{n}": size for k, size in enumerate(sizes) for n in range(3)}
@@ -355,7 +416,9 @@ def random_graph(rng: random.Random, vertices: int, extents: Sequence[int], dtyp
             fitting = [x for x in labels if labels[x] == extent]
             usable = [x for x in fitting if x not in index or rng.random() < 0.05]
             preferred = [x for x in usable if x in known]
-            index.append(rng.choice(preferred if preferred and rng.random() < 0.7 else usable or fitting))
+            index.append(
+                rng.choice(preferred if preferred and rng.random() < 0.7 else usable or fitting)
+            )
         return f"{tensor}[{','.join(index)}]" if index else tensor, index
 
     for number in range(vertices):
@@ -380,7 +443,9 @@ def random_graph(rng: random.Random, vertices: int, extents: Sequence[int], dtyp
         made[name] = tuple(labels[x] for x in kept)
     extra = [name for name in made if rng.random() < 0.1]
     used_by = " ".join(line.split("=", 1)[1] for line in lines)
-    outputs = [n for n in made if n in extra or not any(f"{n}{end}" in used_by + " " for end in "[ *+)")]
+    outputs = [
+        n for n in made if n in extra or not any(f"{n}{end}" in used_by + " " for end in "[ *+)")
+    ]
     source = Source("p", "\n".join(lines))
     declared = {name: (shape, rng.choice(dtypes)) for name, shape in inputs.items()}
     if rng.random() < 0.5:
@@ -388,8 +453,12 @@ def random_graph(rng: random.Random, vertices: int, extents: Sequence[int], dtyp
     return parse_program(source, declared, {}, outputs)
 
 
-def _some_tensor(rng: random.Random, made: Mapping[str, object], inputs: dict[str, tuple[int, ...]],
-                 sizes: Sequence[int]) -> str:  # fmt: skip
+def _some_tensor(
+    rng: random.Random,
+    made: Mapping[str, object],
+    inputs: dict[str, tuple[int, ...]],
+    sizes: Sequence[int],
+) -> str:
     """An earlier tensor, the latest ones more often, or an input, old or new."""
     chance = rng.random()
     if made and chance < 0.4:
@@ -403,7 +472,9 @@ def _some_tensor(rng: random.Random, made: Mapping[str, object], inputs: dict[st
     return name
 
 
-def random_graphs(seed: int, count: int, vertices: Sequence[int], extents: Sequence[int]) -> Iterator[EinGraph]:
+def random_graphs(
+    seed: int, count: int, vertices: Sequence[int], extents: Sequence[int]
+) -> Iterator[EinGraph]:
     rng = random.Random(seed)
     for _ in range(count):
         yield random_graph(rng, rng.choice(vertices), extents)

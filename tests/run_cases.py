@@ -21,38 +21,75 @@ from einmpi.report.compare import TOLERANCE, relative_error
 # Divisible by all rank counts up to 8, 12 and 16 where it matters, and not at all.
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "chain": {"even": {"s": 48}, "skewed": {"s": 48, "skew": 4}, "odd": {"s": 37}},
-    "distances": {"even": {"rows": 48, "columns": 96, "f": 24}, "odd": {"rows": 31, "columns": 23, "f": 17}},
+    "distances": {
+        "even": {"rows": 48, "columns": 96, "f": 24},
+        "odd": {"rows": 31, "columns": 23, "f": 17},
+    },
     "softmax": {"even": {"rows": 96, "columns": 48}, "odd": {"rows": 53, "columns": 29}},
     "attention": {"even": {"s": 48, "a": 96, "h": 24}, "odd": {"s": 19, "a": 35, "h": 5}},
     "shortest_path": {"even": {"n": 48}, "odd": {"n": 23}},
 }
 
 PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {
-    "transposed sum": ("Z[k,i] = sum(A[i,j] * B[j,k]) - B[i,k]",
-                       {"A": ((11, 11), "float64"), "B": ((11, 13), "float64")}),
-    "semiring": ("Z[i,k] = min(A[i,j] + B[j,k])", {"A": ((9, 16), "float32"), "B": ((16, 5), "float32")}),
-    "single number": ("n = sum(A[i,j]**2); m = max(A[i,j]); Z[i] = n * A[i,3] - m", {"A": ((17, 6), "float64")}),
-    "diagonal": ("D[i] = X[i,i]; t = sum(X[i,i]); Z[i,j] = X[i,j] - D[i] * t", {"X": ((12, 12), "float64")}),
-    "gather": ("Y[b,s,a] = W[tok[b,s],a]; Z[a] = sum(Y[b,s,a])", {"W": ((16, 9), "float64"), "tok": ((5, 8), "int64")}),
+    "transposed sum": (
+        "Z[k,i] = sum(A[i,j] * B[j,k]) - B[i,k]",
+        {"A": ((11, 11), "float64"), "B": ((11, 13), "float64")},
+    ),
+    "semiring": (
+        "Z[i,k] = min(A[i,j] + B[j,k])",
+        {"A": ((9, 16), "float32"), "B": ((16, 5), "float32")},
+    ),
+    "single number": (
+        "n = sum(A[i,j]**2); m = max(A[i,j]); Z[i] = n * A[i,3] - m",
+        {"A": ((17, 6), "float64")},
+    ),
+    "diagonal": (
+        "D[i] = X[i,i]; t = sum(X[i,i]); Z[i,j] = X[i,j] - D[i] * t",
+        {"X": ((12, 12), "float64")},
+    ),
+    "gather": (
+        "Y[b,s,a] = W[tok[b,s],a]; Z[a] = sum(Y[b,s,a])",
+        {"W": ((16, 9), "float64"), "tok": ((5, 8), "int64")},
+    ),
     "indices": ("Z[i,j] = where(j <= i, X[i,j], -inf) + 3 * i - j", {"X": ((16, 11), "float64")}),
     "integers": ("Z[i] = sum(A[i,j]); p[j] = prod(A[i,j] % 3 + 1)", {"A": ((12, 10), "int32")}),
-    "truth": ("Z[i] = any(A[i,j] > 3); a = all(A[i,j] < 99); n[j] = sum(A[i,j] == 1)", {"A": ((8, 7), "int64")}),
-    "complex": ("Z[i,k] = sum(A[i,j] * conj(B[k,j]))", {"A": ((6, 8), "complex128"), "B": ((4, 8), "complex64")}),
-    "half": ("Z[i,k] = sum(A[i,j] * B[j,k])", {"A": ((8, 12), "float16"), "B": ((12, 6), "float16")}),
-    "three": ("Z[i,l] = sum(A[i,j] * B[j,k] * C[k,l])",
-              {"A": ((8, 9), "float64"), "B": ((9, 10), "float64"), "C": ((10, 11), "float64")}),
-    "four dimensions": ("S[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])\n"
-                        "O[b,s,h,d] = sum(softmax[t](S[b,h,s,t]) * V[b,t,h,d])",
-                        dict.fromkeys("QKV", ((4, 6, 3, 5), "float64"))),
+    "truth": (
+        "Z[i] = any(A[i,j] > 3); a = all(A[i,j] < 99); n[j] = sum(A[i,j] == 1)",
+        {"A": ((8, 7), "int64")},
+    ),
+    "complex": (
+        "Z[i,k] = sum(A[i,j] * conj(B[k,j]))",
+        {"A": ((6, 8), "complex128"), "B": ((4, 8), "complex64")},
+    ),
+    "half": (
+        "Z[i,k] = sum(A[i,j] * B[j,k])",
+        {"A": ((8, 12), "float16"), "B": ((12, 6), "float16")},
+    ),
+    "three": (
+        "Z[i,l] = sum(A[i,j] * B[j,k] * C[k,l])",
+        {"A": ((8, 9), "float64"), "B": ((9, 10), "float64"), "C": ((10, 11), "float64")},
+    ),
+    "four dimensions": (
+        "S[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])\n"
+        "O[b,s,h,d] = sum(softmax[t](S[b,h,s,t]) * V[b,t,h,d])",
+        dict.fromkeys("QKV", ((4, 6, 3, 5), "float64")),
+    ),
     "twice": ("Z[i,k] = sum(A[i,j] * A[k,j]) + A[i,k]", {"A": ((12, 12), "float64")}),
-    "nothing": ("Z[i,k] = sum(A[i,j] * B[j,k]); m[i] = sum(A[i,j])",
-                {"A": ((5, 0), "float64"), "B": ((0, 7), "float64")}),
-    "no results": ("Z[i,k] = sum(A[i,j] * B[j,k]); m[i] = sum(A[i,j])",
-                   {"A": ((0, 7), "float64"), "B": ((7, 5), "float64")}),
+    "nothing": (
+        "Z[i,k] = sum(A[i,j] * B[j,k]); m[i] = sum(A[i,j])",
+        {"A": ((5, 0), "float64"), "B": ((0, 7), "float64")},
+    ),
+    "no results": (
+        "Z[i,k] = sum(A[i,j] * B[j,k]); m[i] = sum(A[i,j])",
+        {"A": ((0, 7), "float64"), "B": ((7, 5), "float64")},
+    ),
     "ones": ("Z[i,k] = sum(A[i,j] * B[j,k])", {"A": ((1, 1), "float64"), "B": ((1, 1), "float64")}),
     "broadcast": ("Z[i,j:24] = A[i] + j; w[i:12] = 2 * i", {"A": ((8,), "float64")}),
-    "statistics": ("Y[i,j] = layernorm[j](X[i,j]); v = var(X[i,j]); m[j] = mean(X[i,j])", {"X": ((24, 18), "float64")}),
-}  # fmt: skip
+    "statistics": (
+        "Y[i,j] = layernorm[j](X[i,j]); v = var(X[i,j]); m[j] = mean(X[i,j])",
+        {"X": ((24, 18), "float64")},
+    ),
+}
 
 
 def array(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -60,7 +97,9 @@ def array(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if np.dtype(dtype).kind == "i":
         return rng.integers(0, 9, shape).astype(dtype)
     values = rng.standard_normal(shape)
-    return (values + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else values).astype(dtype)
+    return (
+        values + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else values
+    ).astype(dtype)
 
 
 def cases() -> dict[str, tuple[einmpi.Job, dict[str, np.ndarray]]]:
@@ -114,15 +153,29 @@ def main() -> None:
             ((plan, _),) = compiled.ready.values()
             received = MPI.COMM_WORLD.gather((compiled.measured.received, compiled.measured.peak))
             if MPI.COMM_WORLD.rank == 0:
-                errors = {key: relative_error(value, outputs[key]) for key, value in expected.items()}
-                allowed = {key: TOLERANCE.get(value.dtype.name) or 1e-300 for key, value in expected.items()}
-                rows.append({
-                    "case": name, "strategy": strategy, "predicted": plan.bytes_predicted, "peak_predicted": plan.peak,
-                    "mesh": plan.mesh.ranks, "received": [moved for moved, _ in received],
-                    "peak": max(peak for _, peak in received),
-                    "excess": max(error / allowed[key] for key, error in errors.items()),
-                    "same_again": all(np.array_equal(outputs[key], again[key], equal_nan=True) for key in outputs),
-                })  # fmt: skip
+                errors = {
+                    key: relative_error(value, outputs[key]) for key, value in expected.items()
+                }
+                allowed = {
+                    key: TOLERANCE.get(value.dtype.name) or 1e-300
+                    for key, value in expected.items()
+                }
+                rows.append(
+                    {
+                        "case": name,
+                        "strategy": strategy,
+                        "predicted": plan.bytes_predicted,
+                        "peak_predicted": plan.peak,
+                        "mesh": plan.mesh.ranks,
+                        "received": [moved for moved, _ in received],
+                        "peak": max(peak for _, peak in received),
+                        "excess": max(error / allowed[key] for key, error in errors.items()),
+                        "same_again": all(
+                            np.array_equal(outputs[key], again[key], equal_nan=True)
+                            for key in outputs
+                        ),
+                    }
+                )
     if MPI.COMM_WORLD.rank == 0:
         print(json.dumps(rows))
 

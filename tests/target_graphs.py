@@ -18,7 +18,9 @@ def attention() -> EinGraph:
 
 
 @cache
-def llama(batch: int = 8, sequence: int = 1024, layers: int = 1) -> tuple[EinGraph, tuple[str, ...]]:
+def llama(
+    batch: int = 8, sequence: int = 1024, layers: int = 1
+) -> tuple[EinGraph, tuple[str, ...]]:
     """(graph, weights)"""
     text, shapes, weights = llama_program(MODELS["7B"], batch, sequence, layers)
     return einmpi.program(text, dtype="float32", **shapes).graph, weights

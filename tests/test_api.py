@@ -39,7 +39,12 @@ def test_what_is_cut_comes_together_again(ranks, shape):
 
     def on_rank(comm):
         cut = DistArray.from_global(array, comm)
-        assert (cut.shape, cut.dtype, cut.ndim, cut.size) == (array.shape, array.dtype, array.ndim, array.size)
+        assert (cut.shape, cut.dtype, cut.ndim, cut.size) == (
+            array.shape,
+            array.dtype,
+            array.ndim,
+            array.size,
+        )
         on_last = cut.gather(ranks - 1)
         assert (on_last is not None) == (comm.rank == ranks - 1)
         if on_last is not None:
@@ -57,8 +62,10 @@ def test_parts_are_those_asked_for():
         np.testing.assert_array_equal(cut.local, A[:, cut.region[1][0][0] : cut.region[1][0][1]])
         with pytest.raises(einmpi.InputError) as caught:
             DistArray.from_global(A, comm, parts=(3, 1))
-        assert str(caught.value) == ("parts: 13×24 cannot be cut 3×1 over 8 ranks; products of the prime factors of 8, "
-                                     "none above its extent")  # fmt: skip
+        assert str(caught.value) == (
+            "parts: 13×24 cannot be cut 3×1 over 8 ranks; products of the prime factors of 8, "
+            "none above its extent"
+        )
         return cut.gather()
 
     np.testing.assert_array_equal(on_ranks(8, on_rank), A)
@@ -66,7 +73,11 @@ def test_parts_are_those_asked_for():
 
 def test_a_distarray_shows_what_the_rank_holds():
     def on_rank(comm):
-        return repr(DistArray.from_global(np.arange(6).reshape(3, 2), comm)) if comm.rank == 1 else None
+        return (
+            repr(DistArray.from_global(np.arange(6).reshape(3, 2), comm))
+            if comm.rank == 1
+            else None
+        )
 
     assert run_threads(3, on_rank)[1] == (
         "DistArray([[2, 3]], shape=(3, 2), dtype=int64, layout=[3,1] on 3 ranks; rank 1 of 3 holds [1:2, 0:2])"
@@ -172,7 +183,10 @@ def test_any_layouts_in(ranks):
     def on_rank(comm):
         a = DistArray.from_global(A, comm)
         b = DistArray.from_global(B, comm).redistribute(Layout(Mesh(2), B.shape, (1,)))
-        return [einmpi.run(job, {"A": one, "B": two}, comm)["Z"].gather() for one, two in ((a, b), (a, B), (A, b))]
+        return [
+            einmpi.run(job, {"A": one, "B": two}, comm)["Z"].gather()
+            for one, two in ((a, b), (a, B), (A, b))
+        ]
 
     for found in on_ranks(ranks, on_rank):
         assert_close({"Z": found}, {"Z": A @ B})
@@ -193,9 +207,11 @@ def test_datasets_of_h5py(tmp_path):
 def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
     with h5py.File(tmp_path / "w.h5", "w") as file:
         file["W"] = B
-    (tmp_path / "job.toml").write_text('program = "Z[i,k] = sum(A[i,j] * W[j,k])"\n[inputs]\n'
-                                       'A = { shape = [13, 24], random = "normal" }\n'
-                                       'W = { file = "w.h5", dataset = "/W", resident = true }\n')  # fmt: skip
+    (tmp_path / "job.toml").write_text(
+        'program = "Z[i,k] = sum(A[i,j] * W[j,k])"\n[inputs]\n'
+        'A = { shape = [13, 24], random = "normal" }\n'
+        'W = { file = "w.h5", dataset = "/W", resident = true }\n'
+    )
     job = einmpi.load(tmp_path / "job.toml")
     step = einmpi.compile(job)
     first = step()["Z"].gather()
@@ -208,12 +224,15 @@ def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
     assert_close({"Z": step({"A": A})["Z"].gather()}, {"Z": A @ B})
 
 
-@pytest.mark.parametrize("inputs, message", [
-    ({"A": A}, "inputs: input B is not given; B: float64[24, 10]"),
-    ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; allowed: A, B"),
-    ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; B: float64[24, 10]"),
-    ({"A": A, "B": B.astype("float32")}, "inputs: B is float32[24, 10]; B: float64[24, 10]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        ({"A": A}, "inputs: input B is not given; B: float64[24, 10]"),
+        ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; allowed: A, B"),
+        ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; B: float64[24, 10]"),
+        ({"A": A, "B": B.astype("float32")}, "inputs: B is float32[24, 10]; B: float64[24, 10]"),
+    ],
+)
 def test_wrong_inputs_are_an_error_on_all_ranks(inputs, message):
     job = einmpi.program(PRODUCT, A=A, B=B)
 
@@ -272,8 +291,10 @@ def test_another_program_on_one_rank_ends_all_before_anything_moves():
         assert comm.received == 0
         return str(caught.value)
 
-    assert on_ranks(3, on_rank) == ("einmpi: rank 1 has another command, job or version of einmpi than rank 0; all "
-                                    "ranks must do the same")  # fmt: skip
+    assert on_ranks(3, on_rank) == (
+        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all "
+        "ranks must do the same"
+    )
 
 
 # ---- einsum ---------------------------------------------------------------------------------------------------------
@@ -289,8 +310,10 @@ def test_einsum_of_distarrays(ranks):
         return out.gather(), einmpi.einsum("ik->", out).gather(), mixed.gather()
 
     product, total, mixed = on_ranks(ranks, on_rank)
-    assert_close({"product": product, "total": total, "mixed": mixed},
-                 {"product": A @ B, "total": (A @ B).sum(), "mixed": np.einsum("ij,jk->k", A, B)})  # fmt: skip
+    assert_close(
+        {"product": product, "total": total, "mixed": mixed},
+        {"product": A @ B, "total": (A @ B).sum(), "mixed": np.einsum("ij,jk->k", A, B)},
+    )
 
 
 def test_einsum_of_arrays_is_each_ranks_own():
@@ -306,9 +329,11 @@ def test_einsum_of_arrays_is_each_ranks_own():
 
 
 def test_one_process_needs_no_mpi_library():
-    code = ("import sys; sys.modules['mpi4py'] = None\n"
-            "from einmpi.cli.main import main\n"
-            "sys.exit(main(['jobs/softmax.toml', '--quiet']))")  # fmt: skip
+    code = (
+        "import sys; sys.modules['mpi4py'] = None\n"
+        "from einmpi.cli.main import main\n"
+        "sys.exit(main(['jobs/softmax.toml', '--quiet']))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -339,7 +364,12 @@ print("done" if world.rank == 0 else "", end="")
 def test_every_call_is_checked():
     """Also those after one with arrays that look alike."""
     step = einmpi.compile(einmpi.program("Y[i] = X[i] * 2", X=(3,)))
-    for given in (np.arange(3.0), np.ones(3), [1.0, 2.0, 3.0], einmpi.DistArray.from_global(np.ones(3))):
+    for given in (
+        np.arange(3.0),
+        np.ones(3),
+        [1.0, 2.0, 3.0],
+        einmpi.DistArray.from_global(np.ones(3)),
+    ):
         expected = 2 * np.asarray(given.gather() if isinstance(given, einmpi.DistArray) else given)
         np.testing.assert_array_equal(step({"X": given})["Y"].gather(), expected)
     for wrong in (np.arange(3), np.arange(4.0), np.zeros((3, 1))):

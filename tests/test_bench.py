@@ -9,10 +9,25 @@ from paths import ROOT
 
 
 def test_kernels(tmp_path):
-    command = [sys.executable, "bench/kernels.py", "--scale", "0.02", "--repeat", "1", "--threads", "2"]
+    command = [
+        sys.executable,
+        "bench/kernels.py",
+        "--scale",
+        "0.02",
+        "--repeat",
+        "1",
+        "--threads",
+        "2",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, "--json", str(tmp_path / "rows.json")], cwd=ROOT, env=environment, text=True,
-                          capture_output=True, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        [*command, "--json", str(tmp_path / "rows.json")],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(done.stdout.splitlines()) == len(rows) + 1
@@ -26,6 +41,8 @@ def test_kernels(tmp_path):
 def test_spill():
     command = [sys.executable, "bench/spill.py", "--size", "100", "--repeat", "1", "--part", "4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert "times as long" in done.stdout

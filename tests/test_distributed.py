@@ -45,7 +45,9 @@ def test_many_ranks_on_threads(name, ranks, references):
     assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
 
 
-@pytest.mark.parametrize("name", ["chain, even", "attention, even", "diagonal", "four dimensions", "half"])
+@pytest.mark.parametrize(
+    "name", ["chain, even", "attention, even", "diagonal", "four dimensions", "half"]
+)
 def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
     """Large messages go in pieces that fit into a buffer: here a buffer of 256 bytes."""
     monkeypatch.setattr(transfer, "STAGE", 256)
@@ -56,7 +58,9 @@ def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
             assert_close(done.outputs, references[name])
 
 
-@pytest.mark.parametrize("name", ["semiring", "diagonal", "gather", "indices", "integers", "truth", "statistics"])
+@pytest.mark.parametrize(
+    "name", ["semiring", "diagonal", "gather", "indices", "integers", "truth", "statistics"]
+)
 def test_compiled_kernels_on_threads(name, references, monkeypatch):
     """Small work is left to numpy; here everything is compiled."""
     monkeypatch.setattr(kernels, "WORTH_COMPILING", 0)
@@ -72,8 +76,14 @@ def test_random_contractions_on_random_ranks(data):
     ranks = data.draw(st.integers(2, 12), "ranks")
     labels = "ijkl"[: data.draw(st.integers(2, 4))]
     extent = {label: data.draw(st.sampled_from([1, 2, 3, 4, 5, 8, 12]), label) for label in labels}
-    one, two = ("".join(data.draw(st.permutations(sorted(data.draw(st.sets(st.sampled_from(labels), min_size=1))))))
-                for _ in range(2))  # fmt: skip
+    one, two = (
+        "".join(
+            data.draw(
+                st.permutations(sorted(data.draw(st.sets(st.sampled_from(labels), min_size=1))))
+            )
+        )
+        for _ in range(2)
+    )
     used = sorted(set(one + two))
     output = "".join(data.draw(st.permutations(sorted(data.draw(st.sets(st.sampled_from(used)))))))
     head = data.draw(st.sampled_from(["sum({})", "max({})", "min({})", "prod({})", "sum(exp({}))"]))
@@ -81,11 +91,16 @@ def test_random_contractions_on_random_ranks(data):
     aggregated = set(used) - set(output)
     expression = head.format(body) if aggregated else body
     text = f"Z[{','.join(output)}] = {expression}" if output else f"Z = {expression}"
-    arrays = {name: np.random.default_rng(7).standard_normal([extent[x] for x in index])
-              for name, index in (("A", one), ("B", two))}  # fmt: skip
+    arrays = {
+        name: np.random.default_rng(7).standard_normal([extent[x] for x in index])
+        for name, index in (("A", one), ("B", two))
+    }
     job = einmpi.program(text, **arrays)
     for strategy in ("eindecomp", "eindecomp-paper", "sqrt"):
-        assert_close(run_on_threads(job, ranks, arrays, strategy=strategy).outputs, einmpi.reference(job, arrays))
+        assert_close(
+            run_on_threads(job, ranks, arrays, strategy=strategy).outputs,
+            einmpi.reference(job, arrays),
+        )
 
 
 # ---- limits ---------------------------------------------------------------------------------------------------------
@@ -173,7 +188,9 @@ def test_two_runs_give_the_same_bits(tmp_path):
 
     results = []
     for _ in range(2):
-        done = run_mpi(3, ["-m", "einmpi", str(tmp_path / "job.toml"), "--strategy", "eindecomp-paper"])
+        done = run_mpi(
+            3, ["-m", "einmpi", str(tmp_path / "job.toml"), "--strategy", "eindecomp-paper"]
+        )
         assert (done.returncode, done.stderr) == (0, "")
         with h5py.File(tmp_path / "out.h5") as file:
             results.append((file["Z"][:].tobytes(), file["n"][()]))

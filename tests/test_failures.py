@@ -27,7 +27,11 @@ import sys
 from einmpi.cli.launch.mpirun import launch
 sys.exit(launch(3, sys.argv[1:], (sys.executable, "failing.py")))
 """
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in FAILURES if name not in ("missing", "killed")]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in FAILURES
+    if name not in ("missing", "killed")
+]
 
 
 @pytest.mark.parametrize("name", ["missing", "killed", *SLOW])
@@ -44,15 +48,22 @@ def test_a_rank_fails_under_our_launcher(tmp_path, name):
 
 def test_debug_shows_the_traceback(tmp_path):
     run = Failing(tmp_path, "exception")
-    done = run_mpi(RANKS, ["failing.py", "job.toml"], env={**run.environment, "EINMPI_DEBUG": "1"}, cwd=tmp_path)
+    done = run_mpi(
+        RANKS,
+        ["failing.py", "job.toml"],
+        env={**run.environment, "EINMPI_DEBUG": "1"},
+        cwd=tmp_path,
+    )
     assert "Traceback" in done.stderr and "ZeroDivisionError: two" in done.stderr
 
 
 @pytest.mark.parametrize("other", [["--repeat", "2"], ["--help"], ["--quiet"]])
 def test_different_command_lines_on_two_ranks(tmp_path, other):
     Failing(tmp_path, "job")
-    code = ("import sys; from mpi4py import MPI; from einmpi.cli.main import main\n"
-            f"sys.exit(main(['job.toml'] + ({other!r} if MPI.COMM_WORLD.rank == 1 else [])))")  # fmt: skip
+    code = (
+        "import sys; from mpi4py import MPI; from einmpi.cli.main import main\n"
+        f"sys.exit(main(['job.toml'] + ({other!r} if MPI.COMM_WORLD.rank == 1 else [])))"
+    )
     done = run_mpi(2, code, cwd=tmp_path)
     assert done.returncode != 0
     assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
@@ -61,8 +72,16 @@ def test_different_command_lines_on_two_ranks(tmp_path, other):
 
 
 def test_the_page_shows_what_is_said():
-    rows = [row.split("|")[2].strip(" `") for row in PAGE.read_text().splitlines() if row.startswith("| ")][1:]
-    lines = [line.replace(f"after {START_LIMIT} s", "after 60 s") for *_, line in FAILURES.values() if line]
+    rows = [
+        row.split("|")[2].strip(" `")
+        for row in PAGE.read_text().splitlines()
+        if row.startswith("| ")
+    ][1:]
+    lines = [
+        line.replace(f"after {START_LIMIT} s", "after 60 s")
+        for *_, line in FAILURES.values()
+        if line
+    ]
     lines.append(KILLED)
     assert all(any(re.fullmatch(line, row) for line in lines) for row in rows)
     assert all(any(re.fullmatch(line, row) for row in rows) for line in lines)

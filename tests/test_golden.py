@@ -23,16 +23,25 @@ def golden(name):
 def explained(name):
     """All plans of a job, each under the command that prints it."""
     job = einmpi.load(ROOT / "jobs" / f"{name}.toml")
-    texts = [f"$ einmpi plan jobs/{name}.toml -n {ranks}\n{einmpi.plan(job, ranks)}" for ranks in RANKS]
+    texts = [
+        f"$ einmpi plan jobs/{name}.toml -n {ranks}\n{einmpi.plan(job, ranks)}" for ranks in RANKS
+    ]
     comparison = compare(lambda strategy: einmpi.plan(job, RANKS[-1], strategy=strategy))
-    return "\n\n".join([*texts, f"$ einmpi plan jobs/{name}.toml -n {RANKS[-1]} --compare\n{comparison.text}"]) + "\n"
+    return (
+        "\n\n".join(
+            [*texts, f"$ einmpi plan jobs/{name}.toml -n {RANKS[-1]} --compare\n{comparison.text}"]
+        )
+        + "\n"
+    )
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_plans_are_as_they_were(name):
     assert golden(name).exists(), "this job is new: python tests/test_golden.py"
     before, now = golden(name).read_text(), explained(name)
-    difference = "\n".join(difflib.unified_diff(before.split("\n"), now.split("\n"), "as it was", "now", lineterm=""))
+    difference = "\n".join(
+        difflib.unified_diff(before.split("\n"), now.split("\n"), "as it was", "now", lineterm="")
+    )
     assert before == now, f"if this is wanted: python tests/test_golden.py\n{difference}"
 
 

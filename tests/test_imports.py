@@ -37,7 +37,16 @@ ROOMS = (
 )
 POSITION = {room: number for number, row in enumerate(ROOMS) for room in row}
 # Rooms that get all they need from the steps of a schedule, and know no plan.
-WITHOUT_PLANS = ("kernels", "kernels/cpu", "kernels/cuda", "process", "comm", "runtime", "runtime/gpu", "files")
+WITHOUT_PLANS = (
+    "kernels",
+    "kernels/cpu",
+    "kernels/cuda",
+    "process",
+    "comm",
+    "runtime",
+    "runtime/gpu",
+    "files",
+)
 # Rooms that say what and how, and do nothing.
 PURE = ("errors", "graph", "language", "models", "planner", "schedule")
 EFFECTS = {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}
@@ -48,8 +57,17 @@ ONLY = {
     "h5py": {"files/hdf5.py", "files/hdf5_writing.py"},
 }
 HEAVY = (
-    "mpi4py", "cupy", "h5py", "numba", "scipy", "matplotlib", "rich", "opt_einsum", "safetensors", "ml_dtypes"
-)  # fmt: skip
+    "mpi4py",
+    "cupy",
+    "h5py",
+    "numba",
+    "scipy",
+    "matplotlib",
+    "rich",
+    "opt_einsum",
+    "safetensors",
+    "ml_dtypes",
+)
 
 
 def name_of(path):
@@ -81,7 +99,9 @@ def test_every_module_is_in_a_room():
     assert len(MODULES) > 100
     for path in MODULES:
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        assert parts == ("__init__",) or room_of(parts) != "__init__", f"{name_of(path)}: add its room to ROOMS"
+        assert parts == ("__init__",) or room_of(parts) != "__init__", (
+            f"{name_of(path)}: add its room to ROOMS"
+        )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
@@ -93,21 +113,32 @@ def test_rooms(path):
             continue
         target = room_of(parts[1:])
         allowed = target == own or POSITION[target] < POSITION[own]
-        assert allowed, f"{name_of(path)}:{line}: {own} may not import {name}; expected a room above it"
+        assert allowed, (
+            f"{name_of(path)}:{line}: {own} may not import {name}; expected a room above it"
+        )
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room_of_file(path) in WITHOUT_PLANS], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if room_of_file(path) in WITHOUT_PLANS], ids=name_of
+)
 def test_what_runs_knows_no_plan(path):
     assert not [name for _, name in imported(path) if name.startswith("einmpi.planner")]
 
 
 @pytest.mark.parametrize("package", ONLY)
 def test_few_modules_import(package):
-    users = {name_of(path) for path in MODULES for _, name in imported(path) if name.split(".")[0] == package}
+    users = {
+        name_of(path)
+        for path in MODULES
+        for _, name in imported(path)
+        if name.split(".")[0] == package
+    }
     assert users == ONLY[package]
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room_of_file(path) in PURE], ids=name_of)
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if room_of_file(path) in PURE], ids=name_of
+)
 def test_pure_rooms_touch_nothing(path):
     assert not {name.split(".")[0] for _, name in imported(path)} & EFFECTS
 
@@ -126,14 +157,20 @@ def test_no_room_is_crowded():
 
 
 def test_a_room_can_be_imported_by_name():
-    code = "import einmpi.planner.mesh as m, einmpi; print(m.Mesh(8).factors, callable(einmpi.plan))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    code = (
+        "import einmpi.planner.mesh as m, einmpi; print(m.Mesh(8).factors, callable(einmpi.plan))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "(2, 2, 2) True\n"
 
 
 @pytest.mark.parametrize("statement", ["import einmpi", "import einmpi.cli.main"])
 def test_import_is_light(statement):
     code = f"{statement}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert "einmpi" in done.stdout.split()
     assert not set(done.stdout.split()) & set(HEAVY)

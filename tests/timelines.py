@@ -40,13 +40,28 @@ def recorded_run(job: einmpi.Job, ranks: int) -> tuple[Plan, Timeline, list[int]
 
 def made_up(plan: Plan) -> Timeline:
     """As many spans as a run has, with labels that differ from rank to rank like real ones. Nothing is run."""
-    steps = [(work, str(step)) for step in lower(plan, 0).steps if (work := work_of(step)) is not None]
+    steps = [
+        (work, str(step)) for step in lower(plan, 0).steps if (work := work_of(step)) is not None
+    ]
     spans = []
     for rank in range(plan.ranks):
         now = 1e-5 * rank
         for k, (work, line) in enumerate(steps):
             label = line.replace("[0:", f"[{rank}:") if work.kind == "load" else line
-            took = (1 + (7 * rank + 13 * k) % 17) * 1e-6 + (work.operations + 16 * work.nbytes) / 1e12
-            spans.append(Span(rank, work.kind, work.vertex, label, now, now + took, work.nbytes, work.operations))
+            took = (1 + (7 * rank + 13 * k) % 17) * 1e-6 + (
+                work.operations + 16 * work.nbytes
+            ) / 1e12
+            spans.append(
+                Span(
+                    rank,
+                    work.kind,
+                    work.vertex,
+                    label,
+                    now,
+                    now + took,
+                    work.nbytes,
+                    work.operations,
+                )
+            )
             now += took + 1e-6
     return Timeline(plan.ranks, max(span.end for span in spans), tuple(spans))

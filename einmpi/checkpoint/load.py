@@ -34,7 +34,9 @@ PIECE = 16 * 2**20  # bytes that are read or written, and checked, at a time
 ALLOWED = "remove it to start again, or to go on from an older one"
 _COMPLETE = re.compile(r"[0-9]{6,9}")
 
-Identity = Mapping[str, str]  # what makes two jobs give the same numbers, part by part: what it is → a text
+Identity = Mapping[
+    str, str
+]  # what makes two jobs give the same numbers, part by part: what it is → a text
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,9 @@ class Saved:
         assert region is not None
         if not count:
             return np.empty(shape(region), block.dtype)
-        return np.memmap(os.path.join(self.path, file_name(rank)), block.dtype, "r", start, shape(region))
+        return np.memmap(
+            os.path.join(self.path, file_name(rank)), block.dtype, "r", start, shape(region)
+        )
 
     def fill(self, name: str, rank: int, target: np.ndarray) -> None:
         """A rank's block as it was, partial results included."""
@@ -142,7 +146,9 @@ class Saved:
 class SavedTensor:
     """A tensor of a checkpoint, read box by box as from a dataset; partial results are put together on the way."""
 
-    def __init__(self, saved: Saved, name: str, bound: tuple[int, ...], aggregation: str | None) -> None:
+    def __init__(
+        self, saved: Saved, name: str, bound: tuple[int, ...], aggregation: str | None
+    ) -> None:
         self.saved, self.block, self.shape = saved, saved.blocks[name], bound
         self.dtype = np.dtype(self.block.dtype)
         self.aggregation = aggregation
@@ -154,12 +160,16 @@ class SavedTensor:
         choices = [self._holders(dimension, runs) for dimension, runs in enumerate(wanted)]
         partial = [axis for axis, cut in enumerate(layout.cuts) if cut == PARTIAL]
         # Partial results come in the order of their ranks, so that every reader adds them up alike.
-        for number, digits in enumerate(itertools.product(*(range(layout.mesh.factors[axis]) for axis in partial))):
+        for number, digits in enumerate(
+            itertools.product(*(range(layout.mesh.factors[axis]) for axis in partial))
+        ):
             for held in itertools.product(*choices):
                 at = dict(zip(partial, digits, strict=True))
                 for axes, *_ in held:
                     at.update(axes)
-                rank = rank_of(layout.mesh, [at.get(axis, 0) for axis in range(len(layout.mesh.factors))])
+                rank = rank_of(
+                    layout.mesh, [at.get(axis, 0) for axis in range(len(layout.mesh.factors))]
+                )
                 block = self.saved.mapped(self.block.name, rank)
                 for there, here in boxes(tuple(h[1] for h in held), tuple(h[2] for h in held)):
                     found[here] = self._added(found[here], block[there]) if number else block[there]
@@ -171,7 +181,9 @@ class SavedTensor:
         axes = layout.axes_of(dimension)
         for digits in itertools.product(*(range(layout.mesh.factors[axis]) for axis in axes)):
             at = dict(zip(axes, digits, strict=True))
-            own = layout.runs(dimension, [at.get(axis, 0) for axis in range(len(layout.mesh.factors))])
+            own = layout.runs(
+                dimension, [at.get(axis, 0) for axis in range(len(layout.mesh.factors))]
+            )
             if common := intersect(own, wanted):
                 # Run by run: two runs that touch in the block may lie apart in the box.
                 holders += [(at, locate((run,), own), locate((run,), wanted)) for run in common]
@@ -190,21 +202,33 @@ def read_manifest(path: str) -> str:
             return file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InputError(path, f"the checkpoint is damaged: {MANIFEST}: {reason}", ALLOWED) from None
+        raise InputError(
+            path, f"the checkpoint is damaged: {MANIFEST}: {reason}", ALLOWED
+        ) from None
 
 
-def parse_manifest(path: str, text: str, graph: EinGraph, identity: Identity | None = None) -> Saved:
+def parse_manifest(
+    path: str, text: str, graph: EinGraph, identity: Identity | None = None
+) -> Saved:
     """The checkpoint, if it is whole, of this version, and of a job with this graph and identity."""
     try:
         data = json.loads(text)
         given = data.pop("checksum")
         made_by, job = str(data["einmpi"]), dict(data["job"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise InputError(path, f"the checkpoint is damaged: {MANIFEST} is no manifest", ALLOWED) from None
+        raise InputError(
+            path, f"the checkpoint is damaged: {MANIFEST} is no manifest", ALLOWED
+        ) from None
     if given != checksum(data):
-        raise InputError(path, f"the checkpoint is damaged: {MANIFEST} has changed since it was written", ALLOWED)
+        raise InputError(
+            path, f"the checkpoint is damaged: {MANIFEST} has changed since it was written", ALLOWED
+        )
     if (data.get("format"), made_by) != (FORMAT, __version__):
-        raise InputError(path, f"the checkpoint is of einmpi {made_by}", f"one of einmpi {__version__}; {ALLOWED}")
+        raise InputError(
+            path,
+            f"the checkpoint is of einmpi {made_by}",
+            f"one of einmpi {__version__}; {ALLOWED}",
+        )
     for what, wanted in (identity or {}).items():
         if job.get(what) != wanted:
             raise InputError(path, f"the checkpoint is of another job: {what} differs", ALLOWED)
@@ -213,12 +237,17 @@ def parse_manifest(path: str, text: str, graph: EinGraph, identity: Identity | N
     try:
         return _saved(path, data, graph)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise InputError(path, f"the checkpoint is damaged: {MANIFEST} does not fit the job", ALLOWED) from None
+        raise InputError(
+            path, f"the checkpoint is damaged: {MANIFEST} does not fit the job", ALLOWED
+        ) from None
 
 
 def _saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
     """ValueError and the like where something is not as it must be."""
-    done, ranks = _between(data["done"], 1, len(graph.computed)), _between(data["mesh"], 1, MAX_RANKS)
+    done, ranks = (
+        _between(data["done"], 1, len(graph.computed)),
+        _between(data["mesh"], 1, MAX_RANKS),
+    )
     mesh = Mesh(ranks, _between(data["nodes"], 1, ranks))
     if ranks % mesh.nodes:
         raise ValueError("nodes")
@@ -228,15 +257,26 @@ def _saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
         bound = vertex.bound or (1,)
         if (tensor["name"], tensor["dtype"], tuple(tensor["shape"])) != (name, vertex.dtype, bound):
             raise ValueError(name)
-        cuts = [cut if cut is None else _between(cut, PARTIAL, len(bound) - 1) for cut in tensor["cuts"]]
+        cuts = [
+            cut if cut is None else _between(cut, PARTIAL, len(bound) - 1) for cut in tensor["cuts"]
+        ]
         if len(cuts) != len(mesh.factors):
             raise ValueError(name)
         blocks[name] = Block(name, vertex.dtype, Layout(mesh, bound, tuple(cuts)))
-    files = tuple((_between(size, 0, 2**63), _between(check, 0, 2**32)) for size, check in data["files"])
+    files = tuple(
+        (_between(size, 0, 2**63), _between(check, 0, 2**32)) for size, check in data["files"]
+    )
     if len(files) != mesh.ranks:
         raise ValueError("files")
-    return Saved(path, str(data["plan"]), _between(data["ranks"], mesh.ranks, MAX_RANKS), done,
-                 graph.computed[done - 1].name, blocks, files)  # fmt: skip
+    return Saved(
+        path,
+        str(data["plan"]),
+        _between(data["ranks"], mesh.ranks, MAX_RANKS),
+        done,
+        graph.computed[done - 1].name,
+        blocks,
+        files,
+    )
 
 
 def _between(number: Any, least: int, most: int) -> int:

@@ -20,18 +20,31 @@ from einmpi.planner.make_plan import Options, Plan
 from einmpi.schedule.remainder import remaining
 from einmpi.schedule.schedule import Schedule
 
-Prepared = tuple[Compiled, Plan, Schedule, dict[str, Any]]  # the last are inputs that the checkpoint gives
+Prepared = tuple[
+    Compiled, Plan, Schedule, dict[str, Any]
+]  # the last are inputs that the checkpoint gives
 
 
-def open_checkpoints(job: Job, comm: Comm, folder: str, every: float, resume: bool, asked: Sequence[str] = (),
-                     quiet: bool = False) -> Checkpoints:  # fmt: skip
+def open_checkpoints(
+    job: Job,
+    comm: Comm,
+    folder: str,
+    every: float,
+    resume: bool,
+    asked: Sequence[str] = (),
+    quiet: bool = False,
+) -> Checkpoints:
     """The checkpoints of a run that is about to begin, with the one it goes on from where there is one."""
-    found = Checkpoints(folder, every, comm, job.graph, together(comm, lambda: identity(job)), asked, quiet)
+    found = Checkpoints(
+        folder, every, comm, job.graph, together(comm, lambda: identity(job)), asked, quiet
+    )
     found.find(resume)
     return found
 
 
-def prepare(job: Job, comm: Comm, options_of: Callable[[Job], Options], checkpoints: Checkpoints | None) -> Prepared:
+def prepare(
+    job: Job, comm: Comm, options_of: Callable[[Job], Options], checkpoints: Checkpoints | None
+) -> Prepared:
     """What to run. Where the plan is that of the checkpoint, the rest of its schedule: the results have the same bits
     as without an interruption. Else, on another number of ranks, a new plan for the rest of the graph."""
     saved = checkpoints.saved if checkpoints is not None else None
@@ -43,7 +56,9 @@ def prepare(job: Job, comm: Comm, options_of: Callable[[Job], Options], checkpoi
         if checkpoints is None or saved is None:
             return compiled, plan, schedule, {}
         if saved.plan == plan.digest:
-            checkpoints.restored = tuple(point for point in schedule.points if point.vertex in saved.blocks)
+            checkpoints.restored = tuple(
+                point for point in schedule.points if point.vertex in saved.blocks
+            )
             return compiled, plan, remaining(schedule, saved.done), {}
     assert checkpoints is not None
     left = replace(job, graph=rest(job.graph, saved.done))
@@ -67,7 +82,9 @@ def identity(job: Job) -> Identity:
     and the threads need not be."""
     program = sha256(f"{job.graph}\n{job.fast_math}".encode()).hexdigest()
     inputs = {spec.name: spec for spec in job.inputs if spec.name in job.graph.by_name}
-    return {"the program with its sizes": program} | {f"the input {name}": _text(spec) for name, spec in inputs.items()}
+    return {"the program with its sizes": program} | {
+        f"the input {name}": _text(spec) for name, spec in inputs.items()
+    }
 
 
 def _text(spec: InputSpec) -> str:
@@ -77,7 +94,11 @@ def _text(spec: InputSpec) -> str:
     try:
         found = os.stat(spec.file)
     except OSError as error:
-        raise InputError(spec.place, f"{spec.file}: {error.strerror or error}", "a file to read") from None
+        raise InputError(
+            spec.place, f"{spec.file}: {error.strerror or error}", "a file to read"
+        ) from None
     inside = spec.dataset if spec.tensor is None else spec.tensor
-    return (f"{os.path.basename(spec.file)}:{inside} rows {spec.rows} {spec.dtype}{list(spec.shape or ())}, "
-            f"{found.st_size} bytes, written at {found.st_mtime_ns} ns")  # fmt: skip
+    return (
+        f"{os.path.basename(spec.file)}:{inside} rows {spec.rows} {spec.dtype}{list(spec.shape or ())}, "
+        f"{found.st_size} bytes, written at {found.st_mtime_ns} ns"
+    )

@@ -51,7 +51,11 @@ _SAVE = "save"  # what a rank may wish for; or it is the name of a signal
 
 def claim_folder(folder: str, comm: Comm) -> AbstractContextManager[None]:
     """Inside, no other run may have its checkpoints in this folder. All ranks call it."""
-    return claimed({os.path.join(folder, "checkpoint"): f"--checkpoint {folder}"}, comm, lambda: _make_folder(folder))
+    return claimed(
+        {os.path.join(folder, "checkpoint"): f"--checkpoint {folder}"},
+        comm,
+        lambda: _make_folder(folder),
+    )
 
 
 def _make_folder(folder: str) -> None:
@@ -71,8 +75,16 @@ class Checkpoints:
     the names of signals that this rank got, `identity` says what makes another run give the same numbers.
     """
 
-    def __init__(self, folder: str, every: float, comm: Comm, graph: EinGraph, identity: Identity,
-                 asked: Sequence[str] = (), quiet: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: str,
+        every: float,
+        comm: Comm,
+        graph: EinGraph,
+        identity: Identity,
+        asked: Sequence[str] = (),
+        quiet: bool = False,
+    ) -> None:
         self.folder, self.every, self.comm, self.graph = folder, every, comm, graph
         self.identity, self.asked, self.quiet = identity, asked, quiet
         self.number = {vertex.name: number for number, vertex in enumerate(graph.computed, 1)}
@@ -111,8 +123,11 @@ class Checkpoints:
             shutil.rmtree(self._path(name), ignore_errors=True)
         found = complete(self.folder)
         if found and not resume:
-            raise InputError(f"--checkpoint {self.folder}", f"it has the checkpoint {found[-1]} of an earlier run",
-                             "--resume to go on from there, or remove it")  # fmt: skip
+            raise InputError(
+                f"--checkpoint {self.folder}",
+                f"it has the checkpoint {found[-1]} of an earlier run",
+                "--resume to go on from there, or remove it",
+            )
         return found[-1] if found else ""
 
     def _check_files(self, saved: Saved) -> None:
@@ -166,13 +181,17 @@ class Checkpoints:
             if signals:
                 self._stop(signals[0], done, problem)
             if problem:
-                self._tell(f"no checkpoint after {point.vertex}: {problem}; the run goes on", problem=True)
+                self._tell(
+                    f"no checkpoint after {point.vertex}: {problem}; the run goes on", problem=True
+                )
 
     def _stop(self, signal: str, done: int, problem: str) -> None:
         where = f"{self.folder}: {signal}: stopped after {self.graph.computed[done - 1].name}, {self._of(done)}"
         if not problem:
             raise Stopped(f"{where}; the same command with --resume goes on")
-        raise failure(EinmpiError.status, f"{where}; there is no checkpoint of it: {problem}", everywhere=True)
+        raise failure(
+            EinmpiError.status, f"{where}; there is no checkpoint of it: {problem}", everywhere=True
+        )
 
     # ---- saving -----------------------------------------------------------------------------------------------------
 
@@ -205,11 +224,27 @@ class Checkpoints:
 
     def _manifest(self, done: int, blocks: Sequence[Block], files: Sequence[Any]) -> dict[str, Any]:
         mesh = self.points[self.graph.computed[done - 1].name].layout.mesh
-        tensors = [{"name": block.name, "dtype": block.dtype, "shape": list(block.layout.bound),
-                    "cuts": list(block.layout.cuts)} for block in blocks]  # fmt: skip
-        return {"format": FORMAT, "einmpi": __version__, "job": dict(self.identity), "plan": self.plan,
-                "ranks": self.comm.size, "done": done, "mesh": mesh.ranks, "nodes": mesh.nodes, "tensors": tensors,
-                "files": files[: mesh.ranks]}  # fmt: skip
+        tensors = [
+            {
+                "name": block.name,
+                "dtype": block.dtype,
+                "shape": list(block.layout.bound),
+                "cuts": list(block.layout.cuts),
+            }
+            for block in blocks
+        ]
+        return {
+            "format": FORMAT,
+            "einmpi": __version__,
+            "job": dict(self.identity),
+            "plan": self.plan,
+            "ranks": self.comm.size,
+            "done": done,
+            "mesh": mesh.ranks,
+            "nodes": mesh.nodes,
+            "tensors": tensors,
+            "files": files[: mesh.ranks],
+        }
 
     def _publish(self, draft: str, done: int, manifest: Mapping[str, Any]) -> None:
         """The draft has the files of all ranks and becomes the checkpoint; then older ones go."""
@@ -226,7 +261,11 @@ class Checkpoints:
         """The results are safe, so the checkpoint goes. All ranks call it."""
         if self.comm.rank == 0 and (self.count or self.saved is not None):
             _, problem = _attempt(lambda: self._discard(complete(self.folder)))
-            self._tell(f"the checkpoint is still there: {problem}" if problem else "done; the checkpoint is removed")
+            self._tell(
+                f"the checkpoint is still there: {problem}"
+                if problem
+                else "done; the checkpoint is removed"
+            )
 
     def _discard(self, names: Sequence[str]) -> None:
         """Remove checkpoints. They lose their names first: what is removed halfway is no checkpoint."""
@@ -262,8 +301,9 @@ def _attempt(action: Callable[[], Any]) -> tuple[Any, str]:
         return None, error.strerror or str(error) or type(error).__name__
 
 
-def _write_blocks(draft: str, blocks: Sequence[Block], arrays: Sequence[np.ndarray | None],
-                  rank: int) -> tuple[int, int]:  # fmt: skip
+def _write_blocks(
+    draft: str, blocks: Sequence[Block], arrays: Sequence[np.ndarray | None], rank: int
+) -> tuple[int, int]:
     """Write what this rank keeps, straight from where it is, and wait until it is on disk: (bytes, checksum)."""
     size = check = 0
     found = [*zip(places(blocks, rank), arrays, strict=True)]

@@ -63,7 +63,9 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
             _write_report(options, report.job, report.plan, measured=data, timeline=timeline)
         print_or_write(options, text, data)
 
-    patient: AbstractContextManager[list[str]] = asked_to_stop() if options.checkpoint is not None else nullcontext([])
+    patient: AbstractContextManager[list[str]] = (
+        asked_to_stop() if options.checkpoint is not None else nullcontext([])
+    )
     with patient as asked:
         report, checkpoints = _run(options, comm, asked)
         on_first_rank(comm, tell)
@@ -83,15 +85,24 @@ def _run(
 
     start = time.perf_counter()
     job = together(comm, lambda: checked_job(options))
-    on_first_rank(comm, lambda: check_files(options, job))  # it writes them, and others may not see their folders
+    on_first_rank(
+        comm, lambda: check_files(options, job)
+    )  # it writes them, and others may not see their folders
     note_to(comm.rank)("preparing the run")  # for a launcher, too: all ranks listen to signals now
-    with (claim(job, comm) if keep else nullcontext(),
-          claim_folder(options.checkpoint, comm) if options.checkpoint is not None else nullcontext()):  # fmt: skip
+    with (
+        claim(job, comm) if keep else nullcontext(),
+        claim_folder(options.checkpoint, comm) if options.checkpoint is not None else nullcontext(),
+    ):
         return _run_job(job, options, comm, asked, keep, start)
 
 
 def _run_job(
-    job: Job, options: argparse.Namespace, comm: Comm, asked: Sequence[str], keep: bool, start: float
+    job: Job,
+    options: argparse.Namespace,
+    comm: Comm,
+    asked: Sequence[str],
+    keep: bool,
+    start: float,
 ) -> tuple[Report, Checkpoints | None]:
     from statistics import median
 
@@ -106,18 +117,35 @@ def _run_job(
 
     checkpoints = None
     if options.checkpoint is not None:
-        checkpoints = open_checkpoints(job, comm, options.checkpoint, seconds_between(options), options.resume, asked,
-                                       options.quiet)  # fmt: skip
+        checkpoints = open_checkpoints(
+            job,
+            comm,
+            options.checkpoint,
+            seconds_between(options),
+            options.resume,
+            asked,
+            options.quiet,
+        )
     compiled, plan, schedule, given = prepare(
-        job, comm, lambda job: options_of(job, options.strategy, options.memory, machine=options.machine), checkpoints
+        job,
+        comm,
+        lambda job: options_of(job, options.strategy, options.memory, machine=options.machine),
+        checkpoints,
     )
     note = note_to(comm.rank)
     record = _asked_to_record(options) or (
-        options.command == "run" and not options.quiet and options.json != "-" and somebody_looks(comm, schedule)
+        options.command == "run"
+        and not options.quiet
+        and options.json != "-"
+        and somebody_looks(comm, schedule)
     )
-    observer = Observer(comm, schedule, options.repeat, record, options.quiet, checkpoints, compiled.backend.wait)
+    observer = Observer(
+        comm, schedule, options.repeat, record, options.quiet, checkpoints, compiled.backend.wait
+    )
     planned = time.perf_counter()
-    inputs = Inputs(compiled.job, given, compiled.files, keep=options.repeat > 1 and not plan.spilled)
+    inputs = Inputs(
+        compiled.job, given, compiled.files, keep=options.repeat > 1 and not plan.spilled
+    )
     measured = []
     for _ in range(options.repeat):
         with observer.run(note) as compiled.on_step:
@@ -129,14 +157,37 @@ def _run_job(
         store(job, plan.digest, outputs)
     stored = time.perf_counter() - before
     runs = [each.seconds for each in measured]
-    seconds = {"plan": planned - start, "load": measured[0].seconds_loading, "run": median(runs),
-               "checkpoint": checkpoints.seconds if checkpoints else 0.0, "store": stored,
-               "total": time.perf_counter() - start}  # fmt: skip
+    seconds = {
+        "plan": planned - start,
+        "load": measured[0].seconds_loading,
+        "run": median(runs),
+        "checkpoint": checkpoints.seconds if checkpoints else 0.0,
+        "store": stored,
+        "total": time.perf_counter() - start,
+    }
     last = measured[-1]
-    moved = totals(comm, last.received, last.peak, measured[0].shuffled, last.between, last.spilled,
-                   spilled_bytes(schedule), last.fetched)  # fmt: skip
-    report = Report(job, plan, moved, seconds, runs, outputs, figures(comm, outputs), compiled.work.text, _kernels(),
-                    timeline=observer.timeline)  # fmt: skip
+    moved = totals(
+        comm,
+        last.received,
+        last.peak,
+        measured[0].shuffled,
+        last.between,
+        last.spilled,
+        spilled_bytes(schedule),
+        last.fetched,
+    )
+    report = Report(
+        job,
+        plan,
+        moved,
+        seconds,
+        runs,
+        outputs,
+        figures(comm, outputs),
+        compiled.work.text,
+        _kernels(),
+        timeline=observer.timeline,
+    )
     if checkpoints is not None:
         resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None
         report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
@@ -153,7 +204,9 @@ def _kernels() -> str:
 
     if not STATISTICS.compiled:
         return ""
-    return f"; {counted(STATISTICS.compiled, 'kernel')} compiled in {STATISTICS.compile_seconds:.2f} s"
+    return (
+        f"; {counted(STATISTICS.compiled, 'kernel')} compiled in {STATISTICS.compile_seconds:.2f} s"
+    )
 
 
 def verify(options: argparse.Namespace, comm: Comm) -> int:
@@ -167,10 +220,14 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
 
     def compare() -> None:
         wrong, text = compare_with(reference(report.job), whole)
-        unwritten = replace(report, job=replace(report.job, outputs=()))  # so that it names no files
+        unwritten = replace(
+            report, job=replace(report.job, outputs=())
+        )  # so that it names no files
         print_or_write(options, f"{unwritten}\n{text}", report.as_json())
         if wrong:
-            raise EinmpiError(f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results")
+            raise EinmpiError(
+                f"{report.job.path}: {', '.join(wrong)} differ from the plain evaluator's results"
+            )
 
     on_first_rank(comm, compare)
     return 0
@@ -208,7 +265,9 @@ def _plan(options: argparse.Namespace) -> None:
         if options.show_relations:
             name = options.show_relations
             if name not in made.states:
-                raise InputError("--show-relations", f"unknown vertex {name!r}", one_of(made.states, name))
+                raise InputError(
+                    "--show-relations", f"unknown vertex {name!r}", one_of(made.states, name)
+                )
             parts = {vertex: tuple(made.parts(vertex).values()) for vertex in made.states}
             text = relations(job.graph, name, parts)
     if options.plot:
@@ -221,4 +280,6 @@ def _plan(options: argparse.Namespace) -> None:
 def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
     from einmpi.report.html import write_report
 
-    write_report(options.report, plan, program=job.source.text, title=job.title or job.source.name, **more)
+    write_report(
+        options.report, plan, program=job.source.text, title=job.title or job.source.name, **more
+    )

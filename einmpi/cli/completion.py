@@ -36,10 +36,18 @@ def script(shell: str, parser: argparse.ArgumentParser) -> str:
 
 def _commands(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[Option]]]:
     """What each command is for, and its options; those of "" stand before any command."""
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    (commands,) = (
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    )
     about = {action.dest: action.help or "" for action in commands._choices_actions}
-    options = {name: [_option(action) for action in command._actions] for name, command in commands.choices.items()}
-    return about, {"": [_option(action) for action in parser._actions if action is not commands], **options}
+    options = {
+        name: [_option(action) for action in command._actions]
+        for name, command in commands.choices.items()
+    }
+    return about, {
+        "": [_option(action) for action in parser._actions if action is not commands],
+        **options,
+    }
 
 
 def _option(action: argparse.Action) -> Option:
@@ -52,7 +60,12 @@ def _option(action: argparse.Action) -> Option:
 
 def _with_values(options: dict[str, list[Option]]) -> Iterator[Option]:
     """Every option that takes a value, once: an option means the same for all commands."""
-    found = {option.flags: option for listed in options.values() for option in listed if option.flags and option.takes}
+    found = {
+        option.flags: option
+        for listed in options.values()
+        for option in listed
+        if option.flags and option.takes
+    }
     yield from found.values()
 
 
@@ -101,13 +114,27 @@ def _bash(commands: dict[str, str], options: dict[str, list[Option]]) -> str:
         return f"_einmpi_files {patterns[option.kind]}" if option.kind else ":"
 
     def flags(*names: str) -> str:
-        return " ".join(dict.fromkeys(flag for name in names for option in options[name] for flag in option.flags))
+        return " ".join(
+            dict.fromkeys(
+                flag for name in names for option in options[name] for flag in option.flags
+            )
+        )
 
-    values = [f"{'|'.join(option.flags)}) {action(option)}; return ;;" for option in _with_values(options)]
+    values = [
+        f"{'|'.join(option.flags)}) {action(option)}; return ;;" for option in _with_values(options)
+    ]
     # Before any command, options are those of run.
     listed = {"": flags("run", ""), **{name: flags(name) for name in commands}}
-    lists = [f'{name}:-*) COMPREPLY=($(compgen -W "{text}" -- "$word")) ;;' for name, text in listed.items()]
-    positions = [f"{name}:*) {action(option)} ;;" for name in commands for option in options[name] if not option.flags]
+    lists = [
+        f'{name}:-*) COMPREPLY=($(compgen -W "{text}" -- "$word")) ;;'
+        for name, text in listed.items()
+    ]
+    positions = [
+        f"{name}:*) {action(option)} ;;"
+        for name in commands
+        for option in options[name]
+        if not option.flags
+    ]
     filled = _BASH.replace("@COMMANDS@", "|".join(commands)).replace("@ALL@", " ".join(commands))
     for word, lines in (("@VALUES@", values), ("@OPTIONS@", lists), ("@POSITIONS@", positions)):
         filled = filled.replace(word, "\n".join(" " * 8 + line for line in lines))
@@ -144,8 +171,12 @@ def _zsh(commands: dict[str, str], options: dict[str, list[Option]]) -> str:
         values = f"({' '.join(option.words)})" if option.words else files.get(option.kind, " ")
         if not option.flags:
             return [f"'*: :{values}'"]
-        meaning = option.help.replace("'", "’").replace("[", "(").replace("]", ")").replace(":", "\\:")
-        return [f"'{flag}[{meaning}]{f': :{values}' if option.takes else ''}'" for flag in option.flags]
+        meaning = (
+            option.help.replace("'", "’").replace("[", "(").replace("]", ")").replace(":", "\\:")
+        )
+        return [
+            f"'{flag}[{meaning}]{f': :{values}' if option.takes else ''}'" for flag in option.flags
+        ]
 
     about = [f"        '{name}:{text.replace(chr(39), '’')}'" for name, text in commands.items()]
     lines = []
@@ -160,22 +191,42 @@ def _zsh(commands: dict[str, str], options: dict[str, list[Option]]) -> str:
 
 
 def _fish(commands: dict[str, str], options: dict[str, list[Option]]) -> str:
-    lines = ["# fish completion for einmpi; made by: einmpi completion fish", "complete -c einmpi -f"]
-    lines += [f"complete -c einmpi -n __fish_use_subcommand -a {name} -d {_quoted(text)}"
-              for name, text in commands.items()]  # fmt: skip
+    lines = [
+        "# fish completion for einmpi; made by: einmpi completion fish",
+        "complete -c einmpi -f",
+    ]
+    lines += [
+        f"complete -c einmpi -n __fish_use_subcommand -a {name} -d {_quoted(text)}"
+        for name, text in commands.items()
+    ]
     others = " ".join(name for name in commands if name != "run")
-    files = {_FILES: " -F", _FOLDERS: " -a '(__fish_complete_directories)'",
-             _JOBS: " -a '(__fish_complete_suffix .toml)'"}  # fmt: skip
+    files = {
+        _FILES: " -F",
+        _FOLDERS: " -a '(__fish_complete_directories)'",
+        _JOBS: " -a '(__fish_complete_suffix .toml)'",
+    }
     for name, listed in options.items():
-        condition = {"": "__fish_use_subcommand", "run": f"not __fish_seen_subcommand_from {others}"}.get(
-            name, f"__fish_seen_subcommand_from {name}"
-        )
+        condition = {
+            "": "__fish_use_subcommand",
+            "run": f"not __fish_seen_subcommand_from {others}",
+        }.get(name, f"__fish_seen_subcommand_from {name}")
         for option in listed:
-            flags = "".join(f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}" for flag in option.flags)
-            values = f" -a {_quoted(' '.join(option.words))}" if option.words else files.get(option.kind, "")
-            needs = (" -r" if option.kind == _FILES else " -x") if option.flags and option.takes else ""
+            flags = "".join(
+                f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}"
+                for flag in option.flags
+            )
+            values = (
+                f" -a {_quoted(' '.join(option.words))}"
+                if option.words
+                else files.get(option.kind, "")
+            )
+            needs = (
+                (" -r" if option.kind == _FILES else " -x") if option.flags and option.takes else ""
+            )
             meaning = f" -d {_quoted(option.help)}" if option.help and option.flags else ""
-            lines.append(f"complete -c einmpi -n {_quoted(condition)}{flags}{needs}{values}{meaning}")
+            lines.append(
+                f"complete -c einmpi -n {_quoted(condition)}{flags}{needs}{values}{meaning}"
+            )
     return "\n".join(lines) + "\n"
 
 

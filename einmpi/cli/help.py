@@ -14,15 +14,31 @@ WIDTH = 80  # columns, whatever the terminal has: help is for reading, and for p
 GROUPS = {
     "the job": ("job", "--set", "--dtype"),
     "ranks": (
-        "--ranks", "--nodes", "--ntasks-per-node", "--cpus-per-task", "--backend", "--timeout", "--time", "--seconds",
+        "--ranks",
+        "--nodes",
+        "--ntasks-per-node",
+        "--cpus-per-task",
+        "--backend",
+        "--timeout",
+        "--time",
+        "--seconds",
     ),
     "the plan": ("--strategy", "--compare", "--memory", "--machine", "--show-relations"),
     "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
     "what is printed and written": (
-        "shell", "--out", "--save", "--json", "--report", "--plot", "--trace", "--summary", "--quiet", "--version",
+        "shell",
+        "--out",
+        "--save",
+        "--json",
+        "--report",
+        "--plot",
+        "--trace",
+        "--summary",
+        "--quiet",
+        "--version",
         "--help",
     ),
-}  # fmt: skip
+}
 
 # Of every command: what to type, and what it does.
 EXAMPLES = {
@@ -120,8 +136,15 @@ def grouped(actions: Sequence[argparse.Action]) -> list[tuple[str, list[argparse
     named = {name(action): action for action in actions}
     commands = named.pop("command", None)
     groups = [("commands", list(getattr(commands, "_choices_actions", ())))]
-    groups += [(title, [named.pop(word) for word in words if word in named]) for title, words in GROUPS.items()]
-    return [(title, found) for title, found in (*groups, ("other options", list(named.values()))) if found]
+    groups += [
+        (title, [named.pop(word) for word in words if word in named])
+        for title, words in GROUPS.items()
+    ]
+    return [
+        (title, found)
+        for title, found in (*groups, ("other options", list(named.values())))
+        if found
+    ]
 
 
 def name(action: argparse.Action) -> str:

@@ -21,7 +21,9 @@ def load_job(options: argparse.Namespace) -> Job:
     for setting in options.set:
         name, _, value = setting.partition("=")
         if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
-            raise InputError(f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER")
+            raise InputError(
+                f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER"
+            )
         sizes[name] = int(value)
     return read_job(options.job, describe, sizes, options.dtype)
 
@@ -42,7 +44,9 @@ def chosen_backend(job: Job, options: argparse.Namespace) -> Job:
     if options.backend is None:
         return job
     if options.backend not in BACKENDS:
-        raise InputError("--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend))
+        raise InputError(
+            "--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend)
+        )
     return replace(job, backend=options.backend)
 
 
@@ -50,9 +54,15 @@ def _check_flags(options: argparse.Namespace) -> None:
     if options.repeat < 1:
         raise InputError("--repeat", f"{options.repeat} times", "1 or more")
     if options.checkpoint is None and (options.resume or options.every):
-        raise InputError("--resume" if options.resume else "--every", "there is no folder", "--checkpoint DIR with it")
+        raise InputError(
+            "--resume" if options.resume else "--every",
+            "there is no folder",
+            "--checkpoint DIR with it",
+        )
     if options.checkpoint is not None and options.repeat > 1:
-        raise InputError("--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two")
+        raise InputError(
+            "--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two"
+        )
     seconds_between(options)
 
 

@@ -26,7 +26,9 @@ def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
         if file is None or (flag in ("json", "out") and file == "-"):
             continue
         place, path = f"--{flag} {file}", os.path.realpath(file)
-        if path in taken and (os.path.isfile(file) or not os.path.exists(file)):  # /dev/null has room for all
+        if path in taken and (
+            os.path.isfile(file) or not os.path.exists(file)
+        ):  # /dev/null has room for all
             raise InputError(place, f"is {taken[path]}", "another file to write")
         taken[path] = f"the file of --{flag} too"
         check_replaceable(file, place)

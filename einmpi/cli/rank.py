@@ -42,7 +42,9 @@ def not_together(error: Exception) -> int:
     if isinstance(error, EinmpiError):
         if error.everywhere and given_rank() > 0:
             return error.status
-        time.sleep(_TURN * min(given_rank(), 8))  # all may have it, and the launcher ends them after the first
+        time.sleep(
+            _TURN * min(given_rank(), 8)
+        )  # all may have it, and the launcher ends them after the first
         return say(error)
     if launched():
         from einmpi.comm.mpi import abort, world
@@ -97,7 +99,11 @@ def alone(command: Callable[[], int]) -> int:
 def say(error: Exception) -> int:
     """One line on standard error; the exit status."""
     known = isinstance(error, EinmpiError)
-    line = str(error) if known else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
+    line = (
+        str(error)
+        if known
+        else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
+    )
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     # In one piece, also without a buffer: other ranks and mpirun may write at the same time.
     print(" ".join((line + notes).split()) + "\n", end="", file=sys.stderr, flush=True)

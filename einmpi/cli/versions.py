@@ -38,8 +38,14 @@ def gpus() -> list[str]:
             text = Path(file).read_text()
         except OSError:
             continue
-        found += [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Model:")]
-    return found or [f"NVIDIA GPU {Path(device).name[6:]}" for device in sorted(glob("/dev/nvidia[0-9]*"))]
+        found += [
+            line.partition(":")[2].strip()
+            for line in text.splitlines()
+            if line.startswith("Model:")
+        ]
+    return found or [
+        f"NVIDIA GPU {Path(device).name[6:]}" for device in sorted(glob("/dev/nvidia[0-9]*"))
+    ]
 
 
 def cupy_version() -> str:
@@ -60,7 +66,9 @@ def blas() -> str:
     for library in threadpool_info():
         if library["user_api"] == "blas":
             threads = counted(library["num_threads"], "thread")
-            return f"{library['internal_api']} {library['version'] or ''} ({threads})".replace("  ", " ")
+            return f"{library['internal_api']} {library['version'] or ''} ({threads})".replace(
+                "  ", " "
+            )
     return ""
 
 
@@ -79,7 +87,9 @@ def _hdf5() -> str:
     from einmpi.files.hdf5 import build
 
     found = build()
-    return f"{found['hdf5']} ({'parallel' if found['parallel'] else 'serial'}), h5py {found['h5py']}"
+    return (
+        f"{found['hdf5']} ({'parallel' if found['parallel'] else 'serial'}), h5py {found['h5py']}"
+    )
 
 
 def _gpu() -> str:
@@ -123,7 +133,10 @@ def _probe_cupy() -> Any:
     from einmpi.runtime.gpu import binding as gpus
 
     cupy = driver.cupy()
-    seen = [cupy.cuda.runtime.getDeviceProperties(number) for number in range(cupy.cuda.runtime.getDeviceCount())]
+    seen = [
+        cupy.cuda.runtime.getDeviceProperties(number)
+        for number in range(cupy.cuda.runtime.getDeviceCount())
+    ]
     names = [f"{found['name'].decode()} ({show_bytes(found['totalGlobalMem'])})" for found in seen]
     return {"cupy": cupy.__version__, "devices": names, "nccl": gpus.nccl_version()}
 

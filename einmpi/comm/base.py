@@ -18,7 +18,9 @@ from einmpi.version import __version__
 
 Result = TypeVar("Result")
 Group = tuple[int, ...]
-Counts = Sequence[int]  # elements, one number for each member of a group; the pieces lie one after another
+Counts = Sequence[
+    int
+]  # elements, one number for each member of a group; the pieces lie one after another
 
 # Other dtypes travel, but no comm adds them up: MPI knows no float16, and a sum of bool is numpy's own idea.
 SUMMABLE = frozenset({"float32", "float64", "complex64", "complex128", "int32", "int64"})
@@ -40,17 +42,31 @@ class Comm(Protocol):
     def cuda_aware(self) -> bool:
         """Whether it takes buffers on a GPU."""
 
-    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
-                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+    def alltoallv(
+        self,
+        group: Group,
+        send: np.ndarray,
+        send_counts: Counts,
+        receive: np.ndarray,
+        receive_counts: Counts,
+    ) -> None:
         """A piece to and from each other member. A rank's own counts are 0: its own data never passes through."""
 
     def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
         """In place: own piece is there already, the other members' pieces come."""
 
-    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+    def reduce_scatter(
+        self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
+    ) -> bool:
         """The sum of all members' pieces for this one. False: not done, the caller has to exchange and add itself."""
 
-    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+    def sendrecv(
+        self,
+        to: int | None,
+        send: np.ndarray | None,
+        source: int | None,
+        receive: np.ndarray | None,
+    ) -> None:
         """One message out, one in, either may be missing. Messages between two ranks stay in order."""
 
     def same(self, text: str) -> int | None:
@@ -67,7 +83,9 @@ class Comm(Protocol):
 
 def pieces_of(buffer: np.ndarray, counts: Counts) -> list[np.ndarray]:
     """Views of each member's piece."""
-    return [buffer[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
+    return [
+        buffer[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)
+    ]
 
 
 def even_nodes(comm: Comm) -> int | None:
@@ -96,14 +114,24 @@ def uncounted(comm: Comm) -> Iterator[None]:
     comm.received, comm.received_between = before
 
 
-def alltoallv_bytes(comm: Comm, group: Group, send: np.ndarray, send_counts: Counts,
-                    receive: np.ndarray, receive_counts: Counts) -> Amount:  # fmt: skip
+def alltoallv_bytes(
+    comm: Comm,
+    group: Group,
+    send: np.ndarray,
+    send_counts: Counts,
+    receive: np.ndarray,
+    receive_counts: Counts,
+) -> Amount:
     rank = comm.rank
     me = _member(rank, group, send_counts, receive_counts)
-    assert send_counts[me] == receive_counts[me] == 0, f"rank {rank} exchanges {send_counts[me]} elements with itself"
+    assert send_counts[me] == receive_counts[me] == 0, (
+        f"rank {rank} exchanges {send_counts[me]} elements with itself"
+    )
     _holds(rank, send, sum(send_counts))
     _holds(rank, receive, sum(receive_counts))
-    assert send.dtype == receive.dtype, f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
+    assert send.dtype == receive.dtype, (
+        f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
+    )
     return _from_others(comm, group, receive_counts, receive)
 
 
@@ -113,21 +141,31 @@ def allgatherv_bytes(comm: Comm, group: Group, buffer: np.ndarray, counts: Count
     return _from_others(comm, group, counts, buffer)
 
 
-def reduce_scatter_bytes(comm: Comm, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> Amount:
+def reduce_scatter_bytes(
+    comm: Comm, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
+) -> Amount:
     rank = comm.rank
     me = _member(rank, group, counts)
     _holds(rank, send, sum(counts))
     _holds(rank, receive, counts[me])
-    assert send.dtype == receive.dtype, f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
+    assert send.dtype == receive.dtype, (
+        f"rank {rank} sends {send.dtype} and receives {receive.dtype}"
+    )
     return _from_others(comm, group, [counts[me]] * len(group), receive)
 
 
 def sendrecv_bytes(
-    comm: Comm, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None
+    comm: Comm,
+    to: int | None,
+    send: np.ndarray | None,
+    source: int | None,
+    receive: np.ndarray | None,
 ) -> Amount:
     rank = comm.rank
     assert to is None or send is not None, f"rank {rank} sends nothing to rank {to}"
-    assert (to == rank) == (source == rank), f"rank {rank} sends to {to} and receives from {source}: itself is both"
+    assert (to == rank) == (source == rank), (
+        f"rank {rank} sends to {to} and receives from {source}: itself is both"
+    )
     if source is None:
         return 0, 0
     assert receive is not None, f"rank {rank} has no buffer for rank {source}"
@@ -150,7 +188,9 @@ def _member(rank: int, group: Group, *counts: Counts) -> int:
 
 
 def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
-    assert buffer.ndim == 1 and buffer.size == count, f"rank {rank}: a buffer {buffer.shape} for {count} elements"
+    assert buffer.ndim == 1 and buffer.size == count, (
+        f"rank {rank}: a buffer {buffer.shape} for {count} elements"
+    )
 
 
 # ---- comms without other processes ----------------------------------------------------------------------------------
@@ -159,25 +199,47 @@ def _holds(rank: int, buffer: np.ndarray, count: int) -> None:
 class SelfComm:
     """One process: rank 0 of 1."""
 
-    rank, size, ranks_on_node, rank_on_node, received, received_between, cuda_aware = 0, 1, 1, 0, 0, 0, False
+    rank, size, ranks_on_node, rank_on_node, received, received_between, cuda_aware = (
+        0,
+        1,
+        1,
+        0,
+        0,
+        0,
+        False,
+    )
     nodes: tuple[int, ...] = (0,)
     cores = len(own_cores())
 
-    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
-                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+    def alltoallv(
+        self,
+        group: Group,
+        send: np.ndarray,
+        send_counts: Counts,
+        receive: np.ndarray,
+        receive_counts: Counts,
+    ) -> None:
         alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
 
     def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
         allgatherv_bytes(self, group, buffer, counts)
 
-    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+    def reduce_scatter(
+        self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
+    ) -> bool:
         reduce_scatter_bytes(self, group, send, counts, receive)
         if send.dtype.name not in SUMMABLE:
             return False
         receive[...] = send
         return True
 
-    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+    def sendrecv(
+        self,
+        to: int | None,
+        send: np.ndarray | None,
+        source: int | None,
+        receive: np.ndarray | None,
+    ) -> None:
         sendrecv_bytes(self, to, send, source, receive)
         if source is not None and receive is not None:
             receive[...] = send
@@ -212,21 +274,35 @@ class CountingComm:
         self.received = self.received_between = 0
         self.rank_on_node, self.cuda_aware = 0, False
 
-    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
-                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+    def alltoallv(
+        self,
+        group: Group,
+        send: np.ndarray,
+        send_counts: Counts,
+        receive: np.ndarray,
+        receive_counts: Counts,
+    ) -> None:
         count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
 
     def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
         count(self, allgatherv_bytes(self, group, buffer, counts))
 
-    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+    def reduce_scatter(
+        self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
+    ) -> bool:
         needed = reduce_scatter_bytes(self, group, send, counts, receive)
         if send.dtype.name not in SUMMABLE:
             return False
         count(self, needed)
         return True
 
-    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+    def sendrecv(
+        self,
+        to: int | None,
+        send: np.ndarray | None,
+        source: int | None,
+        receive: np.ndarray | None,
+    ) -> None:
         count(self, sendrecv_bytes(self, to, send, source, receive))
 
     def same(self, text: str) -> int | None:
@@ -259,7 +335,9 @@ def on_first_rank(comm: Comm, action: Callable[[], str | None]) -> str:
     return text
 
 
-def together(comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None) -> Result:
+def together(
+    comm: Comm, function: Callable[[], Result], same: Callable[[Result], str] | None = None
+) -> Result:
     """Do something on every rank that may fail on some: then it fails on all, with the same error. `same` gives a text
     of the result that must be equal on all ranks."""
     try:
@@ -277,8 +355,12 @@ def same_version(comm: Comm) -> None:
     different = comm.same(__version__)
     if different is not None:
         versions = comm.allgather_text(__version__)
-        raise failure(EinmpiError.status, f"einmpi: rank {different} has version {versions[different]}, rank 0 has "
-                      f"{versions[0]}; all ranks must have the same", everywhere=True)  # fmt: skip
+        raise failure(
+            EinmpiError.status,
+            f"einmpi: rank {different} has version {versions[different]}, rank 0 has "
+            f"{versions[0]}; all ranks must have the same",
+            everywhere=True,
+        )
 
 
 def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:
@@ -286,8 +368,10 @@ def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> Non
     text = f"error {error.status} {error}" if error is not None else fingerprint
     different = comm.same(text)
     if different is not None:
-        error = EinmpiError(f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
-                            "all ranks must do the same")  # fmt: skip
+        error = EinmpiError(
+            f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
+            "all ranks must do the same"
+        )
         for rank, found in enumerate(comm.allgather_text(text)):
             if found.startswith("error "):
                 _, status, message = found.split(" ", 2)

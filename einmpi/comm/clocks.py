@@ -33,7 +33,9 @@ def compare_clocks(comm: Comm) -> list[Reading]:
                 comm.sendrecv(rank, stamp, None, None)
                 comm.sendrecv(None, None, rank, stamp)
                 end = time.perf_counter()
-                tries.append(Reading(float(stamp[0]), float(stamp[0]) - (start + end) / 2, (end - start) / 2))
+                tries.append(
+                    Reading(float(stamp[0]), float(stamp[0]) - (start + end) / 2, (end - start) / 2)
+                )
             readings.append(min(tries, key=lambda reading: reading.doubt))
         for _ in range(_ROUNDS if comm.rank > 0 else 0):
             comm.sendrecv(None, None, 0, stamp)

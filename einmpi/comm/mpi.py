@@ -50,14 +50,22 @@ def world() -> Any | None:
     """The world communicator when a launcher started this process, else None."""
     if not launched():
         if tasks_of_step() > 1:
-            raise failure(EinmpiError.status, f"MPI: srun started {tasks_of_step()} processes without PMI, and each is "
-                          f"alone; {_PMI}", everywhere=True)  # fmt: skip
+            raise failure(
+                EinmpiError.status,
+                f"MPI: srun started {tasks_of_step()} processes without PMI, and each is "
+                f"alone; {_PMI}",
+                everywhere=True,
+            )
         return None
     comm = _mpi().COMM_WORLD
     if comm.size == 1 and given_size() > 1:
-        raise failure(EinmpiError.status, f"MPI: the launcher started {given_size()} processes, but each is alone; the "
-                      f"launcher must be that of mpi4py's library, {_library()}"
-                      f"{f'; under Slurm {_PMI}' if tasks_of_step() > 1 else ''}", everywhere=True)  # fmt: skip
+        raise failure(
+            EinmpiError.status,
+            f"MPI: the launcher started {given_size()} processes, but each is alone; the "
+            f"launcher must be that of mpi4py's library, {_library()}"
+            f"{f'; under Slurm {_PMI}' if tasks_of_step() > 1 else ''}",
+            everywhere=True,
+        )
     return comm
 
 
@@ -69,7 +77,11 @@ def comm_of(comm: Any = None) -> Comm:
     if comm is None:
         return ALONE
     if not hasattr(comm, "Get_attr"):
-        raise InputError("comm", f"{type(comm).__name__} is not a communicator", "a communicator of mpi4py, or None")
+        raise InputError(
+            "comm",
+            f"{type(comm).__name__} is not a communicator",
+            "a communicator of mpi4py, or None",
+        )
     global _attribute
     if _attribute is None:  # MPI frees what is attached to a communicator together with it
         _attribute = _mpi().Comm.Create_keyval(delete_fn=lambda _comm, _keyval, ours: ours.free())
@@ -87,7 +99,9 @@ def abort(comm: Any, status: int) -> NoReturn:
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         _let_it_be_read()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPICH's own report of an abort; that of Open MPI's mpirun stays
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 2
+        )  # MPICH's own report of an abort; that of Open MPI's mpirun stays
         comm.Abort(status)
     finally:
         os._exit(status)
@@ -107,11 +121,15 @@ def _let_it_be_read() -> None:
 def _mpi() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "suspicious MPI")  # about a foreign launcher; `world` has an error for it
+            warnings.filterwarnings(
+                "ignore", "suspicious MPI"
+            )  # about a foreign launcher; `world` has an error for it
             from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise EinmpiError(f"MPI: mpi4py: {reason:.300}; pip install 'einmpi[mpich]', or load the site's MPI") from error
+        raise EinmpiError(
+            f"MPI: mpi4py: {reason:.300}; pip install 'einmpi[mpich]', or load the site's MPI"
+        ) from error
     return MPI
 
 
@@ -122,10 +140,18 @@ def library() -> dict[str, str]:
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False
     mpi, config = _mpi(), mpi4py.get_config()
-    built = config.get("mpicc") or f"a wheel, as {os.path.basename(mpi.__file__).partition('.cpython')[0]}"
+    built = (
+        config.get("mpicc")
+        or f"a wheel, as {os.path.basename(mpi.__file__).partition('.cpython')[0]}"
+    )
     device = re.search(r"Device: *(.*)", mpi.Get_library_version())
     name = _library().replace(" Version:", "")
-    return {"mpi4py": mpi4py.__version__, "built": built, "library": name, "device": device[1] if device else ""}
+    return {
+        "mpi4py": mpi4py.__version__,
+        "built": built,
+        "library": name,
+        "device": device[1] if device else "",
+    }
 
 
 def cuda_aware() -> bool:
@@ -140,7 +166,9 @@ def cuda_aware() -> bool:
     except OSError:
         return False
     # Open MPI, MPICH and their children have this function; the answer of some depends on the environment.
-    queries = (getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None) for path in sorted(loaded))
+    queries = (
+        getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None) for path in sorted(loaded)
+    )
     return any(query() == 1 for query in queries if query is not None)
 
 
@@ -156,7 +184,9 @@ class MpiComm:
 
     def __init__(self, comm: Any) -> None:
         if comm.Is_inter():
-            raise EinmpiError("MPI: this is an intercommunicator, which has two sides; an intracommunicator is needed")
+            raise EinmpiError(
+                "MPI: this is an intercommunicator, which has two sides; an intracommunicator is needed"
+            )
         self._mpi = _mpi()
         self._all, self.nodes = by_node(comm, self._mpi)
         self._all.Set_errhandler(self._mpi.ERRORS_RETURN)
@@ -176,8 +206,14 @@ class MpiComm:
 
     # ---- payload ----------------------------------------------------------------------------------------------------
 
-    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
-                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+    def alltoallv(
+        self,
+        group: Group,
+        send: np.ndarray,
+        send_counts: Counts,
+        receive: np.ndarray,
+        receive_counts: Counts,
+    ) -> None:
         # Not MPI's own: a rank cannot know whether another one's counts are too large for it, and all have to agree.
         # Pairs without data cost nothing here, and no sub-communicator is needed.
         count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
@@ -195,7 +231,13 @@ class MpiComm:
         comm = self._members(group) if ranks > 2 and buffer.nbytes <= MOST_BYTES else None
         if comm is not None:
             scaled = [int(count) * buffer.dtype.itemsize for count in counts]
-            self._wait([comm.Iallgatherv(self._mpi.IN_PLACE, [buffer.view(np.uint8), scaled, self._mpi.BYTE])])
+            self._wait(
+                [
+                    comm.Iallgatherv(
+                        self._mpi.IN_PLACE, [buffer.view(np.uint8), scaled, self._mpi.BYTE]
+                    )
+                ]
+            )
             return
         # Around a ring: each piece passes each link once, however the ranks lie on the nodes.
         for step in range(ranks - 1):
@@ -203,7 +245,9 @@ class MpiComm:
             requests += self._start(self._all.Isend, pieces[me - step], group[(me + 1) % ranks])
             self._wait(requests)
 
-    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+    def reduce_scatter(
+        self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
+    ) -> bool:
         needed = reduce_scatter_bytes(self, group, send, counts, receive)
         datatype = self._sums.get(send.dtype.name)
         if datatype is None or send.nbytes > MOST_BYTES:
@@ -215,10 +259,22 @@ class MpiComm:
         if comm is None:
             return False
         count(self, needed)
-        self._wait([comm.Ireduce_scatter([send, datatype], [receive, datatype], list(counts), self._mpi.SUM)])
+        self._wait(
+            [
+                comm.Ireduce_scatter(
+                    [send, datatype], [receive, datatype], list(counts), self._mpi.SUM
+                )
+            ]
+        )
         return True
 
-    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+    def sendrecv(
+        self,
+        to: int | None,
+        send: np.ndarray | None,
+        source: int | None,
+        receive: np.ndarray | None,
+    ) -> None:
         count(self, sendrecv_bytes(self, to, send, source, receive))
         requests: list[Any] = []
         if source is not None and receive is not None:
@@ -234,7 +290,9 @@ class MpiComm:
         first = own.copy()
         self._wait([self._all.Ibcast([first, self._mpi.BYTE], root=0)])
         lowest = np.array([self.size if (own == first).all() else self.rank], np.int64)
-        self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, [lowest, self._mpi.INT64_T], self._mpi.MIN)])
+        self._wait(
+            [self._all.Iallreduce(self._mpi.IN_PLACE, [lowest, self._mpi.INT64_T], self._mpi.MIN)]
+        )
         return None if lowest[0] == self.size else int(lowest[0])
 
     def allgather_text(self, text: str) -> list[str]:
@@ -245,14 +303,22 @@ class MpiComm:
         length = np.array([own.size], np.int64)
         self._wait([self._all.Iallgather([length, self._mpi.INT64_T], [counts, self._mpi.INT64_T])])
         everything = np.empty(int(counts.sum()), np.uint8)
-        self._wait([self._all.Iallgatherv([own, self._mpi.BYTE], [everything, counts.tolist(), self._mpi.BYTE])])
+        self._wait(
+            [
+                self._all.Iallgatherv(
+                    [own, self._mpi.BYTE], [everything, counts.tolist(), self._mpi.BYTE]
+                )
+            ]
+        )
         return [piece.tobytes().decode() for piece in pieces_of(everything, counts.tolist())]
 
     def barrier(self) -> None:
         self._wait([self._all.Ibarrier()])
 
     def free(self) -> None:
-        while self._groups and not self._mpi.Is_finalized():  # the duplicate is the first, so it goes last
+        while (
+            self._groups and not self._mpi.Is_finalized()
+        ):  # the duplicate is the first, so it goes last
             _, comm = self._groups.popitem()
             if comm is not None:
                 comm.Free()
@@ -262,9 +328,17 @@ class MpiComm:
     def _start(self, call: Any, piece: np.ndarray, peer: int) -> list[Any]:
         """Requests for a piece in messages that MPI can count; both sides cut alike. Nothing for no elements."""
         step = max(1, MOST_BYTES // piece.dtype.itemsize)
-        parts = [piece] if piece.size <= step else [piece[k : k + step] for k in range(0, piece.size, step)]
+        parts = (
+            [piece]
+            if piece.size <= step
+            else [piece[k : k + step] for k in range(0, piece.size, step)]
+        )
         # As bytes: of bfloat16 numpy has no buffer that others could read.
-        return [call([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer) for part in parts if part.size]
+        return [
+            call([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer)
+            for part in parts
+            if part.size
+        ]
 
     def _wait(self, requests: list[Any]) -> None:
         if not self.oversubscribed:

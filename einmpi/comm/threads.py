@@ -59,9 +59,13 @@ class _Office:
                 if self.failure is not None:
                     raise _Stopped
                 if source in self.ended:
-                    raise EinmpiError(f"rank {rank} waits for rank {source} in {doing}, but rank {source} has ended")
+                    raise EinmpiError(
+                        f"rank {rank} waits for rank {source} in {doing}, but rank {source} has ended"
+                    )
                 if monotonic() >= end:
-                    raise EinmpiError(f"rank {rank} has waited {self.limit:g} s for rank {source} in {doing}")
+                    raise EinmpiError(
+                        f"rank {rank} has waited {self.limit:g} s for rank {source} in {doing}"
+                    )
                 self.boxes[rank].wait(end - monotonic())
             return queue.popleft()
 
@@ -103,7 +107,10 @@ def run_threads(
         office.end(rank, failure)
 
     # Daemons: a rank that computes for ever after another one's failure must not keep the process alive.
-    threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(ranks)]
+    threads = [
+        threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True)
+        for rank in range(ranks)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -130,8 +137,14 @@ class ThreadComm:
         self.rank_on_node, self.cuda_aware = rank, False
         self._office = office
 
-    def alltoallv(self, group: Group, send: np.ndarray, send_counts: Counts,
-                  receive: np.ndarray, receive_counts: Counts) -> None:  # fmt: skip
+    def alltoallv(
+        self,
+        group: Group,
+        send: np.ndarray,
+        send_counts: Counts,
+        receive: np.ndarray,
+        receive_counts: Counts,
+    ) -> None:
         count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
         doing = f"alltoallv{group}"
         for to, piece in zip(group, pieces_of(send, send_counts), strict=True):
@@ -151,7 +164,9 @@ class ThreadComm:
             if source != self.rank:
                 piece[...] = self._receive(source, doing, piece)
 
-    def reduce_scatter(self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray) -> bool:
+    def reduce_scatter(
+        self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
+    ) -> bool:
         needed = reduce_scatter_bytes(self, group, send, counts, receive)
         if send.dtype.name not in SUMMABLE:
             return False
@@ -160,12 +175,20 @@ class ThreadComm:
         for to, piece in zip(group, pieces, strict=True):
             if to != self.rank:
                 self._send(to, doing, piece)
-        for k, source in enumerate(group):  # added in the order of the group, so that the result is always the same
+        for k, source in enumerate(
+            group
+        ):  # added in the order of the group, so that the result is always the same
             part = pieces[k] if source == self.rank else self._receive(source, doing, receive)
             receive[...] = part if k == 0 else receive + part
         return True
 
-    def sendrecv(self, to: int | None, send: np.ndarray | None, source: int | None, receive: np.ndarray | None) -> None:
+    def sendrecv(
+        self,
+        to: int | None,
+        send: np.ndarray | None,
+        source: int | None,
+        receive: np.ndarray | None,
+    ) -> None:
         count(self, sendrecv_bytes(self, to, send, source, receive))
         if to is not None and send is not None:
             self._send(to, "sendrecv", send)
@@ -200,12 +223,16 @@ class ThreadComm:
         assert piece.flags.c_contiguous, f"rank {self.rank} receives strided elements in {doing}"
         sent: np.ndarray = self._take(source, doing)
         if sent.shape != piece.shape or sent.dtype != piece.dtype:
-            raise EinmpiError(f"{doing}: rank {source} sends {sent.size} elements of {sent.dtype} to rank {self.rank}, "
-                              f"which expects {piece.size} of {piece.dtype}")  # fmt: skip
+            raise EinmpiError(
+                f"{doing}: rank {source} sends {sent.size} elements of {sent.dtype} to rank {self.rank}, "
+                f"which expects {piece.size} of {piece.dtype}"
+            )
         return sent
 
     def _take(self, source: int, doing: str) -> Any:
         found, content = self._office.take(self.rank, source, doing)
         if found != doing:
-            raise EinmpiError(f"rank {self.rank} expects {doing} of rank {source}, which does {found}")
+            raise EinmpiError(
+                f"rank {self.rank} expects {doing} of rank {source}, which does {found}"
+            )
         return content

@@ -30,12 +30,20 @@ class Workplace:
 def on_host(job: Job, comm: Comm) -> Workplace:
     narrow = next((vertex.name for vertex in job.graph.vertices if vertex.dtype == BFLOAT16), None)
     if narrow is not None:
-        raise InputError(job.path or job.source.name, f"{narrow} is bfloat16, which needs a GPU",
-                         "backend cupy, or another dtype")  # fmt: skip
+        raise InputError(
+            job.path or job.source.name,
+            f"{narrow} is bfloat16, which needs a GPU",
+            "backend cupy, or another dtype",
+        )
     threads = threads_of(comm)
     backend = NumpyBackend(threads.count, job.fast_math, job.scratch)
-    return Workplace(backend, comm, lambda inputs: inputs,
-                     lambda place, needed: check_memory(place, needed * comm.ranks_on_node), str(threads))  # fmt: skip
+    return Workplace(
+        backend,
+        comm,
+        lambda inputs: inputs,
+        lambda place, needed: check_memory(place, needed * comm.ranks_on_node),
+        str(threads),
+    )
 
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:
@@ -47,9 +55,13 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
     # TF32 is faster and rounds more, which is what fast_math allows.
     backend = CupyBackend(station, job.fast_math, tf32=job.fast_math, scratch=job.scratch)
     messages = f", messages by {station.gpu.way}" if comm.size > 1 else ""
-    return Workplace(backend, station.comm, lambda inputs: DeviceInputs(inputs, backend, comm),
-                     lambda place, needed: gpus.check_memory(place, station.gpu, needed),
-                     f"{station.gpu}{messages}")  # fmt: skip
+    return Workplace(
+        backend,
+        station.comm,
+        lambda inputs: DeviceInputs(inputs, backend, comm),
+        lambda place, needed: gpus.check_memory(place, station.gpu, needed),
+        f"{station.gpu}{messages}",
+    )
 
 
 WORKPLACES: dict[str, Callable[[Job, Comm], Workplace]] = {"numpy": on_host, "cupy": on_gpu}

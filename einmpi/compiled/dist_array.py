@@ -41,7 +41,10 @@ class DistArray:
     def __init__(self, local: np.ndarray, layout: Layout, comm: Comm) -> None:
         self.local, self.layout, self.comm = local, layout, comm
         block = layout.block(comm.rank)
-        assert local.size == 0 or (block is not None and local.shape == shape(block)), (local.shape, str(layout))
+        assert local.size == 0 or (block is not None and local.shape == shape(block)), (
+            local.shape,
+            str(layout),
+        )
 
     # ---- what it is -------------------------------------------------------------------------------------------------
 
@@ -78,9 +81,13 @@ class DistArray:
 
     def __repr__(self) -> str:
         held = "nothing" if self.region is None else show_region(self.region) if self.ndim else "it"
-        values = np.array2string(self.host, separator=", ", prefix="DistArray(", threshold=100, edgeitems=2)
-        return (f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
-                f"rank {self.comm.rank} of {self.comm.size} holds {held})")  # fmt: skip
+        values = np.array2string(
+            self.host, separator=", ", prefix="DistArray(", threshold=100, edgeitems=2
+        )
+        return (
+            f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
+            f"rank {self.comm.rank} of {self.comm.size} holds {held})"
+        )
 
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("a DistArray is spread over the ranks; its gather() gives an array")
@@ -93,7 +100,9 @@ class DistArray:
     # ---- in and out -------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_global(cls, array: Any, comm: Any = None, parts: Sequence[int] | None = None) -> DistArray:
+    def from_global(
+        cls, array: Any, comm: Any = None, parts: Sequence[int] | None = None
+    ) -> DistArray:
         """Cut an array that every rank has. `parts` says into how many parts each dimension is cut.
 
         Without `parts` the first dimensions that are long enough are cut over all ranks. Nobody checks that the array
@@ -110,7 +119,9 @@ class DistArray:
         return cls(local, layout, ours)
 
     @classmethod
-    def from_dataset(cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None) -> DistArray:
+    def from_dataset(
+        cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None
+    ) -> DistArray:
         """Read a dataset that was found in a file; cut as by `from_global`. `einmpi.open_dataset` finds and reads."""
         layout = _layout(Mesh(comm.size, even_nodes(comm) or 1), dataset.wanted, parts)
         vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)  # a number is read as one
@@ -118,7 +129,9 @@ class DistArray:
         assert block is not None
         local = np.empty(shape(block) if layout.bound else (), dataset.dtype)
         with ThreadPoolExecutor(1) as background:
-            Reading(dataset, vector, comm.rank, local, block, packed(block)).finish(comm, background)
+            Reading(dataset, vector, comm.rank, local, block, packed(block)).finish(
+                comm, background
+            )
         return cls(local, layout, comm)
 
     def gather(self, root: int | None = None) -> Any:
@@ -140,20 +153,30 @@ class DistArray:
     def redistribute(self, layout: Layout) -> DistArray:
         """The same tensor in another layout, such as that of another DistArray. All ranks call it."""
         if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
-            raise InputError("redistribute", f"the layout {layout} is for a tensor of shape {layout.bound}",
-                             f"shape {self.shape}, at most {self.comm.size} ranks")  # fmt: skip
+            raise InputError(
+                "redistribute",
+                f"the layout {layout} is for a tensor of shape {layout.bound}",
+                f"shape {self.shape}, at most {self.comm.size} ranks",
+            )
         before, after = (Layout(x.mesh, x.bound or (1,), x.cuts) for x in (self.layout, layout))
         block = layout.block(self.comm.rank)
         source = Slot("before", self.local.shape, self.dtype.name)
-        target = Slot("after", (0,) * (self.ndim or 1) if block is None else shape(block), self.dtype.name)
+        target = Slot(
+            "after", (0,) * (self.ndim or 1) if block is None else shape(block), self.dtype.name
+        )
         buffers = Buffers(NumpyBackend())
         buffers.put(source, np.ascontiguousarray(self.host))
         moves = redistribution(before, after, self.comm.size, self.comm.rank)
         exchange(Exchange("", source, target, moves), buffers, self.comm)
         return DistArray(buffers[target], layout, self.comm)
 
-    def to_hdf5(self, file: str | os.PathLike[str], dataset: str, chunks: Sequence[int] | None = None,
-                compression: str | None = None) -> None:  # fmt: skip
+    def to_hdf5(
+        self,
+        file: str | os.PathLike[str],
+        dataset: str,
+        chunks: Sequence[int] | None = None,
+        compression: str | None = None,
+    ) -> None:
         """Write it to a dataset of a file, whose other datasets stay. All ranks call it, and all write.
 
         `chunks` is the shape of a chunk, `compression` is "gzip" or "lzf".
@@ -174,6 +197,9 @@ def _cut(mesh: Mesh, bound: tuple[int, ...], wanted: Sequence[int]) -> Layout:
     cuts = place(mesh, bound, parts) if fitting else ()
     if not fitting or mesh.parts(cuts, range(len(bound))) != parts:
         extents, cut = ("×".join(map(str, numbers)) for numbers in (bound, parts))
-        raise InputError("parts", f"{extents} cannot be cut {cut} over {counted(mesh.ranks, 'rank')}",
-                         f"products of the prime factors of {mesh.ranks}, none above its extent")  # fmt: skip
+        raise InputError(
+            "parts",
+            f"{extents} cannot be cut {cut} over {counted(mesh.ranks, 'rank')}",
+            f"products of the prime factors of {mesh.ranks}, none above its extent",
+        )
     return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))

@@ -46,11 +46,18 @@ class DeviceInputs:
         given = self.inputs.given.get(step.tensor)
         if is_device_array(given):
             self._fill_from_device(step, given, target)
-        elif step.tensor not in self.begun and isinstance(target, np.ndarray):  # a slot in the slow tier
+        elif step.tensor not in self.begun and isinstance(
+            target, np.ndarray
+        ):  # a slot in the slow tier
             self.inputs.fill(step, target, self.comm)
         elif self._in_pieces(step):
-            self._fill_in_pieces(step, target, lambda there, _, values: self.inputs.read(
-                replace(step, region=there), values, packed(there), self.comm))  # fmt: skip
+            self._fill_in_pieces(
+                step,
+                target,
+                lambda there, _, values: self.inputs.read(
+                    replace(step, region=there), values, packed(there), self.comm
+                ),
+            )
         else:
             self._fill_from_host(step, target)
 
@@ -75,7 +82,9 @@ class DeviceInputs:
 
     def _block(self, step: Load) -> np.ndarray:
         """Host memory for what is loaded. A number has room for one, also where none comes."""
-        return self.backend.allocate_slow(shape(step.region) if step.slot.shape else (1,), step.slot.dtype)
+        return self.backend.allocate_slow(
+            shape(step.region) if step.slot.shape else (1,), step.slot.dtype
+        )
 
     def _in_pieces(self, step: Load) -> bool:
         """Whether this rank can take any part when it likes: made here, or read by nobody else and not in chunks."""
@@ -89,12 +98,16 @@ class DeviceInputs:
         nothing = np.empty((0,) * len(step.region), step.slot.dtype)
         return Reading(dataset, step.layout, self.comm.rank, nothing, step.region, step.place).alone
 
-    def _fill_in_pieces(self, step: Load, target: Any, read: Callable[[Region, Region, np.ndarray], None]) -> None:
+    def _fill_in_pieces(
+        self, step: Load, target: Any, read: Callable[[Region, Region, np.ndarray], None]
+    ) -> None:
         """`read` fills an array with a part of the region, which lies at a place in a block of its own."""
         self.copies.after_kernels()
         itemsize, extents = np.dtype(step.slot.dtype).itemsize, step.slot.shape or (1,)
-        regions = (chunks(region, max(1, PIECE // itemsize)) for region in
-                   (step.region, packed(step.region), step.place))  # fmt: skip
+        regions = (
+            chunks(region, max(1, PIECE // itemsize))
+            for region in (step.region, packed(step.region), step.place)
+        )
         for number, (there, within, here) in enumerate(zip(*regions, strict=True)):
             buffer = self.copies.pinned("up", number, elements(there) * itemsize)
             read(there, within, buffer.view(step.slot.dtype).reshape(shape(there)))
@@ -112,7 +125,9 @@ class DeviceInputs:
 
     def _fill_from_host(self, step: Load, target: Any) -> None:
         """By way of a block in host memory: all ranks read it together, or it was begun before."""
-        values, free = self.begun.pop(step.tensor) if step.tensor in self.begun else (self._block(step), None)
+        values, free = (
+            self.begun.pop(step.tensor) if step.tensor in self.begun else (self._block(step), None)
+        )
         self.inputs.fill(replace(step, place=_place(step)), values, self.comm)
         if not elements(step.region):
             return
@@ -131,8 +146,12 @@ class DeviceInputs:
 
     def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
         """From an array that every rank has on its GPU."""
-        values = self.backend.region_of(given, step.region, shape(step.region) if step.slot.shape else ())
-        self.backend.unpack(on_host(values) if isinstance(target, np.ndarray) else values, target, step.place)
+        values = self.backend.region_of(
+            given, step.region, shape(step.region) if step.slot.shape else ()
+        )
+        self.backend.unpack(
+            on_host(values) if isinstance(target, np.ndarray) else values, target, step.place
+        )
 
 
 def _place(step: Load) -> Region:

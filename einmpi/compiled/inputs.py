@@ -23,18 +23,28 @@ Blocks: TypeAlias = dict[tuple[str, Region], np.ndarray]
 class Inputs:
     """The inputs of the runs of one rank; `files` says how those of the job lie in their files."""
 
-    def __init__(self, job: Job, given: Mapping[str, Any], files: Mapping[str, Dataset],
-                 resident: Blocks | None = None, keep: bool = False) -> None:  # fmt: skip
+    def __init__(
+        self,
+        job: Job,
+        given: Mapping[str, Any],
+        files: Mapping[str, Dataset],
+        resident: Blocks | None = None,
+        keep: bool = False,
+    ) -> None:
         self.job, self.given, self.files = job, given, files
         self.resident = {} if resident is None else resident
         self.keep = keep  # what was loaded, for the next run
-        self.shuffled = self.shuffled_between = 0  # bytes that came from other ranks, nodes, which read them
+        self.shuffled = self.shuffled_between = (
+            0  # bytes that came from other ranks, nodes, which read them
+        )
         self.begun: dict[str, Reading] = {}
         self.background: ThreadPoolExecutor | None = None
 
     # ---- what the execute loop asks for -----------------------------------------------------------------------------
 
-    def begin(self, step: Load, make: Callable[[], np.ndarray], comm: Comm, outside: bool = False) -> None:
+    def begin(
+        self, step: Load, make: Callable[[], np.ndarray], comm: Comm, outside: bool = False
+    ) -> None:
         """Start to read a file in the background, into the array that `make` gives."""
         dataset = self.dataset(step.tensor)
         if dataset is not None and not self.keep:
@@ -47,7 +57,11 @@ class Inputs:
         if self.keep and step.tensor not in self.given:
             kept = self.kept(step, comm)
             if kept.size:
-                pairs = zip(boxes(step.region, step.place), boxes(step.region, packed(step.region)), strict=True)
+                pairs = zip(
+                    boxes(step.region, step.place),
+                    boxes(step.region, packed(step.region)),
+                    strict=True,
+                )
                 for (_, here), (_, there) in pairs:
                     _vector(target)[here] = _vector(kept)[there]
         else:
@@ -75,7 +89,13 @@ class Inputs:
 
     def dataset(self, tensor: str) -> Dataset | None:
         given = self.given.get(tensor)
-        return self.files.get(tensor) if given is None else given if isinstance(given, Dataset) else None
+        return (
+            self.files.get(tensor)
+            if given is None
+            else given
+            if isinstance(given, Dataset)
+            else None
+        )
 
     def pool(self) -> ThreadPoolExecutor:
         if self.background is None:

@@ -24,27 +24,45 @@ def check_targets(job: Job) -> None:
         names = {spec.dataset: spec.place for spec in specs}
         if len(names) < len(specs):
             shown = " and ".join(spec.name for spec in specs)
-            raise InputError(specs[-1].place, f"outputs {shown} go to one file, by different paths", "one path a file")
+            raise InputError(
+                specs[-1].place,
+                f"outputs {shown} go to one file, by different paths",
+                "one path a file",
+            )
         check_target(specs[0].file, names, format_of(specs[0].file))
 
 
 def claim(job: Job, comm: Comm) -> contextlib.AbstractContextManager[None]:
     """While this lasts, no other run writes to the job's output files. All ranks call it."""
-    return claimed({specs[0].file: specs[0].place for specs in _by_file(job.outputs).values()}, comm)
+    return claimed(
+        {specs[0].file: specs[0].place for specs in _by_file(job.outputs).values()}, comm
+    )
 
 
 def store(job: Job, digest: str, results: Mapping[str, DistArray]) -> None:
     """Write every output of the job, all or none of them, within `claim`. All ranks call it."""
     program = job.source.text.encode()[:_LONGEST_ATTRIBUTE].decode(errors="ignore")
-    attributes = {"einmpi_version": __version__, "einmpi_program": program, "einmpi_plan": digest,
-                  "einmpi_dtype": job.dtype}  # fmt: skip
+    attributes = {
+        "einmpi_version": __version__,
+        "einmpi_program": program,
+        "einmpi_plan": digest,
+        "einmpi_dtype": job.dtype,
+    }
     with contextlib.ExitStack() as drafts:
         ready = []
         for specs in _by_file(job.outputs).values():
-            tensors = [tensor_of(results[spec.name], spec.dataset, spec.dtype, spec.chunks, spec.compression)
-                       for spec in specs]  # fmt: skip
+            tensors = [
+                tensor_of(
+                    results[spec.name], spec.dataset, spec.dtype, spec.chunks, spec.compression
+                )
+                for spec in specs
+            ]
             file = specs[0].file
-            ready.append(drafts.enter_context(drafted(file, tensors, attributes, format_of(file), specs[0].place)))
+            ready.append(
+                drafts.enter_context(
+                    drafted(file, tensors, attributes, format_of(file), specs[0].place)
+                )
+            )
         for publish_file in ready:  # not before all are ready
             publish_file()
 

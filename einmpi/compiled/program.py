@@ -33,7 +33,9 @@ from einmpi.schedule.steps import Load, Step
 from einmpi.schedule.two_level import bytes_between
 from einmpi.version import __version__
 
-Kinds = tuple[tuple[str, str | Layout], ...]  # how each input is given: "array", a dataset, or a DistArray's layout
+Kinds = tuple[
+    tuple[str, str | Layout], ...
+]  # how each input is given: "array", a dataset, or a DistArray's layout
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Compiled:
         self.work = WORKPLACES[job.backend](job, comm)
         self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
-        self.known: dict[Hashable, tuple[Plan, Schedule]] = {}  # the same by what arrays look like, on one rank
+        self.known: dict[
+            Hashable, tuple[Plan, Schedule]
+        ] = {}  # the same by what arrays look like, on one rank
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # of inputs from files that stay between calls
         self.measured: Measured | None = None
@@ -76,7 +80,11 @@ class Compiled:
             plan, schedule = known
         else:
             plan, schedule, used = self.prepare(given)
-            if outline is not None and self.comm.size == 1 and all(used[name] is given[name] for name in given):
+            if (
+                outline is not None
+                and self.comm.size == 1
+                and all(used[name] is given[name] for name in given)
+            ):
                 self.known[outline] = plan, schedule
             given = used
         sources = Inputs(self.job, given, self.files, self.resident)
@@ -85,11 +93,15 @@ class Compiled:
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
         """The plan, this rank's schedule and the inputs as they are used: alike on all ranks, or an error on all."""
-        given, kinds = together(self.comm, lambda: self.checked(inputs), lambda found: repr(found[1]))
+        given, kinds = together(
+            self.comm, lambda: self.checked(inputs), lambda found: repr(found[1])
+        )
         if _on_one_mesh(given):
             kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
-            plan = together(self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan))
+            plan = together(
+                self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan)
+            )
             if plan.spilled:
                 together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
             schedule = lower(plan, self.comm.rank)
@@ -109,18 +121,26 @@ class Compiled:
         for name, array in given.items():
             if isinstance(array, DistArray) and array.comm is not self.comm:
                 raise InputError(
-                    "inputs", f"{name} lies on another communicator", "DistArrays of the ranks of this run"
+                    "inputs",
+                    f"{name} lies on another communicator",
+                    "DistArrays of the ranks of this run",
                 )
         return given, kinds
 
     def look(self, known: Collection[str]) -> None:
         """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
         vertices = self.job.graph.by_name
-        missing = [(spec, vertices[spec.name]) for spec in self.job.inputs
-                   if spec.file and spec.name in vertices and spec.name not in known]  # fmt: skip
+        missing = [
+            (spec, vertices[spec.name])
+            for spec in self.job.inputs
+            if spec.file and spec.name in vertices and spec.name not in known
+        ]
 
         def find() -> dict[str, Dataset]:
-            return {vertex.name: find_planned(spec, vertex.bound, vertex.dtype) for spec, vertex in missing}
+            return {
+                vertex.name: find_planned(spec, vertex.bound, vertex.dtype)
+                for spec, vertex in missing
+            }
 
         if missing:
             found = together(self.comm, find, _as_read)
@@ -129,31 +149,52 @@ class Compiled:
     def plan(self, kinds: Kinds) -> Plan:
         # Where the nodes differ, the mesh has one level; the ranks count what goes between nodes by their schedules.
         count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
-        options = replace(_with_inputs(self.options, kinds, self.job.backend), nodes=count, uneven=uneven)
+        options = replace(
+            _with_inputs(self.options, kinds, self.job.backend), nodes=count, uneven=uneven
+        )
         plan = make_plan(self.job.graph, self.comm.size, options)
         self.work.check_memory(self.job.source.name, plan.peak - plan.ahead)
         return plan
 
-    def run(self, plan: Plan, schedule: Schedule, sources: Inputs,
-            checkpoints: Keeper | None = None, wait: bool = True
-            ) -> tuple[dict[str, DistArray], Measured]:  # fmt: skip
+    def run(
+        self,
+        plan: Plan,
+        schedule: Schedule,
+        sources: Inputs,
+        checkpoints: Keeper | None = None,
+        wait: bool = True,
+    ) -> tuple[dict[str, DistArray], Measured]:
         """Without `wait`, kernels on a GPU may go on after the return; what uses the outputs comes after them."""
         self.backend.reserve(plan.peak)
         before, start = (self.comm.received, self.comm.received_between), time.perf_counter()
         storage = _Timed(self.work.storage(sources))
         sources.shuffled = sources.shuffled_between = 0
         try:
-            blocks, buffers = execute(schedule, self.backend, self.work.comm, storage, self.on_step, checkpoints)
+            blocks, buffers = execute(
+                schedule, self.backend, self.work.comm, storage, self.on_step, checkpoints
+            )
             if wait:
                 self.backend.wait()
         finally:
             sources.close()
-        seconds = time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
+        seconds = (
+            time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
+        )
         received = self.comm.received - before[0] - sources.shuffled
         between = self.comm.received_between - before[1] - sources.shuffled_between
-        measured = Measured(seconds - storage.seconds, storage.seconds, received, buffers.peak, sources.shuffled,
-                            between, buffers.spilled, buffers.fetched)  # fmt: skip
-        return {name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs}, measured
+        measured = Measured(
+            seconds - storage.seconds,
+            storage.seconds,
+            received,
+            buffers.peak,
+            sources.shuffled,
+            between,
+            buffers.spilled,
+            buffers.fetched,
+        )
+        return {
+            name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs
+        }, measured
 
     def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
         vertex = self.job.graph[name]
@@ -189,7 +230,9 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
     graph, specs = job.graph, {spec.name for spec in job.inputs}
     for name in given:
         if name not in specs and (name not in graph.by_name or not graph[name].is_input):
-            raise InputError("inputs", f"unknown input {name!r}", one_of(vertex.name for vertex in graph.inputs))
+            raise InputError(
+                "inputs", f"unknown input {name!r}", one_of(vertex.name for vertex in graph.inputs)
+            )
     kinds: list[tuple[str, str | Layout]] = []
     for vertex in graph.inputs:
         if vertex.name not in given:
@@ -254,20 +297,31 @@ def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
     """
     given = {name: kind.cuts for name, kind in kinds if isinstance(kind, Layout)}
     mesh = next((kind.mesh for _, kind in kinds if isinstance(kind, Layout)), None)
-    there = ("array on a GPU", *(("array",) if backend == "numpy" or options.memory is None else ()))
-    everywhere = tuple(name for name, kind in kinds if kind in there and name not in options.resident)
+    there = (
+        "array on a GPU",
+        *(("array",) if backend == "numpy" or options.memory is None else ()),
+    )
+    everywhere = tuple(
+        name for name, kind in kinds if kind in there and name not in options.resident
+    )
     resident = tuple(name for name in options.resident if name not in given)
     pins = {name: parts for name, parts in options.pins.items() if name not in given}
     other = {name for name, _ in kinds}
-    datasets = tuple(name for name, kind in kinds if isinstance(kind, str) and kind.startswith("dataset"))
+    datasets = tuple(
+        name for name, kind in kinds if isinstance(kind, str) and kind.startswith("dataset")
+    )
     files = tuple(name for name in options.files if name not in other) + datasets
-    return replace(options, resident=resident + everywhere, pins=pins, given=given, mesh=mesh, files=files)
+    return replace(
+        options, resident=resident + everywhere, pins=pins, given=given, mesh=mesh, files=files
+    )
 
 
 def _on_one_mesh(given: dict[str, Any]) -> bool:
     """DistArrays on another mesh than the first of them are laid out anew; whether there were any."""
     spread = [(name, array) for name, array in given.items() if isinstance(array, DistArray)]
-    others = [(name, array) for name, array in spread if array.layout.mesh != spread[0][1].layout.mesh]
+    others = [
+        (name, array) for name, array in spread if array.layout.mesh != spread[0][1].layout.mesh
+    ]
     for name, array in others:
         given[name] = array.redistribute(even_layout(spread[0][1].layout.mesh, array.shape))
     return bool(others)
@@ -278,6 +332,10 @@ def _on_one_mesh(given: dict[str, Any]) -> bool:
 
 def _fingerprint(job: Job, plan: Plan) -> str:
     """Equal on ranks that are about to do the same."""
-    inputs = [replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in job.inputs]
+    inputs = [
+        replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in job.inputs
+    ]
     outputs = [replace(spec, place="", file=os.path.basename(spec.file)) for spec in job.outputs]
-    return sha256(repr((__version__, plan.digest, job.fast_math, inputs, outputs)).encode()).hexdigest()
+    return sha256(
+        repr((__version__, plan.digest, job.fast_math, inputs, outputs)).encode()
+    ).hexdigest()

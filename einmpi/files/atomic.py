@@ -19,14 +19,21 @@ from einmpi.files import hdf5
 from einmpi.process.supervise import before_the_end
 
 _BLOCK = 2**24
-FAILURES = (OSError, RuntimeError, ValueError, MemoryError)  # what a full disk, h5py and a machine without room raise
+FAILURES = (
+    OSError,
+    RuntimeError,
+    ValueError,
+    MemoryError,
+)  # what a full disk, h5py and a machine without room raise
 
 
 # ---- one run a file -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def claimed(files: Mapping[str, str], comm: Comm, check: Callable[[], None] | None = None) -> Iterator[None]:
+def claimed(
+    files: Mapping[str, str], comm: Comm, check: Callable[[], None] | None = None
+) -> Iterator[None]:
     """These files, with the place that names each, are this run's to write. All ranks call it; rank 0 has the locks.
     It checks first whether the files can be written at all.
 
@@ -43,7 +50,11 @@ def claimed(files: Mapping[str, str], comm: Comm, check: Callable[[], None] | No
             try:
                 path, descriptor, sure = _lock(targets[file])
             except OSError as error:
-                reason = "another run writes it now" if isinstance(error, BlockingIOError) else reason_of(error)
+                reason = (
+                    "another run writes it now"
+                    if isinstance(error, BlockingIOError)
+                    else reason_of(error)
+                )
                 raise EinmpiError(f"{place or file}: {file} cannot be written: {reason}") from error
             locks.append((path, descriptor))
             if sure:

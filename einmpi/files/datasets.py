@@ -59,13 +59,21 @@ class Dataset:
     def select(self, rows: tuple[int | None, int | None]) -> Dataset:
         """Only the rows from one to before another; counted from the end where negative, as in Python."""
         if not self.shape:
-            raise InputError(self.where, f"{self.title} is a number and has no rows", "leave out rows")
+            raise InputError(
+                self.where, f"{self.title} is a number and has no rows", "leave out rows"
+            )
         extent = self.shape[0]
-        start, stop = (default if end is None else end + extent * (end < 0)
-                       for end, default in zip(rows, (0, extent), strict=True))  # fmt: skip
+        start, stop = (
+            default if end is None else end + extent * (end < 0)
+            for end, default in zip(rows, (0, extent), strict=True)
+        )
         if not 0 <= start <= stop <= extent:
             shown = ":".join("" if end is None else str(end) for end in rows)
-            raise InputError(self.where, f"rows {shown} of {self.title}, which has {extent}", f"within 0:{extent}")
+            raise InputError(
+                self.where,
+                f"rows {shown} of {self.title}, which has {extent}",
+                f"within 0:{extent}",
+            )
         return replace(self, first_row=start, rows=stop - start)
 
 
@@ -124,7 +132,9 @@ class RawReader:
 
     def _in_strips(self, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
         """Where the target has its dimensions in another order."""
-        longest = max(range(out.ndim), key=lambda d: (out.shape[d] > 1, -d))  # the first that can be cut
+        longest = max(
+            range(out.ndim), key=lambda d: (out.shape[d] > 1, -d)
+        )  # the first that can be cut
         count = max(1, min(out.shape[longest], STRIP * out.shape[longest] // out.nbytes))
         for start in range(0, out.shape[longest], count):
             part = out[(slice(None),) * longest + (slice(start, start + count),)]
@@ -139,10 +149,15 @@ class RawReader:
             try:
                 got = os.preadv(self.descriptor, [left[:AT_ONCE]], offset)
             except OSError as error:
-                raise InputError(self.dataset.where, f"{self.dataset.title} cannot be read: {error.strerror}") from None
+                raise InputError(
+                    self.dataset.where, f"{self.dataset.title} cannot be read: {error.strerror}"
+                ) from None
             if not got:
-                raise InputError(self.dataset.where, f"{self.dataset.title} ends before its last value",
-                                 "a file that is whole")  # fmt: skip
+                raise InputError(
+                    self.dataset.where,
+                    f"{self.dataset.title} ends before its last value",
+                    "a file that is whole",
+                )
             left, offset = left[got:], offset + got
 
 

@@ -24,7 +24,9 @@ from einmpi.schedule.regions import elements, flat_range, shape
 from einmpi.schedule.shared_writes import Round, rounds_of_bytes, rounds_of_chunks
 from einmpi.schedule.steps import Exchange, Slot
 
-WINDOW = 2**24  # bytes that a rank puts together before it writes them; messages have buffers of that size too
+WINDOW = (
+    2**24
+)  # bytes that a rank puts together before it writes them; messages have buffers of that size too
 
 
 class Distributed(Protocol):
@@ -54,7 +56,9 @@ class Tensor:
     kind: hdf5_writing.Kind
 
 
-def fill(draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5_writing.Place], comm: Comm) -> Exception | None:
+def fill(
+    draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5_writing.Place], comm: Comm
+) -> Exception | None:
     """Write the elements, down to the disk; what went wrong on this rank. All ranks call it."""
     attempt = FirstFailure()
     # Not made where it is missing: a rank on a machine that does not have this folder must not write to its own.
@@ -70,7 +74,9 @@ def fill(draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5_writing.Pl
     return attempt.error
 
 
-def _fill_bytes(descriptor: int | None, tensor: Tensor, offset: int, comm: Comm, attempt: FirstFailure) -> None:
+def _fill_bytes(
+    descriptor: int | None, tensor: Tensor, offset: int, comm: Comm, attempt: FirstFailure
+) -> None:
     """All ranks write at once, past the library that has made the file.
 
     What lies in memory as in the file is written in few large pieces: a file system lets one write in at a time, and to
@@ -102,7 +108,9 @@ def _raw(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
-def _fill_chunks(draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm, attempt: FirstFailure) -> None:
+def _fill_chunks(
+    draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm, attempt: FirstFailure
+) -> None:
     """Each rank makes some chunks ready; rank 0 hands them to HDF5, one rank's after another's."""
     dtype = np.dtype(tensor.kind.dtype)
     rounds = rounds_of_chunks(tensor.kind.shape, chunks, dtype.itemsize, comm.size, WINDOW)
@@ -110,22 +118,38 @@ def _fill_chunks(draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm
         writer = hdf5_writing.chunk_writer(draft, tensor.name)
         write: Any = attempt(stack.enter_context, writer) if comm.rank == 0 else None
         local = np.ascontiguousarray(tensor.array.host)
-        for pieces, values in assembled(tensor.array, local, rounds, max(prod(chunks), WINDOW // dtype.itemsize)):
+        for pieces, values in assembled(
+            tensor.array, local, rounds, max(prod(chunks), WINDOW // dtype.itemsize)
+        ):
             own: list[hdf5_writing.Chunk] = []
             if values is not None:
-                own = attempt(hdf5_writing.encode, _converted(values, dtype), chunks, tensor.kind.compression) or []
+                own = (
+                    attempt(
+                        hdf5_writing.encode,
+                        _converted(values, dtype),
+                        chunks,
+                        tensor.kind.compression,
+                    )
+                    or []
+                )
             for rank, piece in enumerate(pieces):
                 if piece is None or comm.rank not in (0, rank):
                     continue
                 sides = zip(piece, chunks, strict=True)
                 corners = list(product(*(range(*runs[0], chunk) for runs, chunk in sides)))
-                for corner, chunk in zip(corners, _handed_over(rank, own, len(corners), comm), strict=False):
-                    if comm.rank == 0 and chunk[1]:  # without bytes: that rank has failed, and will say so
+                for corner, chunk in zip(
+                    corners, _handed_over(rank, own, len(corners), comm), strict=False
+                ):
+                    if (
+                        comm.rank == 0 and chunk[1]
+                    ):  # without bytes: that rank has failed, and will say so
                         attempt(write, corner, *chunk)
         attempt.anyway(stack.close)  # here HDF5 writes what it has kept back
 
 
-def _handed_over(rank: int, own: list[hdf5_writing.Chunk], count: int, comm: Comm) -> list[hdf5_writing.Chunk]:
+def _handed_over(
+    rank: int, own: list[hdf5_writing.Chunk], count: int, comm: Comm
+) -> list[hdf5_writing.Chunk]:
     """A rank's chunks, so many, at rank 0."""
     if rank == 0:
         return own
@@ -140,7 +164,10 @@ def _handed_over(rank: int, own: list[hdf5_writing.Chunk], count: int, comm: Com
     packed = np.empty(int(head[:, 1].sum()), np.uint8)
     comm.sendrecv(None, None, rank, packed)
     ends = accumulate(head[:, 1].tolist())
-    return [(mask, packed[end - size : end].tobytes()) for (mask, size), end in zip(head.tolist(), ends, strict=True)]
+    return [
+        (mask, packed[end - size : end].tobytes())
+        for (mask, size), end in zip(head.tolist(), ends, strict=True)
+    ]
 
 
 def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -148,8 +175,9 @@ def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return values.astype(dtype, copy=False)
 
 
-def assembled(array: Distributed, local: np.ndarray, rounds: Iterable[Round], limit: int
-              ) -> Iterator[tuple[Round, np.ndarray | None]]:  # fmt: skip
+def assembled(
+    array: Distributed, local: np.ndarray, rounds: Iterable[Round], limit: int
+) -> Iterator[tuple[Round, np.ndarray | None]]:
     """Round by round: the pieces of all ranks, and the values of this rank's piece, good until the next round.
 
     `local` is the array's block in the host's memory. All ranks go through all rounds. No piece has more than `limit`
@@ -168,7 +196,10 @@ def assembled(array: Distributed, local: np.ndarray, rounds: Iterable[Round], li
         if own is not None and moves.own is not None and elements(moves.own[1]) == elements(own):
             run = flat_range(moves.own[0], local.shape)
             if run is not None:  # it lies here as it goes into the file: no copy
-                values, moves = local.reshape(-1)[slice(*run)].reshape(shape(own)), replace(moves, own=None)
+                values, moves = (
+                    local.reshape(-1)[slice(*run)].reshape(shape(own)),
+                    replace(moves, own=None),
+                )
         extents = (0,) if own is None or values is not None else shape(own)
         if prod(extents) > window.size:
             window = np.empty(max(prod(extents), min(limit, layout.most())), dtype)

@@ -12,7 +12,9 @@ from einmpi.files.datasets import Dataset, RawReader, Reader
 from einmpi.files.raw import find_npy, find_safetensors
 from einmpi.files.specs import HDF5_SUFFIXES, InputSpec, suffix_of
 
-Find: TypeAlias = Callable[[str, str, str], Dataset]  # file, name of the tensor in it, place in the job file
+Find: TypeAlias = Callable[
+    [str, str, str], Dataset
+]  # file, name of the tensor in it, place in the job file
 
 FORMATS: dict[str, Find] = {
     **dict.fromkeys(HDF5_SUFFIXES, hdf5.find),
@@ -26,7 +28,9 @@ def find(spec: InputSpec) -> Dataset:
     assert spec.file is not None
     suffix = suffix_of(spec.file)
     if suffix not in FORMATS:
-        raise InputError(spec.place or spec.file, f"{spec.file} is not a file of a known kind", one_of(FORMATS))
+        raise InputError(
+            spec.place or spec.file, f"{spec.file} is not a file of a known kind", one_of(FORMATS)
+        )
     found = FORMATS[suffix](spec.file, spec.dataset or spec.tensor or "", spec.place)
     return found if spec.rows is None else found.select(spec.rows)
 
@@ -34,7 +38,13 @@ def find(spec: InputSpec) -> Dataset:
 def open_reader(dataset: Dataset) -> Reader:
     """The dataset opened, if it is still as it was found."""
     # What a caller has opened with h5py may have any suffix.
-    found = FORMATS.get(suffix_of(dataset.file), hdf5.find)(dataset.file, dataset.name, dataset.place)
+    found = FORMATS.get(suffix_of(dataset.file), hdf5.find)(
+        dataset.file, dataset.name, dataset.place
+    )
     if replace(found, first_row=dataset.first_row, rows=dataset.rows) != dataset:
-        raise InputError(dataset.where, f"{dataset.title} was replaced during the run", "a file that stays as it is")
+        raise InputError(
+            dataset.where,
+            f"{dataset.title} was replaced during the run",
+            "a file that stays as it is",
+        )
     return hdf5.Hdf5Reader(dataset) if dataset.offset is None else RawReader(dataset)

@@ -30,7 +30,9 @@ def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> np.ndarray:
 def _rounded(values: np.ndarray, dtype: np.dtype, spec: InputSpec) -> np.ndarray:
     found = values.astype(dtype)
     if spec.random == "uniform":  # rounding may reach `high`, which is outside
-        found[found >= dtype.type(spec.high)] = np.nextafter(dtype.type(spec.high), dtype.type(spec.low))
+        found[found >= dtype.type(spec.high)] = np.nextafter(
+            dtype.type(spec.high), dtype.type(spec.low)
+        )
     return found
 
 
@@ -39,7 +41,10 @@ def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: np.ndarr
     if not target.size:
         return
     # Dimensions that are taken whole at the end are one with the last that is not: a row.
-    cut = max((d for d, (s, n) in enumerate(zip(there, bound, strict=True)) if s != slice(0, n)), default=0)
+    cut = max(
+        (d for d, (s, n) in enumerate(zip(there, bound, strict=True)) if s != slice(0, n)),
+        default=0,
+    )
     inner = prod(bound[cut + 1 :])
     first, last = (there[cut].start * inner, there[cut].stop * inner) if bound else (0, 1)
     row = prod(bound[cut:])

@@ -26,7 +26,11 @@ def build() -> dict[str, Any]:
     """Versions of h5py and of HDF5, and whether they were built for parallel writing."""
     import h5py
 
-    return {"h5py": h5py.__version__, "hdf5": h5py.version.hdf5_version, "parallel": bool(h5py.get_config().mpi)}
+    return {
+        "h5py": h5py.__version__,
+        "hdf5": h5py.version.hdf5_version,
+        "parallel": bool(h5py.get_config().mpi),
+    }
 
 
 def find(file: str, dataset: str, place: str = "") -> Dataset:
@@ -37,7 +41,9 @@ def find(file: str, dataset: str, place: str = "") -> Dataset:
             dtype = _dtype(found, file, dataset, place)
             _check_sources(found, file, dataset, place)
             # Of a dataset without values in the file, HDF5 knows what to fill in; a link may lead to another file.
-            here = found.size and found.file.filename == handle.filename and as_in_memory(found, dtype)
+            here = (
+                found.size and found.file.filename == handle.filename and as_in_memory(found, dtype)
+            )
             offset = found.id.get_offset() if here else None
             return Dataset(file, dataset, place, found.shape, dtype.str, found.chunks, offset)
         except _DAMAGE as error:
@@ -62,7 +68,9 @@ class Hdf5Reader:
         try:
             self.found.read_direct(target, there, here)
         except _DAMAGE as error:  # a damaged chunk, a filter this HDF5 does not have
-            raise _unreadable(error, self.dataset.file, self.dataset.name, self.dataset.place) from None
+            raise _unreadable(
+                error, self.dataset.file, self.dataset.name, self.dataset.place
+            ) from None
 
 
 def reopened(given: Any) -> Dataset | None:
@@ -80,7 +88,11 @@ def reopened(given: Any) -> Dataset | None:
         found = find(file.filename, given.name)
     except InputError:
         return None
-    return found if found.shape == given.shape and found.dtype == given.dtype.newbyteorder("=") else None
+    return (
+        found
+        if found.shape == given.shape and found.dtype == given.dtype.newbyteorder("=")
+        else None
+    )
 
 
 @contextlib.contextmanager
@@ -95,7 +107,9 @@ def opened(file: str, place: str) -> Iterator[h5py.File]:
             # Where there are no locks, only this setting keeps HDF5 from trying after all.
             busy = isinstance(error, BlockingIOError)
             allowed = "a file that nobody writes to now" if busy else "HDF5_USE_FILE_LOCKING=FALSE"
-        raise InputError(place or file, f"{file} cannot be opened as HDF5: {reason(error)}", allowed) from None
+        raise InputError(
+            place or file, f"{file} cannot be opened as HDF5: {reason(error)}", allowed
+        ) from None
     with handle:
         yield handle
 
@@ -140,12 +154,20 @@ def _looked_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.D
             raise InputError(where, f"{dataset} in {file} has no values", "a dataset with a shape")
         return found
     if isinstance(found, h5py.Group):
-        raise InputError(where, f"{dataset} in {file} is a group", f"a dataset; {_listing(_datasets_in(found))}")
+        raise InputError(
+            where, f"{dataset} in {file} is a group", f"a dataset; {_listing(_datasets_in(found))}"
+        )
     link = handle.get(dataset, getlink=True)
     if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-        target = f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
-        raise InputError(where, f"{dataset} in {file} is a link to {target}, which is not there", "a dataset")
-    raise InputError(where, f"there is no dataset {dataset} in {file}", _listing(_datasets_in(handle), dataset))
+        target = (
+            f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
+        )
+        raise InputError(
+            where, f"{dataset} in {file} is a link to {target}, which is not there", "a dataset"
+        )
+    raise InputError(
+        where, f"there is no dataset {dataset} in {file}", _listing(_datasets_in(handle), dataset)
+    )
 
 
 def _datasets_in(group: h5py.Group) -> list[str]:
@@ -185,7 +207,9 @@ def _dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -> np.dtype
         shown = "a reference"
     elif stored.fields or stored.subdtype:
         shown = "compound" if stored.fields else "of an array type"
-    raise InputError(place or file, f"{dataset} in {file} is {shown}, which is not supported", one_of(DTYPES))
+    raise InputError(
+        place or file, f"{dataset} in {file} is {shown}, which is not supported", one_of(DTYPES)
+    )
 
 
 def as_in_memory(found: h5py.Dataset, dtype: np.dtype) -> bool:
@@ -198,22 +222,30 @@ def as_in_memory(found: h5py.Dataset, dtype: np.dtype) -> bool:
 
 def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> None:
     """Values in other files. HDF5 would put in others where these are missing, and say nothing."""
-    holder = found.file.filename  # another file than the one that was opened, behind an external link
+    holder = (
+        found.file.filename
+    )  # another file than the one that was opened, behind an external link
     folder = os.path.dirname(os.path.abspath(holder))
     sources: list[tuple[str, str, int]] = []  # file, dataset in it, least size
     if found.is_virtual:
         sources = [(source.file_name, source.dset_name, 0) for source in found.virtual_sources()]
     elif found.external:
         # Their paths count from where the process runs.
-        sources = [(os.path.abspath(name), "", start + size) for name, start, size in found.external
-                   if size < 2**63]  # fmt: skip
+        sources = [
+            (os.path.abspath(name), "", start + size)
+            for name, start, size in found.external
+            if size < 2**63
+        ]
     for name, inside, size in sources:
         path = holder if name == "." else os.path.join(folder, name)
         if "%" in name + inside:  # numbered files: the first that is missing is the end
             continue
         if not os.path.isfile(path) or os.path.getsize(path) < size:
-            raise InputError(place or file, f"{dataset} in {file} needs {name}, which is not there or too short",
-                             "a file that is whole")  # fmt: skip
+            raise InputError(
+                place or file,
+                f"{dataset} in {file} needs {name}, which is not there or too short",
+                "a file that is whole",
+            )
         if inside:
             with opened(path, place) as handle:
                 _dataset(handle, path, inside, place)

@@ -47,20 +47,35 @@ def check_target(file: str, datasets: Mapping[str, str]) -> None:
             for above in ("/" + "/".join(parts[:end]) for end in range(1, len(parts))):
                 found = handle.get(above)
                 if found is not None and not isinstance(found, h5py.Group):
-                    raise InputError(place or file, f"{above} in {file} is not a group", f"a group to hold {dataset}")
+                    raise InputError(
+                        place or file,
+                        f"{above} in {file} is not a group",
+                        f"a group to hold {dataset}",
+                    )
                 if found is not None and found.file.filename != handle.filename:
-                    raise InputError(place or file, f"{above} in {file} is a group of another file",
-                                     f"a group of {file} to hold {dataset}")  # fmt: skip
+                    raise InputError(
+                        place or file,
+                        f"{above} in {file} is a group of another file",
+                        f"a group of {file} to hold {dataset}",
+                    )
                 if found is None and handle.get(above, getlink=True) is not None:
-                    raise InputError(place or file, f"{above} in {file} is a link to what is not there",
-                                     f"a group to hold {dataset}")  # fmt: skip
+                    raise InputError(
+                        place or file,
+                        f"{above} in {file} is a link to what is not there",
+                        f"a group to hold {dataset}",
+                    )
                 if found is not None:
                     group, rest = found, parts[above.count("/") :]
             address = h5py.h5o.get_info(group.id).addr
             for other, path in taken:
-                if other == address and all(one == two for one, two in zip(path, rest, strict=False)):
-                    raise InputError(place or file, f"{dataset} in {file} would be another output too, by a link",
-                                     "a dataset of its own for each output")  # fmt: skip
+                if other == address and all(
+                    one == two for one, two in zip(path, rest, strict=False)
+                ):
+                    raise InputError(
+                        place or file,
+                        f"{dataset} in {file} would be another output too, by a link",
+                        "a dataset of its own for each output",
+                    )
             taken.append((address, rest))
 
 
@@ -85,9 +100,15 @@ def lay_out(draft: str, datasets: Mapping[str, Kind], attributes: Mapping[str, s
             if not _reusable(handle, name, kind) and handle.get(name, getlink=True) is not None:
                 del handle[name]
         for name, kind in datasets.items():
-            made = handle[name] if handle.get(name, getlink=True) is not None else _make(handle, name, kind)
+            made = (
+                handle[name]
+                if handle.get(name, getlink=True) is not None
+                else _make(handle, name, kind)
+            )
             for key, value in attributes.items():
-                if key not in made.attrs or str(made.attrs[key]) != value:  # or the file would grow with each run
+                if (
+                    key not in made.attrs or str(made.attrs[key]) != value
+                ):  # or the file would grow with each run
                     made.attrs[key] = value
             places.append((None if made.chunks else made.id.get_offset(), made.chunks))
     return places
@@ -97,7 +118,9 @@ def _make(handle: h5py.File, name: str, kind: Kind) -> h5py.Dataset:
     import h5py
 
     if kind.chunks or kind.compression:
-        return handle.create_dataset(name, kind.shape, kind.dtype, chunks=kind.chunks, compression=kind.compression)
+        return handle.create_dataset(
+            name, kind.shape, kind.dtype, chunks=kind.chunks, compression=kind.compression
+        )
     # The place is fixed at once and nothing is written there: the ranks do that, past HDF5. Nor is the time written:
     # the same run gives the same file.
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -118,11 +141,17 @@ def _reusable(handle: h5py.File, name: str, kind: Kind) -> bool:
     if not isinstance(handle.get(name, getlink=True), h5py.HardLink):
         return False
     found = handle[name]
-    if not isinstance(found, h5py.Dataset) or h5py.h5o.get_info(found.id).rc != 1 or found.maxshape != found.shape:
+    if (
+        not isinstance(found, h5py.Dataset)
+        or h5py.h5o.get_info(found.id).rc != 1
+        or found.maxshape != found.shape
+    ):
         return False
     properties = found.id.get_create_plist()
     filters = [properties.get_filter(k)[0] for k in range(properties.get_nfilters())]
-    wanted = {"gzip": [h5py.h5z.FILTER_DEFLATE], "lzf": [h5py.h5z.FILTER_LZF], None: []}[kind.compression]
+    wanted = {"gzip": [h5py.h5z.FILTER_DEFLATE], "lzf": [h5py.h5z.FILTER_LZF], None: []}[
+        kind.compression
+    ]
     if (found.shape, found.dtype) != (kind.shape, np.dtype(kind.dtype)) or filters != wanted:
         return False
     if not as_in_memory(found, found.dtype):
@@ -139,18 +168,24 @@ def encode(array: np.ndarray, chunks: tuple[int, ...], compression: str | None) 
 
     with h5py.File(f"{id(array)}", "w", driver="core", backing_store=False) as memory:
         growing = (None,) * array.ndim  # or a chunk could not be larger than the array
-        made = memory.create_dataset("x", data=array, chunks=chunks, compression=compression, maxshape=growing)
+        made = memory.create_dataset(
+            "x", data=array, chunks=chunks, compression=compression, maxshape=growing
+        )
         made.flush()
         return [made.id.read_direct_chunk(corner) for corner in _corners(array.shape, chunks)]
 
 
 def _corners(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Where each chunk begins, in order."""
-    return itertools.product(*(range(0, extent, chunk) for extent, chunk in zip(shape, chunks, strict=True)))
+    return itertools.product(
+        *(range(0, extent, chunk) for extent, chunk in zip(shape, chunks, strict=True))
+    )
 
 
 @contextlib.contextmanager
-def chunk_writer(draft: str, dataset: str) -> Iterator[Callable[[tuple[int, ...], int, bytes], None]]:
+def chunk_writer(
+    draft: str, dataset: str
+) -> Iterator[Callable[[tuple[int, ...], int, bytes], None]]:
     """Writes chunks that are ready: where each begins, and what `encode` gave."""
     import h5py
 
@@ -158,6 +193,10 @@ def chunk_writer(draft: str, dataset: str) -> Iterator[Callable[[tuple[int, ...]
         made = handle[dataset]
         # Chunks of a dataset that is used again seldom fit into their old places, and HDF5 forgets free space when the
         # file is closed. So all of it is freed first.
-        for corner in _corners(made.shape, made.chunks) if made.compression and made.id.get_num_chunks() else ():
+        for corner in (
+            _corners(made.shape, made.chunks)
+            if made.compression and made.id.get_num_chunks()
+            else ()
+        ):
             made.id.write_direct_chunk(corner, b"\0")
         yield lambda corner, mask, data: made.id.write_direct_chunk(corner, data, mask)

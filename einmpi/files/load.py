@@ -27,8 +27,11 @@ def find_planned(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> Dataset
     """How an input lies in its file, if it has the shape and dtype that were planned for."""
     found = find(spec)
     if found.wanted != tuple(shape) or found.dtype.name != dtype:
-        raise InputError(spec.place, f"{spec.name} in {spec.file} is {found.dtype.name}{list(found.wanted)} now",
-                         f"{dtype}{list(shape)}, as planned")  # fmt: skip
+        raise InputError(
+            spec.place,
+            f"{spec.name} in {spec.file} is {found.dtype.name}{list(found.wanted)} now",
+            f"{dtype}{list(shape)}, as planned",
+        )
     return found
 
 

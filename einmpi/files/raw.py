@@ -16,8 +16,16 @@ from einmpi.files.datasets import LISTED, Dataset, check_file
 from einmpi.graph.bfloat16 import check_bfloat16
 from einmpi.graph.scalar import BFLOAT16, DTYPES
 
-_SAFETENSORS = {"F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8", "I32": "<i4", "I64": "<i8", "BOOL": "|b1",
-                "BF16": BFLOAT16}  # fmt: skip
+_SAFETENSORS = {
+    "F16": "<f2",
+    "F32": "<f4",
+    "F64": "<f8",
+    "C64": "<c8",
+    "I32": "<i4",
+    "I64": "<i8",
+    "BOOL": "|b1",
+    "BF16": BFLOAT16,
+}
 _LONGEST_HEADER = 100 * 10**6  # bytes, as the format has it
 
 
@@ -27,14 +35,22 @@ def find_npy(file: str, _: str, place: str) -> Dataset:
         # Looks at the header, and compares it with the size of the file. Nothing is ever unpickled.
         with warnings.catch_warnings(action="ignore"):  # about headers that Python 2 wrote
             found = np.lib.format.open_memmap(file, mode="r")
-    except Exception as error:  # it parses the header as Python's text: any kind of error may come of that
+    except (
+        Exception
+    ) as error:  # it parses the header as Python's text: any kind of error may come of that
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(place or file, f"{file} cannot be read as .npy: {reason}", "an array of numbers") from None
+        raise InputError(
+            place or file, f"{file} cannot be read as .npy: {reason}", "an array of numbers"
+        ) from None
     if found.dtype.newbyteorder("=").name not in DTYPES:
         shown = "compound" if found.dtype.kind == "V" else found.dtype.name
-        raise InputError(place or file, f"{file} is {shown}, which is not supported", one_of(DTYPES))
+        raise InputError(
+            place or file, f"{file} is {shown}, which is not supported", one_of(DTYPES)
+        )
     fortran = found.ndim > 1 and found.flags.f_contiguous and not found.flags.c_contiguous
-    return Dataset(file, "", place, found.shape, found.dtype.str, offset=int(found.offset), fortran=fortran)
+    return Dataset(
+        file, "", place, found.shape, found.dtype.str, offset=int(found.offset), fortran=fortran
+    )
 
 
 def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
@@ -53,13 +69,22 @@ def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
         if not first <= last <= status.st_size - start:
             raise ValueError(f"{tensor} ends after the end of the file")
         check_bfloat16(place or file, _SAFETENSORS.get(code, ""))
-        if code in _SAFETENSORS and last - first != prod(shape) * np.dtype(_SAFETENSORS[code]).itemsize:
+        if (
+            code in _SAFETENSORS
+            and last - first != prod(shape) * np.dtype(_SAFETENSORS[code]).itemsize
+        ):
             raise ValueError(f"{tensor} has {last - first} bytes, which is not its shape")
     except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise InputError(place or file, f"{file} cannot be read as safetensors: {reason:.200}") from None
+        raise InputError(
+            place or file, f"{file} cannot be read as safetensors: {reason:.200}"
+        ) from None
     if code not in _SAFETENSORS:
-        raise InputError(place or file, f"{tensor} in {file} is {code!s:.20}, which is not supported", one_of(DTYPES))
+        raise InputError(
+            place or file,
+            f"{tensor} in {file} is {code!s:.20}, which is not supported",
+            one_of(DTYPES),
+        )
     return Dataset(file, tensor, place, shape, _SAFETENSORS[code], offset=start + first)
 
 
@@ -71,7 +96,9 @@ def _safetensors_header(file: str, _changed: int, size: int) -> tuple[int, dict[
         if size < 8 or length > min(size - 8, _LONGEST_HEADER):
             raise ValueError("its header is longer than the file")
         header = json.loads(handle.read(length))
-    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+    if not isinstance(header, dict) or not all(
+        isinstance(entry, dict) for entry in header.values()
+    ):
         raise ValueError("its header is not a table of tensors")
     header.pop("__metadata__", None)
     return 8 + length, header

@@ -18,15 +18,24 @@ from einmpi.schedule.regions import Region, boxes, sides
 from einmpi.schedule.shared_reads import Bounds, deal, suits_single_ranks
 
 Cells: TypeAlias = dict[int, tuple[Bounds, np.ndarray]]
-Sides: TypeAlias = list[list[tuple[slice, slice]]]  # of each dimension: a run of the tensor, its place in the target
+Sides: TypeAlias = list[
+    list[tuple[slice, slice]]
+]  # of each dimension: a run of the tensor, its place in the target
 
 
 class Reading:
     """One tensor on its way into `target`. Where the blocks suit the file, each rank reads its own; else all ranks of
     the layout read cells in the order of the file, round by round, and pass them on."""
 
-    def __init__(self, dataset: Dataset, layout: Layout, rank: int, target: np.ndarray, region: Region,
-                 place: Region) -> None:  # fmt: skip
+    def __init__(
+        self,
+        dataset: Dataset,
+        layout: Layout,
+        rank: int,
+        target: np.ndarray,
+        region: Region,
+        place: Region,
+    ) -> None:
         self.dataset, self.rank, self.target = dataset, rank, target
         self.region, self.place = region, place
         first = [0] * len(layout.bound)
@@ -35,11 +44,20 @@ class Reading:
             self.target = target.reshape(1)
         if dataset.fortran:  # turned around, it lies in the file as any other
             layout = _backwards(layout)
-            first, self.region, self.place, self.target = first[::-1], region[::-1], place[::-1], target.T
+            first, self.region, self.place, self.target = (
+                first[::-1],
+                region[::-1],
+                place[::-1],
+                target.T,
+            )
         self.first = first
-        self.spans: Sides = [sides(runs, places) for runs, places in zip(self.region, self.place, strict=True)]
+        self.spans: Sides = [
+            sides(runs, places) for runs, places in zip(self.region, self.place, strict=True)
+        ]
         itemsize = dataset.dtype.itemsize
-        self.alone = 0 in layout.bound or suits_single_ranks(layout, itemsize, dataset.chunks, first)
+        self.alone = 0 in layout.bound or suits_single_ranks(
+            layout, itemsize, dataset.chunks, first
+        )
         self.dealing = None if self.alone else deal(layout, itemsize, dataset.chunks, first)
         self.reader: Reader | None = None
         self.pending: Future[Any] | None = None
@@ -48,7 +66,9 @@ class Reading:
 
     def begin(self, background: Executor) -> None:
         """Start to read in the background: all, or the first round."""
-        self.pending = background.submit(self._own) if self.alone else background.submit(self._cells, 0)
+        self.pending = (
+            background.submit(self._own) if self.alone else background.submit(self._cells, 0)
+        )
 
     def finish(self, comm: Comm, background: Executor | None = None) -> None:
         """Read and pass on what is left. All ranks of the layout call it."""
@@ -91,7 +111,9 @@ class Reading:
             if array.shape != extents or not array.flags.c_contiguous:
                 buffer = self.buffers[turn % 2]
                 if buffer is None:
-                    buffer = self.buffers[turn % 2] = np.empty(self.dealing.at_once * prod(grid.cell), dtype)
+                    buffer = self.buffers[turn % 2] = np.empty(
+                        self.dealing.at_once * prod(grid.cell), dtype
+                    )
                 array = buffer[start : start + prod(extents)].reshape(extents)
                 start += array.size
             self._read(bounds, array, (slice(None),) * array.ndim)
@@ -104,7 +126,9 @@ class Reading:
         if not self.dataset.shape:
             self.reader.read((), target.reshape(()), ())
             return
-        there = tuple(slice(a + first, b + first) for (a, b), first in zip(bounds, self.first, strict=True))
+        there = tuple(
+            slice(a + first, b + first) for (a, b), first in zip(bounds, self.first, strict=True)
+        )
         self.reader.read(there, target, here)
 
     # ---- together ---------------------------------------------------------------------------------------------------
@@ -125,18 +149,31 @@ class Reading:
         assert self.dealing is not None
         rank, ranks, grid = self.rank, self.dealing.ranks, self.dealing.grid
         going = self.dealing.going(rank, turn)
-        shifts = {(user - rank) % ranks for user in going} | {(rank - source) % ranks for source in coming}
+        shifts = {(user - rank) % ranks for user in going} | {
+            (rank - source) % ranks for source in coming
+        }
         for shift in sorted(shifts):
             to, source = (rank + shift) % ranks, (rank - shift) % ranks
-            out = [piece for number, region in going.get(to, ()) for piece in _pieces(*cells[number], region)]
-            places = (box for number in coming.get(source, ()) for box in _within(self.spans, grid.bounds(number)))
+            out = [
+                piece
+                for number, region in going.get(to, ())
+                for piece in _pieces(*cells[number], region)
+            ]
+            places = (
+                box
+                for number in coming.get(source, ())
+                for box in _within(self.spans, grid.bounds(number))
+            )
             back = [self.target[box] for box in places]
             if shift == 0:
                 for piece, place in zip(out, back, strict=True):
                     if piece.ctypes.data != place.ctypes.data:
                         place[...] = piece
                 continue
-            send, receive = _in_a_row(out, self.target, self.buffers[turn % 2]), _in_a_row(back, self.target)
+            send, receive = (
+                _in_a_row(out, self.target, self.buffers[turn % 2]),
+                _in_a_row(back, self.target),
+            )
             unpack = receive is None
             if send is None:
                 send = np.concatenate([piece.reshape(-1) for piece in out])
@@ -151,7 +188,10 @@ class Reading:
 
 def _pieces(bounds: Bounds, array: np.ndarray, region: Region) -> list[np.ndarray]:
     """The runs of a region of the tensor that lie in a cell."""
-    sliced = [[slice(a - first, b - first) for a, b in runs] for runs, (first, _) in zip(region, bounds, strict=True)]
+    sliced = [
+        [slice(a - first, b - first) for a, b in runs]
+        for runs, (first, _) in zip(region, bounds, strict=True)
+    ]
     return [array[box] for box in itertools.product(*sliced)]
 
 
@@ -163,7 +203,9 @@ def _within(spans: Sides, bounds: Bounds) -> list[tuple[slice, ...]]:
         for there, here in pairs:
             start, stop = max(there.start, first), min(there.stop, last)
             if start < stop:
-                side.append(slice(here.start + start - there.start, here.start + stop - there.start))
+                side.append(
+                    slice(here.start + start - there.start, here.start + stop - there.start)
+                )
         found.append(side)
     return list(itertools.product(*found))
 
@@ -188,6 +230,9 @@ def _in_a_row(pieces: list[np.ndarray], *arrays: np.ndarray | None) -> np.ndarra
 def _backwards(layout: Layout) -> Layout:
     """The layout of the tensor with its dimensions in the opposite order."""
     last = len(layout.bound) - 1
-    return replace(layout, bound=layout.bound[::-1],
-                   cuts=tuple(None if cut is None else last - cut for cut in layout.cuts),
-                   splits=tuple((axis, last - cut) for axis, cut in layout.splits))  # fmt: skip
+    return replace(
+        layout,
+        bound=layout.bound[::-1],
+        cuts=tuple(None if cut is None else last - cut for cut in layout.cuts),
+        splits=tuple((axis, last - cut) for axis, cut in layout.splits),
+    )

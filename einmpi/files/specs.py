@@ -6,7 +6,13 @@ import os
 from dataclasses import dataclass
 
 # What names a tensor inside a file, by the file's suffix; nothing where the file is the tensor.
-INSIDE = {".h5": "dataset", ".hdf5": "dataset", ".he5": "dataset", ".safetensors": "tensor", ".npy": ""}
+INSIDE = {
+    ".h5": "dataset",
+    ".hdf5": "dataset",
+    ".he5": "dataset",
+    ".safetensors": "tensor",
+    ".npy": "",
+}
 HDF5_SUFFIXES = tuple(suffix for suffix, key in INSIDE.items() if key == "dataset")
 COMPRESSIONS = ("gzip", "lzf")
 

@@ -29,28 +29,53 @@ class Format:
     lay_out: Callable[[str, str, Mapping[str, Kind], Mapping[str, str]], list[Place]]
 
 
-def tensor_of(array: Distributed, name: str, dtype: str | None = None, chunks: Sequence[int] | None = None,
-              compression: str | None = None) -> Tensor:  # fmt: skip
+def tensor_of(
+    array: Distributed,
+    name: str,
+    dtype: str | None = None,
+    chunks: Sequence[int] | None = None,
+    compression: str | None = None,
+) -> Tensor:
     """Without a dtype the tensor keeps its own; files have no bfloat16, so it becomes float32. What has no elements or
     no dimensions has no chunks either."""
     own = "float32" if array.dtype.name == BFLOAT16 else array.dtype.name
     if not array.ndim or not array.size:
         chunks = compression = None
-    fitting = None if chunks is None else tuple(min(pair) for pair in zip(chunks, array.shape, strict=True))
+    fitting = (
+        None
+        if chunks is None
+        else tuple(min(pair) for pair in zip(chunks, array.shape, strict=True))
+    )
     return Tensor(name, array, Kind(array.shape, dtype or own, fitting, compression))
 
 
-def save(array: Distributed, file: str, dataset: str, chunks: Sequence[int] | None, compression: str | None) -> None:
+def save(
+    array: Distributed,
+    file: str,
+    dataset: str,
+    chunks: Sequence[int] | None,
+    compression: str | None,
+) -> None:
     """A DistArray to a dataset of an HDF5 file. All ranks call it."""
 
     def checked() -> Tensor:
         if not isinstance(dataset, str) or not dataset.strip("/"):
-            raise InputError("to_hdf5", f"{dataset!r} is not the path of a dataset", "such as /Z or /group/Z")
+            raise InputError(
+                "to_hdf5", f"{dataset!r} is not the path of a dataset", "such as /Z or /group/Z"
+            )
         if compression not in (None, *COMPRESSIONS):
-            raise InputError("to_hdf5", f"unknown compression {compression!r}", one_of(COMPRESSIONS, str(compression)))
+            raise InputError(
+                "to_hdf5",
+                f"unknown compression {compression!r}",
+                one_of(COMPRESSIONS, str(compression)),
+            )
         numbers = chunks if isinstance(chunks, Sequence) else [chunks]
-        if chunks is not None and (len(numbers) != array.ndim or any(type(n) is not int or n < 1 for n in numbers)):
-            raise InputError("to_hdf5", f"chunks are {chunks!r}", f"{array.ndim} positive whole numbers")
+        if chunks is not None and (
+            len(numbers) != array.ndim or any(type(n) is not int or n < 1 for n in numbers)
+        ):
+            raise InputError(
+                "to_hdf5", f"chunks are {chunks!r}", f"{array.ndim} positive whole numbers"
+            )
         return tensor_of(array, dataset, None, chunks, compression)
 
     tensor = together(array.comm, checked, lambda tensor: repr((tensor.name, tensor.kind)))
@@ -70,20 +95,29 @@ def check_target(file: str, names: Mapping[str, str], format: Format) -> None:
     # A file is replaced, for which its folder's permission would do. But who made it read-only wants to keep it.
     kept = os.path.exists(target) and not os.stat(target).st_mode & 0o222
     if kept or not os.access(folder, os.W_OK):
-        raise InputError(where, f"{file} may not be written", "a file and a folder with write permission")
+        raise InputError(
+            where, f"{file} may not be written", "a file and a folder with write permission"
+        )
     if os.path.exists(target):
         format.check(file, names)
 
 
-def write(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], format: Format) -> None:
+def write(
+    file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], format: Format
+) -> None:
     """Write tensors to a file. What else is in the file stays. All ranks call it, within `claimed`."""
     with drafted(file, tensors, attributes, format) as publish_file:
         publish_file()
 
 
 @contextlib.contextmanager
-def drafted(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], format: Format, place: str = ""
-            ) -> Iterator[Callable[[], object]]:  # fmt: skip
+def drafted(
+    file: str,
+    tensors: Sequence[Tensor],
+    attributes: Mapping[str, str],
+    format: Format,
+    place: str = "",
+) -> Iterator[Callable[[], object]]:
     """Write tensors to a draft of a file. What this gives puts the draft in the file's place; else it is dropped."""
     comm, target = tensors[0].array.comm, os.path.realpath(file)  # a link stays a link
     existed = os.path.exists(target)
@@ -103,7 +137,9 @@ def drafted(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str],
         return on_first_rank(comm, careful)
 
     def prepare() -> str:
-        return json.dumps([os.path.basename(draft), format.lay_out(draft, target, kinds, attributes)])
+        return json.dumps(
+            [os.path.basename(draft), format.lay_out(draft, target, kinds, attributes)]
+        )
 
     def fill_draft() -> None:
         error = fill(draft, tensors, places, comm)
@@ -113,7 +149,9 @@ def drafted(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str],
     draft = new_draft(target)
     try:
         name, laid_out = json.loads(first_rank(prepare))
-        draft = os.path.join(os.path.dirname(target), name)  # of rank 0, in the folder as this rank sees it
+        draft = os.path.join(
+            os.path.dirname(target), name
+        )  # of rank 0, in the folder as this rank sees it
         places = [(offset, chunks and tuple(chunks)) for offset, chunks in laid_out]
         together(comm, fill_draft)  # and nobody reads the old file any more
         yield lambda: first_rank(lambda: publish(draft, target))
@@ -126,30 +164,41 @@ def drafted(file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str],
 # ---- kinds of files -------------------------------------------------------------------------------------------------
 
 
-def _lay_out_hdf5(draft: str, target: str, kinds: Mapping[str, Kind], attributes: Mapping[str, str]) -> list[Place]:
+def _lay_out_hdf5(
+    draft: str, target: str, kinds: Mapping[str, Kind], attributes: Mapping[str, str]
+) -> list[Place]:
     begin(draft, target, hdf5_writing.written_over(target, kinds) if os.path.exists(target) else [])
     return hdf5_writing.lay_out(draft, kinds, attributes)
 
 
 def _check_npy(file: str, names: Mapping[str, str]) -> None:
     if not os.path.isfile(file):
-        raise InputError(next(iter(names.values())) or file, f"{file} is not a file", "an .npy file")
+        raise InputError(
+            next(iter(names.values())) or file, f"{file} is not a file", "an .npy file"
+        )
 
 
-def _lay_out_npy(draft: str, target: str, kinds: Mapping[str, Kind], attributes: Mapping[str, str]) -> list[Place]:
+def _lay_out_npy(
+    draft: str, target: str, kinds: Mapping[str, Kind], attributes: Mapping[str, str]
+) -> list[Place]:
     """The one tensor of such a file comes after its header. There is no room for attributes."""
     begin(draft, target, None)
     (kind,) = kinds.values()
     with open(draft, "r+b") as file:
         descr = np.lib.format.dtype_to_descr(np.dtype(kind.dtype))
-        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": kind.shape})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": descr, "fortran_order": False, "shape": kind.shape}
+        )
         offset = file.tell()
         os.ftruncate(file.fileno(), offset + prod(kind.shape) * np.dtype(kind.dtype).itemsize)
     return [(offset, None)]
 
 
 HDF5 = Format(hdf5_writing.check_target, _lay_out_hdf5)
-FORMATS: dict[str, Format] = {**dict.fromkeys(HDF5_SUFFIXES, HDF5), ".npy": Format(_check_npy, _lay_out_npy)}
+FORMATS: dict[str, Format] = {
+    **dict.fromkeys(HDF5_SUFFIXES, HDF5),
+    ".npy": Format(_check_npy, _lay_out_npy),
+}
 
 
 def format_of(file: str) -> Format:

@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.bfloat16 import as_float16, bfloat16, is_bfloat16
-from einmpi.graph.scalar import BFLOAT16, CASTS, COMPARISONS, DTYPES, OPS, Call, Const, Index, Number, Scalar, Type
+from einmpi.graph.scalar import (
+    BFLOAT16,
+    CASTS,
+    COMPARISONS,
+    DTYPES,
+    OPS,
+    Call,
+    Const,
+    Index,
+    Number,
+    Scalar,
+    Type,
+)
 
 # ---- dtypes ---------------------------------------------------------------------------------------------------------
 
@@ -76,7 +88,9 @@ def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
         if isinstance(arg, Const) and not limits.min <= arg.value.real <= limits.max:
             raise TypeError(f"{arg.value} does not fit into {np.dtype(result).name}")
     if op == "**" and isinstance(args[1], Const) and args[1].value.real < 0:
-        raise TypeError(f"an integer to the power {args[1].value}: write {float(args[1].value.real)}")
+        raise TypeError(
+            f"an integer to the power {args[1].value}: write {float(args[1].value.real)}"
+        )
     return result
 
 

@@ -40,9 +40,14 @@ class Vertex:
 
     def __str__(self) -> str:
         if self.einsum is None:
-            return f"{self.name}: {self.dtype}" + (f"[{', '.join(map(str, self.bound))}]" if self.bound else "")
+            return f"{self.name}: {self.dtype}" + (
+                f"[{', '.join(map(str, self.bound))}]" if self.bound else ""
+            )
         known = self.einsum.bounded_labels()
-        labels = [x if x in known else f"{x}:{e}" for x, e in zip(self.einsum.output, self.bound, strict=True)]
+        labels = [
+            x if x in known else f"{x}:{e}"
+            for x, e in zip(self.einsum.output, self.bound, strict=True)
+        ]
         target = f"{self.name}[{','.join(labels)}]" if labels else self.name
         return f"{target} ← {self.einsum.show(self.inputs)}"
 
@@ -87,7 +92,9 @@ class EinGraph:
 
     def operations(self) -> int:
         """Scalar operations of the whole graph."""
-        return sum(vertex.einsum.operations() for vertex in self.vertices if vertex.einsum is not None)
+        return sum(
+            vertex.einsum.operations() for vertex in self.vertices if vertex.einsum is not None
+        )
 
     def __getitem__(self, name: str) -> Vertex:
         return self.by_name[name]
@@ -99,7 +106,11 @@ class EinGraph:
 
 
 def make_vertex(
-    name: str, einsum: EinSum, inputs: tuple[str, ...], known: Mapping[str, Vertex], origin: tuple[str, ...] = ()
+    name: str,
+    einsum: EinSum,
+    inputs: tuple[str, ...],
+    known: Mapping[str, Vertex],
+    origin: tuple[str, ...] = (),
 ) -> Vertex:
     """A computed vertex, with its bound and dtype inferred; TypeError where the dtypes do not go together."""
     dtype = einsum_type(einsum, [np.dtype(known[tensor].dtype) for tensor in inputs])

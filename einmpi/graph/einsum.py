@@ -61,7 +61,9 @@ class EinSum:
     function: Scalar
     aggregation: str | None
     aggregated: tuple[str, ...]
-    extents: tuple[tuple[str, int], ...]  # of every label: the output's first, then the aggregated ones
+    extents: tuple[
+        tuple[str, int], ...
+    ]  # of every label: the output's first, then the aggregated ones
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -107,8 +109,15 @@ class EinSum:
     @cached_property
     def labels_as_numbers(self) -> tuple[str, ...]:
         """Labels whose values are used, as in X[i] + i."""
-        gathers = [entry for entries in self.operands for entry in entries if not isinstance(entry, str)]
-        used = {node.label for tree in (self.function, *gathers) for node in walk(tree) if isinstance(node, Index)}
+        gathers = [
+            entry for entries in self.operands for entry in entries if not isinstance(entry, str)
+        ]
+        used = {
+            node.label
+            for tree in (self.function, *gathers)
+            for node in walk(tree)
+            if isinstance(node, Index)
+        }
         return tuple(label for label in self.labels if label in used)
 
     def bounded_labels(self) -> tuple[str, ...]:
@@ -141,7 +150,9 @@ def reopen(einsum: EinSum, tensors: Sequence[str]) -> Scalar:
         return elements[node.position] if isinstance(node, Arg) else node
 
     for tensor, index in zip(tensors, einsum.operands, strict=True):
-        elements.append(Element(tensor, tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in index)))
+        elements.append(
+            Element(tensor, tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in index))
+        )
     return rebuild(einsum.function, leaf)
 
 
@@ -158,7 +169,9 @@ def make_einsum(
     missing = [label for label in needed if label not in output and label not in aggregated]
     assert not missing, f"labels {missing} are neither in the output nor aggregated"
     extents = tuple((label, extent[label]) for label in (*output, *aggregated))
-    return EinSum(tuple(output), operands, function, aggregation, tuple(aggregated), extents), tensors
+    return EinSum(
+        tuple(output), operands, function, aggregation, tuple(aggregated), extents
+    ), tensors
 
 
 def aggregate_type(aggregation: str | None, kind: Type) -> np.dtype[Any]:
@@ -185,5 +198,7 @@ def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:
     for index in einsum.operands:
         for entry in index:
             if not isinstance(entry, (str, Const)) and np.dtype(infer(entry, leaf)).kind != "i":
-                raise TypeError(f"an index must be an integer, not {np.dtype(infer(entry, leaf)).name}")
+                raise TypeError(
+                    f"an index must be an integer, not {np.dtype(infer(entry, leaf)).name}"
+                )
     return aggregate_type(einsum.aggregation, infer(einsum.function, leaf))

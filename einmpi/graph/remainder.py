@@ -10,7 +10,9 @@ def needed(graph: EinGraph, done: int) -> tuple[str, ...]:
     """Of the first `done` computed tensors those that are outputs, or that later vertices read."""
     later = {name for vertex in graph.computed[done:] for name in vertex.inputs}
     finished = graph.computed[:done]
-    return tuple(vertex.name for vertex in finished if vertex.name in graph.outputs or vertex.name in later)
+    return tuple(
+        vertex.name for vertex in finished if vertex.name in graph.outputs or vertex.name in later
+    )
 
 
 def saved_name(name: str) -> str:
@@ -21,6 +23,9 @@ def saved_name(name: str) -> str:
 def rest(graph: EinGraph, done: int) -> EinGraph:
     """The graph without its first `done` computed vertices. What they made are inputs, and copies of these come first:
     so outputs are computed tensors, and what is needed later is on the ranks from the start, not in files."""
-    saved = [Vertex(saved_name(name), graph[name].bound, graph[name].dtype) for name in needed(graph, done)]
+    saved = [
+        Vertex(saved_name(name), graph[name].bound, graph[name].dtype)
+        for name in needed(graph, done)
+    ]
     copies = [copy_of(graph[name], of) for name, of in zip(needed(graph, done), saved, strict=True)]
     return prune(EinGraph((*graph.inputs, *saved, *copies, *graph.computed[done:]), graph.outputs))

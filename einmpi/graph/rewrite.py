@@ -49,7 +49,9 @@ def share(graph: EinGraph) -> EinGraph:
         chosen[vertex.name] = first.setdefault(key, vertex.name)
         alike.setdefault(chosen[vertex.name], []).append(vertex.name)
     # An output lends its name to the vertex it shares; a second output becomes a copy of the first.
-    final = {name: next((n for n in group if n in graph.outputs), name) for name, group in alike.items()}
+    final = {
+        name: next((n for n in group if n in graph.outputs), name) for name, group in alike.items()
+    }
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
         if chosen[vertex.name] == vertex.name:
@@ -66,8 +68,13 @@ def _with_inputs(vertex: Vertex, name: str, inputs: tuple[str, ...]) -> Vertex:
     origin = tuple(name if known == vertex.name else known for known in vertex.origin)
     einsum = vertex.einsum
     if einsum is not None and len(set(inputs)) < len(set(vertex.inputs)):
-        einsum, inputs = make_einsum(einsum.output, reopen(einsum, inputs), einsum.aggregation, einsum.aggregated,
-                                     einsum.extent)  # fmt: skip
+        einsum, inputs = make_einsum(
+            einsum.output,
+            reopen(einsum, inputs),
+            einsum.aggregation,
+            einsum.aggregated,
+            einsum.extent,
+        )
     return replace(vertex, name=name, inputs=inputs, origin=origin, einsum=einsum)
 
 
@@ -122,15 +129,24 @@ def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> 
     """A copy or transpose of an aggregate: the aggregate writes its result in this order, under this name."""
     einsum, made = vertex.einsum, producer.einsum
     assert einsum is not None
-    if made is None or producer.name in graph.outputs or einsum.function != Arg(0) or not einsum.is_elementwise:
+    if (
+        made is None
+        or producer.name in graph.outputs
+        or einsum.function != Arg(0)
+        or not einsum.is_elementwise
+    ):
         return None
     index = einsum.operands[0]
     if len(einsum.operands) != 1 or sorted(map(str, index)) != sorted(einsum.output):
         return None
-    back = {label: own for label, own in zip(index, made.output, strict=True) if isinstance(label, str)}
+    back = {
+        label: own for label, own in zip(index, made.output, strict=True) if isinstance(label, str)
+    }
     output = tuple(back[label] for label in einsum.output)
     extent = made.extent
-    turned = replace(made, output=output, extents=tuple((x, extent[x]) for x in (*output, *made.aggregated)))
+    turned = replace(
+        made, output=output, extents=tuple((x, extent[x]) for x in (*output, *made.aggregated))
+    )
     origin = unique(producer.origin, vertex.origin)
     return Vertex(vertex.name, turned.bound, producer.dtype, turned, producer.inputs, origin)
 
@@ -146,10 +162,20 @@ def _inline(
     if not only and not isinstance(made.function, Arg):
         return None
     expression, body = reopen(einsum, vertex.inputs), reopen(made, producer.inputs)
-    uses = [node for node in walk(expression) if isinstance(node, Element) and node.tensor == producer.name]
-    if any(not isinstance(entry, str) for use in uses for entry in use.index) or _indexes(expression, producer.name):
+    uses = [
+        node
+        for node in walk(expression)
+        if isinstance(node, Element) and node.tensor == producer.name
+    ]
+    if any(not isinstance(entry, str) for use in uses for entry in use.index) or _indexes(
+        expression, producer.name
+    ):
         return None
-    scalars = {node.tensor for node in (*walk(expression), *walk(body)) if isinstance(node, Element) and not node.index}
+    scalars = {
+        node.tensor
+        for node in (*walk(expression), *walk(body))
+        if isinstance(node, Element) and not node.index
+    }
     if scalars & set(einsum.labels):
         return None  # a label with the name of a tensor without dimensions: the text would not tell them apart
     # A plain copy costs nothing to repeat; anything else must not be computed more often than before.
@@ -172,7 +198,9 @@ def _inline(
     whole = rebuild(expression, leaf)
     if einsum.aggregation is not None and not set(einsum.output) <= set(labels_of(whole)):
         return None  # an aggregate that is the same for every value of a label is not computed for each of them
-    joined, inputs = make_einsum(einsum.output, whole, einsum.aggregation, einsum.aggregated, einsum.extent)
+    joined, inputs = make_einsum(
+        einsum.output, whole, einsum.aggregation, einsum.aggregated, einsum.extent
+    )
     return make_vertex(vertex.name, joined, inputs, known, unique(producer.origin, vertex.origin))
 
 

@@ -25,7 +25,9 @@ class Const:
 
     value: Number
 
-    def __eq__(self, other: object) -> bool:  # 1, 1.0 and True are different constants, and -0.0 is not 0.0
+    def __eq__(
+        self, other: object
+    ) -> bool:  # 1, 1.0 and True are different constants, and -0.0 is not 0.0
         return isinstance(other, Const) and repr(self.value) == repr(other.value)
 
     def __hash__(self) -> int:
@@ -163,7 +165,9 @@ def relabel(node: Scalar, names: Mapping[str, str]) -> Scalar:
         if isinstance(part, Index):
             return Index(names.get(part.label, part.label))
         if isinstance(part, Element):
-            index = tuple(names.get(e, e) if isinstance(e, str) else relabel(e, names) for e in part.index)
+            index = tuple(
+                names.get(e, e) if isinstance(e, str) else relabel(e, names) for e in part.index
+            )
             return Element(part.tensor, index)
         return part
 

@@ -14,8 +14,17 @@ from einmpi.graph.labels import fresh, unique
 from einmpi.graph.scalar import Call, Const, Element, Scalar, Type, labels_of
 
 # (⊕, ⊗) with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and reordered.
-DISTRIBUTIVE = frozenset({("sum", "*"), ("min", "+"), ("max", "+"), ("any", "&"), ("all", "|"),
-                          ("max", "minimum"), ("min", "maximum")})  # fmt: skip
+DISTRIBUTIVE = frozenset(
+    {
+        ("sum", "*"),
+        ("min", "+"),
+        ("max", "+"),
+        ("any", "&"),
+        ("all", "|"),
+        ("max", "minimum"),
+        ("min", "maximum"),
+    }
+)
 
 
 def split(graph: EinGraph) -> EinGraph:
@@ -59,7 +68,10 @@ class _Splitter:
             return
         # In any order the product is computed in the dtype that it has as written.
         dtype = np.dtype(self.type(self.expression))
-        tensors = [factor if np.dtype(self.type(factor)) == dtype else _cast(factor, dtype.name) for factor in tensors]
+        tensors = [
+            factor if np.dtype(self.type(factor)) == dtype else _cast(factor, dtype.name)
+            for factor in tensors
+        ]
         before = len(self.known)
         tensors, left = self.reduce_alone(tensors)
         product = self.contract(tensors, left, None if constants else self.vertex.name)
@@ -70,15 +82,25 @@ class _Splitter:
 
     def pays(self, constants: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
         """Whether splitting keeps the meaning and does anything."""
-        einsum, kinds = self.einsum, {np.dtype(self.type(factor)).kind for factor in (*constants, *tensors)}
+        einsum, kinds = (
+            self.einsum,
+            {np.dtype(self.type(factor)).kind for factor in (*constants, *tensors)},
+        )
         used = unique(*(labels_of(factor) for factor in tensors))
-        if not self.op or 0 in einsum.bound or set(used) != set(einsum.labels) or 0 in dict(einsum.extents).values():
+        if (
+            not self.op
+            or 0 in einsum.bound
+            or set(used) != set(einsum.labels)
+            or 0 in dict(einsum.extents).values()
+        ):
             return False
         if (self.op in ("&", "|") and kinds != {"b"}) or (self.op == "+" and "b" in kinds):
             return False  # bits of integers do not distribute; a sum of bools is another bool
         if all(set(labels_of(factor)) == set(einsum.labels) for factor in tensors):
             return False  # one pass over the operands does it all
-        alone = any(sum(x in labels_of(factor) for factor in tensors) == 1 for x in einsum.aggregated)
+        alone = any(
+            sum(x in labels_of(factor) for factor in tensors) == 1 for x in einsum.aggregated
+        )
         plain = all(is_plain(factor) for factor in tensors)
         return bool(constants or alone or len(tensors) > 2 or not plain)
 
@@ -102,7 +124,9 @@ class _Splitter:
         output = self.einsum.output
         if not left or len(tensors) == 1:
             return self.emit(self.product(tensors), output, left, name)
-        order = contraction_order([labels_of(factor) for factor in tensors], output, self.einsum.extent)
+        order = contraction_order(
+            [labels_of(factor) for factor in tensors], output, self.einsum.extent
+        )
         queue = list(enumerate(tensors))  # with the place in the program of the first factor in it
         for pair in order:
             sides = sorted((queue[k] for k in pair), key=lambda entry: entry[0])
@@ -113,7 +137,11 @@ class _Splitter:
             wanted = [label for label in joined if label not in done] if queue else output
             product = self.product([self.materialise(side, joined) for _, side in sides])
             # A product that no later factor adds a label to is part of the vertex that aggregates it.
-            inline = queue and not done and all(set(labels_of(factor)) <= set(joined) for _, factor in queue)
+            inline = (
+                queue
+                and not done
+                and all(set(labels_of(factor)) <= set(joined) for _, factor in queue)
+            )
             made = product if inline else self.emit(product, wanted, done, None if queue else name)
             queue.append((sides[0][0], made))
         return queue[0][1]
@@ -131,13 +159,19 @@ class _Splitter:
         return result
 
     def emit(
-        self, expression: Scalar, output: Sequence[str], aggregated: Sequence[str], name: str | None = None
+        self,
+        expression: Scalar,
+        output: Sequence[str],
+        aggregated: Sequence[str],
+        name: str | None = None,
     ) -> Scalar:
         if name is None:
             name = fresh(self.vertex.name, self.taken)
             self.taken.add(name)
         aggregation = self.aggregation if aggregated else None
-        einsum, inputs = make_einsum(output, expression, aggregation, aggregated, self.einsum.extent)
+        einsum, inputs = make_einsum(
+            output, expression, aggregation, aggregated, self.einsum.extent
+        )
         self.known[name] = make_vertex(name, einsum, inputs, self.known)
         return Element(name, tuple(output))
 
@@ -146,7 +180,9 @@ def is_plain(expression: Scalar) -> bool:
     """An element indexed by labels alone, each once: no gather, no diagonal."""
     if not isinstance(expression, Element):
         return False
-    return len({entry for entry in expression.index if isinstance(entry, str)}) == len(expression.index)
+    return len({entry for entry in expression.index if isinstance(entry, str)}) == len(
+        expression.index
+    )
 
 
 def _distributed(aggregation: str | None, expression: Scalar) -> str:

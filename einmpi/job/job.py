@@ -54,7 +54,9 @@ class Job:
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
     machine: str | None = None  # the file with its measured times
-    scratch: str | None = None  # the folder for what does not fit into memory; None: that of temporary files
+    scratch: str | None = (
+        None  # the folder for what does not fit into memory; None: that of temporary files
+    )
 
 
 def read_job(
@@ -67,13 +69,18 @@ def read_job(
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
     for name in ("plan", "run"):
-        keys = {"plan": ("strategy", "memory", "machine"), "run": ("backend", "fast_math", "scratch")}[name]
+        keys = {
+            "plan": ("strategy", "memory", "machine"),
+            "run": ("backend", "fast_math", "scratch"),
+        }[name]
         table(document, (name,), keys)
     source = _program(document)
     own_dtype = read_dtype(document, ("dtype",)) or "float64"
     chosen_dtype = check_dtype(document.name, dtype) if dtype else own_dtype
     values = _sizes(document, sizes or {})
-    inputs = tuple(_described(spec, describe) for spec in read_inputs(document, values, chosen_dtype))
+    inputs = tuple(
+        _described(spec, describe) for spec in read_inputs(document, values, chosen_dtype)
+    )
     computed = tuple(item.name for item in statements(source) if isinstance(item, Statement))
     outputs = read_outputs(document, computed)
     settings, scratch = _settings(document), _scratch(document)
@@ -82,18 +89,33 @@ def read_job(
     check_outputs(outputs, graph)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
-    return Job(get(document, ("title",), str) or stem, document.name, source, chosen_dtype, values, inputs, outputs,
-               *settings, graph, None if machine is None else beside(document, machine), scratch)  # fmt: skip
+    return Job(
+        get(document, ("title",), str) or stem,
+        document.name,
+        source,
+        chosen_dtype,
+        values,
+        inputs,
+        outputs,
+        *settings,
+        graph,
+        None if machine is None else beside(document, machine),
+        scratch,
+    )
 
 
 def _program(document: Document) -> Source:
     text = get(document, ("program",), str)
     if text is None:
-        raise InputError(document.name, "there is no program", 'program = "NAME[labels] = expression"')
+        raise InputError(
+            document.name, "there is no program", 'program = "NAME[labels] = expression"'
+        )
     return document.source(("program",))
 
 
-def _described(spec: InputSpec, describe: Callable[[InputSpec], tuple[tuple[int, ...], str]]) -> InputSpec:
+def _described(
+    spec: InputSpec, describe: Callable[[InputSpec], tuple[tuple[int, ...], str]]
+) -> InputSpec:
     if spec.file is None:
         return spec
     shape, dtype = describe(spec)
@@ -104,7 +126,9 @@ def _sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
     given = table(document, ("sizes",))
     for name in overrides:
         if name not in given:
-            raise InputError(document.name, f"there is no size {show(name)} to set", one_of(given, name))
+            raise InputError(
+                document.name, f"there is no size {show(name)} to set", one_of(given, name)
+            )
     sizes: dict[str, int] = {}
     for name, written in given.items():
         path = ("sizes", name)
@@ -113,8 +137,11 @@ def _sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
         value = overrides[name] if set_here else whole_number(document, path, sizes)
         if type(value) is not int or not 1 <= value <= MAX_EXTENT:
             shown = show(written if value is None else value)
-            raise InputError(document.place(path), f"size {name} is {'set to ' if set_here else ''}{shown}",
-                             f"a whole number from 1 to 2**39 = {MAX_EXTENT}")  # fmt: skip
+            raise InputError(
+                document.place(path),
+                f"size {name} is {'set to ' if set_here else ''}{shown}",
+                f"a whole number from 1 to 2**39 = {MAX_EXTENT}",
+            )
         sizes[name] = value
     return sizes
 
@@ -136,7 +163,11 @@ def _memory(document: Document) -> int | None:
     if given is None:
         return None
     if not isinstance(given, str) and type(given) is not int:
-        raise InputError(place, f"memory is {kind_of(given)}", 'a string such as "4 GiB" or a whole number is wanted')
+        raise InputError(
+            place,
+            f"memory is {kind_of(given)}",
+            'a string such as "4 GiB" or a whole number is wanted',
+        )
     return parse_bytes(given, place) if isinstance(given, str) else check_bytes(given, place)
 
 

@@ -17,7 +17,9 @@ from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar
 
 # Nanoseconds an element or a call, for eight-byte numbers on one core; only their ratios matter.
 MULTIPLY_ADD, DIRECT, COPY, TURN, CALL = 0.1, 1.0, 1.0, 3.0, 200.0
-PIECE = 56 * 2**20  # bytes of temporaries at a time, at the most: kernels stay below 64 MiB, all in all
+PIECE = (
+    56 * 2**20
+)  # bytes of temporaries at a time, at the most: kernels stay below 64 MiB, all in all
 THIN = 128  # rows or columns that a matrix keeps when it is halved for that
 
 Labels: TypeAlias = tuple[str, ...]
@@ -42,16 +44,24 @@ def recognise(einsum: EinSum) -> Contraction | None:
     """The EinSum as a contraction; None where it is none."""
     try:
         scale, leaves = _product(einsum.function, False)
-        usable = einsum.aggregation in (None, "sum") and 1 <= len(leaves) <= 2 and cmath.isfinite(scale)
+        usable = (
+            einsum.aggregation in (None, "sum") and 1 <= len(leaves) <= 2 and cmath.isfinite(scale)
+        )
     except (TypeError, OverflowError):
         return None
-    labels = [tuple(entry for entry in einsum.operands[k] if isinstance(entry, str)) for k, _ in leaves]
+    labels = [
+        tuple(entry for entry in einsum.operands[k] if isinstance(entry, str)) for k, _ in leaves
+    ]
     if not usable or labels != [einsum.operands[k] for k, _ in leaves]:
         return None  # too many operands, or a gather
     kept = [set(index) & set(einsum.output) for index in labels]
     if not einsum.aggregated and (len(kept) == 1 or kept[0] <= kept[1] or kept[1] <= kept[0]):
         return None  # elementwise work, no outer product
-    scale *= prod(einsum.extent[label] for label in einsum.aggregated if not any(label in index for index in labels))
+    scale *= prod(
+        einsum.extent[label]
+        for label in einsum.aggregated
+        if not any(label in index for index in labels)
+    )
     positions, conj = zip(*leaves, strict=True)
     return Contraction(positions, conj, (*labels, einsum.output), einsum.extents, scale)
 
@@ -74,10 +84,16 @@ class Plan:
     """A kernel and what is done before and after it. `copies` and `conj` go over the factors, then the output."""
 
     kernel: str
-    copies: tuple[Labels | None, ...]  # the order in memory of a temporary; None: the array is used where it lies
+    copies: tuple[
+        Labels | None, ...
+    ]  # the order in memory of a temporary; None: the array is used where it lies
     cost: float
     loops: Labels = ()
-    matrix: tuple[Labels, ...] = ((), (), ())  # the labels of the rows, of the inner dimension, of the columns
+    matrix: tuple[Labels, ...] = (
+        (),
+        (),
+        (),
+    )  # the labels of the rows, of the inner dimension, of the columns
     dtype: str = ""  # of the product, before it goes to the output
     conj: tuple[bool, ...] = ()
     scaled: int = -1  # what is multiplied by the constant
@@ -102,25 +118,52 @@ class Layout(NamedTuple):
 def _plan(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str) -> Plan:
     """The cheapest way to contract arrays of these dtypes and strides, the output last; `dtype` is the product's."""
     extent = dict(contraction.extents)
-    indices = [dict.fromkeys(label for label in index if extent[label] > 1) for index in contraction.indices]
+    indices = [
+        dict.fromkeys(label for label in index if extent[label] > 1)
+        for index in contraction.indices
+    ]
     # Of every array the labels that another one has: a factor is summed over the rest, the output repeats along it.
-    kept = [tuple(label for label in index if sum(label in other for other in indices) > 1) for index in indices]
+    kept = [
+        tuple(label for label in index if sum(label in other for other in indices) > 1)
+        for index in indices
+    ]
     sizes = [size_of(index, extent) for index in kept]
-    conj = [flag and name[0] == "c" for flag, name in zip((*contraction.conj, False), dtypes, strict=True)]
+    conj = [
+        flag and name[0] == "c"
+        for flag, name in zip((*contraction.conj, False), dtypes, strict=True)
+    ]
     if any(conj) and conj[:-1] == [name[0] == "c" for name in dtypes[:-1]]:
-        conj = [not flag and k == len(conj) - 1 for k, flag in enumerate(conj)]  # conjugate the product instead
-    scaled, limit = contraction.scale != 1 and dtypes[-1][0] in "fc" and not conj[-1], sizes[-1] // 8
+        conj = [
+            not flag and k == len(conj) - 1 for k, flag in enumerate(conj)
+        ]  # conjugate the product instead
+    scaled, limit = (
+        contraction.scale != 1 and dtypes[-1][0] in "fc" and not conj[-1],
+        sizes[-1] // 8,
+    )
     layouts = []
     for k, index in enumerate(kept):
-        steps = list(zip(contraction.indices[k], strides[k], strict=True))  # a label may occur twice: the diagonal
+        steps = list(
+            zip(contraction.indices[k], strides[k], strict=True)
+        )  # a label may occur twice: the diagonal
         stride = {label: sum(step for other, step in steps if other == label) for label in index}
         order = tuple(sorted(index, key=lambda label: -abs(stride[label])))
-        forced = len(index) < len(indices[k]) or conj[k] > conj[-1] or (scaled and sizes[k] == min(sizes) <= limit)
+        forced = (
+            len(index) < len(indices[k])
+            or conj[k] > conj[-1]
+            or (scaled and sizes[k] == min(sizes) <= limit)
+        )
         layouts.append(Layout(stride, order, forced, forced or dtypes[k] != dtype))
     plan = min(ways(layouts, extent, dtype), key=lambda plan: plan.cost)
     copied = [k for k, copy in enumerate(plan.copies) if copy is not None]
-    where = min((k for k in copied if scaled and sizes[k] <= sizes[-1]), key=lambda k: sizes[k], default=len(sizes) - 1)
-    size, result = (np.dtype(dtype).itemsize * n for n in (sum(sizes[k] for k in copied), size_of(indices[-1], extent)))
+    where = min(
+        (k for k in copied if scaled and sizes[k] <= sizes[-1]),
+        key=lambda k: sizes[k],
+        default=len(sizes) - 1,
+    )
+    size, result = (
+        np.dtype(dtype).itemsize * n
+        for n in (sum(sizes[k] for k in copied), size_of(indices[-1], extent))
+    )
     return replace(plan, dtype=dtype, conj=tuple(conj), scaled=where, bytes=size, result=result)
 
 
@@ -136,7 +179,9 @@ def ways(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan
         return
     size = np.dtype(dtype).itemsize
     width = size / 8 * (2 if dtype[0] == "c" else 1)
-    abreast = a.order[-1:] == b.order[-1:] or not {*a.order[-1:], *b.order[-1:]} <= set(a.stride) & set(b.stride)
+    abreast = a.order[-1:] == b.order[-1:] or not {*a.order[-1:], *b.order[-1:]} <= set(
+        a.stride
+    ) & set(b.stride)
     cost = DIRECT * width * (1 if abreast else 4) * size_of({*a.stride, *b.stride}, extent)
     cost += sum(COPY * size_of(copy, extent) for copy in copies if copy is not None)
     yield Plan("einsum" if inner else "multiply", tuple(copies), cost)
@@ -146,29 +191,43 @@ def ways(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan
     batch = tuple(label for label in a.stride if label in b.stride and label in target.stride)
     for extra in chain.from_iterable(combinations(left + right, count) for count in range(3)):
         loops, viewed = batch + extra, False
-        options = [dict.fromkeys(tuple(x for x in y.order if x in group and x not in extra) for y in pair)
-                   for group, pair in ((left, (a, target)), (inner, (a, b)), (right, (b, target)))]  # fmt: skip
+        options = [
+            dict.fromkeys(tuple(x for x in y.order if x in group and x not in extra) for y in pair)
+            for group, pair in ((left, (a, target)), (inner, (a, b)), (right, (b, target)))
+        ]
         for rows, depth, columns in product(*options):
             sides = ((rows, depth), (depth, columns), (rows, columns))
-            orders = [_copy_order(layout, side, extent, size) for layout, side in zip(layouts, sides, strict=True)]
+            orders = [
+                _copy_order(layout, side, extent, size)
+                for layout, side in zip(layouts, sides, strict=True)
+            ]
             m, k, n = (size_of(group, extent) for group in (rows, depth, columns))
-            cost = (CALL + MULTIPLY_ADD * width * (m + 2) * (n + 2) * (k + 8)) * size_of(loops, extent)
+            cost = (CALL + MULTIPLY_ADD * width * (m + 2) * (n + 2) * (k + 8)) * size_of(
+                loops, extent
+            )
             for layout, order in zip(layouts, orders, strict=True):
                 if order is not None:
-                    cost += (COPY if order[-1:] == layout.order[-1:] else TURN) * size_of(order, extent)
+                    cost += (COPY if order[-1:] == layout.order[-1:] else TURN) * size_of(
+                        order, extent
+                    )
             yield Plan("matmul", tuple(orders), cost, loops, (rows, depth, columns))
             viewed = viewed or orders == [None, None, None]
         if viewed:
             return  # loops over smaller matrices can save no copy
 
 
-def _copy_order(layout: Layout, side: tuple[Labels, Labels], extent: Extent, size: int) -> Labels | None:
+def _copy_order(
+    layout: Layout, side: tuple[Labels, Labels], extent: Extent, size: int
+) -> Labels | None:
     """The order in memory of the best copy that is a stack of matrices for BLAS; None: the array is one already."""
     if not layout.foreign and _blasable(layout.stride, side, extent, size):
         return None
     outer = tuple(label for label in layout.order if label not in side[0] + side[1])
     orders = (layout.order, outer + side[0] + side[1], outer + side[1] + side[0])
-    strides = [{label: size * size_of(order[k + 1 :], extent) for k, label in enumerate(order)} for order in orders]
+    strides = [
+        {label: size * size_of(order[k + 1 :], extent) for k, label in enumerate(order)}
+        for order in orders
+    ]
     fitting = [tuple(stride) for stride in strides if _blasable(stride, side, extent, size)]
     return max(fitting, key=lambda order: order[-1:] == layout.order[-1:])
 
@@ -184,7 +243,9 @@ def _blasable(stride: Extent, side: tuple[Labels, Labels], extent: Extent, size:
     return fast == size and slow % size == 0 and slow >= count * size
 
 
-def pieces(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part) -> Iterator[Sum]:
+def pieces(
+    contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part
+) -> Iterator[Sum]:
     """The output in parts that need no more than PIECE bytes of temporaries, and what is added up for each of them."""
     plan, extent = _plan(contraction, dtypes, strides, dtype), dict(contraction.extents)
     if plan.bytes <= PIECE:
@@ -200,12 +261,21 @@ def pieces(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: st
             yield from pieces(half, dtypes, strides, dtype, place)
     else:  # the output is small, and the sums are long
         dense = dense_strides(output, extent, dtype)
-        yield tuple(_summands(contraction, (*dtypes[:-1], dtype), (*strides[:-1], dense), dtype, part))
+        yield tuple(
+            _summands(contraction, (*dtypes[:-1], dtype), (*strides[:-1], dense), dtype, part)
+        )
 
 
-def _summands(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part) -> Iterator[Piece]:
+def _summands(
+    contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part
+) -> Iterator[Piece]:
     plan = _plan(contraction, dtypes, strides, dtype)
-    inner = [label for copy in plan.copies[:-1] for label in copy or () if label not in contraction.indices[-1]]
+    inner = [
+        label
+        for copy in plan.copies[:-1]
+        for label in copy or ()
+        if label not in contraction.indices[-1]
+    ]
     if plan.bytes <= PIECE // 2 or not inner:
         yield plan, part
         return
@@ -218,13 +288,17 @@ def bytes_needed(summands: Sum) -> int:
     return max(plan.bytes + (2 * plan.result if len(summands) > 1 else 0) for plan, _ in summands)
 
 
-def _halves(contraction: Contraction, labels: Sequence[str], part: Part) -> Iterator[tuple[Contraction, Part]]:
+def _halves(
+    contraction: Contraction, labels: Sequence[str], part: Part
+) -> Iterator[tuple[Contraction, Part]]:
     """Both halves of the longest of some labels."""
     extent = dict(contraction.extents)
     label = max(labels, key=lambda x: extent[x])
     start, stop = part.get(label, (0, extent[label]))
     for half in ((start, (start + stop) // 2), ((start + stop) // 2, stop)):
-        extents = tuple((x, half[1] - half[0] if x == label else size) for x, size in contraction.extents)
+        extents = tuple(
+            (x, half[1] - half[0] if x == label else size) for x, size in contraction.extents
+        )
         yield replace(contraction, extents=extents), {**part, label: half}
 
 
@@ -236,7 +310,9 @@ def _is_thick(plan: Plan, label: str, extent: Extent) -> bool:
 
 def dense_strides(index: Labels, extent: Extent, dtype: str) -> tuple[int, ...]:
     """Those of a C-contiguous array."""
-    return tuple(np.dtype(dtype).itemsize * size_of(index[k + 1 :], extent) for k in range(len(index)))
+    return tuple(
+        np.dtype(dtype).itemsize * size_of(index[k + 1 :], extent) for k in range(len(index))
+    )
 
 
 def size_of(labels: Iterable[str], extent: Extent) -> int:

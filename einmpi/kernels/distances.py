@@ -29,7 +29,12 @@ def _squares() -> Iterator[tuple[Scalar, bool]]:
         size, conj = Call("abs", (difference,)), Call("conj", (difference,))
         for node in (difference, size):
             yield from ((Call("**", (node, Const(two))), node is size) for two in (2, 2.0))
-        for pair in ((difference, difference), (size, size), (difference, conj), (conj, difference)):
+        for pair in (
+            (difference, difference),
+            (size, size),
+            (difference, conj),
+            (conj, difference),
+        ):
             yield Call("*", pair), pair != (difference, difference)
 
 

@@ -18,12 +18,17 @@ MAX_POWER = {"i": 64, "f": 4, "c": 3}  # constant exponents up to these are writ
 def compute_types(op: str, types: Sequence[Type]) -> tuple[str, ...]:
     """The dtypes to which numpy converts the arguments of `op`."""
     if op == "where":
-        parts = [kind(0) if isinstance(kind, type) and kind is not bool else np.dtype(kind) for kind in types[1:]]
+        parts = [
+            kind(0) if isinstance(kind, type) and kind is not bool else np.dtype(kind)
+            for kind in types[1:]
+        ]
         return ("bool", *[np.result_type(*parts).name] * 2)
     if op in CASTS or op in ("real", "imag"):
         return (np.dtype(types[0]).name,)
     weak = [np.dtype(bool) if kind is bool else kind for kind in types]
-    found = tuple(dtype.name for dtype in getattr(np, OPS[op].ufunc).resolve_dtypes((*weak, None))[:-1])
+    found = tuple(
+        dtype.name for dtype in getattr(np, OPS[op].ufunc).resolve_dtypes((*weak, None))[:-1]
+    )
     if op in COMPARISONS and found[0] in ("bool", "int32"):
         return ("int64", "int64")  # a constant need not fit into int32 to be compared with it
     return found
@@ -31,7 +36,11 @@ def compute_types(op: str, types: Sequence[Type]) -> tuple[str, ...]:
 
 def whole_power(exponent: Scalar, kind: str) -> int | None:
     """A constant exponent, if the power is written as products."""
-    if not isinstance(exponent, Const) or isinstance(exponent.value, complex) or not math.isfinite(exponent.value):
+    if (
+        not isinstance(exponent, Const)
+        or isinstance(exponent.value, complex)
+        or not math.isfinite(exponent.value)
+    ):
         return None
     power = int(exponent.value)
     return power if power == exponent.value and 0 <= power <= MAX_POWER[kind] else None

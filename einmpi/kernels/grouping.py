@@ -38,7 +38,10 @@ def arrange(schedule: Schedule, rule: Rule) -> Schedule:
             number += 1
             ends[number] = len(steps)
         inside.update(range(number - len(taken) + 1, number))
-    points = [replace(point, steps=ends[point.steps], inside=point.steps in inside) for point in schedule.points]
+    points = [
+        replace(point, steps=ends[point.steps], inside=point.steps in inside)
+        for point in schedule.points
+    ]
     return replace(schedule, steps=tuple(steps), points=tuple(points))
 
 
@@ -116,7 +119,9 @@ class _Rows:
     def found(self) -> tuple[tuple[str, ...], ...]:
         """The rows, in the order of the first kernel's output: a label of every kernel that none aggregates."""
         first = self.kernels[0].einsum
-        names = [{label: label for label in first.output}]  # of each kernel: label → the first kernel's
+        names = [
+            {label: label for label in first.output}
+        ]  # of each kernel: label → the first kernel's
         bad: set[str] = set()
         for kernel in self.kernels[1:]:
             mine: dict[str, str] = {}
@@ -135,4 +140,6 @@ class _Rows:
             bad |= twice | aggregated | (set(first.output) - set(mine.values()))
             names.append(mine)
         good = [label for label in first.output if label not in bad]
-        return tuple(tuple(next(x for x in mine if mine[x] == label) for mine in names) for label in good)
+        return tuple(
+            tuple(next(x for x in mine if mine[x] == label) for mine in names) for label in good
+        )

@@ -15,7 +15,9 @@ from einmpi.graph.scalar import OPS, Call, Scalar, walk
 
 PACKED = 2**22  # bytes of an operand that are copied at a time, to lie dense along the lanes
 REUSE = 8  # how often such a copy must be read
-STRIP = 2**15  # bytes of lanes without rows: long enough for memory to stream, short enough for the first cache
+STRIP = (
+    2**15
+)  # bytes of lanes without rows: long enough for memory to stream, short enough for the first cache
 FOLD = 2**7  # bytes of lanes that are folded into one result: as many as fit into registers
 
 Range: TypeAlias = tuple[int, int]
@@ -66,9 +68,13 @@ class Nest:
     def unrolled(self) -> tuple[int, int]:
         """How many rows and steps at a time. A long function is not repeated: it would take long to compile."""
         nodes = walk(self.function)
-        weight = len(nodes) + 8 * sum(isinstance(n, Call) and OPS[n.op].ufunc in ("exp", "tanh") for n in nodes)
+        weight = len(nodes) + 8 * sum(
+            isinstance(n, Call) and OPS[n.op].ufunc in ("exp", "tanh") for n in nodes
+        )
         weight *= 3 if any(read.dtype.startswith("complex") for read in self.reads) else 1
-        return (2 if self.tiled and weight <= 16 else 1), (4 if weight <= 8 else 2 if weight <= 16 else 1)
+        return (2 if self.tiled and weight <= 16 else 1), (
+            4 if weight <= 8 else 2 if weight <= 16 else 1
+        )
 
     def parameters(self) -> Iterator[tuple[str, int, int]]:
         """The names of what a kernel is told, in this order: the range from a to b of every loop; of every array the
@@ -131,27 +137,57 @@ class Plan:
 
 
 @lru_cache(maxsize=4096)
-def make_plan(function: Scalar, layouts: tuple[Layout, ...], target: Layout, aggregation: str | None,
-              extents: tuple[tuple[str, int], ...]) -> Plan:  # fmt: skip
+def make_plan(
+    function: Scalar,
+    layouts: tuple[Layout, ...],
+    target: Layout,
+    aggregation: str | None,
+    extents: tuple[tuple[str, int], ...],
+) -> Plan:
     arrays = (*layouts, target)
     axes = axes_of(arrays, extents)
     sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
-    gathers = [tuple(entry for entry in layout.index if not isinstance(entry, str)) for layout in arrays]
-    jumps = [tuple((layout.strides[k], layout.shape[k]) for k, entry in enumerate(layout.index)
-                   if not isinstance(entry, str)) for layout in layouts]  # fmt: skip
+    gathers = [
+        tuple(entry for entry in layout.index if not isinstance(entry, str)) for layout in arrays
+    ]
+    jumps = [
+        tuple(
+            (layout.strides[k], layout.shape[k])
+            for k, entry in enumerate(layout.index)
+            if not isinstance(entry, str)
+        )
+        for layout in layouts
+    ]
     fixed = [bool(gather) for gather in gathers]
     lane = min(reversed(axes), key=lambda axis: _lane_cost(axis, axes, sizes, fixed))
     order, tiled = _order(lane, axes, sizes)
     packed = tuple(m for m in range(len(layouts)) if _is_packed(m, lane, axes, sizes, fixed))
     reduces = any(axis.aggregated for axis in axes)
     accesses = [
-        Access(layout.dtype, tuple(k for k, axis in enumerate(order) if axis.strides[m]),
-               lane.strides[m] == sizes[m] or m in packed, gathers[m])
+        Access(
+            layout.dtype,
+            tuple(k for k, axis in enumerate(order) if axis.strides[m]),
+            lane.strides[m] == sizes[m] or m in packed,
+            gathers[m],
+        )
         for m, layout in enumerate(arrays)
-    ]  # fmt: skip
-    widths = (32 if lane.extent <= 32 else 128) if tiled else (FOLD if lane.aggregated else STRIP) // max(sizes)
-    nest = Nest(function, tuple(accesses[:-1]), accesses[-1], aggregation if reduces else None,
-                sum(not axis.aggregated for axis in axes), len(axes), lane.aggregated, tiled, widths)  # fmt: skip
+    ]
+    widths = (
+        (32 if lane.extent <= 32 else 128)
+        if tiled
+        else (FOLD if lane.aggregated else STRIP) // max(sizes)
+    )
+    nest = Nest(
+        function,
+        tuple(accesses[:-1]),
+        accesses[-1],
+        aggregation if reduces else None,
+        sum(not axis.aggregated for axis in axes),
+        len(axes),
+        lane.aggregated,
+        tiled,
+        widths,
+    )
     return Plan(nest, order, packed, tuple(jumps))
 
 
@@ -161,11 +197,16 @@ def axes_of(arrays: Sequence[Layout], extents: Sequence[tuple[str, int]]) -> lis
     for layout in arrays:
         strides: dict[str | Scalar, int] = {}
         for entry, stride in zip(layout.index, layout.strides, strict=True):
-            strides[entry] = strides.get(entry, 0) + stride  # a diagonal goes along both dimensions at once
+            strides[entry] = (
+                strides.get(entry, 0) + stride
+            )  # a diagonal goes along both dimensions at once
         tables.append(strides)
     output = arrays[-1].index
-    axes = [Axis(extent, label not in output, tuple(strides.get(label, 0) for strides in tables))
-            for label, extent in extents if extent > 1]  # fmt: skip
+    axes = [
+        Axis(extent, label not in output, tuple(strides.get(label, 0) for strides in tables))
+        for label, extent in extents
+        if extent > 1
+    ]
     return _merged(axes or [Axis(1, False, (0,) * len(arrays))])
 
 
@@ -178,7 +219,9 @@ def _merged(axes: list[Axis]) -> list[Axis]:
     return axes
 
 
-def _lane_cost(lane: Axis, axes: Sequence[Axis], sizes: Sequence[int], fixed: Sequence[bool]) -> float:
+def _lane_cost(
+    lane: Axis, axes: Sequence[Axis], sizes: Sequence[int], fixed: Sequence[bool]
+) -> float:
     """What a step costs with these lanes, a load of neighbours being 1. Only which lanes cost least matters."""
 
     def access(array: int) -> float:
@@ -193,9 +236,16 @@ def _lane_cost(lane: Axis, axes: Sequence[Axis], sizes: Sequence[int], fixed: Se
     return (reads + rare * access(len(sizes) - 1)) * (1 + 8 / lane.extent)
 
 
-def _is_packed(array: int, lane: Axis, axes: Sequence[Axis], sizes: Sequence[int], fixed: Sequence[bool]) -> bool:
+def _is_packed(
+    array: int, lane: Axis, axes: Sequence[Axis], sizes: Sequence[int], fixed: Sequence[bool]
+) -> bool:
     """Whether an operand is copied to lie dense along the lanes: if it does not, and is read often enough."""
-    if array == len(sizes) - 1 or lane.strides[array] in (0, sizes[array]) or lane.aggregated or fixed[array]:
+    if (
+        array == len(sizes) - 1
+        or lane.strides[array] in (0, sizes[array])
+        or lane.aggregated
+        or fixed[array]
+    ):
         return False
     times = prod(axis.extent for axis in axes if not axis.strides[array])
     deep = prod(axis.extent for axis in axes if axis.strides[array] and axis.aggregated)
@@ -205,7 +255,9 @@ def _is_packed(array: int, lane: Axis, axes: Sequence[Axis], sizes: Sequence[int
 
 def _order(lane: Axis, axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[Axis, ...], bool]:
     """The axes from the outermost loop inwards, and whether the one before the lanes becomes rows."""
-    outer = sorted((a for a in axes if not a.aggregated and a is not lane), key=lambda a: -abs(a.strides[-1]))
+    outer = sorted(
+        (a for a in axes if not a.aggregated and a is not lane), key=lambda a: -abs(a.strides[-1])
+    )
     inner = sorted((a for a in axes if a.aggregated and a is not lane), key=lambda a: a.extent)
     if lane.aggregated:
         return (*outer, *inner, lane), False
@@ -214,7 +266,9 @@ def _order(lane: Axis, axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tupl
         pairs = zip(lane.strides, row.strides, sizes, strict=True)
         if inner:  # it uses once more what the lanes load
             return any(along and not across for along, across, _ in list(pairs)[:-1])
-        return any(across == size and along not in (0, size) for along, across, size in pairs)  # a transposed array
+        return any(
+            across == size and along not in (0, size) for along, across, size in pairs
+        )  # a transposed array
 
     row = max(filter(suits, outer), key=lambda a: a.extent, default=None)
     if row is None:

@@ -18,22 +18,35 @@ def expressions(einsum: EinSum) -> Iterator[Scalar]:
 
 
 @lru_cache(maxsize=1024)
-def numbered(einsum: EinSum) -> tuple[Scalar, tuple[tuple[str | Scalar, ...], ...], tuple[str, ...]]:
+def numbered(
+    einsum: EinSum,
+) -> tuple[Scalar, tuple[tuple[str | Scalar, ...], ...], tuple[str, ...]]:
     """⊗ and the operands' indices over Args alone, and the labels whose values are further operands."""
     nodes = [node for part in expressions(einsum) for node in walk(part)]
     labels = unique(node.label for node in nodes if isinstance(node, Index))
 
     def leaf(node: Scalar) -> Scalar:
-        return Arg(len(einsum.operands) + labels.index(node.label)) if isinstance(node, Index) else node
+        return (
+            Arg(len(einsum.operands) + labels.index(node.label))
+            if isinstance(node, Index)
+            else node
+        )
 
-    indices = [tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in index) for index in einsum.operands]
+    indices = [
+        tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in index)
+        for index in einsum.operands
+    ]
     return rebuild(einsum.function, leaf), (*indices, *((label,) for label in labels)), labels
 
 
-def without_constants(array: Any, entries: tuple[str | Scalar, ...]) -> tuple[Any, tuple[str | Scalar, ...]]:
+def without_constants(
+    array: Any, entries: tuple[str | Scalar, ...]
+) -> tuple[Any, tuple[str | Scalar, ...]]:
     """An operand, of any array library, without the dimensions that have a constant index."""
     if any(isinstance(entry, Const) for entry in entries):
-        places = [int(entry.value.real) if isinstance(entry, Const) else slice(None) for entry in entries]
+        places = [
+            int(entry.value.real) if isinstance(entry, Const) else slice(None) for entry in entries
+        ]
         for place, extent in zip(places, array.shape, strict=True):
             if isinstance(place, int):
                 check_range(place, place, extent)

@@ -87,15 +87,21 @@ def blocks(einsum: EinSum, labels: Sequence[str]) -> Iterator[Block]:
 def evaluate_block(einsum: EinSum, operands: Sequence[np.ndarray], block: Block) -> np.ndarray:
     """⊗ on a block, with one axis a label: the output's first, then the aggregated ones."""
     positions = {
-        label: np.arange(index.start, index.stop).reshape([-1 if other == label else 1 for other in einsum.labels])
+        label: np.arange(index.start, index.stop).reshape(
+            [-1 if other == label else 1 for other in einsum.labels]
+        )
         for label, index in block.items()
     }
     values: list[Any] = []
     for operand, index in zip(operands, einsum.operands, strict=True):
-        places = [positions[e] if isinstance(e, str) else apply(e, values, positions) for e in index]
+        places = [
+            positions[e] if isinstance(e, str) else apply(e, values, positions) for e in index
+        ]
         for place, extent in zip(places, operand.shape, strict=True):
             if np.size(place) and (np.min(place) < 0 or np.max(place) >= extent):
-                raise IndexError(f"an index from {np.min(place)} to {np.max(place)} is out of range; 0 to {extent - 1}")
+                raise IndexError(
+                    f"an index from {np.min(place)} to {np.max(place)} is out of range; 0 to {extent - 1}"
+                )
         values.append(operand[tuple(places)])
     result = apply(einsum.function, values, positions)
     return np.broadcast_to(result, [len(block[label]) for label in einsum.labels])

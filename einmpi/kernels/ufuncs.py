@@ -12,7 +12,12 @@ from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.graph.scalar import CASTS, OPS, Arg, Const, Element, Index, Scalar
 
 # Sums and products in single precision are accumulated in double: a reference may not lose digits.
-_WIDE = {"float16": np.float64, "bfloat16": np.float64, "float32": np.float64, "complex64": np.complex128}
+_WIDE = {
+    "float16": np.float64,
+    "bfloat16": np.float64,
+    "float32": np.float64,
+    "complex64": np.complex128,
+}
 
 
 def reduce_block(aggregation: str, values: np.ndarray, axes: tuple[int, ...], dtype: str) -> Any:

@@ -29,10 +29,16 @@ MACROS: dict[str, Macro] = {
     "mean": Macro("sum[L](x) / n", reduces=True),
     "var": Macro("d = abs(x - sum[L](x) / n)\nsum[L](d * d) / n", reduces=True),
     # A maximum of ±inf must not be subtracted from itself.
-    "logsumexp": Macro("m = max[L](x)\nc = where(abs(m) == inf, 0, m)\nc + log(sum[L](exp(x - c)))", reduces=True),
+    "logsumexp": Macro(
+        "m = max[L](x)\nc = where(abs(m) == inf, 0, m)\nc + log(sum[L](exp(x - c)))", reduces=True
+    ),
     # One division a row: the sum is 1 at least, so nothing overflows.
     "softmax": Macro("e = exp(x - max[L](x))\ne * (1 / sum[L](e))", needs_labels=True),
-    "rmsnorm": Macro("x * rsqrt(sum[L](x * x) / n + eps)", needs_labels=True, options=MappingProxyType({"eps": 1e-6})),
+    "rmsnorm": Macro(
+        "x * rsqrt(sum[L](x * x) / n + eps)",
+        needs_labels=True,
+        options=MappingProxyType({"eps": 1e-6}),
+    ),
     "layernorm": Macro(
         "d = x - sum[L](x) / n\nd * rsqrt(sum[L](d * d) / n + eps)",
         needs_labels=True,

@@ -16,7 +16,10 @@ from einmpi.language.syntax import Declaration, Source, Statement, entries, stat
 
 
 def build_graph(
-    source: Source, inputs: Inputs, sizes: Mapping[str, int] | None = None, outputs: Sequence[str] | None = None
+    source: Source,
+    inputs: Inputs,
+    sizes: Mapping[str, int] | None = None,
+    outputs: Sequence[str] | None = None,
 ) -> EinGraph:
     """Parse, infer and rewrite a program: what a plan is made for."""
     return optimize(parse_program(source, inputs, sizes or {}, outputs))
@@ -35,7 +38,9 @@ def parse_program(
     """The program as written: one vertex an aggregation or elementwise statement, not yet rewritten."""
     given = list(statements(source))
     program = [item for item in given if isinstance(item, Statement)]
-    words = set(re.findall(r"[^\W\d]\w*", source.text))  # no temporary takes the name of a tensor or a label
+    words = set(
+        re.findall(r"[^\W\d]\w*", source.text)
+    )  # no temporary takes the name of a tensor or a label
     vertices = Vertices(source, sizes, words | set(inputs))
     for name, (shape, dtype) in inputs.items():
         vertices.add_input(name, shape, dtype, source.name)
@@ -75,7 +80,9 @@ def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
     return reads
 
 
-def _in_order(source: Source, program: Sequence[Statement], reads: Mapping[str, Sequence[str]]) -> Iterable[Statement]:
+def _in_order(
+    source: Source, program: Sequence[Statement], reads: Mapping[str, Sequence[str]]
+) -> Iterable[Statement]:
     """Every statement after those it uses, otherwise as written; InputError on a cycle."""
     number = {item.name: k for k, item in enumerate(program)}
     waits = {name: set(names) for name, names in reads.items()}
@@ -99,5 +106,7 @@ def _in_order(source: Source, program: Sequence[Statement], reads: Mapping[str, 
             path.append(min(waits[path[-1]], key=number.__getitem__))
         path = path[path.index(path[-1]) :]
         node = program[number[path[0]]].node
-        raise InputError(source.at(node), f"{path[0]} depends on itself: {' ← '.join(path)}", "no cycle")
+        raise InputError(
+            source.at(node), f"{path[0]} depends on itself: {' ← '.join(path)}", "no cycle"
+        )
     return order

@@ -62,8 +62,13 @@ def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
     return found
 
 
-def _collect(node: ast.AST, known: Mapping[str, Vertex], hidden: frozenset[str],
-             nested: bool, found: list[Occurrence]) -> None:  # fmt: skip
+def _collect(
+    node: ast.AST,
+    known: Mapping[str, Vertex],
+    hidden: frozenset[str],
+    nested: bool,
+    found: list[Occurrence],
+) -> None:
     match node:
         case ast.Call(func=ast.Name(id=name)) if name in REDUCTIONS:
             nested = True
@@ -90,8 +95,12 @@ def _collect(node: ast.AST, known: Mapping[str, Vertex], hidden: frozenset[str],
 def bound_inside(node: ast.expr) -> set[str]:
     """Labels that explicit aggregations in `node` bind."""
     calls = filter(None, map(called_name, ast.walk(node)))
-    return {label for name, brackets in calls if name in REDUCTIONS and brackets is not None
-            for label in _listed(brackets)}  # fmt: skip
+    return {
+        label
+        for name, brackets in calls
+        if name in REDUCTIONS and brackets is not None
+        for label in _listed(brackets)
+    }
 
 
 def _listed(brackets: ast.expr) -> list[str]:

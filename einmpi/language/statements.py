@@ -34,15 +34,21 @@ def declare(vertices: Vertices, item: Declaration) -> None:
 def check_names(vertices: Vertices, program: Sequence[Statement]) -> None:
     """Each statement has a name of its own. All inputs are known by now."""
     if not program:
-        raise InputError(vertices.source.name, "the program has no statement", "NAME[labels] = expression")
+        raise InputError(
+            vertices.source.name, "the program has no statement", "NAME[labels] = expression"
+        )
     seen: set[str] = set()
     for item in program:
         place = vertices.source.at(item.node)
         if item.name in seen or item.name in vertices.known:
-            raise InputError(place, f"{item.name} is defined twice", "each name once; inputs are defined already")
+            raise InputError(
+                place, f"{item.name} is defined twice", "each name once; inputs are defined already"
+            )
         if item.name in RESERVED or item.name in vertices.sizes:
             kind = "a size" if item.name in vertices.sizes else "a word of the language"
-            raise InputError(place, f"{item.name} is {kind} and cannot be a tensor", "any other name")
+            raise InputError(
+                place, f"{item.name} is {kind} and cannot be a tensor", "any other name"
+            )
         seen.add(item.name)
 
 
@@ -58,7 +64,9 @@ def build(vertices: Vertices, item: Statement) -> None:
     for label in labels:
         if label not in occurring and label in bound_inside(item.value):
             place = vertices.source.at(item.node)
-            raise InputError(place, f"label {label} is aggregated and also in the output", "one of the two")
+            raise InputError(
+                place, f"label {label} is aggregated and also in the output", "one of the two"
+            )
     _build_root(vertices, item, scope, labels)
 
 

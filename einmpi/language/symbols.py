@@ -39,27 +39,53 @@ class Vertices:
     def add_input(self, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
         check_bfloat16(place, dtype)
         if dtype not in CASTS:
-            raise InputError(place, f"dtype {dtype!r} of {name} is not supported", one_of(DTYPES, dtype))
+            raise InputError(
+                place, f"dtype {dtype!r} of {name} is not supported", one_of(DTYPES, dtype)
+            )
         if not name.isidentifier() or name in RESERVED or name in self.sizes:
-            raise InputError(place, f"{name!r} cannot name a tensor", "a name that is no size and no function")
+            raise InputError(
+                place, f"{name!r} cannot name a tensor", "a name that is no size and no function"
+            )
         self.add(Vertex(name, tuple(int(extent) for extent in shape), dtype), place)
 
     def add(self, vertex: Vertex, place: str) -> None:
         for extent in vertex.bound:
             if not 0 <= extent <= MAX_EXTENT:
-                raise InputError(place, f"{vertex.name} has extent {extent}", f"0 to 2**39 = {MAX_EXTENT}")
+                raise InputError(
+                    place, f"{vertex.name} has extent {extent}", f"0 to 2**39 = {MAX_EXTENT}"
+                )
         if vertex.nbytes >= 2**63:
-            raise InputError(place, f"{vertex.name} would have {vertex.elements} elements", "less than 2**63 bytes")
+            raise InputError(
+                place,
+                f"{vertex.name} would have {vertex.elements} elements",
+                "less than 2**63 bytes",
+            )
         self.known[vertex.name] = vertex
 
-    def emit(self, name: str, output: Sequence[str], piece: Piece, aggregation: str | None,
-             aggregated: Sequence[str], scope: Scope, node: ast.AST) -> Piece:  # fmt: skip
+    def emit(
+        self,
+        name: str,
+        output: Sequence[str],
+        piece: Piece,
+        aggregation: str | None,
+        aggregated: Sequence[str],
+        scope: Scope,
+        node: ast.AST,
+    ) -> Piece:
         extent = {label: self.extent(scope, label, node) for label in (*output, *aggregated)}
         einsum, tensors = make_einsum(output, piece[0], aggregation, aggregated, extent)
         empty = [label for label in aggregated if extent[label] == 0]
-        if empty and aggregation and AGGREGATIONS[aggregation].neutral is None and 0 not in einsum.bound:
-            raise InputError(self.where(node), f"{aggregation} over {empty[0]}, which has extent 0",
-                             "sum, prod, any and all of nothing have a value; max and min have none")  # fmt: skip
+        if (
+            empty
+            and aggregation
+            and AGGREGATIONS[aggregation].neutral is None
+            and 0 not in einsum.bound
+        ):
+            raise InputError(
+                self.where(node),
+                f"{aggregation} over {empty[0]}, which has extent 0",
+                "sum, prod, any and all of nothing have a value; max and min have none",
+            )
         try:
             vertex = make_vertex(name, einsum, tensors, self.known)
         except TypeError as error:
@@ -67,8 +93,14 @@ class Vertices:
         self.add(vertex, self.where(node))
         return Element(name, tuple(output)), np.dtype(vertex.dtype)
 
-    def emit_temporary(self, piece: Piece, aggregation: str | None, aggregated: Sequence[str], scope: Scope,
-                       node: ast.AST) -> Piece:  # fmt: skip
+    def emit_temporary(
+        self,
+        piece: Piece,
+        aggregation: str | None,
+        aggregated: Sequence[str],
+        scope: Scope,
+        node: ast.AST,
+    ) -> Piece:
         name = fresh(self.current.name, self.taken)
         self.taken.add(name)
         output = [label for label in labels_of(piece[0]) if label not in aggregated]
@@ -96,7 +128,11 @@ class Vertices:
         if node is not None:
             extent = integer(self.source, node, self.sizes)
             if not 0 <= extent <= MAX_EXTENT:
-                raise InputError(self.where(node), f"label {label} has extent {extent}", f"0 to 2**39 = {MAX_EXTENT}")
+                raise InputError(
+                    self.where(node),
+                    f"label {label} has extent {extent}",
+                    f"0 to 2**39 = {MAX_EXTENT}",
+                )
             clash = scope.register(label, extent, f"{label}:{ast.unparse(node)}")
             if clash:
                 raise InputError(self.where(node), clash, "one extent a label")
@@ -107,18 +143,28 @@ class Vertices:
             return owner.extents[label][0]
         if label in self.sizes:
             return self.sizes[label]
-        raise InputError(self.where(node), f"label {label} has no extent: no tensor here is indexed by it",
-                         f"write {label}:EXTENT")  # fmt: skip
+        raise InputError(
+            self.where(node),
+            f"label {label} has no extent: no tensor here is indexed by it",
+            f"write {label}:EXTENT",
+        )
 
     def refuse_twice(self, labels: Sequence[str], where: str, node: ast.AST) -> None:
         for label in labels:
             if labels.count(label) > 1:
-                raise InputError(self.where(node), f"label {label} stands twice in {where}", "each label once")
+                raise InputError(
+                    self.where(node), f"label {label} stands twice in {where}", "each label once"
+                )
 
     def refuse_loose(self, scope: Scope) -> None:
         """A label left over that nobody aggregates is an error, never a silent sum."""
         top = scope.top()
         for label, node in top.loose.items():
-            shown = f"{self.current.name}[{','.join(top.bound)}]" if top.bound else self.current.name
-            raise InputError(self.source.at(node), f"label {label} is neither in the output {shown} nor aggregated",
-                             f"add it to the output or aggregate it with {', '.join(AGGREGATIONS)}")  # fmt: skip
+            shown = (
+                f"{self.current.name}[{','.join(top.bound)}]" if top.bound else self.current.name
+            )
+            raise InputError(
+                self.source.at(node),
+                f"label {label} is neither in the output {shown} nor aggregated",
+                f"add it to the output or aggregate it with {', '.join(AGGREGATIONS)}",
+            )

@@ -13,7 +13,14 @@ from einmpi.errors import InputError, one_of
 MAX_DEPTH = 200
 # One character for one: columns stay true.
 _GLYPHS = str.maketrans({"←": "=", "×": "*"})
-_INTEGER_OPS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**"}
+_INTEGER_OPS = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,11 @@ class Source:
     def at(self, node: ast.AST) -> str:
         """ "name:line:column" of a node, as an editor counts."""
         row, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-        before = self.lines[row - 1].translate(_GLYPHS).encode()[:offset] if row <= len(self.lines) else b""
+        before = (
+            self.lines[row - 1].translate(_GLYPHS).encode()[:offset]
+            if row <= len(self.lines)
+            else b""
+        )
         return self.position(row, len(before.decode(errors="ignore")) + 1)
 
     def position(self, row: int, column: int) -> str:
@@ -62,7 +73,9 @@ class Declaration:
 def parse(source: Source) -> list[ast.stmt]:
     """The statements of a text, or one InputError."""
     for row, line in enumerate(source.lines, 1):
-        column = next((k for k, char in enumerate(line, 1) if not char.isprintable() and char != "\t"), None)
+        column = next(
+            (k for k, char in enumerate(line, 1) if not char.isprintable() and char != "\t"), None
+        )
         if column is not None:
             what = f"character {line[column - 1]!r} in the program"
             raise InputError(source.position(row, column), what, "printable characters")
@@ -76,10 +89,14 @@ def parse(source: Source) -> list[ast.stmt]:
         row, column = error.lineno or 1, error.offset or 1
         message = (error.msg or "").split(" (<unknown>")[0].split(";")[0]
         where = source.position(row, column + (shift[row - 1] if row <= len(shift) else 0))
-        raise InputError(where, f"syntax error: {message}", "one statement a line: NAME[labels] = expression") from None
+        raise InputError(
+            where, f"syntax error: {message}", "one statement a line: NAME[labels] = expression"
+        ) from None
     except (RecursionError, MemoryError):
         where = source.position(_deep_line(text), 1)
-        raise InputError(where, "an expression here is nested too deeply", _depth_allowed()) from None
+        raise InputError(
+            where, "an expression here is nested too deeply", _depth_allowed()
+        ) from None
     for statement in tree.body:
         _check(source, statement, shift)
     return tree.body
@@ -92,11 +109,19 @@ def _check(source: Source, statement: ast.stmt, shift: Sequence[int]) -> None:
         node, depth = waiting.pop()
         if isinstance(node, (ast.expr, ast.stmt)):
             node.col_offset += shift[node.lineno - 1]
-            if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value > 2**63:
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, int)
+                and node.value > 2**63
+            ):
                 raise InputError(source.at(node), "this integer is too large", "less than 2**63")
-        below = depth + (len(node.ops) if isinstance(node, ast.Compare) else 1)  # a chain has a level for each
+        below = depth + (
+            len(node.ops) if isinstance(node, ast.Compare) else 1
+        )  # a chain has a level for each
         if below > MAX_DEPTH:
-            raise InputError(source.at(statement), "this expression is nested too deeply", _depth_allowed())
+            raise InputError(
+                source.at(statement), "this expression is nested too deeply", _depth_allowed()
+            )
         waiting += [(child, below) for child in ast.iter_child_nodes(node)]
 
 
@@ -122,11 +147,19 @@ def _depth_allowed() -> str:
 
 def statements(source: Source) -> Iterator[Statement | Declaration]:
     for node in parse(source):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is None:
+        if (
+            isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and node.value is None
+        ):
             yield _declaration(source, node.target.id, node.annotation)
             continue
         if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-            raise InputError(source.at(node), "this is not a statement of the language", "NAME[labels] = expression")
+            raise InputError(
+                source.at(node),
+                "this is not a statement of the language",
+                "NAME[labels] = expression",
+            )
         target = node.targets[0]
         if isinstance(target, ast.Name):
             yield Statement(target.id, (), node.value, target)
@@ -134,7 +167,9 @@ def statements(source: Source) -> Iterator[Statement | Declaration]:
             labels = tuple(_label(source, entry) for entry in entries(target.slice))
             yield Statement(target.value.id, labels, node.value, target)
         else:
-            raise InputError(source.at(target), "this cannot be assigned to", "NAME or NAME[labels]")
+            raise InputError(
+                source.at(target), "this cannot be assigned to", "NAME or NAME[labels]"
+            )
 
 
 def entries(node: ast.expr) -> list[ast.expr]:
@@ -145,9 +180,16 @@ def entries(node: ast.expr) -> list[ast.expr]:
 def _label(source: Source, node: ast.expr) -> tuple[str, ast.expr | None]:
     if isinstance(node, ast.Name):
         return node.id, None
-    if isinstance(node, ast.Slice) and isinstance(node.lower, ast.Name) and node.upper and not node.step:
+    if (
+        isinstance(node, ast.Slice)
+        and isinstance(node.lower, ast.Name)
+        and node.upper
+        and not node.step
+    ):
         return node.lower.id, node.upper
-    raise InputError(source.at(node), f"{ast.unparse(node)} is not a label", "a name, or name:extent")
+    raise InputError(
+        source.at(node), f"{ast.unparse(node)} is not a label", "a name, or name:extent"
+    )
 
 
 def labels_in_brackets(source: Source, node: ast.expr) -> tuple[tuple[str, ast.expr | None], ...]:
@@ -161,7 +203,9 @@ def _declaration(source: Source, name: str, node: ast.expr) -> Declaration:
         return Declaration(name, node.value.id, shape, node)
     if isinstance(node, ast.Name):
         return Declaration(name, node.id, (), node)
-    raise InputError(source.at(node), "this is not a declaration of an input", "NAME: dtype[extent, extent]")
+    raise InputError(
+        source.at(node), "this is not a declaration of an input", "NAME: dtype[extent, extent]"
+    )
 
 
 def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
@@ -178,8 +222,11 @@ def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in _INTEGER_OPS:
         left, right = integer(source, node.left, sizes), integer(source, node.right, sizes)
         return _apply(source, node, _INTEGER_OPS[type(node.op)], left, right)
-    raise InputError(source.at(node), f"{ast.unparse(node)[:60]} is not whole-number arithmetic",
-                     "whole numbers, earlier sizes, + - * // % ** and brackets")  # fmt: skip
+    raise InputError(
+        source.at(node),
+        f"{ast.unparse(node)[:60]} is not whole-number arithmetic",
+        "whole numbers, earlier sizes, + - * // % ** and brackets",
+    )
 
 
 def _apply(source: Source, node: ast.expr, op: str, left: int, right: int) -> int:
@@ -190,7 +237,11 @@ def _apply(source: Source, node: ast.expr, op: str, left: int, right: int) -> in
     if op in ("//", "%"):
         result = left // right if op == "//" else left % right
     else:
-        result = left**right if op == "**" else {"+": left + right, "-": left - right, "*": left * right}[op]
+        result = (
+            left**right
+            if op == "**"
+            else {"+": left + right, "-": left - right, "*": left * right}[op]
+        )
     if abs(result) >= 2**63:
         raise InputError(source.at(node), "this number is larger than 2**63")
     return result
@@ -200,5 +251,7 @@ def integer_text(source: Source, sizes: Mapping[str, int]) -> int:
     """`integer` of a text that is one expression."""
     body = parse(source)
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
-        raise InputError(source.position(1, 1), f"{source.text!r} is not one expression", "such as s // 10")
+        raise InputError(
+            source.position(1, 1), f"{source.text!r} is not one expression", "such as s // 10"
+        )
     return integer(source, body[0].value, sizes)

@@ -23,8 +23,14 @@ _TOKEN = re.compile(
       | "(?:\\.|[^"\\\n]++)*+" | '[^'\n]*+' | \#[^\n]* | [ \t]+ | [\n\[\]{}=,.] | [^\s"'\#\[\]{}=,.]+''',
     re.VERBOSE | re.DOTALL,
 )
-_KINDS = {str: "a string", bool: "true or false", int: "a whole number", float: "a number", list: "a list",
-          dict: "a table"}  # fmt: skip
+_KINDS = {
+    str: "a string",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "a table",
+}
 
 
 @dataclass(frozen=True)
@@ -50,11 +56,17 @@ class Document:
 
         Escapes in the string, such as \\n for a line end, shift the columns and lines that follow them.
         """
-        literal, start, text = _TOKEN.match(self.text, self.spots[path][1]), 1, str(lookup(self, path))
+        literal, start, text = (
+            _TOKEN.match(self.text, self.spots[path][1]),
+            1,
+            str(lookup(self, path)),
+        )
         assert literal is not None
         if literal[0].startswith(('"""', "'''")):
             # TOML drops a line end right after the quotes, and white space after a backslash that ends a line.
-            dropped = re.compile(r"\n|\\[ \t]*\n\s*" if literal[0][0] == '"' else r"\n").match(literal[0], 3)
+            dropped = re.compile(r"\n|\\[ \t]*\n\s*" if literal[0][0] == '"' else r"\n").match(
+                literal[0], 3
+            )
             start = dropped.end() if dropped else 3
             if literal[0][0] == '"' and _continues_as_python(literal[0][start:-3]):
                 text = literal[0][start:-3]
@@ -82,14 +94,20 @@ def read_document(path: str, wanted: str = "a job file in TOML") -> Document:
         data = tomllib.loads(text)
         return Document(path, text, data, key_positions(text))
     except RecursionError:
-        raise InputError(path, "values are nested too deeply", "a table of strings, numbers and lists") from None
+        raise InputError(
+            path, "values are nested too deeply", "a table of strings, numbers and lists"
+        ) from None
     except ValueError as error:  # tomllib.TOMLDecodeError, or a number that Python refuses
-        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL)
+        found = re.fullmatch(
+            r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL
+        )
         message, line, column = found.groups() if found else (str(error), None, None)
         if found and not line:
             line, column = _line_and_column(text, len(text.rstrip()))
         where = f"{path}:{line}:{column}" if found else path
-        raise InputError(where, f"this is not TOML: {message}", "KEY = VALUE and [TABLE] lines") from None
+        raise InputError(
+            where, f"this is not TOML: {message}", "KEY = VALUE and [TABLE] lines"
+        ) from None
 
 
 def _read_text(path: str, wanted: str) -> str:
@@ -206,7 +224,9 @@ def get(document: Document, path: KeyPath, kind: type[T]) -> T | None:
     found = lookup(document, path)
     if found is None or type(found) is kind:
         return found
-    raise InputError(document.place(path), f"{path[-1]} is {kind_of(found)}", f"{_KINDS[kind]} is wanted")
+    raise InputError(
+        document.place(path), f"{path[-1]} is {kind_of(found)}", f"{_KINDS[kind]} is wanted"
+    )
 
 
 def choice(document: Document, path: KeyPath, allowed: Iterable[str], default: str) -> str:
@@ -215,18 +235,24 @@ def choice(document: Document, path: KeyPath, allowed: Iterable[str], default: s
         return default
     names = list(allowed)
     if found not in names:
-        raise InputError(document.place(path), f"unknown {path[-1]} {show(found)}", one_of(names, found))
+        raise InputError(
+            document.place(path), f"unknown {path[-1]} {show(found)}", one_of(names, found)
+        )
     return found
 
 
-def table(document: Document, path: KeyPath, keys: Iterable[str] | None = None) -> Mapping[str, Any]:
+def table(
+    document: Document, path: KeyPath, keys: Iterable[str] | None = None
+) -> Mapping[str, Any]:
     """A table, with keys that are not in `keys` refused; empty where there is none."""
     found = get(document, path, dict) if path else document.data
     names = None if keys is None else list(keys)
     for key in found or {}:
         if names is not None and key not in names:
             inside = f" in {'.'.join(map(str, path))}" if path else ""
-            raise InputError(document.place((*path, key)), f"unknown key {show(key)}{inside}", one_of(names, key))
+            raise InputError(
+                document.place((*path, key)), f"unknown key {show(key)}{inside}", one_of(names, key)
+            )
     return found or {}
 
 
@@ -241,4 +267,6 @@ def whole_number(document: Document, path: KeyPath, sizes: Mapping[str, int]) ->
         if not error.what.startswith("syntax error"):
             raise
         allowed = "whole numbers, earlier sizes, + - * // % ** and brackets"
-        raise InputError(error.where, f"{show(found)} is not whole-number arithmetic", allowed) from None
+        raise InputError(
+            error.where, f"{show(found)} is not whole-number arithmetic", allowed
+        ) from None

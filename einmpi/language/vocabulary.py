@@ -10,7 +10,11 @@ from einmpi.graph.scalar import FUNCTIONS
 from einmpi.language.macros import MACROS
 
 CONSTANTS = {"inf": inf, "nan": nan, "pi": pi}
-REDUCTIONS = {**{name: name for name in AGGREGATIONS}, **SYMBOLS, **{n: n for n, m in MACROS.items() if m.reduces}}
+REDUCTIONS = {
+    **{name: name for name in AGGREGATIONS},
+    **SYMBOLS,
+    **{n: n for n, m in MACROS.items() if m.reduces},
+}
 CALLABLES = (*AGGREGATIONS, *MACROS, *FUNCTIONS)
 RESERVED = frozenset([*CALLABLES, *SYMBOLS, *CONSTANTS])
 

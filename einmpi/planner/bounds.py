@@ -34,8 +34,15 @@ def charges(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> dict
         for name, users in graph.consumers.items()
     }
     full = {v.name: 0.0 if v.name in resident else float(v.elements) for v in graph.vertices}
-    claims = {v.name: [full[n] / max(1, products[n]) for n in v.inputs] for v in graph.computed if _is_product(v)}
-    left = {v.name: _backing(v, claims[v.name], ranks) if v.name in claims else full[v.name] for v in graph.vertices}
+    claims = {
+        v.name: [full[n] / max(1, products[n]) for n in v.inputs]
+        for v in graph.computed
+        if _is_product(v)
+    }
+    left = {
+        v.name: _backing(v, claims[v.name], ranks) if v.name in claims else full[v.name]
+        for v in graph.vertices
+    }
     claimed = dict.fromkeys(left, 0.0)
     for vertex in reversed(graph.computed):  # users before makers
         if vertex.name not in claims:
@@ -52,7 +59,9 @@ def charges(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> dict
         backing = _backing(vertex, claims[vertex.name], ranks)
         if charged > backing:
             for user in graph.consumers[vertex.name]:
-                scale = [backing / charged if name == vertex.name else 1.0 for name in graph[user].inputs]
+                scale = [
+                    backing / charged if name == vertex.name else 1.0 for name in graph[user].inputs
+                ]
                 claims[user] = [claim * by for claim, by in zip(claims[user], scale, strict=True)]
     return claims
 
@@ -63,14 +72,23 @@ def _is_product(vertex: Vertex) -> bool:
     return einsum is not None and len(einsum.operands) > 1 and bool(einsum.aggregated)
 
 
-def _claim(vertex: Vertex, wanted: float, left: dict[str, float], graph: EinGraph, ranks: int,
-           products: Mapping[str, int]) -> list[float]:  # fmt: skip
+def _claim(
+    vertex: Vertex,
+    wanted: float,
+    left: dict[str, float],
+    graph: EinGraph,
+    ranks: int,
+    products: Mapping[str, int],
+) -> list[float]:
     """Charge operands as much as users charge the result, those first that nobody else needs."""
     claims = [0.0] * len(vertex.inputs)
     label = _longest(vertex, ranks)
     assert vertex.einsum is not None
     order = [k for k, index in enumerate(vertex.einsum.operands) if label in index]
-    for k in sorted(order, key=lambda k: (products[vertex.inputs[k]] > 0, len(graph.consumers[vertex.inputs[k]]), k)):
+    for k in sorted(
+        order,
+        key=lambda k: (products[vertex.inputs[k]] > 0, len(graph.consumers[vertex.inputs[k]]), k),
+    ):
         name = vertex.inputs[k]
         free = left[name] if products[name] == 0 else 0.0
         claims[k] = max(0.0, min(wanted, free))
@@ -82,7 +100,9 @@ def _claim(vertex: Vertex, wanted: float, left: dict[str, float], graph: EinGrap
 def _longest(vertex: Vertex, ranks: int) -> str | None:
     """The longest output label, if it can be cut over all ranks."""
     assert vertex.einsum is not None
-    output = [(extent, label) for label, extent in vertex.einsum.extents if label in vertex.einsum.output]
+    output = [
+        (extent, label) for label, extent in vertex.einsum.extents if label in vertex.einsum.output
+    ]
     best = max(output, default=(0, ""), key=lambda entry: entry[0])
     return best[1] if best[0] >= ranks else None
 
@@ -111,12 +131,16 @@ def _vertex_bound(vertex: Vertex, ranks: int, operands: Sequence[float]) -> floa
     # The last mark is for ranks that compute the same again: that copies operands, and makes no partial results.
     terms = [(words, (*gone, True)) for words, gone in zip(operands, absent, strict=True) if words]
     if einsum.aggregated:
-        terms.append((vertex.elements, (*(label in einsum.aggregated for label in einsum.labels), False)))
+        terms.append(
+            (vertex.elements, (*(label in einsum.aggregated for label in einsum.labels), False))
+        )
     return _minimum(tuple(terms), tuple(extent for _, extent in einsum.extents), ranks)
 
 
 @cache
-def _minimum(terms: tuple[tuple[float, tuple[bool, ...]], ...], extents: tuple[int, ...], ranks: int) -> float:
+def _minimum(
+    terms: tuple[tuple[float, tuple[bool, ...]], ...], extents: tuple[int, ...], ranks: int
+) -> float:
     """min Σ words·(∏ d over the marked labels − 1). Convex in log d; solved by exchange between pairs of labels."""
     if not terms or not extents:
         return 0.0
@@ -127,18 +151,37 @@ def _minimum(terms: tuple[tuple[float, tuple[bool, ...]], ...], extents: tuple[i
         point.append(min(limit, left))
         left -= point[-1]
     for _ in range(500):
-        values = [words * exp(sum(x for x, mark in zip(point, marks, strict=True) if mark))
-                  for (words, _), marks in zip(terms, marked, strict=True)]  # fmt: skip
-        if max(_exchange(point, i, j, limits, marked, values) for i in range(len(point)) for j in range(i)) < 1e-9:
+        values = [
+            words * exp(sum(x for x, mark in zip(point, marks, strict=True) if mark))
+            for (words, _), marks in zip(terms, marked, strict=True)
+        ]
+        if (
+            max(
+                _exchange(point, i, j, limits, marked, values)
+                for i in range(len(point))
+                for j in range(i)
+            )
+            < 1e-9
+        ):
             break
     return sum(values) - sum(words for words, _ in terms)
 
 
-def _exchange(point: list[float], i: int, j: int, limits: Sequence[float], marked: Sequence[Sequence[bool]],
-              values: list[float]) -> float:  # fmt: skip
+def _exchange(
+    point: list[float],
+    i: int,
+    j: int,
+    limits: Sequence[float],
+    marked: Sequence[Sequence[bool]],
+    values: list[float],
+) -> float:
     """Move weight from label j to label i to the minimum along that line, A·eᵗ + B·e⁻ᵗ; how much was moved."""
-    rising = sum(value for value, marks in zip(values, marked, strict=True) if marks[i] and not marks[j])
-    falling = sum(value for value, marks in zip(values, marked, strict=True) if marks[j] and not marks[i])
+    rising = sum(
+        value for value, marks in zip(values, marked, strict=True) if marks[i] and not marks[j]
+    )
+    falling = sum(
+        value for value, marks in zip(values, marked, strict=True) if marks[j] and not marks[i]
+    )
     low = max(-point[i], point[j] - limits[j])
     high = min(limits[i] - point[i], point[j])
     if rising == falling or high - low < 1e-12:

@@ -14,7 +14,16 @@ from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
 from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts
-from einmpi.planner.volume import Ints, common_share, held_factors, layout_factors, meetings, peers, received, sharing
+from einmpi.planner.volume import (
+    Ints,
+    common_share,
+    held_factors,
+    layout_factors,
+    meetings,
+    peers,
+    received,
+    sharing,
+)
 
 Groups = Sequence[Sequence[int]]
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
@@ -39,7 +48,9 @@ class Move:
         free = {axis for group in groups for axis in group}
         self.held = tuple(axis for axis in range(len(mesh.factors)) if axis not in free)
         self.factors = tuple(prod(mesh.factors[axis] for axis in group) for group in groups)
-        self.between = tuple(prod(mesh.factors[a] for a in group if a < mesh.node_axes) for group in groups)
+        self.between = tuple(
+            prod(mesh.factors[a] for a in group if a < mesh.node_axes) for group in groups
+        )
         self.held_factors = tuple(mesh.factors[axis] for axis in self.held)
         self.held_between = sum(axis < mesh.node_axes for axis in self.held)  # the first of them
 
@@ -77,12 +88,20 @@ class Solver:
 
     problem: Factored
     mesh: Mesh
-    wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # parts of each symbol, where prescribed
-    fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # variables whose state is given
+    wanted: Mapping[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # parts of each symbol, where prescribed
+    fixed: Mapping[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # variables whose state is given
     price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
-    weigh_work: bool = False  # whether operations done more than once cost anything, where no machine was measured
+    weigh_work: bool = (
+        False  # whether operations done more than once cost anything, where no machine was measured
+    )
     prices: Prices = BYTES
-    rates: Sequence[int] = ()  # femtoseconds for an operation of each variable, where a machine was measured
+    rates: Sequence[
+        int
+    ] = ()  # femtoseconds for an operation of each variable, where a machine was measured
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
@@ -98,11 +117,21 @@ class Solver:
         least = sum(operations) // (10 * max(1, len(operations))) if not self.rates else 0
         self.heavy = [k for k, count in enumerate(operations) if count > least]
         if self.rates:
-            worst += sum(count * rate * ranks // 1000 for count, rate in zip(operations, self.rates, strict=True))
-            worst += 2 * ranks**2 * prices.messages(2, 2) * sum(edge.weight for edge in self.problem.edges)
+            worst += sum(
+                count * rate * ranks // 1000
+                for count, rate in zip(operations, self.rates, strict=True)
+            )
+            worst += (
+                2
+                * ranks**2
+                * prices.messages(2, 2)
+                * sum(edge.weight for edge in self.problem.edges)
+            )
         self.unit = 1 + (worst >> 60)
 
-    def solve(self, groups: Groups, current: States | None = None, limits: Limits | None = None) -> Solution:
+    def solve(
+        self, groups: Groups, current: States | None = None, limits: Limits | None = None
+    ) -> Solution:
         """The best states with the axes outside of `groups` as in `current` (None: every axis is in a group)."""
         move = Move(self.mesh, groups)
         states = current or self.uncut()
@@ -112,14 +141,20 @@ class Solver:
             tables += [self.memory_table(k, rows[k], move, state) for k, state in enumerate(states)]
         if self.weigh_work or self.rates:
             tables += [self.work_table(k, rows[k], move, states[k]) for k in self.heavy]
-        fallback = None if current is None else [move.row_of(rows[k], state) for k, state in enumerate(states)]
+        fallback = (
+            None
+            if current is None
+            else [move.row_of(rows[k], state) for k, state in enumerate(states)]
+        )
         found = minimize([len(r) for r in rows], tables, self.memo, limits, fallback)
         best = [move.expand(rows[k][value], states[k]) for k, value in enumerate(found.values)]
         some = any(len(variable.extents) > MAX_SYMBOLS for variable in self.problem.variables)
         return Solution(found.cost, best, found.exact and not some)
 
     def uncut(self) -> States:
-        return [(len(variable.extents),) * len(self.mesh.factors) for variable in self.problem.variables]
+        return [
+            (len(variable.extents),) * len(self.mesh.factors) for variable in self.problem.variables
+        ]
 
     def rows(self, variable: int, move: Move, state: Sequence[int]) -> Symbols:
         """The choices of a variable; equal ones are the same object."""
@@ -166,7 +201,9 @@ class Solver:
         rate = self.rates[variable] if self.rates else None
         key = ("work", operations, rate, move.hold(state), id(rows))
         if key not in self.cache:
-            times = self.parts(rows, len(self.problem.variables[variable].extents), move, state)[:, -1]
+            times = self.parts(rows, len(self.problem.variables[variable].extents), move, state)[
+                :, -1
+            ]
             if rate is not None:
                 self.cache[key] = operations * rate // 1000 // self.unit * times
             else:
@@ -178,8 +215,18 @@ class Solver:
         ends = (edge.target,) if edge.source is None else (edge.source, edge.target)
         held = self.held_axes(edge, move, states)
         # `id` because equal choices are the same object, kept in the cache.
-        key = ("table", move.factors, move.between, edge.bound, edge.nbytes, edge.weight, held,
-               edge.source_symbols, edge.target_symbols, *(id(rows[end]) for end in ends))  # fmt: skip
+        key = (
+            "table",
+            move.factors,
+            move.between,
+            edge.bound,
+            edge.nbytes,
+            edge.weight,
+            held,
+            edge.source_symbols,
+            edge.target_symbols,
+            *(id(rows[end]) for end in ends),
+        )
         costs = self.cache.get(key)
         if costs is None:
             costs = self.cache[key] = self.costs(edge, rows, move, held) * edge.weight
@@ -188,12 +235,19 @@ class Solver:
         return Table(ends, costs, self.memo.number(key))
 
     def costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, held: _Held) -> Ints:
-        ranks, nodes, ndim, nbytes = self.mesh.ranks, self.mesh.nodes, edge.ndim, edge.nbytes // self.unit
+        ranks, nodes, ndim, nbytes = (
+            self.mesh.ranks,
+            self.mesh.nodes,
+            edge.ndim,
+            edge.nbytes // self.unit,
+        )
         targets, target_of = distinct_layouts(rows[edge.target], edge.target_symbols, ndim)
         exchanging: tuple[Ints, Ints]
         cells: tuple[Any, ...]
         if edge.source is None:  # an input is stored once: all copies but one are moved
-            every, between = (np.array(factors, np.int64) for factors in (move.factors, move.between))
+            every, between = (
+                np.array(factors, np.int64) for factors in (move.factors, move.between)
+            )
             copies: Ints = np.where(targets == ndim, every, 1).prod(axis=1) * held.products[0]
             on_nodes: Ints = np.where(targets == ndim, between, 1).prod(axis=1) * held.between[0]
             costs = self.prices.bytes((copies - 1) * nbytes, (on_nodes - 1) * nbytes)
@@ -201,11 +255,17 @@ class Solver:
         else:
             sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
             products: Sequence[Ints]
-            products = layout_factors(move.factors, ndim, sources, targets).scaled(held.products).parts()
+            products = (
+                layout_factors(move.factors, ndim, sources, targets).scaled(held.products).parts()
+            )
             common = self.common(edge, move, len(self.mesh.factors), products, sources, targets)
             crossing: Ints | int = 0
             if nodes > 1:
-                across = layout_factors(move.between, ndim, sources, targets).scaled(held.between).parts()
+                across = (
+                    layout_factors(move.between, ndim, sources, targets)
+                    .scaled(held.between)
+                    .parts()
+                )
                 staying = self.common(edge, move, self.mesh.node_axes, across, sources, targets)
                 products, crossing = sharing(products, across), received(across, nbytes, staying)
             costs = self.prices.bytes(received(products, nbytes, common), crossing)
@@ -219,11 +279,25 @@ class Solver:
         found: Ints = costs[cells]
         return found
 
-    def common(self, edge: Edge, move: Move, axes: int, products: Sequence[Ints], sources: Ints, targets: Ints) -> Ints:
+    def common(
+        self,
+        edge: Edge,
+        move: Move,
+        axes: int,
+        products: Sequence[Ints],
+        sources: Ints,
+        targets: Ints,
+    ) -> Ints:
         """Bytes that stay where they are by the first axes alone. All axes free: exact, whatever the extents."""
         divide = not any(extent % self.mesh.ranks for extent in edge.bound)
-        if divide or self.unit > 1 or move.groups != tuple((axis,) for axis in range(len(self.mesh.factors))):
-            found: Ints = common_share(products, prod(self.mesh.factors[:axes]), edge.nbytes // self.unit)
+        if (
+            divide
+            or self.unit > 1
+            or move.groups != tuple((axis,) for axis in range(len(self.mesh.factors)))
+        ):
+            found: Ints = common_share(
+                products, prod(self.mesh.factors[:axes]), edge.nbytes // self.unit
+            )
             return found
         size = edge.nbytes // max(1, prod(edge.bound))
         return products[-1] * meetings(self.mesh, edge.bound, axes, sources, targets) * size
@@ -238,5 +312,11 @@ class Solver:
             sources = [edge.source_symbols[symbol] for symbol in move.hold(states[edge.source])]
         axes = tuple(zip(move.held_factors, sources, targets, strict=True))
         between = axes[: move.held_between]
-        exchanging = [prod(f for f, s, t in some if s not in (t, edge.ndim)) for some in (axes, between)]
-        return _Held(held_factors(axes, edge.ndim), held_factors(between, edge.ndim), (exchanging[0], exchanging[1]))
+        exchanging = [
+            prod(f for f, s, t in some if s not in (t, edge.ndim)) for some in (axes, between)
+        ]
+        return _Held(
+            held_factors(axes, edge.ndim),
+            held_factors(between, edge.ndim),
+            (exchanging[0], exchanging[1]),
+        )

@@ -67,8 +67,13 @@ class Limits:
     then: int = 1 << 16
 
 
-def minimize(sizes: Sequence[int], tables: Sequence[Table], memo: Memo | None = None, limits: Limits | None = None,
-             fallback: Sequence[int] | None = None) -> Minimum:  # fmt: skip
+def minimize(
+    sizes: Sequence[int],
+    tables: Sequence[Table],
+    memo: Memo | None = None,
+    limits: Limits | None = None,
+    fallback: Sequence[int] | None = None,
+) -> Minimum:
     """The least sum and the value of every variable that reaches it; ties go to the smallest value.
 
     Where a joined table would be too large, the variable in it with the most neighbours is fixed: to its value in
@@ -85,7 +90,9 @@ def minimize(sizes: Sequence[int], tables: Sequence[Table], memo: Memo | None = 
 
 
 class _State:
-    def __init__(self, sizes: Sequence[int], memo: Memo, limits: Limits, fallback: Sequence[int] | None) -> None:
+    def __init__(
+        self, sizes: Sequence[int], memo: Memo, limits: Limits, fallback: Sequence[int] | None
+    ) -> None:
         self.sizes, self.memo, self.limits, self.fallback = sizes, memo, limits, fallback
         self.buckets: list[dict[int, Table]] = [{} for _ in sizes]
         self.count = self.total = 0
@@ -95,10 +102,16 @@ class _State:
         self.start = memo.cells
 
     def add(self, table: Table) -> None:
-        single = tuple(axis for axis, variable in enumerate(table.scope) if self.sizes[variable] == 1)
-        if single:  # a numpy array has 64 dimensions at the most, and many vertices may read one tensor
+        single = tuple(
+            axis for axis, variable in enumerate(table.scope) if self.sizes[variable] == 1
+        )
+        if (
+            single
+        ):  # a numpy array has 64 dimensions at the most, and many vertices may read one tensor
             scope = tuple(variable for variable in table.scope if self.sizes[variable] > 1)
-            table = Table(scope, table.costs.squeeze(single), self.memo.number(("single", table.key, single)))
+            table = Table(
+                scope, table.costs.squeeze(single), self.memo.number(("single", table.key, single))
+            )
         if not table.scope:
             self.total += int(table.costs)
         for variable in table.scope:
@@ -131,7 +144,9 @@ class _State:
         return self.limits.first if spent < self.limits.budget else self.limits.then
 
     def run(self) -> None:
-        queue = [(self.width(variable), variable) for variable, done in enumerate(self.done) if not done]
+        queue = [
+            (self.width(variable), variable) for variable, done in enumerate(self.done) if not done
+        ]
         heapq.heapify(queue)
         while queue:
             cells, variable = heapq.heappop(queue)
@@ -160,7 +175,9 @@ class _State:
         """Give a variable its value now; its tables become smaller."""
         self.exact, self.done[variable] = False, True
         tables = self.take(variable)
-        value = self.looks_best(variable, tables) if self.fallback is None else self.fallback[variable]
+        value = (
+            self.looks_best(variable, tables) if self.fallback is None else self.fallback[variable]
+        )
         self.steps.append((variable, (), np.array(value, np.intp)))
         for table in tables:
             axis = table.scope.index(variable)
@@ -198,7 +215,9 @@ def _eliminate(
     return memo.results[key]
 
 
-def _minimum_over_last(aligned: Sequence[Ints], shape: tuple[int, ...]) -> tuple[Ints, npt.NDArray[np.intp]]:
+def _minimum_over_last(
+    aligned: Sequence[Ints], shape: tuple[int, ...]
+) -> tuple[Ints, npt.NDArray[np.intp]]:
     """The minimum over the last axis of the sum, a piece of the first axis at a time."""
     if len(shape) == 1:
         total = np.broadcast_to(sum(aligned, np.zeros(1, np.int64)), shape)

@@ -11,7 +11,9 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
-Block = tuple[int, tuple[int, ...]]  # bytes of a tensor, and the symbols whose cuts make a rank's block of it smaller
+Block = tuple[
+    int, tuple[int, ...]
+]  # bytes of a tensor, and the symbols whose cuts make a rank's block of it smaller
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ class Factored:
 
 def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
     """A tensor used more than once, an output or a pinned one has a layout; others go straight to their user."""
-    return name in graph.outputs or name in pinned or sum(user.count(name) for user in _inputs(graph, name)) > 1
+    return (
+        name in graph.outputs
+        or name in pinned
+        or sum(user.count(name) for user in _inputs(graph, name)) > 1
+    )
 
 
 def _inputs(graph: EinGraph, name: str) -> list[tuple[str, ...]]:
@@ -117,13 +123,23 @@ def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
     assert vertex.einsum is not None
     labels = vertex.einsum.labels
     return [
-        (graph[name].nbytes, tuple(labels.index(entry) for entry in dict.fromkeys(index) if isinstance(entry, str)))
+        (
+            graph[name].nbytes,
+            tuple(labels.index(entry) for entry in dict.fromkeys(index) if isinstance(entry, str)),
+        )
         for name, index in zip(vertex.inputs, vertex.einsum.operands, strict=True)
     ]
 
 
-def _read(graph: EinGraph, vertex: Vertex, operand: int, here: int, number: Mapping[Name, int],
-          resident: Collection[str], connect: Callable[[Edge], None]) -> None:  # fmt: skip
+def _read(
+    graph: EinGraph,
+    vertex: Vertex,
+    operand: int,
+    here: int,
+    number: Mapping[Name, int],
+    resident: Collection[str],
+    connect: Callable[[Edge], None],
+) -> None:
     """The edge that brings an operand to a vertex."""
     assert vertex.einsum is not None
     name = vertex.inputs[operand]
@@ -131,9 +147,29 @@ def _read(graph: EinGraph, vertex: Vertex, operand: int, here: int, number: Mapp
     size = source.bound, source.nbytes
     wanted = input_symbols(vertex.einsum, operand)
     if ("tensor", name) in number:
-        connect(Edge(name, *size, number["tensor", name], here, tensor_symbols(len(source.bound)), wanted, operand))
+        connect(
+            Edge(
+                name,
+                *size,
+                number["tensor", name],
+                here,
+                tensor_symbols(len(source.bound)),
+                wanted,
+                operand,
+            )
+        )
     elif source.einsum is not None:
-        connect(Edge(name, *size, number["vertex", name], here, output_symbols(source.einsum), wanted, operand))
+        connect(
+            Edge(
+                name,
+                *size,
+                number["vertex", name],
+                here,
+                output_symbols(source.einsum),
+                wanted,
+                operand,
+            )
+        )
     elif name not in resident:
         connect(Edge(name, *size, None, here, (), wanted, operand))
 
@@ -149,7 +185,9 @@ def repeated_layers(graph: EinGraph) -> dict[str, str]:
     computed = graph.computed
     position = {vertex.name: k for k, vertex in enumerate(computed)}
     kinds: dict[object, int] = {}
-    kind = np.array([kinds.setdefault(_kind(graph, v, position), len(kinds)) for v in computed], np.int64)
+    kind = np.array(
+        [kinds.setdefault(_kind(graph, v, position), len(kinds)) for v in computed], np.int64
+    )
     best = (0, 0, 0)  # vertices saved, minus the period, start
     for period in range(1, len(kind) // 3 + 1):
         same = np.concatenate([[False], kind[:-period] == kind[period:], [False]])
@@ -162,7 +200,9 @@ def repeated_layers(graph: EinGraph) -> dict[str, str]:
     tie: dict[str, str] = {}
     for k in range(start + period, start + period + saved):
         model, copy = computed[start + (k - start) % period], computed[k]
-        for ours, theirs in zip((*copy.inputs, copy.name), (*model.inputs, model.name), strict=True):
+        for ours, theirs in zip(
+            (*copy.inputs, copy.name), (*model.inputs, model.name), strict=True
+        ):
             own = graph[ours].is_input or ours == copy.name
             if own and ours != theirs and tie.setdefault(ours, theirs) != theirs:
                 return {}

@@ -9,13 +9,23 @@ from hashlib import sha256
 from einmpi.errors import InputError
 from einmpi.graph.scalar import DTYPES
 from einmpi.language.toml_document import Document, get, kind_of, lookup, read_document, table
-from einmpi.units import parse_bandwidth, parse_latency, parse_speed, show_bandwidth, show_latency, show_speed
+from einmpi.units import (
+    parse_bandwidth,
+    parse_latency,
+    parse_speed,
+    show_bandwidth,
+    show_latency,
+    show_speed,
+)
 
 # What a matrix product can give: numpy adds up int32 and bool as int64.
 PRODUCTS = tuple(dtype for dtype in DTYPES if dtype not in ("int32", "bool"))
 _KEYS = ("measured", "inside", "between", "kernels")
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
-_LINK: Mapping[str, Callable[[str, str], int]] = {"latency": parse_latency, "bandwidth": parse_bandwidth}
+_LINK: Mapping[str, Callable[[str, str], int]] = {
+    "latency": parse_latency,
+    "bandwidth": parse_bandwidth,
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,9 @@ class Machine:
     latency_between: int
     inside: int  # ps for a byte
     between: int
-    multiply: Mapping[str, int] = field(hash=False)  # dtype of the result → fs for an operation of a product
+    multiply: Mapping[str, int] = field(
+        hash=False
+    )  # dtype of the result → fs for an operation of a product
     element: int  # fs for an operation of any other kernel
     source: str  # what was measured where and when, in words
     name: str = field(default="machine", compare=False)  # its file
@@ -43,20 +55,37 @@ class Machine:
     def check(self, ranks: int, nodes: int) -> None:
         """Refuse a plan for which a time is not known."""
         if nodes > 1 and not self.between:
-            raise InputError(self.name, "says nothing about messages between nodes", "einmpi calibrate on two nodes")
+            raise InputError(
+                self.name,
+                "says nothing about messages between nodes",
+                "einmpi calibrate on two nodes",
+            )
         if ranks > nodes and not self.inside:
-            raise InputError(self.name, "says nothing about messages inside a node",
-                             "einmpi calibrate with two ranks a node")  # fmt: skip
+            raise InputError(
+                self.name,
+                "says nothing about messages inside a node",
+                "einmpi calibrate with two ranks a node",
+            )
 
     def __str__(self) -> str:
         """The text of its file."""
         lines = [f"measured = {_quoted(self.source)}"]
-        for title, latency, byte in (("inside", self.latency_inside, self.inside),
-                                     ("between", self.latency_between, self.between)):  # fmt: skip
+        for title, latency, byte in (
+            ("inside", self.latency_inside, self.inside),
+            ("between", self.latency_between, self.between),
+        ):
             if byte:
-                lines += ["", f"[{title}]", f'latency = "{show_latency(latency)}"',
-                          f'bandwidth = "{show_bandwidth(byte)}"']  # fmt: skip
-        lines += ["", "[kernels]", *(f'{dtype} = "{show_speed(time)}"' for dtype, time in self.multiply.items())]
+                lines += [
+                    "",
+                    f"[{title}]",
+                    f'latency = "{show_latency(latency)}"',
+                    f'bandwidth = "{show_bandwidth(byte)}"',
+                ]
+        lines += [
+            "",
+            "[kernels]",
+            *(f'{dtype} = "{show_speed(time)}"' for dtype, time in self.multiply.items()),
+        ]
         return "\n".join([*lines, f'other = "{show_speed(self.element, "op")}"', ""])
 
 
@@ -68,9 +97,15 @@ def read_machine(path: str) -> Machine:
     for title in ("inside", "between"):
         table(document, (title,), _LINK)
         known = lookup(document, (title,)) is not None
-        links[title] = [_time(document, (title, key), parse) if known else 0 for key, parse in _LINK.items()]
+        links[title] = [
+            _time(document, (title, key), parse) if known else 0 for key, parse in _LINK.items()
+        ]
     kernels = table(document, ("kernels",), (*PRODUCTS, "other"))
-    multiply = {dtype: _time(document, ("kernels", dtype), parse_speed) for dtype in PRODUCTS if dtype in kernels}
+    multiply = {
+        dtype: _time(document, ("kernels", dtype), parse_speed)
+        for dtype in PRODUCTS
+        if dtype in kernels
+    }
     element = _time(document, ("kernels", "other"), parse_speed)
     latencies, times = zip(links["inside"], links["between"], strict=True)
     return Machine(*latencies, *times, multiply, element, " ".join(source.split()), path)
@@ -79,10 +114,17 @@ def read_machine(path: str) -> Machine:
 def _time(document: Document, path: tuple[str, ...], parse: Callable[[str, str], int]) -> int:
     given = lookup(document, path)
     if given is None:
-        raise InputError(document.place(path), f"there is no {path[-1]} in [{path[0]}]",
-                         f'such as {path[-1]} = "{_EXAMPLES[path[-1]]}"')  # fmt: skip
+        raise InputError(
+            document.place(path),
+            f"there is no {path[-1]} in [{path[0]}]",
+            f'such as {path[-1]} = "{_EXAMPLES[path[-1]]}"',
+        )
     if not isinstance(given, str):
-        raise InputError(document.place(path), f"{path[-1]} is {kind_of(given)}", "a string with a unit is wanted")
+        raise InputError(
+            document.place(path),
+            f"{path[-1]} is {kind_of(given)}",
+            "a string with a unit is wanted",
+        )
     return parse(given, document.place(path))
 
 

@@ -25,7 +25,11 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
         raise InputError("ranks", f"{ranks} ranks", f"1 to {MAX_RANKS}")
     if options.strategy not in STRATEGIES:
-        raise InputError("strategy", f"unknown strategy {options.strategy!r}", one_of(STRATEGIES, options.strategy))
+        raise InputError(
+            "strategy",
+            f"unknown strategy {options.strategy!r}",
+            one_of(STRATEGIES, options.strategy),
+        )
     _check_nodes(ranks, options)
     _check_pins(graph, options.pins)
     start = time.perf_counter()
@@ -54,13 +58,19 @@ def _meshes(ranks: int, options: Options) -> list[Mesh]:
     counted = nodes if nodes > 1 else ranks
     found = [counted]
     if options.strategy == DEFAULT and max(prime_factors(counted), default=1) > LARGE_PRIME:
-        found.append(next(n for n in range(counted, 0, -1) if max(prime_factors(n), default=1) <= LARGE_PRIME))
+        found.append(
+            next(
+                n for n in range(counted, 0, -1) if max(prime_factors(n), default=1) <= LARGE_PRIME
+            )
+        )
     return [Mesh(ranks // nodes * used, used) if nodes > 1 else Mesh(used) for used in found]
 
 
 def _is_better(plan: Plan, other: Plan) -> bool:
     """What fits into memory is quicker than what does not."""
-    return plan.spilled < other.spilled or (plan.spilled == other.spilled and _takes_less_time(plan, other))
+    return plan.spilled < other.spilled or (
+        plan.spilled == other.spilled and _takes_less_time(plan, other)
+    )
 
 
 def _takes_less_time(plan: Plan, other: Plan) -> bool:
@@ -81,7 +91,9 @@ def _check_nodes(ranks: int, options: Options) -> None:
     if type(nodes) is not int or not 1 <= nodes <= ranks or (ranks % nodes and not options.uneven):
         allowed = [n for n in range(1, ranks + 1) if ranks % n == 0]
         shown = ", ".join(map(str, allowed[:12])) + (", …" if len(allowed) > 12 else "")
-        raise InputError("nodes", f"{ranks} ranks on {nodes} nodes", f"a divisor of the ranks: {shown}")
+        raise InputError(
+            "nodes", f"{ranks} ranks on {nodes} nodes", f"a divisor of the ranks: {shown}"
+        )
     if options.machine is not None:
         options.machine.check(ranks, nodes)
 
@@ -92,5 +104,11 @@ def _check_pins(graph: EinGraph, pins: Mapping[str, tuple[int, ...]]) -> None:
         if name not in ends:
             what = "is computed on the way" if name in graph.by_name else "is not in the graph"
             raise InputError("pin", f"{name} {what}", one_of(ends, name))
-        if len(parts) != len(graph[name].bound) or not all(type(part) is int and part > 0 for part in parts):
-            raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))}", "a number for each dimension")
+        if len(parts) != len(graph[name].bound) or not all(
+            type(part) is int and part > 0 for part in parts
+        ):
+            raise InputError(
+                "pin",
+                f"{name} cannot be cut {'×'.join(map(str, parts))}",
+                "a number for each dimension",
+            )

@@ -48,30 +48,44 @@ def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
     return min(extent, blocks // cut * -(-extent // blocks))
 
 
-def operand_cuts(graph: EinGraph, name: str, operand: int, state: Sequence[str | None]) -> tuple[int | None, ...]:
+def operand_cuts(
+    graph: EinGraph, name: str, operand: int, state: Sequence[str | None]
+) -> tuple[int | None, ...]:
     """The dimension of an operand that each axis cuts in this state of its user."""
     einsum = graph[name].einsum
     assert einsum is not None
     index = einsum.operands[operand]
-    return tuple(index.index(label) if label is not None and label in index else None for label in state)
+    return tuple(
+        index.index(label) if label is not None and label in index else None for label in state
+    )
 
 
 def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tuple[int | None, ...]:
     einsum = graph[name].einsum
     assert einsum is not None
-    return tuple(einsum.output.index(x) if x is not None and x in einsum.output else None for x in state)
+    return tuple(
+        einsum.output.index(x) if x is not None and x in einsum.output else None for x in state
+    )
 
 
-def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-               layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str], stage: int = STAGE,
-               early: Collection[str] = ()) -> int:  # fmt: skip
+def peak_bytes(
+    graph: EinGraph,
+    mesh: Mesh,
+    states: Mapping[str, tuple[str | None, ...]],
+    layouts: Mapping[str, tuple[int | None, ...]],
+    resident: Collection[str],
+    stage: int = STAGE,
+    early: Collection[str] = (),
+) -> int:
     """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes.
 
     While a tensor moves there are buffers for messages beside it, one for sending and one for receiving. Inputs that
     are `early` are there from the start.
     """
     held = _input_bytes(graph, mesh, states, layouts, resident)
-    waiting = _input_bytes(graph, mesh, states, layouts, [name for name in early if name not in resident])
+    waiting = _input_bytes(
+        graph, mesh, states, layouts, [name for name in early if name not in resident]
+    )
     peak = sum(held.values())
     for vertex in graph.computed:
         state = states[vertex.name]
@@ -83,7 +97,9 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
                 held[name] = block_bytes(graph[name], mesh, layouts[name])
                 if None in layouts[name]:
                     staged = max(staged, staging(held[name], mesh.ranks, stage))
-            stored = layouts.get(name) or (wanted if graph[name].is_input else output_cuts(graph, name, states[name]))
+            stored = layouts.get(name) or (
+                wanted if graph[name].is_input else output_cuts(graph, name, states[name])
+            )
             partial = name not in layouts and _is_partial(graph[name], states)
             if name not in held or stored != wanted or partial:
                 size = block_bytes(graph[name], mesh, wanted)
@@ -92,7 +108,9 @@ def peak_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | Non
                     staged = max(staged, staging(max(held.get(name, 0), size), mesh.ranks, stage))
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
-        moves = vertex.name in layouts and (layouts[vertex.name] != cuts or _is_partial(vertex, states))
+        moves = vertex.name in layouts and (
+            layouts[vertex.name] != cuts or _is_partial(vertex, states)
+        )
         final = block_bytes(vertex, mesh, layouts[vertex.name]) if moves else 0
         now = sum(held.values()) + sum(waiting.values())
         staged_final = staging(max(made, final), mesh.ranks, stage) if moves else 0
@@ -120,8 +138,13 @@ def peak_bound(graph: EinGraph, ranks: int, resident: Collection[str]) -> int:
     return peak
 
 
-def _input_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-                 layouts: Mapping[str, tuple[int | None, ...]], inputs: Collection[str]) -> dict[str, int]:  # fmt: skip
+def _input_bytes(
+    graph: EinGraph,
+    mesh: Mesh,
+    states: Mapping[str, tuple[str | None, ...]],
+    layouts: Mapping[str, tuple[int | None, ...]],
+    inputs: Collection[str],
+) -> dict[str, int]:
     """Of those of these inputs that are used: the bytes of a rank's block."""
     held = {}
     for name in inputs:
@@ -132,19 +155,32 @@ def _input_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | N
     return held
 
 
-def least_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | None, ...]],
-                layouts: Mapping[str, tuple[int | None, ...]], resident: Collection[str]) -> int:  # fmt: skip
+def least_bytes(
+    graph: EinGraph,
+    mesh: Mesh,
+    states: Mapping[str, tuple[str | None, ...]],
+    layouts: Mapping[str, tuple[int | None, ...]],
+    resident: Collection[str],
+) -> int:
     """What a rank needs at the least, when all that can be is outside of its memory and vertices go piece by piece."""
     held = sum(_input_bytes(graph, mesh, states, layouts, resident).values())
     least = held
     for vertex in graph.computed:
         assert vertex.einsum is not None
-        axes = {x: [a for a, cut in enumerate(states[vertex.name]) if cut == x] for x in vertex.einsum.labels}
-        extents = tuple((x, longest_share(mesh, extent, axes[x])) for x, extent in vertex.einsum.extents)
+        axes = {
+            x: [a for a, cut in enumerate(states[vertex.name]) if cut == x]
+            for x in vertex.einsum.labels
+        }
+        extents = tuple(
+            (x, longest_share(mesh, extent, axes[x])) for x, extent in vertex.einsum.extents
+        )
         einsum = replace(vertex.einsum, extents=extents)
         tensors = [*(graph[name] for name in vertex.inputs), vertex]
         itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
-        least = max(least, held + pieces.least_bytes(einsum, tuple(tensor.bound for tensor in tensors), itemsizes))
+        least = max(
+            least,
+            held + pieces.least_bytes(einsum, tuple(tensor.bound for tensor in tensors), itemsizes),
+        )
     if mesh.ranks == 1:
         return least
     # Two buffers for messages beside what stays; they are a share of the limit that is being looked for.
@@ -154,4 +190,6 @@ def least_bytes(graph: EinGraph, mesh: Mesh, states: Mapping[str, tuple[str | No
 
 def _is_partial(vertex: Vertex, states: Mapping[str, tuple[str | None, ...]]) -> bool:
     """Whether ranks hold parts of an aggregate that have yet to be put together."""
-    return vertex.einsum is not None and any(label in vertex.einsum.aggregated for label in states[vertex.name])
+    return vertex.einsum is not None and any(
+        label in vertex.einsum.aggregated for label in states[vertex.name]
+    )

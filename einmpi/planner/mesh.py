@@ -49,7 +49,9 @@ class Mesh:
 
     def parts(self, cuts: Sequence[Hashable], symbols: Iterable[Hashable]) -> tuple[int, ...]:
         """Into how many parts each symbol is cut, given the symbol that each axis cuts."""
-        return tuple(prod(f for f, cut in zip(self.factors, cuts, strict=True) if cut == s) for s in symbols)
+        return tuple(
+            prod(f for f, cut in zip(self.factors, cuts, strict=True) if cut == s) for s in symbols
+        )
 
     def digits(self, rank: int) -> tuple[int, ...]:
         return _digits(rank, self.factors)
@@ -71,7 +73,11 @@ class Mesh:
     def share(self, extent: int, axes: Sequence[int], rank: int) -> tuple[int, ...]:
         """The indices of a label that `rank` owns when `axes` cut it."""
         digits = self.digits(rank)
-        return tuple(i for i in range(extent) if all(self.digit_of_index(i, extent, a) == digits[a] for a in axes))
+        return tuple(
+            i
+            for i in range(extent)
+            if all(self.digit_of_index(i, extent, a) == digits[a] for a in axes)
+        )
 
 
 def _take_turns(primes: tuple[int, ...]) -> list[int]:
@@ -121,10 +127,16 @@ def groupings(factors: tuple[int, ...], most: int) -> tuple[tuple[tuple[int, ...
         axes = [axis for axis, factor in enumerate(factors) if factor == prime]
         cuts = itertools.combinations_with_replacement(range(len(axes) + 1), most - 1)
         pieces = [[axes[i:j] for i, j in itertools.pairwise((0, *cut, len(axes)))] for cut in cuts]
-        ways = [tuple((*g, *p) for g, p in zip(way, piece, strict=True)) for way in ways for piece in pieces]
+        ways = [
+            tuple((*g, *p) for g, p in zip(way, piece, strict=True))
+            for way in ways
+            for piece in pieces
+        ]
     found: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
     for way in ways:
         groups = tuple(group for group in way if group)
-        products = tuple(sorted((prod(factors[axis] for axis in group) for group in groups), reverse=True))
+        products = tuple(
+            sorted((prod(factors[axis] for axis in group) for group in groups), reverse=True)
+        )
         found.setdefault(products, groups)
     return tuple(found[products] for products in sorted(found))

@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum, OperandIndex
 
-Sizes = npt.NDArray[np.int64]  # a row for each way to cut, a column for each label: how much of it at a time
+Sizes = npt.NDArray[
+    np.int64
+]  # a row for each way to cut, a column for each label: how much of it at a time
 Amounts = npt.NDArray[np.float64]  # one for each way; whole numbers, exact as far as memory reaches
 
 MOST_PASSES = 4096  # of a vertex: smaller pieces would take more time than they are worth
@@ -32,8 +34,15 @@ def block_sizes(einsum: EinSum) -> Sizes:
     columns = dict(zip(order, ways.T, strict=True))
     found = []
     for few in range(len(rest) + 1):
-        others = {label: np.full(len(ways), 1 if k < few else extent[label]) for k, label in enumerate(rest)}
-        found.append(np.array([(columns | others)[label] for label in einsum.labels], np.int64).reshape(-1, len(ways)))
+        others = {
+            label: np.full(len(ways), 1 if k < few else extent[label])
+            for k, label in enumerate(rest)
+        }
+        found.append(
+            np.array([(columns | others)[label] for label in einsum.labels], np.int64).reshape(
+                -1, len(ways)
+            )
+        )
     sizes = np.concatenate(found, axis=1).T
     few_passes: Sizes = sizes[counts(einsum, sizes).prod(axis=1) <= MOST_PASSES]
     return few_passes
@@ -60,8 +69,14 @@ def counts(einsum: EinSum, sizes: Sizes) -> Sizes:
     return -(-np.array([max(extent, 1) for _, extent in einsum.extents], np.int64) // sizes)
 
 
-def pieces_bytes(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int],
-                 inside: Collection[int], ahead: bool) -> Amounts:  # fmt: skip
+def pieces_bytes(
+    einsum: EinSum,
+    sizes: Sizes,
+    shapes: Sequence[Sequence[int]],
+    itemsizes: Sequence[int],
+    inside: Collection[int],
+    ahead: bool,
+) -> Amounts:
     """Bytes of the pieces that are in memory at once. Shapes and item sizes are those of the operands and the target.
 
     With `ahead` there are two of each piece that changes: one in use, one on its way. Where an aggregation is cut, a
@@ -70,17 +85,25 @@ def pieces_bytes(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], 
     cut = counts(einsum, sizes) > 1
     column = {label: k for k, label in enumerate(einsum.labels)}
     total = np.zeros(len(sizes))
-    for operand, (entries, shape, itemsize) in enumerate(zip(einsum.operands, shapes, itemsizes, strict=False)):
+    for operand, (entries, shape, itemsize) in enumerate(
+        zip(einsum.operands, shapes, itemsizes, strict=False)
+    ):
         if operand not in inside:
             own = [column[entry] for entry in entries if isinstance(entry, str)]
             twice = cut[:, own].any(axis=1) & ahead
             total += _elements(entries, shape, sizes, column) * itemsize * (1 + twice)
     made = _elements(einsum.output, shapes[-1], sizes, column) * itemsizes[-1]
     results = len(einsum.output)
-    return total + made * (1 + (cut[:, :results].any(axis=1) & ahead)) + made * cut[:, results:].any(axis=1)
+    return (
+        total
+        + made * (1 + (cut[:, :results].any(axis=1) & ahead))
+        + made * cut[:, results:].any(axis=1)
+    )
 
 
-def _elements(entries: OperandIndex, shape: Sequence[int], sizes: Sizes, column: dict[str, int]) -> Amounts:
+def _elements(
+    entries: OperandIndex, shape: Sequence[int], sizes: Sizes, column: dict[str, int]
+) -> Amounts:
     """Of an operand's piece: of a dimension that is gathered from, all."""
     total = np.ones(len(sizes))
     for entry, extent in zip(entries, shape, strict=True):
@@ -89,6 +112,8 @@ def _elements(entries: OperandIndex, shape: Sequence[int], sizes: Sizes, column:
 
 
 @lru_cache(maxsize=1024)  # layers repeat
-def least_bytes(einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...]) -> int:
+def least_bytes(
+    einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...]
+) -> int:
     """Of the pieces of a vertex, when nothing of it stays in memory."""
     return int(pieces_bytes(einsum, block_sizes(einsum), shapes, itemsizes, (), ahead=False).min())

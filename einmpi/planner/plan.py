@@ -12,7 +12,17 @@ from einmpi.planner.memory import STAGE, stage_of
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.traffic import Bill
 
-STRATEGIES = ("eindecomp", "eindecomp-paper", "sqrt", "data", "model", "sequence", "attention", "megatron", "replicate")
+STRATEGIES = (
+    "eindecomp",
+    "eindecomp-paper",
+    "sqrt",
+    "data",
+    "model",
+    "sequence",
+    "attention",
+    "megatron",
+    "replicate",
+)
 DEFAULT = STRATEGIES[0]
 ROLES = ("batch", "sequence", "head", "hidden")
 
@@ -43,9 +53,13 @@ class Plan:
     spilled: int = 0  # bytes by which the peak would be higher if nothing of it were kept outside of memory at times
     nodes: int = 1  # that the ranks lie on
     uneven: bool = False  # and not equally many on each, or not one node after the other
-    counted: int | None = None  # bytes from node to node by the schedules of all ranks, where the mesh knows no nodes
+    counted: int | None = (
+        None  # bytes from node to node by the schedules of all ranks, where the mesh knows no nodes
+    )
     machine: Machine | None = None  # whose time was made small; else bytes
-    ahead: int = 0  # bytes of the peak that are there for nothing but reading files before they are wanted
+    ahead: int = (
+        0  # bytes of the peak that are there for nothing but reading files before they are wanted
+    )
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -87,17 +101,25 @@ class Plan:
     def knows_nodes(self) -> bool:
         """Whether the mesh has all nodes that the ranks lie on; else the plan takes all ranks to be equally near."""
         each = self.ranks // self.nodes
-        return not self.uneven and (self.mesh.ranks <= each or self.mesh.ranks == each * self.mesh.nodes)
+        return not self.uneven and (
+            self.mesh.ranks <= each or self.mesh.ranks == each * self.mesh.nodes
+        )
 
     @property
     def bytes_between(self) -> int | None:
         """Those that go from node to node; None where the mesh does not know the nodes, until a run counts them."""
-        return sum(bill.between for bill in self.bills.values()) if self.knows_nodes else self.counted
+        return (
+            sum(bill.between for bill in self.bills.values()) if self.knows_nodes else self.counted
+        )
 
     @property
     def seconds_predicted(self) -> float | None:
         """How long a run takes, without loading and storing, where a machine was measured."""
-        return None if self.machine is None else self.seconds_of(sum(bill.time for bill in self.bills.values()))
+        return (
+            None
+            if self.machine is None
+            else self.seconds_of(sum(bill.time for bill in self.bills.values()))
+        )
 
     def seconds_of(self, picoseconds: int) -> float:
         """Of one rank, from what all ranks take together, as in bills."""
@@ -112,7 +134,9 @@ class Plan:
         """Into how many parts each label of a vertex is cut."""
         einsum = self.graph[name].einsum
         assert einsum is not None
-        return dict(zip(einsum.labels, self.mesh.parts(self.states[name], einsum.labels), strict=True))
+        return dict(
+            zip(einsum.labels, self.mesh.parts(self.states[name], einsum.labels), strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -122,10 +146,14 @@ class Options:
     strategy: str = DEFAULT
     memory: int | None = None  # bytes a rank
     resident: tuple[str, ...] = ()
-    pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # tensor → parts of each dimension
+    pins: Mapping[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # tensor → parts of each dimension
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mesh: Mesh | None = None  # of `given`, where there is one
-    given: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)  # layouts that inputs have already
+    given: Mapping[str, tuple[int | None, ...]] = field(
+        default_factory=dict
+    )  # layouts that inputs have already
     nodes: int = 1
     uneven: bool = False  # the nodes have different numbers of ranks, or these are not in order
     machine: Machine | None = None

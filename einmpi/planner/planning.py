@@ -24,7 +24,9 @@ from einmpi.planner.strategies import PARTITIONERS, place
 from einmpi.planner.traffic import bills
 from einmpi.units import counted
 
-FEW_VERTICES = 16  # then layers are not tied together, and the search looks at what other strategies cut
+FEW_VERTICES = (
+    16  # then layers are not tied together, and the search looks at what other strategies cut
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,11 @@ class Planning:
     options: Options
 
     def __post_init__(self) -> None:
-        tied = len(self.mesh.factors) > EXACT_AXES and self.options.strategy == DEFAULT and not self.small
+        tied = (
+            len(self.mesh.factors) > EXACT_AXES
+            and self.options.strategy == DEFAULT
+            and not self.small
+        )
         tie = repeated_layers(self.graph) if tied else {}
         given = [name for name in self.options.given if name not in self.options.resident]
         self.resident = (*self.options.resident, *given)
@@ -53,13 +59,17 @@ class Planning:
         self.prices = Prices.of(self.machine())
         self.rates: tuple[int, ...] = ()
         if self.prices.machine is not None:
-            self.rates = tuple(self.prices.operation(self.graph[variable.name]) if variable.kind == "vertex" else 0
-                               for variable in self.problem.variables)  # fmt: skip
+            self.rates = tuple(
+                self.prices.operation(self.graph[variable.name]) if variable.kind == "vertex" else 0
+                for variable in self.problem.variables
+            )
         self.fixed: dict[int, tuple[int, ...]] = {}
         self.notes: dict[str, str] = {}
         self.start: States | None = None
         self.wanted: dict[int, tuple[int, ...]] = {}
-        self.partitionings: Mapping[str, tuple[int, ...]] | None = None  # as the strategy wants them
+        self.partitionings: Mapping[str, tuple[int, ...]] | None = (
+            None  # as the strategy wants them
+        )
         self.prescribe()
 
     @property
@@ -70,12 +80,24 @@ class Planning:
     def others(self) -> list[States]:
         """The cuts of strategies that need no roles, where it takes little to find them and may help: where labels are
         shorter than the ranks, a search from the axes merged in equal parts can end far from the best."""
-        short = any(1 < extent < self.mesh.ranks for v in self.problem.variables for extent in v.extents)
+        short = any(
+            1 < extent < self.mesh.ranks for v in self.problem.variables for extent in v.extents
+        )
         if not short or not self.small or self.wanted or len(self.mesh.factors) <= EXACT_AXES:
             return []
-        found = (PARTITIONERS[strategy](self.graph, self.mesh.ranks, {}) for strategy in ("eindecomp-paper", "sqrt"))
-        return [self.placed({self.problem.number["vertex", name]: parts for name, parts in each.partitionings.items()})
-                for each in found]  # fmt: skip
+        found = (
+            PARTITIONERS[strategy](self.graph, self.mesh.ranks, {})
+            for strategy in ("eindecomp-paper", "sqrt")
+        )
+        return [
+            self.placed(
+                {
+                    self.problem.number["vertex", name]: parts
+                    for name, parts in each.partitionings.items()
+                }
+            )
+            for each in found
+        ]
 
     def machine(self) -> Machine | None:
         """Where a mesh knows nothing of the nodes, every message may go from node to node."""
@@ -95,7 +117,9 @@ class Planning:
             self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
             self.wanted[number] = self.mesh.parts(cuts, range(ndim))
         if self.options.strategy != DEFAULT:
-            choice = PARTITIONERS[self.options.strategy](self.graph, self.mesh.ranks, self.options.roles)
+            choice = PARTITIONERS[self.options.strategy](
+                self.graph, self.mesh.ranks, self.options.roles
+            )
             self.notes, self.partitionings = dict(choice.notes), choice.partitionings
             for name, parts in choice.partitionings.items():
                 self.prescribe_vertex(name, parts)
@@ -106,8 +130,10 @@ class Planning:
 
     def placed(self, parts: Mapping[int, tuple[int, ...]]) -> States:
         """States with so many parts, of variables by number; all others are not cut."""
-        return [place(self.mesh, variable.extents, parts.get(k, (1,) * len(variable.extents)))
-                for k, variable in enumerate(self.problem.variables)]  # fmt: skip
+        return [
+            place(self.mesh, variable.extents, parts.get(k, (1,) * len(variable.extents)))
+            for k, variable in enumerate(self.problem.variables)
+        ]
 
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
         einsum = self.graph[name].einsum
@@ -132,7 +158,9 @@ class Planning:
             found = self.solve(price)
             peak = self.peak(found.states)
             if limit is None or peak <= limit:
-                plan = self.describe(found.states, peak, found.exact and not price and not self.wanted)
+                plan = self.describe(
+                    found.states, peak, found.exact and not price and not self.wanted
+                )
                 return plan if limit is None else self.reading_ahead(plan, found.states, limit)
             tried.append(_Tried(peak, self.least(found.states), found.states))
             if limit < bound and (price or peak == bound):  # dearer memory would not help
@@ -147,8 +175,11 @@ class Planning:
         spilling = self.spilling(limit, tried)
         if spilling is None:
             ranks = counted(self.mesh.ranks, "rank")
-            raise InputError("memory", f"no plan on {ranks} was found below {limit} bytes a rank",
-                             f"at least {min(each.least for each in tried)} bytes, or more ranks")  # fmt: skip
+            raise InputError(
+                "memory",
+                f"no plan on {ranks} was found below {limit} bytes a rank",
+                f"at least {min(each.least for each in tried)} bytes, or more ranks",
+            )
         return spilling
 
     def reading_ahead(self, plan: Plan, found: States, limit: int) -> Plan:
@@ -180,20 +211,34 @@ class Planning:
         return replace(found, exact=found.exact and not weigh_work)
 
     def solver(self, price: int, weigh_work: bool) -> Solver:
-        return Solver(self.problem, self.mesh, self.wanted, self.fixed, price, weigh_work, self.prices, self.rates)
+        return Solver(
+            self.problem,
+            self.mesh,
+            self.wanted,
+            self.fixed,
+            price,
+            weigh_work,
+            self.prices,
+            self.rates,
+        )
 
     def repeats_work(self, found: States) -> bool:
         """Whether ranks do more than a tenth of all operations again."""
         needed = sum(self.problem.operations)
         done = 0
-        for variable, state, operations in zip(self.problem.variables, found, self.problem.operations, strict=True):
+        for variable, state, operations in zip(
+            self.problem.variables, found, self.problem.operations, strict=True
+        ):
             done += operations * self.mesh.parts(state, [len(variable.extents)])[0]
         return 10 * done > 11 * needed
 
     def refuse_pin(self, variable: int) -> NoReturn:
         name, parts = self.problem.variables[variable].name, self.wanted[variable]
-        raise InputError("pin", f"{name} cannot be cut {'×'.join(map(str, parts))} over {self.mesh.ranks} ranks",
-                         f"products of the prime factors of {self.mesh.ranks}, none above its extent")  # fmt: skip
+        raise InputError(
+            "pin",
+            f"{name} cannot be cut {'×'.join(map(str, parts))} over {self.mesh.ranks} ranks",
+            f"products of the prime factors of {self.mesh.ranks}, none above its extent",
+        )
 
     def peak(self, found: States, early: Sequence[str] = ()) -> int:
         stage = stage_of(self.options.memory)
@@ -202,15 +247,21 @@ class Planning:
     def least(self, found: States) -> int:
         return least_bytes(self.graph, self.mesh, *self.named(found), self.resident)
 
-    def named(self, found: States) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
+    def named(
+        self, found: States
+    ) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
         """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""
         states: dict[str, tuple[str | None, ...]] = {}
         layouts: dict[str, tuple[int | None, ...]] = {}
         for (kind, name), number in self.problem.number.items():
             if kind == "tensor":
-                layouts[name] = tuple(s if s < len(self.graph[name].bound) else None for s in found[number])
+                layouts[name] = tuple(
+                    s if s < len(self.graph[name].bound) else None for s in found[number]
+                )
             elif (einsum := self.graph[name].einsum) is not None:
-                states[name] = tuple(einsum.labels[s] if s < len(einsum.labels) else None for s in found[number])
+                states[name] = tuple(
+                    einsum.labels[s] if s < len(einsum.labels) else None for s in found[number]
+                )
         return states, layouts
 
     def describe(self, found: States, peak: int, exact: bool) -> Plan:
@@ -227,10 +278,25 @@ class Planning:
             for name, state in states.items()
             if (einsum := self.graph[name].einsum) is not None
         }
-        return Plan(self.graph, self.mesh, self.ranks, self.options.strategy, states, layouts, costs, peak,
-                    "exact" if exact else "gap", bound, graph_cost(self.graph, partitionings), self.notes,
-                    self.resident, self.options.memory, nodes=self.options.nodes, uneven=self.options.uneven,
-                    machine=self.prices.machine)  # fmt: skip
+        return Plan(
+            self.graph,
+            self.mesh,
+            self.ranks,
+            self.options.strategy,
+            states,
+            layouts,
+            costs,
+            peak,
+            "exact" if exact else "gap",
+            bound,
+            graph_cost(self.graph, partitionings),
+            self.notes,
+            self.resident,
+            self.options.memory,
+            nodes=self.options.nodes,
+            uneven=self.options.uneven,
+            machine=self.prices.machine,
+        )
 
 
 def _prices() -> Iterator[int]:

@@ -33,7 +33,13 @@ class Prices:
         if machine is None:
             return cls()
         messages = 1000 * machine.latency_inside, 1000 * machine.latency_between
-        return cls(machine.inside, machine.between, *messages, max(1, machine.inside, machine.between), machine)
+        return cls(
+            machine.inside,
+            machine.between,
+            *messages,
+            max(1, machine.inside, machine.between),
+            machine,
+        )
 
     def bytes(self, total: Any, between: Any) -> Any:
         """Of bytes, some of which are between nodes."""
@@ -47,7 +53,11 @@ class Prices:
         """Femtoseconds for each operation of a vertex."""
         assert self.machine is not None
         products = self.machine.multiply
-        return products.get(vertex.dtype, self.machine.element) if _is_product(vertex) else self.machine.element
+        return (
+            products.get(vertex.dtype, self.machine.element)
+            if _is_product(vertex)
+            else self.machine.element
+        )
 
 
 BYTES = Prices()
@@ -59,4 +69,7 @@ def _is_product(vertex: Vertex) -> bool:
     if einsum is None or einsum.aggregation != "sum" or len(einsum.operands) < 2:
         return False
     nodes = walk(einsum.function)
-    return all(isinstance(node, Arg | Const) or (isinstance(node, Call) and node.op in _PRODUCT) for node in nodes)
+    return all(
+        isinstance(node, Arg | Const) or (isinstance(node, Call) and node.op in _PRODUCT)
+        for node in nodes
+    )

@@ -29,7 +29,9 @@ def search(solver: Solver, start: States | None = None, others: Sequence[States]
     """
     axes = range(len(solver.mesh.factors))
     best = None
-    open_ = [len(v.extents) + 1 for k, v in enumerate(solver.problem.variables) if k not in solver.wanted]
+    open_ = [
+        len(v.extents) + 1 for k, v in enumerate(solver.problem.variables) if k not in solver.wanted
+    ]
     few = max(open_, default=1) ** len(axes) <= (MAX_STATES if start is None else 4 * MAX_STATES)
     if len(axes) <= EXACT_AXES or few:
         best = solver.solve([(axis,) for axis in axes], limits=Limits(budget=SHAPES_BUDGET))
@@ -74,7 +76,9 @@ def _merged(mesh: Mesh) -> Sequence[Groups]:
     levels = mesh.factors[: mesh.node_axes], mesh.factors[mesh.node_axes :]
     shapes: list[Groups] = []
     for most in ((1, EXACT_AXES - 1), (EXACT_AXES - 1, 1)):
-        between, inside = (groupings(level, count)[0] for level, count in zip(levels, most, strict=True))
+        between, inside = (
+            groupings(level, count)[0] for level, count in zip(levels, most, strict=True)
+        )
         later = tuple(tuple(mesh.node_axes + axis for axis in group) for group in inside)
         shapes.append((*between, *later))
     return [*dict.fromkeys(shapes), groupings(mesh.factors, EXACT_AXES)[0]][:MAX_SHAPES]
@@ -92,7 +96,9 @@ def _along_windows(solver: Solver) -> list[Groups]:
         return []
     borders = {0, len(mesh.factors)}
     for extent in sorted(weights, key=lambda extent: (-weights[extent], extent)):
-        for border in (border for window in mesh.windows(extent) for border in (window[0], window[-1] + 1)):
+        for border in (
+            border for window in mesh.windows(extent) for border in (window[0], window[-1] + 1)
+        ):
             borders |= {border} if len(borders) <= EXACT_AXES else set()
     while len(borders) <= EXACT_AXES:
         first, last = max(itertools.pairwise(sorted(borders)), key=lambda pair: pair[1] - pair[0])
@@ -127,9 +133,13 @@ def _moves(mesh: Mesh, states: States, count: int) -> Sequence[Groups]:
     """Which `count` axes to free. Axes of equal length and level that cut everything alike are tried once."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for axis, factor in enumerate(mesh.factors):
-        alike.setdefault((factor, axis < mesh.node_axes, *(state[axis] for state in states)), []).append(axis)
+        alike.setdefault(
+            (factor, axis < mesh.node_axes, *(state[axis] for state in states)), []
+        ).append(axis)
     classes = list(alike.values())
     if count == 1:
         return [((axes[0],),) for axes in classes]
     pairs = [((axes[0],), (axes[1],)) for axes in classes if len(axes) > 1]
-    return pairs + [((first[0],), (second[0],)) for first, second in itertools.combinations(classes, 2)]
+    return pairs + [
+        ((first[0],), (second[0],)) for first, second in itertools.combinations(classes, 2)
+    ]

@@ -37,13 +37,17 @@ class Choice:
 def eindecomp_paper(graph: EinGraph, ranks: int, roles: Roles) -> Choice:
     """The paper's algorithm."""
     found = decompose(graph, ranks)
-    return Choice(found, {name: _short(parts, ranks) for name, parts in found.items() if prod(parts) < ranks})
+    return Choice(
+        found, {name: _short(parts, ranks) for name, parts in found.items() if prod(parts) < ranks}
+    )
 
 
 def sqrt(graph: EinGraph, ranks: int, roles: Roles) -> Choice:
     """Every label, aggregated ones too, in ⌊√ranks⌋ parts: more calls than ranks where a vertex has three labels."""
     root = isqrt(ranks)
-    return Choice({name: tuple(min(root, max(e, 1)) for _, e in x.extents) for name, x in _einsums(graph)}, {})
+    return Choice(
+        {name: tuple(min(root, max(e, 1)) for _, e in x.extents) for name, x in _einsums(graph)}, {}
+    )
 
 
 def replicate(graph: EinGraph, ranks: int, roles: Roles) -> Choice:
@@ -51,8 +55,14 @@ def replicate(graph: EinGraph, ranks: int, roles: Roles) -> Choice:
     return Choice({name: (1,) * len(einsum.labels) for name, einsum in _einsums(graph)}, {})
 
 
-def by_role(strategy: str, wanted: tuple[str, ...], needed: tuple[str, ...],
-            graph: EinGraph, ranks: int, roles: Roles) -> Choice:  # fmt: skip
+def by_role(
+    strategy: str,
+    wanted: tuple[str, ...],
+    needed: tuple[str, ...],
+    graph: EinGraph,
+    ranks: int,
+    roles: Roles,
+) -> Choice:
     """Each vertex is cut along its labels of the first of the `wanted` roles that it has.
 
     The prime factors of `ranks` go to these labels in the order given, the first label taking as many as fit; a prime
@@ -65,7 +75,9 @@ def by_role(strategy: str, wanted: tuple[str, ...], needed: tuple[str, ...],
     notes: dict[str, str] = {}
     for name, einsum in _einsums(graph):
         role, labels = _labels_to_cut(einsum, unique(wanted, ROLES), roles)
-        cuts = dict(zip(labels, fullest(tuple(einsum.extent[x] for x in labels), ranks), strict=True))
+        cuts = dict(
+            zip(labels, fullest(tuple(einsum.extent[x] for x in labels), ranks), strict=True)
+        )
         parts = tuple(cuts.get(label, 1) for label in einsum.labels)
         said = []
         if role != wanted[0] and labels:
@@ -101,7 +113,9 @@ def _short(parts: Parts, ranks: int) -> str:
     return f"only {prod(parts)} of {ranks} ways fit its labels"
 
 
-def _labels_to_cut(einsum: EinSum, order: tuple[str, ...], roles: Roles) -> tuple[str, tuple[str, ...]]:
+def _labels_to_cut(
+    einsum: EinSum, order: tuple[str, ...], roles: Roles
+) -> tuple[str, tuple[str, ...]]:
     """(what they are, the labels to cut, the first to be filled first)."""
     for role in order:
         found = tuple(label for label in unique(roles.get(role, ())) if label in einsum.labels)
@@ -111,19 +125,26 @@ def _labels_to_cut(einsum: EinSum, order: tuple[str, ...], roles: Roles) -> tupl
     kind, labels = "output", einsum.output
     if all(extent[label] <= 1 for label in labels):
         kind, labels = "aggregated", einsum.aggregated
-    return kind, tuple(sorted(labels, key=lambda label: (-extent[label], einsum.labels.index(label))))
+    return kind, tuple(
+        sorted(labels, key=lambda label: (-extent[label], einsum.labels.index(label)))
+    )
 
 
 def _check_roles(strategy: str, needed: tuple[str, ...], graph: EinGraph, roles: Roles) -> None:
     if not any(roles.get(role) for role in needed):
         example = f'such as {needed[0]} = ["{_EXAMPLES[needed[0]]}"]'
-        raise InputError("[roles]", f"strategy {strategy} needs the role {' or '.join(needed)}", example)
+        raise InputError(
+            "[roles]", f"strategy {strategy} needs the role {' or '.join(needed)}", example
+        )
     known = unique(*(einsum.labels for _, einsum in _einsums(graph)))
     for role, labels in roles.items():
         for label in labels:
             if label not in known:
-                raise InputError("[roles]", f"role {role} names the label {label}, which no vertex has",
-                                 one_of(known, label))  # fmt: skip
+                raise InputError(
+                    "[roles]",
+                    f"role {role} names the label {label}, which no vertex has",
+                    one_of(known, label),
+                )
 
 
 # ---- what a mesh can hold -------------------------------------------------------------------------------------------

@@ -38,7 +38,9 @@ def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traff
     if edge.source is None:
         copies = [f if t == edge.ndim else 1 for f, t in zip(mesh.factors, targets, strict=True)]
         across, inside = prod(copies[: mesh.node_axes]), prod(copies[mesh.node_axes :])
-        return Traffic((across * inside - 1) * elements, 0, 0, (0, (across - 1) * elements), (inside, across))
+        return Traffic(
+            (across * inside - 1) * elements, 0, 0, (0, (across - 1) * elements), (inside, across)
+        )
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
     axes = tuple(zip(mesh.factors, sources, targets, strict=True))
     total, crossing = moved_words(mesh, edge.bound, sources, targets)
@@ -80,8 +82,14 @@ class Bill:
             self.moving_between += between * size * prices.between
 
 
-def bills(graph: EinGraph, mesh: Mesh, states: Mapping[Name, tuple[int, ...]], resident: Collection[str],
-          pinned: Collection[str], prices: Prices) -> dict[str, Bill]:  # fmt: skip
+def bills(
+    graph: EinGraph,
+    mesh: Mesh,
+    states: Mapping[Name, tuple[int, ...]],
+    resident: Collection[str],
+    pinned: Collection[str],
+    prices: Prices,
+) -> dict[str, Bill]:
     """What each vertex costs, every layer by itself. Copies and new cuts are paid by who needs them, partial results by
     who made them."""
     whole = factor(graph, resident, pinned)
@@ -107,5 +115,7 @@ def bills(graph: EinGraph, mesh: Mesh, states: Mapping[Name, tuple[int, ...]], r
             assert vertex.einsum is not None
             state = states["vertex", vertex.name]
             again = mesh.parts(state, [len(vertex.einsum.labels)])[0]
-            found[vertex.name].computing = vertex.einsum.operations() * prices.operation(vertex) // 1000 * again
+            found[vertex.name].computing = (
+                vertex.einsum.operations() * prices.operation(vertex) // 1000 * again
+            )
     return found

@@ -110,19 +110,27 @@ def held_factors(axes: tuple[tuple[int, int, int], ...], ndim: int) -> tuple[int
     product: tuple[int, ...] = (1,) * 5
     for factor, source, target in axes:
         parts = axis_factors(factor, ndim).parts()
-        product = tuple(have * int(part[source, target]) for have, part in zip(product, parts, strict=True))
+        product = tuple(
+            have * int(part[source, target]) for have, part in zip(product, parts, strict=True)
+        )
     return product
 
 
-def moved_words(mesh: Mesh, bound: tuple[int, ...], sources: Sequence[int], targets: Sequence[int]) -> tuple[int, int]:
+def moved_words(
+    mesh: Mesh, bound: tuple[int, ...], sources: Sequence[int], targets: Sequence[int]
+) -> tuple[int, int]:
     """(words that all ranks together receive, those of them that come from other nodes) for one pair of layouts."""
     ndim, elements = len(bound), prod(bound)
     axes = tuple(zip(mesh.factors, sources, targets, strict=True))
-    turns = tuple((axis, s, t) for axis, (_, s, t) in enumerate(axes) if s != t and max(s, t) < ndim)
+    turns = tuple(
+        (axis, s, t) for axis, (_, s, t) in enumerate(axes) if s != t and max(s, t) < ndim
+    )
     every, between = held_factors(axes, ndim), held_factors(axes[: mesh.node_axes], ndim)
     on_nodes = tuple(turn for turn in turns if turn[0] < mesh.node_axes)
     total = received(sharing(every, between), elements, every[-1] * meeting(mesh, bound, turns))
-    return int(total), int(received(between, elements, between[-1] * meeting(mesh, bound, on_nodes)))
+    return int(total), int(
+        received(between, elements, between[-1] * meeting(mesh, bound, on_nodes))
+    )
 
 
 # ---- extents that do not divide -------------------------------------------------------------------------------------
@@ -166,13 +174,20 @@ def meetings(mesh: Mesh, bound: tuple[int, ...], axes: int, sources: Ints, targe
 def _counts(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
     """How many indices of a dimension have each combination of digits on some axes."""
     window_of = {axis: window for window in mesh.windows(extent) for axis in window}
-    blocks = {window_of[axis]: prod(mesh.factors[other] for other in window_of[axis]) for axis in axes}
+    blocks = {
+        window_of[axis]: prod(mesh.factors[other] for other in window_of[axis]) for axis in axes
+    }
     # From one border to the next all indices have the same digits.
     borders = [-(-np.arange(count + 1) * extent // count) for count in blocks.values()]
     starts = np.unique(np.concatenate([[0, extent], *borders]))
     which = np.zeros(len(starts) - 1, np.int64)
     for axis in axes:
-        count, later = blocks[window_of[axis]], prod(mesh.factors[other] for other in window_of[axis] if other > axis)
-        which = which * mesh.factors[axis] + starts[:-1] * count // extent // later % mesh.factors[axis]
+        count, later = (
+            blocks[window_of[axis]],
+            prod(mesh.factors[other] for other in window_of[axis] if other > axis),
+        )
+        which = (
+            which * mesh.factors[axis] + starts[:-1] * count // extent // later % mesh.factors[axis]
+        )
     found = np.bincount(which, np.diff(starts), prod(mesh.factors[axis] for axis in axes))
     return found.astype(np.int64)

@@ -47,7 +47,9 @@ def tasks_of_step() -> int:
 
 def given_size_here() -> int | None:
     """How many of them on this machine, where that is known."""
-    tasks = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))  # such as 4(x3),2
+    tasks = re.findall(
+        r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    )  # such as 4(x3),2
     nodes = [int(count) for count, times in tasks for _ in range(int(times or 1))]
     node = _number(("SLURM_NODEID",))
     if "MPI_LOCALNRANKS" not in os.environ and node is not None and node < len(nodes):
@@ -56,12 +58,18 @@ def given_size_here() -> int | None:
 
 
 def _number(names: tuple[str, ...]) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), None)
+    return next(
+        (int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), None
+    )
 
 
 def own_cores() -> Set[int]:
     """The cores that this process may use, by number; threads of one core count as several."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else frozenset(range(os.cpu_count() or 1))
+    return (
+        os.sched_getaffinity(0)
+        if hasattr(os, "sched_getaffinity")
+        else frozenset(range(os.cpu_count() or 1))
+    )
 
 
 # ---- who is here ----------------------------------------------------------------------------------------------------
@@ -74,7 +82,9 @@ def take(name: str) -> bool:
         mine.bind(_address(name))
     except OSError as error:
         mine.close()
-        return error.errno != errno.EADDRINUSE  # no such names on this system: everybody is the first
+        return (
+            error.errno != errno.EADDRINUSE
+        )  # no such names on this system: everybody is the first
     _kept.append(mine)
     return True
 
@@ -99,5 +109,7 @@ def _address(name: str) -> str:
     launcher = os.getppid()
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{os.getpgrp()}/stat") as file:
         launcher = int(file.read().rpartition(")")[2].split()[1])
-    run = zlib.crc32(os.environ.get("PMIX_NAMESPACE", "").encode())  # a launcher may have several runs
+    run = zlib.crc32(
+        os.environ.get("PMIX_NAMESPACE", "").encode()
+    )  # a launcher may have several runs
     return f"\0einmpi-{launcher}-{run:08x}-{name}"

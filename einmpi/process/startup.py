@@ -15,14 +15,25 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from einmpi.errors import InputError
-from einmpi.process.environment import given_rank, given_size, given_size_here, launched, present, take
+from einmpi.process.environment import (
+    given_rank,
+    given_size,
+    given_size_here,
+    launched,
+    present,
+    take,
+)
 from einmpi.process.supervise import last_words
 from einmpi.units import parse_seconds
 
 VARIABLE = "EINMPI_START_TIMEOUT"
 _DEFAULT = "60s"
-_MOST = 24 * 3600  # whoever waits longer wants no limit; and the system counts milliseconds, up to 24 days
-_TURN = 0.5  # seconds from one rank's last words to the next one's: time for the launcher to end all
+_MOST = (
+    24 * 3600
+)  # whoever waits longer wants no limit; and the system counts milliseconds, up to 24 days
+_TURN = (
+    0.5  # seconds from one rank's last words to the next one's: time for the launcher to end all
+)
 _LISTED = 8
 
 
@@ -57,7 +68,9 @@ def _limit() -> float:
     try:
         seconds = parse_seconds(f"{text}s" if text.isdecimal() else text, VARIABLE)
         if seconds > _MOST:
-            raise InputError(VARIABLE, f"{text} is more than {_MOST // 3600}h", "less, or 0 for no limit")
+            raise InputError(
+                VARIABLE, f"{text} is more than {_MOST // 3600}h", "less, or 0 for no limit"
+            )
         return seconds
     except InputError as error:
         error.everywhere = True
@@ -83,9 +96,16 @@ def _keep_time(rank: int, reader: int, seconds: float) -> NoReturn:
         if pipe.poll(turns * _TURN * 1000):
             os._exit(0)
         last_words(own, f"{_who(here, expected)} after {seconds:g} s; {VARIABLE} sets the limit")
-        if "SLURM_STEP_ID" in os.environ and shutil.which("scancel"):  # srun lets the others wait, if nobody tells it
+        if "SLURM_STEP_ID" in os.environ and shutil.which(
+            "scancel"
+        ):  # srun lets the others wait, if nobody tells it
             step = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
-            subprocess.run(["scancel", "--signal=KILL", step], stderr=subprocess.DEVNULL, timeout=5, check=False)
+            subprocess.run(
+                ["scancel", "--signal=KILL", step],
+                stderr=subprocess.DEVNULL,
+                timeout=5,
+                check=False,
+            )
             time.sleep(0.2)
         os.kill(rank, signal.SIGKILL)
     finally:

@@ -80,8 +80,13 @@ def read_notes(path: str | os.PathLike[str]) -> Notes:
     with open(path, "rb") as file:
         data = file.read()
     records = [data[start : start + RECORD] for start in range(0, len(data), RECORD)]
-    return [(int.from_bytes(record[:_PID], "little"), record[_PID:].split(b"\0")[0].decode(errors="ignore"))
-            for record in records]  # fmt: skip
+    return [
+        (
+            int.from_bytes(record[:_PID], "little"),
+            record[_PID:].split(b"\0")[0].decode(errors="ignore"),
+        )
+        for record in records
+    ]
 
 
 def _remember(text: str) -> None:
@@ -126,7 +131,9 @@ def fail(rank: int, error: BaseException, abort: Callable[[int], object]) -> Non
         # mpi4py aborts without giving Python's lock away. If it hangs, only faulthandler's thread, which needs no lock,
         # can still end this process.
         with _NO_ROOM:
-            faulthandler.dump_traceback_later(_turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere)
+            faulthandler.dump_traceback_later(
+                _turn(rank) + _PASS_ON + _GRACE, exit=True, file=nowhere
+            )
         try:
             _tidy_up()
             last_words(rank, ": ".join(part for part in (_last[0], message) if part))
@@ -145,15 +152,20 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
     os.set_blocking(writer, False)
     launcher = _connect(rank)
     # A signal that is ignored, as for a job in the background, stays so.
-    previous = {number: signal.signal(number, lambda *_: None) for number in SIGNALS
-                if signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
+    previous = {
+        number: signal.signal(number, lambda *_: None)
+        for number in SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
     previous_pipe = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     nowhere = open(os.devnull, "w")  # noqa: SIM115
     timers: list[threading.Timer] = []
 
     def end(reason: str, status: int) -> None:
         # The last resort comes first: speaking and aborting may both block; as for faulthandler, see `fail`.
-        hush = _HUSH if "PMIX_RANK" in os.environ and launcher is None else 0.0  # our launcher knows who was the first
+        hush = (
+            _HUSH if "PMIX_RANK" in os.environ and launcher is None else 0.0
+        )  # our launcher knows who was the first
         limit = hush + _turn(rank) + _PASS_ON + _GRACE
         with _NO_ROOM:
             timers.append(threading.Timer(limit, os._exit, (status,)))
@@ -166,7 +178,9 @@ def watch_signals(rank: int, abort: Callable[[int], object]) -> Callable[[], Non
         last_words(rank, f"{reason} in {_last[0]}" if _last[0] else reason)
         abort(status)
 
-    thread = threading.Thread(target=_watch, args=(reader, launcher, end), daemon=True, name="signals")
+    thread = threading.Thread(
+        target=_watch, args=(reader, launcher, end), daemon=True, name="signals"
+    )
     thread.start()
 
     def undo() -> None:
@@ -201,8 +215,11 @@ def asked_to_stop() -> Iterator[list[str]]:
     """Inside, SIGUSR1 and the first SIGTERM end nothing: their names are added to the list. A second SIGTERM does what
     the first does without this. Use it in the main thread."""
     asked: list[str] = []
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)
-                              if signal.getsignal(number) is not signal.SIG_IGN}  # fmt: skip
+    before: dict[int, Any] = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGUSR1)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
 
     def note(number: int, _: Any) -> None:
         asked.append(signal.Signals(number).name)
@@ -216,10 +233,14 @@ def asked_to_stop() -> Iterator[list[str]]:
     left = before
     try:
         yield asked
-        if launched() and signal.SIGUSR1 in before:  # who asks now must not end a rank that has done its work
+        if (
+            launched() and signal.SIGUSR1 in before
+        ):  # who asks now must not end a rank that has done its work
             left = {**before, signal.SIGUSR1: signal.SIG_IGN}
     except Stopped:
-        left = dict.fromkeys(before, signal.SIG_IGN)  # what stopped another rank may come to this one only now
+        left = dict.fromkeys(
+            before, signal.SIG_IGN
+        )  # what stopped another rank may come to this one only now
         raise
     finally:
         _patience[0] = False
@@ -233,7 +254,9 @@ def _connect(rank: int) -> int | None:
     if FOLDER not in path:
         return None
     with socket.socket(socket.AF_UNIX) as link, contextlib.suppress(OSError):
-        with contextlib.suppress(ConnectionError):  # the launcher is gone already, and so the descriptor has ended
+        with contextlib.suppress(
+            ConnectionError
+        ):  # the launcher is gone already, and so the descriptor has ended
             link.connect(path + SOCKET)
             link.sendall(rank.to_bytes(4, "little"))
         # When a process ends, Linux closes the highest descriptor first. So the launcher hears of it before mpirun

@@ -10,7 +10,10 @@ from typing import TextIO
 # that is no terminal, and the file of the latter.
 VARIABLE = "EINMPI_TERMINALS"
 CLEAR = "\r\x1b[2K"  # to the start of the line, and empty it
-_FOREIGN = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # Open MPI's mpirun gives its ranks terminals, though itself has none
+_FOREIGN = (
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+)  # Open MPI's mpirun gives its ranks terminals, though itself has none
 
 
 def columns(stream: TextIO) -> int:

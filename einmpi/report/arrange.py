@@ -23,12 +23,16 @@ MOST_LAYERS = 8
 @dataclass(frozen=True)
 class Arrangement:
     centres: Mapping[str, Point]
-    routes: Mapping[Edge, tuple[Point, ...]]  # from the bottom of the one box to the top of the other
+    routes: Mapping[
+        Edge, tuple[Point, ...]
+    ]  # from the bottom of the one box to the top of the other
     width: float
     height: float
 
 
-def arrange(sizes: Mapping[str, Point], edges: Sequence[Edge], sources: Collection[str]) -> Arrangement:
+def arrange(
+    sizes: Mapping[str, Point], edges: Sequence[Edge], sources: Collection[str]
+) -> Arrangement:
     """Place boxes of these sizes, named in an order in which every edge goes forwards.
 
     `sources` without edges into them are put just above the first box that needs them. Equal graphs get equal drawings.
@@ -55,7 +59,9 @@ def arrange(sizes: Mapping[str, Point], edges: Sequence[Edge], sources: Collecti
     return _place(sizes, rows, x, lanes, edges)
 
 
-def _layers(names: Sequence[str], edges: Sequence[Edge], sources: Collection[str]) -> dict[str, int]:
+def _layers(
+    names: Sequence[str], edges: Sequence[Edge], sources: Collection[str]
+) -> dict[str, int]:
     before: dict[str, list[str]] = {name: [] for name in names}
     for a, b in edges:
         before[b].append(a)
@@ -76,7 +82,8 @@ def _lanes(layer: Mapping[str, int], edges: Sequence[Edge]) -> dict[Edge, tuple[
     spans = {(a, b): layer[b] - layer[a] - 1 for a, b in edges}
     limit = MOST_LAYERS if sum(spans.values()) > MOST_LANES else max(layer.values())
     return {
-        (a, b): tuple(f"{a} {b} {k}" for k in range(span)) if span <= limit else () for (a, b), span in spans.items()
+        (a, b): tuple(f"{a} {b} {k}" for k in range(span)) if span <= limit else ()
+        for (a, b), span in spans.items()
     }
 
 
@@ -92,7 +99,7 @@ def _neighbours(names: Collection[str], links: Sequence[Edge], of: int) -> dict[
 
 def _order(
     rows: list[list[str]], above: Mapping[str, list[str]], below: Mapping[str, list[str]]
-) -> list[list[str]]:  # fmt: skip
+) -> list[list[str]]:
     """Each box near the mean of its neighbours in the layer above, then in the one below, and so on: the best seen."""
     best, fewest = rows, _crossings(rows, below)
     for sweep in range(SWEEPS):
@@ -135,8 +142,12 @@ def _crossings(rows: list[list[str]], below: Mapping[str, list[str]]) -> int:
 # ---- coordinates ----------------------------------------------------------------------------------------------------
 
 
-def _columns(rows: list[list[str]], width: Mapping[str, float], above: Mapping[str, list[str]],
-             below: Mapping[str, list[str]]) -> dict[str, float]:  # fmt: skip
+def _columns(
+    rows: list[list[str]],
+    width: Mapping[str, float],
+    above: Mapping[str, list[str]],
+    below: Mapping[str, list[str]],
+) -> dict[str, float]:
     """The middle of each box: as near to the mean of its neighbours as the boxes beside it allow."""
     x: dict[str, float] = {}
     for row in rows:
@@ -145,8 +156,11 @@ def _columns(rows: list[list[str]], width: Mapping[str, float], above: Mapping[s
         for row in rows if sweep % 2 == 0 else rows[::-1]:
             wishes = []
             for name in row:
-                ends = (above[name] if sweep % 2 == 0 else below[name]) if sweep < SWEEPS - 2 else (
-                    above[name] + below[name])  # fmt: skip
+                ends = (
+                    (above[name] if sweep % 2 == 0 else below[name])
+                    if sweep < SWEEPS - 2
+                    else (above[name] + below[name])
+                )
                 wishes.append(sum(x[end] for end in ends) / len(ends) if ends else x[name])
             x.update(zip(row, _apart(wishes, row, width), strict=True))
     left = min(x[name] - width[name] / 2 for name in x)
@@ -161,7 +175,9 @@ def _apart(wishes: Sequence[float], row: Sequence[str], width: Mapping[str, floa
             offset += (width[row[k - 1]] + width[name]) / 2 + GAP_X
         offsets.append(offset)
     weights = [STRAIGHT if width[name] == LANE else 1.0 for name in row]
-    pools: list[tuple[float, float, int]] = []  # wishes that must move together: their sum, weight and number
+    pools: list[
+        tuple[float, float, int]
+    ] = []  # wishes that must move together: their sum, weight and number
     for wish, off, weight in zip(wishes, offsets, weights, strict=True):
         total, heavy, count = weight * (wish - off), weight, 1
         while pools and pools[-1][0] / pools[-1][1] > total / heavy:
@@ -172,8 +188,13 @@ def _apart(wishes: Sequence[float], row: Sequence[str], width: Mapping[str, floa
     return [mean + off for mean, off in zip(means, offsets, strict=True)]
 
 
-def _place(sizes: Mapping[str, Point], rows: list[list[str]], x: Mapping[str, float],
-           lanes: Mapping[Edge, tuple[str, ...]], edges: Sequence[Edge]) -> Arrangement:  # fmt: skip
+def _place(
+    sizes: Mapping[str, Point],
+    rows: list[list[str]],
+    x: Mapping[str, float],
+    lanes: Mapping[Edge, tuple[str, ...]],
+    edges: Sequence[Edge],
+) -> Arrangement:
     y, top = {}, MARGIN
     for row in rows:
         height = max((sizes[name][1] for name in row if name in sizes), default=0.0)
@@ -189,11 +210,17 @@ def _place(sizes: Mapping[str, Point], rows: list[list[str]], x: Mapping[str, fl
         routes[edge] = (start, *((x[lane], y[lane]) for lane in lanes[edge]), stop)
     right = max(x[name] + sizes[name][0] / 2 for name in sizes)
     right = max([right, *(x[lane] for names in lanes.values() for lane in names)])
-    return Arrangement({name: (x[name], y[name]) for name in sizes}, routes, right + MARGIN, top - GAP_Y + MARGIN)
+    return Arrangement(
+        {name: (x[name], y[name]) for name in sizes}, routes, right + MARGIN, top - GAP_Y + MARGIN
+    )
 
 
-def _ports(sizes: Mapping[str, Point], x: Mapping[str, float], lanes: Mapping[Edge, tuple[str, ...]],
-           end: int) -> dict[Edge, float]:  # fmt: skip
+def _ports(
+    sizes: Mapping[str, Point],
+    x: Mapping[str, float],
+    lanes: Mapping[Edge, tuple[str, ...]],
+    end: int,
+) -> dict[Edge, float]:
     """Where edges leave their boxes (end 0) or reach them (end 1), in the order of where they go: they do not cross."""
     near = {edge: x[(edge[0], *names, edge[1])[(1, -2)[end]]] for edge, names in lanes.items()}
     at: dict[str, list[Edge]] = {}

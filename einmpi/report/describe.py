@@ -11,7 +11,9 @@ def describe_job(job: Job) -> str:
     """What `einmpi check` prints: sizes, inputs and where they come from, the graph, outputs."""
     lines = [job.title or job.source.name]
     if job.sizes:
-        lines.append("sizes    " + "  ".join(f"{name}={value}" for name, value in job.sizes.items()))
+        lines.append(
+            "sizes    " + "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+        )
     origins = {spec.name: spec.file or spec.random or "given" for spec in job.inputs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")

@@ -19,8 +19,12 @@ LINE, PAD, CHIP = 18.0, 10.0, 11.0
 WIDEST = 9.0  # edge, in pixels
 MORE = "more layers"  # with its space it is no tensor's name
 LEGEND = 30.0  # the height of it
-NAMES = {"join": "copies for a join", "aggregate": "partial results", "repartition": "change of cut",
-         "stays": "stays where it is"}  # fmt: skip
+NAMES = {
+    "join": "copies for a join",
+    "aggregate": "partial results",
+    "repartition": "change of cut",
+    "stays": "stays where it is",
+}
 
 
 def shape_text(vertex: Vertex) -> str:
@@ -69,10 +73,17 @@ def graph_picture(plan: Plan) -> Picture:
     sources = [vertex.name for vertex in plan.graph.inputs if vertex.name in boxes]
     place = arrange({name: node.size for name, node in boxes.items()}, list(edges), sources)
     legend = _legend()
-    groups = [*_edge_groups(edges, place), *(node.at(place.centres[name]) for name, node in boxes.items())]
-    width = max(place.width, max(text.x + text.width for text in legend if isinstance(text, Text)) + MARGIN)
-    title = f"The graph of the program, cut over {plan.mesh.ranks} ranks: {len(plan.graph.computed)} operations, " \
-            f"{show_bytes(plan.bytes_predicted)} moved"  # fmt: skip
+    groups = [
+        *_edge_groups(edges, place),
+        *(node.at(place.centres[name]) for name, node in boxes.items()),
+    ]
+    width = max(
+        place.width, max(text.x + text.width for text in legend if isinstance(text, Text)) + MARGIN
+    )
+    title = (
+        f"The graph of the program, cut over {plan.mesh.ranks} ranks: {len(plan.graph.computed)} operations, "
+        f"{show_bytes(plan.bytes_predicted)} moved"
+    )
     moved_down = tuple(_shifted(group, (width - place.width) / 2, LEGEND) for group in groups)
     return Picture(width, place.height + LEGEND, title, (Group(tuple(legend)), *moved_down))
 
@@ -98,13 +109,17 @@ class _Node:
     def at(self, centre: Point) -> Group:
         width, height = self.size
         left, y = centre[0] - width / 2, centre[1] - height / 2
-        shapes: list[Shape] = [Box(left, y, width, height, self.style, 14.0 if self.style == "input" else 6.0)]
+        shapes: list[Shape] = [
+            Box(left, y, width, height, self.style, 14.0 if self.style == "input" else 6.0)
+        ]
         y += PAD / 2 - 5
         for row in self.rows:
             y += LINE
             x = left + PAD
             for text in row:
-                shapes.append(Text(x, y, text.text, text.style, text.size, "start", text.mono, text.bold))
+                shapes.append(
+                    Text(x, y, text.text, text.style, text.size, "start", text.mono, text.bold)
+                )
                 x += text.width + 14
         x, y = left + PAD, y + LINE
         for chip, style in self.chips:
@@ -125,14 +140,27 @@ def _chip_width(text: str) -> float:
 def _node(plan: Plan, vertex: Vertex, own: Movement | None, brief: bool) -> _Node:
     name = Text(0, 0, shortened(vertex.name, 24), "ink", 13, bold=True)
     rows: list[tuple[Text, ...]] = [(name, Text(0, 0, shape_text(vertex), "faint", 11))]
-    style = "input" if vertex.is_input else "output" if vertex.name in plan.graph.outputs else "vertex"
+    style = (
+        "input" if vertex.is_input else "output" if vertex.name in plan.graph.outputs else "vertex"
+    )
     chips: list[tuple[str, str]] = []
     if vertex.einsum is not None:
         if not brief:
-            rows.append((Text(0, 0, shortened(vertex.einsum.show(vertex.inputs), 42), "ink", 11, mono=True),))
+            rows.append(
+                (
+                    Text(
+                        0, 0, shortened(vertex.einsum.show(vertex.inputs), 42), "ink", 11, mono=True
+                    ),
+                )
+            )
         for label, parts in plan.parts(vertex.name).items():
             if parts > 1:
-                chips.append((f"{label}:{parts}", "chip-partial" if label in vertex.einsum.aggregated else "chip"))
+                chips.append(
+                    (
+                        f"{label}:{parts}",
+                        "chip-partial" if label in vertex.einsum.aggregated else "chip",
+                    )
+                )
         chips = chips or [("not cut", "faint")]
     if vertex.name in plan.resident:
         chips.append(("lies there", "faint"))
@@ -148,7 +176,9 @@ def _hint(vertex: Vertex, own: Movement | None) -> str:
     if vertex.einsum is not None:
         lines.append(f"{show_count(vertex.einsum.operations())} operations")
     if own is not None and own.nbytes:
-        lines.append(f"{show_bytes(own.nbytes)} moved into the layout in which it is kept ({NAMES[own.way]})")
+        lines.append(
+            f"{show_bytes(own.nbytes)} moved into the layout in which it is kept ({NAMES[own.way]})"
+        )
     return "\n".join(lines)
 
 
@@ -160,7 +190,15 @@ def _more(plan: Plan, drawn: _Drawn, inside: int) -> _Node:
     rows = (
         (Text(0, 0, f"{drawn.layers} more layers like this", "ink", 13, bold=True),),
         (Text(0, 0, f"{len(drawn.hidden):,} tensors, {show_bytes(inside)} moved", "ink", 11),),
-        (Text(0, 0, "all cut alike" if alike else "some are cut in other ways: see the table", "faint", 11),),
+        (
+            Text(
+                0,
+                0,
+                "all cut alike" if alike else "some are cut in other ways: see the table",
+                "faint",
+                11,
+            ),
+        ),
     )
     return _Node("more", rows, (), "")
 
@@ -176,7 +214,10 @@ def _edges(plan: Plan, drawn: _Drawn, moved: Sequence[Movement]) -> dict[Edge, l
             if edge[0] != edge[1]:
                 found.setdefault(edge, [])
     for each in moved:
-        if each.user is not None and (edge := (drawn.box(each.tensor), drawn.box(each.user))) in found:
+        if (
+            each.user is not None
+            and (edge := (drawn.box(each.tensor), drawn.box(each.user))) in found
+        ):
             found[edge].append(each)
     return found
 
@@ -192,12 +233,16 @@ def _edge_groups(edges: Mapping[Edge, list[Movement]], place: Arrangement) -> li
         amount = amounts[edge]
         words = [sum(each.words[k] for each in edges[edge]) for k in range(len(WAYS))]
         way = WAYS[words.index(max(words))] if amount else "stays"
-        curve = Curve(place.routes[edge], way, 1.4 + (WIDEST - 1.4) * sqrt(amount / most) if amount else 1.2)
+        curve = Curve(
+            place.routes[edge], way, 1.4 + (WIDEST - 1.4) * sqrt(amount / most) if amount else 1.2
+        )
         hint = f"{edge[0]} → {edge[1]}: {f'{show_bytes(amount)}, {NAMES[way]}' if amount else NAMES[way]}"
         curves.append(Group((curve,), hint))
         if amount:
             label = _label(curve, show_bytes(amount), way, labels, users[edge[0]] > reads[edge[1]])
-            grounds.append(Box(label.x - label.width / 2 - 3, label.y - 11, label.width + 6, 15, "ground", 4.0))
+            grounds.append(
+                Box(label.x - label.width / 2 - 3, label.y - 11, label.width + 6, 15, "ground", 4.0)
+            )
             labels.append(label)
     return [*curves, Group((*grounds, *labels))]
 
@@ -217,7 +262,10 @@ def _label(curve: Curve, text: str, style: str, placed: Sequence[Text], low: boo
     found = []
     for t in tries:
         weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
-        x, y = (sum(weight * point[k] for weight, point in zip(weights, piece, strict=True)) for k in (0, 1))
+        x, y = (
+            sum(weight * point[k] for weight, point in zip(weights, piece, strict=True))
+            for k in (0, 1)
+        )
         label = Text(x, y + 4, text, style, 11, "middle", bold=True)
         if not overlap(label, placed):
             return label
@@ -242,10 +290,27 @@ def _legend() -> list[Shape]:
 def _shifted(group: Group, right: float, down: float) -> Group:
     def moved(shape: Shape) -> Shape:
         if isinstance(shape, Curve):
-            return Curve(tuple((x + right, y + down) for x, y in shape.points), shape.style, shape.line)
+            return Curve(
+                tuple((x + right, y + down) for x, y in shape.points), shape.style, shape.line
+            )
         if isinstance(shape, Box):
-            return Box(shape.x + right, shape.y + down, shape.width, shape.height, shape.style, shape.radius)
-        return Text(shape.x + right, shape.y + down, shape.text, shape.style, shape.size, shape.anchor, shape.mono,
-                    shape.bold)  # fmt: skip
+            return Box(
+                shape.x + right,
+                shape.y + down,
+                shape.width,
+                shape.height,
+                shape.style,
+                shape.radius,
+            )
+        return Text(
+            shape.x + right,
+            shape.y + down,
+            shape.text,
+            shape.style,
+            shape.size,
+            shape.anchor,
+            shape.mono,
+            shape.bold,
+        )
 
     return Group(tuple(moved(shape) for shape in group.shapes), group.hint)

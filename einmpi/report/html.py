@@ -53,12 +53,16 @@ def page(
     data = {"layouts": layouts_data(plan), "timeline": tracks}
     # Only the script whose hash stands here runs, and nothing is fetched from anywhere, whatever a program says.
     allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
-    policy = (f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; base-uri 'none'; "
-              "form-action 'none'")  # fmt: skip
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; base-uri 'none'; "
+        "form-action 'none'"
+    )
     merged = tracks["merged"] if tracks else 0
     sections = list(_sections(plan, comparison, timeline, merged, program))
     links = " ".join(f'<a href="#{key}">{head}</a>' for key, head, _ in sections)
-    body = "\n".join(f'<section id="{key}">\n<h2>{head}</h2>\n{text}\n</section>' for key, head, text in sections)
+    body = "\n".join(
+        f'<section id="{key}">\n<h2>{head}</h2>\n{text}\n</section>' for key, head, text in sections
+    )
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -107,10 +111,18 @@ def _sections(
 ) -> Iterator[tuple[str, str, str]]:
     """(anchor, heading, HTML) of each section that there is something for."""
     if program.strip():
-        yield "program", "Program", f'<pre tabindex="0"><code>{escape(program.strip(chr(10)))}</code></pre>'
+        yield (
+            "program",
+            "Program",
+            f'<pre tabindex="0"><code>{escape(program.strip(chr(10)))}</code></pre>',
+        )
     yield "plan", "Graph and cuts", _GRAPH.format(svg=svg(graph_picture(plan)))
     yield "tensors", "Who holds what", _TENSORS
-    yield "table", "Predicted and measured" if timeline else "What moves", tensor_table(plan, timeline)
+    yield (
+        "table",
+        "Predicted and measured" if timeline else "What moves",
+        tensor_table(plan, timeline),
+    )
     if timeline:
         yield "time", "Timeline", _timeline(timeline, merged)
     if comparison:
@@ -140,7 +152,11 @@ def _timeline(timeline: Timeline, merged: int) -> str:
         f'<span class="key"><i class="k-{kind}"></i>{kind} {100 * share:.1f}%</span>'
         for kind, share in time_by_kind(timeline).items()
     )
-    note = f"<p>Steps shorter than {merged:,} µs are drawn together with their neighbours.</p>" if merged else ""
+    note = (
+        f"<p>Steps shorter than {merged:,} µs are drawn together with their neighbours.</p>"
+        if merged
+        else ""
+    )
     label = f"Timeline of {timeline.ranks} ranks over {timeline.seconds:.3g} seconds"
     return f"""<div>{keys}</div>{note}
 <div class="tools">

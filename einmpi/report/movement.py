@@ -43,12 +43,19 @@ def movements(plan: Plan) -> tuple[Movement, ...]:
         ends = [target] if edge.source is None else [whole.variables[edge.source], target]
         cuts = [symbols(plan, end) for end in ends]
         words = edge_traffic(plan.mesh, edge, cuts).words
-        total = found.setdefault((edge.tensor, target.name if target.kind == "vertex" else None), [0, 0, 0])
+        total = found.setdefault(
+            (edge.tensor, target.name if target.kind == "vertex" else None), [0, 0, 0]
+        )
         for column, amount in enumerate(words):
             total[column] += edge.weight * amount
     size = {vertex.name: np.dtype(vertex.dtype).itemsize for vertex in plan.graph.vertices}
     return tuple(
-        Movement(tensor, user, (join, aggregate, repartition), (join + aggregate + repartition) * size[tensor])
+        Movement(
+            tensor,
+            user,
+            (join, aggregate, repartition),
+            (join + aggregate + repartition) * size[tensor],
+        )
         for (tensor, user), (join, aggregate, repartition) in found.items()
     )
 
@@ -67,12 +74,21 @@ def ways_it_lies(plan: Plan, name: str) -> dict[tuple[int, ...], tuple[list[str]
     if vertex.einsum is not None:
         aggregated, state = vertex.einsum.aggregated, plan.states[name]
         made = output_cuts(graph, name, state)
-        at([PARTIAL if label in aggregated else cut for label, cut in zip(state, made, strict=True)])[0].append("made")
+        at(
+            [
+                PARTIAL if label in aggregated else cut
+                for label, cut in zip(state, made, strict=True)
+            ]
+        )[0].append("made")
     if name in plan.layouts:
         at(plan.layouts[name])[0].append("kept")
     for user in graph.consumers[name]:
         for operand, read in enumerate(graph[user].inputs):
-            users = at(operand_cuts(graph, user, operand, plan.states[user]))[1] if read == name else [user]
+            users = (
+                at(operand_cuts(graph, user, operand, plan.states[user]))[1]
+                if read == name
+                else [user]
+            )
             if user not in users:
                 users.append(user)
     return found

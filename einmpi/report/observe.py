@@ -23,10 +23,20 @@ MOST_UNASKED = 200_000
 class Observer:
     """What is heard of the runs of a schedule. The last run is recorded."""
 
-    def __init__(self, comm: Comm, schedule: Schedule, repeats: int = 1, record: bool = False, quiet: bool = False,
-                 checkpoints: Checkpoints | None = None, wait: Callable[[], None] = lambda: None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        comm: Comm,
+        schedule: Schedule,
+        repeats: int = 1,
+        record: bool = False,
+        quiet: bool = False,
+        checkpoints: Checkpoints | None = None,
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self.comm, self.repeats, self.runs = comm, repeats, 0
-        self.wait = wait  # for what was started: kernels on a GPU run on after the step that starts them
+        self.wait = (
+            wait  # for what was started: kernels on a GPU run on after the step that starts them
+        )
         self.recorder = Recorder(comm, checkpoints) if record else None
         self.progress = Progress(comm, schedule, repeats) if comm.rank == 0 and not quiet else None
         self.timeline: Timeline | None = None  # on rank 0, when it was recorded
@@ -36,7 +46,9 @@ class Observer:
         """One of the runs: the function that wants to hear of its steps. All ranks come here."""
         self.runs += 1
         recorder = self.recorder if self.runs == self.repeats else None
-        listeners: list[Callable[[Step], None]] = [each for each in (recorder, self.progress) if each is not None]
+        listeners: list[Callable[[Step], None]] = [
+            each for each in (recorder, self.progress) if each is not None
+        ]
 
         def hear(step: Step) -> None:
             if recorder is not None:

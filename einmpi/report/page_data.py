@@ -27,9 +27,15 @@ def layouts_data(plan: Plan) -> dict[str, Any]:
     tensors = []
     for vertex in plan.graph.vertices:
         layouts = [[_when(*when), *cuts] for cuts, when in ways_it_lies(plan, vertex.name).items()]
-        tensors.append([vertex.name, vertex.dtype, vertex.bound, _dimensions(plan.graph, vertex), layouts])
+        tensors.append(
+            [vertex.name, vertex.dtype, vertex.bound, _dimensions(plan.graph, vertex), layouts]
+        )
     extents = sorted({extent for vertex in plan.graph.vertices for extent in vertex.bound})
-    return {"mesh": plan.mesh.factors, "windows": {str(e): plan.mesh.windows(e) for e in extents}, "tensors": tensors}
+    return {
+        "mesh": plan.mesh.factors,
+        "windows": {str(e): plan.mesh.windows(e) for e in extents},
+        "tensors": tensors,
+    }
 
 
 def _when(made: Sequence[str], users: Sequence[str]) -> str:
@@ -47,7 +53,9 @@ def _dimensions(graph: EinGraph, vertex: Vertex) -> list[str]:
         user = graph[name]
         assert user.einsum is not None
         index = user.einsum.operands[user.inputs.index(vertex.name)]
-        return [entry if isinstance(entry, str) else f"dimension {k}" for k, entry in enumerate(index)]
+        return [
+            entry if isinstance(entry, str) else f"dimension {k}" for k, entry in enumerate(index)
+        ]
     return [f"dimension {k}" for k in range(len(vertex.bound))]
 
 
@@ -83,7 +91,11 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         before, last = 0, -1
         for each in track:
             step = steps.setdefault(each.step, len(steps))
-            numbers += (_zigzag(each.start - before), each.end - each.start, _zigzag(step - last - 1))
+            numbers += (
+                _zigzag(each.start - before),
+                each.end - each.start,
+                _zigzag(step - last - 1),
+            )
             before, last = each.end, step
         texts.append(base64.b64encode(bytes(_bytes(numbers))).decode())
     return {
@@ -125,7 +137,10 @@ def _merged(track: list[_Ticks], short: int) -> list[_Ticks]:
         for each in spans:
             time[each.step[0]] = time.get(each.step[0], 0) + each.end - each.start
         longest = max(KINDS, key=lambda kind: time.get(kind, -1))
-        nbytes, operations = sum(each.step[3] for each in spans), sum(each.step[4] for each in spans)
+        nbytes, operations = (
+            sum(each.step[3] for each in spans),
+            sum(each.step[4] for each in spans),
+        )
         step = (longest, "", f"{len(spans)} short steps", nbytes, operations)
         found.append(_Ticks(spans[0].start, spans[-1].end, step))
     return found

@@ -26,24 +26,45 @@ def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
     if measured:
         seconds = measured["seconds"]
         rate = measured["flops"] / seconds["run"] / 1e9 if seconds["run"] else 0.0
-        cards.append((f"{seconds['run']:.3g} s", f"run, {seconds['total']:.3g} s in all; {rate:.3g} Gop/s"))
+        cards.append(
+            (f"{seconds['run']:.3g} s", f"run, {seconds['total']:.3g} s in all; {rate:.3g} Gop/s")
+        )
         found = measured["bytes_moved"]
-        verdict = '<span class="good">as planned</span>' if found == moved else (
-            f'<span class="bad">{show_bytes(moved)} planned</span>')  # fmt: skip
+        verdict = (
+            '<span class="good">as planned</span>'
+            if found == moved
+            else (f'<span class="bad">{show_bytes(moved)} planned</span>')
+        )
         busiest = show_bytes(measured["bytes_moved_max_rank"])
         cards.append((show_bytes(found), f"moved, {verdict}; {busiest} to the busiest rank"))
-        cards.append((show_bytes(measured["bytes_peak"]), f"peak memory of a rank; {show_bytes(peak)} planned"))
+        cards.append(
+            (
+                show_bytes(measured["bytes_peak"]),
+                f"peak memory of a rank; {show_bytes(peak)} planned",
+            )
+        )
     else:
-        cards.append((show_bytes(moved), f"moved in all; {show_bytes(plan.bytes_busiest)} to the busiest rank"))
+        cards.append(
+            (
+                show_bytes(moved),
+                f"moved in all; {show_bytes(plan.bytes_busiest)} to the busiest rank",
+            )
+        )
         cards.append((show_bytes(peak), "peak memory of a rank"))
         cards.append((f"{plan.graph.operations():.3g}", "operations"))
     if plan.machine is not None and plan.seconds_predicted is not None:
-        cards.append((show_seconds(plan.seconds_predicted), f"predicted, by a machine {escape(plan.machine.source)}"))
+        cards.append(
+            (
+                show_seconds(plan.seconds_predicted),
+                f"predicted, by a machine {escape(plan.machine.source)}",
+            )
+        )
     if plan.nodes > 1:
         cards.append(_between_nodes(plan, measured))
     cards.append(_certificate(plan))
     shown = "".join(
-        f'<div class="figure"><b>{escape(number)}</b><span class="faint">{text}</span></div>' for number, text in cards
+        f'<div class="figure"><b>{escape(number)}</b><span class="faint">{text}</span></div>'
+        for number, text in cards
     )
     return f'<div class="figures">{shown}</div>'
 
@@ -52,7 +73,9 @@ def _between_nodes(plan: Plan, measured: Mapping[str, Any] | None) -> tuple[str,
     planned = "–" if plan.bytes_between is None else show_bytes(plan.bytes_between)
     level = "" if plan.knows_nodes else f"; {one_level(plan)}"
     if measured:
-        return show_bytes(measured["bytes_between"]), f"between the {plan.nodes} nodes; {planned} planned{level}"
+        return show_bytes(
+            measured["bytes_between"]
+        ), f"between the {plan.nodes} nodes; {planned} planned{level}"
     return planned, f"between the {plan.nodes} nodes{level}"
 
 
@@ -61,7 +84,10 @@ def _certificate(plan: Plan) -> tuple[str, str]:
         return "exact", "no cut of this graph on this mesh moves less"
     if not plan.lower_bound:
         return "no bound", "how little can be moved is not known"
-    return f"{plan.words_predicted / plan.lower_bound:.2f}×", "the lower bound on what must be moved"
+    return (
+        f"{plan.words_predicted / plan.lower_bound:.2f}×",
+        "the lower bound on what must be moved",
+    )
 
 
 # ---- tensors --------------------------------------------------------------------------------------------------------
@@ -94,7 +120,10 @@ def time_by_kind(timeline: Timeline) -> dict[str, float]:
     found = dict.fromkeys(KINDS, 0.0)
     for span in timeline.spans:
         found[span.kind] += (span.end - span.start) / whole
-    return {**{kind: share for kind, share in found.items() if share}, "idle": max(0.0, 1 - sum(found.values()))}
+    return {
+        **{kind: share for kind, share in found.items() if share},
+        "idle": max(0.0, 1 - sum(found.values())),
+    }
 
 
 def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
@@ -104,8 +133,12 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
         moves[each.tensor].append(each)
     seen = _seen(timeline) if timeline else {}
     nbytes = {name: sum(each.nbytes for each in own) for name, own in moves.items()}
-    predicted = _shares({vertex.name: _cost(plan, vertex, nbytes[vertex.name]) for vertex in plan.graph.vertices})
-    measured = _shares({name: seen[name].computing + seen[name].moving if name in seen else 0.0 for name in moves})
+    predicted = _shares(
+        {vertex.name: _cost(plan, vertex, nbytes[vertex.name]) for vertex in plan.graph.vertices}
+    )
+    measured = _shares(
+        {name: seen[name].computing + seen[name].moving if name in seen else 0.0 for name in moves}
+    )
     longest = max([*predicted.values(), *measured.values()], default=0.0)
     most = max(nbytes.values(), default=0)
     rows: list[str] = []
@@ -120,7 +153,11 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
         hidden = " hidden" if len(rows) >= ROWS else ""
         rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
     heads = ["tensor", "what it is", "cuts", "moved", "mostly"]
-    heads += ["measured", "computing", "moving", "share of the time"] if timeline else ["", "share of the work"]
+    heads += (
+        ["measured", "computing", "moving", "share of the time"]
+        if timeline
+        else ["", "share of the work"]
+    )
     return f"""{_notes(plan, timeline)}
 <div class="tools"><label>Find a row <input id="table-filter" type="search" autocomplete="off"></label>
 <button id="table-all" hidden>Show all {len(rows):,} rows</button></div>
@@ -134,7 +171,9 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
 def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[Movement]) -> Iterator[str]:
     words = [sum(each.words[k] for each in moves) for k in range(len(WAYS))]
     yield _left(vertex.name)
-    yield _left(vertex.einsum.show(vertex.inputs) if vertex.einsum is not None else "input", "mono wide")
+    yield _left(
+        vertex.einsum.show(vertex.inputs) if vertex.einsum is not None else "input", "mono wide"
+    )
     yield _left(_cuts(plan, vertex))
     yield _cell(show_bytes(sum(each.nbytes for each in moves)))
     yield _left(NAMES[WAYS[words.index(max(words))]] if any(words) else "")
@@ -173,7 +212,11 @@ def _cost(plan: Plan, vertex: Vertex, nbytes: int) -> int:
 
 
 def _cuts(plan: Plan, vertex: Vertex) -> str:
-    cut = [] if vertex.is_input else [f"{x}:{parts}" for x, parts in plan.parts(vertex.name).items() if parts > 1]
+    cut = (
+        []
+        if vertex.is_input
+        else [f"{x}:{parts}" for x, parts in plan.parts(vertex.name).items() if parts > 1]
+    )
     if vertex.name in plan.layouts and vertex.bound:
         cut.append(f"kept {layout_text(plan, vertex.name)}")
     return " ".join(cut) or "–"
@@ -188,14 +231,28 @@ def _time(seconds: float) -> str:
 
 def comparison_table(plan: Plan, comparison: Comparison) -> str:
     """The strategies side by side; the plan of this page is marked."""
-    heads = ("strategy", "moved", "", "busiest rank", "peak memory", "lower bound, words", "paper's cost")
+    heads = (
+        "strategy",
+        "moved",
+        "",
+        "busiest rank",
+        "peak memory",
+        "lower bound, words",
+        "paper's cost",
+    )
     most = max((each.bytes_predicted for each in comparison.plans), default=0)
     rows = []
     for each in comparison.plans:
         moved, busiest = each.bytes_predicted, each.bytes_busiest
-        cells = [_left(each.strategy), _cell(show_bytes(moved)), _bars(most, moved), _cell(show_bytes(busiest)),
-                 _cell(show_bytes(each.peak)), _cell(show_count(each.lower_bound)),
-                 _cell(show_count(each.paper_cost))]  # fmt: skip
+        cells = [
+            _left(each.strategy),
+            _cell(show_bytes(moved)),
+            _bars(most, moved),
+            _cell(show_bytes(busiest)),
+            _cell(show_bytes(each.peak)),
+            _cell(show_count(each.lower_bound)),
+            _cell(show_count(each.paper_cost)),
+        ]
         chosen = ' class="chosen"' if each.strategy == plan.strategy else ""
         rows.append(f"<tr{chosen}>{''.join(cells)}</tr>")
     refused = comparison.text.split("\n")[1 + len(comparison.plans) :]
@@ -209,7 +266,9 @@ def comparison_table(plan: Plan, comparison: Comparison) -> str:
 
 
 def _heads(names: Sequence[str], left: Sequence[int]) -> str:
-    return "".join(f'<th scope="col"{" class=left" * (k in left)}>{name}</th>' for k, name in enumerate(names))
+    return "".join(
+        f'<th scope="col"{" class=left" * (k in left)}>{name}</th>' for k, name in enumerate(names)
+    )
 
 
 def _cell(text: str, kind: str = "") -> str:
@@ -226,7 +285,13 @@ def _left(text: str, more: str = "") -> str:
 def _bars(longest: float, one: float, two: float | None = None) -> str:
     """Bars beside one another; the longest of the column fills it."""
     shown = [(one, "bar")] if two is None else [(one, "bar"), (two, "bar two")]
-    bars = "".join(f'<span class="{kind}" style="width:{100 * x / (longest or 1):.1f}%"></span>' for x, kind in shown)
-    said = f"{100 * one:.1f}% predicted, {100 * two:.1f}% measured" if two is not None else (
-        f"{100 * one / (longest or 1):.1f}% of the longest")  # fmt: skip
+    bars = "".join(
+        f'<span class="{kind}" style="width:{100 * x / (longest or 1):.1f}%"></span>'
+        for x, kind in shown
+    )
+    said = (
+        f"{100 * one:.1f}% predicted, {100 * two:.1f}% measured"
+        if two is not None
+        else (f"{100 * one / (longest or 1):.1f}% of the longest")
+    )
     return f'<td class="bars" title="{said}" aria-label="{said}">{bars}</td>'

@@ -111,53 +111,67 @@ def svg(picture: Picture, of_its_own: bool = False) -> str:
     size = f'width="{picture.width:.0f}" height="{picture.height:.0f}"'
     space = 'xmlns="http://www.w3.org/2000/svg" ' if of_its_own else ""
     fonts = f' font-family="{SANS}"' if of_its_own else ""
-    parts = [f'<svg {space}viewBox="0 0 {picture.width:.0f} {picture.height:.0f}" {size}{fonts} role="img" '
-             f'aria-label="{escape(picture.title)}">']  # fmt: skip
+    parts = [
+        f'<svg {space}viewBox="0 0 {picture.width:.0f} {picture.height:.0f}" {size}{fonts} role="img" '
+        f'aria-label="{escape(picture.title)}">'
+    ]
     if of_its_own:
         parts.append(f"<title>{escape(picture.title)}</title>")
     for group in picture.groups:
         shapes = "".join(_shape(shape, of_its_own) for shape in group.shapes)
-        parts.append(f"<g><title>{escape(group.hint)}</title>{shapes}</g>" if group.hint else shapes)
+        parts.append(
+            f"<g><title>{escape(group.hint)}</title>{shapes}</g>" if group.hint else shapes
+        )
     return "\n".join([*parts, "</svg>"])
 
 
 def _shape(shape: Shape, of_its_own: bool) -> str:
     style = STYLES[shape.style]
     if isinstance(shape, Text):
-        look = f'fill="{style.fill}"' if of_its_own else f'class="t-{shape.style}{" m" * shape.mono}"'
+        look = (
+            f'fill="{style.fill}"' if of_its_own else f'class="t-{shape.style}{" m" * shape.mono}"'
+        )
         look += f' font-family="{MONO}"' if of_its_own and shape.mono else ""
         look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
         look += ' font-weight="bold"' if shape.bold else ""
-        return (
-            f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" {look}>{escape(shape.text)}</text>'
-        )
+        return f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" {look}>{escape(shape.text)}</text>'
     look = f'class="s-{shape.style}"'
     if isinstance(shape, Box):
         if of_its_own:
             dashes = f' stroke-dasharray="{style.dashes}"' if style.dashes else ""
             look = f'fill="{style.fill}" stroke="{style.edge}" stroke-width="{style.line}"{dashes}'
-        return (f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
-                f'rx="{shape.radius:g}" {look}/>')  # fmt: skip
+        return (
+            f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
+            f'rx="{shape.radius:g}" {look}/>'
+        )
     x, y = shape.points[0]
     path = f"M{x:.1f},{y:.1f}"
     for _, *rest in shape.beziers():
         path += "C" + " ".join(f"{x:.1f},{y:.1f}" for x, y in rest)
-    look = f'fill="none" stroke="{style.edge}" stroke-opacity="0.8"' if of_its_own else f'class="e-{shape.style}"'
+    look = (
+        f'fill="none" stroke="{style.edge}" stroke-opacity="0.8"'
+        if of_its_own
+        else f'class="e-{shape.style}"'
+    )
     return f'<path d="{path}" stroke-width="{shape.line:.1f}" {look}/>'
 
 
 def css() -> str:
     """The style sheet of pictures in a page, light and dark."""
-    dark = "".join(_rules(name, style.dark_fill, style.dark_edge, style) for name, style in STYLES.items())
+    dark = "".join(
+        _rules(name, style.dark_fill, style.dark_edge, style) for name, style in STYLES.items()
+    )
     light = "".join(_rules(name, style.fill, style.edge, style) for name, style in STYLES.items())
     return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
 
 
 def _rules(name: str, fill: str, edge: str, style: Style) -> str:
     dashes = f" stroke-dasharray: {style.dashes};" if style.dashes else ""
-    return (f".s-{name} {{ fill: {fill}; stroke: {edge}; stroke-width: {style.line};{dashes} }} "
-            f".t-{name} {{ fill: {fill}; color: {fill}; }} "
-            f".e-{name} {{ fill: none; stroke: {edge}; stroke-opacity: 0.8; background: {edge}; }}\n")  # fmt: skip
+    return (
+        f".s-{name} {{ fill: {fill}; stroke: {edge}; stroke-width: {style.line};{dashes} }} "
+        f".t-{name} {{ fill: {fill}; color: {fill}; }} "
+        f".e-{name} {{ fill: none; stroke: {edge}; stroke-opacity: 0.8; background: {edge}; }}\n"
+    )
 
 
 def shortened(text: str, most: int) -> str:
@@ -167,6 +181,7 @@ def shortened(text: str, most: int) -> str:
 def overlap(one: Text, others: Sequence[Text]) -> bool:
     """Whether a text in the middle of its place covers another one."""
     return any(
-        abs(one.x - other.x) < (one.width + other.width) / 2 + 4 and abs(one.y - other.y) < other.size + 2
+        abs(one.x - other.x) < (one.width + other.width) / 2 + 4
+        and abs(one.y - other.y) < other.size + 2
         for other in others
     )

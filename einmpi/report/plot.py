@@ -30,7 +30,9 @@ def check_plot(file: str | os.PathLike[str]) -> None:
     """Whether `write_plot` can write such a file: known before there is a plan."""
     suffix = PurePath(file).suffix.lower()
     if suffix not in PLOTS:
-        raise InputError(os.fspath(file), "unknown kind of picture", f"a file that ends in {' or '.join(PLOTS)}")
+        raise InputError(
+            os.fspath(file), "unknown kind of picture", f"a file that ends in {' or '.join(PLOTS)}"
+        )
     if suffix == ".png" and find_spec("matplotlib") is None:
         allowed = "pip install 'einmpi[plot]', or a file that ends in .svg"
         raise InputError(os.fspath(file), "this needs matplotlib", allowed)
@@ -63,20 +65,48 @@ def _draw(axes: Any, shape: Shape) -> None:
     style = STYLES[shape.style]
     if isinstance(shape, Box):
         corners = f"round,pad=0,rounding_size={min(shape.radius, shape.height / 2)}"
-        axes.add_patch(FancyBboxPatch((shape.x, shape.y), shape.width, shape.height, boxstyle=corners,
-                                      facecolor=style.fill, edgecolor=style.edge, linewidth=style.line * POINTS,
-                                      linestyle="--" if style.dashes else "-", zorder=2))  # fmt: skip
+        axes.add_patch(
+            FancyBboxPatch(
+                (shape.x, shape.y),
+                shape.width,
+                shape.height,
+                boxstyle=corners,
+                facecolor=style.fill,
+                edgecolor=style.edge,
+                linewidth=style.line * POINTS,
+                linestyle="--" if style.dashes else "-",
+                zorder=2,
+            )
+        )
     elif isinstance(shape, Curve):
         pieces = shape.beziers()
         points = [pieces[0][0], *(point for _, *rest in pieces for point in rest)]
         codes = [Path.MOVETO, *[Path.CURVE4] * (len(points) - 1)]
-        axes.add_patch(PathPatch(Path(points, codes), fill=False, edgecolor=style.edge, linewidth=shape.line * POINTS,
-                                 alpha=0.8, zorder=1))  # fmt: skip
+        axes.add_patch(
+            PathPatch(
+                Path(points, codes),
+                fill=False,
+                edgecolor=style.edge,
+                linewidth=shape.line * POINTS,
+                alpha=0.8,
+                zorder=1,
+            )
+        )
     else:
         align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
-        axes.text(shape.x, shape.y, shape.text, color=style.fill, fontsize=shape.size * POINTS, ha=align,
-                  va="baseline", family="DejaVu Sans Mono" if shape.mono else "DejaVu Sans",
-                  weight="bold" if shape.bold else "normal", parse_math=False, zorder=3)  # fmt: skip
+        axes.text(
+            shape.x,
+            shape.y,
+            shape.text,
+            color=style.fill,
+            fontsize=shape.size * POINTS,
+            ha=align,
+            va="baseline",
+            family="DejaVu Sans Mono" if shape.mono else "DejaVu Sans",
+            weight="bold" if shape.bold else "normal",
+            parse_math=False,
+            zorder=3,
+        )
 
 
 PLOTS: dict[str, Callable[[Picture], bytes]] = {".svg": _svg, ".png": _png}

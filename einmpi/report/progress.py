@@ -26,15 +26,22 @@ _BAR, _NARROW = 24, 60  # columns
 class Progress:
     """Hears of every step of the runs, and only notes it. While it is open, a thread shows how far they are."""
 
-    def __init__(self, comm: Comm, schedule: Schedule, repeats: int = 1,
-                 clock: Callable[[], float] = perf_counter) -> None:  # fmt: skip
+    def __init__(
+        self,
+        comm: Comm,
+        schedule: Schedule,
+        repeats: int = 1,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         self.comm, self.schedule, self.repeats, self.clock = comm, schedule, repeats, clock
         self.stream, self.width = screen()
         self.between = BETWEEN_BARS if self.width else BETWEEN_LINES
         self.received, self.start = comm.received, clock()
         self.at = 0, self.start  # steps that have begun, and when the last one did
         self.works: list[Work | None] = []  # of the steps; empty until something is shown
-        self.done: list[float] = []  # part of the work that is done before each step, and at the end
+        self.done: list[
+            float
+        ] = []  # part of the work that is done before each step, and at the end
         self.shown = 0, 0.0  # how many steps had begun when something was shown, and when that was
         self.closed = Event()
         self.thread: Thread | None = None
@@ -78,7 +85,9 @@ class Progress:
         passed = (now - self.start) / (since - self.start) if since > self.start else 1.0
         part = max(before, min(before * passed, after))
         left = (now - self.start) * (1 - part) / part if part else None
-        work = next((work for work in self.works[step:] if work), None)  # a Free is shown as what comes next
+        work = next(
+            (work for work in self.works[step:] if work), None
+        )  # a Free is shown as what comes next
         vertex, kind = (work.vertex, work.kind) if work else ("", "")
         if self.width:
             self._write(CLEAR + self._bar(part, vertex, kind, left) + "\r")
@@ -94,14 +103,24 @@ class Progress:
         from rich.text import Text
 
         moved = self.comm.received - self.received
-        texts = [f"{part:4.0%}", vertex, kind, f"{show_bytes(moved)} received" if self.comm.size > 1 else "",
-                 f"about {_about(left)} left" if left is not None else ""]  # fmt: skip
+        texts = [
+            f"{part:4.0%}",
+            vertex,
+            kind,
+            f"{show_bytes(moved)} received" if self.comm.size > 1 else "",
+            f"about {_about(left)} left" if left is not None else "",
+        ]
         line = Text("  ".join(text for text in texts if text), no_wrap=True, overflow="ellipsis")
         colours: Any = None if os.environ.get("NO_COLOR") else "standard"
         shown = io.StringIO()
         # The last column stays empty: some terminals begin a new line when it is filled.
-        console = Console(file=shown, force_terminal=True, width=max(1, self.width - 1), color_system=colours,
-                          highlight=False)  # fmt: skip
+        console = Console(
+            file=shown,
+            force_terminal=True,
+            width=max(1, self.width - 1),
+            color_system=colours,
+            highlight=False,
+        )
         grid = Table.grid(padding=(0, 1, 0, 0))
         if self.width < _NARROW:
             grid.add_row(line)

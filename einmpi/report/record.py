@@ -32,9 +32,19 @@ from einmpi.schedule.steps import (
     Store,
 )
 
-_KIND: dict[type, str] = {Load: "load", Begin: "load", Exchange: "exchange", Reduce: "reduce", Kernel: "kernel",
-                          Group: "kernel", Passes: "kernel", Store: "store", Evict: "spill", Drop: "spill",
-                          Fetch: "spill"}  # fmt: skip
+_KIND: dict[type, str] = {
+    Load: "load",
+    Begin: "load",
+    Exchange: "exchange",
+    Reduce: "reduce",
+    Kernel: "kernel",
+    Group: "kernel",
+    Passes: "kernel",
+    Store: "store",
+    Evict: "spill",
+    Drop: "spill",
+    Fetch: "spill",
+}
 
 
 @dataclass(frozen=True)
@@ -58,8 +68,14 @@ def work_of(step: Step) -> Work | None:
         # Waiting for a copy out of memory is a part of its span, and its bytes are counted once.
         return Work(kind, step.slot.tensor, 0 if isinstance(step, Drop) else step.slot.nbytes)
     if isinstance(step, Kernel | Group | Passes):
-        kernels = step.kernels if isinstance(step, Group) else (step.kernel if isinstance(step, Passes) else step,)
-        return Work(kind, step.vertex, operations=sum(kernel.einsum.operations() for kernel in kernels))
+        kernels = (
+            step.kernels
+            if isinstance(step, Group)
+            else (step.kernel if isinstance(step, Passes) else step,)
+        )
+        return Work(
+            kind, step.vertex, operations=sum(kernel.einsum.operations() for kernel in kernels)
+        )
     if isinstance(step, Begin):
         return Work(kind, step.load.tensor)  # its bytes are those of the Load
     if isinstance(step, Load | Store):
@@ -80,7 +96,9 @@ class Recorder:
         self.comm, self.checkpoints = comm, checkpoints
         self.steps: list[Step] = []
         self.times: list[float] = []
-        self.saving: list[float] = []  # seconds that checkpoints have taken so far: no part of the step before
+        self.saving: list[
+            float
+        ] = []  # seconds that checkpoints have taken so far: no part of the step before
         self.clocks: list[Reading] = []
 
     def __call__(self, step: Step) -> None:
@@ -118,11 +136,18 @@ class Recorder:
             if work is not None:
                 label = " ".join(str(step).split())
                 vertex, line = (texts.setdefault(text, len(texts)) for text in (work.vertex, label))
-                group, to = groups.setdefault(work.group, len(groups)), -1 if work.to is None else work.to
-                rows.append((KINDS.index(work.kind), vertex, line, work.nbytes, work.operations, group, to))
+                group, to = (
+                    groups.setdefault(work.group, len(groups)),
+                    -1 if work.to is None else work.to,
+                )
+                rows.append(
+                    (KINDS.index(work.kind), vertex, line, work.nbytes, work.operations, group, to)
+                )
                 times.append((start, end))
         index = json.dumps([list(texts), list(groups)]).encode()
-        return _Record(np.array(times).reshape(-1, 2), np.array(rows, np.int64).reshape(-1, _COLUMNS), index)
+        return _Record(
+            np.array(times).reshape(-1, 2), np.array(rows, np.int64).reshape(-1, _COLUMNS), index
+        )
 
 
 _COLUMNS = 7  # kind, vertex, label, bytes, operations, group, to
@@ -143,7 +168,12 @@ def _to_first(comm: Comm, own: _Record) -> list[_Record]:
     with uncounted(comm):
         if comm.rank > 0:
             index = np.frombuffer(own.index, np.uint8)
-            for part in (np.array([len(own.times), index.size]), own.times.ravel(), own.numbers.ravel(), index):
+            for part in (
+                np.array([len(own.times), index.size]),
+                own.times.ravel(),
+                own.numbers.ravel(),
+                index,
+            ):
                 comm.sendrecv(0, part, None, None)
         for rank in range(1, comm.size) if comm.rank == 0 else ():
             sizes = np.empty(2, np.int64)
@@ -153,7 +183,9 @@ def _to_first(comm: Comm, own: _Record) -> list[_Record]:
             index = np.empty(length, np.uint8)
             for part in (times, numbers, index):
                 comm.sendrecv(None, None, rank, part)
-            records.append(_Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes()))
+            records.append(
+                _Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes())
+            )
     return records
 
 
@@ -167,8 +199,22 @@ def _timeline(records: Sequence[_Record]) -> Timeline:
         texts, lists = json.loads(record.index)
         texts = [shared.setdefault(text, text) for text in texts]
         groups = [shared.setdefault(group, group) for group in map(tuple, lists)]
-        for (start, end), row in zip((record.times - first).tolist(), record.numbers.tolist(), strict=True):
+        for (start, end), row in zip(
+            (record.times - first).tolist(), record.numbers.tolist(), strict=True
+        ):
             kind, vertex, label, nbytes, operations, group, to = row
-            spans.append(Span(rank, KINDS[kind], texts[vertex], texts[label], start, max(start, end), nbytes,
-                              operations, groups[group], None if to < 0 else to))  # fmt: skip
+            spans.append(
+                Span(
+                    rank,
+                    KINDS[kind],
+                    texts[vertex],
+                    texts[label],
+                    start,
+                    max(start, end),
+                    nbytes,
+                    operations,
+                    groups[group],
+                    None if to < 0 else to,
+                )
+            )
     return Timeline(len(records), max((span.end for span in spans), default=0.0), tuple(spans))

@@ -32,7 +32,11 @@ class Figures:
 
 def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
     """Norm, least and greatest value of each tensor, on all ranks. Every element counts once."""
-    own = {name: _of_block(array.host) for name, array in arrays.items() if array.layout.owns(comm.rank)}
+    own = {
+        name: _of_block(array.host)
+        for name, array in arrays.items()
+        if array.layout.owns(comm.rank)
+    }
     blocks = [json.loads(text) for text in comm.allgather_text(json.dumps(own))]
     found = {}
     for name in arrays:
@@ -83,7 +87,9 @@ class Totals:
 def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
     """`others` are those of Totals that are added up over the ranks, in their order."""
     own = " ".join(map(str, (received, peak, *others)))
-    moved, peaks, *added = zip(*(map(int, text.split()) for text in comm.allgather_text(own)), strict=True)
+    moved, peaks, *added = zip(
+        *(map(int, text.split()) for text in comm.allgather_text(own)), strict=True
+    )
     return Totals(sum(moved), max(moved), max(peaks), *map(sum, added))
 
 
@@ -129,7 +135,11 @@ class Report:
             "seconds_predicted": plan.seconds_predicted,
             "seconds": dict(self.seconds),
             "outputs": {
-                name: {"shape": list(array.shape), "dtype": array.dtype.name, "norm": _finite(self.figures[name].norm)}
+                name: {
+                    "shape": list(array.shape),
+                    "dtype": array.dtype.name,
+                    "norm": _finite(self.figures[name].norm),
+                }
                 for name, array in self.outputs.items()
             },
         }
@@ -144,26 +154,41 @@ class Report:
         kinds = ("plan", "load", "run", *(("checkpoint",) if self.checkpoints else ()), "store")
         parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in kinds)
         name = self.job.title or self.job.source.name
-        lines = [f"{name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"]
+        lines = [
+            f"{name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"
+        ]
         if plan.ranks > 1:
             moved, busiest, peak, planned = map(
                 show_bytes, (self.totals.moved, self.totals.moved_most, self.totals.peak, plan.peak)
             )
-            against = "as planned" if self.totals.moved == plan.bytes_predicted else (
-                f"planned {show_bytes(plan.bytes_predicted)}")  # fmt: skip
-            lines.append(f"  moved {moved} ({against}), {busiest} to the busiest rank; "
-                         f"peak memory {peak} a rank (planned {planned})")  # fmt: skip
+            against = (
+                "as planned"
+                if self.totals.moved == plan.bytes_predicted
+                else (f"planned {show_bytes(plan.bytes_predicted)}")
+            )
+            lines.append(
+                f"  moved {moved} ({against}), {busiest} to the busiest rank; "
+                f"peak memory {peak} a rank (planned {planned})"
+            )
         if plan.nodes > 1:
             between = show_bytes(self.totals.between)
-            lines.append(f"  {between} of it between the {plan.nodes} nodes ({self._between_planned()}"
-                         f"{'' if plan.knows_nodes else '; ' + one_level(plan)})")  # fmt: skip
+            lines.append(
+                f"  {between} of it between the {plan.nodes} nodes ({self._between_planned()}"
+                f"{'' if plan.knows_nodes else '; ' + one_level(plan)})"
+            )
         if plan.seconds_predicted is not None:
-            lines.append(f"  run in {show_seconds(seconds['run'])} ({show_seconds(plan.seconds_predicted)} predicted)")
+            lines.append(
+                f"  run in {show_seconds(seconds['run'])} ({show_seconds(plan.seconds_predicted)} predicted)"
+            )
         if self.totals.shuffled:
-            lines.append(f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another")
+            lines.append(
+                f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another"
+            )
         if self.totals.spilled:
-            lines.append(f"  {show_bytes(self.totals.spilled)} were written to scratch files, "
-                         f"{show_bytes(self.totals.fetched)} read from them")  # fmt: skip
+            lines.append(
+                f"  {show_bytes(self.totals.spilled)} were written to scratch files, "
+                f"{show_bytes(self.totals.fetched)} read from them"
+            )
         targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             figures = f"{_show(self.figures[name], array)}{targets.get(name, '')}"
@@ -173,7 +198,9 @@ class Report:
     def _between_planned(self) -> str:
         predicted = self.plan.bytes_between
         assert predicted is not None  # ranks that run count it where the plan could not
-        return "as planned" if predicted == self.totals.between else f"planned {show_bytes(predicted)}"
+        return (
+            "as planned" if predicted == self.totals.between else f"planned {show_bytes(predicted)}"
+        )
 
 
 def _finite(value: float) -> float | None:
@@ -185,4 +212,6 @@ def _show(found: Figures, array: DistArray) -> str:
     if array.size == 0:
         return "empty"
     norm = f"norm {found.norm:.6g}"
-    return norm if found.least is None else f"{norm}  min {found.least:.6g}  max {found.greatest:.6g}"
+    return (
+        norm if found.least is None else f"{norm}  min {found.least:.6g}  max {found.greatest:.6g}"
+    )

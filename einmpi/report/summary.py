@@ -31,8 +31,14 @@ class VertexTimes:
         return self.kernel + self.communication + self.waiting
 
     def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "seconds_kernel": self.kernel, "seconds_communication": self.communication,
-                "seconds_waiting": self.waiting, "operations": self.operations, "bytes": self.nbytes}  # fmt: skip
+        return {
+            "name": self.name,
+            "seconds_kernel": self.kernel,
+            "seconds_communication": self.communication,
+            "seconds_waiting": self.waiting,
+            "operations": self.operations,
+            "bytes": self.nbytes,
+        }
 
 
 def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes, ...]:
@@ -56,10 +62,18 @@ def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes,
             continue
         seen.add(name)
     return tuple(
-        VertexTimes(name, sum(kernels[name].values()) / busy, max(kernels[name].values(), default=0.0),
-                    moving[name] / busy, waiting[name] / busy, operations[name], nbytes[name])
-        for name in names if name in seen
-    )  # fmt: skip
+        VertexTimes(
+            name,
+            sum(kernels[name].values()) / busy,
+            max(kernels[name].values(), default=0.0),
+            moving[name] / busy,
+            waiting[name] / busy,
+            operations[name],
+            nbytes[name],
+        )
+        for name in names
+        if name in seen
+    )
 
 
 def _waits(timeline: Timeline) -> list[float]:
@@ -93,15 +107,27 @@ def summary_notes(peak: int, planned: int) -> list[Note]:
 
 
 def _sum(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
-    return VertexTimes(name, sum(each.kernel for each in vertices), sum(each.slowest_kernel for each in vertices),
-                       sum(each.communication for each in vertices), sum(each.waiting for each in vertices),
-                       sum(each.operations for each in vertices), sum(each.nbytes for each in vertices))  # fmt: skip
+    return VertexTimes(
+        name,
+        sum(each.kernel for each in vertices),
+        sum(each.slowest_kernel for each in vertices),
+        sum(each.communication for each in vertices),
+        sum(each.waiting for each in vertices),
+        sum(each.operations for each in vertices),
+        sum(each.nbytes for each in vertices),
+    )
 
 
 def _row(vertex: VertexTimes) -> Row:
-    return (vertex.name, f"{vertex.kernel:.4f}", f"{vertex.communication:.4f}", f"{vertex.waiting:.4f}",
-            _rate(vertex.operations, vertex.kernel), _rate(vertex.nbytes, vertex.communication),
-            f"{vertex.slowest_kernel / vertex.kernel:.2f}" if vertex.kernel else "–")  # fmt: skip
+    return (
+        vertex.name,
+        f"{vertex.kernel:.4f}",
+        f"{vertex.communication:.4f}",
+        f"{vertex.waiting:.4f}",
+        _rate(vertex.operations, vertex.kernel),
+        _rate(vertex.nbytes, vertex.communication),
+        f"{vertex.slowest_kernel / vertex.kernel:.2f}" if vertex.kernel else "–",
+    )
 
 
 def _rate(amount: int, seconds: float) -> str:

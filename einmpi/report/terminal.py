@@ -26,8 +26,18 @@ from einmpi.report.summary import VertexTimes, summary_notes, summary_rows
 
 _EINSUM = 20  # columns at least for the text of a vertex
 # Columns that a narrow terminal goes without, the first one first.
-_DISPENSABLE = ("paper's cost", "lower bound", "repartition", "aggregate", "join", "busiest rank", "words", "GB/s",
-                "GFLOP/s", "imbalance")  # fmt: skip
+_DISPENSABLE = (
+    "paper's cost",
+    "lower bound",
+    "repartition",
+    "aggregate",
+    "join",
+    "busiest rank",
+    "words",
+    "GB/s",
+    "GFLOP/s",
+    "imbalance",
+)
 
 
 def plan_text(plan: Plan) -> str:
@@ -36,7 +46,9 @@ def plan_text(plan: Plan) -> str:
         return explain(plan)
     moved = [plan.bills[vertex.name].nbytes for vertex in plan.graph.computed]
     most = max(moved, default=0)
-    styles = ["dim" if amount == 0 else "red" if 2 * amount > most else "yellow" for amount in moved]
+    styles = [
+        "dim" if amount == 0 else "red" if 2 * amount > most else "yellow" for amount in moved
+    ]
     return _rendered(heading(plan), vertex_rows(plan), 2, styles, totals(plan))
 
 
@@ -54,8 +66,10 @@ def summary_text(vertices: Sequence[VertexTimes], peak: int, planned: int) -> st
     rows, notes = summary_rows(vertices), summary_notes(peak, planned)
     if not _on_terminal():
         return "\n".join([*table_lines(rows), *map(note_line, notes)])
-    styles = ["red" if waiting > computing + moving else "yellow" if moving > computing else ""
-              for computing, moving, waiting in (map(float, row[1:4]) for row in rows[1:])]  # fmt: skip
+    styles = [
+        "red" if waiting > computing + moving else "yellow" if moving > computing else ""
+        for computing, moving, waiting in (map(float, row[1:4]) for row in rows[1:])
+    ]
     return _rendered("", rows, 1, styles, notes)
 
 
@@ -63,7 +77,9 @@ def _on_terminal() -> bool:
     return columns(sys.stdout) > 0
 
 
-def _rendered(title: str, rows: Sequence[Row], left: int, styles: Sequence[str], notes: Sequence[Note]) -> str:
+def _rendered(
+    title: str, rows: Sequence[Row], left: int, styles: Sequence[str], notes: Sequence[Note]
+) -> str:
     """Everything goes to rich as Text: [i,j] is no markup."""
     from rich.console import Console
     from rich.table import Table
@@ -72,7 +88,9 @@ def _rendered(title: str, rows: Sequence[Row], left: int, styles: Sequence[str],
     width = columns(sys.stdout)
     colours: Any = None if os.environ.get("NO_COLOR") else "standard"
     shown = io.StringIO()
-    console = Console(file=shown, force_terminal=True, width=width, color_system=colours, highlight=False)
+    console = Console(
+        file=shown, force_terminal=True, width=width, color_system=colours, highlight=False
+    )
     kept = _columns(rows, left, width)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column, size in kept.items():
@@ -104,7 +122,10 @@ def _columns(rows: Sequence[Row], left: int, width: int) -> dict[int, int]:
     room = width - 2 * (len(wide) - 1)  # two blanks between columns
     if sum(wide.values()) <= room:
         return wide
-    least = {column: max(map(len, [*rows[0][column].split(), *(row[column] for row in rows[1:])])) for column in wide}
+    least = {
+        column: max(map(len, [*rows[0][column].split(), *(row[column] for row in rows[1:])]))
+        for column in wide
+    }
     if left > 1:
         least[0] = min(least[0], _EINSUM)
     order = [column for name in _DISPENSABLE for column in wide if rows[0][column] == name]

@@ -37,7 +37,15 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for span, (start, end) in zip(timeline.spans, ticks, strict=True):
         amounts = {"bytes": span.nbytes, "operations": span.operations}
         args = {"step": span.label} | {name: amount for name, amount in amounts.items() if amount}
-        yield _event("X", span.vertex, span.rank, cat=span.kind, ts=start / 1000, dur=(end - start) / 1000, args=args)
+        yield _event(
+            "X",
+            span.vertex,
+            span.rank,
+            cat=span.kind,
+            ts=start / 1000,
+            dur=(end - start) / 1000,
+            args=args,
+        )
     yield from _arrows(timeline, ticks)
 
 
@@ -68,10 +76,16 @@ def _arrows(timeline: Timeline, ticks: Ticks) -> Iterator[dict[str, Any]]:
                 continue
             (leaves, left), (came, gone) = ticks[place], ticks[members[span.to]]
             arrives = gone - 1
-            if leaves < left and max(came, leaves) <= arrives:  # else the clocks were not good enough
+            if (
+                leaves < left and max(came, leaves) <= arrives
+            ):  # else the clocks were not good enough
                 number += 1
-                yield _event("s", span.vertex, span.rank, cat=span.kind, ts=leaves / 1000, id=number)
-                yield _event("f", span.vertex, span.to, cat=span.kind, ts=arrives / 1000, id=number, bp="e")
+                yield _event(
+                    "s", span.vertex, span.rank, cat=span.kind, ts=leaves / 1000, id=number
+                )
+                yield _event(
+                    "f", span.vertex, span.to, cat=span.kind, ts=arrives / 1000, id=number, bp="e"
+                )
 
 
 def _event(phase: str, name: str, rank: int, **more: Any) -> dict[str, Any]:

@@ -84,7 +84,9 @@ class Backend(Protocol):
 class NumpyBackend:
     """Its slow tier are files in the folder `scratch`."""
 
-    def __init__(self, threads: int = 1, fast_math: bool = False, scratch: str | None = None) -> None:
+    def __init__(
+        self, threads: int = 1, fast_math: bool = False, scratch: str | None = None
+    ) -> None:
         self.threads, self.fast_math, self.scratch = threads, fast_math, Scratch(scratch)
 
     def reserve(self, nbytes: int) -> None: ...
@@ -111,12 +113,16 @@ class NumpyBackend:
         for there, here in pieces(region):
             np.atleast_1d(array)[there] = shaped(packed, region)[here]
 
-    def combine(self, aggregation: str, array: np.ndarray, region: Region, packed: np.ndarray) -> None:
+    def combine(
+        self, aggregation: str, array: np.ndarray, region: Region, packed: np.ndarray
+    ) -> None:
         ufunc = getattr(np, AGGREGATIONS[aggregation].ufunc)
         with np.errstate(all="ignore"):
             for there, here in pieces(region):
                 part = np.atleast_1d(array)[there]
-                ufunc(part, shaped(packed, region)[here], out=part)  # no temporary array, which may be large
+                ufunc(
+                    part, shaped(packed, region)[here], out=part
+                )  # no temporary array, which may be large
                 if not isinstance(there[0], slice):  # then it is a copy
                     np.atleast_1d(array)[there] = part
 
@@ -140,7 +146,9 @@ class NumpyBackend:
     def wait(self) -> None: ...
 
 
-def selected(step: Kernel, operands: Sequence[Any], as_index: Callable[[np.ndarray], Any] = np.asarray) -> list[Any]:
+def selected(
+    step: Kernel, operands: Sequence[Any], as_index: Callable[[np.ndarray], Any] = np.asarray
+) -> list[Any]:
     """What a kernel takes of its operands; `as_index` makes of indices what these arrays understand."""
     chosen = list(operands)
     for operand, dimension, runs in step.select:

@@ -73,7 +73,9 @@ class Buffers:
         if slot.name in self.leaving:
             self.leaving[slot.name].join()
         self.put(slot, self.backend.allocate(slot.shape, slot.dtype))
-        self.coming[slot.name] = self.backend.begin_copy(self.slow[slot.name], self.arrays[slot.name])
+        self.coming[slot.name] = self.backend.begin_copy(
+            self.slow[slot.name], self.arrays[slot.name]
+        )
         self.fetched += slot.nbytes
 
     # ---- messages ---------------------------------------------------------------------------------------------------

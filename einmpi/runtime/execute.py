@@ -56,9 +56,14 @@ class Keeper(Protocol):
     def reached(self, point: SavePoint, buffers: Buffers) -> None: ...
 
 
-def execute(schedule: Schedule, backend: Backend, comm: Comm, storage: Storage,
-            on_step: Callable[[Step], None] | None = None,
-            keeper: Keeper | None = None) -> tuple[dict[str, Any], Buffers]:  # fmt: skip
+def execute(
+    schedule: Schedule,
+    backend: Backend,
+    comm: Comm,
+    storage: Storage,
+    on_step: Callable[[Step], None] | None = None,
+    keeper: Keeper | None = None,
+) -> tuple[dict[str, Any], Buffers]:
     """Do a rank's schedule: (its blocks of the outputs, the buffers with what they took). `on_step` hears of each step
     before it is done, `keeper` when a vertex is."""
     buffers = Buffers(backend)
@@ -72,7 +77,9 @@ def execute(schedule: Schedule, backend: Backend, comm: Comm, storage: Storage,
             if on_step is not None:
                 on_step(step)
             if isinstance(step, Store):
-                stored[step.tensor] = step.slot  # it may go out of memory and come back until the end
+                stored[step.tensor] = (
+                    step.slot
+                )  # it may go out of memory and come back until the end
             else:
                 ACTIONS[type(step)](step, buffers, comm, storage)
         if keeper is not None and point is not None:
@@ -122,7 +129,9 @@ def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Stora
         buffers[slot]  # is whole from here on
     done = buffers.backend.compute_group(group, buffers.arrays)
     for step in group.steps:
-        if not isinstance(step, Begin) and (not done or (isinstance(step, Free) and step.slot not in group.inner)):
+        if not isinstance(step, Begin) and (
+            not done or (isinstance(step, Free) and step.slot not in group.inner)
+        ):
             ACTIONS[type(step)](step, buffers, comm, storage)
 
 

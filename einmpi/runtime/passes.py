@@ -62,8 +62,10 @@ class _Work:
         extents = shape(region)
         array = self.pieces[number].next(extents, self.step.kernel.operands[number].dtype)
         self.buffers.fetched += array.nbytes
-        copies = [self.buffers.backend.begin_copy(source[(*there, ...)], array[(*here, ...)])
-                  for there, here in boxes(region, packed(region))]  # fmt: skip
+        copies = [
+            self.buffers.backend.begin_copy(source[(*there, ...)], array[(*here, ...)])
+            for there, here in boxes(region, packed(region))
+        ]
         self.arriving[number] = region, (array, copies)
         return array, copies
 
@@ -85,7 +87,9 @@ class _Work:
             backend.compute(piece.kernel, arrays, part)
             aggregation = piece.kernel.einsum.aggregation
             assert aggregation is not None
-            backend.combine(aggregation, self.out, tuple(map(whole, extents or (1,))), part.reshape(-1))
+            backend.combine(
+                aggregation, self.out, tuple(map(whole, extents or (1,))), part.reshape(-1)
+            )
         if complete:
             self.last = backend.begin_copy(self.out, self.target[(*_box(piece.target), ...)])
             self.leaving[self.made.turn] = self.last

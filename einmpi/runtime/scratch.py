@@ -32,8 +32,11 @@ def check_folder(wanted: str | None, place: str) -> None:
         os.close(_open(folder))
     except (OSError, ValueError) as error:  # no file name has a zero in it
         why = getattr(error, "strerror", None) or error
-        raise InputError(where, f"{folder!r}: {why}" if "\0" in folder else f"{folder}: {why}",
-                         "a folder to write to") from None  # fmt: skip
+        raise InputError(
+            where,
+            f"{folder!r}: {why}" if "\0" in folder else f"{folder}: {why}",
+            "a folder to write to",
+        ) from None
 
 
 class Scratch:

@@ -40,8 +40,17 @@ def exchange(step: Exchange, buffers: Buffers, comm: Comm) -> None:
     else:
         rounds = _rounds(moves.group, moves.me)
         for to, source in rounds:
-            _pair(step.source, step.target, moves.group, (to, moves.sends[to]), (source, moves.receives[source]),
-                  _stage(step), buffers, comm, None)  # fmt: skip
+            _pair(
+                step.source,
+                step.target,
+                moves.group,
+                (to, moves.sends[to]),
+                (source, moves.receives[source]),
+                _stage(step),
+                buffers,
+                comm,
+                None,
+            )
 
 
 def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
@@ -53,8 +62,17 @@ def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
         _reduce_at_once(step, buffers, comm)
         return
     for to, source in _rounds(step.group, step.me):
-        _pair(step.slot, step.slot, step.group, (to, step.pieces[to]), (source, step.pieces[step.me]),
-              _stage(step), buffers, comm, step.aggregation)  # fmt: skip
+        _pair(
+            step.slot,
+            step.slot,
+            step.group,
+            (to, step.pieces[to]),
+            (source, step.pieces[step.me]),
+            _stage(step),
+            buffers,
+            comm,
+            step.aggregation,
+        )
 
 
 def _stage(step: Exchange | Reduce) -> int:
@@ -80,7 +98,10 @@ def _copy(step: Exchange, buffers: Buffers) -> None:
     assert step.moves.own is not None
     limit = _stage(step) // np.dtype(step.target.dtype).itemsize
     for there, here in zip(*(chunks(region, limit) for region in step.moves.own), strict=True):
-        source, target = flat_range(there, _extents(step.source)), flat_range(here, _extents(step.target))
+        source, target = (
+            flat_range(there, _extents(step.source)),
+            flat_range(here, _extents(step.target)),
+        )
         if source is not None:
             packed = buffers[step.source].reshape(-1)[slice(*source)]
             buffers.backend.unpack(packed, buffers[step.target], here)
@@ -116,7 +137,9 @@ def _in_a_row(pieces: Sequence[Region | None], target: Slot) -> list[int] | None
     return list(map(_count, pieces))
 
 
-def _gather_at_once(step: Exchange, pieces: Sequence[Region | None], buffers: Buffers, comm: Comm) -> None:
+def _gather_at_once(
+    step: Exchange, pieces: Sequence[Region | None], buffers: Buffers, comm: Comm
+) -> None:
     me, array = step.moves.me, buffers[step.target]
     counts = list(map(_count, pieces))
     with buffers.stage(sum(counts), step.target) as everything:
@@ -153,9 +176,17 @@ def _parts(regions: Sequence[Region | None], buffer: Any) -> dict[int, tuple[Reg
     return found
 
 
-def _pair(source: Slot, target: Slot, group: Sequence[int], sent: tuple[int, Region | None],
-          received: tuple[int, Region | None], stage: int, buffers: Buffers, comm: Comm,
-          aggregation: str | None) -> None:  # fmt: skip
+def _pair(
+    source: Slot,
+    target: Slot,
+    group: Sequence[int],
+    sent: tuple[int, Region | None],
+    received: tuple[int, Region | None],
+    stage: int,
+    buffers: Buffers,
+    comm: Comm,
+    aggregation: str | None,
+) -> None:
     """One message to a member and one from a member, in pieces that fit into a buffer each."""
     limit = stage // np.dtype(target.dtype).itemsize
     sends = chunks(sent[1], limit) if sent[1] is not None else []
@@ -165,9 +196,15 @@ def _pair(source: Slot, target: Slot, group: Sequence[int], sent: tuple[int, Reg
         receive = receives[number] if number < len(receives) else None
         with ExitStack() as stack:
             outgoing = _message(send, source, buffers, stack, packed=True)
-            incoming = _message(receive, target, buffers, stack, packed=False, direct=aggregation is None)
-            comm.sendrecv(None if send is None else group[sent[0]], outgoing,
-                          None if receive is None else group[received[0]], incoming)  # fmt: skip
+            incoming = _message(
+                receive, target, buffers, stack, packed=False, direct=aggregation is None
+            )
+            comm.sendrecv(
+                None if send is None else group[sent[0]],
+                outgoing,
+                None if receive is None else group[received[0]],
+                incoming,
+            )
             if receive is None:
                 continue
             if aggregation is not None:
@@ -176,8 +213,14 @@ def _pair(source: Slot, target: Slot, group: Sequence[int], sent: tuple[int, Reg
                 buffers.backend.unpack(incoming, buffers[target], receive)
 
 
-def _message(region: Region | None, slot: Slot, buffers: Buffers, stack: ExitStack, packed: bool,
-             direct: bool = True) -> Any:  # fmt: skip
+def _message(
+    region: Region | None,
+    slot: Slot,
+    buffers: Buffers,
+    stack: ExitStack,
+    packed: bool,
+    direct: bool = True,
+) -> Any:
     """A part of the slot itself where it lies in one piece, else a buffer, filled if it is to be sent."""
     if region is None:
         return None

@@ -12,7 +12,9 @@ from einmpi.planner.mesh import Mesh
 from einmpi.schedule.regions import Region, Runs, share, split
 from einmpi.units import counted
 
-Cuts: TypeAlias = tuple[int | None, ...]  # for each axis of the mesh: the dimension it cuts, or None
+Cuts: TypeAlias = tuple[
+    int | None, ...
+]  # for each axis of the mesh: the dimension it cuts, or None
 PARTIAL = -1  # in place of a dimension: the ranks of this axis hold partial results
 
 
@@ -55,12 +57,16 @@ class Layout:
         """Whether the rank is the first of those that hold the same."""
         if rank >= self.mesh.ranks:
             return False
-        return not any(d for d, cut in zip(self.mesh.digits(rank), self.cuts, strict=True) if cut is None)
+        return not any(
+            d for d, cut in zip(self.mesh.digits(rank), self.cuts, strict=True) if cut is None
+        )
 
     def cutting_axes(self) -> tuple[int, ...]:
         """The axes on whose digits a rank's block depends; ranks that differ on others hold the same."""
         dealing = {axis for axis, _ in self.splits}
-        return tuple(axis for axis, cut in enumerate(self.cuts) if cut is not None or axis in dealing)
+        return tuple(
+            axis for axis, cut in enumerate(self.cuts) if cut is not None or axis in dealing
+        )
 
     def most(self) -> int:
         """A bound on the elements of a rank, equal for all ranks."""
@@ -73,11 +79,17 @@ class Layout:
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         """The axes on whose digits a rank's runs of a dimension depend."""
-        return tuple(axis for axis, cut in [*enumerate(self.cuts), *self.splits] if cut == dimension)
+        return tuple(
+            axis for axis, cut in [*enumerate(self.cuts), *self.splits] if cut == dimension
+        )
 
 
 def dealt_out(
-    mesh: Mesh, bound: tuple[int, ...], cuts: Cuts, axes: Sequence[int], turning: Collection[int] = ()
+    mesh: Mesh,
+    bound: tuple[int, ...],
+    cuts: Cuts,
+    axes: Sequence[int],
+    turning: Collection[int] = (),
 ) -> Layout:
     """The layout `cuts` with the blocks dealt out over `axes` too, along dimensions that give equal pieces.
 
@@ -85,7 +97,10 @@ def dealt_out(
     between nodes deal out last: then the ranks of a node have neighbouring pieces.
     """
     axes = sorted(axes, key=lambda axis: axis < mesh.node_axes)
-    left = [extent // prod(mesh.factors[a] for a, cut in enumerate(cuts) if cut == d) for d, extent in enumerate(bound)]
+    left = [
+        extent // prod(mesh.factors[a] for a, cut in enumerate(cuts) if cut == d)
+        for d, extent in enumerate(bound)
+    ]
     splits = []
     for axis in axes:
         factor = mesh.factors[axis]
@@ -103,8 +118,14 @@ def even_layout(mesh: Mesh, bound: tuple[int, ...]) -> Layout:
     """A layout for a tensor of which nothing else is known: the first dimension that is long enough takes an axis."""
     cuts: list[int | None] = []
     for axis in range(len(mesh.factors)):
-        together = [{a for a, cut in enumerate(cuts) if cut == d} | {axis} for d in range(len(bound))]
-        fitting = [d for d, extent in enumerate(bound) if any(together[d] <= set(w) for w in mesh.windows(extent))]
+        together = [
+            {a for a, cut in enumerate(cuts) if cut == d} | {axis} for d in range(len(bound))
+        ]
+        fitting = [
+            d
+            for d, extent in enumerate(bound)
+            if any(together[d] <= set(w) for w in mesh.windows(extent))
+        ]
         cuts.append(fitting[0] if fitting else None)
     return Layout(mesh, bound, tuple(cuts))
 

@@ -15,10 +15,23 @@ from einmpi.schedule.moves import Reduction, reduced
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.spill import with_spills
-from einmpi.schedule.steps import ASIDE, Exchange, Kernel, Load, Moves, Reduce, Slot, Step, Store, slot_of
+from einmpi.schedule.steps import (
+    ASIDE,
+    Exchange,
+    Kernel,
+    Load,
+    Moves,
+    Reduce,
+    Slot,
+    Step,
+    Store,
+    slot_of,
+)
 from einmpi.schedule.two_level import exchanges, reductions
 
-_Ways = tuple[list[Reduction], list[Moves]]  # the steps that bring a tensor from one layout to another
+_Ways = tuple[
+    list[Reduction], list[Moves]
+]  # the steps that bring a tensor from one layout to another
 
 
 def lower(plan: Plan, rank: int) -> Schedule:
@@ -32,7 +45,9 @@ def lower(plan: Plan, rank: int) -> Schedule:
     if idle:
         points = [replace(point, steps=0) for point in lowering.points]
         return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
-    ends = [number for number, step in enumerate(steps) if not isinstance(step, ASIDE)] + [len(steps)]
+    ends = [number for number, step in enumerate(steps) if not isinstance(step, ASIDE)] + [
+        len(steps)
+    ]
     points = [replace(point, steps=ends[point.steps]) for point in lowering.points]
     return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
 
@@ -42,7 +57,9 @@ class _Lowering:
     plan: Plan
     rank: int
     steps: list[Step] = field(default_factory=list)
-    stored: dict[str, tuple[Slot, Cuts]] = field(default_factory=dict)  # where each tensor is, and its layout
+    stored: dict[str, tuple[Slot, Cuts]] = field(
+        default_factory=dict
+    )  # where each tensor is, and its layout
     points: list[SavePoint] = field(default_factory=list)
     # Layers repeat: what was worked out for one is kept for the next.
     blocks: dict[tuple[tuple[int, ...], Cuts], Region] = field(default_factory=dict)
@@ -63,7 +80,9 @@ class _Lowering:
         if own is not None:
             return own
         user = self.plan.graph.consumers[name][0]
-        return operand_cuts(self.plan.graph, user, self.plan.graph[user].inputs.index(name), self.plan.states[user])
+        return operand_cuts(
+            self.plan.graph, user, self.plan.graph[user].inputs.index(name), self.plan.states[user]
+        )
 
     def layout(self, vertex: Vertex, cuts: Cuts) -> Layout:
         return Layout(self.plan.mesh, vertex.bound or (1,), cuts)
@@ -90,7 +109,9 @@ class _Lowering:
         everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
         pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)
         piece = pieces.region(digits)
-        place = tuple(locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True))
+        place = tuple(
+            locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True)
+        )
         self.steps.append(Load(vertex.name, slot, piece, place, pieces))
         key = vertex.bound, None, cuts
         if key not in self.moves:
@@ -98,7 +119,9 @@ class _Lowering:
             self.moves[key] = [], [replace(first, own=None), *then]
         if everywhere:
             moving = self.moves[key][1]
-            self.steps += [Exchange(vertex.name, slot, slot, moves, self.plan.stage) for moves in moving]
+            self.steps += [
+                Exchange(vertex.name, slot, slot, moves, self.plan.stage) for moves in moving
+            ]
 
     # ---- computed tensors -------------------------------------------------------------------------------------------
 
@@ -111,7 +134,10 @@ class _Lowering:
         slot = slot_of(vertex.name, self.block(vertex, made), vertex.dtype)
         self.steps.append(self.kernel(vertex, einsum, state, operands, slot))
         partial = [label is not None and label in einsum.aggregated for label in state]
-        self.stored[vertex.name] = slot, tuple(PARTIAL if p else cut for p, cut in zip(partial, made, strict=True))
+        self.stored[vertex.name] = (
+            slot,
+            tuple(PARTIAL if p else cut for p, cut in zip(partial, made, strict=True)),
+        )
         layout = self.plan.layouts.get(vertex.name)
         if layout is not None:
             final = self.move(vertex, layout, f"{vertex.name}'")
@@ -139,21 +165,34 @@ class _Lowering:
             have, want = self.layout(vertex, source), self.layout(vertex, target)
             middle = reduced(self.plan.mesh, have.bound, source, target)
             stored = PARTIAL not in source
-            self.moves[key] = reductions(have, middle, self.rank), exchanges(have, middle, want, self.rank, stored)
+            self.moves[key] = (
+                reductions(have, middle, self.rank),
+                exchanges(have, middle, want, self.rank, stored),
+            )
         reducing, moving = self.moves[key]
         for reduction in reducing:
             assert vertex.einsum is not None and vertex.einsum.aggregation is not None
-            self.steps.append(Reduce(vertex.name, slot, vertex.einsum.aggregation, *reduction, self.plan.stage))
+            self.steps.append(
+                Reduce(vertex.name, slot, vertex.einsum.aggregation, *reduction, self.plan.stage)
+            )
         made = slot_of(name, self.block(vertex, target), vertex.dtype)
         for moves in moving:
             self.steps.append(Exchange(vertex.name, slot, made, moves, self.plan.stage))
             slot = made  # what has arrived is passed on from there
         return made
 
-    def kernel(self, vertex: Vertex, einsum: EinSum, state: Sequence[str | None], operands: Sequence[Slot],
-               target: Slot) -> Kernel:  # fmt: skip
+    def kernel(
+        self,
+        vertex: Vertex,
+        einsum: EinSum,
+        state: Sequence[str | None],
+        operands: Sequence[Slot],
+        target: Slot,
+    ) -> Kernel:
         runs = {label: self.share_of(label, extent, state) for label, extent in einsum.extents}
-        local = replace(einsum, extents=tuple((label, length(runs[label])) for label in einsum.labels))
+        local = replace(
+            einsum, extents=tuple((label, length(runs[label])) for label in einsum.labels)
+        )
         # A rank needs to know which indices its positions stand for where a label is a number.
         index = tuple((label, runs[label]) for label in einsum.labels_as_numbers if label in state)
         select = []
@@ -166,4 +205,8 @@ class _Lowering:
 
     def share_of(self, label: str, extent: int, state: Sequence[str | None]) -> Runs:
         digits = self.plan.mesh.digits(self.rank)
-        return share(self.plan.mesh, extent, tuple((a, digits[a]) for a, cut in enumerate(state) if cut == label))
+        return share(
+            self.plan.mesh,
+            extent,
+            tuple((a, digits[a]) for a, cut in enumerate(state) if cut == label),
+        )

@@ -48,7 +48,9 @@ def with_frees(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
 def message_bytes(step: Step) -> int:
     """The most bytes of buffers for messages that a step needs."""
     if isinstance(step, Exchange):
-        return staging(max(step.source.nbytes, step.target.nbytes), len(step.moves.group), step.stage)
+        return staging(
+            max(step.source.nbytes, step.target.nbytes), len(step.moves.group), step.stage
+        )
     if isinstance(step, Reduce):
         return staging(step.slot.nbytes, len(step.group), step.stage)
     return 0
@@ -60,7 +62,9 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
     large, no more is read ahead than would fit into memory. There a Begin goes before Passes, as groups have no Place.
     """
     needed, outside = bytes_needed(steps), [0] * len(steps)
-    placed = {step.slot.name: number for number, step in enumerate(steps) if isinstance(step, Place)}
+    placed = {
+        step.slot.name: number for number, step in enumerate(steps) if isinstance(step, Place)
+    }
     begins: dict[int, list[Step]] = {}
     moved: set[int] = set()
     for number, step in enumerate(steps):
@@ -77,12 +81,22 @@ def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
         begins.setdefault(start, []).append(Begin(step))
         for k in range(start, number):
             counted[k] += step.slot.nbytes
-    return [each for number, step in enumerate(steps)
-            for each in (*begins.get(number, ()), *(() if number in moved else (step,)))]  # fmt: skip
+    return [
+        each
+        for number, step in enumerate(steps)
+        for each in (*begins.get(number, ()), *(() if number in moved else (step,)))
+    ]
 
 
-def earliest_start(steps: Sequence[Step], needed: Sequence[int], number: int, nbytes: int, limit: int,
-                   kinds: tuple[type, ...] = (Kernel, Passes), first: int = 0) -> int | None:  # fmt: skip
+def earliest_start(
+    steps: Sequence[Step],
+    needed: Sequence[int],
+    number: int,
+    nbytes: int,
+    limit: int,
+    kinds: tuple[type, ...] = (Kernel, Passes),
+    first: int = 0,
+) -> int | None:
     """The first step of some kinds, not before the step `first`, from which on there is room for so many bytes more up
     to the step `number`; None where there is no such step."""
     start = None
@@ -102,7 +116,9 @@ def peak_bytes(schedule: Schedule) -> int:
 def spilled_bytes(schedule: Schedule) -> int:
     """Bytes that are written to the slow tier: what is evicted, and what is made there."""
     placed = sum(slot.nbytes for slot in schedule.outside)
-    return placed + sum(step.slot.nbytes for step in schedule.steps if isinstance(step, Evict | Place))
+    return placed + sum(
+        step.slot.nbytes for step in schedule.steps if isinstance(step, Evict | Place)
+    )
 
 
 def bytes_needed(steps: Sequence[Step]) -> list[int]:
@@ -113,13 +129,19 @@ def bytes_needed(steps: Sequence[Step]) -> list[int]:
     for step in steps:
         if isinstance(step, Place):
             outside.add(step.slot.name)
-        made = [step.slot] if isinstance(step, Fetch) else [s for s in writes(step) if s.name not in outside]
+        made = (
+            [step.slot]
+            if isinstance(step, Fetch)
+            else [s for s in writes(step) if s.name not in outside]
+        )
         for slot in made:
             outside.discard(slot.name)
             if slot.name not in held:
                 held[slot.name] = slot.nbytes
                 total += slot.nbytes
-        needed.append(total + message_bytes(step) + (step.buffers if isinstance(step, Passes) else 0))
+        needed.append(
+            total + message_bytes(step) + (step.buffers if isinstance(step, Passes) else 0)
+        )
         if isinstance(step, Free | Drop):
             total -= held.pop(step.slot.name, 0)
             if isinstance(step, Drop):

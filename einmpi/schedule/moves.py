@@ -19,7 +19,9 @@ from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
 from einmpi.schedule.regions import Region, Runs, intersect, locate
 from einmpi.schedule.steps import Moves
 
-Reduction: TypeAlias = tuple[tuple[int, ...], int, tuple[Region | None, ...]]  # group, own position, pieces
+Reduction: TypeAlias = tuple[
+    tuple[int, ...], int, tuple[Region | None, ...]
+]  # group, own position, pieces
 
 
 class Blocks(Protocol):
@@ -63,7 +65,9 @@ def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
     def symbol(cut: int | None) -> int:
         return ndim if cut is None else ndim + 1 if cut == PARTIAL else cut
 
-    axes = tuple((f, symbol(s), symbol(t)) for f, s, t in zip(mesh.factors, source, target, strict=True))
+    axes = tuple(
+        (f, symbol(s), symbol(t)) for f, s, t in zip(mesh.factors, source, target, strict=True)
+    )
     return replicas_share(held_factors(axes, ndim), mesh.ranks)
 
 
@@ -86,13 +90,19 @@ def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
     return tuple(axis for axis, (m, t) in pairs if axis in dealt or (m is not None and m != t))
 
 
-def exchange(source: Layout, middle: Layout, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:
+def exchange(
+    source: Layout, middle: Layout, target: Layout, axes: tuple[int, ...], rank: int
+) -> Moves:
     """From `middle`, stored at its places in the blocks of `source`, to `target`, among ranks that differ on `axes`."""
     group, me = group_of(target.mesh, axes, rank)
     digits = target.mesh.digits(rank)
     stored, held, wanted = (layout.region(digits) for layout in (source, middle, target))
-    sends = _by_member(axes, target, digits, lambda d, runs: locate(intersect(held[d], runs), stored[d]))
-    receives = _by_member(axes, middle, digits, lambda d, runs: locate(intersect(runs, wanted[d]), wanted[d]))
+    sends = _by_member(
+        axes, target, digits, lambda d, runs: locate(intersect(held[d], runs), stored[d])
+    )
+    receives = _by_member(
+        axes, middle, digits, lambda d, runs: locate(intersect(runs, wanted[d]), wanted[d])
+    )
     # Members that all want the same get the same: nothing that changes on these axes is cut in the target.
     everybody = all(target.cuts[axis] is None for axis in axes)
     copies = prod(target.mesh.factors[axis] for axis in axes if target.cuts[axis] is None)
@@ -119,8 +129,14 @@ def common(source: Layout, target: Layout, rank: int) -> tuple[Region, Region] |
     return None if there is None or here is None else (there, here)
 
 
-def _moves(group: tuple[int, ...], me: int, sends: list[Region | None], receives: list[Region | None], everybody: bool,
-           most: int) -> Moves:  # fmt: skip
+def _moves(
+    group: tuple[int, ...],
+    me: int,
+    sends: list[Region | None],
+    receives: list[Region | None],
+    everybody: bool,
+    most: int,
+) -> Moves:
     """What a rank would send to itself it copies."""
     source, target = sends[me], receives[me]
     sends[me] = receives[me] = None
@@ -160,8 +176,12 @@ def collection(source: Layout, wanted: Sequence[Region | None], rank: int, most:
                 theirs = wanted[to]
                 sends[to] = None if theirs is None else _common(stored, theirs, stored)
     if own is not None:
-        found = _by_member(axes, source, source.mesh.digits(like),
-                           lambda d, runs: locate(intersect(runs, own[d]), own[d]))  # fmt: skip
+        found = _by_member(
+            axes,
+            source,
+            source.mesh.digits(like),
+            lambda d, runs: locate(intersect(runs, own[d]), own[d]),
+        )
         for member, region in zip(group, found, strict=True):
             receives[member] = region
     return _moves(tuple(range(len(wanted))), rank, sends, receives, False, most)
@@ -178,7 +198,10 @@ def _common(one: Region, two: Region, stored: Region) -> Region | None:
 
 
 def _by_member(
-    axes: tuple[int, ...], varying: Blocks, digits: Sequence[int], place: Callable[[int, Runs], Runs]
+    axes: tuple[int, ...],
+    varying: Blocks,
+    digits: Sequence[int],
+    place: Callable[[int, Runs], Runs],
 ) -> list[Region | None]:
     """For each member of the group the places that `place` gives for its runs of every dimension; None for nothing."""
     mesh = varying.mesh

@@ -32,20 +32,27 @@ class Piece:
 def pieces(step: Passes) -> Iterator[Piece]:
     """The passes in their order."""
     einsum, extent = step.kernel.einsum, step.kernel.einsum.extent
-    ranges = [[(k, min(k + size, extent[x])) for k in range(0, max(extent[x], 1), size)] for x, size in step.blocks]
+    ranges = [
+        [(k, min(k + size, extent[x])) for k in range(0, max(extent[x], 1), size)]
+        for x, size in step.blocks
+    ]
     shaped: dict[tuple[int, ...], EinSum] = {}  # most pieces have the same extents
     for chosen in itertools.product(*ranges):
         box = {label: range_ for (label, _), range_ in zip(step.blocks, chosen, strict=True)}
         extents = tuple(box[label][1] - box[label][0] for label in einsum.labels)
         if extents not in shaped:
-            shaped[extents] = replace(einsum, extents=tuple(zip(einsum.labels, extents, strict=True)))
+            shaped[extents] = replace(
+                einsum, extents=tuple(zip(einsum.labels, extents, strict=True))
+            )
         yield _piece(step, shaped[extents], box)
 
 
 def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]]) -> Piece:
     kernel, einsum = step.kernel, step.kernel.einsum
-    selected = {(operand, dimension): stretch(runs, *box[_label(kernel, operand, dimension)])
-                for operand, dimension, runs in kernel.select}  # fmt: skip
+    selected = {
+        (operand, dimension): stretch(runs, *box[_label(kernel, operand, dimension)])
+        for operand, dimension, runs in kernel.select
+    }
     regions = []
     for operand, (slot, entries) in enumerate(zip(kernel.operands, einsum.operands, strict=True)):
         region: list[Runs] = []
@@ -60,10 +67,15 @@ def _piece(step: Passes, local: EinSum, box: Mapping[str, tuple[int, int]]) -> P
     # Pieces that are copied hold what is selected and nothing else.
     select = tuple((*key, runs) for key, runs in selected.items() if key[0] in step.inside)
     known = dict(kernel.index)
-    index = tuple((x, stretch(known[x], *box[x]) if x in known else one_run(*box[x])) for x in einsum.labels_as_numbers)
+    index = tuple(
+        (x, stretch(known[x], *box[x]) if x in known else one_run(*box[x]))
+        for x in einsum.labels_as_numbers
+    )
     target = tuple(one_run(*box[label]) for label in einsum.output)
     first = all(box[label][0] == 0 for label in einsum.aggregated)
-    return Piece(replace(kernel, einsum=local, index=index, select=select), tuple(regions), target, first)
+    return Piece(
+        replace(kernel, einsum=local, index=index, select=select), tuple(regions), target, first
+    )
 
 
 def _label(kernel: Kernel, operand: int, dimension: int) -> str:
@@ -83,25 +95,48 @@ def in_passes(kernel: Kernel, memory: int, inside: Sequence[int] = ()) -> Passes
     """
     slots = (*kernel.operands, kernel.target)
     itemsizes = tuple(np.dtype(slot.dtype).itemsize for slot in slots)
-    found = _best(kernel.einsum, tuple(slot.shape for slot in slots), itemsizes, memory, tuple(inside))
+    found = _best(
+        kernel.einsum, tuple(slot.shape for slot in slots), itemsizes, memory, tuple(inside)
+    )
     return None if found is None else Passes(kernel, *found)
 
 
 @lru_cache(maxsize=1024)  # layers repeat
-def _best(einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...], memory: int,
-          inside: tuple[int, ...]) -> tuple[Any, ...] | None:  # fmt: skip
+def _best(
+    einsum: EinSum,
+    shapes: tuple[tuple[int, ...], ...],
+    itemsizes: tuple[int, ...],
+    memory: int,
+    inside: tuple[int, ...],
+) -> tuple[Any, ...] | None:
     """(blocks, inside, ahead, bytes of the pieces, bytes that are fetched)."""
     sizes = block_sizes(einsum)
-    tries = [_cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead) for ahead in (True, False)]
+    tries = [
+        _cheapest(einsum, sizes, shapes, itemsizes, memory, inside, ahead)
+        for ahead in (True, False)
+    ]
     if not any(tries):
         # A plan is made for the longest shares. Of more than six labels others may be the longest here.
-        tries = [_cheapest(einsum, np.ones_like(sizes[:1]), shapes, itemsizes, memory, inside, ahead=False)]
-    best = min(filter(None, tries), key=lambda each: each[0], default=None)  # of equal ones the first
+        tries = [
+            _cheapest(
+                einsum, np.ones_like(sizes[:1]), shapes, itemsizes, memory, inside, ahead=False
+            )
+        ]
+    best = min(
+        filter(None, tries), key=lambda each: each[0], default=None
+    )  # of equal ones the first
     return None if best is None else best[1]
 
 
-def _cheapest(einsum: EinSum, sizes: Sizes, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int], memory: int,
-              inside: tuple[int, ...], ahead: bool) -> tuple[float, tuple[Any, ...]] | None:  # fmt: skip
+def _cheapest(
+    einsum: EinSum,
+    sizes: Sizes,
+    shapes: Sequence[Sequence[int]],
+    itemsizes: Sequence[int],
+    memory: int,
+    inside: tuple[int, ...],
+    ahead: bool,
+) -> tuple[float, tuple[Any, ...]] | None:
     """What the best of these ways costs, and how it cuts."""
     needed = pieces_bytes(einsum, sizes, shapes, itemsizes, inside, ahead)
     sizes, needed = sizes[needed <= memory], needed[needed <= memory]
@@ -136,25 +171,43 @@ def _orders(output: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield (*(label for label in output if label not in (last, before)), before, last)
 
 
-def _copied(einsum: EinSum, shapes: Sequence[Sequence[int]], itemsizes: Sequence[int], sizes: Sizes,
-            inside: Sequence[int]) -> dict[int, Amounts]:  # fmt: skip
+def _copied(
+    einsum: EinSum,
+    shapes: Sequence[Sequence[int]],
+    itemsizes: Sequence[int],
+    sizes: Sizes,
+    inside: Sequence[int],
+) -> dict[int, Amounts]:
     """Bytes of all pieces of each operand that is copied, if each piece is copied once."""
     found = {}
     column = {label: k for k, label in enumerate(einsum.labels)}
     for operand, entries in enumerate(einsum.operands):
         if operand in inside:
             continue
-        whole_of = [n for entry, n in zip(entries, shapes[operand], strict=True) if not isinstance(entry, str)]
+        whole_of = [
+            n
+            for entry, n in zip(entries, shapes[operand], strict=True)
+            if not isinstance(entry, str)
+        ]
         total = np.full(len(sizes), float(itemsizes[operand] * prod(whole_of)))
         for label in dict.fromkeys(entry for entry in entries if isinstance(entry, str)):
-            size, extent, power = sizes[:, column[label]], einsum.extent[label], entries.count(label)
+            size, extent, power = (
+                sizes[:, column[label]],
+                einsum.extent[label],
+                entries.count(label),
+            )
             # Of a diagonal the pieces are squares.
-            total *= extent // size * size.astype(np.float64) ** power + (extent % size).astype(np.float64) ** power
+            total *= (
+                extent // size * size.astype(np.float64) ** power
+                + (extent % size).astype(np.float64) ** power
+            )
         found[operand] = total
     return found
 
 
-def _times(entries: OperandIndex, parts: Mapping[str, Amounts], loops: Sequence[str]) -> Amounts | int:
+def _times(
+    entries: OperandIndex, parts: Mapping[str, Amounts], loops: Sequence[str]
+) -> Amounts | int:
     """How often each piece of an operand is copied: it stays as long as the next pass wants the same one."""
     times: Amounts | int = 1
     changes: Any = False

@@ -12,7 +12,9 @@ import numpy as np
 
 from einmpi.planner.mesh import Mesh
 
-Runs: TypeAlias = tuple[tuple[int, int], ...]  # [start, stop) each; in order, not empty, not touching
+Runs: TypeAlias = tuple[
+    tuple[int, int], ...
+]  # [start, stop) each; in order, not empty, not touching
 Region: TypeAlias = tuple[Runs, ...]  # a product: one set of indices for each dimension
 Box: TypeAlias = tuple[slice, ...]
 
@@ -56,7 +58,9 @@ def _show_runs(runs: Runs) -> str:
 
 def indices(runs: Runs) -> np.ndarray:
     """All indices of the runs, in order."""
-    return np.concatenate([np.arange(start, stop) for start, stop in runs]) if runs else np.arange(0)
+    return (
+        np.concatenate([np.arange(start, stop) for start, stop in runs]) if runs else np.arange(0)
+    )
 
 
 def _join(runs: Iterable[tuple[int, int]]) -> Runs:
@@ -119,7 +123,9 @@ def union(parts: Iterable[Runs]) -> Runs:
 def subtract(one: Runs, two: Runs) -> Runs:
     """The indices of the first that the second does not have."""
     gaps = itertools.pairwise((0, *itertools.chain.from_iterable(two), one[-1][1] if one else 0))
-    return intersect(one, tuple(gap for k, gap in enumerate(gaps) if k % 2 == 0 and gap[0] < gap[1]))
+    return intersect(
+        one, tuple(gap for k, gap in enumerate(gaps) if k % 2 == 0 and gap[0] < gap[1])
+    )
 
 
 def locate(inner: Runs, outer: Runs) -> Runs:
@@ -176,7 +182,10 @@ def chunks(region: Region, limit: int) -> list[Region]:
         inner = prod(extents[dimension + 1 :])
         at_a_time = min(extent, max(1, limit // inner)) if inner else 1
         counts.append(-(-extent // at_a_time) if extent else 0)
-    pieces = [[split(runs, count, k) for k in range(count)] for runs, count in zip(region, counts, strict=True)]
+    pieces = [
+        [split(runs, count, k) for k in range(count)]
+        for runs, count in zip(region, counts, strict=True)
+    ]
     return list(itertools.product(*pieces))
 
 

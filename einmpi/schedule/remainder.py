@@ -33,8 +33,12 @@ def remaining(schedule: Schedule, done: int) -> Schedule:
     end = schedule.points[done - 1].steps
     before, after = schedule.steps[:end], schedule.steps[end:]
     used = {slot.name for step in after for slot in reads(step)}
-    again = tuple(step for step in before if isinstance(step, Store)
-                  or (_loads(step) and any(slot.name in used for slot in writes(step))))  # fmt: skip
+    again = tuple(
+        step
+        for step in before
+        if isinstance(step, Store)
+        or (_loads(step) and any(slot.name in used for slot in writes(step)))
+    )
     outside: tuple[Slot, ...] = ()
     if any(isinstance(step, Place | Evict) for step in schedule.steps):
         # Memory is short: all begins outside, and then what was in memory is fetched.
@@ -51,7 +55,9 @@ def _lying(steps: Sequence[Step]) -> tuple[list[Slot], list[Slot]]:
     """The slots that have values after these steps, but for those that stay between runs; and which are in memory."""
     memory: dict[Slot, None] = {}
     outside: dict[Slot, None] = {}
-    single = [part for step in steps for part in (step.steps if isinstance(step, Group) else (step,))]
+    single = [
+        part for step in steps for part in (step.steps if isinstance(step, Group) else (step,))
+    ]
     for step in single:
         if isinstance(step, Free | Drop):
             memory.pop(step.slot, None)

@@ -33,7 +33,9 @@ class Grid:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        return tuple(-(-(n + s) // c) for n, c, s in zip(self.shape, self.cell, self.shift, strict=True))
+        return tuple(
+            -(-(n + s) // c) for n, c, s in zip(self.shape, self.cell, self.shift, strict=True)
+        )
 
     @property
     def cells(self) -> int:
@@ -42,8 +44,9 @@ class Grid:
     def bounds(self, number: int) -> Bounds:
         """What a cell has of the tensor."""
         found = []
-        for count, extent, cell, shift in zip(*map(reversed, (self.counts, self.shape, self.cell, self.shift)),
-                                              strict=True):  # fmt: skip
+        for count, extent, cell, shift in zip(
+            *map(reversed, (self.counts, self.shape, self.cell, self.shift)), strict=True
+        ):
             number, k = divmod(number, count)
             found.append((max(0, k * cell - shift), min(extent, (k + 1) * cell - shift)))
         return tuple(reversed(found))
@@ -52,7 +55,11 @@ class Grid:
         """The cells that have elements of a region, in order."""
         sides = []
         for runs, cell, shift in zip(region, self.cell, self.shift, strict=True):
-            hit = {k for start, stop in runs for k in range((start + shift) // cell, (stop - 1 + shift) // cell + 1)}
+            hit = {
+                k
+                for start, stop in runs
+                for k in range((start + shift) // cell, (stop - 1 + shift) // cell + 1)
+            }
             sides.append(sorted(hit))
         numbers = [0]
         for side, count in zip(sides, self.counts, strict=True):
@@ -60,8 +67,13 @@ class Grid:
         return numbers
 
 
-def grid_of(shape: tuple[int, ...], itemsize: int, chunks: Sequence[int] | None, first: Sequence[int],
-            ranks: int) -> Grid:  # fmt: skip
+def grid_of(
+    shape: tuple[int, ...],
+    itemsize: int,
+    chunks: Sequence[int] | None,
+    first: Sequence[int],
+    ranks: int,
+) -> Grid:
     """Cells large enough to be read fast, and several for each rank. The tensor begins at `first` in the file's."""
     base = tuple(chunks) if chunks is not None else (1,) * len(shape)
     shift = tuple(start % extent for start, extent in zip(first, base, strict=True))
@@ -95,7 +107,9 @@ class Dealing:
     def own(self, rank: int, turn: int) -> range:
         """The cells that a rank reads in a round."""
         first, last = (self.grid.cells * k // self.ranks for k in (rank, rank + 1))
-        return range(min(first + turn * self.at_once, last), min(first + (turn + 1) * self.at_once, last))
+        return range(
+            min(first + turn * self.at_once, last), min(first + (turn + 1) * self.at_once, last)
+        )
 
     def coming(self, rank: int) -> list[dict[int, list[int]]]:
         """For each round: the cells of which a rank wants something, by the rank that reads them."""
@@ -115,7 +129,9 @@ class Dealing:
         return found
 
 
-def deal(layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]) -> Dealing:
+def deal(
+    layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]
+) -> Dealing:
     grid = grid_of(layout.bound, itemsize, chunks, first, layout.mesh.ranks)
     return Dealing(grid, layout, max(1, ROUND // (prod(grid.cell) * itemsize)))
 
@@ -125,10 +141,15 @@ def wanted(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
     sides = [_within(layout, dimension, *ends) for dimension, ends in enumerate(bounds)]
     for copy in _copies(layout):
         for combination in itertools.product(*sides):
-            yield copy + sum(part for part, _ in combination), tuple(runs for _, runs in combination)
+            yield (
+                copy + sum(part for part, _ in combination),
+                tuple(runs for _, runs in combination),
+            )
 
 
-def suits_single_ranks(layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]) -> bool:
+def suits_single_ranks(
+    layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]
+) -> bool:
     """Whether each rank may read its own block: nobody else wants it, and it is whole chunks, or long runs."""
     if len(_copies(layout)) > 1:
         return False
@@ -138,7 +159,11 @@ def suits_single_ranks(layout: Layout, itemsize: int, chunks: Sequence[int] | No
             return True
         shortest = min(stop - start for start, stop, _ in _owners(layout, cut[-1]))
         return shortest * prod(layout.bound[cut[-1] + 1 :]) * itemsize >= LONG_RUN
-    ends = ((start, first[d], chunks[d]) for d in range(len(layout.bound)) for start, _, _ in _owners(layout, d))
+    ends = (
+        (start, first[d], chunks[d])
+        for d in range(len(layout.bound))
+        for start, _, _ in _owners(layout, d)
+    )
     return all(start == 0 or (start + begin) % chunk == 0 for start, begin, chunk in ends)
 
 
@@ -154,7 +179,9 @@ def _copies(layout: Layout) -> tuple[int, ...]:
     weights, ranks = _weights(layout), [0]
     for axis, cut in enumerate(layout.cuts):
         if cut is None and axis not in dealt:
-            ranks = [rank + k * weights[axis] for rank in ranks for k in range(layout.mesh.factors[axis])]
+            ranks = [
+                rank + k * weights[axis] for rank in ranks for k in range(layout.mesh.factors[axis])
+            ]
     return tuple(ranks)
 
 

@@ -42,10 +42,15 @@ class _Spilling:
         self.steps, self.limit = steps, limit
         # Not ours to move. How many bytes of them a rank may have: one that has fewer would cut kernels otherwise, and
         # ranks that compute the same would get other bits.
-        self.kept = {step.slot.name: step.layout.most() * np.dtype(step.slot.dtype).itemsize
-                     for step in steps if isinstance(step, Load) and step.kept}  # fmt: skip
+        self.kept = {
+            step.slot.name: step.layout.most() * np.dtype(step.slot.dtype).itemsize
+            for step in steps
+            if isinstance(step, Load) and step.kept
+        }
         self.memory: dict[str, Slot] = {}
-        self.outside: set[str] = set()  # slots whose values are in the slow tier, perhaps in memory too
+        self.outside: set[str] = (
+            set()
+        )  # slots whose values are in the slow tier, perhaps in memory too
         self.held = 0  # bytes of memory
         self.held_kept = 0  # the most of them that stay, on any rank
         self.done: list[Step] = []
@@ -84,7 +89,9 @@ class _Spilling:
         made = list(writes(step))
         messages = message_bytes(step)
         kept = isinstance(step, Load) and step.kept
-        if kept or (self.fits(step) and not all(self.wanted_outside(number, slot) for slot in made)):
+        if kept or (
+            self.fits(step) and not all(self.wanted_outside(number, slot) for slot in made)
+        ):
             self.bring(number, list(slots), messages)
             self.outside.difference_update(slot.name for slot in made)
             return
@@ -99,12 +106,16 @@ class _Spilling:
         self.make_room(number, messages, ())
 
     def compute_in_passes(self, number: int, step: Kernel) -> None:
-        inside = tuple(operand for operand, slot in enumerate(step.operands) if slot.name in self.kept)
+        inside = tuple(
+            operand for operand, slot in enumerate(step.operands) if slot.name in self.kept
+        )
         for slot in dict.fromkeys(step.operands):
             if slot.name in self.memory and slot.name not in self.kept:
                 self.evict(slot)
         found = in_passes(step, self.limit - self.held_kept, inside)
-        assert found is not None, f"{step.vertex}: the plan promised that it can be done in {self.limit} bytes"
+        assert found is not None, (
+            f"{step.vertex}: the plan promised that it can be done in {self.limit} bytes"
+        )
         self.make_room(number, found.buffers, ())
         self.done += [Place(step.target), found]
         self.outside.add(step.target.name)
@@ -113,7 +124,11 @@ class _Spilling:
 
     def fits(self, step: Step) -> bool:
         """Whether a step can be done in memory, when all else is outside."""
-        slots = {slot.name: slot.nbytes for slot in (*reads(step), *writes(step)) if slot.name not in self.kept}
+        slots = {
+            slot.name: slot.nbytes
+            for slot in (*reads(step), *writes(step))
+            if slot.name not in self.kept
+        }
         return self.held_kept + sum(slots.values()) + message_bytes(step) <= self.limit
 
     def wanted_outside(self, number: int, slot: Slot) -> bool:
@@ -125,7 +140,11 @@ class _Spilling:
     def bring(self, number: int, slots: Collection[Slot], messages: int) -> None:
         """Have slots in memory, those that are outside and new ones, and some bytes for messages."""
         missing = {slot.name: slot for slot in slots if slot.name not in self.memory}
-        self.make_room(number, sum(slot.nbytes for slot in missing.values()) + messages, {slot.name for slot in slots})
+        self.make_room(
+            number,
+            sum(slot.nbytes for slot in missing.values()) + messages,
+            {slot.name for slot in slots},
+        )
         for name, slot in missing.items():
             if name in self.outside:
                 self.done.append(Fetch(slot))
@@ -135,11 +154,24 @@ class _Spilling:
 
     def make_room(self, number: int, wanted: int, used: Collection[str]) -> None:
         while self.held + wanted > self.limit:
-            movable = [slot for name, slot in self.memory.items() if name not in used and name not in self.kept]
+            movable = [
+                slot
+                for name, slot in self.memory.items()
+                if name not in used and name not in self.kept
+            ]
             assert movable, f"step {number} does not fit into {self.limit} bytes"
             # Of those that are used again together, one that need not be copied, then the largest.
-            self.evict(max(movable, key=lambda slot: (
-                self.next_use(slot, number), slot.name in self.outside, slot.nbytes, slot.name)))  # fmt: skip
+            self.evict(
+                max(
+                    movable,
+                    key=lambda slot: (
+                        self.next_use(slot, number),
+                        slot.name in self.outside,
+                        slot.nbytes,
+                        slot.name,
+                    ),
+                )
+            )
 
     def next_use(self, slot: Slot, number: int) -> int:
         uses = self.uses[slot.name]
@@ -184,7 +216,9 @@ def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
     for number, step in enumerate(steps):
         if isinstance(step, Fetch):
             size = step.slot.nbytes
-            start = earliest_start(steps, needed, number, size, limit, first=max(first, left[step.slot.name] + 1))
+            start = earliest_start(
+                steps, needed, number, size, limit, first=max(first, left[step.slot.name] + 1)
+            )
             if start is not None:
                 first = start
                 before.setdefault(start, []).append(step)
@@ -193,5 +227,8 @@ def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
                     needed[k] += size
         slots = (step.slot,) if isinstance(step, Place | Drop) else (*reads(step), *writes(step))
         left.update((slot.name, number) for slot in slots)
-    return [each for number, step in enumerate(steps)
-            for each in (*before.get(number, ()), *(() if number in moved else (step,)))]  # fmt: skip
+    return [
+        each
+        for number, step in enumerate(steps)
+        for each in (*before.get(number, ()), *(() if number in moved else (step,)))
+    ]

@@ -122,7 +122,11 @@ class Reduce:
     @property
     def nbytes(self) -> int:
         own = self.pieces[self.me]
-        return 0 if own is None else (len(self.group) - 1) * elements(own) * np.dtype(self.slot.dtype).itemsize
+        return (
+            0
+            if own is None
+            else (len(self.group) - 1) * elements(own) * np.dtype(self.slot.dtype).itemsize
+        )
 
     def __str__(self) -> str:
         return f"reduce    {self.slot} by {self.aggregation} {_among(self.group, self.nbytes)}"
@@ -136,11 +140,15 @@ class Kernel:
     target: Slot
     operands: tuple[Slot, ...]
     einsum: EinSum  # with the extents that the rank has
-    index: tuple[tuple[str, Runs], ...]  # the indices that a label stands for on this rank, where that matters
+    index: tuple[
+        tuple[str, Runs], ...
+    ]  # the indices that a label stands for on this rank, where that matters
     select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
 
     def __str__(self) -> str:
-        return f"kernel    {self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
+        return (
+            f"kernel    {self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +197,9 @@ class Group:
     def inner(self) -> frozenset[Slot]:
         """The slots that are made and used up in here."""
         made = {kernel.target for kernel in self.kernels}
-        return frozenset(step.slot for step in self.steps if isinstance(step, Free) and step.slot in made)
+        return frozenset(
+            step.slot for step in self.steps if isinstance(step, Free) and step.slot in made
+        )
 
     @cached_property
     def outer(self) -> tuple[Slot, ...]:
@@ -199,7 +209,9 @@ class Group:
 
     def __str__(self) -> str:
         size = "×".join(map(str, self.block))
-        return "\n".join([f"together, {size} rows at a time:", *(f"  {step}" for step in self.steps)])
+        return "\n".join(
+            [f"together, {size} rows at a time:", *(f"  {step}" for step in self.steps)]
+        )
 
 
 # ---- more than fits: slots have an array in memory, in the slow tier (docs/architecture.md), or in both --------------
@@ -229,8 +241,12 @@ class Passes:
     """A kernel done piece by piece: from operands in the slow tier to a target there."""
 
     kernel: Kernel
-    blocks: tuple[tuple[str, int], ...]  # how much of each label at a time; the first is the outermost loop
-    inside: tuple[int, ...]  # operands that stay in memory in any case: they are used where they lie
+    blocks: tuple[
+        tuple[str, int], ...
+    ]  # how much of each label at a time; the first is the outermost loop
+    inside: tuple[
+        int, ...
+    ]  # operands that stay in memory in any case: they are used where they lie
     ahead: bool  # there is memory to fetch the next pieces while one is computed
     buffers: int  # bytes of the pieces in memory
     fetched: int  # bytes that are copied into them
@@ -246,11 +262,30 @@ class Passes:
 
 
 Step: TypeAlias = (
-    Load | Begin | Exchange | Reduce | Kernel | Group | Store | Free | Place | Evict | Drop | Fetch | Passes
+    Load
+    | Begin
+    | Exchange
+    | Reduce
+    | Kernel
+    | Group
+    | Store
+    | Free
+    | Place
+    | Evict
+    | Drop
+    | Fetch
+    | Passes
 )
 
 
-ASIDE = (Free, Begin, Place, Evict, Drop, Fetch)  # steps that have to do with memory alone: a rank has its own
+ASIDE = (
+    Free,
+    Begin,
+    Place,
+    Evict,
+    Drop,
+    Fetch,
+)  # steps that have to do with memory alone: a rank has its own
 
 
 def reads(step: Step) -> Iterator[Slot]:
@@ -284,7 +319,11 @@ def writes(step: Step) -> Iterator[Slot]:
 
 
 def _among(group: tuple[int, ...], received: int) -> str:
-    return f"among {len(group)} ranks, {show_bytes(received)} received" if len(group) > 1 else "locally"
+    return (
+        f"among {len(group)} ranks, {show_bytes(received)} received"
+        if len(group) > 1
+        else "locally"
+    )
 
 
 def slot_of(name: str, region: Region, dtype: str) -> Slot:

@@ -24,10 +24,15 @@ def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
     inside = partial[len(between) :]
     if not between or not inside:
         return [reduction(source, middle, partial, rank)] if partial else []
-    return [reduction(source, _Together(middle, between), inside, rank), reduction(source, middle, between, rank)]
+    return [
+        reduction(source, _Together(middle, between), inside, rank),
+        reduction(source, middle, between, rank),
+    ]
 
 
-def exchanges(source: Layout, middle: Layout, target: Layout, rank: int, stored: bool = False) -> list[Moves]:
+def exchanges(
+    source: Layout, middle: Layout, target: Layout, rank: int, stored: bool = False
+) -> list[Moves]:
     """How `middle` becomes `target`: the first moves bring elements into the target's block, the others complete it.
 
     They move no more than one direct exchange would. What several ranks of a node want comes to one of them, if it has
@@ -49,14 +54,18 @@ def exchanges(source: Layout, middle: Layout, target: Layout, rank: int, stored:
         found.append(pass_on(_Missing(arrived, source, dimension), target, idle, rank))
     rest = tuple(axis for axis in inside if axis not in idle)
     if rest:
-        found.append(pass_on(_Together(replace(middle, splits=()), first, target), target, rest, rank))
+        found.append(
+            pass_on(_Together(replace(middle, splits=()), first, target), target, rest, rank)
+        )
     return found
 
 
 def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
     """What a rank receives from other nodes, given the node of each rank: also where the mesh does not know them."""
     here, total = nodes[schedule.rank], 0
-    words: dict[int, int] = {}  # of moves, by identity: those of repeated layers are the same objects
+    words: dict[
+        int, int
+    ] = {}  # of moves, by identity: those of repeated layers are the same objects
     for step in schedule.steps:
         if isinstance(step, Reduce):  # of its own piece it gets each other member's part
             elsewhere = sum(nodes[member] != here for member in step.group)
@@ -65,8 +74,11 @@ def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
             moves = step.moves
             if id(moves) not in words:
                 received = zip(moves.group, moves.receives, strict=True)
-                words[id(moves)] = sum(elements(piece) for member, piece in received
-                                       if piece is not None and nodes[member] != here)  # fmt: skip
+                words[id(moves)] = sum(
+                    elements(piece)
+                    for member, piece in received
+                    if piece is not None and nodes[member] != here
+                )
             total += words[id(moves)] * np.dtype(step.target.dtype).itemsize
     return total
 
@@ -89,22 +101,35 @@ class _Together:
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
         # Ranks along an axis that deals out have neighbouring pieces: axes between nodes deal out last.
-        whole = replace(self.layout, splits=tuple(pair for pair in self.layout.splits if pair[0] not in self.axes))
+        whole = replace(
+            self.layout,
+            splits=tuple(pair for pair in self.layout.splits if pair[0] not in self.axes),
+        )
         cutting = [axis for axis in self.axes if self.layout.cuts[axis] == dimension]
-        if not any(cut == dimension for _, cut in whole.splits):  # then the axes cut nothing any more, and that is all
+        if not any(
+            cut == dimension for _, cut in whole.splits
+        ):  # then the axes cut nothing any more, and that is all
             kept = tuple(None if axis in cutting else cut for axis, cut in enumerate(whole.cuts))
             found = replace(whole, cuts=kept).runs(dimension, digits)
         else:
             parts = []
             for values in itertools.product(*(range(self.mesh.factors[axis]) for axis in cutting)):
                 other = dict(zip(cutting, values, strict=True))
-                parts.append(whole.runs(dimension, [other.get(axis, digit) for axis, digit in enumerate(digits)]))
+                parts.append(
+                    whole.runs(
+                        dimension, [other.get(axis, digit) for axis, digit in enumerate(digits)]
+                    )
+                )
             found = union(parts)
-        return found if self.within is None else intersect(found, self.within.runs(dimension, digits))
+        return (
+            found if self.within is None else intersect(found, self.within.runs(dimension, digits))
+        )
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         own = {axis for axis in self.layout.axes_of(dimension) if axis not in self.axes}
-        return tuple(sorted(own.union(self.within.axes_of(dimension) if self.within is not None else ())))
+        return tuple(
+            sorted(own.union(self.within.axes_of(dimension) if self.within is not None else ()))
+        )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,9 @@ from einmpi.schedule.steps import (
 
 def verify(schedules: Sequence[Schedule]) -> None:
     """AssertionError with rank and step where the schedules do not fit together."""
-    assert len({schedule.digest for schedule in schedules}) == 1, "the schedules are of different plans"
+    assert len({schedule.digest for schedule in schedules}) == 1, (
+        "the schedules are of different plans"
+    )
     for schedule in schedules:
         _check_slots(schedule)
         _check_tiers(schedule)
@@ -45,7 +47,9 @@ def _check_loads(schedules: Sequence[Schedule]) -> None:
         loads = [step for step in schedule.steps if isinstance(step, Load)]
         orders[tuple((load.tensor, load.layout, load.kept) for load in loads)] = schedule.rank
         for load in loads:
-            assert load.region == load.layout.block(schedule.rank), f"rank {schedule.rank}: {load}: not its region"
+            assert load.region == load.layout.block(schedule.rank), (
+                f"rank {schedule.rank}: {load}: not its region"
+            )
     assert len(orders) <= 1, f"ranks {sorted(orders.values())} load different tensors"
 
 
@@ -94,11 +98,15 @@ def _check_tiers(schedule: Schedule) -> None:
             assert not own & memory or not own & (outside - memory), f"{where}: half in memory"
         elif isinstance(step, Evict | Drop | Fetch | Place | Free):
             name = step.slot.name
-            inside = {Evict: True, Drop: True, Fetch: False, Place: False, Free: name in memory}[type(step)]
+            inside = {Evict: True, Drop: True, Fetch: False, Place: False, Free: name in memory}[
+                type(step)
+            ]
             assert (name in memory) == inside, f"{where}: it is {'not ' * inside}in memory"
             if isinstance(step, Drop | Fetch):
                 assert name in outside, f"{where}: its values are not outside"
-            assert not isinstance(step, Evict | Drop) or name not in kept, f"{where}: it stays where it is"
+            assert not isinstance(step, Evict | Drop) or name not in kept, (
+                f"{where}: it stays where it is"
+            )
             if isinstance(step, Fetch):
                 memory.add(name)
             elif isinstance(step, Evict | Place):
@@ -145,7 +153,9 @@ def _check_messages(schedules: Sequence[Schedule]) -> None:
         queue = sent[source, rank]
         assert queue, f"{where}: rank {source} sends nothing"
         found = queue.popleft()
-        assert found == (tensor, extents), f"{where}: rank {source} sends {found}, not {(tensor, extents)}"
+        assert found == (tensor, extents), (
+            f"{where}: rank {source} sends {found}, not {(tensor, extents)}"
+        )
     lost = [pair for pair, queue in sent.items() if queue]
     assert not lost, f"nobody receives what is sent from and to {lost[:4]}"
 
@@ -164,7 +174,9 @@ def _receives(step: Step) -> list[tuple[int, Region]]:
     if isinstance(step, Exchange):
         pairs = zip(step.moves.group, step.moves.receives, strict=True)
     elif isinstance(step, Reduce):
-        pairs = zip(step.group, _but((step.pieces[step.me],) * len(step.group), step.me), strict=True)
+        pairs = zip(
+            step.group, _but((step.pieces[step.me],) * len(step.group), step.me), strict=True
+        )
     else:
         return []
     return [(rank, region) for rank, region in pairs if region is not None]

@@ -64,7 +64,17 @@ class Killed(BaseException):
     """As good as SIGKILL: nothing catches it."""
 
 
-def go(job, ranks, folder=None, resume=False, every=HOUR, asked=(), strategy=None, on_step=None, reached=None):
+def go(
+    job,
+    ranks,
+    folder=None,
+    resume=False,
+    every=HOUR,
+    asked=(),
+    strategy=None,
+    on_step=None,
+    reached=None,
+):
     """Run a job on threads: (its outputs, the checkpoints of rank 0, the plan)."""
 
     def on_rank(comm):
@@ -72,14 +82,23 @@ def go(job, ranks, folder=None, resume=False, every=HOUR, asked=(), strategy=Non
         if folder is not None:
             signals = asked.get(comm.rank, ()) if isinstance(asked, dict) else asked
             checkpoints = open_checkpoints(job, comm, str(folder), every, resume, signals)
-        compiled, plan, schedule, given = prepare(job, comm, lambda job: options_of(job, strategy), checkpoints)
+        compiled, plan, schedule, given = prepare(
+            job, comm, lambda job: options_of(job, strategy), checkpoints
+        )
         compiled.on_step = on_step and functools.partial(on_step, comm.rank)
         if reached is not None and comm.rank == 0:
             own = checkpoints.reached
-            checkpoints.reached = lambda point, buffers: (own(point, buffers), reached(point.vertex))
-        outputs, measured = compiled.run(plan, schedule, Inputs(compiled.job, given, compiled.files), checkpoints)
+            checkpoints.reached = lambda point, buffers: (
+                own(point, buffers),
+                reached(point.vertex),
+            )
+        outputs, measured = compiled.run(
+            plan, schedule, Inputs(compiled.job, given, compiled.files), checkpoints
+        )
         assert measured.peak <= plan.peak
-        assert measured.received == sum(s.nbytes for s in schedule.steps if isinstance(s, Exchange | Reduce))
+        assert measured.received == sum(
+            s.nbytes for s in schedule.steps if isinstance(s, Exchange | Reduce)
+        )
         return {name: array.gather() for name, array in outputs.items()}, checkpoints, plan
 
     return run_threads(ranks, on_rank)[0]
@@ -93,7 +112,9 @@ def snapshots(job, ranks, folder, strategy=None):
         states.append(folder / f"after {len(states) + 1} {vertex}")
         shutil.copytree(folder / "saved", states[-1])
 
-    outputs, checkpoints, _ = go(job, ranks, folder / "saved", every=0, strategy=strategy, reached=keep)
+    outputs, checkpoints, _ = go(
+        job, ranks, folder / "saved", every=0, strategy=strategy, reached=keep
+    )
     assert checkpoints.count == len(job.graph.computed) == len(states)
     shutil.rmtree(folder / "saved")
     return states, outputs
@@ -115,9 +136,25 @@ def assert_close_to(found, wanted):
 # ---- the same numbers, wherever it is killed ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "strategy"), [(4, None), (3, "sqrt"), *(
-    pytest.param(*case, marks=pytest.mark.slow) for case in
-    ((1, None), (2, None), (6, "sqrt"), (4, "replicate"), (4, "eindecomp-paper"), (8, None), (13, None)))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "strategy"),
+    [
+        (4, None),
+        (3, "sqrt"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (1, None),
+                (2, None),
+                (6, "sqrt"),
+                (4, "replicate"),
+                (4, "eindecomp-paper"),
+                (8, None),
+                (13, None),
+            )
+        ),
+    ],
+)
 def test_killed_after_any_vertex(job, tmp_path, ranks, strategy):
     wanted, _, _ = go(job, ranks, strategy=strategy)
     assert_close(wanted, einmpi.reference(job))
@@ -149,7 +186,9 @@ def test_kernels_that_go_together(tmp_path, monkeypatch, ranks):
     monkeypatch.setattr(grouping_rule, "CACHE", 1024)
     monkeypatch.setattr(grouping_rule, "FEW", 4)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 650)
-    program = "A[i,j] = softmax[j](X[i,j])\nB[i,k] = sum(A[i,j] * Y[j,k])\nZ[i,k] = layernorm[k](B[i,k])"
+    program = (
+        "A[i,j] = softmax[j](X[i,j])\nB[i,k] = sum(A[i,j] * Y[j,k])\nZ[i,k] = layernorm[k](B[i,k])"
+    )
     # On 3 ranks two have 10 rows, which are too few to go together, and one has 11.
     inputs = 'X = { shape = [31, 64], random = "normal" }\nY = { shape = [64, 64], random = "normal", seed = 1 }'
     job = einmpi.load(write_job(tmp_path, program, inputs, 'Z = "out.h5:/Z"'))
@@ -185,8 +224,18 @@ def test_idle_ranks_take_part(job, tmp_path):
     assert_close_to(go(job, 4, again, resume=True)[0], wanted)
 
 
-@pytest.mark.parametrize(("before", "after", "every"), [(4, 3, 1), (3, 4, 4), (4, 1, 4), *(
-    pytest.param(*ranks, 1, marks=pytest.mark.slow) for ranks in ((3, 4), (1, 4), (13, 6), (8, 13)))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "after", "every"),
+    [
+        (4, 3, 1),
+        (3, 4, 4),
+        (4, 1, 4),
+        *(
+            pytest.param(*ranks, 1, marks=pytest.mark.slow)
+            for ranks in ((3, 4), (1, 4), (13, 6), (8, 13))
+        ),
+    ],
+)
 def test_another_number_of_ranks(job, tmp_path, before, after, every):
     states, wanted = snapshots(job, before, tmp_path, "sqrt")
     for number, state in list(enumerate(states, 1))[::every]:
@@ -198,15 +247,25 @@ def test_another_number_of_ranks(job, tmp_path, before, after, every):
 
 def test_partial_results_are_saved_and_put_together(tmp_path):
     """A sum that is cut and has one reader stays in parts until it is read; the parts are what is saved."""
-    job = einmpi.load(write_job(tmp_path, "Y[i,k] = sum(A[i,j] * B[j,k]); m[i] = max(A[i,j] - B[j,i])\n"
-                                "Z[i,l] = sum(Y[i,k] * C[k,l]); w[i] = m[i] + 1", "\n".join(
-        f'{name} = {{ shape = {shape}, random = "normal" }}' for name, shape in
-        (("A", [3, 60]), ("B", [60, 3]), ("C", [3, 3]))), ""))  # fmt: skip
+    job = einmpi.load(
+        write_job(
+            tmp_path,
+            "Y[i,k] = sum(A[i,j] * B[j,k]); m[i] = max(A[i,j] - B[j,i])\n"
+            "Z[i,l] = sum(Y[i,k] * C[k,l]); w[i] = m[i] + 1",
+            "\n".join(
+                f'{name} = {{ shape = {shape}, random = "normal" }}'
+                for name, shape in (("A", [3, 60]), ("B", [60, 3]), ("C", [3, 3]))
+            ),
+            "",
+        )
+    )
     states, wanted = snapshots(job, 4, tmp_path)
     cuts = [tensor["cuts"] for state in states for tensor in manifest(state)["tensors"]]
     assert any(PARTIAL in cut for cut in cuts)
     for state in states:
-        assert_same_bits(go(job, 4, shutil.copytree(state, f"{state} same"), resume=True)[0], wanted)
+        assert_same_bits(
+            go(job, 4, shutil.copytree(state, f"{state} same"), resume=True)[0], wanted
+        )
         assert_close_to(go(job, 3, state, resume=True)[0], wanted)
 
 
@@ -216,7 +275,14 @@ def test_saved_again_after_another_number_of_ranks(job, tmp_path):
     for ranks, stop in ((4, "A1"), (3, "A3"), (2, "A5")):
         asked = []
         with pytest.raises(Stopped):
-            go(job, ranks, tmp_path / "saved", resume=True, asked=asked, on_step=_ask_at(stop, asked))
+            go(
+                job,
+                ranks,
+                tmp_path / "saved",
+                resume=True,
+                asked=asked,
+                on_step=_ask_at(stop, asked),
+            )
         assert complete(tmp_path / "saved") == [f"{list(job.graph.by_name).index(stop) - 2:06d}"]
     assert_close_to(go(job, 4, tmp_path / "saved", resume=True)[0], wanted)
 
@@ -262,10 +328,18 @@ def test_every_dtype_and_empty_tensors(tmp_path):
     Y[i,j] = H[j,i] + where(B[i,j], X[i,j], 0)
     """
     shapes = {"X": [9, 12], "E": [9, 12], "N": [12, 0]}
-    inputs = "\n".join(f'{name} = {{ shape = {shape}, random = "normal" }}' for name, shape in shapes.items())
+    inputs = "\n".join(
+        f'{name} = {{ shape = {shape}, random = "normal" }}' for name, shape in shapes.items()
+    )
     outputs = "\n".join(f'{name} = "out.h5:/{name}"' for name in "BCDHIJAFGMZY")
     job = einmpi.load(write_job(tmp_path, program, inputs, outputs))
-    assert {vertex.dtype for vertex in job.graph.computed} >= {"bool", "complex64", "float16", "int32", "int64"}
+    assert {vertex.dtype for vertex in job.graph.computed} >= {
+        "bool",
+        "complex64",
+        "float16",
+        "int32",
+        "int64",
+    }
     states, wanted = snapshots(job, 4, tmp_path, "sqrt")
     for state in states[5::6]:
         other = shutil.copytree(state, f"{state} other")
@@ -274,9 +348,15 @@ def test_every_dtype_and_empty_tensors(tmp_path):
 
 
 def test_resident_and_pinned_tensors(tmp_path):
-    inputs = INPUTS.replace("seed = 2", "seed = 2, resident = true").replace("seed = 1", "seed = 1, parts = [2, 1]")
+    inputs = INPUTS.replace("seed = 2", "seed = 2, resident = true").replace(
+        "seed = 1", "seed = 1, parts = [2, 1]"
+    )
     job = einmpi.load(
-        write_job(tmp_path, inputs=inputs, outputs='Z = { file = "out.h5", dataset = "/Z", parts = [1, 2] }')
+        write_job(
+            tmp_path,
+            inputs=inputs,
+            outputs='Z = { file = "out.h5", dataset = "/Z", parts = [1, 2] }',
+        )
     )
     states, wanted = snapshots(job, 4, tmp_path)
     for state in states[::2]:
@@ -285,20 +365,35 @@ def test_resident_and_pinned_tensors(tmp_path):
         assert_close_to(go(job, 2, other, resume=True)[0], wanted)
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_any_program_at_any_vertex(data, tmp_path_factory):
     program, sizes = data.draw(programs())
     folder = tmp_path_factory.mktemp("any")
-    inputs = "\n".join(f'{name} = {{ shape = [{sizes[a]}, {sizes[b]}], random = "normal" }}'
-                       for name, (a, b) in {"X": "nm", "Y": "mn"}.items())  # fmt: skip
+    inputs = "\n".join(
+        f'{name} = {{ shape = [{sizes[a]}, {sizes[b]}], random = "normal" }}'
+        for name, (a, b) in {"X": "nm", "Y": "mn"}.items()
+    )
     job = einmpi.load(write_job(folder, program, inputs, ""))
-    ranks, strategy = data.draw(st.sampled_from([2, 3, 4, 6])), data.draw(st.sampled_from([None, "sqrt", "replicate"]))
+    ranks, strategy = (
+        data.draw(st.sampled_from([2, 3, 4, 6])),
+        data.draw(st.sampled_from([None, "sqrt", "replicate"])),
+    )
     stop = data.draw(st.sampled_from([vertex.name for vertex in job.graph.computed]))
     wanted, _, _ = go(job, ranks, strategy=strategy)
     asked = []
     with pytest.raises(Stopped):
-        go(job, ranks, folder / "saved", asked=asked, on_step=_ask_at(stop, asked), strategy=strategy)
+        go(
+            job,
+            ranks,
+            folder / "saved",
+            asked=asked,
+            on_step=_ask_at(stop, asked),
+            strategy=strategy,
+        )
     other = shutil.copytree(folder / "saved", folder / "other")
     assert_same_bits(go(job, ranks, folder / "saved", resume=True, strategy=strategy)[0], wanted)
     assert_close(go(job, 5, other, resume=True)[0], wanted)
@@ -309,11 +404,17 @@ def test_the_rest_of_a_graph(job):
     graph = job.graph
     for done in range(1, len(graph.computed) + 1):
         left, kept = rest(graph, done), needed(graph, done)
-        assert [vertex.name for vertex in left.computed] == [*kept, *(v.name for v in graph.computed[done:])]
+        assert [vertex.name for vertex in left.computed] == [
+            *kept,
+            *(v.name for v in graph.computed[done:]),
+        ]
         assert left.outputs == graph.outputs and make_plan(left, 4, Options()).graph == left
         for name in kept:
             assert (left[name].bound, left[name].dtype) == (graph[name].bound, graph[name].dtype)
-    assert needed(graph, 3) == ("A1", "A2", "n") and needed(graph, len(graph.computed)) == ("s", "Z")
+    assert needed(graph, 3) == ("A1", "A2", "n") and needed(graph, len(graph.computed)) == (
+        "s",
+        "Z",
+    )
 
 
 # ---- when ----------------------------------------------------------------------------------------------------------
@@ -321,14 +422,18 @@ def test_the_rest_of_a_graph(job):
 
 def test_signals_stop_all_ranks_alike(job, tmp_path):
     """On one rank, on any, on all; two different ones."""
-    for number, asked in enumerate([{3: ["SIGTERM"]}, {0: ["SIGUSR1"]}, ["SIGTERM"], {1: ["SIGUSR1"], 2: ["SIGTERM"]}]):
+    for number, asked in enumerate(
+        [{3: ["SIGTERM"]}, {0: ["SIGUSR1"]}, ["SIGTERM"], {1: ["SIGUSR1"], 2: ["SIGTERM"]}]
+    ):
         folder = tmp_path / str(number)
         with pytest.raises(Stopped) as caught:
             go(job, 4, folder, asked=asked)
         assert caught.value.status == 75 and caught.value.everywhere
         name = "SIGUSR1" if number == 1 else "SIGTERM"
-        assert str(caught.value) == (f"{folder}: {name}: stopped after A1, 1 of 12 vertices; "
-                                     "the same command with --resume goes on")  # fmt: skip
+        assert str(caught.value) == (
+            f"{folder}: {name}: stopped after A1, 1 of 12 vertices; "
+            "the same command with --resume goes on"
+        )
         assert complete(folder) == ["000001"]
 
 
@@ -348,9 +453,9 @@ def test_the_clock_of_rank_0_decides(job, tmp_path, monkeypatch):
 
     _, checkpoints, _ = go(job, 4, tmp_path / "saved", every=3, reached=tick)
     assert checkpoints.count == 3
-    assert [found[-1] if found else None for found in seen] == [None] * 3 + ["000004"] * 3 + ["000007"] * 3 + [
-        "000010"
-    ] * 3
+    assert [found[-1] if found else None for found in seen] == [None] * 3 + ["000004"] * 3 + [
+        "000007"
+    ] * 3 + ["000010"] * 3
 
 
 def test_nothing_happens_before_it_is_time(job, tmp_path):
@@ -392,37 +497,102 @@ def flip(path, position):
 
 
 DAMAGES = {
-    "a flipped bit": (lambda path: flip(path / "rank-00001.raw", 100), "rank-00001.raw has changed since"),
-    "a flipped last bit": (lambda path: flip(path / "rank-00003.raw", -1), "rank-00003.raw has changed since"),
-    "a truncated file": (lambda path: os.truncate(path / "rank-00002.raw", 64), "has 64 bytes instead of"),
-    "a longer file": (lambda path: (path / "rank-00002.raw").open("ab").write(b"x"), "bytes instead of"),
-    "an empty file": (lambda path: (path / "rank-00000.raw").write_bytes(b""), "has 0 bytes instead of"),
-    "a missing file": (lambda path: (path / "rank-00003.raw").unlink(), "rank-00003.raw: No such file"),
+    "a flipped bit": (
+        lambda path: flip(path / "rank-00001.raw", 100),
+        "rank-00001.raw has changed since",
+    ),
+    "a flipped last bit": (
+        lambda path: flip(path / "rank-00003.raw", -1),
+        "rank-00003.raw has changed since",
+    ),
+    "a truncated file": (
+        lambda path: os.truncate(path / "rank-00002.raw", 64),
+        "has 64 bytes instead of",
+    ),
+    "a longer file": (
+        lambda path: (path / "rank-00002.raw").open("ab").write(b"x"),
+        "bytes instead of",
+    ),
+    "an empty file": (
+        lambda path: (path / "rank-00000.raw").write_bytes(b""),
+        "has 0 bytes instead of",
+    ),
+    "a missing file": (
+        lambda path: (path / "rank-00003.raw").unlink(),
+        "rank-00003.raw: No such file",
+    ),
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json: No such file"),
-    "half a manifest": (lambda path: os.truncate(path / "manifest.json", 200), "manifest.json is no manifest"),
-    "an empty manifest": (lambda path: (path / "manifest.json").write_text(""), "manifest.json is no manifest"),
-    "a list": (lambda path: (path / "manifest.json").write_text("[1]"), "manifest.json is no manifest"),
-    "deep brackets": (lambda path: (path / "manifest.json").write_text("[" * 200000), "manifest.json is no manifest"),
-    "no text": (lambda path: (path / "manifest.json").write_bytes(b"\xff\xfe\0"), "manifest.json: it is no text"),
-    "a changed cut": (lambda path: rewrite_manifest(path, lambda data: data["tensors"][0].update(cuts=[1, 0]), False),
-                      "manifest.json has changed since"),
-    "a number too large": (lambda path: rewrite_manifest(path, lambda data: data.update(done=13)), "does not fit"),
-    "a name for a number": (lambda path: rewrite_manifest(path, lambda data: data.update(done="5")), "does not fit"),
-    "another mesh": (lambda path: rewrite_manifest(path, lambda data: data.update(mesh=6)), "does not fit"),
-    "a foreign tensor": (lambda path: rewrite_manifest(path, lambda data: data["tensors"][0].update(name="../x")),
-                         "does not fit"),
-    "a missing tensor": (lambda path: rewrite_manifest(path, lambda data: data["tensors"].pop()), "does not fit"),
-    "a cut too many": (lambda path: rewrite_manifest(path, lambda data: data["tensors"][0]["cuts"].append(0)),
-                       "does not fit"),
-    "a cut of no dimension": (lambda path: rewrite_manifest(path, lambda data: data["tensors"][0].update(cuts=[7, 0])),
-                              "does not fit"),
-    "files of other ranks": (lambda path: rewrite_manifest(path, lambda data: data["files"].pop()), "does not fit"),
-    "another version": (lambda path: rewrite_manifest(path, lambda data: data.update(einmpi="0.0.0")),
-                        "is of einmpi 0.0.0"),
-    "another format": (lambda path: rewrite_manifest(path, lambda data: data.update(format=1)), "is of einmpi"),
-    "nodes that do not divide the ranks": (lambda path: rewrite_manifest(path, lambda data: data.update(nodes=3)),
-                                           "does not fit"),
-}  # fmt: skip
+    "half a manifest": (
+        lambda path: os.truncate(path / "manifest.json", 200),
+        "manifest.json is no manifest",
+    ),
+    "an empty manifest": (
+        lambda path: (path / "manifest.json").write_text(""),
+        "manifest.json is no manifest",
+    ),
+    "a list": (
+        lambda path: (path / "manifest.json").write_text("[1]"),
+        "manifest.json is no manifest",
+    ),
+    "deep brackets": (
+        lambda path: (path / "manifest.json").write_text("[" * 200000),
+        "manifest.json is no manifest",
+    ),
+    "no text": (
+        lambda path: (path / "manifest.json").write_bytes(b"\xff\xfe\0"),
+        "manifest.json: it is no text",
+    ),
+    "a changed cut": (
+        lambda path: rewrite_manifest(
+            path, lambda data: data["tensors"][0].update(cuts=[1, 0]), False
+        ),
+        "manifest.json has changed since",
+    ),
+    "a number too large": (
+        lambda path: rewrite_manifest(path, lambda data: data.update(done=13)),
+        "does not fit",
+    ),
+    "a name for a number": (
+        lambda path: rewrite_manifest(path, lambda data: data.update(done="5")),
+        "does not fit",
+    ),
+    "another mesh": (
+        lambda path: rewrite_manifest(path, lambda data: data.update(mesh=6)),
+        "does not fit",
+    ),
+    "a foreign tensor": (
+        lambda path: rewrite_manifest(path, lambda data: data["tensors"][0].update(name="../x")),
+        "does not fit",
+    ),
+    "a missing tensor": (
+        lambda path: rewrite_manifest(path, lambda data: data["tensors"].pop()),
+        "does not fit",
+    ),
+    "a cut too many": (
+        lambda path: rewrite_manifest(path, lambda data: data["tensors"][0]["cuts"].append(0)),
+        "does not fit",
+    ),
+    "a cut of no dimension": (
+        lambda path: rewrite_manifest(path, lambda data: data["tensors"][0].update(cuts=[7, 0])),
+        "does not fit",
+    ),
+    "files of other ranks": (
+        lambda path: rewrite_manifest(path, lambda data: data["files"].pop()),
+        "does not fit",
+    ),
+    "another version": (
+        lambda path: rewrite_manifest(path, lambda data: data.update(einmpi="0.0.0")),
+        "is of einmpi 0.0.0",
+    ),
+    "another format": (
+        lambda path: rewrite_manifest(path, lambda data: data.update(format=1)),
+        "is of einmpi",
+    ),
+    "nodes that do not divide the ranks": (
+        lambda path: rewrite_manifest(path, lambda data: data.update(nodes=3)),
+        "does not fit",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -446,22 +616,44 @@ def test_damage_is_refused(stopped, tmp_path, name, ranks):
     with pytest.raises(InputError) as caught:
         go(job, ranks, folder, resume=True)
     message = str(caught.value)
-    assert caught.value.everywhere and message.startswith(f"{folder}/000005: the checkpoint is ") and words in message
-    assert message.endswith("remove it to start again, or to go on from an older one") and "\n" not in message
+    assert (
+        caught.value.everywhere
+        and message.startswith(f"{folder}/000005: the checkpoint is ")
+        and words in message
+    )
+    assert (
+        message.endswith("remove it to start again, or to go on from an older one")
+        and "\n" not in message
+    )
     assert {path.name: path.read_bytes() for path in (folder / "000005").iterdir()} == before
 
 
 FOREIGN = {
     "program": ({"program": PROGRAM.replace("exp", "tanh")}, "the program with its sizes differs"),
-    "a vertex more": ({"program": PROGRAM.replace("sqrt(n)", "sqrt(n + max(X[i,j]))")}, "the program with its sizes"),
-    "sizes": ({"inputs": INPUTS.replace("21, 21", "20, 20").replace("w.h5", "w20.h5")}, "the program with its sizes"),
+    "a vertex more": (
+        {"program": PROGRAM.replace("sqrt(n)", "sqrt(n + max(X[i,j]))")},
+        "the program with its sizes",
+    ),
+    "sizes": (
+        {"inputs": INPUTS.replace("21, 21", "20, 20").replace("w.h5", "w20.h5")},
+        "the program with its sizes",
+    ),
     "dtype": ({"dtype": "float32"}, "the program with its sizes"),
     "seed": ({"inputs": INPUTS.replace("seed = 2", "seed = 3")}, "the input Y differs"),
-    "generator": ({"inputs": INPUTS.replace('"normal", seed = 2', '"uniform", seed = 2')}, "the input Y differs"),
+    "generator": (
+        {"inputs": INPUTS.replace('"normal", seed = 2', '"uniform", seed = 2')},
+        "the input Y differs",
+    ),
     "outputs": ({"outputs": 'Z = "out.h5:/Z"'}, "the program with its sizes"),
-    "no file": ({"inputs": INPUTS.replace('file = "w.h5", dataset = "/W"', 'shape = [21, 21], random = "ones"')},
-                         "the input W differs"),
-}  # fmt: skip
+    "no file": (
+        {
+            "inputs": INPUTS.replace(
+                'file = "w.h5", dataset = "/W"', 'shape = [21, 21], random = "ones"'
+            )
+        },
+        "the input W differs",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -479,7 +671,9 @@ def test_an_input_file_that_has_changed_is_refused(stopped, tmp_path):
     shutil.copy2(Path(job.path).parent / "w.h5", tmp_path)
     folder = shutil.copytree(saved, tmp_path / "saved")
     moved = einmpi.load(write_job(tmp_path))
-    go(moved, 4, shutil.copytree(saved, tmp_path / "again"), resume=True)  # the same file in another folder will do
+    go(
+        moved, 4, shutil.copytree(saved, tmp_path / "again"), resume=True
+    )  # the same file in another folder will do
     with h5py.File(tmp_path / "w.h5", "r+") as file:
         file["W"][0, 0] = 7.0
     with pytest.raises(InputError, match="the input W differs"):
@@ -488,7 +682,9 @@ def test_an_input_file_that_has_changed_is_refused(stopped, tmp_path):
 
 def test_other_rows_of_a_file_are_another_input(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(42.0 * 21).reshape(42, 21))
-    rows = INPUTS.replace('{ shape = [21, 21], random = "normal", seed = 1 }', '{ file = "x.npy", rows = "0:21" }')
+    rows = INPUTS.replace(
+        '{ shape = [21, 21], random = "normal", seed = 1 }', '{ file = "x.npy", rows = "0:21" }'
+    )
     go(einmpi.load(write_job(tmp_path, inputs=rows)), 2, tmp_path / "saved", every=0)
     other = einmpi.load(write_job(tmp_path, inputs=rows.replace("0:21", "21:42")))
     with pytest.raises(InputError, match="the input X differs"):
@@ -501,8 +697,10 @@ def test_what_is_there_is_not_overwritten(stopped, tmp_path):
     folder = shutil.copytree(saved, tmp_path / "saved")
     with pytest.raises(InputError) as caught:
         go(job, 4, folder, every=0)
-    assert str(caught.value) == (f"--checkpoint {folder}: it has the checkpoint 000005 of an earlier run; "
-                                 "--resume to go on from there, or remove it")  # fmt: skip
+    assert str(caught.value) == (
+        f"--checkpoint {folder}: it has the checkpoint 000005 of an earlier run; "
+        "--resume to go on from there, or remove it"
+    )
     assert complete(folder) == ["000005"]
 
 
@@ -549,7 +747,9 @@ class Trap:
 
 @pytest.fixture
 def short(tmp_path):
-    return einmpi.load(write_job(tmp_path, PROGRAM.partition("n =")[0] + "Z[i,k] = A1[i,k] - A2[k,i]", outputs=""))
+    return einmpi.load(
+        write_job(tmp_path, PROGRAM.partition("n =")[0] + "Z[i,k] = A1[i,k] - A2[k,i]", outputs="")
+    )
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -562,7 +762,9 @@ def test_killed_while_saving(short, tmp_path, monkeypatch, moment):
             go(short, 4, tmp_path / "saved", every=0, strategy="sqrt")
     left = complete(tmp_path / "saved")
     assert left in (["000001"], ["000001", "000002"], ["000002"])
-    assert (left[-1] == "000002") == (list(MOMENTS).index(moment) >= list(MOMENTS).index("the folder above"))
+    assert (left[-1] == "000002") == (
+        list(MOMENTS).index(moment) >= list(MOMENTS).index("the folder above")
+    )
     found, checkpoints, _ = go(short, 4, tmp_path / "saved", resume=True, every=0, strategy="sqrt")
     assert checkpoints.saved.done == int(left[-1]) and os.listdir(tmp_path / "saved") == ["000003"]
     assert_same_bits(found, wanted)
@@ -590,11 +792,20 @@ def test_a_full_disk(short, tmp_path, monkeypatch, capsys, moment):
 
 def test_a_full_disk_when_asked_to_stop(job, tmp_path, monkeypatch):
     """It stops, but this is no reason to try again later."""
-    Trap(monkeypatch, "checkpoint", "_write", 0, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), turn=1)
+    Trap(
+        monkeypatch,
+        "checkpoint",
+        "_write",
+        0,
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        turn=1,
+    )
     with pytest.raises(EinmpiError) as caught:
         go(job, 4, tmp_path / "saved", asked=["SIGTERM"])
     assert (caught.value.status, caught.value.everywhere) == (1, True)
-    assert str(caught.value).endswith("1 of 12 vertices; there is no checkpoint of it: No space left on device")
+    assert str(caught.value).endswith(
+        "1 of 12 vertices; there is no checkpoint of it: No space left on device"
+    )
     assert os.listdir(tmp_path / "saved") == []
 
 
@@ -617,13 +828,26 @@ def test_files_are_what_the_page_says(stopped):
 # ---- times ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("0", 0), ("30s", 30), ("10min", 600), ("1h", 3600), (" 1.5 h ", 5400),
-                                               ("0s", 0), ("0.5min", 30), ("0.0", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("0", 0),
+        ("30s", 30),
+        ("10min", 600),
+        ("1h", 3600),
+        (" 1.5 h ", 5400),
+        ("0s", 0),
+        ("0.5min", 30),
+        ("0.0", 0),
+    ],
+)
 def test_times(text, seconds):
     assert parse_seconds(text, "x") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "10", "-1s", "1 day", "min", "1e3s", "nan", "infs", "1h30min", "9" * 40 + "s"])
+@pytest.mark.parametrize(
+    "text", ["", "10", "-1s", "1 day", "min", "1e3s", "nan", "infs", "1h30min", "9" * 40 + "s"]
+)
 def test_no_times(text):
     with pytest.raises(InputError, match="time"):
         parse_seconds(text, "x")

@@ -44,7 +44,9 @@ KILL_ONE = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
 KILL_ALL = "os.kill(os.getpid(), signal.SIGKILL)"
 TERMINATE_ONE = "if rank == 2: os.kill(os.getpid(), signal.SIGTERM)"
 TERMINATE_ALL = "os.kill(os.getpid(), signal.SIGTERM)"
-TERMINATE_TWICE = "os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)"
+TERMINATE_TWICE = (
+    "os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)"
+)
 STOPPED = "saved: {}: stopped after A3, 5 of 12 vertices; the same command with --resume goes on\n"
 FLAGS = ["job.toml", "--checkpoint", "saved", "--every", "0"]
 
@@ -83,8 +85,16 @@ def assert_same(found, wanted):
 
 def start(folder, *command, **more):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
 
 
 def wait_for(folder, ranks):
@@ -107,27 +117,42 @@ def test_killed_and_started_again(folder, what):
     assert sorted(os.listdir(folder / "saved"))[-1] == "000004" and not (folder / "out.h5").exists()
     done = mpirun(folder, 3, "-m", "einmpi", *FLAGS, "--resume", "--json", "found.json")
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ("einmpi: saved: goes on after A3_1, 4 of 12 vertices\n"
-                           "einmpi: saved: done; the checkpoint is removed\n")  # fmt: skip
+    assert done.stderr == (
+        "einmpi: saved: goes on after A3_1, 4 of 12 vertices\n"
+        "einmpi: saved: done; the checkpoint is removed\n"
+    )
     assert_same(outputs(folder), wanted)
     assert os.listdir(folder / "saved") == []
     found = json.loads((folder / "found.json").read_text())
-    assert (found["resumed_from"], found["checkpoints"]) == ("A3_1", 8) and found["seconds"]["checkpoint"] > 0
+    assert (found["resumed_from"], found["checkpoints"]) == ("A3_1", 8) and found["seconds"][
+        "checkpoint"
+    ] > 0
 
 
 @pytest.mark.mpi
 @needs_mpirun
-@pytest.mark.parametrize(("before", "after", "what", "name"), [
-    (4, 3, TERMINATE_ONE, "SIGTERM"),
-    pytest.param(3, 4, TERMINATE_ALL, "SIGTERM", marks=pytest.mark.slow),
-    pytest.param(3, 3, TERMINATE_ALL.replace("TERM", "USR1"), "SIGUSR1", marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "after", "what", "name"),
+    [
+        (4, 3, TERMINATE_ONE, "SIGTERM"),
+        pytest.param(3, 4, TERMINATE_ALL, "SIGTERM", marks=pytest.mark.slow),
+        pytest.param(
+            3, 3, TERMINATE_ALL.replace("TERM", "USR1"), "SIGUSR1", marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_ranks_are_asked_to_stop(folder, before, after, what, name):
     """One of them or all; then it goes on with more or fewer."""
-    wanted = uninterrupted(folder, before) if before == after else einmpi.reference(einmpi.load(folder / "job.toml"))
+    wanted = (
+        uninterrupted(folder, before)
+        if before == after
+        else einmpi.reference(einmpi.load(folder / "job.toml"))
+    )
     done = mpirun(folder, before, script(folder, what), *FLAGS[:3])
     assert done.returncode == 75
-    assert [line for line in done.stderr.splitlines() if "saved" in line] == [STOPPED.format(name).strip()]
+    assert [line for line in done.stderr.splitlines() if "saved" in line] == [
+        STOPPED.format(name).strip()
+    ]
     assert "einmpi: error" not in done.stderr and not (folder / "out.h5").exists()
     assert mpirun(folder, after, "-m", "einmpi", *FLAGS[:3], "--resume").returncode == 0
     found = outputs(folder)
@@ -143,7 +168,10 @@ def test_ranks_are_asked_to_stop(folder, before, after, what, name):
 def test_a_second_sigterm_ends_at_once(folder):
     done = mpirun(folder, 3, script(folder, f"if rank == 1: {TERMINATE_TWICE}"), *FLAGS)
     assert done.returncode not in (0, 75)
-    assert "terminated by SIGTERM" in done.stderr and sorted(os.listdir(folder / "saved"))[-1] == "000004"
+    assert (
+        "terminated by SIGTERM" in done.stderr
+        and sorted(os.listdir(folder / "saved"))[-1] == "000004"
+    )
 
 
 # ---- einmpi run -n --------------------------------------------------------------------------------------------------
@@ -158,7 +186,9 @@ if __name__ == "__main__":
 
 @pytest.mark.mpi
 @needs_mpirun
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_the_launcher_passes_it_on(folder, number):
     """With any MPI: it asks mpirun in the way that all of them pass on, and lets the ranks take their time."""
     script(folder, "wait()")
@@ -178,8 +208,10 @@ def test_the_launcher_passes_it_on(folder, number):
 def test_a_signal_before_the_ranks_can_hear_it(folder):
     """The launcher keeps it until they can."""
     script(folder, "pass")
-    slow = ("import os, time\nopen(f'ready-{os.getpid()}', 'x').close()\n"
-            "while not os.path.exists('go'): time.sleep(0.05)\n")  # fmt: skip
+    slow = (
+        "import os, time\nopen(f'ready-{os.getpid()}', 'x').close()\n"
+        "while not os.path.exists('go'): time.sleep(0.05)\n"
+    )
     (folder / "special.py").write_text(slow + (folder / "special.py").read_text())
     with start(folder, "-c", LAUNCH, *FLAGS) as process:
         wait_for(folder, 3)
@@ -203,7 +235,9 @@ def test_the_launcher_ends_at_the_second(folder):
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=120)
-    assert process.returncode == 143 and err.startswith("einmpi: error: terminated by SIGTERM in kernel A3")
+    assert process.returncode == 143 and err.startswith(
+        "einmpi: error: terminated by SIGTERM in kernel A3"
+    )
     assert sorted(os.listdir(folder / "saved"))[-1] == "000004"
 
 
@@ -215,11 +249,16 @@ def test_the_command_line_is_patient(folder, monkeypatch):
     from einmpi.cli.launch import mpirun as launch
 
     calls = []
-    monkeypatch.setattr(launch, "launch", lambda *arguments, patient: calls.append((*arguments, patient)) or 0)
+    monkeypatch.setattr(
+        launch, "launch", lambda *arguments, patient: calls.append((*arguments, patient)) or 0
+    )
     monkeypatch.chdir(folder)
     for more in (["--checkpoint", "saved"], []):
         assert cli.main(["run", "job.toml", "-n", "3", *more]) == 0
-    assert calls == [(3, ["run", "job.toml", "--checkpoint", "saved"], True), (3, ["run", "job.toml"], False)]
+    assert calls == [
+        (3, ["run", "job.toml", "--checkpoint", "saved"], True),
+        (3, ["run", "job.toml"], False),
+    ]
 
 
 # ---- one process ----------------------------------------------------------------------------------------------------
@@ -257,8 +296,12 @@ def test_without_checkpoints_signals_do_what_they_did(folder):
 
 def test_a_disk_that_is_really_full(folder):
     """A limit on the size of files: the blocks do not fit, the results do."""
-    write_job(folder, "A[i,k] = sum(X[i,j] * X[j,k]); z = sum(A[i,k] * X[k,i])",
-              'X = { shape = [200, 200], random = "normal" }', 'z = "out.h5:/z"')  # fmt: skip
+    write_job(
+        folder,
+        "A[i,k] = sum(X[i,j] * X[j,k]); z = sum(A[i,k] * X[k,i])",
+        'X = { shape = [200, 200], random = "normal" }',
+        'z = "out.h5:/z"',
+    )
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -285,15 +328,26 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
     assert main([*FLAGS, "--quiet"]) == 0 and os.listdir("saved") == []
 
 
-@pytest.mark.parametrize(("flags", "message"), [
-    (["--resume"], "--resume: there is no folder; --checkpoint DIR with it"),
-    (["--every", "1h"], "--every: there is no folder; --checkpoint DIR with it"),
-    (["--checkpoint", "saved", "--every", "soon"],
-     "--every: 'soon' is not a time; a number and a unit, such as 30s, 10min or 1h, or 0"),
-    (["--checkpoint", "saved", "--every", "3 weeks"], "--every: unknown unit 'weeks' of time; allowed: s, min, h"),
-    (["--checkpoint", "saved", "--repeat", "3"], "--checkpoint: does not go with --repeat 3; one of the two"),
-    (["--checkpoint", "job.toml"], "--checkpoint job.toml: File exists; a folder to write to"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--resume"], "--resume: there is no folder; --checkpoint DIR with it"),
+        (["--every", "1h"], "--every: there is no folder; --checkpoint DIR with it"),
+        (
+            ["--checkpoint", "saved", "--every", "soon"],
+            "--every: 'soon' is not a time; a number and a unit, such as 30s, 10min or 1h, or 0",
+        ),
+        (
+            ["--checkpoint", "saved", "--every", "3 weeks"],
+            "--every: unknown unit 'weeks' of time; allowed: s, min, h",
+        ),
+        (
+            ["--checkpoint", "saved", "--repeat", "3"],
+            "--checkpoint: does not go with --repeat 3; one of the two",
+        ),
+        (["--checkpoint", "job.toml"], "--checkpoint job.toml: File exists; a folder to write to"),
+    ],
+)
 def test_flags(folder, monkeypatch, capsys, flags, message):
     from einmpi.cli.main import main
 

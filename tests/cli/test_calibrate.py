@@ -25,7 +25,9 @@ def test_groups_are_the_same_for_all_members(nodes):
         assert all(inside_and_between(nodes, other)[1] == between for other in between)
         assert rank in between and len({nodes[other] for other in between}) == len(between)
     # All ranks of the fullest node meet the next one at once.
-    assert max(map(nodes.count, nodes)) == len({inside_and_between(nodes, rank)[1] for rank in range(len(nodes))})
+    assert max(map(nodes.count, nodes)) == len(
+        {inside_and_between(nodes, rank)[1] for rank in range(len(nodes))}
+    )
 
 
 def test_ranks_repeat_equally_often():
@@ -33,7 +35,9 @@ def test_ranks_repeat_equally_often():
 
     def on_rank(comm):
         calls = []
-        seconds = seconds_of(comm, lambda: calls.append(np.ones(1 + 20_000 * comm.rank).sum()), 0.001)
+        seconds = seconds_of(
+            comm, lambda: calls.append(np.ones(1 + 20_000 * comm.rank).sum()), 0.001
+        )
         return len(calls), seconds
 
     counts, seconds = zip(*run_threads(3, on_rank), strict=True)
@@ -45,8 +49,11 @@ def test_messages_match(nodes):
     """Ranks as threads refuse calls that do not belong together; also where some have nobody to send to."""
 
     def on_rank(comm):
-        return [measure(comm, group, 0.01) for group in inside_and_between(nodes, comm.rank)
-                for measure in (latency, byte_time)]  # fmt: skip
+        return [
+            measure(comm, group, 0.01)
+            for group in inside_and_between(nodes, comm.rank)
+            for measure in (latency, byte_time)
+        ]
 
     found = run_threads(len(nodes), on_rank)
     assert all(times == found[0] for times in found) and all(time >= 0 for time in found[0])
@@ -71,14 +78,18 @@ def test_the_other_kernel_is_no_product():
 @needs_mpirun
 def test_what_is_saved_is_what_is_printed(tmp_path):
     (tmp_path / "machine.toml").write_text("something else")
-    done = run_mpi(2, ["-m", "einmpi", "calibrate", "--seconds", "0.1", "--save", "--json", "-"], cwd=tmp_path)
+    done = run_mpi(
+        2, ["-m", "einmpi", "calibrate", "--seconds", "0.1", "--save", "--json", "-"], cwd=tmp_path
+    )
     assert (done.returncode, done.stderr) == (0, "")
     found, machine = json.loads(done.stdout), read_machine(str(tmp_path / "machine.toml"))
     assert (found["ranks"], found["nodes"], found["threads"], found["between"]) == (2, 1, 1, None)
     assert found["measured"] == machine.source and "1 node × 2 ranks of 1 thread" in machine.source
     assert found["inside"]["latency"] == pytest.approx(machine.latency_inside / 1e9, rel=0.01)
     assert found["inside"]["bandwidth"] == pytest.approx(1e12 / machine.inside, rel=0.01)
-    assert list(found["kernels"]) == [*PRODUCTS, "other"] and list(machine.multiply) == list(PRODUCTS)
+    assert list(found["kernels"]) == [*PRODUCTS, "other"] and list(machine.multiply) == list(
+        PRODUCTS
+    )
     assert found["kernels"]["other"] == pytest.approx(1e15 / machine.element, rel=0.01)
     assert [path.name for path in tmp_path.iterdir()] == ["machine.toml"]
 
@@ -87,7 +98,9 @@ def test_what_is_saved_is_what_is_printed(tmp_path):
 @needs_mpirun
 def test_wrong_options_are_said_once(tmp_path):
     """Open MPI's mpirun adds words of its own."""
-    for words, line in ((["--save", "none/machine.toml"], "--save none/machine.toml: No such file or directory;"),
-                        (["--seconds", "nan"], "--seconds: nan seconds; more than 0, at most 3600")):  # fmt: skip
+    for words, line in (
+        (["--save", "none/machine.toml"], "--save none/machine.toml: No such file or directory;"),
+        (["--seconds", "nan"], "--seconds: nan seconds; more than 0, at most 3600"),
+    ):
         done = run_mpi(2, ["-m", "einmpi", "calibrate", *words], cwd=tmp_path)
         assert (done.returncode, done.stdout.count("product"), done.stderr.count(line)) == (2, 0, 1)

@@ -33,8 +33,13 @@ def bash(folder, *words):
         'source ../scripts/bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _einmpi\n'
         '[ ${#COMPREPLY[@]} -eq 0 ] || printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(["bash", "--norc", "-c", code, "bash", *words], cwd=folder, capture_output=True, text=True,
-                          timeout=120)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "--norc", "-c", code, "bash", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -79,12 +84,18 @@ def test_bash_offers_all_options_of_a_command(folder, command):
 
 
 def test_bash_takes_a_job_for_a_run(folder):
-    assert set(bash(folder, "einmpi", "one.toml", "--")) == {flag for flag in flags("run") if flag.startswith("--")}
+    assert set(bash(folder, "einmpi", "one.toml", "--")) == {
+        flag for flag in flags("run") if flag.startswith("--")
+    }
 
 
 def test_bash_registers_the_function(folder):
-    done = subprocess.run(["bash", "--norc", "-c", "source ../scripts/bash; complete -p einmpi"], cwd=folder,
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "--norc", "-c", "source ../scripts/bash; complete -p einmpi"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "complete -F _einmpi einmpi\n"
 
 
@@ -102,8 +113,13 @@ def test_bash_registers_the_function(folder):
     ],
 )
 def test_fish_offers(folder, line, offered):
-    done = subprocess.run(["fish", "--no-config", "-c", f"source ../scripts/fish; complete -C '{line}'"], cwd=folder,
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source ../scripts/fish; complete -C '{line}'"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stderr == ""
     assert {words.split("\t")[0] for words in done.stdout.splitlines()} == offered
 
@@ -135,14 +151,24 @@ print -r -- $text
     ],
 )
 def test_zsh_offers(folder, line, offered):
-    done = subprocess.run(["zsh", "-f", "-c", ZSH, "zsh", line], cwd=folder, capture_output=True, text=True,
-                          errors="replace", timeout=120)  # fmt: skip
+    done = subprocess.run(
+        ["zsh", "-f", "-c", ZSH, "zsh", line],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=120,
+    )
     words = {part.split(":")[0] for part in done.stdout.split("GOT:")[1:]}
     assert offered <= words and not {"check", "notes.txt"} & words, done.stdout
 
 
 def test_the_command_prints_the_script(folder):
-    done = subprocess.run([sys.executable, "-m", "einmpi", "completion", "bash"], cwd=ROOT, capture_output=True,
-                          text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "einmpi", "completion", "bash"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (folder.parent / "scripts" / "bash").read_text()

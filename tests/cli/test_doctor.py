@@ -18,14 +18,22 @@ from einmpi.cli.doctor.finding import Finding, answer_of, start
 from einmpi.cli.launch.mpirun import family_in
 
 LIBRARY = {"library": "Open MPI v5.0.11" if OPEN_MPI else "MPICH 5.0.2"}
-OURS, OTHER = ("Open MPI", "HYDRA build details") if OPEN_MPI else ("MPICH", "mpirun (Open MPI) 4.1.4")
+OURS, OTHER = (
+    ("Open MPI", "HYDRA build details") if OPEN_MPI else ("MPICH", "mpirun (Open MPI) 4.1.4")
+)
 
 
 def doctor(*arguments, python=sys.executable, **environment):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OUTER)}
     environment = {**kept, **OMPI_SETTINGS, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([str(python), "-m", "einmpi", "doctor", *arguments], cwd=ROOT, capture_output=True, text=True,
-                          env=environment, timeout=120)  # fmt: skip
+    return subprocess.run(
+        [str(python), "-m", "einmpi", "doctor", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
 
 
 def findings(text):
@@ -72,7 +80,9 @@ def test_a_machine_that_works(tmp_path):
         assert found[name][0] == "ok", found[name]
     assert {"GPU", "Slurm", "limits", "/dev/shm", "TMPDIR"} < set(found)
     assert OURS in found["mpi4py"][1] and found["mpirun"][1] == f"{MPIRUN}, of {OURS}"
-    assert re.fullmatch(r"two ranks: \d+\.\d µs a message, \d+\.\d GB/s for 16 MiB", found["ping"][1])
+    assert re.fullmatch(
+        r"two ranks: \d+\.\d µs a message, \d+\.\d GB/s for 16 MiB", found["ping"][1]
+    )
     data = json.loads((tmp_path / "found.json").read_text())
     assert data["works"] is True
     assert [(one["name"], one["text"], one["advice"]) for one in data["findings"]] == [
@@ -82,7 +92,9 @@ def test_a_machine_that_works(tmp_path):
 
 
 def test_without_mpi4py(tmp_path):
-    (tmp_path / "mpi4py.py").write_text("raise ImportError('libmpi.so.12: cannot open shared object file')\n")
+    (tmp_path / "mpi4py.py").write_text(
+        "raise ImportError('libmpi.so.12: cannot open shared object file')\n"
+    )
     done = doctor("--json", "-", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert (done.returncode, done.stderr) == (1, "")
     data = json.loads(done.stdout)
@@ -99,7 +111,9 @@ def test_without_mpirun(bare, tmp_path):
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.endswith("\na run on several ranks fails here: mpirun\n")
     state, text, advice = findings(done.stdout)["mpirun"]
-    assert (state, text) == ("FAIL", "there is no mpirun") and advice.startswith("pip install 'einmpi[mpich]'")
+    assert (state, text) == ("FAIL", "there is no mpirun") and advice.startswith(
+        "pip install 'einmpi[mpich]'"
+    )
     assert findings(done.stdout)["mpi4py"][0] == "ok"
 
 
@@ -116,7 +130,11 @@ def test_under_a_launcher():
 
 def test_bad_time_limit():
     done = doctor("--timeout", "nan")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "--timeout: nan seconds; more than 0\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        "--timeout: nan seconds; more than 0\n",
+    )
 
 
 # ---- launchers ------------------------------------------------------------------------------------------------------
@@ -135,7 +153,11 @@ def test_the_launcher_of_another_library(monkeypatch, bare, tmp_path):
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
     found = ranks.launcher(LIBRARY)
-    assert found.state == "problem" and str(path) in found.text and f"mpi4py has found {OURS}" in found.text
+    assert (
+        found.state == "problem"
+        and str(path) in found.text
+        and f"mpi4py has found {OURS}" in found.text
+    )
     assert f"use the mpirun of {OURS}" in found.advice
 
 
@@ -145,7 +167,11 @@ def test_another_mpirun_comes_first_on_the_path(monkeypatch, tmp_path):
     path = made_up(tmp_path / "tools", "mpirun", OTHER)
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
     found = ranks.launcher(LIBRARY)
-    assert found.state == "note" and f"the first on PATH is {path}" in found.text and str(MPIRUN) in found.advice
+    assert (
+        found.state == "note"
+        and f"the first on PATH is {path}" in found.text
+        and str(MPIRUN) in found.advice
+    )
 
 
 def test_ranks_that_know_nothing_of_each_other(monkeypatch, bare, tmp_path):
@@ -157,7 +183,8 @@ def test_ranks_that_know_nothing_of_each_other(monkeypatch, bare, tmp_path):
     assert ranks.launcher(LIBRARY).state == "ok"
     found = ranks.ping(60)
     assert (
-        found.state == "problem" and "1 rank instead of 2: the launcher is not that of mpi4py's library" in found.text
+        found.state == "problem"
+        and "1 rank instead of 2: the launcher is not that of mpi4py's library" in found.text
     )
 
 
@@ -178,8 +205,13 @@ def test_ranks_that_hang_are_ended(monkeypatch, bare, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     found = ranks.ping(3)
-    assert (found.state, found.text) == ("problem", "two ranks do not reach each other: no answer in 3 s")
-    left = [name for name in os.listdir("/proc") if name.isdecimal() and seconds in command_of(name)]
+    assert (found.state, found.text) == (
+        "problem",
+        "two ranks do not reach each other: no answer in 3 s",
+    )
+    left = [
+        name for name in os.listdir("/proc") if name.isdecimal() and seconds in command_of(name)
+    ]
     assert not left
 
 
@@ -231,7 +263,10 @@ def test_gpus_without_cupy(monkeypatch):
 
     monkeypatch.setattr(versions, "gpus", lambda: ["NVIDIA H200"])
     found = libraries.PROBES["cupy"]({"error": "No module named 'cupy'"})
-    assert (found.state, found.advice[:12]) == ("note", "pip install ") and "NVIDIA H200" in found.text
+    assert (found.state, found.advice[:12]) == (
+        "note",
+        "pip install ",
+    ) and "NVIDIA H200" in found.text
     answer = {"cupy": "14.2", "devices": ["NVIDIA H200 (139.8 GiB)"], "nccl": "2.28.9"}
     text = "NVIDIA H200 (139.8 GiB); cupy 14.2, NCCL 2.28.9"
     assert libraries.PROBES["cupy"](answer) == Finding("GPU", "ok", text)
@@ -239,14 +274,24 @@ def test_gpus_without_cupy(monkeypatch):
 
 def test_packages_that_are_missing(monkeypatch):
     monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "rich" else object())
-    assert list(libraries.packages()) == [Finding("packages", "problem", "missing: rich", "pip install rich")]
+    assert list(libraries.packages()) == [
+        Finding("packages", "problem", "missing: rich", "pip install rich")
+    ]
 
 
 def test_kernels_that_cannot_be_kept(tmp_path):
     (tmp_path / "file").touch()
-    environment = {**os.environ, "EINMPI_CACHE_DIR": str(tmp_path / "file" / "folder"), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-m", "einmpi.cli.versions", "numba"], env=environment, capture_output=True,
-                          text=True)  # fmt: skip
+    environment = {
+        **os.environ,
+        "EINMPI_CACHE_DIR": str(tmp_path / "file" / "folder"),
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "einmpi.cli.versions", "numba"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     found = libraries.PROBES["numba"](json.loads(done.stdout))
     assert found.state == "note" and found.advice.startswith("export EINMPI_CACHE_DIR=")
 
@@ -255,14 +300,20 @@ def test_kernels_that_cannot_be_kept(tmp_path):
     ("code", "answer"),
     [
         ("print('hello'); print('{\"a\": 1}')", {"a": 1}),
-        ("import os; os.kill(os.getpid(), 11)", {"error": "it was ended by a signal: Segmentation fault"}),
+        (
+            "import os; os.kill(os.getpid(), 11)",
+            {"error": "it was ended by a signal: Segmentation fault"},
+        ),
         ("import sys; sys.exit('one\\ntwo')", {"error": "two"}),
         ("import sys; sys.exit(3)", {"error": "it ended with status 3"}),
         ("import time; time.sleep(60)", {"error": "no answer in 0.5 s"}),
     ],
 )
 def test_answers_of_other_processes(code, answer):
-    assert answer_of(start([sys.executable, "-S", "-c", code]), 0.5 if "sleep" in code else 60) == answer
+    assert (
+        answer_of(start([sys.executable, "-S", "-c", code]), 0.5 if "sleep" in code else 60)
+        == answer
+    )
 
 
 def test_folders_and_limits(monkeypatch, tmp_path):
@@ -276,6 +327,9 @@ def test_folders_and_limits(monkeypatch, tmp_path):
     monkeypatch.setattr(machine.resource, "getrlimit", lambda number: (64, 64))
     monkeypatch.setattr(machine, "_has_infiniband", lambda: True)
     found = machine.limits()
-    assert found.state == "note" and found.advice == "ulimit -l unlimited; ulimit -n 4096; ulimit -s 8192"
+    assert (
+        found.state == "note"
+        and found.advice == "ulimit -l unlimited; ulimit -n 4096; ulimit -s 8192"
+    )
     monkeypatch.setattr(machine, "_has_infiniband", lambda: False)
     assert "ulimit -l" not in machine.limits().advice

@@ -38,19 +38,25 @@ def test_help_fits(command, monkeypatch):
     text = help_of(command)
     assert text.startswith(f"usage: einmpi {command}".rstrip()) and text.endswith("\n")
     assert max(map(len, text.split("\n"))) <= WIDTH
-    assert "other options" not in text, "an option is in no group: add it to GROUPS in einmpi/cli/help.py"
+    assert "other options" not in text, (
+        "an option is in no group: add it to GROUPS in einmpi/cli/help.py"
+    )
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
 def test_every_option_is_shown_once(command):
     actions = parsers()[command]._actions
-    shown = [name(action) for title, found in grouped(actions) if title != "commands" for action in found]
+    shown = [
+        name(action) for title, found in grouped(actions) if title != "commands" for action in found
+    ]
     assert sorted(shown) == sorted(name(action) for action in actions if action.dest != "command")
     for action in actions:
         assert action.dest == "command" or action.help, f"{name(action)} has no help"
 
 
-@pytest.mark.parametrize(("command", "line"), [(c, line) for c, lines in EXAMPLES.items() for line, _ in lines])
+@pytest.mark.parametrize(
+    ("command", "line"), [(c, line) for c, lines in EXAMPLES.items() for line, _ in lines]
+)
 def test_examples_are_accepted(command, line):
     assert f"  {line}" in help_of(command)
     words = shlex.split(line.partition(" > ")[0])
@@ -81,7 +87,9 @@ def test_version_tells_what_einmpi_runs_on():
 
 def test_version_starts_no_mpi():
     """The library is asked for its name only: on login nodes of clusters MPI often may not be started."""
-    version("import atexit\natexit.register(lambda: sys.modules['mpi4py.MPI'].Is_initialized() and print('started'))")
+    version(
+        "import atexit\natexit.register(lambda: sys.modules['mpi4py.MPI'].Is_initialized() and print('started'))"
+    )
 
 
 def test_version_without_libraries():

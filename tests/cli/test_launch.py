@@ -94,7 +94,9 @@ def processes(mark):
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            found += [int(folder.name)] if mark.encode() in (folder / "cmdline").read_bytes() else []
+            found += (
+                [int(folder.name)] if mark.encode() in (folder / "cmdline").read_bytes() else []
+            )
         except OSError:
             continue
     return found
@@ -213,7 +215,10 @@ def test_reader_has_seen_enough(begin):
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), run.process.stdout.fileno())
     status, _, err = run.finish()
-    assert (status, err.splitlines()[-1]) == (1, "BrokenPipeError")  # the command line turns it into a status
+    assert (status, err.splitlines()[-1]) == (
+        1,
+        "BrokenPipeError",
+    )  # the command line turns it into a status
 
 
 # ---- without mpirun -------------------------------------------------------------------------------------------------
@@ -222,7 +227,9 @@ def test_reader_has_seen_enough(begin):
 @pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
 def test_refuses_inside_mpirun(monkeypatch, name):
     monkeypatch.setenv(name, "0")
-    with pytest.raises(InputError, match=r"^-n: this process was started by mpirun already; leave out -n$"):
+    with pytest.raises(
+        InputError, match=r"^-n: this process was started by mpirun already; leave out -n$"
+    ):
         launch.launch(2, ["run", "job.toml"])
 
 
@@ -235,7 +242,10 @@ def outside(monkeypatch):
 def test_no_mpirun(monkeypatch, tmp_path, outside):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match=r"^einmpi: there is no mpirun; pip install 'einmpi\[mpich\]', or load your"):
+    with pytest.raises(
+        InputError,
+        match=r"^einmpi: there is no mpirun; pip install 'einmpi\[mpich\]', or load your",
+    ):
         launch.launch(2, ["run", "job.toml"])
 
 
@@ -255,7 +265,10 @@ def test_families(monkeypatch, tmp_path, version, options):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path}")
     assert launch.mpirun(10**6) == [str(other), *options]
-    assert launch.mpirun(1) == [str(other), *(options if options[:1] != ["--oversubscribe"] else [])]
+    assert launch.mpirun(1) == [
+        str(other),
+        *(options if options[:1] != ["--oversubscribe"] else []),
+    ]
 
 
 def test_lost_notes(tmp_path):
@@ -269,7 +282,10 @@ FAILED = "einmpi: error: rank 1: kernel Z: ValueError: no"
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        (f"{DASHES}There are no\n slots.", "einmpi: error: mpirun ended with status 1: There are no slots."),
+        (
+            f"{DASHES}There are no\n slots.",
+            "einmpi: error: mpirun ended with status 1: There are no slots.",
+        ),
         (f"{FAILED}\n{FAILED.replace('1', '0')}\nAbort(1) on node 1", FAILED),
         ("the same\nthe same\nthe same", "the same"),
     ],
@@ -318,7 +334,9 @@ def test_banners(capfd, name, piece):
     stream.end()
     assert capfd.readouterr().err == "one line\nanother line\n"
     empty = launch_output.Output(1, everything=False)
-    assert launch_output.reason(9, empty, stream, [], [(1, ""), (2, "kernel Y"), (3, "kernel Z")]) == (line, 1)
+    assert launch_output.reason(
+        9, empty, stream, [], [(1, ""), (2, "kernel Y"), (3, "kernel Z")]
+    ) == (line, 1)
 
 
 # ---- what ranks do --------------------------------------------------------------------------------------------------
@@ -356,7 +374,9 @@ def test_no_notes(monkeypatch, notes):
 def test_notes_are_cheap(monkeypatch, notes):
     """They are made many times a second: memory is written, and nothing of the system is called."""
     note, called = watch.note_to(0), []
-    sys.setprofile(lambda frame, event, function: called.append(function) if event == "c_call" else None)
+    sys.setprofile(
+        lambda frame, event, function: called.append(function) if event == "c_call" else None
+    )
     try:
         note("kernel Z[i,k] of step 17")
     finally:
@@ -367,10 +387,15 @@ def test_notes_are_cheap(monkeypatch, notes):
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [(signal.SIGTERM, "terminated by SIGTERM in kernel Z"), (signal.SIGINT, "interrupted in kernel Z")],
+    [
+        (signal.SIGTERM, "terminated by SIGTERM in kernel Z"),
+        (signal.SIGINT, "interrupted in kernel Z"),
+    ],
 )
 def test_signal(monkeypatch, capfd, number, reason):
-    monkeypatch.setattr(watch, "_GRACE", 60.0)  # else a slow machine ends this process, as it should end a rank
+    monkeypatch.setattr(
+        watch, "_GRACE", 60.0
+    )  # else a slow machine ends this process, as it should end a rank
     before = signal.signal(number, signal.default_int_handler)
     aborted, statuses = threading.Event(), []
     watch.note_to(2)("kernel Z")
@@ -425,7 +450,9 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("case", "said"), [("fail", "ValueError: no"), ("signal", "terminated by SIGTERM")])
+@pytest.mark.parametrize(
+    ("case", "said"), [("fail", "ValueError: no"), ("signal", "terminated by SIGTERM")]
+)
 def test_abort_hangs(case, said):
     command = [sys.executable, "-c", HANGS, case]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
@@ -441,4 +468,7 @@ def test_fail_in_debug(monkeypatch, capfd):
     except EinmpiError as error:
         watch.fail(0, error, lambda status: None)
     first, *_, last = capfd.readouterr().err.splitlines()
-    assert (first, last) == ("Traceback (most recent call last):", "einmpi: error: rank 0: Z: too large")
+    assert (first, last) == (
+        "Traceback (most recent call last):",
+        "einmpi: error: rank 0: Z: too large",
+    )

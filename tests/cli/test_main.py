@@ -33,16 +33,26 @@ def run(folder, *arguments):
 
 def process(folder, *arguments, **more):
     """The finished process of `python -m einmpi …`."""
-    return subprocess.run([sys.executable, "-m", "einmpi", *arguments], cwd=folder, env=environment(**more),
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "einmpi", *arguments],
+        cwd=folder,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
-@pytest.mark.parametrize("words", [["jobs/chain.toml"], ["check", "jobs/softmax.toml"], ["jobs/none.toml"], ["plan"]])
+@pytest.mark.parametrize(
+    "words", [["jobs/chain.toml"], ["check", "jobs/softmax.toml"], ["jobs/none.toml"], ["plan"]]
+)
 def test_a_process_says_what_it_says_here(folder, words):
     """The other tests are quicker without one."""
     there, here = process(folder, *words), run(folder, *words)
     assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
-    assert there.stdout.split("\n")[1:] == here.stdout.split("\n")[1:]  # times are in the first line
+    assert (
+        there.stdout.split("\n")[1:] == here.stdout.split("\n")[1:]
+    )  # times are in the first line
 
 
 def assert_refused(done, message):
@@ -87,8 +97,13 @@ def shortest_path(W):
     return {"D64": D}
 
 
-BY_NUMPY = {"chain": chain, "softmax": softmax, "attention": attention, "distances": distances,
-            "shortest_path": shortest_path}  # fmt: skip
+BY_NUMPY = {
+    "chain": chain,
+    "softmax": softmax,
+    "attention": attention,
+    "distances": distances,
+    "shortest_path": shortest_path,
+}
 
 
 def test_every_job_has_its_own_check():
@@ -98,21 +113,30 @@ def test_every_job_has_its_own_check():
 def summaries(text):
     """{name: (dtype, shape, norm, min, max)} of what a run prints."""
     number = r"(-?[\d.e+-]+)"
-    lines = re.findall(rf"^  (\w+)  (\w+) ([\d×]+|scalar)  norm {number}  min {number}  max {number}(?:  → .*)?$", text,
-                       re.MULTILINE)  # fmt: skip
+    lines = re.findall(
+        rf"^  (\w+)  (\w+) ([\d×]+|scalar)  norm {number}  min {number}  max {number}(?:  → .*)?$",
+        text,
+        re.MULTILINE,
+    )
     return {name: (dtype, shape, *map(float, numbers)) for name, dtype, shape, *numbers in lines}
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_run_equals_numpy(name, folder):
     job = einmpi.load(ROOT / "jobs" / name)
-    arrays = {spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64") for spec in job.inputs}
+    arrays = {
+        spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64")
+        for spec in job.inputs
+    }
     wanted = BY_NUMPY[name.removesuffix(".toml")](**arrays)
     done = run(folder, f"jobs/{name}")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(rf"{re.escape(job.title)}: \d+\.\d\d s on 1 rank \(plan .*, load .*, run .*, store .*\); "
-                        r"\d+ threads? a rank \([^)]*\)"
-                        r"(; \d+ kernels? compiled in .* s)?", done.stdout.split("\n")[0])  # fmt: skip
+    assert re.fullmatch(
+        rf"{re.escape(job.title)}: \d+\.\d\d s on 1 rank \(plan .*, load .*, run .*, store .*\); "
+        r"\d+ threads? a rank \([^)]*\)"
+        r"(; \d+ kernels? compiled in .* s)?",
+        done.stdout.split("\n")[0],
+    )
     found = summaries(done.stdout)
     assert list(found) == list(wanted) and done.stdout.count("\n") == 1 + len(wanted)
     for tensor, array in wanted.items():
@@ -120,17 +144,24 @@ def test_run_equals_numpy(name, folder):
         assert dtype == job.dtype and shape == "×".join(map(str, array.shape))
         scale = np.abs(array).max()
         np.testing.assert_allclose(norm, np.linalg.norm(array.ravel()), rtol=1e-4)
-        np.testing.assert_allclose([least, greatest], [array.min(), array.max()], rtol=1e-4, atol=1e-5 * scale)
+        np.testing.assert_allclose(
+            [least, greatest], [array.min(), array.max()], rtol=1e-4, atol=1e-5 * scale
+        )
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_reference_equals_numpy(name):
     job = einmpi.load(ROOT / "jobs" / name)
-    arrays = {spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64") for spec in job.inputs}
+    arrays = {
+        spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64")
+        for spec in job.inputs
+    }
     results = einmpi.reference(job)
     tolerance = 1e-10 if job.dtype == "float64" else 2e-3
     for tensor, array in BY_NUMPY[name.removesuffix(".toml")](**arrays).items():
-        np.testing.assert_allclose(results[tensor], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
+        np.testing.assert_allclose(
+            results[tensor], array, rtol=tolerance, atol=tolerance * np.abs(array).max()
+        )
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -140,10 +171,16 @@ def test_check(name, folder):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.split("\n")
     assert lines[0] == job.title and lines[-2:] == ["ok", ""]
-    assert [line.split()[1] for line in lines if line.startswith("input ")] == [v.name for v in job.graph.inputs]
-    assert [line.split()[1] for line in lines if line.startswith("output ")] == list(job.graph.outputs)
+    assert [line.split()[1] for line in lines if line.startswith("input ")] == [
+        v.name for v in job.graph.inputs
+    ]
+    assert [line.split()[1] for line in lines if line.startswith("output ")] == list(
+        job.graph.outputs
+    )
     for vertex in job.graph.computed:
-        assert any(line.startswith(f"         {vertex}   {vertex.dtype} ") for line in lines), vertex.name
+        assert any(line.startswith(f"         {vertex}   {vertex.dtype} ") for line in lines), (
+            vertex.name
+        )
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -173,9 +210,24 @@ def test_plan_writes_json(folder):
     done = run(folder, "plan", "jobs/softmax.toml", "-n", "6", "--compare", "--json", "plans.json")
     assert (done.returncode, done.stderr) == (0, "")
     plans = json.loads((folder / "plans.json").read_text())
-    assert [plan["strategy"] for plan in plans] == ["eindecomp", "eindecomp-paper", "sqrt", "replicate"]
-    wanted = {"ranks", "strategy", "certificate", "digest", "words_predicted", "bytes_predicted",
-              "bytes_peak_predicted", "paper_cost", "seconds_planning", "vertices"}  # fmt: skip
+    assert [plan["strategy"] for plan in plans] == [
+        "eindecomp",
+        "eindecomp-paper",
+        "sqrt",
+        "replicate",
+    ]
+    wanted = {
+        "ranks",
+        "strategy",
+        "certificate",
+        "digest",
+        "words_predicted",
+        "bytes_predicted",
+        "bytes_peak_predicted",
+        "paper_cost",
+        "seconds_planning",
+        "vertices",
+    }
     for plan in plans:
         assert wanted <= set(plan) and f"\n{plan['strategy']} " in done.stdout
 
@@ -204,7 +256,9 @@ def test_quiet(command, folder):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["run", "--help"], ["check", "--help"], ["plan", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["run", "--help"], ["check", "--help"], ["plan", "--help"]]
+)
 def test_help(arguments, folder):
     done = run(folder, *arguments)
     assert (done.returncode, done.stderr) == (0, "")
@@ -235,7 +289,10 @@ def test_outputs_go_to_files(folder):
 
 TITLE = 'title = "t"\n'
 BAD_JOBS = {
-    "not TOML": ("a = 1\nb = = 2\n", "bad.toml:2:5: this is not TOML: …; KEY = VALUE and [TABLE] lines"),
+    "not TOML": (
+        "a = 1\nb = = 2\n",
+        "bad.toml:2:5: this is not TOML: …; KEY = VALUE and [TABLE] lines",
+    ),
     "no program": (TITLE, 'bad.toml: there is no program; program = "NAME[labels] = expression"'),
     "unknown key": (
         TITLE + 'program = "Z = 1"\n[plan]\nmemroy = 3\n',
@@ -264,7 +321,8 @@ BAD_JOBS = {
         "bad.toml:4:1: there is no file none.h5; paths are relative to the job file",
     ),
     "dtype of an input": (
-        TITLE + 'program = "Z[i:3] = X[i]"\n[inputs]\nX = { shape = [3], random = "ones", dtype = "uint8" }\n',
+        TITLE
+        + 'program = "Z[i:3] = X[i]"\n[inputs]\nX = { shape = [3], random = "ones", dtype = "uint8" }\n',
         "bad.toml:4:37: unknown dtype 'uint8'; did you mean int64? allowed: …",
     ),
 }
@@ -282,8 +340,14 @@ CHAIN = "jobs/chain.toml"
 SIZES = "allowed: s, skew, thin, long"
 BAD_ARGUMENTS = {
     "nothing": ([], "einmpi: the following arguments are required: COMMAND; see einmpi --help"),
-    "no job": (["check"], "einmpi: the following arguments are required: JOB.toml; see einmpi check --help"),
-    "unknown flag": (["check", CHAIN, "--fast"], "einmpi: unrecognized arguments: --fast; see einmpi --help"),
+    "no job": (
+        ["check"],
+        "einmpi: the following arguments are required: JOB.toml; see einmpi check --help",
+    ),
+    "unknown flag": (
+        ["check", CHAIN, "--fast"],
+        "einmpi: unrecognized arguments: --fast; see einmpi --help",
+    ),
     "unknown command": (
         ["rum", CHAIN],
         "einmpi: unknown command 'rum'; did you mean run? "
@@ -294,14 +358,35 @@ BAD_ARGUMENTS = {
         "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",
     ),
     "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks; 1 to 4096"),
-    "missing file": (["jobs/none.toml"], "jobs/none.toml: there is no such file; a job file in TOML"),
+    "missing file": (
+        ["jobs/none.toml"],
+        "jobs/none.toml: there is no such file; a job file in TOML",
+    ),
     "a folder": (["check", "jobs"], "jobs: this is a folder; a job file in TOML"),
-    "set without a number": ([CHAIN, "--set", "s"], "--set s: '' is not a whole number; --set NAME=NUMBER"),
-    "set to a word": ([CHAIN, "--set", "s=ten"], "--set s=ten: 'ten' is not a whole number; --set NAME=NUMBER"),
-    "set to two signs": ([CHAIN, "--set", "s=--5"], "--set s=--5: '--5' is not a whole number; --set NAME=NUMBER"),
-    "set to half": ([CHAIN, "--set", "s=1.5"], "--set s=1.5: '1.5' is not a whole number; --set NAME=NUMBER"),
-    "set nothing": ([CHAIN, "--set", "=5"], f"jobs/chain.toml: there is no size '' to set; {SIZES}"),
-    "set unknown": ([CHAIN, "--set", "S=5"], f"jobs/chain.toml: there is no size 'S' to set; {SIZES}"),
+    "set without a number": (
+        [CHAIN, "--set", "s"],
+        "--set s: '' is not a whole number; --set NAME=NUMBER",
+    ),
+    "set to a word": (
+        [CHAIN, "--set", "s=ten"],
+        "--set s=ten: 'ten' is not a whole number; --set NAME=NUMBER",
+    ),
+    "set to two signs": (
+        [CHAIN, "--set", "s=--5"],
+        "--set s=--5: '--5' is not a whole number; --set NAME=NUMBER",
+    ),
+    "set to half": (
+        [CHAIN, "--set", "s=1.5"],
+        "--set s=1.5: '1.5' is not a whole number; --set NAME=NUMBER",
+    ),
+    "set nothing": (
+        [CHAIN, "--set", "=5"],
+        f"jobs/chain.toml: there is no size '' to set; {SIZES}",
+    ),
+    "set unknown": (
+        [CHAIN, "--set", "S=5"],
+        f"jobs/chain.toml: there is no size 'S' to set; {SIZES}",
+    ),
     "set zero": (
         ["check", CHAIN, "--set", "s=0"],
         "jobs/chain.toml:10:1: size s is set to 0; a whole number from 1 to 2**39 = 549755813888",
@@ -310,7 +395,10 @@ BAD_ARGUMENTS = {
         [CHAIN, "--set", "skew=1000"],
         "jobs/chain.toml:12:1: size thin is 0; a whole number from 1 to 2**39 = 549755813888",
     ),
-    "dtype": (["check", CHAIN, "--dtype", "double"], "jobs/chain.toml: unknown dtype 'double'; allowed: …"),
+    "dtype": (
+        ["check", CHAIN, "--dtype", "double"],
+        "jobs/chain.toml: unknown dtype 'double'; allowed: …",
+    ),
     "too large": (
         [CHAIN, "--set", "s=9000000"],
         "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes, more "
@@ -339,14 +427,19 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
         'program = "Z[i] = X[int64(X[i])]"\ninputs.X = { shape = [4], random = "uniform", low = 7, high = 8 }\n'
         'outputs.Z = "none/out.h5:/Z"\n'
     )
-    assert_refused(run(folder, "job.toml"), "job.toml:3:9: there is no folder for none/out.h5; a folder that exists")
+    assert_refused(
+        run(folder, "job.toml"),
+        "job.toml:3:9: there is no folder for none/out.h5; a folder that exists",
+    )
 
 
 def test_debug_shows_the_traceback(folder):
     done = process(folder, "jobs/none.toml", EINMPI_DEBUG="1")
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.startswith("Traceback")
-    assert done.stderr.strip().endswith("InputError: jobs/none.toml: there is no such file; a job file in TOML")
+    assert done.stderr.strip().endswith(
+        "InputError: jobs/none.toml: there is no such file; a job file in TOML"
+    )
 
 
 # ---- under mpirun ---------------------------------------------------------------------------------------------------
@@ -361,7 +454,9 @@ def test_four_ranks_print_one_summary(folder):
     assert summaries(done.stdout) == summaries(alone.stdout) != {}
     assert done.stdout.count("\n") == 1 + alone.stdout.count("\n") == 3
     assert re.search(
-        r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ", done.stdout, re.M
+        r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ",
+        done.stdout,
+        re.M,
     )
 
 
@@ -376,7 +471,9 @@ def test_four_ranks_refuse_a_bad_job_with_one_line(name, folder):
     lines = done.stderr.splitlines()
     pattern = re.escape(message).replace("…", ".*")
     assert sum(re.fullmatch(pattern, line) is not None for line in lines) == 1, done.stderr
-    assert OPEN_MPI or len(lines) == 1  # Open MPI's mpirun adds a block of its own, before or after it
+    assert (
+        OPEN_MPI or len(lines) == 1
+    )  # Open MPI's mpirun adds a block of its own, before or after it
 
 
 def test_an_error_nobody_foresaw_is_one_line_and_status_1() -> None:
@@ -396,7 +493,12 @@ def test_an_error_nobody_foresaw_is_one_line_and_status_1() -> None:
 @pytest.mark.parametrize("words", [["-n", "2"], ["-n2"], ["-n=2"], ["--ranks", "2"], ["--ranks=2"]])
 def test_ranks_do_not_see_how_many_they_are(words):
     assert make_parser().parse_args(["run", "a.toml", *words]).ranks == 2
-    assert _without_ranks(["run", "a.toml", *words, "--set", "n=2"]) == ["run", "a.toml", "--set", "n=2"]
+    assert _without_ranks(["run", "a.toml", *words, "--set", "n=2"]) == [
+        "run",
+        "a.toml",
+        "--set",
+        "n=2",
+    ]
 
 
 def test_flags_are_not_cut_short(capfd):

@@ -35,16 +35,34 @@ def test_all_flags_that_name_a_file_to_write_are_known():
     assert named - {"machine"} == set(FLAGS)  # which is read
 
 
-@pytest.mark.parametrize("words, what", [
-    (["calibrate", "--save", "./x.toml", "--json", "x.toml"], "--save ./x.toml: is the file of --json too"),
-    (["run", "job.toml", "--json", "x", "--trace", "y/../x"], "--trace y/../x: is the file of --json too"),
-    (["run", "job.toml", "--report", "out.h5"], "--report out.h5: is the file of Z in the job"),
-    (["verify", "job.toml", "--json", "in.h5"], "--json in.h5: is the file of A in the job"),
-    (["run", "job.toml", "--checkpoint", "x", "--json", "x"], "--json x: is the folder of --checkpoint"),
-    ([*PLAN, "--plot", "x.svg", "--report", "link.svg"], "--plot x.svg: is the file of --report too"),
-    ([*PLAN, "--machine", "m.toml", "--json", "m.toml"], "--json m.toml: is the file of --machine"),
-    ([*SBATCH, "--out", "out.h5"], "--out out.h5: is the file of Z in the job"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, what",
+    [
+        (
+            ["calibrate", "--save", "./x.toml", "--json", "x.toml"],
+            "--save ./x.toml: is the file of --json too",
+        ),
+        (
+            ["run", "job.toml", "--json", "x", "--trace", "y/../x"],
+            "--trace y/../x: is the file of --json too",
+        ),
+        (["run", "job.toml", "--report", "out.h5"], "--report out.h5: is the file of Z in the job"),
+        (["verify", "job.toml", "--json", "in.h5"], "--json in.h5: is the file of A in the job"),
+        (
+            ["run", "job.toml", "--checkpoint", "x", "--json", "x"],
+            "--json x: is the folder of --checkpoint",
+        ),
+        (
+            [*PLAN, "--plot", "x.svg", "--report", "link.svg"],
+            "--plot x.svg: is the file of --report too",
+        ),
+        (
+            [*PLAN, "--machine", "m.toml", "--json", "m.toml"],
+            "--json m.toml: is the file of --machine",
+        ),
+        ([*SBATCH, "--out", "out.h5"], "--out out.h5: is the file of Z in the job"),
+    ],
+)
 def test_two_outputs_in_one_file_are_refused(words, what, capfd):
     os.mkdir("y")
     os.symlink("x.svg", "link.svg")
@@ -59,8 +77,15 @@ def test_nowhere_has_room_for_all(capfd):
     assert not os.path.isfile("/dev/null")
 
 
-@pytest.mark.parametrize("words, file", [([*PLAN, "--plot"], "x.png"), ([*PLAN, "--plot"], "x.svg"),
-                                         ([*SBATCH, "--out"], "x"), ([*PLAN, "--json"], "x")])  # fmt: skip
+@pytest.mark.parametrize(
+    "words, file",
+    [
+        ([*PLAN, "--plot"], "x.png"),
+        ([*PLAN, "--plot"], "x.svg"),
+        ([*SBATCH, "--out"], "x"),
+        ([*PLAN, "--json"], "x"),
+    ],
+)
 def test_what_is_there_stays_until_the_new_file_is_whole(words, file, capfd, monkeypatch):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -76,4 +101,6 @@ def test_what_is_there_stays_until_the_new_file_is_whole(words, file, capfd, mon
     assert capfd.readouterr().err == f"{file}: No space left on device; a file to write\n"
     with open(file) as old:
         assert old.read() == "as it was" and sorted(os.listdir()) == before
-    assert main([*words, file]) == 0 and os.path.getsize(file) > 100 and sorted(os.listdir()) == before
+    assert (
+        main([*words, file]) == 0 and os.path.getsize(file) > 100 and sorted(os.listdir()) == before
+    )

@@ -38,10 +38,37 @@ bandwidth = "1 GB/s"
 float64 = "10 Gflop/s"
 other = "1 Gop/s"
 """
-NASTY = ["a b", "it's", 'say "hi"', "two\nlines", "x\n#SBATCH --exclusive\n", "$(touch pwned)", "`touch pwned`",
-         "; touch pwned;", "-n", "*", "%j", "tab\there", "ünï", "\\", "&", "# no"]  # fmt: skip
-OPTIONS = {"job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "mem", "time", "output", "signal",
-           "requeue", "open-mode"}  # fmt: skip
+NASTY = [
+    "a b",
+    "it's",
+    'say "hi"',
+    "two\nlines",
+    "x\n#SBATCH --exclusive\n",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "; touch pwned;",
+    "-n",
+    "*",
+    "%j",
+    "tab\there",
+    "ünï",
+    "\\",
+    "&",
+    "# no",
+]
+OPTIONS = {
+    "job-name",
+    "nodes",
+    "ntasks-per-node",
+    "cpus-per-task",
+    "gpus-per-node",
+    "mem",
+    "time",
+    "output",
+    "signal",
+    "requeue",
+    "open-mode",
+}
 
 
 @pytest.fixture
@@ -82,14 +109,22 @@ def run(text, folder, status=0):
         (tools / name).write_text(f"#!/bin/bash\ncd '{folder}'\n{does}\n")
         (tools / name).chmod(0o755)
     (folder / "run.sbatch").write_bytes(text.encode(errors="surrogateescape"))
-    variables = {"PATH": f"{tools}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash", "run.sbatch"], cwd=folder, env={**os.environ, **variables}, capture_output=True)
+    variables = {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "SLURM_CPUS_PER_TASK": "1",
+        "SLURM_JOB_ID": "7",
+    }
+    done = subprocess.run(
+        ["bash", "run.sbatch"], cwd=folder, env={**os.environ, **variables}, capture_output=True
+    )
     assert done.returncode == status, done.stderr
     return [os.fsdecode(word) for word in (folder / "told").read_bytes().split(b"\0")[:-1]]
 
 
 def test_figures_of_the_plan(job):
-    text = script(job, "--nodes", 2, "--ntasks-per-node", 4, "--cpus-per-task", 3, "--set", "n=4000")
+    text = script(
+        job, "--nodes", 2, "--ntasks-per-node", 4, "--cpus-per-task", 3, "--set", "n=4000"
+    )
     plan = einmpi.plan(einmpi.load(job, n=4000), 8, nodes=2)
     found = sbatch_options(text)
     assert (found["nodes"], found["ntasks-per-node"], found["cpus-per-task"]) == ("2", "4", "3")
@@ -118,22 +153,51 @@ def test_memory_for_what_is_read_ahead(tmp_path):
 
 
 def test_a_measured_machine(job):
-    text = script(job, "--nodes", 2, "--ntasks-per-node", 4, "--set", "n=8000", "--machine", "machine.toml")
+    text = script(
+        job, "--nodes", 2, "--ntasks-per-node", 4, "--set", "n=8000", "--machine", "machine.toml"
+    )
     plan = einmpi.plan(einmpi.load(job, n=8000), 8, nodes=2, machine="machine.toml")
-    assert plan.seconds_predicted and estimate(plan, "numpy", 1).seconds > START + 2 * plan.seconds_predicted
+    assert (
+        plan.seconds_predicted
+        and estimate(plan, "numpy", 1).seconds > START + 2 * plan.seconds_predicted
+    )
     assert "from times that were measured: on a machine" in text and "einmpi calibrate" not in text
     assert f"--machine {job.parent / 'machine.toml'}" in text
 
 
 def test_what_is_passed_on(job):
-    words = ["--set", "n=32", "--dtype", "float32", "--strategy", "sqrt", "--memory", "4GiB", "--backend", "numpy",
-             "--fast-math"]  # fmt: skip
+    words = [
+        "--set",
+        "n=32",
+        "--dtype",
+        "float32",
+        "--strategy",
+        "sqrt",
+        "--memory",
+        "4GiB",
+        "--backend",
+        "numpy",
+        "--fast-math",
+    ]
     assert run(script("job.toml", "--nodes", 1, "--ntasks-per-node", 2, *words), job.parent) == [
-        "--mpi=pmi2", "python", "-m", "einmpi", str(job), *words]  # fmt: skip
+        "--mpi=pmi2",
+        "python",
+        "-m",
+        "einmpi",
+        str(job),
+        *words,
+    ]
 
 
-@pytest.mark.parametrize(("family", "launch"), [("mpich", "srun --mpi=pmi2"), ("intel", "srun --mpi=pmi2"),
-                                               ("openmpi", "srun --mpi=pmix"), ("other", "srun")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("family", "launch"),
+    [
+        ("mpich", "srun --mpi=pmi2"),
+        ("intel", "srun --mpi=pmi2"),
+        ("openmpi", "srun --mpi=pmix"),
+        ("other", "srun"),
+    ],
+)
 def test_the_launcher_belongs_to_the_mpi(family, launch):
     text = str(Script("x", (), 1, 1, 1, 1, 60, family, "a library", ["job.toml"]))
     assert f"\nlaunch=${{LAUNCH:-{launch}}}\n" in text and "a library" in text
@@ -150,10 +214,24 @@ def test_gpus(job):
     assert "gpus-per-node" not in sbatch_options(script(job, "--nodes", 1, "--ntasks-per-node", 4))
 
 
-@pytest.mark.parametrize(("status", "requeued"), [(0, False), (1, False), (2, False), (75, True), (138, False)])
+@pytest.mark.parametrize(
+    ("status", "requeued"), [(0, False), (1, False), (2, False), (75, True), (138, False)]
+)
 def test_checkpoints(job, status, requeued):
     """Status 138 is that of a signal: without one to the script itself, nobody asked the ranks to stop."""
-    text = script(job, "--nodes", 1, "--ntasks-per-node", 2, "--checkpoint", "saved", "--every", "1h", "--time", "1h")
+    text = script(
+        job,
+        "--nodes",
+        1,
+        "--ntasks-per-node",
+        2,
+        "--checkpoint",
+        "saved",
+        "--every",
+        "1h",
+        "--time",
+        "1h",
+    )
     found = sbatch_options(text)
     assert (found["signal"], found["requeue"], found["open-mode"]) == ("B:USR1@300", "", "append")
     words = run(text, job.parent, status)
@@ -171,7 +249,9 @@ def test_words_of_the_user_are_data(tmp_path_factory, data):
     place = tmp_path_factory.mktemp("job")
     notes, command_words = [title, folder], [f"/{folder}/{name}.toml", "--checkpoint", f"/{folder}"]
     resumes = data.draw(st.booleans())
-    text = str(Script(name, notes, 1, 1, 1, 1, 3600, "mpich", title, command_words, resumes=resumes))
+    text = str(
+        Script(name, notes, 1, 1, 1, 1, 3600, "mpich", title, command_words, resumes=resumes)
+    )
     hold = ["env", "--block-signal=USR1"] * resumes
     assert run(text, place) == ["--mpi=pmi2", *hold, "python", "-m", "einmpi", *command_words]
     assert set(sbatch_options(text)) <= OPTIONS and sbatch_options(text)["output"] == "%x-%j.out"
@@ -184,7 +264,22 @@ def test_a_file_name_that_is_no_text(job, capfdbinary):
     os.rename(job, odd)
     assert main(["sbatch", odd, "--nodes", "1", "--ntasks-per-node", "1"]) == 0
     printed = os.fsdecode(capfdbinary.readouterr().out)
-    assert main(["sbatch", odd, "--nodes", "1", "--ntasks-per-node", "1", "--out", "it's.sbatch", "--quiet"]) == 0
+    assert (
+        main(
+            [
+                "sbatch",
+                odd,
+                "--nodes",
+                "1",
+                "--ntasks-per-node",
+                "1",
+                "--out",
+                "it's.sbatch",
+                "--quiet",
+            ]
+        )
+        == 0
+    )
     assert os.fsdecode((job.parent / "it's.sbatch").read_bytes()) == printed
     assert run(printed, job.parent)[-1] == odd
 
@@ -215,9 +310,18 @@ def test_a_job_of_many_years_needs_a_limit(job):
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90", 5400), ("90:30", 5430), ("1:30:00", 5400), ("1-00", 86400), ("1-2:03", 93780), ("1-0:0:5", 86405),
-     ("90min", 5400), ("2h", 7200), ("1.5h", 5400)],
-)  # fmt: skip
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("1:30:00", 5400),
+        ("1-00", 86400),
+        ("1-2:03", 93780),
+        ("1-0:0:5", 86405),
+        ("90min", 5400),
+        ("2h", 7200),
+        ("1.5h", 5400),
+    ],
+)
 def test_limits(text, seconds):
     assert parse_limit(text) == seconds
 
@@ -230,6 +334,8 @@ def test_wrong_limits(text):
         parse_limit(text)
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(60, "00:01:00"), (61, "00:02:00"), (86400, "1-00:00:00")])
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(60, "00:01:00"), (61, "00:02:00"), (86400, "1-00:00:00")]
+)
 def test_clock(seconds, shown):
     assert clock(seconds) == shown

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mpi_helpers import OPEN_MPI, ROOT, all_three, exchange, gather, needs_mpirun, reduce, run_all, run_mpi
+from mpi_helpers import (
+    OPEN_MPI,
+    ROOT,
+    all_three,
+    exchange,
+    gather,
+    needs_mpirun,
+    reduce,
+    run_all,
+    run_mpi,
+)
 
 from einmpi.comm import mpi as comm_mpi
 from einmpi.comm.base import CountingComm, SelfComm
@@ -34,19 +44,34 @@ def test_threads(ranks):
 
 def test_many_threads():
     everyone = [tuple(range(64))]
-    run_threads(64, lambda comm: all_three(comm, everyone, np.random.default_rng(1), most=4, dtypes=["float32"]))
+    run_threads(
+        64,
+        lambda comm: all_three(
+            comm, everyone, np.random.default_rng(1), most=4, dtypes=["float32"]
+        ),
+    )
 
 
 @st.composite
 def calls(draw):
     ranks = draw(st.integers(2, 9))
-    group = st.permutations(range(ranks)).flatmap(lambda order: st.integers(1, ranks).map(lambda n: tuple(order[:n])))
+    group = st.permutations(range(ranks)).flatmap(
+        lambda order: st.integers(1, ranks).map(lambda n: tuple(order[:n]))
+    )
     count = st.one_of(st.just(0), st.integers(0, 2000))
 
     def one(group):
-        counts = st.lists(st.lists(count, min_size=len(group), max_size=len(group)), min_size=len(group),
-                          max_size=len(group))  # fmt: skip
-        return st.tuples(st.sampled_from((exchange, gather, reduce)), st.just(group), st.sampled_from(DTYPES), counts)
+        counts = st.lists(
+            st.lists(count, min_size=len(group), max_size=len(group)),
+            min_size=len(group),
+            max_size=len(group),
+        )
+        return st.tuples(
+            st.sampled_from((exchange, gather, reduce)),
+            st.just(group),
+            st.sampled_from(DTYPES),
+            counts,
+        )
 
     return ranks, draw(st.lists(group.flatmap(one), min_size=1, max_size=6))
 
@@ -55,7 +80,9 @@ def calls(draw):
 @given(calls())
 def test_any_calls_in_any_groups(drawn):
     ranks, program = drawn
-    run_threads(ranks, lambda comm: [call(comm, *rest) for call, *rest in program if comm.rank in rest[0]])
+    run_threads(
+        ranks, lambda comm: [call(comm, *rest) for call, *rest in program if comm.rank in rest[0]]
+    )
 
 
 def test_sums_are_added_in_the_order_of_the_group():
@@ -66,7 +93,9 @@ def test_sums_are_added_in_the_order_of_the_group():
         comm.reduce_scatter((2, 0, 1), np.repeat(values[comm.rank], 3), [1, 1, 1], receive)
         return float(receive[0])
 
-    assert run_threads(3, total) == [1.0] * 3  # (-1e8 + 1e8) + 1; in the order of the ranks it would be 0
+    assert (
+        run_threads(3, total) == [1.0] * 3
+    )  # (-1e8 + 1e8) + 1; in the order of the ranks it would be 0
 
 
 def fail_on_two(comm):
@@ -87,15 +116,27 @@ def send_one(comm):
 WRONG = [
     (receive_one, lambda comm: None, "rank 0 waits for rank 1 in sendrecv, but rank 1 has ended"),
     (send_one, lambda comm: None, "rank 1 has not received what rank 0 sent in sendrecv"),
-    (lambda comm: comm.sendrecv(1, np.zeros(2, int), None, None), receive_one,
-     "rank 0 sends 2 elements of int64 to rank 1, which expects 1 of float64"),
-    (lambda comm: comm.allgatherv((0, 1), np.zeros(5), [3, 2]),
-     lambda comm: comm.allgatherv((0, 1), np.zeros(6), [4, 2]),
-     "rank 0 sends 3 elements of float64 to rank 1, which expects 4"),
-    (lambda comm: comm.barrier(), lambda comm: comm.same(""),
-     "rank [01] expects (barrier|same) of rank [01], which does"),
-    (lambda comm: comm.barrier(), receive_one, "rank 1 expects sendrecv of rank 0, which does barrier"),
-]  # fmt: skip
+    (
+        lambda comm: comm.sendrecv(1, np.zeros(2, int), None, None),
+        receive_one,
+        "rank 0 sends 2 elements of int64 to rank 1, which expects 1 of float64",
+    ),
+    (
+        lambda comm: comm.allgatherv((0, 1), np.zeros(5), [3, 2]),
+        lambda comm: comm.allgatherv((0, 1), np.zeros(6), [4, 2]),
+        "rank 0 sends 3 elements of float64 to rank 1, which expects 4",
+    ),
+    (
+        lambda comm: comm.barrier(),
+        lambda comm: comm.same(""),
+        "rank [01] expects (barrier|same) of rank [01], which does",
+    ),
+    (
+        lambda comm: comm.barrier(),
+        receive_one,
+        "rank 1 expects sendrecv of rank 0, which does barrier",
+    ),
+]
 
 
 @pytest.mark.parametrize(("first", "second", "said"), WRONG)
@@ -120,7 +161,9 @@ def test_a_rank_that_does_not_come():
 
 
 def test_the_first_error_ends_all():
-    with pytest.raises(ValueError, match="broken") as caught:  # not that somebody has waited for long
+    with pytest.raises(
+        ValueError, match="broken"
+    ) as caught:  # not that somebody has waited for long
         run_threads(5, fail_on_two, limit=60)
     assert caught.value.__notes__ == ["on rank 2 of 5"]
 
@@ -149,7 +192,9 @@ def under_mpi():
     comm_mpi.MOST_BYTES, comm.oversubscribed = limit, not comm.oversubscribed
     if comm.size <= 3:  # the other way to wait; many ranks on few cores spin for long
         run_all(comm)
-    MPI.Request.Waitall([user.Isend(np.full(1, comm.rank + 1.0), (comm.rank + 1) % comm.size), pending])
+    MPI.Request.Waitall(
+        [user.Isend(np.full(1, comm.rank + 1.0), (comm.rank + 1) % comm.size), pending]
+    )
     assert inbox[0] == (comm.rank - 1) % comm.size + 1
     held = [sub for sub in comm._groups.values() if sub is not None]
     comm.free()
@@ -207,7 +252,9 @@ def large():
     if comm.rank == 0:
         buffer[...] = 0
         comm.sendrecv(None, None, 1, buffer[3:].view(bool))
-        assert buffer[:3].tolist() == [0] * 3 and (buffer[3::block][: count // block] == marks).all()
+        assert (
+            buffer[:3].tolist() == [0] * 3 and (buffer[3::block][: count // block] == marks).all()
+        )
         assert buffer[-5:].tolist() == [7] * 5
     else:
         comm.sendrecv(0, buffer[:-3].view(bool), None, None)
@@ -235,7 +282,9 @@ def test_more_than_two_gib():
 @pytest.mark.mpi
 @needs_mpirun
 def test_abort_says_one_line():
-    done = run_mpi(3, """if True:
+    done = run_mpi(
+        3,
+        """if True:
         import sys
         from einmpi.comm.mpi import MpiComm, abort, world
         comm = MpiComm(world())
@@ -243,21 +292,33 @@ def test_abort_says_one_line():
             sys.stderr.write("einmpi: error: rank 1: broken\\n")
             abort(world(), 3)
         comm.barrier()
-        """)  # fmt: skip
+        """,
+    )
     assert (done.returncode, done.stdout) == (3, "")
     lines = done.stderr.splitlines()
     assert lines.count("einmpi: error: rank 1: broken") == 1
-    assert OPEN_MPI or len(lines) == 1, done.stderr  # Open MPI's mpirun adds its own account, whatever a rank does
+    assert OPEN_MPI or len(lines) == 1, (
+        done.stderr
+    )  # Open MPI's mpirun adds its own account, whatever a rank does
 
 
 # ---- without a launcher, or with a wrong one ------------------------------------------------------------------------
 
 
 def world_with(**environment):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PMI", "OMPI", "MPI", "SLURM"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("PMI", "OMPI", "MPI", "SLURM"))
+    }
     code = "from einmpi.comm.mpi import world\ntry: print(world())\nexcept Exception as e: print(repr(e))"
-    done = subprocess.run([sys.executable, "-c", code], env={**kept, "PYTHONPATH": str(ROOT), **environment},
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.stderr == ""
     return done.stdout.strip()
 
@@ -268,15 +329,23 @@ def test_no_launcher():
 
 def test_no_library():
     said = world_with(PMI_RANK="0", MPI4PY_LIBMPI="/nowhere/libmpi.so")
-    assert said.startswith("EinmpiError(") and "/nowhere/libmpi.so" in said and said.count("\n") == 0
+    assert (
+        said.startswith("EinmpiError(") and "/nowhere/libmpi.so" in said and said.count("\n") == 0
+    )
 
 
 @pytest.mark.mpi
 @needs_mpirun
 def test_launcher_of_another_mpi():
-    foreign = {"PMI_RANK": "0", "PMI_SIZE": "4"} if OPEN_MPI else {
-        "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}  # fmt: skip
-    assert re.match(r"EinmpiError\(.*started 4 processes, but each is alone; .*(MPICH|Open MPI)", world_with(**foreign))
+    foreign = (
+        {"PMI_RANK": "0", "PMI_SIZE": "4"}
+        if OPEN_MPI
+        else {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+    )
+    assert re.match(
+        r"EinmpiError\(.*started 4 processes, but each is alone; .*(MPICH|Open MPI)",
+        world_with(**foreign),
+    )
 
 
 if __name__ == "__main__":

@@ -44,18 +44,34 @@ def machine(tmp_path):
     return str(tmp_path / "machine.toml")
 
 
-@pytest.mark.parametrize("name", ["chain, even", "attention, even", "attention, odd", "single number", "diagonal",
-                                  "statistics", "nothing"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "chain, even",
+        "attention, even",
+        "attention, odd",
+        "single number",
+        "diagonal",
+        "statistics",
+        "nothing",
+    ],
+)
 def test_bytes_between_nodes_are_as_planned(name, machine):
     job, arrays = CASES[name]
     reference = einmpi.reference(job, arrays)
     for ranks, nodes in ((8, 2), (6, 3), (8, 4)):
-        for options in ({}, {"strategy": "eindecomp-paper"}, {"machine": machine})[: 3 if nodes == 2 else 1]:
+        for options in ({}, {"strategy": "eindecomp-paper"}, {"machine": machine})[
+            : 3 if nodes == 2 else 1
+        ]:
             done = run_on_threads(job, ranks, arrays, nodes=nodes, **options)
             assert_close(done.outputs, reference)
             assert (done.plan.nodes, done.plan.mesh) == (nodes, Mesh(ranks, nodes))
             found = done.moved, sum(done.between)
-            assert found == (done.plan.bytes_predicted, done.plan.bytes_between), (ranks, nodes, options)
+            assert found == (done.plan.bytes_predicted, done.plan.bytes_between), (
+                ranks,
+                nodes,
+                options,
+            )
 
 
 @pytest.mark.slow
@@ -67,10 +83,27 @@ def test_every_strategy_on_nodes(name):
         for strategy in strategies(job, ranks):
             done = run_on_threads(job, ranks, arrays, nodes=nodes, strategy=strategy)
             assert_close(done.outputs, reference)
-            assert (done.moved, sum(done.between)) == (done.plan.bytes_predicted, done.plan.bytes_between)
+            assert (done.moved, sum(done.between)) == (
+                done.plan.bytes_predicted,
+                done.plan.bytes_between,
+            )
 
 
-PLACES = ((2, 1), (3, 1), (4, 2), (5, 1), (6, 1), (6, 2), (6, 3), (8, 2), (8, 4), (9, 3), (12, 2), (12, 4), (16, 4))
+PLACES = (
+    (2, 1),
+    (3, 1),
+    (4, 2),
+    (5, 1),
+    (6, 1),
+    (6, 2),
+    (6, 3),
+    (8, 2),
+    (8, 4),
+    (9, 3),
+    (12, 2),
+    (12, 4),
+    (16, 4),
+)
 
 
 @pytest.mark.parametrize("seed, graphs", [(1, 12), pytest.param(2, 250, marks=pytest.mark.slow)])
@@ -82,7 +115,12 @@ def test_bytes_of_any_graph_are_as_planned(seed, graphs):
         for strategy in ("eindecomp", "eindecomp-paper", "sqrt"):
             plan = make_plan(graph, ranks, Options(strategy=strategy, nodes=nodes))
             found = tuple(map(sum, zip(*dry_run_on_nodes(plan), strict=True)))
-            assert found == (plan.bytes_predicted, plan.bytes_between), (str(graph), ranks, nodes, strategy)
+            assert found == (plan.bytes_predicted, plan.bytes_between), (
+                str(graph),
+                ranks,
+                nodes,
+                strategy,
+            )
 
 
 def test_messages_in_pieces(monkeypatch):
@@ -103,10 +141,15 @@ def test_a_dry_run_on_many_nodes(ranks, nodes):
     assert max(between) * ranks <= 1.05 * sum(between)
 
 
-@pytest.mark.parametrize("skew, ranks, nodes, total, one_level, two_levels",
-                         [(1, 16, 4, 1500, 900, 600), (10, 16, 4, 270, 180, 70),
-                          pytest.param(1, 64, 8, 2700, 1500, 900, marks=pytest.mark.slow),
-                          pytest.param(10, 64, 8, 690, 480, 150, marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize(
+    "skew, ranks, nodes, total, one_level, two_levels",
+    [
+        (1, 16, 4, 1500, 900, 600),
+        (10, 16, 4, 270, 180, 70),
+        pytest.param(1, 64, 8, 2700, 1500, 900, marks=pytest.mark.slow),
+        pytest.param(10, 64, 8, 690, 480, 150, marks=pytest.mark.slow),
+    ],
+)
 def test_two_levels_send_less_between_nodes(skew, ranks, nodes, total, one_level, two_levels):
     """In hundredths of s², as docs/planner.md has them."""
     job = einmpi.load("jobs/chain.toml", s=1920, skew=skew)
@@ -114,7 +157,11 @@ def test_two_levels_send_less_between_nodes(skew, ranks, nodes, total, one_level
     unit = 1920 * 1920 * 8 // 100
     assert (flat.bytes_predicted, aware.bytes_predicted) == (total * unit, total * unit)
     assert sum(between for _, between in dry_run_on_nodes(flat, nodes)) == one_level * unit
-    assert sum(between for _, between in dry_run_on_nodes(aware)) == two_levels * unit == aware.bytes_between
+    assert (
+        sum(between for _, between in dry_run_on_nodes(aware))
+        == two_levels * unit
+        == aware.bytes_between
+    )
 
 
 def test_results_feed_the_next_call_on_the_same_nodes():
@@ -130,13 +177,17 @@ def test_results_feed_the_next_call_on_the_same_nodes():
 
     results = run_threads(8, on_rank, nodes=2)
     plan = results[0][2]
-    assert plan.mesh == Mesh(8, 2) and sum(between for _, between, _ in results) == plan.bytes_between
+    assert (
+        plan.mesh == Mesh(8, 2) and sum(between for _, between, _ in results) == plan.bytes_between
+    )
     square = whole @ whole
     np.testing.assert_allclose(results[0][0], square @ square)
 
 
 @pytest.mark.parametrize("name", ["chain, even", "attention, odd", "statistics"])
-@pytest.mark.parametrize("nodes", [(0, 0, 0, 1), (0, 0, 0, 0, 1, 1, 1), (0, 1, 1, 1, 1, 1), (0, 1, 2, 0, 1)])
+@pytest.mark.parametrize(
+    "nodes", [(0, 0, 0, 1), (0, 0, 0, 0, 1, 1, 1), (0, 1, 1, 1, 1, 1), (0, 1, 2, 0, 1)]
+)
 def test_uneven_nodes(name, nodes):
     """All ranks are taken to be equally near; what goes from node to node is known before the run all the same."""
     job, arrays = CASES[name]
@@ -172,11 +223,25 @@ def test_which_nodes_are_even():
 @pytest.mark.skipif(OPEN_MPI, reason="only MPICH can be told to see several nodes on one machine")
 def test_ranks_dealt_to_nodes_in_turn(machine):
     """Ranks 0 and 2 on one node, 1 and 3 on the other: they are numbered node by node."""
-    job = ["-m", "einmpi", "verify", "jobs/chain.toml", "--machine", machine, "--json", "-", "--set", "s=96"]
+    job = [
+        "-m",
+        "einmpi",
+        "verify",
+        "jobs/chain.toml",
+        "--machine",
+        machine,
+        "--json",
+        "-",
+        "--set",
+        "s=96",
+    ]
     done = run_mpi(4, job, env={"MPIR_CVAR_ODD_EVEN_CLIQUES": "1"})
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
-    assert found["nodes"] == 2 and 0 < found["bytes_between"] == found["bytes_between_predicted"] < found["bytes_moved"]
+    assert (
+        found["nodes"] == 2
+        and 0 < found["bytes_between"] == found["bytes_between_predicted"] < found["bytes_moved"]
+    )
     assert found["seconds_predicted"] > 0
     # Each rank's line in one piece: without a buffer print would write its parts one by one, between those of others.
     code = "from einmpi.comm.mpi import comm_of; c = comm_of(); print(f'{c.rank} {c.nodes}\\n', end='')"
@@ -194,23 +259,61 @@ def test_plan_on_nodes_with_a_machine(machine, capsys):
     assert main(["plan", "jobs/chain.toml", "-n", "64", "--nodes", "8", "--machine", machine]) == 0
     text = capsys.readouterr().out
     assert text.startswith("64 ranks on 8 nodes (mesh 2·2·2 | 2·2·2), strategy eindecomp\n")
-    assert " between nodes\n" in text and "made small   these seconds, by a machine in a test\n" in text
-    assert main(["plan", "jobs/chain.toml", "-n", "64", "--nodes", "8", "--machine", machine, "--json", "-"]) == 0
+    assert (
+        " between nodes\n" in text
+        and "made small   these seconds, by a machine in a test\n" in text
+    )
+    assert (
+        main(
+            [
+                "plan",
+                "jobs/chain.toml",
+                "-n",
+                "64",
+                "--nodes",
+                "8",
+                "--machine",
+                machine,
+                "--json",
+                "-",
+            ]
+        )
+        == 0
+    )
     data = json.loads(capsys.readouterr().out)
     assert data["nodes"] == 8 and data["bytes_between_predicted"] < data["bytes_predicted"]
     for key in ("seconds_predicted", "bytes_between_predicted"):
         assert sum(vertex[key] for vertex in data["vertices"]) == pytest.approx(data[key])
-    assert main(["plan", "jobs/chain.toml", "-n", "8", "--nodes", "2", "--machine", machine, "--compare"]) == 0
+    assert (
+        main(
+            [
+                "plan",
+                "jobs/chain.toml",
+                "-n",
+                "8",
+                "--nodes",
+                "2",
+                "--machine",
+                machine,
+                "--compare",
+            ]
+        )
+        == 0
+    )
     text = capsys.readouterr().out
     assert text.split("\n")[0].split("  ")[0] == "strategy" and "between nodes  seconds" in text
     assert "eindecomp takes least, " in text
     assert main(["plan", "jobs/chain.toml", "-n", "8", "--nodes", "3"]) == 2
-    assert capsys.readouterr().err == "nodes: 8 ranks on 3 nodes; a divisor of the ranks: 1, 2, 4, 8\n"
+    assert (
+        capsys.readouterr().err == "nodes: 8 ranks on 3 nodes; a divisor of the ranks: 1, 2, 4, 8\n"
+    )
 
 
 def test_the_machine_of_a_job_file(machine, tmp_path):
-    (tmp_path / "job.toml").write_text('program = "Z[i] = 2 * X[i]"\ninputs.X = { shape = [8], random = "ones" }\n'
-                                       '[plan]\nmachine = "machine.toml"\n')  # fmt: skip
+    (tmp_path / "job.toml").write_text(
+        'program = "Z[i] = 2 * X[i]"\ninputs.X = { shape = [8], random = "ones" }\n'
+        '[plan]\nmachine = "machine.toml"\n'
+    )
     job = einmpi.load(tmp_path / "job.toml")
     assert job.machine == machine and einmpi.plan(job, 2).seconds_predicted > 0
 
@@ -219,6 +322,14 @@ def test_every_process_makes_the_same_plan(machine):
     code = f"""import einmpi
 job = einmpi.load("jobs/chain.toml")
 print(einmpi.plan(job, 12, nodes=4, machine={machine!r}).digest, einmpi.plan(job, 12, nodes=4).digest)"""
-    found = {subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
-                            capture_output=True, text=True).stdout for seed in ("1", "2")}  # fmt: skip
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
     assert len(found) == 1

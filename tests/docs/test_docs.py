@@ -55,9 +55,22 @@ from einmpi.language.vocabulary import CALLABLES, CONSTANTS
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 MARKDOWN = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ELSEWHERE = "compared in a test of its own"
-STARTS_RANKS = re.compile(r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)")
+STARTS_RANKS = re.compile(
+    r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)"
+)
 ALONE_HERE = re.compile(r"einmpi [\w ./=:,'-]+")  # nothing that a shell would see anything in
-KINDS = ("python", "pycon", "einmpi", "toml", "text", "console", "errors", "job-errors", "ebnf", "sh")
+KINDS = (
+    "python",
+    "pycon",
+    "einmpi",
+    "toml",
+    "text",
+    "console",
+    "errors",
+    "job-errors",
+    "ebnf",
+    "sh",
+)
 
 
 # ---- reading a page -------------------------------------------------------------------------------------------------
@@ -104,7 +117,9 @@ def blocks(path):
 def test_blocks_are_all_of_a_known_kind():
     for path in PAGES.values():
         for block in blocks(path):
-            assert block.kind in (*KINDS, "<!--"), f"{path.name}:{block.line}: unknown kind of block {block.kind!r}"
+            assert block.kind in (*KINDS, "<!--"), (
+                f"{path.name}:{block.line}: unknown kind of block {block.kind!r}"
+            )
 
 
 # ---- running a page -------------------------------------------------------------------------------------------------
@@ -125,7 +140,9 @@ class Page:
             here = f"{self.path.name}:{block.line}"
             if block.kind == "text":
                 if self.printed is not ELSEWHERE:
-                    assert block.follows and self.printed is not None, f"{here}: nothing prints this text"
+                    assert block.follows and self.printed is not None, (
+                        f"{here}: nothing prints this text"
+                    )
                     assert_shown(block.text, self.printed, here)
                 self.printed = None
             elif block.kind == "<!--":
@@ -168,7 +185,9 @@ class Page:
 
     def run_einmpi(self, text, here):
         job = einmpi.program(text, **self.given)
-        arrays = {vertex.name: sample(vertex, self.given[vertex.name]) for vertex in job.graph.inputs}
+        arrays = {
+            vertex.name: sample(vertex, self.given[vertex.name]) for vertex in job.graph.inputs
+        }
         einmpi.reference(job, arrays)
         self.printed = str(job.graph)
 
@@ -186,8 +205,15 @@ class Page:
             if ALONE_HERE.fullmatch(command) and not STARTS_RANKS.search(command):
                 done = einmpi_here(self.folder, shlex.split(command)[1:], together=True)
             else:
-                done = subprocess.run(["bash", "-c", command], cwd=self.folder, env=environment, text=True,
-                                      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)  # fmt: skip
+                done = subprocess.run(
+                    ["bash", "-c", command],
+                    cwd=self.folder,
+                    env=environment,
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    timeout=300,
+                )
             assert_shown(shown, done.stdout, f"{here}: $ {command}")
 
     def run_errors(self, text, here):
@@ -206,7 +232,11 @@ class Page:
     def run_ebnf(self, text, here):
         rules = dict(re.findall(r"^(\w+)\s*= (.*?) ;$", text, re.MULTILINE))
         assert len(rules) == len(text.replace("\n\n", "\n").split("\n")), here
-        used = {word for rule in rules.values() for word in re.findall(r"\w+", re.sub(r'"[^"]*"', "", rule))}
+        used = {
+            word
+            for rule in rules.values()
+            for word in re.findall(r"\w+", re.sub(r'"[^"]*"', "", rule))
+        }
         defined = {*rules, "NAME", "NUMBER", "ANYTHING"}
         assert used - defined == set() and set(rules) - used == {next(iter(rules))}, here
 
@@ -249,13 +279,21 @@ def shell_environment(folder):
     tools.mkdir(exist_ok=True)
     # Open MPI counts cores, and does not like root, the usual user in a container.
     options = " --oversubscribe --bind-to none" if MPIRUN.with_name("ompi_info").exists() else ""
-    for name, command in (("einmpi", f'"{sys.executable}" -m einmpi'), ("python", f'"{sys.executable}"'),
-                          ("mpirun", f'"{MPIRUN}"{options}')):  # fmt: skip
+    for name, command in (
+        ("einmpi", f'"{sys.executable}" -m einmpi'),
+        ("python", f'"{sys.executable}"'),
+        ("mpirun", f'"{MPIRUN}"{options}'),
+    ):
         script = tools / name
         script.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         script.chmod(0o755)
     kept = {key: value for key, value in os.environ.items() if key != "EINMPI_DEBUG"}
-    return {**kept, **OMPI_SETTINGS, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    return {
+        **kept,
+        **OMPI_SETTINGS,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 VARYING = {
@@ -277,7 +315,9 @@ def assert_shown(shown, printed, here):
 
     wanted, found = clean(shown), clean(printed)
     pattern = re.escape(wanted).replace("…", ".*")
-    assert re.fullmatch(pattern, found), f"{here}\n--- the page shows\n{wanted}\n--- this is printed\n{found}"
+    assert re.fullmatch(pattern, found), (
+        f"{here}\n--- the page shows\n{wanted}\n--- this is printed\n{found}"
+    )
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -290,22 +330,32 @@ def test_page(name, tmp_path, monkeypatch):
 # ---- every error has an example -------------------------------------------------------------------------------------
 
 # What people write reaches these modules first.
-READERS = (*sorted((ROOT / "einmpi" / "graph").glob("*.py")), ROOT / "einmpi/files/hdf5.py",
-           ROOT / "einmpi/files/hdf5_writing.py",
-           ROOT / "einmpi/files/datasets.py", ROOT / "einmpi/files/raw.py",
-           ROOT / "einmpi/files/formats.py",
-           ROOT / "einmpi/files/load.py", ROOT / "einmpi/files/writing.py",
-           ROOT / "einmpi/compiled/dist_array.py", ROOT / "einmpi/api.py",
-           ROOT / "einmpi/compiled/program.py")  # fmt: skip
+READERS = (
+    *sorted((ROOT / "einmpi" / "graph").glob("*.py")),
+    ROOT / "einmpi/files/hdf5.py",
+    ROOT / "einmpi/files/hdf5_writing.py",
+    ROOT / "einmpi/files/datasets.py",
+    ROOT / "einmpi/files/raw.py",
+    ROOT / "einmpi/files/formats.py",
+    ROOT / "einmpi/files/load.py",
+    ROOT / "einmpi/files/writing.py",
+    ROOT / "einmpi/compiled/dist_array.py",
+    ROOT / "einmpi/api.py",
+    ROOT / "einmpi/compiled/program.py",
+)
 # The errors of these are in console blocks, in processes of their own.
-COMMAND_LINE = (ROOT / "einmpi/cli/main.py", ROOT / "einmpi/cli/commands.py", ROOT / "einmpi/cli/job_options.py",
-                ROOT / "einmpi/units.py",
-                ROOT / "einmpi/cli/output_files.py",
-                ROOT / "einmpi/cli/launch/mpirun.py",
-                *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
-                *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),
-                *sorted((ROOT / "einmpi" / "calibrate").glob("*.py")),
-                *sorted((ROOT / "einmpi" / "doctor").glob("*.py")))  # fmt: skip
+COMMAND_LINE = (
+    ROOT / "einmpi/cli/main.py",
+    ROOT / "einmpi/cli/commands.py",
+    ROOT / "einmpi/cli/job_options.py",
+    ROOT / "einmpi/units.py",
+    ROOT / "einmpi/cli/output_files.py",
+    ROOT / "einmpi/cli/launch/mpirun.py",
+    *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
+    *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),
+    *sorted((ROOT / "einmpi" / "calibrate").glob("*.py")),
+    *sorted((ROOT / "einmpi" / "doctor").glob("*.py")),
+)
 # Errors without an example on a page, and why.
 NOT_SHOWN = {
     "may not be read": "root may read everything",
@@ -364,7 +414,9 @@ def test_every_error_of_the_command_line_has_an_example():
 def shape_of(node):
     """A pattern for the text that an expression makes: what is constant in it."""
     parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-    return "".join(re.escape(part.value) if isinstance(part, ast.Constant) else ".+" for part in parts)
+    return "".join(
+        re.escape(part.value) if isinstance(part, ast.Constant) else ".+" for part in parts
+    )
 
 
 # ---- lists and tables equal the code --------------------------------------------------------------------------------
@@ -374,8 +426,13 @@ def table_after(name, heading):
     """The cells of the first table under a heading, without its head; code marks and escapes removed."""
     text = PAGES[name].read_text().split(f"\n{heading}\n", 1)[1]
     rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].strip().split("\n")[2:]
-    return [[cell.replace("\\|", "|").replace("`", "").strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-            for row in rows]  # fmt: skip
+    return [
+        [
+            cell.replace("\\|", "|").replace("`", "").strip()
+            for cell in re.split(r"(?<!\\)\|", row)[1:-1]
+        ]
+        for row in rows
+    ]
 
 
 def test_macros_equal_the_code():
@@ -392,9 +449,13 @@ def test_macros_equal_the_code():
 
 
 def test_functions_equal_the_code():
-    shown = {re.match(r"\w+", call)[0]: (call.count(",") + 1, taken == "yes")
-             for call, _, taken in table_after("language.md", "## Functions")}  # fmt: skip
-    assert shown == {name: (OPS[name].arity, OPS[name].takes_complex) for name in FUNCTIONS if name not in CASTS}
+    shown = {
+        re.match(r"\w+", call)[0]: (call.count(",") + 1, taken == "yes")
+        for call, _, taken in table_after("language.md", "## Functions")
+    }
+    assert shown == {
+        name: (OPS[name].arity, OPS[name].takes_complex) for name in FUNCTIONS if name not in CASTS
+    }
 
 
 def test_operators_equal_the_code():
@@ -409,20 +470,33 @@ def test_operators_equal_the_code():
 
 
 def test_aggregations_equal_the_code():
-    shown = {name: (symbol, nothing, taken == "yes")
-             for name, _, symbol, nothing, _, taken in table_after("language.md", "## Aggregations")}  # fmt: skip
+    shown = {
+        name: (symbol, nothing, taken == "yes")
+        for name, _, symbol, nothing, _, taken in table_after("language.md", "## Aggregations")
+    }
     assert shown == {
-        name: (rule.symbol, "error" if rule.neutral is None else str(rule.neutral), rule.takes_complex)
+        name: (
+            rule.symbol,
+            "error" if rule.neutral is None else str(rule.neutral),
+            rule.takes_complex,
+        )
         for name, rule in AGGREGATIONS.items()
     }
 
 
 def test_dtypes_and_constants_equal_the_code():
     text = PAGES["language.md"].read_text()
-    assert "The dtypes are " + ", ".join(f"`{dtype}`" for dtype in DTYPES) + f", and `{BFLOAT16}` on" in text
-    casts = re.search(r"Casts are functions named like the dtypes: (.*?)\. A cast", text, re.DOTALL)[1]
+    assert (
+        "The dtypes are " + ", ".join(f"`{dtype}`" for dtype in DTYPES) + f", and `{BFLOAT16}` on"
+        in text
+    )
+    casts = re.search(
+        r"Casts are functions named like the dtypes: (.*?)\. A cast", text, re.DOTALL
+    )[1]
     assert re.findall(r"`(\w+)\(x\)`", casts) == list(CASTS)
-    assert set(re.search(r"4\. (.*)\.\n", text)[1].replace("`", "").replace(" or ", ", ").split(", ")) == set(CONSTANTS)
+    assert set(
+        re.search(r"4\. (.*)\.\n", text)[1].replace("`", "").replace(" or ", ", ").split(", ")
+    ) == set(CONSTANTS)
     assert set(CALLABLES) == {*AGGREGATIONS, *MACROS, *FUNCTIONS}
 
 
@@ -466,9 +540,24 @@ def test_values_equal_the_code(tmp_path):
 
 def test_json_keys_equal_the_code(tmp_path):
     (tmp_path / "job.toml").write_text('program = "NAME[i:3] = i"')
-    command = [sys.executable, "-m", "einmpi", "job.toml", "--repeat", "2", "--summary", "--json", "-"]
+    command = [
+        sys.executable,
+        "-m",
+        "einmpi",
+        "job.toml",
+        "--repeat",
+        "2",
+        "--summary",
+        "--json",
+        "-",
+    ]
     done = subprocess.run(
-        command, cwd=tmp_path, env=shell_environment(tmp_path), capture_output=True, text=True, check=True
+        command,
+        cwd=tmp_path,
+        env=shell_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
     )
 
     def keys(data, above=""):
@@ -476,7 +565,11 @@ def test_json_keys_equal_the_code(tmp_path):
             first = value[0] if isinstance(value, list) else value
             yield from keys(first, f"{above}{key}.") if isinstance(first, dict) else [above + key]
 
-    shown = [key for row in table_after("job_file.md", "### The JSON of a run") for key in row[0].split(", ")]
+    shown = [
+        key
+        for row in table_after("job_file.md", "### The JSON of a run")
+        for key in row[0].split(", ")
+    ]
     assert sorted(shown) == sorted(keys(json.loads(done.stdout)))
 
 
@@ -494,7 +587,9 @@ def test_architecture_names_every_module():
 def readme_command(name):
     lines = PAGES["README.md"].read_text().split("\n")
     start = lines.index(f"<!-- {name} -->")
-    assert lines[start + 1] == "```sh" and lines[start + 3] == "```", f"{name}: one line in a fenced block"
+    assert lines[start + 1] == "```sh" and lines[start + 3] == "```", (
+        f"{name}: one line in a fenced block"
+    )
     return lines[start + 2]
 
 
@@ -525,7 +620,9 @@ def test_extras_named_anywhere_exist():
 def test_continuous_integration_finds_the_test_command():
     script = "sed -n '/<!-- test command -->/,/^```$/p' README.md | sed '1,2d;$d'"
     assert script in (ROOT / ".ci" / "run").read_text()
-    found = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == readme_command("test command")
 
 
@@ -534,8 +631,14 @@ def test_readme_run_command_prints_what_readme_shows(tmp_path):
     if not MPIRUN.exists():
         pytest.skip("there is no mpirun beside the Python interpreter")
     command = readme_command("run command").split(" && ")[-1].replace(".venv/bin/", "")
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=shell_environment(tmp_path), capture_output=True,
-                          text=True, timeout=300)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env=shell_environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     page = blocks(PAGES["README.md"])
     start = next(k for k, block in enumerate(page) if block.text == "output of: run command")

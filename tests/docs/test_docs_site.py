@@ -15,7 +15,9 @@ OUTSIDE = ("http://", "https://")
 def prose(path):
     """The lines of a page without blocks, comments and code."""
     text = re.sub(r"^```.*?^```$|<!--.*?-->", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    return [re.sub(r"`[^`]*`", "code", line) for line in text.split("\n") if not line.startswith("    ")]
+    return [
+        re.sub(r"`[^`]*`", "code", line) for line in text.split("\n") if not line.startswith("    ")
+    ]
 
 
 def anchors(path):
@@ -36,9 +38,13 @@ def test_links_lead_somewhere(path):
         target = (path.parent / name).resolve() if name else path
         assert target.exists(), f"{path.name}: {link}: there is no such file"
         # A page of the site sees nothing but the site.
-        assert path.parent == ROOT or target.parent == path.parent, f"{path.name}: {link} leads out of docs"
+        assert path.parent == ROOT or target.parent == path.parent, (
+            f"{path.name}: {link} leads out of docs"
+        )
         if anchor:
-            assert anchor in anchors(target), f"{path.name}: {link}: {target.name} has no such heading"
+            assert anchor in anchors(target), (
+                f"{path.name}: {link}: {target.name} has no such heading"
+            )
 
 
 def test_python_page_equals_the_docstrings():
@@ -46,7 +52,9 @@ def test_python_page_equals_the_docstrings():
     page = script["PAGE"].read_text()
     assert page == script["page"](), "python docs/make_api.py writes it anew"
     for name in einmpi.__all__:
-        assert name == "__version__" or f"\n### {name}\n" in page, f"docs/python_api.md says nothing about {name}"
+        assert name == "__version__" or f"\n### {name}\n" in page, (
+            f"docs/python_api.md says nothing about {name}"
+        )
 
 
 def test_site_has_every_page():

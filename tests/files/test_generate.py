@@ -12,10 +12,19 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.scalar import DTYPES
 from einmpi.job.generated import RANDOM
 
-CASES = [(random, dtype) for random in RANDOM for dtype in DTYPES
-         if random != "normal" or np.dtype(dtype).kind in "fc"]  # fmt: skip
+CASES = [
+    (random, dtype)
+    for random in RANDOM
+    for dtype in DTYPES
+    if random != "normal" or np.dtype(dtype).kind in "fc"
+]
 
-WORDS_OF_SEED_1 = [5599841837815857887, 15655913098571550255, 2880178291573394738, 573812481542357666]
+WORDS_OF_SEED_1 = [
+    5599841837815857887,
+    15655913098571550255,
+    2880178291573394738,
+    573812481542357666,
+]
 UNIFORM = [0.3035680343067586, 0.8487087496857769, 0.1561347780434731]
 INTEGERS = [531, 37, 492, 262, 132]
 BOOLS = [True, True, False, False, False, True, False, True]
@@ -48,7 +57,10 @@ def test_any_split_gives_the_values_of_the_whole(random, dtype, monkeypatch):
 def test_a_range_far_inside_is_made_directly():
     far = 2**52
     near = generate(spec("uniform", "float64"), "float64", far - 3, far + 5)
-    assert near[3:].tobytes() == generate(spec("uniform", "float64"), "float64", far, far + 5).tobytes()
+    assert (
+        near[3:].tobytes()
+        == generate(spec("uniform", "float64"), "float64", far, far + 5).tobytes()
+    )
 
 
 def test_words_are_those_of_numpys_own_philox():
@@ -61,17 +73,25 @@ def test_the_stream_never_changes():
     assert generate(spec("uniform", "int64", 1), "int64", 0, 5).tolist() == INTEGERS
     assert generate(spec("uniform", "bool", 1), "bool", 0, 8).tolist() == BOOLS
     # The inverse of the normal distribution may change in the last digits with the library that computes it.
-    np.testing.assert_allclose(generate(spec("normal", "float64", 1), "float64", 0, 3), NORMAL, rtol=1e-13)
-    np.testing.assert_allclose(generate(spec("normal", "complex128", 1), "complex128", 0, 1), COMPLEX, rtol=1e-13)
+    np.testing.assert_allclose(
+        generate(spec("normal", "float64", 1), "float64", 0, 3), NORMAL, rtol=1e-13
+    )
+    np.testing.assert_allclose(
+        generate(spec("normal", "complex128", 1), "complex128", 0, 1), COMPLEX, rtol=1e-13
+    )
 
 
 def test_a_float32_is_a_rounded_float64():
-    wide, narrow = (generate(spec("normal", dtype), dtype, 0, 50) for dtype in ("float64", "float32"))
+    wide, narrow = (
+        generate(spec("normal", dtype), dtype, 0, 50) for dtype in ("float64", "float32")
+    )
     assert (wide.astype(np.float32) == narrow).all()
 
 
 def test_seeds_differ():
-    first, second = (generate(spec("normal", "float64", seed), "float64", 0, 10_000) for seed in (1, 2))
+    first, second = (
+        generate(spec("normal", "float64", seed), "float64", 0, 10_000) for seed in (1, 2)
+    )
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05  # five standard deviations
 
 
@@ -104,14 +124,18 @@ def test_uniform_over_all_numbers_there_are():
 
 @pytest.mark.parametrize("low, high", [(-3, 4), (0, 1), (-(2**63), 2**63 - 1), (2**62, 2**62 + 3)])
 def test_uniform_integers(low, high):
-    values = generate(InputSpec("A", random="uniform", seed=3, low=low, high=high), "int64", 0, 1000)
+    values = generate(
+        InputSpec("A", random="uniform", seed=3, low=low, high=high), "int64", 0, 1000
+    )
     assert low <= int(values.min()) and int(values.max()) < high
     if high - low < 10:
         assert set(values.tolist()) == set(range(low, high))
 
 
 def test_normal_is_finite_at_both_ends_of_the_words(monkeypatch):
-    monkeypatch.setattr(module, "words", lambda seed, start, stop: np.array([0, 2**64 - 1], np.uint64))
+    monkeypatch.setattr(
+        module, "words", lambda seed, start, stop: np.array([0, 2**64 - 1], np.uint64)
+    )
     values = generate(spec("normal", "float64"), "float64", 0, 2)
     assert values[0] == pytest.approx(-8.2095, abs=1e-4)
     assert values[1] == pytest.approx(8.2095, abs=1e-4)
@@ -138,14 +162,21 @@ def test_boxes_are_those_of_the_whole(monkeypatch, spare, chunk, dtype):
             for place in (0, len(bound) - number):
                 box = [slice(0, extent) for extent in bound]
                 box[place : place + number] = cuts
-                target = np.full(whole[tuple(box)].shape, np.nan, dtype).T.copy().T  # not one run of memory
+                target = (
+                    np.full(whole[tuple(box)].shape, np.nan, dtype).T.copy().T
+                )  # not one run of memory
                 module.fill_box(spec("normal", dtype), bound, tuple(box), target)
                 np.testing.assert_array_equal(target, whole[tuple(box)])
 
 
-@pytest.mark.parametrize(("bound", "box"), [((40, 50), (slice(10, 40), slice(0, 50))),
-                                            ((2, 1000), (slice(0, 2), slice(1, 999))),
-                                            ((2, 1000), (slice(0, 2), slice(500, 900)))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("bound", "box"),
+    [
+        ((40, 50), (slice(10, 40), slice(0, 50))),
+        ((2, 1000), (slice(0, 2), slice(1, 999))),
+        ((2, 1000), (slice(0, 2), slice(500, 900))),
+    ],
+)
 def test_a_large_box_is_made_in_parts(monkeypatch, bound, box):
     """A box may be as large as it is because it lies in a file, so nothing of its size is made in memory."""
     made = []
@@ -156,7 +187,9 @@ def test_a_large_box_is_made_in_parts(monkeypatch, bound, box):
 
     monkeypatch.setattr(module, "CHUNK", 64)
     monkeypatch.setattr(module, "generate", count)
-    module.fill_box(spec("zeros", "float64"), bound, box, np.empty([along.stop - along.start for along in box]))
+    module.fill_box(
+        spec("zeros", "float64"), bound, box, np.empty([along.stop - along.start for along in box])
+    )
     assert max(made) <= 64 and sum(made) == prod(along.stop - along.start for along in box)
 
 

@@ -100,7 +100,8 @@ def test_a_long_list_of_datasets_is_cut():
             file[f"d{number:02}"] = 1.0
     listed = ", ".join(f"/d{number:02}" for number in range(8))
     assert error(storage.describe, hdf5_input("/q")) == (
-        f"{PLACE}: there is no dataset /q in x.h5; allowed: {listed}, …")  # fmt: skip
+        f"{PLACE}: there is no dataset /q in x.h5; allowed: {listed}, …"
+    )
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -123,15 +124,20 @@ def test_files_that_cannot_be_read(tmp_path):
     if os.geteuid() != 0:  # root may read everything
         os.chmod("whole.h5", 0)
         assert error(storage.describe, hdf5_input("/A", "whole.h5")) == (
-            f"{PLACE}: whole.h5 may not be read; a file with read permission")  # fmt: skip
+            f"{PLACE}: whole.h5 may not be read; a file with read permission"
+        )
 
 
 def test_a_damaged_chunk(tmp_path):
     with h5py.File("x.h5", "w") as file:
         file.create_dataset("A", data=np.arange(1000.0), chunks=(1000,), compression="gzip")
-        offset, size = (file["A"].id.get_chunk_info(0).byte_offset, file["A"].id.get_chunk_info(0).size)
+        offset, size = (
+            file["A"].id.get_chunk_info(0).byte_offset,
+            file["A"].id.get_chunk_info(0).size,
+        )
     with open("x.h5", "r+b") as raw:
         raw.seek(offset)
         raw.write(b"\xff" * size)
     assert error(storage.load, hdf5_input("/A"), (1000,), "float64").startswith(
-        f"{PLACE}: /A in x.h5 cannot be read: ")  # fmt: skip
+        f"{PLACE}: /A in x.h5 cannot be read: "
+    )

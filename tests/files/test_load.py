@@ -26,9 +26,11 @@ def test_a_file_that_changed_after_the_plan():
     with h5py.File("x.h5", "w") as file:
         file["A"] = np.zeros((2, 3))
     assert error(storage.load, hdf5_input("/A"), (2, 4), "float64") == (
-        f"{PLACE}: A in x.h5 is float64[2, 3] now; float64[2, 4], as planned")  # fmt: skip
+        f"{PLACE}: A in x.h5 is float64[2, 3] now; float64[2, 4], as planned"
+    )
     assert error(storage.load, hdf5_input("/A"), (2, 3), "int32") == (
-        f"{PLACE}: A in x.h5 is float64[2, 3] now; int32[2, 3], as planned")  # fmt: skip
+        f"{PLACE}: A in x.h5 is float64[2, 3] now; int32[2, 3], as planned"
+    )
 
 
 def test_generated_inputs():
@@ -48,8 +50,13 @@ def tensor_input(tensor, file="m.safetensors"):
 
 def test_safetensors(tmp_path):
     numpy_files = pytest.importorskip("safetensors.numpy")
-    arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "half": np.ones(2, np.float16),
-              "flag": np.array([True]), "one": np.array(3.0), "tiny": np.zeros(2, np.int8)}  # fmt: skip
+    arrays = {
+        "w": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "half": np.ones(2, np.float16),
+        "flag": np.array([True]),
+        "one": np.array(3.0),
+        "tiny": np.zeros(2, np.int8),
+    }
     numpy_files.save_file(arrays, "m.safetensors")
     for name in ("w", "half", "flag", "one"):
         shape, dtype = arrays[name].shape, arrays[name].dtype.name
@@ -58,23 +65,31 @@ def test_safetensors(tmp_path):
         assert found.shape == shape and (found == arrays[name]).all()
     (tmp_path / "bad.safetensors").write_text("no")
     assert error(storage.describe, tensor_input("tiny")) == (
-        f"{PLACE}: tiny in m.safetensors is I8, which is not supported; allowed: {LISTED}")  # fmt: skip
+        f"{PLACE}: tiny in m.safetensors is I8, which is not supported; allowed: {LISTED}"
+    )
     assert error(storage.describe, tensor_input("q")) == (
-        f"{PLACE}: there is no tensor q in m.safetensors; allowed: flag, half, one, tiny, w")  # fmt: skip
+        f"{PLACE}: there is no tensor q in m.safetensors; allowed: flag, half, one, tiny, w"
+    )
     assert error(storage.describe, tensor_input("w", "no.safetensors")) == (
-        f"{PLACE}: there is no file no.safetensors; paths are relative to the job file")  # fmt: skip
+        f"{PLACE}: there is no file no.safetensors; paths are relative to the job file"
+    )
     assert error(storage.describe, tensor_input("w", "bad.safetensors")).startswith(
-        f"{PLACE}: bad.safetensors cannot be read as safetensors: ")  # fmt: skip
+        f"{PLACE}: bad.safetensors cannot be read as safetensors: "
+    )
 
 
 def test_an_unknown_suffix():
     assert error(storage.describe, hdf5_input("/A", "x.csv")) == (
-        f"{PLACE}: x.csv is not a file of a known kind; allowed: .h5, .hdf5, .he5, .safetensors, .npy")  # fmt: skip
+        f"{PLACE}: x.csv is not a file of a known kind; allowed: .h5, .hdf5, .he5, .safetensors, .npy"
+    )
 
 
 def test_nothing_heavy_is_imported():
-    code = ("import sys, einmpi.files.load; "
-            "print([m for m in ('h5py', 'scipy', 'safetensors', 'mpi4py', 'numba') if m in sys.modules])")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          cwd=ROOT)  # fmt: skip
+    code = (
+        "import sys, einmpi.files.load; "
+        "print([m for m in ('h5py', 'scipy', 'safetensors', 'mpi4py', 'numba') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout == "[]\n"

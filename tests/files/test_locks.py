@@ -44,9 +44,16 @@ def test_a_file_that_somebody_writes(job, capsys):
 def without_locks(number):
     """From now on the system refuses locks to this process, as it does on some network file systems."""
     # A filter of four steps: is it flock? Then this error, else go on. See seccomp(2).
-    steps = ((0x20, 0, 0, 0), (0x15, 0, 1, FLOCK), (0x06, 0, 0, 0x00050000 | number), (0x06, 0, 0, 0x7FFF0000))
+    steps = (
+        (0x20, 0, 0, 0),
+        (0x15, 0, 1, FLOCK),
+        (0x06, 0, 0, 0x00050000 | number),
+        (0x06, 0, 0, 0x7FFF0000),
+    )
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
+    program = ctypes.create_string_buffer(
+        struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+    )
     no_new_privileges, seccomp, filtered = 38, 22, 2
     for words in ((no_new_privileges, 1, 0, 0, 0), (seccomp, filtered, program, 0, 0)):
         if ctypes.CDLL(None, use_errno=True).prctl(*words):
@@ -54,15 +61,21 @@ def without_locks(number):
 
 
 @pytest.mark.skipif(
-    FLOCK is None or sys.platform != "linux", reason="knows system calls of Linux on x86-64 and ARM only"
+    FLOCK is None or sys.platform != "linux",
+    reason="knows system calls of Linux on x86-64 and ARM only",
 )
 @pytest.mark.parametrize("setting", ["TRUE", None])
 def test_a_file_system_without_locks(job, setting):
     """HDF5 insists on locks only where it was told to."""
     kept = {key: value for key, value in os.environ.items() if key != "HDF5_USE_FILE_LOCKING"}
     more = {"PYTHONPATH": str(ROOT), **({"HDF5_USE_FILE_LOCKING": setting} if setting else {})}
-    done = subprocess.run([sys.executable, "-m", "einmpi", str(job)], env={**kept, **more}, capture_output=True,
-                          text=True, preexec_fn=lambda: without_locks(errno.ENOLCK))  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "einmpi", str(job)],
+        env={**kept, **more},
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: without_locks(errno.ENOLCK),
+    )
     if setting:
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert done.stderr.endswith("'No locks available'; HDF5_USE_FILE_LOCKING=FALSE\n")

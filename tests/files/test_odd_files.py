@@ -203,8 +203,14 @@ def entry(dtype='"F64"', shape="[3,4]", offsets="[0,96]"):
 
 FOREIGN = "which is not supported; allowed: float16,"
 REFUSED = {
-    "an empty file": (in_file("x.h5"), "x.h5 cannot be opened as HDF5: file signature not found; an HDF5 file"),
-    "a text file": (in_file("x.h5", b"hello\n" * 900), "x.h5 cannot be opened as HDF5: file signature not found"),
+    "an empty file": (
+        in_file("x.h5"),
+        "x.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
+    ),
+    "a text file": (
+        in_file("x.h5", b"hello\n" * 900),
+        "x.h5 cannot be opened as HDF5: file signature not found",
+    ),
     "cut after the signature": (cut(8), "x.h5 cannot be opened as HDF5: "),
     "cut in the superblock": (cut(40), "x.h5 cannot be opened as HDF5: "),
     "cut in the header": (cut(600), "x.h5 cannot be opened as HDF5: truncated file"),
@@ -214,80 +220,170 @@ REFUSED = {
     "a folder": (folder, "x.h5 is not a file; an HDF5 file"),
     "a pipe": (fifo, "x.h5 is not a file; an HDF5 file"),
     "nothing": (lambda: "'x.h5:/A'", "there is no file x.h5; paths are relative to the job file"),
-    "no such dataset": (h5(lambda file: file.create_dataset("B", data=VALUES) and None),
-                        "there is no dataset /A in x.h5; allowed: /B"),
-    "a group": (h5(lambda file: file.create_group("A") and None),
-                "/A in x.h5 is a group; a dataset; it has no datasets"),
-    "a named type": (h5(lambda file: file.__setitem__("A", np.dtype("f8"))), "there is no dataset /A in x.h5"),
-    "a soft link to nowhere": (linked(h5py.SoftLink("/no")), "/A in x.h5 is a link to /no, which is not there; a data"),
-    "an external link to nowhere": (linked(h5py.ExternalLink("no.h5", "/B")),
-                                    "/A in x.h5 is a link to no.h5:/B, which is not there; a dataset"),
+    "no such dataset": (
+        h5(lambda file: file.create_dataset("B", data=VALUES) and None),
+        "there is no dataset /A in x.h5; allowed: /B",
+    ),
+    "a group": (
+        h5(lambda file: file.create_group("A") and None),
+        "/A in x.h5 is a group; a dataset; it has no datasets",
+    ),
+    "a named type": (
+        h5(lambda file: file.__setitem__("A", np.dtype("f8"))),
+        "there is no dataset /A in x.h5",
+    ),
+    "a soft link to nowhere": (
+        linked(h5py.SoftLink("/no")),
+        "/A in x.h5 is a link to /no, which is not there; a data",
+    ),
+    "an external link to nowhere": (
+        linked(h5py.ExternalLink("no.h5", "/B")),
+        "/A in x.h5 is a link to no.h5:/B, which is not there; a dataset",
+    ),
     "links in a circle": (linked(h5py.SoftLink("/A")), "/A in x.h5 "),
-    "no dataspace": (h5(lambda file: file.__setitem__("A", h5py.Empty("f8"))),
-                     "/A in x.h5 has no values; a dataset with"),
+    "no dataspace": (
+        h5(lambda file: file.__setitem__("A", h5py.Empty("f8"))),
+        "/A in x.h5 has no values; a dataset with",
+    ),
     "strings": (dataset(data=np.full((3, 4), b"ab")), f"/A in x.h5 is a string, {FOREIGN}"),
-    "strings of any length": (dataset(data=["a", "b"]), f"/A in x.h5 is a string or of variable length, {FOREIGN}"),
-    "rows of any length": (dataset(shape=(3, 4), dtype=h5py.vlen_dtype("f8")), "/A in x.h5 is a string or of variable"),
-    "compound": (dataset(shape=(3, 4), dtype=[("a", "f4"), ("b", "i4")]), f"/A in x.h5 is compound, {FOREIGN}"),
-    "an enumeration": (dataset(shape=(3, 4), dtype=h5py.enum_dtype({"on": 1}, "i4")), "/A in x.h5 is an enumeration,"),
-    "references": (dataset(shape=(3, 4), dtype=h5py.ref_dtype), f"/A in x.h5 is a reference, {FOREIGN}"),
+    "strings of any length": (
+        dataset(data=["a", "b"]),
+        f"/A in x.h5 is a string or of variable length, {FOREIGN}",
+    ),
+    "rows of any length": (
+        dataset(shape=(3, 4), dtype=h5py.vlen_dtype("f8")),
+        "/A in x.h5 is a string or of variable",
+    ),
+    "compound": (
+        dataset(shape=(3, 4), dtype=[("a", "f4"), ("b", "i4")]),
+        f"/A in x.h5 is compound, {FOREIGN}",
+    ),
+    "an enumeration": (
+        dataset(shape=(3, 4), dtype=h5py.enum_dtype({"on": 1}, "i4")),
+        "/A in x.h5 is an enumeration,",
+    ),
+    "references": (
+        dataset(shape=(3, 4), dtype=h5py.ref_dtype),
+        f"/A in x.h5 is a reference, {FOREIGN}",
+    ),
     "opaque": (dataset(shape=(3, 4), dtype="V8"), f"/A in x.h5 is opaque, {FOREIGN}"),
-    "arrays": (dataset(shape=(3, 4), dtype=np.dtype(("f8", (2,)))), f"/A in x.h5 is of an array type, {FOREIGN}"),
+    "arrays": (
+        dataset(shape=(3, 4), dtype=np.dtype(("f8", (2,)))),
+        f"/A in x.h5 is of an array type, {FOREIGN}",
+    ),
     "a time": (raw_type(h5py.h5t.UNIX_D32LE), "/A in x.h5 cannot be read: "),
     "unsigned": (dataset(shape=(3, 4), dtype="u4"), f"/A in x.h5 is uint32, {FOREIGN}"),
     "a byte": (dataset(shape=(3, 4), dtype="i1"), f"/A in x.h5 is int8, {FOREIGN}"),
-    "another number of dimensions": (dataset(data=np.arange(3.0)),
-                                     "A[i, j] has the wrong number of indices; A takes 1"),
+    "another number of dimensions": (
+        dataset(data=np.arange(3.0)),
+        "A[i, j] has the wrong number of indices; A takes 1",
+    ),
     "a number": (dataset(data=3.0), "A[i, j] has the wrong number of indices; A takes 0"),
     "a spoiled gzip chunk": (spoiled_chunk(compression="gzip"), "/A in x.h5 cannot be read: "),
     "a spoiled lzf chunk": (spoiled_chunk(compression="lzf"), "/A in x.h5 cannot be read: "),
     "a wrong checksum": (spoiled_chunk(fletcher32=True), "/A in x.h5 cannot be read: "),
     "an unknown filter": (h5(unknown_filter), "/A in x.h5 cannot be read: "),
-    "a virtual dataset without its file": (virtual(False, "data"), "/A in x.h5 needs source.h5, which is not there or"),
+    "a virtual dataset without its file": (
+        virtual(False, "data"),
+        "/A in x.h5 needs source.h5, which is not there or",
+    ),
     "a virtual dataset without its dataset": (virtual(True, "no"), "there is no dataset no in "),
     "values elsewhere, not there": (external(0), "/A in x.h5 needs /"),
     "values elsewhere, too short": (external(90), "/A in x.h5 needs /"),
     "rows after the last": (no_such_rows("0:4"), "rows 0:4 of /A in x.h5, which has 3; within 0:3"),
-    "rows before the first": (no_such_rows("-4:"), "rows -4: of /A in x.h5, which has 3; within 0:3"),
+    "rows before the first": (
+        no_such_rows("-4:"),
+        "rows -4: of /A in x.h5, which has 3; within 0:3",
+    ),
     "rows backwards": (no_such_rows("2:1"), "rows 2:1 of /A in x.h5, which has 3; within 0:3"),
-    "rows of a number": (no_such_rows("0:1", 3.0), "/A in x.h5 is a number and has no rows; leave out rows"),
+    "rows of a number": (
+        no_such_rows("0:1", 3.0),
+        "/A in x.h5 is a number and has no rows; leave out rows",
+    ),
     "no .npy": (in_file("x.npy", b"PK\x03\x04 is a zip"), "x.npy cannot be read as .npy: "),
-    "a name in .npy": (lambda: "'x.npy:A'", "job.toml:2:8: NAME does not go with a .npy file; the file is the tensor"),
+    "a name in .npy": (
+        lambda: "'x.npy:A'",
+        "job.toml:2:8: NAME does not go with a .npy file; the file is the tensor",
+    ),
     "an empty .npy": (npy_bytes(lambda data: b""), "x.npy cannot be read as .npy: "),
-    ".npy of another version": (npy_bytes(lambda data: data[:6] + b"\x09" + data[7:]),
-                                "x.npy cannot be read as .npy: "),
+    ".npy of another version": (
+        npy_bytes(lambda data: data[:6] + b"\x09" + data[7:]),
+        "x.npy cannot be read as .npy: ",
+    ),
     ".npy cut in the header": (npy_bytes(lambda data: data[:50]), "x.npy cannot be read as .npy: "),
     ".npy cut in the values": (npy_bytes(lambda data: data[:-1]), "x.npy cannot be read as .npy: "),
-    ".npy with code in the header": (npy_bytes(lambda data: data.replace(b"False", b"exit()")[:128] + data[128:]),
-                                     "x.npy cannot be read as .npy: "),
-    ".npy with an open bracket": (npy_bytes(lambda data: data.replace(b"(3, 4)", b"(3, 4[")), "x.npy cannot be"),
-    ".npy of a negative shape": (npy_bytes(lambda data: data.replace(b"(3, 4), ", b"(-3, 4),")),
-                                 "x.npy cannot be read as .npy: "),
-    ".npy of a shape beyond all": (npy_bytes(lambda data: data.replace(b"(3, 4), }" + b" " * 9, b"(3, 4000000000), }")),
-                                   "x.npy cannot be read as .npy: "),
-    ".npy of objects": (npy(np.array([[{}]], object), allow_pickle=True), "x.npy cannot be read as .npy: "),
+    ".npy with code in the header": (
+        npy_bytes(lambda data: data.replace(b"False", b"exit()")[:128] + data[128:]),
+        "x.npy cannot be read as .npy: ",
+    ),
+    ".npy with an open bracket": (
+        npy_bytes(lambda data: data.replace(b"(3, 4)", b"(3, 4[")),
+        "x.npy cannot be",
+    ),
+    ".npy of a negative shape": (
+        npy_bytes(lambda data: data.replace(b"(3, 4), ", b"(-3, 4),")),
+        "x.npy cannot be read as .npy: ",
+    ),
+    ".npy of a shape beyond all": (
+        npy_bytes(lambda data: data.replace(b"(3, 4), }" + b" " * 9, b"(3, 4000000000), }")),
+        "x.npy cannot be read as .npy: ",
+    ),
+    ".npy of objects": (
+        npy(np.array([[{}]], object), allow_pickle=True),
+        "x.npy cannot be read as .npy: ",
+    ),
     ".npy of strings": (npy(np.array([["a"]])), f"x.npy is str32, {FOREIGN}"),
     ".npy of records": (npy(np.zeros((3, 4), "f4,f4")), f"x.npy is compound, {FOREIGN}"),
     ".npy of bytes": (npy(np.zeros((3, 4), "u1")), f"x.npy is uint8, {FOREIGN}"),
-    "an empty safetensors file": (in_file("x.safetensors"), "x.safetensors cannot be read as safetensors: "),
-    "safetensors without an end": (safetensors(entry(), length=2**62),
-                                   "x.safetensors cannot be read as safetensors: its"),
-    "safetensors that is no JSON": (safetensors(b"{"), "x.safetensors cannot be read as safetensors: "),
-    "safetensors that is a list": (safetensors(b"[1]"),
-                                   "x.safetensors cannot be read as safetensors: its header is not"),
-    "safetensors nested without end": (safetensors(b"[" * 100000), "x.safetensors cannot be read as safetensors: "),
-    "safetensors without the tensor": (safetensors(b"{}"),
-                                       "there is no tensor A in x.safetensors; none is allowed here"),
-    "safetensors of an unknown type": (safetensors(entry('"F8_E4M3"')), f"A in x.safetensors is F8_E4M3, {FOREIGN}"),
-    "safetensors of a type that is none": (safetensors(entry("[]")), "x.safetensors cannot be read as safetensors: "),
-    "safetensors of a negative shape": (safetensors(entry(shape="[-3,-4]")), "x.safetensors cannot be read as safeten"),
-    "safetensors of another size": (safetensors(entry(shape="[3,5]")),
-                                    "x.safetensors cannot be read as safetensors: A h"),
-    "safetensors cut off": (safetensors(entry(), bytes(95)),
-                            "x.safetensors cannot be read as safetensors: A ends after"),
-    "safetensors with turned offsets": (safetensors(entry(offsets="[96,0]")),
-                                        "x.safetensors cannot be read as safeten"),
-}  # fmt: skip
+    "an empty safetensors file": (
+        in_file("x.safetensors"),
+        "x.safetensors cannot be read as safetensors: ",
+    ),
+    "safetensors without an end": (
+        safetensors(entry(), length=2**62),
+        "x.safetensors cannot be read as safetensors: its",
+    ),
+    "safetensors that is no JSON": (
+        safetensors(b"{"),
+        "x.safetensors cannot be read as safetensors: ",
+    ),
+    "safetensors that is a list": (
+        safetensors(b"[1]"),
+        "x.safetensors cannot be read as safetensors: its header is not",
+    ),
+    "safetensors nested without end": (
+        safetensors(b"[" * 100000),
+        "x.safetensors cannot be read as safetensors: ",
+    ),
+    "safetensors without the tensor": (
+        safetensors(b"{}"),
+        "there is no tensor A in x.safetensors; none is allowed here",
+    ),
+    "safetensors of an unknown type": (
+        safetensors(entry('"F8_E4M3"')),
+        f"A in x.safetensors is F8_E4M3, {FOREIGN}",
+    ),
+    "safetensors of a type that is none": (
+        safetensors(entry("[]")),
+        "x.safetensors cannot be read as safetensors: ",
+    ),
+    "safetensors of a negative shape": (
+        safetensors(entry(shape="[-3,-4]")),
+        "x.safetensors cannot be read as safeten",
+    ),
+    "safetensors of another size": (
+        safetensors(entry(shape="[3,5]")),
+        "x.safetensors cannot be read as safetensors: A h",
+    ),
+    "safetensors cut off": (
+        safetensors(entry(), bytes(95)),
+        "x.safetensors cannot be read as safetensors: A ends after",
+    ),
+    "safetensors with turned offsets": (
+        safetensors(entry(offsets="[96,0]")),
+        "x.safetensors cannot be read as safeten",
+    ),
+}
 if os.geteuid() != 0:  # root may read everything
     REFUSED["no permission"] = no_permission, "x.h5 may not be read; a file with read permission"
 
@@ -302,7 +398,9 @@ def test_refused(name, capfd):
     assert "Traceback" not in said and not os.path.exists("out.h5")
 
 
-@pytest.mark.parametrize("make", [npy(VALUES), safetensors(entry(), VALUES.tobytes())], ids=["npy", "safetensors"])
+@pytest.mark.parametrize(
+    "make", [npy(VALUES), safetensors(entry(), VALUES.tobytes())], ids=["npy", "safetensors"]
+)
 def test_any_damage(make):
     """Other values, or an error of ours; never another one."""
     file, _, tensor = make().strip("'").partition(":")
@@ -313,7 +411,11 @@ def test_any_damage(make):
         data = np.frombuffer(good, np.uint8).copy()
         data[rng.integers(0, len(good), rng.integers(1, 5))] = rng.integers(0, 256)
         with open(file, "wb") as target:
-            target.write(data[: rng.integers(1, len(good))].tobytes() if rng.random() < 0.2 else data.tobytes())
+            target.write(
+                data[: rng.integers(1, len(good))].tobytes()
+                if rng.random() < 0.2
+                else data.tobytes()
+            )
         spec = InputSpec("A", file=file, tensor=tensor or None, place="job.toml:1:1")
         try:
             storage.load(spec, *storage.describe(spec))
@@ -338,7 +440,9 @@ def virtual_with_gaps(file):
 def compact(file):
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.COMPACT)
-    made = h5py.h5d.create(file.id, b"A", h5py.h5t.IEEE_F64LE, h5py.h5s.create_simple((3, 4)), dcpl=plist)
+    made = h5py.h5d.create(
+        file.id, b"A", h5py.h5t.IEEE_F64LE, h5py.h5s.create_simple((3, 4)), dcpl=plist
+    )
     made.write(h5py.h5s.ALL, h5py.h5s.ALL, VALUES)
 
 
@@ -418,16 +522,25 @@ READ = {
     "in another file": (in_another_file("/g/A"), VALUES + 1),
     "virtual in another folder": (h5(virtual_in_another_folder), VALUES + 1),
     "numbers of 16 bits that numpy does not have": (odd_type(bfloat16, "IEEE_F16LE"), VALUES + 1),
-    "numbers of 24 bits": (odd_type(three_bytes_of_eight, "STD_I64LE", VALUES.astype("i8") - 5), VALUES - 4),
+    "numbers of 24 bits": (
+        odd_type(three_bytes_of_eight, "STD_I64LE", VALUES.astype("i8") - 5),
+        VALUES - 4,
+    ),
     "complex numbers with a gap": (h5(complex_with_a_gap), VALUES + 1 + 2j),
     "late allocation": (h5(late), np.full((3, 4), 8.0)),
     "a virtual dataset": (virtual(True, "data"), VALUES + 1),
-    "a virtual dataset with gaps": (h5(virtual_with_gaps), np.vstack([VALUES[:2] + 1, np.full((1, 4), 10.0)])),
+    "a virtual dataset with gaps": (
+        h5(virtual_with_gaps),
+        np.vstack([VALUES[:2] + 1, np.full((1, 4), 10.0)]),
+    ),
     "values elsewhere": (external(96), VALUES + 1),
     "a compact dataset": (h5(compact), VALUES + 1),
     "a user block": (behind_a_user_block, VALUES + 1),
     "no elements": (dataset(data=np.zeros((0, 4))), np.zeros((0, 4))),
-    "a chunk larger than the dataset": (dataset(data=VALUES, chunks=(3, 4), maxshape=(None, None)), VALUES + 1),
+    "a chunk larger than the dataset": (
+        dataset(data=VALUES, chunks=(3, 4), maxshape=(None, None)),
+        VALUES + 1,
+    ),
     "the other byte order": (npy(VALUES.astype(">f8")), VALUES + 1),
     "the other order of dimensions": (npy(np.asfortranarray(VALUES)), VALUES + 1),
     ".npy without elements": (npy(np.zeros((3, 0))), np.zeros((3, 0))),

@@ -58,7 +58,11 @@ def count(monkeypatch):
 def sample(shape, dtype):
     dtype = np.dtype(dtype)
     values = RNG.integers(0, 100, shape)
-    return (values + 1j * values[..., ::-1]).astype(dtype) if dtype.kind == "c" else (values % 2 * values).astype(dtype)
+    return (
+        (values + 1j * values[..., ::-1]).astype(dtype)
+        if dtype.kind == "c"
+        else (values % 2 * values).astype(dtype)
+    )
 
 
 def store(array):
@@ -68,12 +72,21 @@ def store(array):
         file["big"] = array.astype(array.dtype.newbyteorder(">"))
         chunks = tuple(min(3 + d, extent) for d, extent in enumerate(array.shape))
         file.create_dataset("chunked", data=array, chunks=chunks)
-        file.create_dataset("packed", data=array, chunks=chunks, compression="gzip", shuffle=True, fletcher32=True)
+        file.create_dataset(
+            "packed", data=array, chunks=chunks, compression="gzip", shuffle=True, fletcher32=True
+        )
     np.save("c.npy", array)
     np.save("f.npy", np.asfortranarray(array))
     np.save("big.npy", array.astype(array.dtype.newbyteorder(">")))
-    return [("x.h5", "/whole"), ("x.h5", "/big"), ("x.h5", "/chunked"), ("x.h5", "/packed"), ("c.npy", None),
-            ("f.npy", None), ("big.npy", None)]  # fmt: skip
+    return [
+        ("x.h5", "/whole"),
+        ("x.h5", "/big"),
+        ("x.h5", "/chunked"),
+        ("x.h5", "/packed"),
+        ("c.npy", None),
+        ("f.npy", None),
+        ("big.npy", None),
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -97,7 +110,9 @@ def test_any_layout_of_any_rows(small, count, data):
     array, ranks = sample(shape, "float32"), data.draw(st.sampled_from([1, 2, 3, 4, 6]))
     ends = sorted(data.draw(st.tuples(*[st.integers(0, shape[0])] * 2)))
     rows = data.draw(
-        st.sampled_from([None, slice(*ends), slice(None, ends[1]), slice(ends[0] - shape[0] or None, None)])
+        st.sampled_from(
+            [None, slice(*ends), slice(None, ends[1]), slice(ends[0] - shape[0] or None, None)]
+        )
     )
     wanted = array if rows is None else array[rows]
     parts = None if data.draw(st.booleans()) else (1,) * len(shape)
@@ -108,7 +123,9 @@ def test_any_layout_of_any_rows(small, count, data):
     np.save("f.npy", np.asfortranarray(array))
     for name in (("x.h5", "/A"), ("x.h5", "/B"), ("f.npy", None)):
         count.clear()
-        for found in run_threads(ranks, lambda comm, n=name: einmpi.open_dataset(*n, comm, parts, rows).gather()):
+        for found in run_threads(
+            ranks, lambda comm, n=name: einmpi.open_dataset(*n, comm, parts, rows).gather()
+        ):
             np.testing.assert_array_equal(found, wanted)
         assert sum(count) == wanted.size
 
@@ -130,8 +147,14 @@ sizes.r = 12
 
 def write_job():
     save = pytest.importorskip("safetensors.numpy").save_file
-    arrays = {"A": sample((10, 12), "float64"), "B": sample((14, 9), "float64"), "C": sample((9, 8), "float64"),
-              "D": sample(8, "float64"), "T": sample((8, 10), "float64"), "n": np.array(3.0)}  # fmt: skip
+    arrays = {
+        "A": sample((10, 12), "float64"),
+        "B": sample((14, 9), "float64"),
+        "C": sample((9, 8), "float64"),
+        "D": sample(8, "float64"),
+        "T": sample((8, 10), "float64"),
+        "n": np.array(3.0),
+    }
     with h5py.File("x.h5", "w") as file:
         file["A"], file["n"] = arrays["A"], arrays["n"]
         file.create_dataset("C", data=arrays["C"], chunks=(4, 3), compression="lzf")
@@ -182,7 +205,9 @@ def test_datasets_that_are_given(small, count):
     job = einmpi.program("Z[i] = sum(A[i,j])", A=(8, 6), dtype="float32")
     with h5py.File("x.h5") as file:
         assert hdf5.reopened(file["A"]) == hdf5.find("x.h5", "/A")
-        np.testing.assert_allclose(run_on_threads(job, 3, {"A": file["A"]}).outputs["Z"], array.sum(1))
+        np.testing.assert_allclose(
+            run_on_threads(job, 3, {"A": file["A"]}).outputs["Z"], array.sum(1)
+        )
         assert sum(count) == 48
     with h5py.File("x.h5", "r+") as file:  # what it holds is not all on disk
         file["A"][0] = 5
@@ -191,7 +216,9 @@ def test_datasets_that_are_given(small, count):
     with h5py.File("none.h5", "w", driver="core", backing_store=False) as file:
         file["A"] = array
         assert hdf5.reopened(file["A"]) is None
-        np.testing.assert_allclose(run_on_threads(job, 2, {"A": file["A"]}).outputs["Z"], array.sum(1))
+        np.testing.assert_allclose(
+            run_on_threads(job, 2, {"A": file["A"]}).outputs["Z"], array.sum(1)
+        )
 
 
 def test_a_file_that_is_replaced_during_a_run():
@@ -204,9 +231,15 @@ def test_a_file_that_is_replaced_during_a_run():
     compiled()
     with h5py.File("x.h5", "w") as file:
         file["A"] = np.ones((4, 5))
-    with pytest.raises(InputError, match=r"^job.toml:2:8: /A in x.h5 was replaced during the run; a file that stays"):
+    with pytest.raises(
+        InputError,
+        match=r"^job.toml:2:8: /A in x.h5 was replaced during the run; a file that stays",
+    ):
         compiled()
-    with pytest.raises(InputError, match=r"^job.toml:2:8: A in x.h5 is float64\[4, 5\] now; float64\[4, 4\], as plan"):
+    with pytest.raises(
+        InputError,
+        match=r"^job.toml:2:8: A in x.h5 is float64\[4, 5\] now; float64\[4, 4\], as plan",
+    ):
         einmpi.run(job)
 
 
@@ -303,7 +336,9 @@ def test_reading_overlaps_with_kernels(ranks, memory):
 
         def waiting(step, make, comm, outside):
             assert outside == bool(plan.spilled)
-            inputs.pool().submit(watched.started.wait, 20)  # the one thread in the background: others queue up
+            inputs.pool().submit(
+                watched.started.wait, 20
+            )  # the one thread in the background: others queue up
             begin(step, make, comm, outside)
             inputs.pool().submit(watched.read.set)
 
@@ -328,7 +363,9 @@ def test_errors_in_the_background_are_those_of_the_load():
     compiled.on_step = steps.append
     with open("c.npy", "r+b") as file:
         file.truncate(2000)
-    with pytest.raises(InputError, match=r"^job.toml:8:8: c.npy cannot be read as .npy: .*; an array of numbers$"):
+    with pytest.raises(
+        InputError, match=r"^job.toml:8:8: c.npy cannot be read as .npy: .*; an array of numbers$"
+    ):
         compiled()
     assert isinstance(steps[-1], Load) and steps[-1].tensor == "C"  # the kernel before it was done
     assert any(isinstance(step, Kernel) for step in steps)
@@ -390,11 +427,16 @@ def test_a_run_says_what_was_read_for_others(tmp_path):
     with h5py.File("x.h5", "w") as file:
         file["W"] = np.ones((64, 64))
     with open("job.toml", "w") as file:
-        file.write("program = 'Z[i] = sum(W[i,j] * W[j,i])'\nplan.strategy = 'replicate'\n"
-                   "inputs.W = { file = 'x.h5', dataset = '/W', resident = true }\n")  # fmt: skip
+        file.write(
+            "program = 'Z[i] = sum(W[i,j] * W[j,i])'\nplan.strategy = 'replicate'\n"
+            "inputs.W = { file = 'x.h5', dataset = '/W', resident = true }\n"
+        )
     done = run_mpi(2, ["-m", "einmpi", "job.toml", "--json", "run.json"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "  32.0 KiB of the inputs were read by one rank for another\n" in done.stdout
     with open("run.json") as file:
         found = json.load(file)
-    assert (found["bytes_shuffled_loading"], found["bytes_moved"]) == (32768, found["bytes_predicted"])
+    assert (found["bytes_shuffled_loading"], found["bytes_moved"]) == (
+        32768,
+        found["bytes_predicted"],
+    )

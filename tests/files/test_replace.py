@@ -29,7 +29,11 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         replace_file("run.json", pieces())
     assert file.read_bytes() == b"a\x00"
     replace_file("run.json", [b"b"])
-    assert file.read_bytes() == b"b" and stat.S_IMODE(file.stat().st_mode) == 0o600 and os.path.islink("run.json")
+    assert (
+        file.read_bytes() == b"b"
+        and stat.S_IMODE(file.stat().st_mode) == 0o600
+        and os.path.islink("run.json")
+    )
     assert [path.name for path in file.parent.iterdir()] == ["run.json"]
 
 
@@ -38,18 +42,31 @@ def test_a_pipe_stays_a_pipe():
     os.mkfifo("pipe")
     reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
     replace_file("pipe", [b"text"])
-    assert os.read(reader, 100) == b"text" and stat.S_ISFIFO(os.stat("pipe").st_mode) and os.listdir() == ["pipe"]
+    assert (
+        os.read(reader, 100) == b"text"
+        and stat.S_ISFIFO(os.stat("pipe").st_mode)
+        and os.listdir() == ["pipe"]
+    )
     os.close(reader)
 
 
-@pytest.mark.parametrize("name, piped", [("/dev/stdout", False), ("out.txt", False), ("/dev/stdout", True)])
+@pytest.mark.parametrize(
+    "name, piped", [("/dev/stdout", False), ("out.txt", False), ("/dev/stdout", True)]
+)
 def test_what_is_printed_to_is_not_replaced(name, piped, tmp_path):
     """Else all that is printed later would be lost."""
-    code = (f"from einmpi.files.replace import replace_file; print('one'); replace_file({name!r}, [b'two\\n']); "
-            "print('three')")  # fmt: skip
+    code = (
+        f"from einmpi.files.replace import replace_file; print('one'); replace_file({name!r}, [b'two\\n']); "
+        "print('three')"
+    )
     with open(tmp_path / "out.txt", "wb") as out:
-        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE if piped else out, check=True,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE if piped else out,
+            check=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=60,
+        )
     printed = done.stdout.decode() if piped else (tmp_path / "out.txt").read_text()
     assert printed == "one\ntwo\nthree\n"
 
@@ -60,8 +77,13 @@ def test_what_cannot_be_written_is_known_before(tmp_path):
     for file in ("file", "new", "pipe", "/dev/null", "/dev/stdout"):
         check_replaceable(file, "--json")
     os.symlink("circle", "circle")
-    reasons = {".": "Is a directory", "new/": "Is a directory", "none/x": "No such file or directory",
-               "file/x": "Not a directory", "circle": "Too many levels of symbolic links"}  # fmt: skip
+    reasons = {
+        ".": "Is a directory",
+        "new/": "Is a directory",
+        "none/x": "No such file or directory",
+        "file/x": "Not a directory",
+        "circle": "Too many levels of symbolic links",
+    }
     for file, reason in reasons.items():
         with pytest.raises(InputError) as caught:
             check_replaceable(file, f"--json {file}")

@@ -59,7 +59,9 @@ SHAPES = ((), (1,), (0,), (7,), (701,), (13, 17), (40, 3), (3, 4, 5, 2), (2, 0, 
 
 def some_array(shape, dtype, seed=1):
     numbers = np.random.default_rng(seed).normal(size=shape) * 20
-    return (numbers + 1j * numbers[::-1] if shape and np.dtype(dtype).kind == "c" else numbers).astype(dtype)
+    return (
+        numbers + 1j * numbers[::-1] if shape and np.dtype(dtype).kind == "c" else numbers
+    ).astype(dtype)
 
 
 def write_on(ranks, mesh, cuts, array, way):
@@ -72,7 +74,9 @@ def write_on(ranks, mesh, cuts, array, way):
     run_threads(ranks, on_rank)
 
 
-@pytest.mark.parametrize("ranks, mesh", [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 6), (5, 2)])
+@pytest.mark.parametrize(
+    "ranks, mesh", [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 6), (5, 2)]
+)
 def test_every_layout(ranks, mesh, monkeypatch):
     """Copies, idle ranks, ranks without elements, pieces of a few bytes: the same bytes in the file."""
     monkeypatch.setattr(fill, "WINDOW", 300)
@@ -93,8 +97,19 @@ def test_every_dtype_and_storage(dtype, monkeypatch):
     array = some_array((23, 31), dtype)
     for chunks in (None, (5, 7), (23, 1), (30, 40)):
         for compression in (None, "gzip", "lzf"):
-            write_on(3, 3, (1,), array, partial(DistArray.to_hdf5, file="o.h5", dataset="Z", chunks=chunks,
-                                                compression=compression))  # fmt: skip
+            write_on(
+                3,
+                3,
+                (1,),
+                array,
+                partial(
+                    DistArray.to_hdf5,
+                    file="o.h5",
+                    dataset="Z",
+                    chunks=chunks,
+                    compression=compression,
+                ),
+            )
             same(found(), array)
             with h5py.File("o.h5") as file:
                 assert file["Z"].compression == compression
@@ -102,8 +117,15 @@ def test_every_dtype_and_storage(dtype, monkeypatch):
                     assert file["Z"].chunks == tuple(map(min, chunks, (23, 31)))
                 else:
                     assert (file["Z"].chunks is None) == (compression is None)
-    write_on(3, 3, (0,), array, lambda made: outputs.write("o.npy", [outputs.tensor_of(made, "")], {},
-                                                           outputs.FORMATS[".npy"]))  # fmt: skip
+    write_on(
+        3,
+        3,
+        (0,),
+        array,
+        lambda made: outputs.write(
+            "o.npy", [outputs.tensor_of(made, "")], {}, outputs.FORMATS[".npy"]
+        ),
+    )
     same(np.load("o.npy"), array)
 
 
@@ -111,7 +133,13 @@ def test_elements_that_cannot_be_compressed_or_are_all_the_same():
     noise = np.frombuffer(random.Random(1).randbytes(8 * 5000), np.int64).reshape(50, 100)
     for array in (noise, np.zeros_like(noise)):
         for compression in ("gzip", "lzf"):
-            write_on(2, 2, (0,), array, lambda made, how=compression: made.to_hdf5("o.h5", "Z", (16, 16), how))
+            write_on(
+                2,
+                2,
+                (0,),
+                array,
+                lambda made, how=compression: made.to_hdf5("o.h5", "Z", (16, 16), how),
+            )
             same(found(), array)
 
 
@@ -120,10 +148,17 @@ def test_each_element_is_sent_at_most_once(monkeypatch):
     monkeypatch.setattr(fill, "WINDOW", 2**16)
     array = some_array((512, 512), "float64")
     received = {}
-    for name, cuts in {"rows": (0, 0), "columns": (1, 1), "copies": (None, None), "both": (None, 1)}.items():
+    for name, cuts in {
+        "rows": (0, 0),
+        "columns": (1, 1),
+        "copies": (None, None),
+        "both": (None, 1),
+    }.items():
 
         def on_rank(comm, cuts=cuts):
-            made = DistArray.from_global(array, comm).redistribute(Layout(Mesh(4), array.shape, cuts))
+            made = DistArray.from_global(array, comm).redistribute(
+                Layout(Mesh(4), array.shape, cuts)
+            )
             before = comm.received
             made.to_hdf5("o.h5", "Z")
             return comm.received - before
@@ -145,7 +180,9 @@ def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
     whole = np.ones((2048, 2048))
 
     def on_rank(comm):
-        made = DistArray.from_global(whole, comm).redistribute(Layout(Mesh(mesh), whole.shape, cuts))
+        made = DistArray.from_global(whole, comm).redistribute(
+            Layout(Mesh(mesh), whole.shape, cuts)
+        )
         comm.barrier()
         if comm.rank == 0:
             tracemalloc.start()
@@ -158,7 +195,9 @@ def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
         peak = run_threads(3, on_rank)[0]
     finally:
         tracemalloc.stop()
-    assert peak < 3 * 12 * 2**18 < whole.nbytes / 3  # about half of it where the ranks have their most in turn
+    assert (
+        peak < 3 * 12 * 2**18 < whole.nbytes / 3
+    )  # about half of it where the ranks have their most in turn
     same(found(), whole)
 
 
@@ -222,7 +261,9 @@ def test_a_target_keeps_everything_else(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["o.h5", "real.h5"]
 
 
-@pytest.mark.parametrize("options", [{}, {"chunks": (10, 100)}, {"chunks": (10, 100), "compression": "gzip"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"chunks": (10, 100)}, {"chunks": (10, 100), "compression": "gzip"}]
+)
 def test_a_file_does_not_grow_run_after_run(options):
     save(np.arange(10), dataset="/kept")
     save(some_array((1000, 100), "float64"), **options)
@@ -244,7 +285,9 @@ def test_the_same_run_gives_the_same_file_again():
         with open("o.h5", "rb") as file:
             files.append(file.read())
     assert files[0] == files[1] == files[2]
-    stored(read(PROGRAM.replace("+ 1", "+ 2") + A + '[outputs]\nZ = "o.h5:/Z"\n'), {"Z": np.ones(4)})
+    stored(
+        read(PROGRAM.replace("+ 1", "+ 2") + A + '[outputs]\nZ = "o.h5:/Z"\n'), {"Z": np.ones(4)}
+    )
     with h5py.File("o.h5") as file:
         assert file["Z"].attrs["einmpi_program"] == "Z[i] = A[i] + 2"
 
@@ -263,19 +306,28 @@ OTHERS = {
     "chunked": lambda file: file.create_dataset("Z", data=np.zeros(300), chunks=(10,)),
     "growing": lambda file: file.create_dataset("Z", data=np.zeros(300), maxshape=(None,)),
     "big-endian": lambda file: file.create_dataset("Z", data=np.zeros(300, ">f8")),
-    "numbers of 40 bits": lambda file: h5py.h5d.create(file.id, b"Z", forty_bits(), h5py.h5s.create_simple((300,))
-                                                       ).write(h5py.h5s.ALL, h5py.h5s.ALL, np.zeros(300)),
-    "compact": lambda file: h5py.h5d.create(file.id, b"Z", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple((300,)),
-                                            compact()),
-    "external": lambda file: file.create_dataset("Z", (300,), "f8", external=[("raw.bin", 0, 2400)]),
+    "numbers of 40 bits": lambda file: h5py.h5d.create(
+        file.id, b"Z", forty_bits(), h5py.h5s.create_simple((300,))
+    ).write(h5py.h5s.ALL, h5py.h5s.ALL, np.zeros(300)),
+    "compact": lambda file: h5py.h5d.create(
+        file.id, b"Z", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple((300,)), compact()
+    ),
+    "external": lambda file: file.create_dataset(
+        "Z", (300,), "f8", external=[("raw.bin", 0, 2400)]
+    ),
     "never written": lambda file: file.create_dataset("Z", (300,), "f8"),
     "string": lambda file: file.create_dataset("Z", data="text"),
     "a broken link": lambda file: file.__setitem__("Z", h5py.SoftLink("/nowhere")),
-    "a link": lambda file: (file.create_dataset("W", data=np.zeros(300)),
-                            file.__setitem__("Z", h5py.SoftLink("/W"))),
-    "a second name": lambda file: (file.create_dataset("W", data=np.zeros(300)), file.__setitem__("Z", file["W"])),
+    "a link": lambda file: (
+        file.create_dataset("W", data=np.zeros(300)),
+        file.__setitem__("Z", h5py.SoftLink("/W")),
+    ),
+    "a second name": lambda file: (
+        file.create_dataset("W", data=np.zeros(300)),
+        file.__setitem__("Z", file["W"]),
+    ),
     "in another file": lambda file: file.__setitem__("Z", h5py.ExternalLink("other.h5", "/W")),
-}  # fmt: skip
+}
 
 
 def forty_bits():
@@ -323,12 +375,21 @@ def test_targets_that_cannot_be_written(tmp_path):
     os.chmod("kept.h5", 0o444)
     expected = {
         ("no/o.h5", "/Z"): "there is no folder for no/o.h5; a folder that exists",
-        ("text.h5", "/Z"): "text.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
+        (
+            "text.h5",
+            "/Z",
+        ): "text.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
         ("folder.h5", "/Z"): "folder.h5 is not a file; an HDF5 file",
         ("o.h5", "/g"): "/g in o.h5 is a group; a dataset",
         ("o.h5", "/A/Z/Y"): "/A in o.h5 is not a group; a group to hold /A/Z/Y",
-        ("o.h5", "/there/Z"): "/there in o.h5 is a group of another file; a group of o.h5 to hold /there/Z",
-        ("o.h5", "/broken/Z"): "/broken in o.h5 is a link to what is not there; a group to hold /broken/Z",
+        (
+            "o.h5",
+            "/there/Z",
+        ): "/there in o.h5 is a group of another file; a group of o.h5 to hold /there/Z",
+        (
+            "o.h5",
+            "/broken/Z",
+        ): "/broken in o.h5 is a link to what is not there; a group to hold /broken/Z",
         ("kept.h5", "/Z"): "kept.h5 may not be written; a file and a folder with write permission",
     }
     before = sorted(os.listdir(tmp_path))
@@ -339,11 +400,18 @@ def test_targets_that_cannot_be_written(tmp_path):
 
 def test_wrong_arguments_of_to_hdf5():
     made = DistArray.from_global(np.zeros((2, 3)), ALONE)
-    assert error(made.to_hdf5, "o.h5", "/") == "to_hdf5: '/' is not the path of a dataset; such as /Z or /group/Z"
+    assert (
+        error(made.to_hdf5, "o.h5", "/")
+        == "to_hdf5: '/' is not the path of a dataset; such as /Z or /group/Z"
+    )
     assert error(made.to_hdf5, "o.h5", "Z", None, "zip") == (
-        "to_hdf5: unknown compression 'zip'; did you mean gzip? allowed: gzip, lzf")  # fmt: skip
+        "to_hdf5: unknown compression 'zip'; did you mean gzip? allowed: gzip, lzf"
+    )
     for chunks in ((2,), (2, 0), (2, 1.5), 7):
-        assert error(made.to_hdf5, "o.h5", "Z", chunks) == f"to_hdf5: chunks are {chunks!r}; 2 positive whole numbers"
+        assert (
+            error(made.to_hdf5, "o.h5", "Z", chunks)
+            == f"to_hdf5: chunks are {chunks!r}; 2 positive whole numbers"
+        )
     assert os.listdir() == []
 
 
@@ -351,7 +419,12 @@ class Broken:
     """A function of os that fails on some call of some rank; the others wait for nothing in vain."""
 
     def __init__(self, monkeypatch, name, rank, call, number=errno.ENOSPC):
-        self.function, self.rank, self.left, self.number = getattr(os, name), f"rank {rank}", call, number
+        self.function, self.rank, self.left, self.number = (
+            getattr(os, name),
+            f"rank {rank}",
+            call,
+            number,
+        )
         monkeypatch.setattr(os, name, self)
 
     def __call__(self, *arguments, **options):
@@ -363,8 +436,17 @@ class Broken:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-@pytest.mark.parametrize("name, rank, call", [("pwrite", 0, 0), ("pwrite", 1, 2), ("pwrite", 2, 1), ("fsync", 1, 0),
-                                              ("fsync", 0, 0), ("replace", 0, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, rank, call",
+    [
+        ("pwrite", 0, 0),
+        ("pwrite", 1, 2),
+        ("pwrite", 2, 1),
+        ("fsync", 1, 0),
+        ("fsync", 0, 0),
+        ("replace", 0, 0),
+    ],
+)
 def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
     monkeypatch.setattr(fill, "WINDOW", 2**12)
     if exists:
@@ -375,7 +457,9 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
     array = some_array((64, 256), "float64")
     with pytest.MonkeyPatch.context() as broken:
         Broken(broken, name, rank, call)
-        caught = error(write_on, 3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"), kind=EinmpiError)
+        caught = error(
+            write_on, 3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"), kind=EinmpiError
+        )
     now = "o.h5 is as it was" if exists else "nothing was written"
     assert caught == f"o.h5: o.h5 cannot be written: No space left on device; {now}"
     assert os.listdir() == (["o.h5"] if exists else [])
@@ -395,7 +479,15 @@ def test_a_rank_that_cannot_make_its_chunks(monkeypatch, rank):
 
     monkeypatch.setattr(outputs.hdf5_writing, "encode", encode)
     array = some_array((64, 64), "float32")
-    caught = error(write_on, 3, 3, (0,), array, lambda made: made.to_hdf5("o.h5", "Z", (8, 8)), kind=EinmpiError)
+    caught = error(
+        write_on,
+        3,
+        3,
+        (0,),
+        array,
+        lambda made: made.to_hdf5("o.h5", "Z", (8, 8)),
+        kind=EinmpiError,
+    )
     assert caught == "o.h5: o.h5 cannot be written: MemoryError; nothing was written"
     assert os.listdir() == []
 
@@ -438,8 +530,10 @@ def test_two_runs_at_once():
     with claimed({"o.h5": "x"}, ALONE):
         draft = f".o.h5.{'0f' * 8}.part"
         open(draft, "w").close()
-        code = ("from einmpi.comm.base import ALONE; from einmpi.files.atomic import claimed\n"
-                "with claimed({'o.h5': 'x'}, ALONE): pass")  # fmt: skip
+        code = (
+            "from einmpi.comm.base import ALONE; from einmpi.files.atomic import claimed\n"
+            "with claimed({'o.h5': 'x'}, ALONE): pass"
+        )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.stderr.splitlines()[-1].endswith(busy)
 
@@ -509,7 +603,11 @@ E = { file = "other.h5", dataset = "E", compression = "lzf", chunks = [4, 1] }
 def stored(job, results):
     job_outputs.check_targets(job)
     with job_outputs.claim(job, ALONE):
-        job_outputs.store(job, "digest", {name: DistArray.from_global(array, ALONE) for name, array in results.items()})
+        job_outputs.store(
+            job,
+            "digest",
+            {name: DistArray.from_global(array, ALONE) for name, array in results.items()},
+        )
 
 
 def test_a_whole_job():
@@ -524,16 +622,22 @@ def test_a_whole_job():
         assert (file["g/Z"][:] == z).all() and file["g/Z"].dtype == np.float32
         assert (file["g/Z"].chunks, file["g/Z"].compression) == ((2, 2), "gzip")
         assert file["n"][()] == z.sum()
-        assert dict(file["n"].attrs) == {"einmpi_version": __version__, "einmpi_program": job.source.text,
-                                         "einmpi_plan": "digest", "einmpi_dtype": "float64"}  # fmt: skip
+        assert dict(file["n"].attrs) == {
+            "einmpi_version": __version__,
+            "einmpi_program": job.source.text,
+            "einmpi_plan": "digest",
+            "einmpi_dtype": "float64",
+        }
     with h5py.File("other.h5") as file:
         assert file["E"].shape == (4, 0)
     assert sorted(os.listdir()) == ["in.h5", "job.toml", "other.h5", "out.h5"]
 
 
 def test_npy_outputs():
-    job = read('program = "Z[i:3,j:2] = i + 2.5*j; n = sum(Z[i,j])"\n'
-               'outputs.Z = "z.npy"\noutputs.n = { file = "n.npy", dtype = "float32" }\n')  # fmt: skip
+    job = read(
+        'program = "Z[i:3,j:2] = i + 2.5*j; n = sum(Z[i,j])"\n'
+        'outputs.Z = "z.npy"\noutputs.n = { file = "n.npy", dtype = "float32" }\n'
+    )
     z = np.arange(3.0)[:, None] + 2.5 * np.arange(2)
     np.save("z.npy", np.zeros(1000))
     os.chmod("z.npy", 0o600)
@@ -543,11 +647,15 @@ def test_npy_outputs():
     assert stat.S_IMODE(os.stat("z.npy").st_mode) == 0o600
     os.remove("z.npy")
     os.mkdir("z.npy")
-    assert error(job_outputs.check_targets, job) == "job.toml:2:9: z.npy is not a file; an .npy file"
+    assert (
+        error(job_outputs.check_targets, job) == "job.toml:2:9: z.npy is not a file; an .npy file"
+    )
 
 
 def test_all_files_or_none(monkeypatch):
-    job = read(PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + A + '[outputs]\nZ = "z.npy"\nY = "y.h5:/Y"\n')
+    job = read(
+        PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + A + '[outputs]\nZ = "z.npy"\nY = "y.h5:/Y"\n'
+    )
     lay_out = outputs.hdf5_writing.lay_out
 
     def full(*arguments):
@@ -556,19 +664,24 @@ def test_all_files_or_none(monkeypatch):
 
     monkeypatch.setattr(outputs.hdf5_writing, "lay_out", full)
     assert error(stored, job, {"Z": np.ones(4), "Y": np.ones(4)}, kind=EinmpiError) == (
-        "job.toml:6:1: y.h5 cannot be written: No space left on device; nothing was written")  # fmt: skip
+        "job.toml:6:1: y.h5 cannot be written: No space left on device; nothing was written"
+    )
     assert os.listdir() == ["job.toml"]
 
 
 def test_a_long_program_is_no_reason_to_lose_a_result():
-    job = read("program = '''\nZ[i:4] = 1\n" + "# a remark\n" * 10_000 + "'''\noutputs.Z = 'o.h5:/Z'\n")
+    job = read(
+        "program = '''\nZ[i:4] = 1\n" + "# a remark\n" * 10_000 + "'''\noutputs.Z = 'o.h5:/Z'\n"
+    )
     stored(job, {"Z": np.zeros(4)})
     with h5py.File("o.h5") as file:
         assert file["Z"].attrs["einmpi_program"] == job.source.text[:60_000]
 
 
 def test_a_number_too_large_for_the_stored_dtype():
-    job = read('program = "Z[i:2] = 1e300*(i - 1)"\noutputs.Z = { file = "o.h5", dataset = "/Z", dtype = "float16" }\n')
+    job = read(
+        'program = "Z[i:2] = 1e300*(i - 1)"\noutputs.Z = { file = "o.h5", dataset = "/Z", dtype = "float16" }\n'
+    )
     stored(job, {"Z": np.array([-1e300, 0])})
     assert found().tolist() == [-np.inf, 0]
 
@@ -577,22 +690,37 @@ def test_targets_are_checked_before_the_run():
     inputs = '[inputs]\nA = { shape = [4], random = "ones" }\n[outputs]\n'
     job = read(PROGRAM + inputs + 'Z = "no/o.h5:/Z"\n')
     assert error(job_outputs.check_targets, job) == (
-        "job.toml:5:1: there is no folder for no/o.h5; a folder that exists")  # fmt: skip
+        "job.toml:5:1: there is no folder for no/o.h5; a folder that exists"
+    )
     os.symlink("o.h5", "link.h5")
-    job = read(PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + inputs + 'Z = "o.h5:/Z"\nY = "link.h5:/Z"\n')
+    job = read(
+        PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + inputs + 'Z = "o.h5:/Z"\nY = "link.h5:/Z"\n'
+    )
     assert error(job_outputs.check_targets, job) == (
-        "job.toml:6:1: outputs Z and Y go to one file, by different paths; one path a file")  # fmt: skip
+        "job.toml:6:1: outputs Z and Y go to one file, by different paths; one path a file"
+    )
 
 
-@pytest.mark.parametrize("one, two, fine", [("/g/Z", "/soft/Z", False), ("/hard/Z", "/g/Z", False),
-                                            ("/Z", "/root/Z", False), ("/g/new/Z", "/soft/new", False),
-                                            ("/g/new", "/soft/new/Z", False),
-                                            ("/g/Z", "/soft/Y", True), ("/Z", "/soft/Z", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "one, two, fine",
+    [
+        ("/g/Z", "/soft/Z", False),
+        ("/hard/Z", "/g/Z", False),
+        ("/Z", "/root/Z", False),
+        ("/g/new/Z", "/soft/new", False),
+        ("/g/new", "/soft/new/Z", False),
+        ("/g/Z", "/soft/Y", True),
+        ("/Z", "/soft/Z", True),
+    ],
+)
 def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
     with h5py.File("o.h5", "w") as file:
         file["hard"] = file.create_group("g")
         file["soft"], file["root"] = h5py.SoftLink("/g"), h5py.SoftLink("/")
-    job = read('program = "Z[i:4] = i; Y[i:400] = i"\n[outputs]\n' + f'Z = "o.h5:{one}"\nY = "o.h5:{two}"\n')
+    job = read(
+        'program = "Z[i:4] = i; Y[i:400] = i"\n[outputs]\n'
+        + f'Z = "o.h5:{one}"\nY = "o.h5:{two}"\n'
+    )
     if fine:
         job_outputs.check_targets(job)
     else:
@@ -648,11 +776,20 @@ sys.exit(main(["job.toml"]))
 
 @pytest.mark.mpi
 @needs_mpirun
-@pytest.mark.parametrize("rank, most, options", [(1, 2**20, ""), (0, 1000, ""), (0, 2**21, ""),
-                                                 (0, 2**18, ', chunks = [32, 32], compression = "gzip"')])  # fmt: skip
+@pytest.mark.parametrize(
+    "rank, most, options",
+    [
+        (1, 2**20, ""),
+        (0, 1000, ""),
+        (0, 2**21, ""),
+        (0, 2**18, ', chunks = [32, 32], compression = "gzip"'),
+    ],
+)
 def test_a_full_disk(rank, most, options, tmp_path):
     """Whoever meets it, and when: one line, and the file is as it was."""
-    (tmp_path / "job.toml").write_text(BIG_JOB + f'outputs.Z = {{ file = "o.h5", dataset = "/Z"{options} }}\n')
+    (tmp_path / "job.toml").write_text(
+        BIG_JOB + f'outputs.Z = {{ file = "o.h5", dataset = "/Z"{options} }}\n'
+    )
     save(np.zeros(3))
     before = (tmp_path / "o.h5").read_bytes()
     done = run_mpi(3, LIMITED.format(rank=rank, most=most), cwd=tmp_path)
@@ -702,5 +839,8 @@ def test_a_run_while_another_one_writes(tmp_path):
     with claimed({"o.h5": ""}, ALONE):
         done = run_mpi(2, ["-m", "einmpi", "job.toml"], cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[0] == "job.toml:3:9: o.h5 cannot be written: another run writes it now"
+    assert (
+        done.stderr.splitlines()[0]
+        == "job.toml:3:9: o.h5 cannot be written: another run writes it now"
+    )
     assert os.listdir() == ["job.toml"]

@@ -20,9 +20,18 @@ def dtype_of(text, **tensors):
     return einmpi.program(text, **tensors).graph["Z"].dtype
 
 
-@pytest.mark.parametrize("text", ["X[i] + Y[i]", "X[i] * Y[i]", "exp(X[i]) / Y[i]", "where(X[i] > 1, X[i], Y[i])",
-                                  "maximum(X[i], Y[i]) ** 2", "sum(X[j] * Y[i])",
-                                  "max(X[j]) - Y[i] + 0.5"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X[i] + Y[i]",
+        "X[i] * Y[i]",
+        "exp(X[i]) / Y[i]",
+        "where(X[i] > 1, X[i], Y[i])",
+        "maximum(X[i], Y[i]) ** 2",
+        "sum(X[j] * Y[i])",
+        "max(X[j]) - Y[i] + 0.5",
+    ],
+)
 def test_its_place_is_that_of_float16(text):
     for other in DTYPES:
         x, y = np.empty(3, "bfloat16"), np.empty(3, other)
@@ -79,10 +88,15 @@ def test_files(tmp_path, monkeypatch):
 
 def test_refusals(monkeypatch):
     job = einmpi.program("Z[i] = X[i]", X=(3,), dtype="bfloat16")
-    with pytest.raises(InputError, match="program: X is bfloat16, which needs a GPU; backend cupy, or another dtype"):
+    with pytest.raises(
+        InputError,
+        match="program: X is bfloat16, which needs a GPU; backend cupy, or another dtype",
+    ):
         einmpi.compile(job)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    for text, dtype in itertools.product(["Z[i] = X[i]", "Z[i] = bfloat16(X[i])"], ["bfloat16", "float32"]):
+    for text, dtype in itertools.product(
+        ["Z[i] = X[i]", "Z[i] = bfloat16(X[i])"], ["bfloat16", "float32"]
+    ):
         if (text, dtype) != ("Z[i] = X[i]", "float32"):
             with pytest.raises(InputError, match="bfloat16 needs the package ml_dtypes"):
                 einmpi.program(text, X=(3,), dtype=dtype)

@@ -25,7 +25,9 @@ from einmpi.language.syntax import Source
 RANDOM = np.random.default_rng(7)
 
 
-def tensors(dtype: str = "float64", **shapes: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], str]]:
+def tensors(
+    dtype: str = "float64", **shapes: tuple[int, ...]
+) -> dict[str, tuple[tuple[int, ...], str]]:
     return {name: (shape, dtype) for name, shape in shapes.items()}
 
 
@@ -61,16 +63,22 @@ def test_chain_costs_what_opt_einsums_best_order_costs(seed: int) -> None:
     extents = [int(extent) for extent in np.random.default_rng(seed).integers(2, 60, 5)]
     shapes = list(itertools.pairwise(extents))
     graph = rewritten(
-        "Z[a,e] = sum(A[a,b] * B[b,c] * C[c,d] * D[d,e])", tensors(**dict(zip("ABCD", shapes, strict=True)))
+        "Z[a,e] = sum(A[a,b] * B[b,c] * C[c,d] * D[d,e])",
+        tensors(**dict(zip("ABCD", shapes, strict=True))),
     )
     arrays = [np.empty(shape) for shape in shapes]
     _, best = opt_einsum.contract_path("ab,bc,cd,de->ae", *arrays, optimize="optimal")
-    cost = sum(2 * vertex.einsum.calls() for vertex in graph.computed if vertex.einsum)  # a product and a sum each
+    cost = sum(
+        2 * vertex.einsum.calls() for vertex in graph.computed if vertex.einsum
+    )  # a product and a sum each
     assert cost == best.opt_cost
 
 
 def test_order_of_a_skewed_chain() -> None:
-    graph = rewritten("Z[i,m] = sum(A[i,j]*B[j,k]*C[k,l]*D[l,m])", tensors(A=(10, 90), B=(90, 3), C=(3, 50), D=(50, 7)))
+    graph = rewritten(
+        "Z[i,m] = sum(A[i,j]*B[j,k]*C[k,l]*D[l,m])",
+        tensors(A=(10, 90), B=(90, 3), C=(3, 50), D=(50, 7)),
+    )
     assert lines(graph) == [
         "Z_1[i,k] ← Σ[j](A[i,j] × B[j,k])",
         "Z_2[k,m] ← Σ[l](C[k,l] × D[l,m])",
@@ -105,15 +113,30 @@ def test_a_product_over_the_same_labels_is_one_pass() -> None:
 
 @pytest.mark.parametrize(
     ("aggregation", "op", "dtype"),
-    [("min", "+", "float64"), ("max", "+", "float64"), ("any", "&", "bool"), ("all", "|", "bool"),
-     ("max", "minimum", "float64"), ("min", "maximum", "int64"), ("max", "+", "int32")],
-)  # fmt: skip
+    [
+        ("min", "+", "float64"),
+        ("max", "+", "float64"),
+        ("any", "&", "bool"),
+        ("all", "|", "bool"),
+        ("max", "minimum", "float64"),
+        ("min", "maximum", "int64"),
+        ("max", "+", "int32"),
+    ],
+)
 def test_other_semirings_split_and_stay_right(aggregation: str, op: str, dtype: str) -> None:
     arrays = {name: (RANDOM.normal(size=(3, 3)) * 3).astype(dtype) for name in "ABC"}
     parts = ("A[i,j]", "B[j,k]", "C[k,l]")
-    body = f"{op}({op}({parts[0]}, {parts[1]}), {parts[2]})" if op.isalpha() else f" {op} ".join(parts)
+    body = (
+        f"{op}({op}({parts[0]}, {parts[1]}), {parts[2]})" if op.isalpha() else f" {op} ".join(parts)
+    )
     text = f"Z[i,l] = {aggregation}({body})"
-    functions = {"+": np.add, "&": np.bitwise_and, "|": np.bitwise_or, "minimum": np.minimum, "maximum": np.maximum}
+    functions = {
+        "+": np.add,
+        "&": np.bitwise_and,
+        "|": np.bitwise_or,
+        "minimum": np.minimum,
+        "maximum": np.maximum,
+    }
     a, b, c = arrays["A"][:, :, None, None], arrays["B"][None, :, :, None], arrays["C"][None, None]
     wanted = getattr(np, aggregation)(functions[op](functions[op](a, b), c), axis=(1, 2))
     found = results(text, arrays)["Z"]
@@ -122,13 +145,16 @@ def test_other_semirings_split_and_stay_right(aggregation: str, op: str, dtype: 
     assert [is_contraction(vertex) for vertex in rewritten(text, arrays).computed] == [True, True]
 
 
-@pytest.mark.parametrize("text", [
-    "Z[i] = prod(A[i,j] * B[j])",
-    "Z[i] = max(A[i,j] * B[j])",
-    "Z[i] = sum(A[i,j] + B[j])",
-    "Z[i] = max(A[i,j] - B[j])",
-    "Z[i] = any((A[i,j] > 0) + (B[j] > 0))",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Z[i] = prod(A[i,j] * B[j])",
+        "Z[i] = max(A[i,j] * B[j])",
+        "Z[i] = sum(A[i,j] + B[j])",
+        "Z[i] = max(A[i,j] - B[j])",
+        "Z[i] = any((A[i,j] > 0) + (B[j] > 0))",
+    ],
+)
 def test_what_is_not_distributive_is_not_split(text: str) -> None:
     assert len(rewritten(text, tensors(A=(3, 4), B=(4,))).computed) == 1
 
@@ -154,13 +180,16 @@ def test_labels_of_one_factor_are_reduced_first() -> None:
     assert lines(graph) == ["Z_1[j] ← Σ[k](1.0 / B[j,k])", "Z[i] ← Σ[j](A[i,j] × Z_1[j])"]
 
 
-@pytest.mark.parametrize("text", [
-    "Z[j] = sum(X[q] / D[q,j])",
-    "Z[j] = sum(X[q] / (D[q,j] + 1))",
-    "Z[k] = sum(D[i,j] / exp(D[j,k]))",
-    "Z[i] = sum(-X[i] * X[j] / -D[j,i])",
-    "Z[i] = sum(X[i] / D[i,j] / X[j] / 2)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Z[j] = sum(X[q] / D[q,j])",
+        "Z[j] = sum(X[q] / (D[q,j] + 1))",
+        "Z[k] = sum(D[i,j] / exp(D[j,k]))",
+        "Z[i] = sum(-X[i] * X[j] / -D[j,i])",
+        "Z[i] = sum(X[i] / D[i,j] / X[j] / 2)",
+    ],
+)
 def test_rewriting_a_quotient_ends(text: str) -> None:
     arrays = {"X": RANDOM.uniform(1, 2, 3), "D": RANDOM.uniform(1, 2, (3, 3))}
     rewritten(text, {name: arrays[name] for name in arrays if name in text})
@@ -169,7 +198,9 @@ def test_rewriting_a_quotient_ends(text: str) -> None:
 
 def test_rewriting_a_product_over_extents_of_one_ends() -> None:
     """Where nothing is repeated everything may be fused: splitting and fusing must not undo each other for ever."""
-    inputs = {name: np.full((1, 1), 2.0) for name in "BCD"} | {name: np.full(1, 3.0) for name in "AE"}
+    inputs = {name: np.full((1, 1), 2.0) for name in "BCD"} | {
+        name: np.full(1, 3.0) for name in "AE"
+    }
     text = "Z[b] = sum[a](A[b] * B[b,a] * C[a,b] * D[a,b] * E[b])"
     rewritten(text, inputs)
     assert results(text, inputs)["Z"] == [72.0]
@@ -192,12 +223,15 @@ def test_rewriting_random_products_ends(seed: int) -> None:
     results(text, inputs)
 
 
-@pytest.mark.parametrize("text", [
-    "X[i:2] = b; Y[i] = sum[j:3](float32(X[i]))",
-    "X[i:2] = b; Y[i] = sum[j:3](exp(X[i]) * A[j])",
-    "X[i:2] = max(A[k]); Y[i,l:2] = any[j:3](X[i] > 1); Z[i] = prod(Y[i,l])",
-    "W[q:3] = prod[u:0](b); Z[w:3,q] = W[q]",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X[i:2] = b; Y[i] = sum[j:3](float32(X[i]))",
+        "X[i:2] = b; Y[i] = sum[j:3](exp(X[i]) * A[j])",
+        "X[i:2] = max(A[k]); Y[i,l:2] = any[j:3](X[i] > 1); Z[i] = prod(Y[i,l])",
+        "W[q:3] = prod[u:0](b); Z[w:3,q] = W[q]",
+    ],
+)
 def test_a_broadcast_into_an_aggregation_reads_back(text: str) -> None:
     arrays = {"A": np.array([1.0, 2.0, 3.0]), "b": np.array(2.0)}
     rewritten(text, arrays)
@@ -206,7 +240,9 @@ def test_a_broadcast_into_an_aggregation_reads_back(text: str) -> None:
 
 def test_outer_product_of_fused_statements_is_reduced_first() -> None:
     graph = rewritten("E[i,j] = A[i] * B[j]; S[i] = sum(E[i,j])", tensors(A=(3,), B=(4,)))
-    assert sum(vertex.einsum.calls() for vertex in graph.computed if vertex.einsum) < 3 * 4  # never all of i × j
+    assert (
+        sum(vertex.einsum.calls() for vertex in graph.computed if vertex.einsum) < 3 * 4
+    )  # never all of i × j
 
 
 def test_a_factor_is_computed_once_for_each_of_its_labels() -> None:
@@ -217,8 +253,12 @@ def test_a_factor_is_computed_once_for_each_of_its_labels() -> None:
 def test_a_label_nobody_has_still_counts() -> None:
     inputs = {"A": RANDOM.normal(size=(2, 3)), "B": RANDOM.normal(size=(3, 2))}
     wanted = inputs["A"] @ inputs["B"]
-    assert_allclose(results("Z[i,k] = sum[j,n:5](A[i,j] * B[j,k])", inputs)["Z"], 5 * wanted, rtol=1e-12)
-    assert_allclose(results("Z[i,k] = sum[j,n:0](A[i,j] * B[j,k])", inputs)["Z"], 0 * wanted, atol=0)
+    assert_allclose(
+        results("Z[i,k] = sum[j,n:5](A[i,j] * B[j,k])", inputs)["Z"], 5 * wanted, rtol=1e-12
+    )
+    assert_allclose(
+        results("Z[i,k] = sum[j,n:0](A[i,j] * B[j,k])", inputs)["Z"], 0 * wanted, atol=0
+    )
     wanted = (inputs["A"][:, :, None] + inputs["B"][None]).max(axis=1)
     assert_array_equal(results("Z[i,k] = max[j,n:5](A[i,j] + B[j,k])", inputs)["Z"], wanted)
 
@@ -247,7 +287,10 @@ def test_two_equal_outputs_both_exist() -> None:
     assert_array_equal(found["X"], found["Y"])
     assert_array_equal(found["W"], found["V"])
     graph = rewritten(text, arrays)
-    assert sum(vertex.einsum.aggregation is not None for vertex in graph.computed if vertex.einsum) == 1
+    assert (
+        sum(vertex.einsum.aggregation is not None for vertex in graph.computed if vertex.einsum)
+        == 1
+    )
 
 
 def test_an_output_keeps_its_name_when_shared() -> None:
@@ -256,16 +299,19 @@ def test_an_output_keeps_its_name_when_shared() -> None:
     assert lines(graph) == ["Y[i] ← Σ[j](A[i,j])", "Z[i] ← Y[i] × 2"]
 
 
-@pytest.mark.parametrize("text", [
-    "X[i] = A[i,0] + 1; Y[i] = A[i,0] + 1.0",
-    "X[i] = A[i,0] * 0.0; Y[i] = A[i,0] * -0.0",
-    "X[i] = A[i,0]; Y[i] = A[0,i]",
-    "X[i] = sum(A[i,j]); Y[j] = sum(A[i,j])",
-    "X[i,j] = A[i,j] - A[j,i]; Y[j,i] = A[i,j] - A[j,i]",
-    "X[i] = sum(A[i,j]); Y[i] = prod(A[i,j])",
-    "X[i,j:2] = A[i,i]; Y[i,j:3] = A[i,i]",
-    "X = sum[i:2](i); Y = sum[i:3](i)",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "X[i] = A[i,0] + 1; Y[i] = A[i,0] + 1.0",
+        "X[i] = A[i,0] * 0.0; Y[i] = A[i,0] * -0.0",
+        "X[i] = A[i,0]; Y[i] = A[0,i]",
+        "X[i] = sum(A[i,j]); Y[j] = sum(A[i,j])",
+        "X[i,j] = A[i,j] - A[j,i]; Y[j,i] = A[i,j] - A[j,i]",
+        "X[i] = sum(A[i,j]); Y[i] = prod(A[i,j])",
+        "X[i,j:2] = A[i,i]; Y[i,j:3] = A[i,i]",
+        "X = sum[i:2](i); Y = sum[i:3](i)",
+    ],
+)
 def test_what_differs_a_little_is_not_shared(text: str) -> None:
     graph = rewritten(text, tensors("int32", A=(3, 3)))
     assert "X" not in graph["Y"].inputs
@@ -282,7 +328,9 @@ def test_equal_aggregations_in_one_statement_are_one() -> None:
 
 
 def test_elementwise_work_of_one_consumer_disappears() -> None:
-    graph = rewritten("E[i,j] = exp(A[i,j]); F[i,j] = E[i,j] * 2; G[i,j] = F[i,j] + A[i,j]", tensors(A=(3, 4)))
+    graph = rewritten(
+        "E[i,j] = exp(A[i,j]); F[i,j] = E[i,j] * 2; G[i,j] = F[i,j] + A[i,j]", tensors(A=(3, 4))
+    )
     assert lines(graph) == ["G[i,j] ← exp(A[i,j]) × 2 + A[i,j]"]
     assert graph["G"].origin == ("E", "F", "G")
     graph = rewritten("E[i,j] = exp(A[i,j]); S[i] = sum(E[i,j])", tensors(A=(3, 4)))
@@ -344,11 +392,15 @@ def test_transposes_and_copies_vanish() -> None:
         ("T[j,i] = A[i,j]; Z[i,j] = T[j,i] + exp(T[j,i])", ["Z[i,j] ← A[i,j] + exp(A[i,j])"]),
         ("Y[i] = A[i,0]; X[i] = Y[i]; Z[i] = X[i]", ["Z[i] ← A[i,0]"]),
     ):
-        assert lines(rewritten(text, {name: inputs[name] for name in "AB" if name in text})) == wanted
+        assert (
+            lines(rewritten(text, {name: inputs[name] for name in "AB" if name in text})) == wanted
+        )
 
 
 def test_unneeded_statements_vanish() -> None:
-    graph = rewritten("X[i] = A[i] + 1; Y[i] = exp(B[i]); Z[i] = X[i] * 2", tensors(A=(3,), B=(3,)), ["Z"])
+    graph = rewritten(
+        "X[i] = A[i] + 1; Y[i] = exp(B[i]); Z[i] = X[i] * 2", tensors(A=(3,), B=(3,)), ["Z"]
+    )
     assert str(graph) == "A: float64[3]\nZ[i] ← (A[i] + 1) × 2\noutputs: Z"
 
 
@@ -373,16 +425,24 @@ def test_same_text_whatever_the_hash_seed() -> None:
     root = str(Path(__file__).parents[2])
     texts = set()
     for seed in "012":
-        env = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path) or root}
-        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        env = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(sys.path) or root,
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
         texts.add(done.stdout)
     assert len(texts) == 1
     reads_back(parse_graph(texts.pop()))
 
 
 def test_a_long_program_rewrites_to_the_same_numbers() -> None:
-    arrays = {name: RANDOM.normal(size=shape) for name, shape in
-              {"A": (4, 3), "B": (3, 4), "C": (4, 5), "D": (5, 6), "E": (6, 4)}.items()}  # fmt: skip
+    arrays = {
+        name: RANDOM.normal(size=shape)
+        for name, shape in {"A": (4, 3), "B": (3, 4), "C": (4, 5), "D": (5, 6), "E": (6, 4)}.items()
+    }
     arrays["tok"] = np.array([3, 0, 2, 2])
     found = results(PROGRAM, arrays)
     assert list(found) == ["q", "r", "h"]
@@ -400,9 +460,13 @@ def test_as_written_and_rewritten_agree_on_what_they_read() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["A{next}[i,k] = sum(A{k}[i,j] * W[j,k]) + 1", "A{next}[i,j] = A{k}[i,j] * W[j,i] + 1",
-     "A{next}[i,j] = softmax[j](A{k}[i,j])", "A{next}[i,j] = A{k}[j,i]"],
-)  # fmt: skip
+    [
+        "A{next}[i,k] = sum(A{k}[i,j] * W[j,k]) + 1",
+        "A{next}[i,j] = A{k}[i,j] * W[j,i] + 1",
+        "A{next}[i,j] = softmax[j](A{k}[i,j])",
+        "A{next}[i,j] = A{k}[j,i]",
+    ],
+)
 def test_a_thousand_statements_build_quickly(line: str) -> None:
     text = "\n".join(line.format(k=k, next=k + 1) for k in range(1000))
     start = time.process_time()

@@ -8,82 +8,168 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
-ALL_INPUT_KEYS = "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows"
+ALL_INPUT_KEYS = (
+    "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows"
+)
 GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
 
 
-@pytest.mark.parametrize("text, message", [
-    ("A = 3", '4:1: input A is 3; a table or "FILE.h5:/DATASET" is wanted'),
-    ("A = {}", "4:1: input A has neither random nor file; one of the two"),
-    ('A = { random = "ones", file = "x.h5" }', "4:1: input A has both random and file; one of the two"),
-    ('A = { radom = "ones" }', f"4:7: unknown key 'radom' in inputs.A; did you mean random? allowed: {ALL_INPUT_KEYS}"),
-    ('A = { random = "ones" }', '4:1: input A has no shape; such as shape = ["s", 10]'),
-    ('A = { random = "norm", shape = [3] }',
-     "4:7: unknown random 'norm'; did you mean normal? allowed: normal, uniform, zeros, ones, arange"),
-    ('A = { random = "ones", shape = 3 }', "4:24: shape is 3; a list is wanted"),
-    ('A = { random = "ones", shape = [3, -1] }',
-     "4:36: extent -1 in shape; a whole number from 0 to 2**39 = 549755813888"),
-    ('A = { random = "ones", shape = [2.0] }',
-     "4:33: extent 2.0 in shape; a whole number from 0 to 2**39 = 549755813888"),
-    ('A = { random = "ones", shape = ["n - 9"] }',
-     "4:33: extent -4 in shape; a whole number from 0 to 2**39 = 549755813888"),
-    ('A = { random = "ones", shape = ["n", "m"] }', "4:39: unknown size 'm'; allowed: n"),
-    (f'A = {{ random = "ones", shape = {[1] * 33} }}', "4:24: shape has 33 dimensions; at most 32"),
-    ('A = { random = "ones", shape = [3], dataset = "/A" }',
-     f"4:37: dataset does not go with random; allowed: {GENERATED}"),
-    ('A = { random = "ones", shape = [3], dtype = "int8" }',
-     f"4:37: unknown dtype 'int8'; did you mean int64? allowed: {DTYPES}"),
-    ('A = { random = "normal", shape = [3], dtype = "int32" }',
-     "4:1: input A cannot be normal and int32; a float or complex dtype, or uniform, zeros, ones, arange"),
-    ('A = { random = "normal", shape = [3], seed = -1 }', "4:39: seed is -1; 0 to 2**64 - 1"),
-    ('A = { random = "normal", shape = [3], seed = 1.0 }', "4:39: seed is 1.0; a whole number is wanted"),
-    ('A = { random = "normal", shape = [3], low = 1 }',
-     "4:39: low does not go with random = 'normal'; only with uniform numbers"),
-    ('A = { random = "uniform", shape = [3], high = 2, dtype = "bool" }',
-     "4:40: high does not go with dtype bool; only with uniform numbers"),
-    ('A = { random = "uniform", shape = [3], low = "0" }', "4:40: low is '0'; a number is wanted"),
-    ('A = { random = "uniform", shape = [3], low = true }', "4:40: low is true; a number is wanted"),
-    ('A = { random = "uniform", shape = [3], low = 1 }', "4:1: low = 1 is not below high = 1; low < high"),
-    ('A = { random = "uniform", shape = [3], high = inf }',
-     "4:40: high = inf does not fit into float64; -1.7976931348623157e+308 to 1.7976931348623157e+308"),
-    ('A = { random = "uniform", shape = [3], low = nan }',
-     "4:40: low = nan does not fit into float64; -1.7976931348623157e+308 to 1.7976931348623157e+308"),
-    ('A = { random = "uniform", shape = [3], high = 1e5, dtype = "float16" }',
-     "4:40: high = 100000.0 does not fit into float16; -65504.0 to 65504.0"),
-    ('A = { random = "uniform", shape = [3], dtype = "int32" }',
-     "4:1: input A is uniform and int32 and has no high; high = NUMBER, exclusive"),
-    ('A = { random = "uniform", shape = [3], high = 2.0, dtype = "int32" }',
-     "4:40: high is 2.0; a whole number is wanted"),
-    ('A = { random = "uniform", shape = [3], high = 3000000000, dtype = "int32" }',
-     "4:40: high = 3000000000 does not fit into int32; -2147483648 to 2147483647"),
-    ('A = { random = "ones", shape = [3], resident = 1 }', "4:37: resident is 1; true or false is wanted"),
-    ('A = { file = "x.h5", dataset = "/A", shape = [3] }',
-     "4:38: shape does not go with file; allowed: file, dataset, tensor, rows, resident, parts"),
-    ('A = { file = "x.csv", dataset = "/A" }',
-     "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy"),
-    ('A = { file = "x.h5" }', '4:1: input A does not say which dataset of the file; dataset = "NAME"'),
-    ('A = { file = "x.h5", tensor = "A" }', "4:22: tensor does not go with a .h5 file; dataset does"),
-    ('A = { file = "x.safetensors", dataset = "A" }',
-     "4:31: dataset does not go with a .safetensors file; tensor does"),
-    ('A = { file = "x.h5", dataset = "//" }', "4:1: '//' is not the path of a dataset; such as /Z or /group/Z"),
-    ('A = { file = 3 }', "4:7: file is 3; a string is wanted"),
-    ('A = "x.h5"', "4:1: 'x.h5' names a file but nothing in it; \"FILE.h5:/DATASET\""),
-    ('A = "x.csv:/A"', "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy"),
-    ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; any other name"),
-    ('exp = "x.h5:/A"', "4:1: exp is a word of the language and cannot name a tensor; any other name"),
-    ('"a-b" = "x.h5:/A"', f"4:1: 'a-b' cannot name a tensor; {NAME}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("A = 3", '4:1: input A is 3; a table or "FILE.h5:/DATASET" is wanted'),
+        ("A = {}", "4:1: input A has neither random nor file; one of the two"),
+        (
+            'A = { random = "ones", file = "x.h5" }',
+            "4:1: input A has both random and file; one of the two",
+        ),
+        (
+            'A = { radom = "ones" }',
+            f"4:7: unknown key 'radom' in inputs.A; did you mean random? allowed: {ALL_INPUT_KEYS}",
+        ),
+        ('A = { random = "ones" }', '4:1: input A has no shape; such as shape = ["s", 10]'),
+        (
+            'A = { random = "norm", shape = [3] }',
+            "4:7: unknown random 'norm'; did you mean normal? allowed: normal, uniform, zeros, ones, arange",
+        ),
+        ('A = { random = "ones", shape = 3 }', "4:24: shape is 3; a list is wanted"),
+        (
+            'A = { random = "ones", shape = [3, -1] }',
+            "4:36: extent -1 in shape; a whole number from 0 to 2**39 = 549755813888",
+        ),
+        (
+            'A = { random = "ones", shape = [2.0] }',
+            "4:33: extent 2.0 in shape; a whole number from 0 to 2**39 = 549755813888",
+        ),
+        (
+            'A = { random = "ones", shape = ["n - 9"] }',
+            "4:33: extent -4 in shape; a whole number from 0 to 2**39 = 549755813888",
+        ),
+        ('A = { random = "ones", shape = ["n", "m"] }', "4:39: unknown size 'm'; allowed: n"),
+        (
+            f'A = {{ random = "ones", shape = {[1] * 33} }}',
+            "4:24: shape has 33 dimensions; at most 32",
+        ),
+        (
+            'A = { random = "ones", shape = [3], dataset = "/A" }',
+            f"4:37: dataset does not go with random; allowed: {GENERATED}",
+        ),
+        (
+            'A = { random = "ones", shape = [3], dtype = "int8" }',
+            f"4:37: unknown dtype 'int8'; did you mean int64? allowed: {DTYPES}",
+        ),
+        (
+            'A = { random = "normal", shape = [3], dtype = "int32" }',
+            "4:1: input A cannot be normal and int32; a float or complex dtype, or uniform, zeros, ones, arange",
+        ),
+        ('A = { random = "normal", shape = [3], seed = -1 }', "4:39: seed is -1; 0 to 2**64 - 1"),
+        (
+            'A = { random = "normal", shape = [3], seed = 1.0 }',
+            "4:39: seed is 1.0; a whole number is wanted",
+        ),
+        (
+            'A = { random = "normal", shape = [3], low = 1 }',
+            "4:39: low does not go with random = 'normal'; only with uniform numbers",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], high = 2, dtype = "bool" }',
+            "4:40: high does not go with dtype bool; only with uniform numbers",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], low = "0" }',
+            "4:40: low is '0'; a number is wanted",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], low = true }',
+            "4:40: low is true; a number is wanted",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], low = 1 }',
+            "4:1: low = 1 is not below high = 1; low < high",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], high = inf }',
+            "4:40: high = inf does not fit into float64; -1.7976931348623157e+308 to 1.7976931348623157e+308",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], low = nan }',
+            "4:40: low = nan does not fit into float64; -1.7976931348623157e+308 to 1.7976931348623157e+308",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], high = 1e5, dtype = "float16" }',
+            "4:40: high = 100000.0 does not fit into float16; -65504.0 to 65504.0",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], dtype = "int32" }',
+            "4:1: input A is uniform and int32 and has no high; high = NUMBER, exclusive",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], high = 2.0, dtype = "int32" }',
+            "4:40: high is 2.0; a whole number is wanted",
+        ),
+        (
+            'A = { random = "uniform", shape = [3], high = 3000000000, dtype = "int32" }',
+            "4:40: high = 3000000000 does not fit into int32; -2147483648 to 2147483647",
+        ),
+        (
+            'A = { random = "ones", shape = [3], resident = 1 }',
+            "4:37: resident is 1; true or false is wanted",
+        ),
+        (
+            'A = { file = "x.h5", dataset = "/A", shape = [3] }',
+            "4:38: shape does not go with file; allowed: file, dataset, tensor, rows, resident, parts",
+        ),
+        (
+            'A = { file = "x.csv", dataset = "/A" }',
+            "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
+        ),
+        (
+            'A = { file = "x.h5" }',
+            '4:1: input A does not say which dataset of the file; dataset = "NAME"',
+        ),
+        (
+            'A = { file = "x.h5", tensor = "A" }',
+            "4:22: tensor does not go with a .h5 file; dataset does",
+        ),
+        (
+            'A = { file = "x.safetensors", dataset = "A" }',
+            "4:31: dataset does not go with a .safetensors file; tensor does",
+        ),
+        (
+            'A = { file = "x.h5", dataset = "//" }',
+            "4:1: '//' is not the path of a dataset; such as /Z or /group/Z",
+        ),
+        ("A = { file = 3 }", "4:7: file is 3; a string is wanted"),
+        ('A = "x.h5"', "4:1: 'x.h5' names a file but nothing in it; \"FILE.h5:/DATASET\""),
+        (
+            'A = "x.csv:/A"',
+            "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
+        ),
+        ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; any other name"),
+        (
+            'exp = "x.h5:/A"',
+            "4:1: exp is a word of the language and cannot name a tensor; any other name",
+        ),
+        ('"a-b" = "x.h5:/A"', f"4:1: 'a-b' cannot name a tensor; {NAME}"),
+    ],
+)
 def test_wrong_inputs(text, message):
     assert error(f"{PROGRAM}sizes.n = 5\n[inputs]\n{text}\n") == f"job.toml:{message}"
 
 
 def test_uniform_limits():
-    job = read(PROGRAM + '[inputs]\nA = { random = "uniform", shape = [3], low = -2, high = 9, dtype = "int64" }\n')
+    job = read(
+        PROGRAM
+        + '[inputs]\nA = { random = "uniform", shape = [3], low = -2, high = 9, dtype = "int64" }\n'
+    )
     assert (job.inputs[0].low, job.inputs[0].high) == (-2, 9)
 
 
 def test_an_input_the_program_does_not_have():
-    assert error('program = "Z[i] = A[i] * B[i]"\n' + A) == "job.toml:1:26: unknown tensor 'B'; allowed: A"
+    assert (
+        error('program = "Z[i] = A[i] * B[i]"\n' + A)
+        == "job.toml:1:26: unknown tensor 'B'; allowed: A"
+    )
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------
@@ -91,34 +177,65 @@ def test_an_input_the_program_does_not_have():
 OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
 
 
-@pytest.mark.parametrize("text, message", [
-    ('Q = "o.h5:/Z"', "5:1: unknown output 'Q'; allowed: Z, Y"),
-    ('A = "o.h5:/Z"', "5:1: unknown output 'A'; allowed: Z, Y"),
-    ("Z = 3", '5:1: output Z is 3; a table or "FILE.h5:/DATASET" is wanted'),
-    ('Z = "o.h5"', "5:1: 'o.h5' names a file but nothing in it; \"FILE.h5:/DATASET\""),
-    ('Z = "o.safetensors:Z"', "5:1: 'o.safetensors' is not a file of a known kind; suffixes: .h5, .hdf5, .he5"),
-    ('Z = { file = "o.npy", dataset = "Z" }',
-     "5:23: dataset does not go with an .npy file; allowed: file, dtype, parts"),
-    ('Z = { file = "o.h5" }', '5:1: output Z has no dataset; file = "FILE.h5", dataset = "/NAME"'),
-    ('Z = { dataset = "/Z" }', '5:1: output Z has no file; file = "FILE.h5", dataset = "/NAME"'),
-    ('Z = { file = "o.h5", dataset = "Z", chunk = [2] }',
-     f"5:37: unknown key 'chunk' in outputs.Z; did you mean chunks? allowed: {OUTPUT_KEYS}"),
-    ('Z = { file = "o.h5", dataset = "Z", chunks = [0] }', f"5:47: 0 in chunks; {EXTENT}"),
-    ('Z = { file = "o.h5", dataset = "Z", chunks = 4 }', "5:37: chunks is 4; a list is wanted"),
-    ('Z = { file = "o.h5", dataset = "Z", chunks = [4, 4] }', "5:1: chunks of Z has 2 numbers; Z has 1 dimensions"),
-    ('Z = { file = "o.h5", dataset = "Z", chunks = [1_000_000_000] }',
-     "5:1: a chunk of Z would have 8000000000 bytes; less than 4 GiB"),
-    ('Z = { file = "o.h5", dataset = "Z", compression = "zip" }',
-     "5:37: unknown compression 'zip'; did you mean gzip? allowed: gzip, lzf"),
-    ('Z = { file = "o.h5", dataset = "Z", dtype = "bfloat16" }',
-     f"5:37: files have no bfloat16; allowed: {DTYPES}"),
-    ('Z = { file = "o.h5", dataset = "Z", dtype = "int32" }',
-     "5:1: Z is float64 and cannot be stored as int32; allowed: float16, float32, float64, complex64, complex128"),
-    ('Z = "o.h5:/a"\nY = "./o.h5:a"',
-     "6:1: outputs Z and Y would both be o.h5:/a; a dataset of its own for each output"),
-    ('Z = "o.h5:/a"\nY = "o.h5:/a/b"',
-     "6:1: outputs Z and Y would be one inside the other in o.h5; a dataset of its own for each output"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('Q = "o.h5:/Z"', "5:1: unknown output 'Q'; allowed: Z, Y"),
+        ('A = "o.h5:/Z"', "5:1: unknown output 'A'; allowed: Z, Y"),
+        ("Z = 3", '5:1: output Z is 3; a table or "FILE.h5:/DATASET" is wanted'),
+        ('Z = "o.h5"', "5:1: 'o.h5' names a file but nothing in it; \"FILE.h5:/DATASET\""),
+        (
+            'Z = "o.safetensors:Z"',
+            "5:1: 'o.safetensors' is not a file of a known kind; suffixes: .h5, .hdf5, .he5",
+        ),
+        (
+            'Z = { file = "o.npy", dataset = "Z" }',
+            "5:23: dataset does not go with an .npy file; allowed: file, dtype, parts",
+        ),
+        (
+            'Z = { file = "o.h5" }',
+            '5:1: output Z has no dataset; file = "FILE.h5", dataset = "/NAME"',
+        ),
+        (
+            'Z = { dataset = "/Z" }',
+            '5:1: output Z has no file; file = "FILE.h5", dataset = "/NAME"',
+        ),
+        (
+            'Z = { file = "o.h5", dataset = "Z", chunk = [2] }',
+            f"5:37: unknown key 'chunk' in outputs.Z; did you mean chunks? allowed: {OUTPUT_KEYS}",
+        ),
+        ('Z = { file = "o.h5", dataset = "Z", chunks = [0] }', f"5:47: 0 in chunks; {EXTENT}"),
+        ('Z = { file = "o.h5", dataset = "Z", chunks = 4 }', "5:37: chunks is 4; a list is wanted"),
+        (
+            'Z = { file = "o.h5", dataset = "Z", chunks = [4, 4] }',
+            "5:1: chunks of Z has 2 numbers; Z has 1 dimensions",
+        ),
+        (
+            'Z = { file = "o.h5", dataset = "Z", chunks = [1_000_000_000] }',
+            "5:1: a chunk of Z would have 8000000000 bytes; less than 4 GiB",
+        ),
+        (
+            'Z = { file = "o.h5", dataset = "Z", compression = "zip" }',
+            "5:37: unknown compression 'zip'; did you mean gzip? allowed: gzip, lzf",
+        ),
+        (
+            'Z = { file = "o.h5", dataset = "Z", dtype = "bfloat16" }',
+            f"5:37: files have no bfloat16; allowed: {DTYPES}",
+        ),
+        (
+            'Z = { file = "o.h5", dataset = "Z", dtype = "int32" }',
+            "5:1: Z is float64 and cannot be stored as int32; allowed: float16, float32, float64, complex64, complex128",
+        ),
+        (
+            'Z = "o.h5:/a"\nY = "./o.h5:a"',
+            "6:1: outputs Z and Y would both be o.h5:/a; a dataset of its own for each output",
+        ),
+        (
+            'Z = "o.h5:/a"\nY = "o.h5:/a/b"',
+            "6:1: outputs Z and Y would be one inside the other in o.h5; a dataset of its own for each output",
+        ),
+    ],
+)
 def test_wrong_outputs(text, message):
     program = "program = 'Z[i] = A[i] + 1; Y[i] = A[i] / 2'\n"
     assert error(f"{program}{A}[outputs]\n{text}\n") == f"job.toml:{message}"

@@ -56,19 +56,44 @@ def describe_chain(spec):
 def test_a_whole_file():
     os.mkdir("jobs")
     job = read(CHAIN, describe_chain, "jobs/chain.toml")
-    assert (job.title, job.path, job.dtype) == ("Matrix chain, skewed", "jobs/chain.toml", "float32")
+    assert (job.title, job.path, job.dtype) == (
+        "Matrix chain, skewed",
+        "jobs/chain.toml",
+        "float32",
+    )
     assert job.sizes == {"s": 40, "t": 4}
     assert job.inputs == (
         InputSpec("A", (40, 4), "float32", "normal", 1, place="jobs/chain.toml:11:1"),
-        InputSpec("B", (4, 7), "float64", file="jobs/data/chain.h5", dataset="/B", place="jobs/chain.toml:12:1"),
-        InputSpec("W", (40, 7), "float32", file="jobs/model.safetensors", tensor="w", resident=True,
-                  place="jobs/chain.toml:13:1"),
-    )  # fmt: skip
+        InputSpec(
+            "B",
+            (4, 7),
+            "float64",
+            file="jobs/data/chain.h5",
+            dataset="/B",
+            place="jobs/chain.toml:12:1",
+        ),
+        InputSpec(
+            "W",
+            (40, 7),
+            "float32",
+            file="jobs/model.safetensors",
+            tensor="w",
+            resident=True,
+            place="jobs/chain.toml:13:1",
+        ),
+    )
     assert job.outputs == (
         OutputSpec("V", "jobs/out.h5", "/g/V", place="jobs/chain.toml:15:1"),
-        OutputSpec("Z", "jobs/out.h5", "/Z", (8, 8), "gzip", "float16", None, "jobs/chain.toml:16:1"),
+        OutputSpec(
+            "Z", "jobs/out.h5", "/Z", (8, 8), "gzip", "float16", None, "jobs/chain.toml:16:1"
+        ),
     )
-    assert (job.strategy, job.memory, job.backend, job.fast_math) == ("eindecomp-paper", 4 * 2**30, "cupy", True)
+    assert (job.strategy, job.memory, job.backend, job.fast_math) == (
+        "eindecomp-paper",
+        4 * 2**30,
+        "cupy",
+        True,
+    )
     assert job.roles == {"batch": ("i",), "hidden": ("j", "k")}
     assert job.graph.outputs == ("V", "Z")
     assert (job.graph["Z"].bound, job.graph["Z"].dtype) == ((40, 7), "float64")
@@ -76,8 +101,19 @@ def test_a_whole_file():
 
 def test_a_small_file_and_its_defaults():
     job = read(PROGRAM + A)
-    assert (job.title, job.dtype, job.sizes, job.roles, job.outputs) == ("job", "float64", {}, {}, ())
-    assert (job.strategy, job.memory, job.backend, job.fast_math) == ("eindecomp", None, "numpy", False)
+    assert (job.title, job.dtype, job.sizes, job.roles, job.outputs) == (
+        "job",
+        "float64",
+        {},
+        {},
+        (),
+    )
+    assert (job.strategy, job.memory, job.backend, job.fast_math) == (
+        "eindecomp",
+        None,
+        "numpy",
+        False,
+    )
     assert job.inputs[0].seed == zlib.crc32(b"A")
     assert job.graph.outputs == ("Z",)
     assert read(PROGRAM + A + "[outputs]\n").graph.outputs == ("Z",)
@@ -99,13 +135,18 @@ def test_a_colon_in_a_name_within_a_file():
 
 
 def test_overrides_come_before_later_sizes():
-    text = PROGRAM + '[sizes]\ns = 4\nt = "2 * s"\n[inputs]\nA = { shape = ["t"], random = "ones" }\n'
+    text = (
+        PROGRAM + '[sizes]\ns = 4\nt = "2 * s"\n[inputs]\nA = { shape = ["t"], random = "ones" }\n'
+    )
     assert read(text, sizes={"s": 50}).graph["A"].bound == (100,)
     assert read(text, sizes={"t": 3}).sizes == {"s": 4, "t": 3}
     assert read(text, dtype="int32").graph["A"].dtype == "int32"
     assert error(text, sizes={"r": 3}) == "job.toml: there is no size 'r' to set; allowed: s, t"
     assert error(text, sizes={"s": 0}) == f"job.toml:3:1: size s is set to 0; {EXTENT}"
-    assert error(text, dtype="float8") == f"job.toml: unknown dtype 'float8'; did you mean float64? allowed: {DTYPES}"
+    assert (
+        error(text, dtype="float8")
+        == f"job.toml: unknown dtype 'float8'; did you mean float64? allowed: {DTYPES}"
+    )
 
 
 def test_the_dtype_of_an_input_wins_over_the_job_file_and_the_command_line():
@@ -116,17 +157,20 @@ def test_the_dtype_of_an_input_wins_over_the_job_file_and_the_command_line():
 # ---- positions ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text, place", [
-    ('program = """\nY[i] = A[i]\n\n  Z[i] = B[i]\n"""\n', "4:10"),
-    ("program = '''\nY[i] = A[i]\nZ[i] = B[i]\n'''\n", "3:8"),
-    ('program = """Y[i] = A[i]\nZ[i] = B[i]"""\n', "2:8"),
-    ('title = "t"\n\n  "program"  =  "Z[i] = B[i]"\n', "3:25"),
-    ("program = 'Z[i] = B[i]'\n", "1:19"),
-    ('program = """Z[i] = B[i]"""\n', "1:21"),
-    ('program = """\\\n   Z[i] = B[i]\n"""\n', "2:11"),
-    ('program = """\nY[i] = A[i] + \\\n   1\nZ[i] = B[i]\n"""\n', "4:8"),
-    ('# program = "\n[run]\nfast_math = false # """\n[plan]\n', None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, place",
+    [
+        ('program = """\nY[i] = A[i]\n\n  Z[i] = B[i]\n"""\n', "4:10"),
+        ("program = '''\nY[i] = A[i]\nZ[i] = B[i]\n'''\n", "3:8"),
+        ('program = """Y[i] = A[i]\nZ[i] = B[i]"""\n', "2:8"),
+        ('title = "t"\n\n  "program"  =  "Z[i] = B[i]"\n', "3:25"),
+        ("program = 'Z[i] = B[i]'\n", "1:19"),
+        ('program = """Z[i] = B[i]"""\n', "1:21"),
+        ('program = """\\\n   Z[i] = B[i]\n"""\n', "2:11"),
+        ('program = """\nY[i] = A[i] + \\\n   1\nZ[i] = B[i]\n"""\n', "4:8"),
+        ('# program = "\n[run]\nfast_math = false # """\n[plan]\n', None),
+    ],
+)
 def test_errors_in_the_program_stand_where_they_are(text, place):
     if place is None:
         assert error(text) == 'job.toml: there is no program; program = "NAME[labels] = expression"'
@@ -148,10 +192,22 @@ h.i = { j = 1979-05-27 07:32:00, k = '''x
 m = \"\"\"\\"\"\"\"\"\"
 n = 1.5
 """
-    expected = {("a",): "1:1", ("b c",): "2:1", ("b c", "d"): "2:7", ("b c", "d", 0): "2:15", ("b c", "d", 1): "3:3",
-                ("b c", "d", 1, 1): "3:7", ("b c", "d", 2, "e"): "3:15", ("f", "g"): "4:7", ("f", "g", "h", "i"): "5:3",
-                ("f", "g", "h", "i", "j"): "5:9", ("f", "g", "h", "i", "k"): "5:34", ("l",): "7:3", ("l", "m"): "8:1",
-                ("l", "n"): "9:1"}  # fmt: skip
+    expected = {
+        ("a",): "1:1",
+        ("b c",): "2:1",
+        ("b c", "d"): "2:7",
+        ("b c", "d", 0): "2:15",
+        ("b c", "d", 1): "3:3",
+        ("b c", "d", 1, 1): "3:7",
+        ("b c", "d", 2, "e"): "3:15",
+        ("f", "g"): "4:7",
+        ("f", "g", "h", "i"): "5:3",
+        ("f", "g", "h", "i", "j"): "5:9",
+        ("f", "g", "h", "i", "k"): "5:34",
+        ("l",): "7:3",
+        ("l", "m"): "8:1",
+        ("l", "n"): "9:1",
+    }
     found = {}
     for path, (offset, _) in key_positions(text).items():
         before = text[:offset].split("\n")
@@ -185,20 +241,31 @@ def test_files_that_cannot_be_read(tmp_path):
     assert fails("a\0b") == "a\\x00b: cannot be read: embedded null byte; a job file in TOML"
 
 
-@pytest.mark.parametrize("text, place, message", [
-    ("a = 1\nb = \n", "2:5", "Invalid value"),
-    ("a = 1\nb c\n", "2:3", "Expected '=' after a key in a key/value pair"),
-    ('a = """\nx\n', "2:2", "Unterminated string"),
-    ("[plan]\n[plan]\n", "2:6", "Cannot declare ('plan',) twice"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, place, message",
+    [
+        ("a = 1\nb = \n", "2:5", "Invalid value"),
+        ("a = 1\nb c\n", "2:3", "Expected '=' after a key in a key/value pair"),
+        ('a = """\nx\n', "2:2", "Unterminated string"),
+        ("[plan]\n[plan]\n", "2:6", "Cannot declare ('plan',) twice"),
+    ],
+)
 def test_what_is_not_toml(text, place, message):
-    assert error(text) == f"job.toml:{place}: this is not TOML: {message}; KEY = VALUE and [TABLE] lines"
+    assert (
+        error(text)
+        == f"job.toml:{place}: this is not TOML: {message}; KEY = VALUE and [TABLE] lines"
+    )
 
 
 def test_toml_that_python_cannot_hold():
     deep = "x = " + "[" * 5000 + "]" * 5000
-    assert error(deep) == "job.toml: values are nested too deeply; a table of strings, numbers and lists"
-    assert error("x = " + "1" * 5000).startswith("job.toml: this is not TOML: Exceeds the limit (4300 digits)")
+    assert (
+        error(deep)
+        == "job.toml: values are nested too deeply; a table of strings, numbers and lists"
+    )
+    assert error("x = " + "1" * 5000).startswith(
+        "job.toml: this is not TOML: Exceeds the limit (4300 digits)"
+    )
 
 
 # ---- keys, types, choices -------------------------------------------------------------------------------------------
@@ -206,30 +273,54 @@ def test_toml_that_python_cannot_hold():
 TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
 
 
-@pytest.mark.parametrize("text, message", [
-    ("titel = 3\n", f"2:1: unknown key 'titel'; did you mean title? allowed: {TOP}"),
-    ("[output]\n", f"2:2: unknown key 'output'; did you mean outputs? allowed: {TOP}"),
-    ("plan = 3\n", "2:1: plan is 3; a table is wanted"),
-    ("[[inputs]]\n", "2:3: inputs is a list; a table is wanted"),
-    ("title = ['t']\n", "2:1: title is a list; a string is wanted"),
-    ('dtype = "float8"\n', f"2:1: unknown dtype 'float8'; did you mean float64? allowed: {DTYPES}"),
-    ("[plan]\n  stratgy = 1\n",
-     "3:3: unknown key 'stratgy' in plan; did you mean strategy? allowed: strategy, memory, machine"),
-    ('[plan]\nstrategy = "eindcomp"\n',
-     f"3:1: unknown strategy 'eindcomp'; did you mean eindecomp? allowed: {', '.join(STRATEGIES)}"),
-    ("[plan]\nstrategy = true\n", "3:1: strategy is true; a string is wanted"),
-    ("[plan]\nmemory = true\n", '3:1: memory is true; a string such as "4 GiB" or a whole number is wanted'),
-    ("[plan]\nmemory = 0\n", "3:1: memory of 0 bytes; from 1 byte to 2**63 - 1 bytes"),
-    (f"[plan]\nmemory = 0x{'F' * 5000}\n", "3:1: memory of far too many bytes; from 1 byte to 2**63 - 1 bytes"),
-    ('[plan]\nmemory = "lots"\n', "3:1: 'lots' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
-    ("[run]\nfast_math = 1\n", "3:1: fast_math is 1; true or false is wanted"),
-    ("[run]\nthreads = 1\n", "3:1: unknown key 'threads' in run; allowed: backend, fast_math, scratch"),
-    ('[run]\nbackend = "cuda"\n', "3:1: unknown backend 'cuda'; allowed: numpy, cupy"),
-    ('[roles]\nbath = ["b"]\n',
-     "3:1: unknown key 'bath' in roles; did you mean batch? allowed: batch, sequence, head, hidden"),
-    ('[roles]\nbatch = "b"\n', "3:1: batch is 'b'; a list is wanted"),
-    ('[roles]\nbatch = ["b", "2"]\n', "3:15: '2' is not a label; such as batch = [\"b\"]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("titel = 3\n", f"2:1: unknown key 'titel'; did you mean title? allowed: {TOP}"),
+        ("[output]\n", f"2:2: unknown key 'output'; did you mean outputs? allowed: {TOP}"),
+        ("plan = 3\n", "2:1: plan is 3; a table is wanted"),
+        ("[[inputs]]\n", "2:3: inputs is a list; a table is wanted"),
+        ("title = ['t']\n", "2:1: title is a list; a string is wanted"),
+        (
+            'dtype = "float8"\n',
+            f"2:1: unknown dtype 'float8'; did you mean float64? allowed: {DTYPES}",
+        ),
+        (
+            "[plan]\n  stratgy = 1\n",
+            "3:3: unknown key 'stratgy' in plan; did you mean strategy? allowed: strategy, memory, machine",
+        ),
+        (
+            '[plan]\nstrategy = "eindcomp"\n',
+            f"3:1: unknown strategy 'eindcomp'; did you mean eindecomp? allowed: {', '.join(STRATEGIES)}",
+        ),
+        ("[plan]\nstrategy = true\n", "3:1: strategy is true; a string is wanted"),
+        (
+            "[plan]\nmemory = true\n",
+            '3:1: memory is true; a string such as "4 GiB" or a whole number is wanted',
+        ),
+        ("[plan]\nmemory = 0\n", "3:1: memory of 0 bytes; from 1 byte to 2**63 - 1 bytes"),
+        (
+            f"[plan]\nmemory = 0x{'F' * 5000}\n",
+            "3:1: memory of far too many bytes; from 1 byte to 2**63 - 1 bytes",
+        ),
+        (
+            '[plan]\nmemory = "lots"\n',
+            "3:1: 'lots' is not an amount of memory; a number and a unit, such as \"4 GiB\"",
+        ),
+        ("[run]\nfast_math = 1\n", "3:1: fast_math is 1; true or false is wanted"),
+        (
+            "[run]\nthreads = 1\n",
+            "3:1: unknown key 'threads' in run; allowed: backend, fast_math, scratch",
+        ),
+        ('[run]\nbackend = "cuda"\n', "3:1: unknown backend 'cuda'; allowed: numpy, cupy"),
+        (
+            '[roles]\nbath = ["b"]\n',
+            "3:1: unknown key 'bath' in roles; did you mean batch? allowed: batch, sequence, head, hidden",
+        ),
+        ('[roles]\nbatch = "b"\n', "3:1: batch is 'b'; a list is wanted"),
+        ('[roles]\nbatch = ["b", "2"]\n', "3:15: '2' is not a label; such as batch = [\"b\"]"),
+    ],
+)
 def test_wrong_keys_and_types(text, message):
     tail = "" if "inputs" in text else A
     assert error(PROGRAM + text + tail) == f"job.toml:{message}"
@@ -238,27 +329,47 @@ def test_wrong_keys_and_types(text, message):
 def test_wrong_programs():
     assert error("program = 3\n") == "job.toml:1:1: program is 3; a string is wanted"
     assert error('title = "t"\nprogram = "Z = 1\\u0000"\n') == (
-        "job.toml:2:17: character '\\x00' in the program; printable characters")  # fmt: skip
+        "job.toml:2:17: character '\\x00' in the program; printable characters"
+    )
     assert error('program = "Z = 1\\rY = 2"\n') == (
-        "job.toml:1:17: character '\\r' in the program; printable characters")  # fmt: skip
+        "job.toml:1:17: character '\\r' in the program; printable characters"
+    )
 
 
-@pytest.mark.parametrize("text, size", [
-    ("4 GiB", 4 * 2**30), ("4GiB", 4 * 2**30), (" 512MB ", 512 * 10**6), ("1.5 GB", 1_500_000_000), ("1 kB", 1000),
-    ("1 KB", 1000), ("7 B", 7), ("7", 7), ("0.5KiB", 512), ("2 TiB", 2 * 2**40), ("3. MiB", 3 * 2**20),
-    ("1 TB", 10**12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("4 GiB", 4 * 2**30),
+        ("4GiB", 4 * 2**30),
+        (" 512MB ", 512 * 10**6),
+        ("1.5 GB", 1_500_000_000),
+        ("1 kB", 1000),
+        ("1 KB", 1000),
+        ("7 B", 7),
+        ("7", 7),
+        ("0.5KiB", 512),
+        ("2 TiB", 2 * 2**40),
+        ("3. MiB", 3 * 2**20),
+        ("1 TB", 10**12),
+    ],
+)
 def test_amounts_of_memory(text, size):
     assert parse_bytes(text, "x") == size
 
 
-@pytest.mark.parametrize("text, message", [
-    ("", "'' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
-    ("-4 GB", "'-4 GB' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
-    ("4 Gib", "unknown unit 'Gib' of memory; did you mean GiB? allowed: B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB"),
-    ("0.1 B", "memory of 0 bytes; from 1 byte to 2**63 - 1 bytes"),
-    ("8388608 TiB", "memory of 9223372036854775808 bytes; from 1 byte to 2**63 - 1 bytes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "'' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
+        ("-4 GB", "'-4 GB' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
+        (
+            "4 Gib",
+            "unknown unit 'Gib' of memory; did you mean GiB? allowed: B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB",
+        ),
+        ("0.1 B", "memory of 0 bytes; from 1 byte to 2**63 - 1 bytes"),
+        ("8388608 TiB", "memory of 9223372036854775808 bytes; from 1 byte to 2**63 - 1 bytes"),
+    ],
+)
 def test_what_is_no_amount_of_memory(text, message):
     with pytest.raises(InputError) as caught:
         parse_bytes(text, "x")
@@ -268,26 +379,32 @@ def test_what_is_no_amount_of_memory(text, message):
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text, message", [
-    ("s = 0", f"3:1: size s is 0; {EXTENT}"),
-    ("s = -3", f"3:1: size s is -3; {EXTENT}"),
-    ("s = 2.5", f"3:1: size s is 2.5; {EXTENT}"),
-    ("s = true", f"3:1: size s is true; {EXTENT}"),
-    ("s = [1]", f"3:1: size s is [1]; {EXTENT}"),
-    ("s = 1979-05-27", f"3:1: size s is 1979-05-27; {EXTENT}"),
-    ("s = 1_000_000_000_000", f"3:1: size s is 1000000000000; {EXTENT}"),
-    ('s = "10**12"', f"3:1: size s is 1000000000000; {EXTENT}"),
-    ('s = 3\nt = "s - 3"', f"4:1: size t is 0; {EXTENT}"),
-    ('s = 3\nt = "s +"', f"4:9: 's +' is not whole-number arithmetic; {ARITHMETIC}"),
-    ('s = 3\nt = "s / 2"', f"4:6: s / 2 is not whole-number arithmetic; {ARITHMETIC}"),
-    ('s = 3\nt = "s // 0"', "4:6: division by zero"),
-    ('s = 3\nt = "2 * r"', "4:10: unknown size 'r'; allowed: s"),
-    ('s = "t"\nt = 3', "3:6: unknown size 't'; no size stands before it"),
-    ('s = ""', "3:6: '' is not one expression; such as s // 10"),
-    ('s = "__import__(\'os\')"', f"3:6: __import__('os') is not whole-number arithmetic; {ARITHMETIC}"),
-    ("sum = 3", "3:1: sum is a word of the language and cannot name a size; any other name"),
-    ('"a b" = 3', f"3:1: 'a b' cannot name a size; {NAME}"),
-    ("in = 3", f"3:1: 'in' cannot name a size; {NAME}"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("s = 0", f"3:1: size s is 0; {EXTENT}"),
+        ("s = -3", f"3:1: size s is -3; {EXTENT}"),
+        ("s = 2.5", f"3:1: size s is 2.5; {EXTENT}"),
+        ("s = true", f"3:1: size s is true; {EXTENT}"),
+        ("s = [1]", f"3:1: size s is [1]; {EXTENT}"),
+        ("s = 1979-05-27", f"3:1: size s is 1979-05-27; {EXTENT}"),
+        ("s = 1_000_000_000_000", f"3:1: size s is 1000000000000; {EXTENT}"),
+        ('s = "10**12"', f"3:1: size s is 1000000000000; {EXTENT}"),
+        ('s = 3\nt = "s - 3"', f"4:1: size t is 0; {EXTENT}"),
+        ('s = 3\nt = "s +"', f"4:9: 's +' is not whole-number arithmetic; {ARITHMETIC}"),
+        ('s = 3\nt = "s / 2"', f"4:6: s / 2 is not whole-number arithmetic; {ARITHMETIC}"),
+        ('s = 3\nt = "s // 0"', "4:6: division by zero"),
+        ('s = 3\nt = "2 * r"', "4:10: unknown size 'r'; allowed: s"),
+        ('s = "t"\nt = 3', "3:6: unknown size 't'; no size stands before it"),
+        ('s = ""', "3:6: '' is not one expression; such as s // 10"),
+        (
+            "s = \"__import__('os')\"",
+            f"3:6: __import__('os') is not whole-number arithmetic; {ARITHMETIC}",
+        ),
+        ("sum = 3", "3:1: sum is a word of the language and cannot name a size; any other name"),
+        ('"a b" = 3', f"3:1: 'a b' cannot name a size; {NAME}"),
+        ("in = 3", f"3:1: 'in' cannot name a size; {NAME}"),
+    ],
+)
 def test_wrong_sizes(text, message):
     assert error(f"{PROGRAM}[sizes]\n{text}\n") == f"job.toml:{message}"

@@ -21,14 +21,27 @@ PROGRAMS = {
     "rmsnorm": ("Z[b,s,a] = rmsnorm[a](X[b,s,a]) * W[a]", {"X": (3, 17, 23), "W": (23,)}),
     "layernorm": ("Z[i,j] = layernorm[j](X[i,j])", {"X": (37, 23)}),
     "logsumexp": ("Z[i] = logsumexp[j](X[i,j])", {"X": (137, 23)}),
-    "masked": ("S[h,s,t] = where(t <= s, X[h,s,t], -inf)\nZ[h,s,t] = softmax[t](S[h,s,t])", {"X": (5, 11, 11)}),
-    "two results": ("E[i,j] = exp(X[i,j])\nS[i] = sum(E[i,j])\nZ[i,j] = E[i,j] / S[i]\nY[i] = max(E[i,j])",
-                    {"X": (37, 23)}),
-    "a reduced row": ("E[i,j] = exp(X[i,j])\nS[j] = max(E[i,j])\nZ[i,j] = E[i,j] / S[j]", {"X": (37, 23)}),
-    "a diagonal": ("S[i,j] = max[k](X[i,j,k])\nD[i,j,k] = X[i,j,k] - S[i,j]\nZ[i] = tanh(S[i,i])",
-                   {"X": (19, 19, 7)}),
-    "other labels": ("E[a,b] = exp(X[a,b])\nM[c] = max[d](E[c,d])\nZ[q,p] = E[q,p] - M[q]", {"X": (37, 23)}),
-}  # fmt: skip
+    "masked": (
+        "S[h,s,t] = where(t <= s, X[h,s,t], -inf)\nZ[h,s,t] = softmax[t](S[h,s,t])",
+        {"X": (5, 11, 11)},
+    ),
+    "two results": (
+        "E[i,j] = exp(X[i,j])\nS[i] = sum(E[i,j])\nZ[i,j] = E[i,j] / S[i]\nY[i] = max(E[i,j])",
+        {"X": (37, 23)},
+    ),
+    "a reduced row": (
+        "E[i,j] = exp(X[i,j])\nS[j] = max(E[i,j])\nZ[i,j] = E[i,j] / S[j]",
+        {"X": (37, 23)},
+    ),
+    "a diagonal": (
+        "S[i,j] = max[k](X[i,j,k])\nD[i,j,k] = X[i,j,k] - S[i,j]\nZ[i] = tanh(S[i,i])",
+        {"X": (19, 19, 7)},
+    ),
+    "other labels": (
+        "E[a,b] = exp(X[a,b])\nM[c] = max[d](E[c,d])\nZ[q,p] = E[q,p] - M[q]",
+        {"X": (37, 23)},
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +137,9 @@ def test_random_chains(data):
         dropped = [x for x in labels if x not in kept]
         inner = f"T{number}[{everything}]"
         left = f"R{number}[{','.join(kept)}]" if kept else f"R{number}"
-        lines.append(f"{left} = {op}[{','.join(dropped)}]({inner})" if dropped else f"{left} = tanh({inner})")
+        lines.append(
+            f"{left} = {op}[{','.join(dropped)}]({inner})" if dropped else f"{left} = tanh({inner})"
+        )
         lines.append(f"T{number + 1}[{everything}] = {inner} - {left} / 3")
     inputs = values({"X": shape}, data.draw(st.integers(0, 99)))
     made, found = compiled("\n".join(lines), inputs, data.draw(st.integers(1, 3)))

@@ -54,10 +54,20 @@ def expected(text, **arrays):
 # ---- extents --------------------------------------------------------------------------------------------------------
 
 # A contraction, a batched one, one operand alone, an aggregation that is none, elementwise work, a gather.
-EXTENTS = ["Z[i,k] = sum(A[i,j] * B[j,k])", "Z[k,i] = sum(2 * A[i,j] * B[j,k])", "Z[i,j,k] = A[i,j] * B[j,k]",
-           "Z[j] = sum(A[i,j])", "Z = sum(A[i,j] * B[j,k])", "Z[i,k] = sum(abs(A[i,j] - B[j,k]))",
-           "Z[i] = prod(A[i,j])", "Z[i,k] = all(A[i,j] < B[j,k])", "Z[k,j,i] = A[i,j] + B[j,k]",
-           "Z[i,k,m:2] = sum(A[i,j] * B[j,k])", "Z[m:0,i] = sum(A[i,j])", "Z[i] = sum[j,m:3](A[i,j])"]  # fmt: skip
+EXTENTS = [
+    "Z[i,k] = sum(A[i,j] * B[j,k])",
+    "Z[k,i] = sum(2 * A[i,j] * B[j,k])",
+    "Z[i,j,k] = A[i,j] * B[j,k]",
+    "Z[j] = sum(A[i,j])",
+    "Z = sum(A[i,j] * B[j,k])",
+    "Z[i,k] = sum(abs(A[i,j] - B[j,k]))",
+    "Z[i] = prod(A[i,j])",
+    "Z[i,k] = all(A[i,j] < B[j,k])",
+    "Z[k,j,i] = A[i,j] + B[j,k]",
+    "Z[i,k,m:2] = sum(A[i,j] * B[j,k])",
+    "Z[m:0,i] = sum(A[i,j])",
+    "Z[i] = sum[j,m:3](A[i,j])",
+]
 
 
 @pytest.mark.parametrize("text", EXTENTS)
@@ -66,7 +76,9 @@ def test_extents_of_zero_and_one(text):
     rng = np.random.default_rng(0)
     for i, j, k in itertools.product([0, 1, 3], repeat=3):
         arrays = {"A": rng.normal(size=(i, j)), "B": rng.normal(size=(j, k))}
-        np.testing.assert_allclose(compute(text, **arrays), expected(text, **arrays), rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(
+            compute(text, **arrays), expected(text, **arrays), rtol=1e-13, atol=1e-15
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
@@ -86,7 +98,9 @@ def rows_apart(array):
     """Rows that are a number of bytes apart which no element has."""
     step = array.strides[0] + 1
     memory = np.zeros(step * len(array), np.int8)
-    view = as_strided(memory[: array.itemsize].view(array.dtype), array.shape, (step, array.itemsize))
+    view = as_strided(
+        memory[: array.itemsize].view(array.dtype), array.shape, (step, array.itemsize)
+    )
     view[...] = array
     return view
 
@@ -95,7 +109,9 @@ LAYOUTS = {
     "columns first": np.asfortranarray,
     "backwards": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
     "with gaps": lambda x: np.repeat(np.repeat(x, 2, axis=0), 3, axis=1)[::2, ::3],
-    "unaligned": lambda x: np.frombuffer(bytearray(b"." + x.tobytes()), np.int8)[1:].view(x.dtype).reshape(x.shape),
+    "unaligned": lambda x: (
+        np.frombuffer(bytearray(b"." + x.tobytes()), np.int8)[1:].view(x.dtype).reshape(x.shape)
+    ),
     "rows apart": rows_apart,
     "swapped bytes": lambda x: x.astype(x.dtype.newbyteorder()),
     "a field": lambda x: np.rec.fromarrays([x, np.zeros(x.shape, "int8")], names="x,y").x,
@@ -118,14 +134,19 @@ def test_layouts(layout, dtype):
     """Nothing depends on where operands lie, and nobody writes to them. For compiled loops see test_fused.py."""
     rng = np.random.default_rng(0)
     shapes = {"A": (11, 12), "B": (12, 13)}
-    arrays = {name: LAYOUTS[layout]((4 * rng.normal(size=shape)).astype(dtype)) for name, shape in shapes.items()}
+    arrays = {
+        name: LAYOUTS[layout]((4 * rng.normal(size=shape)).astype(dtype))
+        for name, shape in shapes.items()
+    }
     plain = {name: array.astype(dtype) for name, array in arrays.items()}
     for array in arrays.values():
         array.flags.writeable = False
     near = {"float16": 2e-3, "float32": 1e-5}.get(dtype, 1e-13)
     for text in PROGRAMS[:2] if dtype == "bool" else PROGRAMS:
         wanted = expected(text, **plain)
-        np.testing.assert_allclose(compute(text, **arrays), wanted, rtol=near, atol=near * np.abs(wanted).max())
+        np.testing.assert_allclose(
+            compute(text, **arrays), wanted, rtol=near, atol=near * np.abs(wanted).max()
+        )
 
 
 @pytest.mark.parametrize("layout", ["rows apart", "one row", "one number"])
@@ -139,10 +160,17 @@ def test_layouts_of_compiled_loops(layout, monkeypatch):
 
 def test_the_same_array_twice():
     x = np.random.default_rng(0).normal(size=(20, 20))
-    for text in ("Z[i,k] = sum(A[i,j] * B[j,k])", "Z[i,k] = sum(A[i,j] * B[k,j])", "Z[i] = max(A[i,j] - B[j,i])",
-                 "Z[i,k] = sum(A[i,j] * A[j,k])", "Z = sum(A[i,j] * A[i,j])",
-                 "Z[i] = sum(A[i,i] * A[i,j])"):  # fmt: skip
-        np.testing.assert_allclose(compute(text, A=x, B=x), expected(text, A=x, B=x), rtol=1e-13, atol=1e-14)
+    for text in (
+        "Z[i,k] = sum(A[i,j] * B[j,k])",
+        "Z[i,k] = sum(A[i,j] * B[k,j])",
+        "Z[i] = max(A[i,j] - B[j,i])",
+        "Z[i,k] = sum(A[i,j] * A[j,k])",
+        "Z = sum(A[i,j] * A[i,j])",
+        "Z[i] = sum(A[i,i] * A[i,j])",
+    ):
+        np.testing.assert_allclose(
+            compute(text, A=x, B=x), expected(text, A=x, B=x), rtol=1e-13, atol=1e-14
+        )
 
 
 # ---- beyond 32 bits -------------------------------------------------------------------------------------------------
@@ -150,10 +178,17 @@ def test_the_same_array_twice():
 HUGE = 2**31 + 7
 
 
-COUNTS = {"Z = max(A[i])": 1, "Z = all(A[i])": 1, "Z = sum(A[i])": HUGE, "Z = sum(A[i] * A[i])": HUGE}
+COUNTS = {
+    "Z = max(A[i])": 1,
+    "Z = all(A[i])": 1,
+    "Z = sum(A[i])": HUGE,
+    "Z = sum(A[i] * A[i])": HUGE,
+}
 
 
-@pytest.mark.parametrize("text", [pytest.param(x, marks=pytest.mark.slow) if "sum" in x else x for x in COUNTS])
+@pytest.mark.parametrize(
+    "text", [pytest.param(x, marks=pytest.mark.slow) if "sum" in x else x for x in COUNTS]
+)
 def test_more_elements_than_32_bits_count(text):
     """One number, seen HUGE times: no memory, one pass."""
     A = np.broadcast_to(np.ones((), "bool" if "all" in text else "int32"), (HUGE,))
@@ -169,7 +204,9 @@ def test_places_that_32_bits_do_not_count(way):
     wanted[:, 5] = 1
     np.testing.assert_array_equal(compute("Z[j,i] = A[i,j] | False", A=spread), wanted.T)
     np.testing.assert_array_equal(compute("Z[i] = sum(A[i,j])", A=spread), [1, 1, 1])
-    np.testing.assert_array_equal(compute("Z[i,k] = sum(A[i,j] * B[k,j])", A=spread, B=spread), np.ones((3, 3)))
+    np.testing.assert_array_equal(
+        compute("Z[i,k] = sum(A[i,j] * B[k,j])", A=spread, B=spread), np.ones((3, 3))
+    )
     places = np.array([5, 6, 2**31 + 5, 2**32 + 5, 2**31 + 6])
     np.testing.assert_array_equal(compute("Z[i] = W[t[i]]", W=large, t=places), [1, 0, 1, 1, 0])
 
@@ -186,9 +223,16 @@ def test_indices_that_32_bits_do_not_hold(way):
 SPECIAL = np.array([0.0, -0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 5e-324, -1e-310, 1.7e308])
 
 
-COMPARED = ["Z[i] = max(A[i,j])", "Z[i] = min(A[i,j])", "Z[i] = sum(A[i,j])", "Z[i] = prod(A[i,j])",
-            "Z[i,k] = A[i,k] - A[k,i]", "Z[i,k] = maximum(A[i,k], A[k,i])", "Z[i,k] = sum(abs(A[i,j] - A[k,j]))",
-            "Z[i,k] = max(A[i,j] - A[k,j])"]  # fmt: skip
+COMPARED = [
+    "Z[i] = max(A[i,j])",
+    "Z[i] = min(A[i,j])",
+    "Z[i] = sum(A[i,j])",
+    "Z[i] = prod(A[i,j])",
+    "Z[i,k] = A[i,k] - A[k,i]",
+    "Z[i,k] = maximum(A[i,k], A[k,i])",
+    "Z[i,k] = sum(abs(A[i,j] - A[k,j]))",
+    "Z[i,k] = max(A[i,j] - A[k,j])",
+]
 
 
 @pytest.mark.parametrize("text", COMPARED)
@@ -201,8 +245,12 @@ def test_special_numbers_as_in_numpy(text, way):
     np.testing.assert_array_equal(compute(text, A=array), expected(text, A=array))
 
 
-PRODUCTS = {"Z[i,k] = sum(A[i,j] * B[j,k])": "ij,jk->ik", "Z[i] = sum(A[i,j] * v[j])": "ij,j->i",
-            "Z[j] = sum(A[i,j] * B[i,j])": "ij,ij->j", "Z = sum(A[i,j] * B[j,i])": "ij,ji->"}  # fmt: skip
+PRODUCTS = {
+    "Z[i,k] = sum(A[i,j] * B[j,k])": "ij,jk->ik",
+    "Z[i] = sum(A[i,j] * v[j])": "ij,j->i",
+    "Z[j] = sum(A[i,j] * B[i,j])": "ij,ij->j",
+    "Z = sum(A[i,j] * B[j,i])": "ij,ji->",
+}
 
 
 @pytest.mark.parametrize("text", PRODUCTS)
@@ -231,14 +279,24 @@ def numbers(name, count, dtype):
 def test_sums_keep_their_digits(kind, dtype):
     """Two units in the last place times √n, relative to the sum of the magnitudes, against rational numbers."""
     count = 6000
-    x, ones = numbers(kind, count, dtype), np.random.default_rng(2).choice([-1.0, 1.0], (count, 3)).astype(dtype)
-    terms = [[Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, column, strict=True)] for column in ones.T]
-    wanted, size = (np.array([float(sum(f(t) for t in column)) for column in terms]) for f in (lambda t: t, abs))
+    x, ones = (
+        numbers(kind, count, dtype),
+        np.random.default_rng(2).choice([-1.0, 1.0], (count, 3)).astype(dtype),
+    )
+    terms = [
+        [Fraction(float(a)) * Fraction(float(b)) for a, b in zip(x, column, strict=True)]
+        for column in ones.T
+    ]
+    wanted, size = (
+        np.array([float(sum(f(t) for t in column)) for column in terms]) for f in (lambda t: t, abs)
+    )
     bound = 2 * np.sqrt(count) * np.spacing(size.astype(dtype)).astype("float64")
     wide = np.ascontiguousarray(x[:, None] * ones)  # exact
     found = {
         "vector": compute("Z[k] = sum(A[j] * B[j,k])", A=x, B=ones),
-        "matrix": compute("Z[k,l] = sum(A[j,l] * B[j,k])", A=np.stack([x] * 4, axis=1), B=ones)[:, 2],
+        "matrix": compute("Z[k,l] = sum(A[j,l] * B[j,k])", A=np.stack([x] * 4, axis=1), B=ones)[
+            :, 2
+        ],
         "rows": compute("Z[k] = sum(A[k,j])", A=np.ascontiguousarray(wide.T)),
         "columns": compute("Z[k] = sum(A[j,k])", A=wide),
         "other": compute("Z[k] = sum(A[j,k] + 0)", A=wide),
@@ -248,8 +306,13 @@ def test_sums_keep_their_digits(kind, dtype):
         assert (np.abs(sums.astype("float64") - wanted) <= bound).all(), name
 
 
-HALF = ["Z[i] = sum(A[i,j])", "Z[i] = sum(B[j,i])", "Z[i] = sum(A[i,j] * B[j,i])", "Z[i,k] = sum(A[i,j] * B[j,k])",
-        "Z[i] = sum(A[i,j] + 0)"]  # fmt: skip
+HALF = [
+    "Z[i] = sum(A[i,j])",
+    "Z[i] = sum(B[j,i])",
+    "Z[i] = sum(A[i,j] * B[j,i])",
+    "Z[i,k] = sum(A[i,j] * B[j,k])",
+    "Z[i] = sum(A[i,j] + 0)",
+]
 
 
 @pytest.mark.parametrize("text", HALF)
@@ -283,11 +346,17 @@ MEMORY = [
 def test_no_temporary_of_the_whole_label_space(text, extents, monkeypatch):
     """What kernels allocate beside their output stays far below 64 MiB; see test_contract.py for contractions."""
     monkeypatch.setattr(kernels, "WORTH_COMPILING", 2**62)
-    assert peak_of(text, (extents[0] // (4 if prod(extents) > 2**23 else 1), *extents[1:])) < 12 * 2**20
+    assert (
+        peak_of(text, (extents[0] // (4 if prod(extents) > 2**23 else 1), *extents[1:]))
+        < 12 * 2**20
+    )
 
 
-@pytest.mark.parametrize("text, extents", [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] != PACKED))
-                                           for case in MEMORY], ids=lambda case: str(case)[:30])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, extents",
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] != PACKED)) for case in MEMORY],
+    ids=lambda case: str(case)[:30],
+)
 def test_no_temporary_in_compiled_loops(text, extents, monkeypatch):
     """But for operands that are packed, and the values of labels that are numbers."""
     monkeypatch.setattr(kernels, "WORTH_COMPILING", 0)
@@ -298,8 +367,13 @@ def peak_of(text, extents):
     """Bytes that a kernel allocates beside its output."""
     i, j, k = extents
     rng = np.random.default_rng(0)
-    arrays = {"A": rng.random((i, j)), "B": rng.random((j, k)) + 1, "C": rng.random((k, j)), "D": rng.random((j, i)),
-              "t": rng.integers(0, j, j)}  # fmt: skip
+    arrays = {
+        "A": rng.random((i, j)),
+        "B": rng.random((j, k)) + 1,
+        "C": rng.random((k, j)),
+        "D": rng.random((j, i)),
+        "t": rng.integers(0, j, j),
+    }
     graph, tensors = graph_of(text, arrays)
     (made,) = graph.computed
     operands, out = [tensors[name] for name in made.inputs], np.empty(made.bound, made.dtype)

@@ -46,7 +46,12 @@ NOTHING = "sum, prod, any and all of nothing have a value; max and min have none
 def error(text: str, inputs: object = None, sizes: object = None, outputs: object = None) -> str:
     """The message a program is refused with."""
     with pytest.raises(InputError) as caught:
-        build_graph(Source("p", text), INPUTS if inputs is None else inputs, SIZES if sizes is None else sizes, outputs)
+        build_graph(
+            Source("p", text),
+            INPUTS if inputs is None else inputs,
+            SIZES if sizes is None else sizes,
+            outputs,
+        )
     message = str(caught.value)
     assert "\n" not in message
     assert "\r" not in message
@@ -73,7 +78,10 @@ def test_syntax(text: str, message: str) -> None:
 
 @cases(
     ("import os", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
-    ("for i in x: Z[i] = B[i]", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
+    (
+        "for i in x: Z[i] = B[i]",
+        "p:1:1: this is not a statement of the language; NAME[labels] = expression",
+    ),
     ("Z[i] += B[i]", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
     ("B[i]", "p:1:1: this is not a statement of the language; NAME[labels] = expression"),
     ("X = 1; pass", "p:1:8: this is not a statement of the language; NAME[labels] = expression"),
@@ -99,10 +107,19 @@ def test_not_a_statement(text: str, message: str) -> None:
     ("B[i] + B[i].T", f"p:1:15: 'B[i].T' is not in the language; {EXPRESSION}"),
     ("f'{B}'", f"p:1:8: \"f'{{B}}'\" is not in the language; {EXPRESSION}"),
     ("'B[i]'", f"p:1:8: \"'B[i]'\" is not in the language; {EXPRESSION}"),
-    ("B[i] and B[i]", "p:1:8: 'B[i] and B[i]' is not in the language; write & and |, with brackets around comparisons"),
-    ("B[i] or B[i]", "p:1:8: 'B[i] or B[i]' is not in the language; write & and |, with brackets around comparisons"),
+    (
+        "B[i] and B[i]",
+        "p:1:8: 'B[i] and B[i]' is not in the language; write & and |, with brackets around comparisons",
+    ),
+    (
+        "B[i] or B[i]",
+        "p:1:8: 'B[i] or B[i]' is not in the language; write & and |, with brackets around comparisons",
+    ),
     ("not B[i]", f"p:1:8: 'not B[i]' is not in the language; {EXPRESSION}"),
-    ("B[i] if T[i] else 0", "p:1:8: 'B[i] if T[i] else 0' is not in the language; write where(condition, this, that)"),
+    (
+        "B[i] if T[i] else 0",
+        "p:1:8: 'B[i] if T[i] else 0' is not in the language; write where(condition, this, that)",
+    ),
     ("B[i] // 2", f"p:1:8: 'B[i] // 2' is not in the language; {EXPRESSION}"),
     ("B[i] @ B[i]", f"p:1:8: 'B[i] @ B[i]' is not in the language; {EXPRESSION}"),
     ("B[i] ^ 2", f"p:1:8: 'B[i] ^ 2' is not in the language; {EXPRESSION}"),
@@ -125,14 +142,20 @@ def test_not_an_expression(text: str, message: str) -> None:
     ("Z[i] = sqr(B[i])", f"p:1:8: unknown function 'sqr'; did you mean sqrt? {FUNCTIONS}"),
     ("Z[i] = 2 * B(i)", f"p:1:12: unknown function 'B'; {FUNCTIONS}"),
     ("Z[i] = foo.bar(B[i])", f"p:1:8: unknown function 'foo.bar'; {FUNCTIONS}"),
-    ("Z[i] = __import__('os').system('x')", f"p:1:8: unknown function \"__import__('os').system\"; {FUNCTIONS}"),
+    (
+        "Z[i] = __import__('os').system('x')",
+        f"p:1:8: unknown function \"__import__('os').system\"; {FUNCTIONS}",
+    ),
     ("Z[i] = B[i] + D[i]", "p:1:15: unknown tensor 'D'; " + TENSORS),
     (
         "Z[i] = B[i]\nY[i] = Zz[i]",
         "p:2:8: unknown tensor 'Zz'; did you mean Z? " + TENSORS + ", Z",
     ),
     ("Z[i] = B[i] * y", "p:1:15: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
-    ("Z[i] = B[i] * dd", "p:1:15: unknown name 'dd'; did you mean d? allowed: s, d, w, inf, nan, pi"),
+    (
+        "Z[i] = B[i] * dd",
+        "p:1:15: unknown name 'dd'; did you mean d? allowed: s, d, w, inf, nan, pi",
+    ),
     ("Z[i] = B[i] * j", "p:1:15: unknown name 'j'; allowed: s, d, w, inf, nan, pi"),
     ("Z[i] = B", "p:1:8: B stands without its labels; such as B[i]"),
     ("Z[i] = sum", "p:1:8: sum is a function; sum(...)"),
@@ -154,36 +177,92 @@ def test_unknown_output() -> None:
 
 
 @cases(
-    ("Z[i] = A[i,j] * B[i]", "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label"),
-    ("Z = sum(A[i,j] * B[i])", "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label"),
-    ("Z[i] = sum(A[i,j] * max(B[i] * B[k]))",
-     "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label"),
-    ("Z = sum(A[i,i])", "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; one extent a label"),
+    (
+        "Z[i] = A[i,j] * B[i]",
+        "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label",
+    ),
+    (
+        "Z = sum(A[i,j] * B[i])",
+        "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label",
+    ),
+    (
+        "Z[i] = sum(A[i,j] * max(B[i] * B[k]))",
+        "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; one extent a label",
+    ),
+    (
+        "Z = sum(A[i,i])",
+        "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; one extent a label",
+    ),
     ("Z[i:4] = B[i]", "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; one extent a label"),
-    ("Z = sum[i:d](B[i])", "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; one extent a label"),
-    ("Z[i] = A[i,N[i]]", "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; one extent a label"),
-)  # fmt: skip
+    (
+        "Z = sum[i:d](B[i])",
+        "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; one extent a label",
+    ),
+    (
+        "Z[i] = A[i,N[i]]",
+        "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; one extent a label",
+    ),
+)
 def test_two_extents(text: str, message: str) -> None:
     assert error(text) == message
 
 
 @cases(
-    ("Z[i] = A[i,j]", f"p:1:12: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}"),
-    ("Z = G[i,j] + G[j,j]", f"p:1:7: label i is neither in the output Z nor aggregated; {AGGREGATE_IT}"),
-    ("Z[i] = sum(A[i,j]) * B[j]", f"p:1:24: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}"),
-    ("Z[i] = B[j] + sum(A[i,j])", f"p:1:10: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}"),
-    ("Z = sum[i](A[i,j])", f"p:1:16: label j is neither in the output Z nor aggregated; {AGGREGATE_IT}"),
-    ("Z[i] = sum[i](A[i,j])", "p:1:1: label i is aggregated and also in the output; one of the two"),
-    ("Z[i] = 1 + sum[i,j](A[i,j])", "p:1:1: label i is aggregated and also in the output; one of the two"),
-    ("Z[j] = mean[j](A[0,j])", "p:1:1: label j is aggregated and also in the output; one of the two"),
-    ("Z[i:3] = sum[i:3](B[i])", "p:1:1: label i is aggregated and also in the output; one of the two"),
-    ("Z[i] = sum(B[i])", "p:1:8: sum(...) has nothing to aggregate: every label in it also stands outside of it; "
-     "sum[labels](...)"),
-    ("Z[i] = B[i] + max(B[i] * 2)", "p:1:15: max(...) has nothing to aggregate: every label in it also stands outside "
-     "of it; max[labels](...)"),
-    ("z = sum(sum(B[i]))", "p:1:5: sum(...) has nothing to aggregate: every label in it is aggregated inside it; "
-     "sum[labels](...)"),
-    ("z = sum(s)", "p:1:5: sum(...) has nothing to aggregate: no label stands in it; sum[labels](...)"),
+    (
+        "Z[i] = A[i,j]",
+        f"p:1:12: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}",
+    ),
+    (
+        "Z = G[i,j] + G[j,j]",
+        f"p:1:7: label i is neither in the output Z nor aggregated; {AGGREGATE_IT}",
+    ),
+    (
+        "Z[i] = sum(A[i,j]) * B[j]",
+        f"p:1:24: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}",
+    ),
+    (
+        "Z[i] = B[j] + sum(A[i,j])",
+        f"p:1:10: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}",
+    ),
+    (
+        "Z = sum[i](A[i,j])",
+        f"p:1:16: label j is neither in the output Z nor aggregated; {AGGREGATE_IT}",
+    ),
+    (
+        "Z[i] = sum[i](A[i,j])",
+        "p:1:1: label i is aggregated and also in the output; one of the two",
+    ),
+    (
+        "Z[i] = 1 + sum[i,j](A[i,j])",
+        "p:1:1: label i is aggregated and also in the output; one of the two",
+    ),
+    (
+        "Z[j] = mean[j](A[0,j])",
+        "p:1:1: label j is aggregated and also in the output; one of the two",
+    ),
+    (
+        "Z[i:3] = sum[i:3](B[i])",
+        "p:1:1: label i is aggregated and also in the output; one of the two",
+    ),
+    (
+        "Z[i] = sum(B[i])",
+        "p:1:8: sum(...) has nothing to aggregate: every label in it also stands outside of it; "
+        "sum[labels](...)",
+    ),
+    (
+        "Z[i] = B[i] + max(B[i] * 2)",
+        "p:1:15: max(...) has nothing to aggregate: every label in it also stands outside "
+        "of it; max[labels](...)",
+    ),
+    (
+        "z = sum(sum(B[i]))",
+        "p:1:5: sum(...) has nothing to aggregate: every label in it is aggregated inside it; "
+        "sum[labels](...)",
+    ),
+    (
+        "z = sum(s)",
+        "p:1:5: sum(...) has nothing to aggregate: no label stands in it; sum[labels](...)",
+    ),
     ("z = sum[k](B[i])", "p:1:5: label k does not occur in this sum; allowed: i"),
     ("Z[i] = 2 * max[k](B[i])", "p:1:12: label k does not occur in this max; allowed: i"),
     ("Z[i] = softmax[k](B[i])", "p:1:8: label k does not occur in this softmax; allowed: i"),
@@ -191,10 +270,16 @@ def test_two_extents(text: str, message: str) -> None:
     ("z = sum[i,i](B[i])", "p:1:5: label i stands twice in this sum; each label once"),
     ("Z[i] = softmax[i,i](B[i])", "p:1:8: label i stands twice in this softmax; each label once"),
     ("Z[i] = 1", "p:1:1: label i has no extent: no tensor here is indexed by it; write i:EXTENT"),
-    ("Z[i,j] = B[i] * j", "p:1:1: label j has no extent: no tensor here is indexed by it; write j:EXTENT"),
-    ("Z[i] = B[i+1]", "p:1:1: label i has no extent: no tensor here is indexed by it; write i:EXTENT"),
+    (
+        "Z[i,j] = B[i] * j",
+        "p:1:1: label j has no extent: no tensor here is indexed by it; write j:EXTENT",
+    ),
+    (
+        "Z[i] = B[i+1]",
+        "p:1:1: label i has no extent: no tensor here is indexed by it; write i:EXTENT",
+    ),
     ("z = sum[0](B[i])", "p:1:9: 0 is not a label; a name, or name:extent"),
-)  # fmt: skip
+)
 def test_labels(text: str, message: str) -> None:
     assert error(text) == message
 
@@ -220,7 +305,10 @@ def test_indices(text: str, message: str) -> None:
     ("Z[i] = Z[i] + B[i]", "p:1:1: Z depends on itself: Z ← Z; no cycle"),
     ("n = n + 1", "p:1:1: n depends on itself: n ← n; no cycle"),
     ("X[i] = Y[i]; Y[i] = X[i]", "p:1:1: X depends on itself: X ← Y ← X; no cycle"),
-    ("X[i] = B[i] + Y[i]\nY[i] = W[i]\nW[i] = 2 * X[i]", "p:1:1: X depends on itself: X ← Y ← W ← X; no cycle"),
+    (
+        "X[i] = B[i] + Y[i]\nY[i] = W[i]\nW[i] = 2 * X[i]",
+        "p:1:1: X depends on itself: X ← Y ← W ← X; no cycle",
+    ),
     ("Q[i] = X[i]\n X[i] = Y[i]; Y[i] = X[i]", "p:2:2: X depends on itself: X ← Y ← X; no cycle"),
     ("n = sum(X[i]); X[i] = B[i] * n", "p:1:1: n depends on itself: n ← X ← n; no cycle"),
 )
@@ -229,16 +317,34 @@ def test_cycles(text: str, message: str) -> None:
 
 
 @cases(
-    ("X[i] = B[i]; X[i] = B[i]", "p:1:14: X is defined twice; each name once; inputs are defined already"),
+    (
+        "X[i] = B[i]; X[i] = B[i]",
+        "p:1:14: X is defined twice; each name once; inputs are defined already",
+    ),
     ("B[i] = N[i]", "p:1:1: B is defined twice; each name once; inputs are defined already"),
-    ("X: float64[3]\nX[i] = B[i]", "p:2:1: X is defined twice; each name once; inputs are defined already"),
+    (
+        "X: float64[3]\nX[i] = B[i]",
+        "p:2:1: X is defined twice; each name once; inputs are defined already",
+    ),
     ("d = 3", "p:1:1: d is a size and cannot be a tensor; any other name"),
     ("Z = 1; d[i] = B[i]", "p:1:8: d is a size and cannot be a tensor; any other name"),
-    ("sum[i] = B[i]", "p:1:1: sum is a word of the language and cannot be a tensor; any other name"),
-    ("softmax = 1", "p:1:1: softmax is a word of the language and cannot be a tensor; any other name"),
-    ("exp[i] = B[i]", "p:1:1: exp is a word of the language and cannot be a tensor; any other name"),
+    (
+        "sum[i] = B[i]",
+        "p:1:1: sum is a word of the language and cannot be a tensor; any other name",
+    ),
+    (
+        "softmax = 1",
+        "p:1:1: softmax is a word of the language and cannot be a tensor; any other name",
+    ),
+    (
+        "exp[i] = B[i]",
+        "p:1:1: exp is a word of the language and cannot be a tensor; any other name",
+    ),
     ("inf = 3", "p:1:1: inf is a word of the language and cannot be a tensor; any other name"),
-    ("float32[i] = B[i]", "p:1:1: float32 is a word of the language and cannot be a tensor; any other name"),
+    (
+        "float32[i] = B[i]",
+        "p:1:1: float32 is a word of the language and cannot be a tensor; any other name",
+    ),
     ("Σ[i] = B[i]", "p:1:1: Σ is a word of the language and cannot be a tensor; any other name"),
 )
 def test_names(text: str, message: str) -> None:
@@ -260,7 +366,10 @@ def test_name_of_an_input(name: str) -> None:
     ("Z[i] = sign(C[i])", "p:1:8: sign does not take complex numbers"),
     ("Z[i] = erf(C[i])", "p:1:8: erf does not take complex numbers"),
     ("Z[i] = C[i] % 2", "p:1:8: % does not take complex numbers"),
-    ("Z[i] = float32(C[i])", "p:1:8: float32 does not take complex numbers: use real or imag first"),
+    (
+        "Z[i] = float32(C[i])",
+        "p:1:8: float32 does not take complex numbers: use real or imag first",
+    ),
     ("Z[i] = 2 * relu(C[i])", "p:1:12: maximum does not take complex numbers"),
     ("Z[i] = softmax[i](C[i])", "p:1:8: max does not take complex numbers"),
     ("Z[i] = B[i] & B[i]", "p:1:8: & does not take float64 and float64"),
@@ -302,7 +411,10 @@ def test_largest_of_nothing(text: str, message: str) -> None:
     ("Z[i:1.5] = 1", f"p:1:5: 1.5 is not whole-number arithmetic; {ARITHMETIC}"),
     ("Z[i:D] = 1", "p:1:5: unknown size 'D'; allowed: d, w"),
     ("Z[i:d//0] = 1", "p:1:5: division by zero"),
-    ("Z[i:2**39,j:2**21] = 1.0", "p:1:1: Z would have 1152921504606846976 elements; less than 2**63 bytes"),
+    (
+        "Z[i:2**39,j:2**21] = 1.0",
+        "p:1:1: Z would have 1152921504606846976 elements; less than 2**63 bytes",
+    ),
     ("Z = sum[i:2**39+1](i)", "p:1:11: label i has extent 549755813889; 0 to 2**39 = 549755813888"),
     ("Z = sum[i:-1](i)", "p:1:11: label i has extent -1; 0 to 2**39 = 549755813888"),
     ("X: int8[3]", f"p:1:4: dtype 'int8' of X is not supported; did you mean int64? {DTYPES}"),
@@ -323,7 +435,12 @@ def test_extents_of_inputs() -> None:
     ):
         assert error("Z[i] = B[i]", inputs={**INPUTS, "X": (shape, "float64")}) == f"p: {what}"
     message = f"p: dtype 'uint8' of X is not supported; {DTYPES}"
-    assert error("Z[i] = B[i]", inputs={**INPUTS, "X": ((3,), "uint8")}).replace("did you mean int64? ", "") == message
+    assert (
+        error("Z[i] = B[i]", inputs={**INPUTS, "X": ((3,), "uint8")}).replace(
+            "did you mean int64? ", ""
+        )
+        == message
+    )
 
 
 def test_largest_extent_is_allowed() -> None:
@@ -335,15 +452,30 @@ def test_largest_extent_is_allowed() -> None:
 
 @cases(
     ("Z[i] = softmax(B[i])", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
-    ("Z[i] = softmax[i](B[i], B[i])", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
+    (
+        "Z[i] = softmax[i](B[i], B[i])",
+        "p:1:8: softmax is not called like this; softmax[labels](expression)",
+    ),
     ("Z[i] = softmax[i]()", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
-    ("Z[i] = softmax[i](B[i], eps=1)", "p:1:29: softmax has no option eps of this kind; none is allowed here"),
+    (
+        "Z[i] = softmax[i](B[i], eps=1)",
+        "p:1:29: softmax has no option eps of this kind; none is allowed here",
+    ),
     ("Z[i] = softmax[i+1](B[i])", "p:1:16: i + 1 is not a label; a name, or name:extent"),
     ("Z[i] = relu[i](B[i])", "p:1:8: relu is not called like this; relu(expression)"),
     ("Z[i] = relu()", "p:1:8: relu is not called like this; relu(expression)"),
-    ("Z[i] = layernorm(B[i])", "p:1:8: layernorm is not called like this; layernorm[labels](expression)"),
-    ("Z[i] = rmsnorm[i](B[i], eps=B[i])", "p:1:29: rmsnorm has no option eps of this kind; allowed: eps=number"),
-    ("Z[i] = rmsnorm[i](B[i], ep=1)", "p:1:28: rmsnorm has no option ep of this kind; allowed: eps=number"),
+    (
+        "Z[i] = layernorm(B[i])",
+        "p:1:8: layernorm is not called like this; layernorm[labels](expression)",
+    ),
+    (
+        "Z[i] = rmsnorm[i](B[i], eps=B[i])",
+        "p:1:29: rmsnorm has no option eps of this kind; allowed: eps=number",
+    ),
+    (
+        "Z[i] = rmsnorm[i](B[i], ep=1)",
+        "p:1:28: rmsnorm has no option ep of this kind; allowed: eps=number",
+    ),
     ("z = mean(B[i], 2)", "p:1:5: mean is not called like this; mean(expression)"),
     ("z = mean()", "p:1:5: mean is not called like this; mean(expression)"),
     ("Z[i] = 2 * sum(B[i], N[i])", "p:1:12: sum is not called like this; sum(expression)"),
@@ -359,7 +491,10 @@ def test_calls(text: str, message: str) -> None:
 
 
 @cases(
-    ("\n\n  X[i] = B[i]\n      Z[i] = B[i] * y", "p:4:21: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
+    (
+        "\n\n  X[i] = B[i]\n      Z[i] = B[i] * y",
+        "p:4:21: unknown name 'y'; allowed: s, d, w, inf, nan, pi",
+    ),
     ("Z[i] = (B[i]\n         * y)", "p:2:12: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
     ("X[i] = B[i];   Z[i] = B[i] * y", "p:1:30: unknown name 'y'; allowed: s, d, w, inf, nan, pi"),
     ("Ä[i] ← B[i] × ü", "p:1:15: unknown name 'ü'; allowed: s, d, w, inf, nan, pi"),
@@ -462,8 +597,13 @@ def test_depth_allowed() -> None:
 def test_deep_expression_in_a_message() -> None:
     """Messages quote what they refuse: quoting must not recurse too deeply, nor be long."""
     deep = "exp(" * 190 + "B[i]" + ")" * 190
-    for text in (f"Z[i] = {deep} or 1", f"Z[i] = B[{deep}]", f"Z[i] = B[i, {deep}]", f"Z[{deep}] = 1",
-                 f"Z[i] = y[{deep}](1)"):  # fmt: skip
+    for text in (
+        f"Z[i] = {deep} or 1",
+        f"Z[i] = B[{deep}]",
+        f"Z[i] = B[i, {deep}]",
+        f"Z[{deep}] = 1",
+        f"Z[i] = y[{deep}](1)",
+    ):
         assert len(error(text)) < 1000
 
 
@@ -479,17 +619,32 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "einsum: no subscripts; einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])"),
-        (("ij", (2,)), "einsum: 'ij' does not fit an array with 1 dimensions; one label a dimension, or ..."),
-        (("i", (2, 2)), "einsum: 'i' does not fit an array with 2 dimensions; one label a dimension, or ..."),
+        (
+            (),
+            "einsum: no subscripts; einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])",
+        ),
+        (
+            ("ij", (2,)),
+            "einsum: 'ij' does not fit an array with 1 dimensions; one label a dimension, or ...",
+        ),
+        (
+            ("i", (2, 2)),
+            "einsum: 'i' does not fit an array with 2 dimensions; one label a dimension, or ...",
+        ),
         (("i,j", (2,)), "einsum: 'i,j' has 2 operands; as many as there are arrays: 1"),
         (("i->j", (2,)), "einsum: the output 'j' is wrong at 'j'; operands' labels, each once"),
-        (("ij->ii", (2, 3)), "einsum: the output 'ii' is wrong at 'i'; operands' labels, each once"),
+        (
+            ("ij->ii", (2, 3)),
+            "einsum: the output 'ii' is wrong at 'i'; operands' labels, each once",
+        ),
         (("i,i", (2,), (3,)), "einsum: label i has two extents: 2 and 3; one extent, or 1"),
         (("ii->i", (1, 3)), "einsum: label i has two extents: 1 and 3; one extent in an operand"),
         (("i.j", (2, 2, 2)), "einsum: '.' in 'i.j' is not a label; letters, and ... at most once"),
         (("i1", (2, 2)), "einsum: '1' in 'i1' is not a label; letters, and ... at most once"),
-        (("i...j...", (2, 2)), "einsum: '.' in 'i...j...' is not a label; letters, and ... at most once"),
+        (
+            ("i...j...", (2, 2)),
+            "einsum: '.' in 'i...j...' is not a label; letters, and ... at most once",
+        ),
         (("i->j->k", (2,)), "einsum: '-' in 'j->k' is not a label; letters, and ... at most once"),
         (("...i->i", (2, 3)), "einsum: the output 'i' has no ...; the operands have one"),
         (((2, 3), [0, 52]), "einsum: 52 is not a label; 0 to 51, or ..."),
@@ -502,5 +657,8 @@ def test_einsum(arguments: tuple, message: str) -> None:
     with pytest.raises(InputError) as caught:
         text, operands = split_arguments(given)
         program = program_text(text, [operand.shape for operand in operands], "float64")
-        build_graph(Source("einsum", program), declared({f"x{k}": operand for k, operand in enumerate(operands)}))
+        build_graph(
+            Source("einsum", program),
+            declared({f"x{k}": operand for k, operand in enumerate(operands)}),
+        )
     assert str(caught.value) == message

@@ -26,7 +26,12 @@ def normal(*shape: int) -> np.ndarray:
     return RANDOM.normal(size=shape)
 
 
-def check(text: str, inputs: dict[str, np.ndarray], wanted: np.ndarray, sizes: dict[str, int] | None = None) -> None:
+def check(
+    text: str,
+    inputs: dict[str, np.ndarray],
+    wanted: np.ndarray,
+    sizes: dict[str, int] | None = None,
+) -> None:
     """The one output has the wanted shape, dtype and values."""
     found = result(text, inputs, sizes)
     wanted = np.asarray(wanted)
@@ -38,24 +43,42 @@ def check(text: str, inputs: dict[str, np.ndarray], wanted: np.ndarray, sizes: d
 
 
 def test_chain_in_one_line() -> None:
-    arrays = {"A": normal(2, 3), "B": normal(3, 4), "C": normal(2, 5), "D": normal(5, 6), "E": normal(6, 4)}
-    text = "Z[i,k]  = sum(A[i,j] * B[j,k]) + sum(C[i,j] * sum(D[j,l] * E[l,k]))   # the paper's chain"
+    arrays = {
+        "A": normal(2, 3),
+        "B": normal(3, 4),
+        "C": normal(2, 5),
+        "D": normal(5, 6),
+        "E": normal(6, 4),
+    }
+    text = (
+        "Z[i,k]  = sum(A[i,j] * B[j,k]) + sum(C[i,j] * sum(D[j,l] * E[l,k]))   # the paper's chain"
+    )
     check(text, arrays, arrays["A"] @ arrays["B"] + arrays["C"] @ (arrays["D"] @ arrays["E"]))
 
 
 def test_squared_distances() -> None:
     x, y = normal(3, 4), normal(4, 2)
-    check("L2[i,k] = sum((X[i,j] - Y[j,k])**2)", {"X": x, "Y": y}, ((x[:, :, None] - y[None]) ** 2).sum(axis=1))
+    check(
+        "L2[i,k] = sum((X[i,j] - Y[j,k])**2)",
+        {"X": x, "Y": y},
+        ((x[:, :, None] - y[None]) ** 2).sum(axis=1),
+    )
 
 
 def test_largest_distance() -> None:
     x, y = normal(3, 4), normal(4, 2)
-    check("Li[i,k] = max(abs(X[i,j] - Y[j,k]))", {"X": x, "Y": y}, np.abs(x[:, :, None] - y[None]).max(axis=1))
+    check(
+        "Li[i,k] = max(abs(X[i,j] - Y[j,k]))",
+        {"X": x, "Y": y},
+        np.abs(x[:, :, None] - y[None]).max(axis=1),
+    )
 
 
 def test_three_statements_on_a_line() -> None:
     x = normal(3, 4)
-    found = results("C[i]    = max(X[i,j]);  E[i,j] = exp(X[i,j] - C[i]);  S[i] = sum(E[i,j])", {"X": x})
+    found = results(
+        "C[i]    = max(X[i,j]);  E[i,j] = exp(X[i,j] - C[i]);  S[i] = sum(E[i,j])", {"X": x}
+    )
     assert list(found) == ["S"]
     assert_allclose(found["S"], np.exp(x - x.max(axis=1, keepdims=True)).sum(axis=1), **EXACT)
 
@@ -104,8 +127,11 @@ def test_nested_aggregations() -> None:
     a, b, c = normal(2, 3), normal(3, 4), normal(4)
     wanted = (a * ((b + c).max(axis=1) * 2)[None, :]).sum(axis=1)
     check("Z[i] = sum(A[i,j] * (max(B[j,k] + C[k]) * 2))", {"A": a, "B": b, "C": c}, wanted)
-    check("z = prod(sum(B[j,k] * max[i](A[i,j])) + C[k])", {"A": a, "B": b, "C": c},
-          np.prod((b * a.max(axis=0)[:, None]).sum(axis=0) + c))  # fmt: skip
+    check(
+        "z = prod(sum(B[j,k] * max[i](A[i,j])) + C[k])",
+        {"A": a, "B": b, "C": c},
+        np.prod((b * a.max(axis=0)[:, None]).sum(axis=0) + c),
+    )
 
 
 def test_explicit_label_leaves_the_others_to_an_outer_aggregation() -> None:
@@ -123,7 +149,11 @@ def test_sibling_sums_reuse_a_label_with_another_extent() -> None:
 def test_inner_label_hides_the_outer_one() -> None:
     a, b, c = normal(3), normal(3), normal(3)
     check("Z[i] = sum[i](A[i]) + B[i]", {"A": a, "B": b}, a.sum() + b)
-    check("Z[j] = C[j] * sum[k](B[k] * sum[j](A[j] * B[k]))", {"A": a, "B": b, "C": c}, c * (b * b * a.sum()).sum())
+    check(
+        "Z[j] = C[j] * sum[k](B[k] * sum[j](A[j] * B[k]))",
+        {"A": a, "B": b, "C": c},
+        c * (b * b * a.sum()).sum(),
+    )
     check("z = sum(A[j] * max[j](B[j]))", {"A": a, "B": b}, a.sum() * b.max())
     check("z = sum(A[j] * max[j](B[j]))", {"A": a, "B": normal(5)[:5] * 0 + 2}, a.sum() * 2.0)
 
@@ -156,7 +186,12 @@ def test_label_used_as_a_number() -> None:
 
 
 def test_label_hides_a_size_of_the_same_name() -> None:
-    check("M[s,t] = where(t <= s, 0, -inf)", {}, np.where(np.tri(3, 4, dtype=bool), 0, -np.inf), {"s": 3, "t": 4})
+    check(
+        "M[s,t] = where(t <= s, 0, -inf)",
+        {},
+        np.where(np.tri(3, 4, dtype=bool), 0, -np.inf),
+        {"s": 3, "t": 4},
+    )
     check("Z[i] = A[i] * s", {"A": np.ones(2)}, np.full(2, 3.0), {"s": 3})
 
 
@@ -169,7 +204,9 @@ def test_output_labels_in_another_order() -> None:
 def test_broadcast_outputs() -> None:
     g, h = normal(3), normal(2)
     check("G[i,j:5] = g[i]", {"g": g}, np.repeat(g[:, None], 5, axis=1))
-    check("G[j:5,i] = sum(g[i] * h[k])", {"g": g, "h": h}, np.repeat((g * h.sum())[None], 5, axis=0))
+    check(
+        "G[j:5,i] = sum(g[i] * h[k])", {"g": g, "h": h}, np.repeat((g * h.sum())[None], 5, axis=0)
+    )
     check("G[i:3,j:2] = 7", {}, np.full((3, 2), 7))
     check("G[i,j] = g[i] * h[j]", {"g": g, "h": h}, np.outer(g, h))
     check("G[i:n+1,j:2*n] = 1.5", {}, np.full((4, 6), 1.5), {"n": 3})
@@ -264,16 +301,33 @@ REAL = np.array([-2.5, -1.0, -0.3, -0.0, 0.0, 0.7, 1.0, 3.25, 20.0])
 POSITIVE = np.array([1e-3, 0.5, 1.0, 2.0, 40.0])
 COMPLEX = np.array([0.5 - 1j, -2 + 0.25j, 3j, 1.0, 0.1 + 0.1j])
 BY_NAME = {
-    "exp": (np.exp, REAL), "log": (np.log, POSITIVE), "log1p": (np.log1p, POSITIVE), "expm1": (np.expm1, REAL),
-    "sqrt": (np.sqrt, POSITIVE), "rsqrt": (lambda x: x**-0.5, POSITIVE), "abs": (np.abs, REAL),
-    "sign": (np.sign, REAL), "tanh": (np.tanh, REAL), "erf": (scipy.special.erf, REAL), "sin": (np.sin, REAL),
-    "cos": (np.cos, REAL), "conj": (np.conj, REAL), "real": (np.real, REAL), "imag": (np.imag, REAL),
-}  # fmt: skip
+    "exp": (np.exp, REAL),
+    "log": (np.log, POSITIVE),
+    "log1p": (np.log1p, POSITIVE),
+    "expm1": (np.expm1, REAL),
+    "sqrt": (np.sqrt, POSITIVE),
+    "rsqrt": (lambda x: x**-0.5, POSITIVE),
+    "abs": (np.abs, REAL),
+    "sign": (np.sign, REAL),
+    "tanh": (np.tanh, REAL),
+    "erf": (scipy.special.erf, REAL),
+    "sin": (np.sin, REAL),
+    "cos": (np.cos, REAL),
+    "conj": (np.conj, REAL),
+    "real": (np.real, REAL),
+    "imag": (np.imag, REAL),
+}
 BINARY = {"maximum": np.maximum, "minimum": np.minimum}
 
 
 def test_every_function_is_tested() -> None:
-    assert set(FUNCTIONS) == {*BY_NAME, *BINARY, "where", *DTYPES, "bfloat16"}  # the last in test_bfloat16.py
+    assert set(FUNCTIONS) == {
+        *BY_NAME,
+        *BINARY,
+        "where",
+        *DTYPES,
+        "bfloat16",
+    }  # the last in test_bfloat16.py
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -291,8 +345,24 @@ def test_function_of_a_constant(name: str) -> None:
     check(f"z = {name}({x[-2]})", {}, np.float64(function(x[-2])))
 
 
-@pytest.mark.parametrize("name", ["exp", "log", "log1p", "expm1", "sqrt", "rsqrt", "abs", "tanh", "sin", "cos", "conj",
-                                  "real", "imag"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exp",
+        "log",
+        "log1p",
+        "expm1",
+        "sqrt",
+        "rsqrt",
+        "abs",
+        "tanh",
+        "sin",
+        "cos",
+        "conj",
+        "real",
+        "imag",
+    ],
+)
 def test_function_of_a_complex_tensor(name: str) -> None:
     wanted = COMPLEX**-0.5 if name == "rsqrt" else getattr(np, name)(COMPLEX)
     check(f"Z[i] = {name}(X[i])", {"X": COMPLEX}, wanted)
@@ -317,7 +387,11 @@ def test_operators() -> None:
     check("Z[i] = -Y[i] ** 2", {"Y": y}, -(y**2))
     check("Z[i] = +Y[i] % 2", {"Y": y}, y % 2)
     check("Z[i] = Y[i] % -2", {"Y": y}, y % -2)
-    check("Z[i] = 2 ** Y[i] - (Y[i] - 1 - 1) - (Y[i] - (1 - 1))", {"Y": y}, 2**y - (y - 1 - 1) - (y - (1 - 1)))
+    check(
+        "Z[i] = 2 ** Y[i] - (Y[i] - 1 - 1) - (Y[i] - (1 - 1))",
+        {"Y": y},
+        2**y - (y - 1 - 1) - (y - (1 - 1)),
+    )
     check("Z[i] = Y[i] / 2 / 2 * 8 / (2 / 4)", {"Y": y}, y / 2 / 2 * 8 / 0.5)
 
 
@@ -342,7 +416,9 @@ def test_comparisons(op: str) -> None:
 def test_chained_comparisons() -> None:
     x = np.array([-1.0, 0.0, 0.5, 1.0, 2.0])
     check("Z[i] = 0 <= X[i] < 1", {"X": x}, (x >= 0) & (x < 1))
-    check("Z[i] = 0 < X[i] <= i != 2", {"X": x}, (x > 0) & (x <= np.arange(5)) & (np.arange(5) != 2))
+    check(
+        "Z[i] = 0 < X[i] <= i != 2", {"X": x}, (x > 0) & (x <= np.arange(5)) & (np.arange(5) != 2)
+    )
     check("Z[i] = (X[i] > 0) == (X[i] > 1)", {"X": x}, (x > 0) == (x > 1))
 
 
@@ -419,7 +495,9 @@ def test_promotion_is_numpys(op: str) -> None:
     for left, right in itertools.product(DTYPES, DTYPES):
         x, y = sample(left), sample(right)
         wanted = numpy_result(lambda a, b: eval(f"a {op} b"), x, y)
-        complex_refused = op == "<" and "complex" in left + right  # numpy orders complex numbers; the language does not
+        complex_refused = (
+            op == "<" and "complex" in left + right
+        )  # numpy orders complex numbers; the language does not
         if wanted is None or complex_refused:
             with pytest.raises(EinmpiError):
                 build(f"Z[i] = X[i] {op} Y[i]", {"X": x, "Y": y})
@@ -438,13 +516,23 @@ def test_constants_are_weak(constant: str) -> None:
             assert wanted is not None
             found = result(f"Z[i] = {text.replace('x', 'X[i]')}", {"X": x})
             assert found.dtype == wanted.dtype, f"{text} of {dtype}"
-            assert_allclose(found, wanted, rtol=1e-3)  # the values are float16's at worst; the dtype is the point
+            assert_allclose(
+                found, wanted, rtol=1e-3
+            )  # the values are float16's at worst; the dtype is the point
 
 
 def test_float32_times_a_python_number_stays_float32() -> None:
     x = np.array([1, 2], np.float32)
-    for text in ("X[i] * 2.5", "X[i] * 2 + 1.0", "where(X[i] > 1, X[i], 0.0)", "maximum(X[i], 0)", "X[i] ** 2.0",
-                 "X[i] / d", "X[i] * pi", "X[i] * sqrt(2)"):  # fmt: skip
+    for text in (
+        "X[i] * 2.5",
+        "X[i] * 2 + 1.0",
+        "where(X[i] > 1, X[i], 0.0)",
+        "maximum(X[i], 0)",
+        "X[i] ** 2.0",
+        "X[i] / d",
+        "X[i] * pi",
+        "X[i] * sqrt(2)",
+    ):
         assert result(f"Z[i] = {text}", {"X": x}, {"d": 3}).dtype == np.float32, text
 
 
@@ -479,16 +567,31 @@ def test_rewriting_keeps_the_dtype_of_mixed_products() -> None:
     b, f, h = np.array([True, False, True]), normal(3).astype(np.float32), np.ones(3, np.float16)
     assert result("z = sum(B[j] * F[k])", {"B": b, "F": f}).dtype == np.float32
     assert result("z = sum(B[j] * H[k])", {"B": b, "H": h}).dtype == np.float16
-    assert result("Z[i] = sum(A[i,j] * B[j] * c)", {"A": np.outer(b, b), "B": b, "c": np.float32(0.5)}).dtype == "f4"
+    assert (
+        result(
+            "Z[i] = sum(A[i,j] * B[j] * c)", {"A": np.outer(b, b), "B": b, "c": np.float32(0.5)}
+        ).dtype
+        == "f4"
+    )
 
 
 def test_rewriting_keeps_the_precision_of_mixed_products() -> None:
     """A float64 result has float64's digits whatever order its factors are taken in."""
-    d, f, g = normal(3), normal(3, 4).astype(np.float32), RANDOM.uniform(1, 2, (4, 2)).astype(np.float32)
+    d, f, g = (
+        normal(3),
+        normal(3, 4).astype(np.float32),
+        RANDOM.uniform(1, 2, (4, 2)).astype(np.float32),
+    )
     check("Z[i] = sum(D[i] / G[j,k])", {"D": d, "G": g}, d * (1 / g.astype(float)).sum())
-    check("Z[k] = sum(D[i] * F[i,j] * G[j,k])", {"D": d, "F": f, "G": g}, d @ f.astype(float) @ g.astype(float))
     check(
-        "z = sum(D[i] * F[i,j] * G[j,k])", {"D": d, "F": f, "G": g}, d @ f.astype(float) @ g.astype(float).sum(axis=1)
+        "Z[k] = sum(D[i] * F[i,j] * G[j,k])",
+        {"D": d, "F": f, "G": g},
+        d @ f.astype(float) @ g.astype(float),
+    )
+    check(
+        "z = sum(D[i] * F[i,j] * G[j,k])",
+        {"D": d, "F": f, "G": g},
+        d @ f.astype(float) @ g.astype(float).sum(axis=1),
     )
 
 
@@ -497,14 +600,18 @@ def test_rewriting_keeps_what_a_sum_of_bools_means() -> None:
     b = np.array([True, False])
     check("z = max(2 + B[i] + B[j])", {"B": b}, np.int64(4))
     check("z = max(B[i] + B[j] + 2)", {"B": b}, np.int64(3))
-    check("Z[i] = max(A[i] + B[j] + B[k])", {"A": np.array([0.5, 1.5]), "B": b}, np.array([2.5, 3.5]))
+    check(
+        "Z[i] = max(A[i] + B[j] + B[k])", {"A": np.array([0.5, 1.5]), "B": b}, np.array([2.5, 3.5])
+    )
     check("Z[i] = any[j:3]((2 * j) & B[i])", {"B": b}, np.zeros(2, bool))
 
 
 def test_rewriting_keeps_integers_from_overflowing() -> None:
     """float64 times two int32 tensors multiplies in float64, in any order."""
     x = np.full(2, 2**20, np.int32)
-    check("Z[i] = sum(D[i] * X[j] * Y[j])", {"D": np.ones(3), "X": x, "Y": x}, np.full(3, 2 * 2.0**40))
+    check(
+        "Z[i] = sum(D[i] * X[j] * Y[j])", {"D": np.ones(3), "X": x, "Y": x}, np.full(3, 2 * 2.0**40)
+    )
 
 
 def test_float16() -> None:
@@ -522,7 +629,9 @@ def test_casts(dtype: str) -> None:
     check(f"z = {dtype}(2)", {}, np.array(2, dtype))
     ones = np.ones(3, np.float32)
     wanted = (np.ones(3, dtype) * ones).dtype
-    assert result(f"Z[i] = {dtype}(1) * X[i]", {"X": ones}).dtype == wanted  # a cast constant is not weak
+    assert (
+        result(f"Z[i] = {dtype}(1) * X[i]", {"X": ones}).dtype == wanted
+    )  # a cast constant is not weak
 
 
 def test_complex() -> None:
@@ -540,7 +649,18 @@ def test_complex() -> None:
 
 
 def test_every_macro_is_tested() -> None:
-    tested = {"relu", "sigmoid", "silu", "gelu", "mean", "var", "logsumexp", "softmax", "rmsnorm", "layernorm"}
+    tested = {
+        "relu",
+        "sigmoid",
+        "silu",
+        "gelu",
+        "mean",
+        "var",
+        "logsumexp",
+        "softmax",
+        "rmsnorm",
+        "layernorm",
+    }
     assert set(MACROS) == tested
 
 
@@ -562,14 +682,27 @@ def test_mean_and_var() -> None:
         check("Z[j] = var[i](X[i,j] * 2)", {"X": array}, (array * 2).var(axis=0))
         check("z = mean[i,j](X[i,j])", {"X": array}, array.mean())
     check("Z[i] = mean(X[i,j] > 0)", {"X": x}, (x > 0).mean(axis=1))
-    check("Z[i] = X[i,0] - mean(X[i,j]) / var(X[i,j])", {"X": x}, x[:, 0] - x.mean(axis=1) / x.var(axis=1))
+    check(
+        "Z[i] = X[i,0] - mean(X[i,j]) / var(X[i,j])",
+        {"X": x},
+        x[:, 0] - x.mean(axis=1) / x.var(axis=1),
+    )
     assert result("z = var(X[i,j])", {"X": x.astype(np.float32)}).dtype == np.float32
 
 
 def test_logsumexp() -> None:
     inf = np.inf
-    x = np.array([[1.0, 2.0, 3.0], [-inf, -inf, -inf], [inf, 1.0, 0.0], [-inf, 2.0, -inf], [1000.0, 999.0, -inf],
-                  [-1000.0, -1001.0, -1000.5], [inf, -inf, 0.0]])  # fmt: skip
+    x = np.array(
+        [
+            [1.0, 2.0, 3.0],
+            [-inf, -inf, -inf],
+            [inf, 1.0, 0.0],
+            [-inf, 2.0, -inf],
+            [1000.0, 999.0, -inf],
+            [-1000.0, -1001.0, -1000.5],
+            [inf, -inf, 0.0],
+        ]
+    )
     check("Z[i] = logsumexp(X[i,j])", {"X": x}, scipy.special.logsumexp(x, axis=1))
     check("Z[j] = logsumexp[i](X[i,j])", {"X": x[3:5]}, scipy.special.logsumexp(x[3:5], axis=0))
     check("z = logsumexp(N[i])", {"N": np.array([1, 2, 3])}, scipy.special.logsumexp([1, 2, 3]))
@@ -580,8 +713,14 @@ def test_softmax() -> None:
     check("Z[i,j] = softmax[j](X[i,j])", {"X": x}, scipy.special.softmax(x, axis=1))
     check("Z[i,j] = softmax[i](X[i,j])", {"X": x}, scipy.special.softmax(x, axis=0))
     check("Z[i,j] = softmax[i,j](X[i,j])", {"X": x}, scipy.special.softmax(x))
-    check("Z[j,i] = softmax[j](2 * X[i,j] + 1)", {"X": x}, scipy.special.softmax(2 * x + 1, axis=1).T)
-    check("Z[i] = sum(softmax[j](X[i,j]) * Y[j])", {"X": x, "Y": x[0]}, scipy.special.softmax(x, axis=1) @ x[0])
+    check(
+        "Z[j,i] = softmax[j](2 * X[i,j] + 1)", {"X": x}, scipy.special.softmax(2 * x + 1, axis=1).T
+    )
+    check(
+        "Z[i] = sum(softmax[j](X[i,j]) * Y[j])",
+        {"X": x, "Y": x[0]},
+        scipy.special.softmax(x, axis=1) @ x[0],
+    )
 
 
 def test_softmax_with_a_fully_masked_tail() -> None:
@@ -653,8 +792,12 @@ def test_glyphs() -> None:
 
 def test_declared_inputs() -> None:
     a = normal(2, 3)
-    check("A: float64[2, n+1]\nc: float64\nZ[i] = sum(A[i,j]) * c", {"A": a, "c": np.array(2.0)}, a.sum(axis=1) * 2,
-          {"n": 2})  # fmt: skip
+    check(
+        "A: float64[2, n+1]\nc: float64\nZ[i] = sum(A[i,j]) * c",
+        {"A": a, "c": np.array(2.0)},
+        a.sum(axis=1) * 2,
+        {"n": 2},
+    )
 
 
 def test_outputs_are_the_tensors_no_statement_uses_or_those_listed() -> None:
@@ -681,11 +824,16 @@ def test_a_tensor_twice_in_one_vertex() -> None:
     check("Z[i,k] = sum(A[i,j] * A[j,k])", {"A": a}, a @ a)
     check("Z[i,k] = sum(A[i,j] * A[k,j])", {"A": a}, a @ a.T)
     vertex = build("Z[i,j] = A[i,j] * A[i,j] + A[j,i]", {"A": a})["Z"]
-    assert vertex.inputs == ("A", "A")  # the same element twice is one operand, a transposed one another
+    assert vertex.inputs == (
+        "A",
+        "A",
+    )  # the same element twice is one operand, a transposed one another
 
 
 def test_one_vertex_an_aggregation_as_written() -> None:
-    graph = as_written("Z[i,k] = sum(A[i,j] * B[j,k]) + max(A[i,j])", {"A": normal(2, 3), "B": normal(3, 4)})
+    graph = as_written(
+        "Z[i,k] = sum(A[i,j] * B[j,k]) + max(A[i,j])", {"A": normal(2, 3), "B": normal(3, 4)}
+    )
     assert str(graph) == (
         "A: float64[2, 3]\nB: float64[3, 4]\nZ_1[i,k] ← Σ[j](A[i,j] × B[j,k])\nZ_2[i] ← max[j](A[i,j])\n"
         "Z[i,k] ← Z_1[i,k] + Z_2[i]\noutputs: Z"

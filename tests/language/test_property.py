@@ -74,7 +74,9 @@ class Writer:
 
     draw: Any
     extents: Sequence[int]
-    known: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # name → shape, kind
+    known: dict[str, tuple[tuple[int, ...], str]] = field(
+        default_factory=dict
+    )  # name → shape, kind
     budget: int = 40
 
     def pick(self, options: Sequence[Any]) -> Any:
@@ -87,11 +89,16 @@ class Writer:
         self.budget -= 1
         if depth <= 0 or self.budget <= 0:
             return self.leaf(kind, seen)
-        choice = self.pick(["leaf", "contraction", "op", "product", "contraction", "aggregation", "op", "where"])
+        choice = self.pick(
+            ["leaf", "contraction", "op", "product", "contraction", "aggregation", "op", "where"]
+        )
         if choice == "leaf":
             return self.leaf(kind, seen)
         if choice == "where":
-            sides = [self.expression(kind, seen, depth - 1), self.expression(self.below(kind), seen, depth - 1)]
+            sides = [
+                self.expression(kind, seen, depth - 1),
+                self.expression(self.below(kind), seen, depth - 1),
+            ]
             sides = sides if self.chance(50) else sides[::-1]
             return Op("where", (self.expression("b", seen, depth - 1), *sides))
         if choice == "aggregation":
@@ -108,14 +115,25 @@ class Writer:
     # ---- leaves -----------------------------------------------------------------------------------------------------
 
     def leaf(self, kind: str, seen: tuple[Label, ...]) -> Expr:
-        fitting = [name for name, (shape, k) in self.known.items() if k == kind and self.readable(shape, seen)]
-        options = ["read"] * 4 * bool(fitting) + ["number"] + ["label"] * (kind == "i" and bool(seen))
+        fitting = [
+            name
+            for name, (shape, k) in self.known.items()
+            if k == kind and self.readable(shape, seen)
+        ]
+        options = (
+            ["read"] * 4 * bool(fitting) + ["number"] + ["label"] * (kind == "i" and bool(seen))
+        )
         choice = self.pick(options)
         if choice == "read":
             return self.read(self.pick(fitting), seen)
         if choice == "label":
             return Lab(self.pick(seen))
-        numbers = {"b": [True, False], "i": [2, 1, 0, -1, 3], "f": [0.5, 1.0, -2.5, 0.0], "c": [1j, 1 - 2j, 0.5 + 1j]}
+        numbers = {
+            "b": [True, False],
+            "i": [2, 1, 0, -1, 3],
+            "f": [0.5, 1.0, -2.5, 0.0],
+            "c": [1j, 1 - 2j, 0.5 + 1j],
+        }
         return Num(self.pick(numbers[kind]))
 
     def readable(self, shape: tuple[int, ...], seen: tuple[Label, ...]) -> bool:
@@ -128,7 +146,9 @@ class Writer:
         plain = [label for label in seen if label.extent == extent]
         if plain and (extent == 0 or self.chance(80)):
             return self.pick(plain[::-1])
-        choice = self.pick(["constant", "gather", "gather", "backwards"] if self.budget > 0 else ["constant"])
+        choice = self.pick(
+            ["constant", "gather", "gather", "backwards"] if self.budget > 0 else ["constant"]
+        )
         short = [label for label in seen if label.extent <= extent]
         if choice == "backwards" and short:
             return Op("-", (Num(extent - 1), Lab(self.pick(short))))
@@ -151,11 +171,28 @@ class Writer:
             choice = self.pick(["compare", "logic", "not"])
             if choice == "compare":
                 of = self.pick("ific")
-                return mixed(self.pick(["==", "!="] if of == "c" else ["<", "<=", ">", ">=", "==", "!="]), of)
-            return Op("~", (some("b"),)) if choice == "not" else Op(self.pick("&|"), (some("b"), some("b")))
+                return mixed(
+                    self.pick(["==", "!="] if of == "c" else ["<", "<=", ">", ">=", "==", "!="]), of
+                )
+            return (
+                Op("~", (some("b"),))
+                if choice == "not"
+                else Op(self.pick("&|"), (some("b"), some("b")))
+            )
         own = {
             "i": ["%", "**", "abs", "int64", "maximum", "minimum", "sign"],
-            "f": ["/", "function", "**", "abs", "real", "float32", "float64", "maximum", "minimum", "int/int"],
+            "f": [
+                "/",
+                "function",
+                "**",
+                "abs",
+                "real",
+                "float32",
+                "float64",
+                "maximum",
+                "minimum",
+                "int/int",
+            ],
             "c": ["/", "conj", "exp", "complex128"],
         }
         op = self.pick(["+", "-", "*", "+", "-", "*", "neg", *own[kind]])
@@ -164,11 +201,17 @@ class Writer:
         if op == "%":
             return Op("%", (some("i"), some(self.pick("ii"))))
         if op == "**":
-            return Op("**", (some(kind), Num(self.pick([2, 3, 1, 0] if kind == "i" else [2, 2.0, 0.5, 3]))))
+            return Op(
+                "**",
+                (some(kind), Num(self.pick([2, 3, 1, 0] if kind == "i" else [2, 2.0, 0.5, 3]))),
+            )
         if op == "int/int":
             return Op("/", (some("i"), some("i")))
         if op == "function":
-            return Op(self.pick(["exp", "log", "sqrt", "tanh", "sin", "cos", "relu"]), (some(self.pick("fi")),))
+            return Op(
+                self.pick(["exp", "log", "sqrt", "tanh", "sin", "cos", "relu"]),
+                (some(self.pick("fi")),),
+            )
         if op == "abs":
             return Op("abs", (some(kind if kind == "i" else self.pick("fc")),))
         if op == "real":
@@ -181,15 +224,21 @@ class Writer:
 
     def labels(self, name: str, most: int) -> tuple[Label, ...]:
         extents = [extent for extent in self.extents if extent > 0 or name not in ("max", "min")]
-        return tuple(Label(self.pick(extents or [1])) for _ in range(self.draw(st.integers(1, most))))
+        return tuple(
+            Label(self.pick(extents or [1])) for _ in range(self.draw(st.integers(1, most)))
+        )
 
     def close(self, name: str, labels: Sequence[Label], body: Expr) -> Agg:
         implicit = set(labels) <= indexing(body, into_implicit=False) and self.chance(60)
         return Agg(name, tuple(labels), body, implicit)
 
     def aggregation(self, kind: str, seen: tuple[Label, ...], depth: int) -> Agg:
-        names = {"b": ["any", "all"], "i": ["sum", "max", "min", "prod"], "f": ["sum", "max", "min", "prod", "mean"],
-                 "c": ["sum", "prod", "mean"]}  # fmt: skip
+        names = {
+            "b": ["any", "all"],
+            "i": ["sum", "max", "min", "prod"],
+            "f": ["sum", "max", "min", "prod", "mean"],
+            "c": ["sum", "prod", "mean"],
+        }
         name = self.pick(names[kind])
         of = self.pick({"b": "bif", "i": "ib" if name in ("sum", "prod") else "i"}.get(kind, kind))
         labels = self.labels(name, 2)
@@ -201,7 +250,9 @@ class Writer:
         labels = self.labels(name, 3)
         inside = (*seen, *labels)
         count = self.draw(st.integers(2, 5))
-        factors = [self.factor(kind if k == 0 else self.below(kind), inside, depth) for k in range(count)]
+        factors = [
+            self.factor(kind if k == 0 else self.below(kind), inside, depth) for k in range(count)
+        ]
         if self.chance(50):
             factors.reverse()
         body = factors[0]
@@ -216,14 +267,21 @@ class Writer:
         """⊕ of ⊗ of tensors, over whatever labels they are given beside those already there."""
         fresh = tuple(Label(extent) for extent in self.extents for _ in range(2))
         kinds = [kind, *(self.below(kind) for _ in range(self.draw(st.integers(0, 3))))]
-        names = [[name for name, (shape, k) in self.known.items() if k == wanted and shape] for wanted in kinds]
+        names = [
+            [name for name, (shape, k) in self.known.items() if k == wanted and shape]
+            for wanted in kinds
+        ]
         reads = [self.read(self.pick(fitting), (*seen, *fresh)) for fitting in names if fitting]
         used = set().union(*(free_labels(read) for read in reads))
         labels = tuple(label for label in fresh if label in used)
         if not labels or not names[0]:
             return self.product(kind, seen, depth)
         empty = any(label.extent == 0 for label in labels)
-        rings = [ring for ring in SEMIRINGS if kind in ring[2] and not (empty and ring[0] in ("max", "min"))]
+        rings = [
+            ring
+            for ring in SEMIRINGS
+            if kind in ring[2] and not (empty and ring[0] in ("max", "min"))
+        ]
         name, op, _ = self.pick(rings)
         body: Expr = reads[0]
         for read in reads[1:]:
@@ -231,7 +289,11 @@ class Writer:
         return self.close(name, self.draw(st.permutations(labels)), body)
 
     def factor(self, kind: str, seen: tuple[Label, ...], depth: int) -> Expr:
-        return self.leaf(kind, seen) if self.chance(80) else self.expression(kind, seen, min(depth - 1, 2))
+        return (
+            self.leaf(kind, seen)
+            if self.chance(80)
+            else self.expression(kind, seen, min(depth - 1, 2))
+        )
 
 
 @st.composite
@@ -262,7 +324,9 @@ def programs(draw: Any) -> Program:
     for name in "XYZW"[: draw(st.integers(1, 4))]:
         writer.budget = 40
         kind = draw(st.sampled_from("fibc"))
-        labels = tuple(Label(draw(st.sampled_from(extents))) for _ in range(draw(st.integers(0, 3))))
+        labels = tuple(
+            Label(draw(st.sampled_from(extents))) for _ in range(draw(st.integers(0, 3)))
+        )
         value = writer.expression(kind, labels, 4)
         statements.append(Define(name, labels, value))
         writer.known[name] = tuple(label.extent for label in labels), kind
@@ -289,7 +353,9 @@ def test_program_equals_plain_loops(program: Program, data: st.DataObject) -> No
     for kind, graph in graphs(text, program).items():
         assert set(graph.outputs) == program.outputs()
         for name, array in evaluate(graph, program.inputs).items():
-            assert not disagreement(array, wanted[name]), f"{kind} {name}: {disagreement(array, wanted[name])}\n{graph}"
+            assert not disagreement(array, wanted[name]), (
+                f"{kind} {name}: {disagreement(array, wanted[name])}\n{graph}"
+            )
 
 
 @settled(30)
@@ -303,7 +369,9 @@ def test_blocks_change_nothing(program: Program, data: st.DataObject) -> None:
         patch.setattr(reference, "BLOCK", 3)
         found = evaluate(graph, program.inputs)
     for name, array in found.items():
-        assert not disagreement(array, wanted[name]), f"{name}: {disagreement(array, wanted[name])}\n{graph}"
+        assert not disagreement(array, wanted[name]), (
+            f"{name}: {disagreement(array, wanted[name])}\n{graph}"
+        )
 
 
 @settled(30)
@@ -330,7 +398,10 @@ def test_names_of_labels_do_not_matter(program: Program, data: st.DataObject) ->
     """Two texts of one program: other names, other order of statements, extents written or not."""
     first, second = (program_text(program, picker(data)) for _ in range(2))
     note(f"{first}\n\n{second}")
-    found = [evaluate(build_graph(Source("p", t), declared(program.inputs)), program.inputs) for t in (first, second)]
+    found = [
+        evaluate(build_graph(Source("p", t), declared(program.inputs)), program.inputs)
+        for t in (first, second)
+    ]
     assert found[0].keys() == found[1].keys()
     for name, array in found[0].items():
         assert array.dtype == found[1][name].dtype
@@ -346,8 +417,20 @@ def einsums(draw: Any) -> tuple[str, list[np.ndarray]]:
     letters = draw(st.lists(st.sampled_from("ijkABz"), min_size=1, max_size=4, unique=True))
     extent = {letter: draw(st.sampled_from([2, 3, 1, 0])) for letter in letters}
     hidden = draw(st.lists(st.sampled_from([2, 3, 1]), max_size=2))  # dimensions behind an ellipsis
-    dtypes = draw(st.sampled_from([["float64"], ["float64", "float32"], ["int64", "int32"], ["bool"], ["int32"],
-                                   ["complex128", "float64"], ["float32", "bool"], ["bool", "int32"]]))  # fmt: skip
+    dtypes = draw(
+        st.sampled_from(
+            [
+                ["float64"],
+                ["float64", "float32"],
+                ["int64", "int32"],
+                ["bool"],
+                ["int32"],
+                ["complex128", "float64"],
+                ["float32", "bool"],
+                ["bool", "int32"],
+            ]
+        )
+    )
     terms, operands, dotted = [], [], False
     for _ in range(draw(st.integers(1, 4))):
         term = draw(st.lists(st.sampled_from(letters), max_size=3))
@@ -372,7 +455,10 @@ def einsums(draw: Any) -> tuple[str, list[np.ndarray]]:
 
 def interleaved(text: str, operands: Sequence[np.ndarray], numbers: dict[str, int]) -> list[Any]:
     def sublist(term: str) -> list[Any]:
-        return [Ellipsis if entry == "." else np.int64(numbers[entry]) for entry in term.replace("...", ".")]
+        return [
+            Ellipsis if entry == "." else np.int64(numbers[entry])
+            for entry in term.replace("...", ".")
+        ]
 
     left, arrow, right = text.partition("->")
     arguments: list[Any] = []
@@ -387,7 +473,9 @@ def our_einsum(*arguments: Any) -> np.ndarray:
     program = subscripts.program_text(text, [operand.shape for operand in operands], dtype)
     note(program)
     inputs = {f"x{k}": operand for k, operand in enumerate(operands)}
-    return evaluate(reads_back(build_graph(Source("einsum", program), declared(inputs))), inputs)["out"]
+    return evaluate(reads_back(build_graph(Source("einsum", program), declared(inputs))), inputs)[
+        "out"
+    ]
 
 
 def same(found: np.ndarray, wanted: np.ndarray, operands: Sequence[np.ndarray]) -> None:
@@ -395,7 +483,9 @@ def same(found: np.ndarray, wanted: np.ndarray, operands: Sequence[np.ndarray]) 
     assert found.shape == wanted.shape
     # Sums in another order; single-precision operands may be multiplied before they meet a double one.
     rtol = 1e-4 if any(operand.dtype == np.float32 for operand in operands) else 1e-9
-    scale = max(1.0, *(float(np.abs(operand).max(initial=0)) for operand in operands)) ** len(operands)
+    scale = max(1.0, *(float(np.abs(operand).max(initial=0)) for operand in operands)) ** len(
+        operands
+    )
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * scale)
 
 
@@ -421,7 +511,9 @@ def test_einsum_subscripts_equal_numpy(case: tuple[str, list[np.ndarray]]) -> No
 
 @settled(150)
 @given(einsums(), st.lists(st.integers(0, 51), min_size=6, max_size=6, unique=True))
-def test_interleaved_einsum_equals_numpy(case: tuple[str, list[np.ndarray]], order: list[int]) -> None:
+def test_interleaved_einsum_equals_numpy(
+    case: tuple[str, list[np.ndarray]], order: list[int]
+) -> None:
     text, operands = case
     arguments = interleaved(text, operands, dict(zip("ijkABz", order, strict=True)))
     note(str(arguments[1::2]))

@@ -29,9 +29,17 @@ def optimum(graph: EinGraph, ranks: int, resident: tuple[str, ...] = ()) -> floa
 
 @pytest.mark.parametrize(
     ("skew", "ranks", "squares"),
-    [(1, 4, "5.29"), (1, 8, "9.00"), (1, 16, "13.68"), (1, 64, "27.00"),
-     (10, 4, "0.70"), (10, 8, "1.43"), (10, 16, "2.63"), (10, 64, "6.76")],
-)  # fmt: skip
+    [
+        (1, 4, "5.29"),
+        (1, 8, "9.00"),
+        (1, 16, "13.68"),
+        (1, 64, "27.00"),
+        (10, 4, "0.70"),
+        (10, 8, "1.43"),
+        (10, 16, "2.63"),
+        (10, 64, "6.76"),
+    ],
+)
 def test_the_bound_of_the_chain_is_that_of_the_target_table(skew, ranks, squares):
     assert f"{lower_bound_words(chain(skew), ranks) / 960**2:.2f}" == squares
 
@@ -49,7 +57,9 @@ def test_one_rank_moves_nothing():
 
 def test_a_product_of_matrices_has_its_known_bound():
     """Cubes: 3·n²·(p^(1/3) − 1) words. Where B is resident, cutting rows moves nothing."""
-    graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", dtype="float32", A=(600, 600), B=(600, 600)).graph
+    graph = einmpi.program(
+        "Z[i,k] = sum(A[i,j] * B[j,k])", dtype="float32", A=(600, 600), B=(600, 600)
+    ).graph
     assert lower_bound_words(graph, 27) == pytest.approx(3 * 600**2 * 2, rel=1e-5)
     assert lower_bound_words(graph, 27, ("B",)) == 0
 
@@ -82,9 +92,17 @@ TRAPS = {
         {"A": (1000, 1000), "B": (1000, 3), "C": (3, 1000)},
         "A",
     ),
-    "fewer elements than ranks": ("T[i] = sum(A[i,j] * b[j]); n = sum(T[i] * T[i])", {"A": (2, 3), "b": (3,)}, ""),
+    "fewer elements than ranks": (
+        "T[i] = sum(A[i,j] * b[j]); n = sum(T[i] * T[i])",
+        {"A": (2, 3), "b": (3,)},
+        "",
+    ),
     "a diagonal": ("d[i] = X[i,i]; Z[i,k] = sum(X[i,j] * X[j,k]) + d[i]", {"X": (24, 24)}, ""),
-    "a broadcast scalar": ("n = sum(X[i]); Z[i,j] = n * Y[i,j] + n; m = sum(Z[i,j])", {"X": (9,), "Y": (5, 7)}, ""),
+    "a broadcast scalar": (
+        "n = sum(X[i]); Z[i,j] = n * Y[i,j] + n; m = sum(Z[i,j])",
+        {"X": (9,), "Y": (5, 7)},
+        "",
+    ),
 }
 
 
@@ -99,7 +117,9 @@ def test_the_bound_counts_no_word_twice(trap, ranks):
 
 def test_a_label_shorter_than_the_ranks_does_not_back_copies():
     program = "T[j,k,l] = sum[i](X[k,l,j] + Y[l,i]); Z[m,j,l] = sum[k](T[l,k,j] + W[k,m])"
-    graph = einmpi.program(program, dtype="float32", X=(200, 64, 64), Y=(64, 1000), W=(200, 200)).graph
+    graph = einmpi.program(
+        program, dtype="float32", X=(200, 64, 64), Y=(64, 1000), W=(200, 200)
+    ).graph
     plan = search(Solver(factor(graph, ("X",)), Mesh(100)))
     assert 4 * lower_bound_words(graph, 100, ("X",)) <= plan.cost
 
@@ -109,7 +129,9 @@ def test_the_bound_is_never_above_the_best_plan_of_a_random_graph(seed):
     rng = random.Random(seed)
     close = 0
     for _ in range(100):
-        extents = rng.choice(((1, 2, 3, 4, 5), (2, 4, 8, 16), (3, 6, 12, 100), (1, 7, 8, 64, 1000), (16, 200, 1000)))
+        extents = rng.choice(
+            ((1, 2, 3, 4, 5), (2, 4, 8, 16), (3, 6, 12, 100), (1, 7, 8, 64, 1000), (16, 200, 1000))
+        )
         graph = random_graph(rng, rng.choice((1, 2, 3, 4, 6, 8)), extents)
         resident = tuple(vertex.name for vertex in graph.inputs if rng.random() < 0.25)
         ranks = rng.choice((2, 3, 4, 5, 6, 7, 8))
@@ -133,10 +155,15 @@ def test_the_bound_is_never_above_the_plan_of_repeated_layers(ranks, keep):
 # ---- in general -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [lambda: chain(1), lambda: chain(10), attention, lambda: llama(8, 1024)[0]])
+@pytest.mark.parametrize(
+    "make", [lambda: chain(1), lambda: chain(10), attention, lambda: llama(8, 1024)[0]]
+)
 def test_more_ranks_never_have_a_lower_bound(make):
     graph = make()
-    bounds = [lower_bound_words(graph, ranks) for ranks in (1, 2, 3, 4, 6, 7, 8, 12, 16, 31, 64, 100, 256, 900)]
+    bounds = [
+        lower_bound_words(graph, ranks)
+        for ranks in (1, 2, 3, 4, 6, 7, 8, 12, 16, 31, 64, 100, 256, 900)
+    ]
     assert bounds == sorted(bounds)
     assert bounds[1] > 0
 

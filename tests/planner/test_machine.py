@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from einmpi.errors import InputError
 from einmpi.planner.machine import PRODUCTS, Machine, read_machine
-from einmpi.units import parse_bandwidth, parse_latency, parse_speed, show_bandwidth, show_latency, show_speed
+from einmpi.units import (
+    parse_bandwidth,
+    parse_latency,
+    parse_speed,
+    show_bandwidth,
+    show_latency,
+    show_speed,
+)
 
 TIME = st.integers(1, 10**9)
 FILE = """measured = "here"
@@ -21,7 +28,11 @@ other = "1.2 Gop/s"
 
 @given(TIME)
 def test_amounts_are_read_back_to_three_digits(time):
-    for show, parse in ((show_latency, parse_latency), (show_bandwidth, parse_bandwidth), (show_speed, parse_speed)):
+    for show, parse in (
+        (show_latency, parse_latency),
+        (show_bandwidth, parse_bandwidth),
+        (show_speed, parse_speed),
+    ):
         assert abs(parse(show(time), "x") - time) <= 1 + time / 199
 
 
@@ -33,7 +44,15 @@ def read(tmp_path, text):
 
 @given(st.tuples(TIME, TIME), st.tuples(TIME, TIME) | st.just((0, 0)), TIME, st.text())
 def test_a_file_is_read_back(tmp_path_factory, inside, between, operation, source):
-    made = Machine(inside[0], between[0], inside[1], between[1], dict.fromkeys(PRODUCTS, operation), operation, source)
+    made = Machine(
+        inside[0],
+        between[0],
+        inside[1],
+        between[1],
+        dict.fromkeys(PRODUCTS, operation),
+        operation,
+        source,
+    )
     found = read(tmp_path_factory.mktemp("machine"), str(made))
     for name in ("latency_inside", "latency_between", "inside", "between", "element"):
         assert abs(getattr(found, name) - getattr(made, name)) <= 1 + getattr(made, name) / 199
@@ -42,7 +61,12 @@ def test_a_file_is_read_back(tmp_path_factory, inside, between, operation, sourc
 
 def test_a_file_says_what_it_means(tmp_path):
     found = read(tmp_path, FILE)
-    assert (found.latency_inside, found.inside, found.latency_between, found.between) == (1200, 196, 0, 0)
+    assert (found.latency_inside, found.inside, found.latency_between, found.between) == (
+        1200,
+        196,
+        0,
+        0,
+    )
     assert (found.multiply, found.element, found.source) == ({"float64": 55556}, 833333, "here")
 
 
@@ -57,7 +81,10 @@ def test_the_digest_is_that_of_the_times(tmp_path):
 def test_what_was_not_measured_is_refused(tmp_path):
     found = read(tmp_path, FILE)
     found.check(4, 1)
-    with pytest.raises(InputError, match=r"machine\.toml: says nothing about messages between nodes; einmpi calibrate"):
+    with pytest.raises(
+        InputError,
+        match=r"machine\.toml: says nothing about messages between nodes; einmpi calibrate",
+    ):
         found.check(4, 2)
     alone = read(tmp_path, FILE[FILE.index("[kernels]") :])
     alone.check(1, 1)

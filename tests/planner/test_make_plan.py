@@ -32,26 +32,44 @@ def attention():
 
 # planner.md, section 6: the paper's cuts with the best placement, ours, and the lower bound, in units of s².
 CHAIN = [
-    (1, 4, 6.00, 6.00, 5.29), (1, 8, 12.00, 9.00, 9.00), (1, 16, 16.00, 15.00, 13.68), (1, 64, 29.00, 27.00, 27.00),
-    (10, 4, 0.70, 0.70, 0.70), (10, 8, 1.50, 1.50, 1.43), (10, 16, 2.90, 2.70, 2.63), (10, 64, 6.90, 6.90, 6.76),
-]  # fmt: skip
+    (1, 4, 6.00, 6.00, 5.29),
+    (1, 8, 12.00, 9.00, 9.00),
+    (1, 16, 16.00, 15.00, 13.68),
+    (1, 64, 29.00, 27.00, 27.00),
+    (10, 4, 0.70, 0.70, 0.70),
+    (10, 8, 1.50, 1.50, 1.43),
+    (10, 16, 2.90, 2.70, 2.63),
+    (10, 64, 6.90, 6.90, 6.76),
+]
 
 
 @pytest.mark.parametrize("skew, ranks, paper, ours, bound", CHAIN)
 def test_the_chain_moves_what_the_target_table_says(skew, ranks, paper, ours, bound):
     job = chain(skew=skew)
     unit = 960 * 960
-    assert round(einmpi.plan(job, ranks, strategy="eindecomp-paper").words_predicted / unit, 2) == paper
+    assert (
+        round(einmpi.plan(job, ranks, strategy="eindecomp-paper").words_predicted / unit, 2)
+        == paper
+    )
     assert round(einmpi.plan(job, ranks).words_predicted / unit, 2) == ours
     # A plan under another strategy reports the bound; one millionth is taken off it for safety.
     assert round(einmpi.plan(job, ranks, strategy="sqrt").lower_bound / unit, 2) == bound
 
 
-@pytest.mark.parametrize("strategy, millions", [
-    ("eindecomp", 67.1), ("eindecomp-paper", 81.9), ("sequence", 528.5), ("attention", 117.4), ("megatron", 117.4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "strategy, millions",
+    [
+        ("eindecomp", 67.1),
+        ("eindecomp-paper", 81.9),
+        ("sequence", 528.5),
+        ("attention", 117.4),
+        ("megatron", 117.4),
+    ],
+)
 def test_attention_on_8_ranks(strategy, millions):
-    assert round(einmpi.plan(attention(), 8, strategy=strategy).words_predicted / 1e6, 1) == millions
+    assert (
+        round(einmpi.plan(attention(), 8, strategy=strategy).words_predicted / 1e6, 1) == millions
+    )
 
 
 def test_llama_layer_on_8_ranks():
@@ -60,10 +78,12 @@ def test_llama_layer_on_8_ranks():
     assert exact.kind == "exact"
     assert exact.words_predicted == 571_531_264
     assert make_plan(graph, 8, Options(resident=weights)).words_predicted == 0
-    assert make_plan(graph, 8, Options("sequence", roles=ROLES)).words_predicted == pytest.approx(1886.4e6, abs=5e4)
-    assert make_plan(graph, 8, Options("sequence", roles=ROLES, resident=weights)).words_predicted == pytest.approx(
-        469.8e6, abs=5e4
+    assert make_plan(graph, 8, Options("sequence", roles=ROLES)).words_predicted == pytest.approx(
+        1886.4e6, abs=5e4
     )
+    assert make_plan(
+        graph, 8, Options("sequence", roles=ROLES, resident=weights)
+    ).words_predicted == pytest.approx(469.8e6, abs=5e4)
     long, weights = llama(1, 4096)
     assert make_plan(long, 8, Options(resident=weights)).words_predicted == 58_720_256
 
@@ -71,10 +91,14 @@ def test_llama_layer_on_8_ranks():
 def test_llama_layer_with_mask_and_rotary_tables_as_inputs():
     """The 580.7 million words of the target table: the mask and the cosine and sine tables are inputs there."""
     text, shapes, _ = llama_program(MODELS["7B"], 8, 1024, 1)
-    text = text.replace("where(t <= s, t_1[b,h,s,t] / sqrt(128), -inf)", "t_1[b,h,s,t] / sqrt(128) + mask[s,t]")
+    text = text.replace(
+        "where(t <= s, t_1[b,h,s,t] / sqrt(128), -inf)", "t_1[b,h,s,t] / sqrt(128) + mask[s,t]"
+    )
     for name in "qk":
         text = text.replace(f"{name}_1[b,s,h,d]  = sum", f"{name}0[b,s,h,d]  = sum")
-        text += f"\n{name}_1[b,s,h,d] = {name}0[b,s,h,d] * cos_[s,d] + {name}0[b,s,h,d] * sin_[s,d]\n"
+        text += (
+            f"\n{name}_1[b,s,h,d] = {name}0[b,s,h,d] * cos_[s,d] + {name}0[b,s,h,d] * sin_[s,d]\n"
+        )
     shapes |= {"mask": (1024, 1024), "cos_": (1024, 128), "sin_": (1024, 128)}
     graph = einmpi.program(text, dtype="float32", **shapes).graph
     assert round(make_plan(graph, 8).words_predicted / 1e6, 1) == 580.7
@@ -85,7 +109,9 @@ def test_32_layers_cost_32_times_one():
     assert make_plan(graph, 8).words_predicted == 32 * 571_531_264
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 30, 60, 64, 97, 210, 1024, 4095, 4096])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, 3, 5, 6, 7, 8, 12, 13, 16, 30, 60, 64, 97, 210, 1024, 4095, 4096]
+)
 @pytest.mark.parametrize("job", ["chain", "distances", "softmax", "attention", "shortest_path"])
 def test_every_rank_count_has_a_plan(job, ranks):
     graph = einmpi.load(f"jobs/{job}.toml").graph
@@ -124,7 +150,9 @@ for name, sizes in (("chain", {"s": 960}), ("chain", {"s": 960, "skew": 10}), ("
 
 def digests(seed):
     environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=True
+    )
     return done.stdout
 
 
@@ -134,7 +162,12 @@ def test_digests_do_not_depend_on_the_hash_seed():
 
 def test_digest_tells_plans_apart():
     job = chain()
-    plans = [einmpi.plan(job, 4), einmpi.plan(job, 8), einmpi.plan(job, 8, strategy="sqrt"), einmpi.plan(chain(480), 8)]
+    plans = [
+        einmpi.plan(job, 4),
+        einmpi.plan(job, 8),
+        einmpi.plan(job, 8, strategy="sqrt"),
+        einmpi.plan(chain(480), 8),
+    ]
     assert len({plan.digest for plan in plans}) == len(plans)
     assert einmpi.plan(job, 8).digest == einmpi.plan(job, 8).digest
 
@@ -154,8 +187,11 @@ def test_a_memory_limit_is_kept():
 def test_a_memory_limit_that_nothing_fits_names_the_smallest():
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(480), 4, memory=256)
-    found = re.fullmatch(r"memory: no plan on 4 ranks was found below 256 bytes a rank; at least (\d+) bytes, or more "
-                         "ranks", str(caught.value))  # fmt: skip
+    found = re.fullmatch(
+        r"memory: no plan on 4 ranks was found below 256 bytes a rank; at least (\d+) bytes, or more "
+        "ranks",
+        str(caught.value),
+    )
     assert found
     least = int(found[1])
     assert einmpi.plan(chain(480), 4, memory=least).peak == least
@@ -163,8 +199,10 @@ def test_a_memory_limit_that_nothing_fits_names_the_smallest():
 
 def test_the_smallest_limit_does_not_depend_on_the_one_that_was_asked_for():
     """Which plan takes the least memory does, for message buffers are a share of the limit."""
-    text = ("A[i,j] = sum[k](X[i,k] * X[i,k]) * X[i,j]; B[i,j] = sum[k](Y[i,k] * Y[i,k]) * Y[i,j]; C[j,i] = X[i,j] * 2;"
-            "D[i,j] = layernorm[i](X[i,j]); E[j] = sum[k](X[n[k],j])")  # fmt: skip
+    text = (
+        "A[i,j] = sum[k](X[i,k] * X[i,k]) * X[i,j]; B[i,j] = sum[k](Y[i,k] * Y[i,k]) * Y[i,j]; C[j,i] = X[i,j] * 2;"
+        "D[i,j] = layernorm[i](X[i,j]); E[j] = sum[k](X[n[k],j])"
+    )
     graph = einmpi.program(text, X=(200, 16), Y=(200, 16), n=np.zeros(16, int)).graph
     with pytest.raises(einmpi.InputError) as caught:
         make_plan(graph, 3, Options(resident=("X", "Y"), memory=1))
@@ -188,7 +226,9 @@ def test_dearer_memory_is_not_tried_where_no_plan_fits(ranks, most, monkeypatch)
     """So that planning does not take many times as long as without a limit."""
     solved = []
     solve = Planning.solve
-    monkeypatch.setattr(Planning, "solve", lambda self, price: solved.append(price) or solve(self, price))
+    monkeypatch.setattr(
+        Planning, "solve", lambda self, price: solved.append(price) or solve(self, price)
+    )
     graph, _ = llama()
     bound = peak_bound(graph, ranks, ())
     assert make_plan(graph, ranks, Options(memory=bound // 50)).spilled
@@ -209,14 +249,20 @@ def test_pins():
     assert einmpi.plan(job, 64, pin={"A": (64, 1)}).layouts["A"] == (0,) * 6
 
 
-@pytest.mark.parametrize("pin, message", [
-    ({"A": (3, 1)}, "pin: A cannot be cut 3×1 over 4 ranks; products of the prime factors of 4, none above its extent"),
-    ({"A": (2,)}, "pin: A cannot be cut 2; a number for each dimension"),
-    ({"A": 4}, "pin: A cannot be cut 4; a number for each dimension"),
-    ({"A": ("2", 1)}, "pin: A cannot be cut 2×1; a number for each dimension"),
-    ({"Q": (2, 2)}, "pin: Q is not in the graph; allowed: A, B, C, D, E, Z"),
-    ({"Z_1": (2, 2)}, "pin: Z_1 is computed on the way; allowed: A, B, C, D, E, Z"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pin, message",
+    [
+        (
+            {"A": (3, 1)},
+            "pin: A cannot be cut 3×1 over 4 ranks; products of the prime factors of 4, none above its extent",
+        ),
+        ({"A": (2,)}, "pin: A cannot be cut 2; a number for each dimension"),
+        ({"A": 4}, "pin: A cannot be cut 4; a number for each dimension"),
+        ({"A": ("2", 1)}, "pin: A cannot be cut 2×1; a number for each dimension"),
+        ({"Q": (2, 2)}, "pin: Q is not in the graph; allowed: A, B, C, D, E, Z"),
+        ({"Z_1": (2, 2)}, "pin: Z_1 is computed on the way; allowed: A, B, C, D, E, Z"),
+    ],
+)
 def test_a_pin_that_cannot_be_met(pin, message):
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(480), 4, pin=pin)
@@ -254,11 +300,20 @@ def test_a_plan_equals_itself():
     assert einmpi.plan(chain(), 4) == einmpi.plan(chain(), 4)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ({"ranks": True}, "ranks: True ranks; 1 to 4096"),
-    ({"ranks": 4, "memory": 2.5}, "memory: '2.5' has no unit; a whole number of bytes, or a unit such as in \"4 GiB\""),
-    ({"ranks": 4, "memory": -1}, "memory: '-1' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"ranks": True}, "ranks: True ranks; 1 to 4096"),
+        (
+            {"ranks": 4, "memory": 2.5},
+            "memory: '2.5' has no unit; a whole number of bytes, or a unit such as in \"4 GiB\"",
+        ),
+        (
+            {"ranks": 4, "memory": -1},
+            "memory: '-1' is not an amount of memory; a number and a unit, such as \"4 GiB\"",
+        ),
+    ],
+)
 def test_bad_arguments(arguments, message):
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(), **arguments)
@@ -281,10 +336,24 @@ def test_bytes_not_words_decide():
 
 def test_json_has_the_keys_of_the_contract():
     data = as_json(einmpi.plan(chain(), 8))
-    assert set(data) >= {"ranks", "strategy", "certificate", "digest", "words_predicted", "bytes_predicted",
-                         "bytes_peak_predicted", "paper_cost", "seconds_planning", "vertices"}  # fmt: skip
+    assert set(data) >= {
+        "ranks",
+        "strategy",
+        "certificate",
+        "digest",
+        "words_predicted",
+        "bytes_predicted",
+        "bytes_peak_predicted",
+        "paper_cost",
+        "seconds_planning",
+        "vertices",
+    }
     assert data["certificate"] == {"kind": "exact", "lower_bound_words": 8294400}
-    assert (data["ranks"], data["words_predicted"], data["bytes_predicted"]) == (8, 8294400, 8294400 * 8)
+    assert (data["ranks"], data["words_predicted"], data["bytes_predicted"]) == (
+        8,
+        8294400,
+        8294400 * 8,
+    )
     assert data["vertices"][0] == {
         "name": "Z_1",
         "einsum": "Z_1[i,k] ← Σ[j](A[i,j] × B[j,k])",
@@ -293,7 +362,11 @@ def test_json_has_the_keys_of_the_contract():
         "bytes_between_predicted": 0,
         "seconds_predicted": None,
     }
-    assert (data["nodes"], data["bytes_between_predicted"], data["seconds_predicted"]) == (1, 0, None)
+    assert (data["nodes"], data["bytes_between_predicted"], data["seconds_predicted"]) == (
+        1,
+        0,
+        None,
+    )
 
 
 def test_explain():
@@ -316,7 +389,9 @@ def test_every_strategy_is_explained():
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, "-m", "einmpi", "plan", *arguments], capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-m", "einmpi", "plan", *arguments], capture_output=True, text=True
+    )
 
 
 def test_the_plan_command(tmp_path):
@@ -327,23 +402,42 @@ def test_the_plan_command(tmp_path):
     assert json.loads(target.read_text())["words_predicted"] == 8294400
     compared = command("jobs/attention.toml", "-n", "8", "--compare", "--json", "-")
     listed = json.loads(compared.stdout)
-    assert [entry["strategy"] for entry in listed] == [name for name in STRATEGIES if name != "data"]
+    assert [entry["strategy"] for entry in listed] == [
+        name for name in STRATEGIES if name != "data"
+    ]
     assert min(listed, key=lambda entry: entry["bytes_predicted"])["strategy"] == "eindecomp"
     relations = command("jobs/chain.toml", "-n", "4", "--show-relations", "Z_3")
     assert "join C[i,j] ⋈ Z_2[j,k] on j" in relations.stdout
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (("-n", "0"), "ranks: 0 ranks; 1 to 4096"),
-    (("-n", "4097"), "ranks: 4097 ranks; 1 to 4096"),
-    (("-n", "two"), "einmpi: argument -n/--ranks: invalid int value: 'two'; see einmpi plan --help"),
-    (("-n", "4", "--strategy", "best"), "strategy: unknown strategy 'best'; allowed: eindecomp, eindecomp-paper, sqrt, "
-     "data, model, sequence, attention, megatron, replicate"),
-    (("-n", "4", "--strategy", "data"), '[roles]: strategy data needs the role batch; such as batch = ["b"]'),
-    (("-n", "4", "--memory", "lots"),
-     "memory: 'lots' is not an amount of memory; a number and a unit, such as \"4 GiB\""),
-    (("-n", "4", "--show-relations", "Q"), "--show-relations: unknown vertex 'Q'; allowed: Z_1, Z_2, Z_3, Z"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("-n", "0"), "ranks: 0 ranks; 1 to 4096"),
+        (("-n", "4097"), "ranks: 4097 ranks; 1 to 4096"),
+        (
+            ("-n", "two"),
+            "einmpi: argument -n/--ranks: invalid int value: 'two'; see einmpi plan --help",
+        ),
+        (
+            ("-n", "4", "--strategy", "best"),
+            "strategy: unknown strategy 'best'; allowed: eindecomp, eindecomp-paper, sqrt, "
+            "data, model, sequence, attention, megatron, replicate",
+        ),
+        (
+            ("-n", "4", "--strategy", "data"),
+            '[roles]: strategy data needs the role batch; such as batch = ["b"]',
+        ),
+        (
+            ("-n", "4", "--memory", "lots"),
+            "memory: 'lots' is not an amount of memory; a number and a unit, such as \"4 GiB\"",
+        ),
+        (
+            ("-n", "4", "--show-relations", "Q"),
+            "--show-relations: unknown vertex 'Q'; allowed: Z_1, Z_2, Z_3, Z",
+        ),
+    ],
+)
 def test_bad_input_is_one_line_and_status_2(arguments, message):
     done = command("jobs/chain.toml", *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message + "\n")

@@ -32,7 +32,9 @@ def test_prime_factors_multiply_to_the_ranks_largest_first():
 def test_axes_are_the_prime_factors_taking_turns():
     for ranks in MANY_RANKS:
         primes = prime_factors(ranks)
-        turns = itertools.zip_longest(*([p] * primes.count(p) for p in sorted(set(primes), reverse=True)))
+        turns = itertools.zip_longest(
+            *([p] * primes.count(p) for p in sorted(set(primes), reverse=True))
+        )
         assert Mesh(ranks).factors == tuple(p for turn in turns for p in turn if p is not None)
 
 
@@ -48,8 +50,12 @@ def test_windows_are_runs_of_the_axes_that_fit(ranks):
     mesh = Mesh(ranks)
     for extent in EXTENTS:
         windows = mesh.windows(extent)
-        assert [axis for window in windows for axis in window] == [a for a, f in enumerate(mesh.factors) if f <= extent]
-        assert all(window and prod(mesh.factors[axis] for axis in window) <= extent for window in windows)
+        assert [axis for window in windows for axis in window] == [
+            a for a, f in enumerate(mesh.factors) if f <= extent
+        ]
+        assert all(
+            window and prod(mesh.factors[axis] for axis in window) <= extent for window in windows
+        )
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -93,10 +99,16 @@ def test_shares_partition_the_label_into_almost_equal_parts(ranks):
         for window, axes in every_cut(ranks, extent):
             copies = ranks // prod(mesh.factors[axis] for axis in axes)
             shares = [mesh.share(extent, axes, rank) for rank in range(ranks)]
-            assert sorted(i for share in shares for i in share) == sorted(list(range(extent)) * copies)
-            blocks = prod(mesh.factors[axis] for axis in window)  # fine ones, of ⌊extent / blocks⌋ indices or one more
+            assert sorted(i for share in shares for i in share) == sorted(
+                list(range(extent)) * copies
+            )
+            blocks = prod(
+                mesh.factors[axis] for axis in window
+            )  # fine ones, of ⌊extent / blocks⌋ indices or one more
             each = blocks // prod(mesh.factors[axis] for axis in axes)
-            assert all(each * (extent // blocks) <= len(s) <= each * -(-extent // blocks) for s in shares)
+            assert all(
+                each * (extent // blocks) <= len(s) <= each * -(-extent // blocks) for s in shares
+            )
 
 
 @pytest.mark.parametrize("ranks", SOME_RANKS)
@@ -118,7 +130,9 @@ def test_an_axis_slices_the_same_indices_whatever_else_is_cut(ranks):
         for _, axes in every_cut(ranks, extent):
             for rank in range(0, ranks, max(1, ranks // 5)):
                 alone = [set(mesh.share(extent, (axis,), rank)) for axis in axes]
-                assert set(mesh.share(extent, axes, rank)) == set(range(extent)).intersection(*alone)
+                assert set(mesh.share(extent, axes, rank)) == set(range(extent)).intersection(
+                    *alone
+                )
 
 
 @pytest.mark.parametrize("ranks", SOME_RANKS)
@@ -128,8 +142,13 @@ def test_the_first_axes_of_a_window_give_contiguous_blocks_in_order_of_the_ranks
         for window in mesh.windows(extent):
             for count in range(1, len(window) + 1):
                 axes = window[:count]
-                shares = {tuple(mesh.digits(r)[a] for a in axes): mesh.share(extent, axes, r) for r in range(ranks)}
-                assert [index for digits in sorted(shares) for index in shares[digits]] == list(range(extent))
+                shares = {
+                    tuple(mesh.digits(r)[a] for a in axes): mesh.share(extent, axes, r)
+                    for r in range(ranks)
+                }
+                assert [index for digits in sorted(shares) for index in shares[digits]] == list(
+                    range(extent)
+                )
 
 
 def test_a_later_axis_gives_pieces_one_fine_block_apart():
@@ -162,7 +181,9 @@ def products(factors: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[i
     return tuple(sorted((prod(factors[axis] for axis in group) for group in groups), reverse=True))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8, 12, 16, 24, 30, 36, 60, 64, 97, 120, 128, 180, 210])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, 4, 6, 8, 12, 16, 24, 30, 36, 60, 64, 97, 120, 128, 180, 210]
+)
 @pytest.mark.parametrize("most", [1, 2, 3, 4])
 def test_groupings_have_every_product_that_some_grouping_has_once(ranks, most):
     factors = Mesh(ranks).factors
@@ -170,7 +191,9 @@ def test_groupings_have_every_product_that_some_grouping_has_once(ranks, most):
     for groups in ways:
         assert sorted(axis for group in groups for axis in group) == list(range(len(factors)))
         assert all(groups) and len(groups) <= most
-    every = {products(factors, way) for way in partitions(list(range(len(factors)))) if len(way) <= most}
+    every = {
+        products(factors, way) for way in partitions(list(range(len(factors)))) if len(way) <= most
+    }
     found = [products(factors, groups) for groups in ways]
     assert len(found) == len(set(found))
     assert set(found) == every

@@ -19,7 +19,9 @@ from einmpi.planner.prices import BETWEEN, BYTES, Prices
 from einmpi.planner.search import search
 from einmpi.planner.text.explain import as_json
 
-MACHINE = Machine(1000, 20_000, 200, 9000, {"float32": 40_000, "float64": 80_000}, 900_000, "made up for a test")
+MACHINE = Machine(
+    1000, 20_000, 200, 9000, {"float32": 40_000, "float64": 80_000}, 900_000, "made up for a test"
+)
 SLOW_NETWORK = replace(MACHINE, between=1_000_000, latency_between=500_000)
 
 
@@ -30,7 +32,10 @@ class PricedOracle(Oracle):
         super().__init__(graph, ranks)
         self.nodes, self.factors, self.between = nodes, axes_of(ranks, nodes), len(axes_of(nodes))
         self.machine = machine
-        self.states = {v.name: layouts(ranks, tuple(e for _, e in v.einsum.extents), nodes) for v in graph.computed}
+        self.states = {
+            v.name: layouts(ranks, tuple(e for _, e in v.einsum.extents), nodes)
+            for v in graph.computed
+        }
 
     def own_layouts(self, name):
         return layouts(self.ranks, self.graph[name].bound, self.nodes)
@@ -44,19 +49,28 @@ class PricedOracle(Oracle):
         return (total - across) * m.inside + across * m.between + self.ranks * latency
 
     def bytes(self, name, sources, targets):
-        return np.array([[self.edge(self.graph[name], s, t) for t in targets] for s in sources], np.int64)
+        return np.array(
+            [[self.edge(self.graph[name], s, t) for t in targets] for s in sources], np.int64
+        )
 
     def edge(self, tensor, source, target):
         total = moved_bytes(self.factors, tensor, source, target, self.between)
         across = moved_bytes(self.factors, tensor, source[: self.between], target[: self.between])
-        changing = [f if s not in (R, t) else 1 for f, s, t in zip(self.factors, source, target, strict=True)]
+        changing = [
+            f if s not in (R, t) else 1
+            for f, s, t in zip(self.factors, source, target, strict=True)
+        ]
         return self.price(total, across, changing)
 
     def stored_once(self, name, targets):
         nbytes, found = self.graph[name].nbytes, []
         for axes in targets:
             copies = [f if symbol == R else 1 for f, symbol in zip(self.factors, axes, strict=True)]
-            found.append(self.price((prod(copies) - 1) * nbytes, (prod(copies[: self.between]) - 1) * nbytes, copies))
+            found.append(
+                self.price(
+                    (prod(copies) - 1) * nbytes, (prod(copies[: self.between]) - 1) * nbytes, copies
+                )
+            )
         return np.array(found, np.int64)
 
     def work(self, vertex):
@@ -64,11 +78,22 @@ class PricedOracle(Oracle):
         states = self.states[vertex.name]
         if self.machine is None:
             return np.zeros(len(states), np.int64)
-        product = vertex.einsum.aggregation == "sum" and len(vertex.inputs) == 2 and "×" in str(vertex)
-        rate = self.machine.multiply.get(vertex.dtype, self.machine.element) if product else self.machine.element
+        product = (
+            vertex.einsum.aggregation == "sum" and len(vertex.inputs) == 2 and "×" in str(vertex)
+        )
+        rate = (
+            self.machine.multiply.get(vertex.dtype, self.machine.element)
+            if product
+            else self.machine.element
+        )
         done = vertex.einsum.operations() * rate // 1000
-        return np.array([done * prod(f for f, s in zip(self.factors, state, strict=True) if s == R)
-                         for state in states], np.int64)  # fmt: skip
+        return np.array(
+            [
+                done * prod(f for f, s in zip(self.factors, state, strict=True) if s == R)
+                for state in states
+            ],
+            np.int64,
+        )
 
     def step(self, vertex, chosen, open_):
         return super().step(vertex, chosen, open_) + self.work(vertex)
@@ -79,24 +104,37 @@ class PricedOracle(Oracle):
 
 def best(graph, ranks, nodes, machine=None):
     problem, prices = factor(graph), Prices.of(machine)
-    rates = tuple(prices.operation(graph[v.name]) if v.kind == "vertex" else 0
-                  for v in problem.variables) if machine else ()  # fmt: skip
+    rates = (
+        tuple(
+            prices.operation(graph[v.name]) if v.kind == "vertex" else 0 for v in problem.variables
+        )
+        if machine
+        else ()
+    )
     return search(Solver(problem, Mesh(ranks, nodes), prices=prices, rates=rates))
 
 
-@pytest.mark.parametrize("machine", [None, MACHINE, SLOW_NETWORK], ids=["bytes", "seconds", "slow network"])
+@pytest.mark.parametrize(
+    "machine", [None, MACHINE, SLOW_NETWORK], ids=["bytes", "seconds", "slow network"]
+)
 def test_search_finds_the_cheapest_plan_of_small_graphs(machine):
     rng, proved = random.Random(1), 0
     while proved < 12:
-        graph = random_graph(rng, rng.choice((1, 2, 3)), rng.choice(((2, 4, 8, 16), (3, 6, 12, 100))), most_labels=2)
+        graph = random_graph(
+            rng, rng.choice((1, 2, 3)), rng.choice(((2, 4, 8, 16), (3, 6, 12, 100))), most_labels=2
+        )
         ranks, nodes = rng.choice(((4, 2), (6, 2), (6, 3), (8, 2), (8, 4), (4, 4)))
         if len(graph.computed) > 5 or any(len(v.einsum.labels) > 4 for v in graph.computed):
             continue
         found = best(graph, ranks, nodes, machine)
         oracle = PricedOracle(graph, ranks, nodes, machine)
         try:
-            assert found.exact and oracle.cheaper_than(found.cost, most_steps=300) is None, f"{ranks} {nodes}\n{graph}"
-            assert oracle.cheaper_than(found.cost + 1, most_steps=300) == found.cost, f"{ranks} {nodes}\n{graph}"
+            assert found.exact and oracle.cheaper_than(found.cost, most_steps=300) is None, (
+                f"{ranks} {nodes}\n{graph}"
+            )
+            assert oracle.cheaper_than(found.cost + 1, most_steps=300) == found.cost, (
+                f"{ranks} {nodes}\n{graph}"
+            )
         except TimeoutError:
             continue
         proved += found.cost > 0
@@ -111,8 +149,13 @@ def test_bills_add_up_to_what_the_search_made_small():
     graph = chain().graph
     for ranks, nodes in ((8, 2), (12, 3), (4, 4)):
         plan = make_plan(graph, ranks, Options(nodes=nodes, machine=MACHINE))
-        assert sum(bill.time for bill in plan.bills.values()) == best(graph, ranks, nodes, MACHINE).cost
-        assert plan.seconds_predicted == pytest.approx(best(graph, ranks, nodes, MACHINE).cost / ranks / 1e12)
+        assert (
+            sum(bill.time for bill in plan.bills.values())
+            == best(graph, ranks, nodes, MACHINE).cost
+        )
+        assert plan.seconds_predicted == pytest.approx(
+            best(graph, ranks, nodes, MACHINE).cost / ranks / 1e12
+        )
 
 
 def test_a_plan_keeps_what_it_can_inside_nodes():
@@ -128,7 +171,9 @@ def test_a_plan_keeps_what_it_can_inside_nodes():
 
 def test_a_slow_network_changes_the_plan():
     graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(64, 4096), B=(4096, 64)).graph
-    fast = make_plan(graph, 8, Options(nodes=2, machine=replace(MACHINE, between=200, latency_between=1000)))
+    fast = make_plan(
+        graph, 8, Options(nodes=2, machine=replace(MACHINE, between=200, latency_between=1000))
+    )
     slow = make_plan(graph, 8, Options(nodes=2, machine=SLOW_NETWORK))
     assert slow.bytes_between <= fast.bytes_between
     assert fast.digest != slow.digest  # the machine is part of it
@@ -145,15 +190,23 @@ def test_whole_nodes_are_idle():
     graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(360, 360), B=(360, 360)).graph
     plan = make_plan(graph, 26, Options(nodes=13))
     assert (plan.mesh.ranks, plan.mesh.nodes, plan.nodes) == (24, 12, 13)
-    assert plan.bytes_between is not None and "26 ranks on 13 nodes (mesh 3·2·2 | 2, 2 idle)" in str(plan)
+    assert (
+        plan.bytes_between is not None
+        and "26 ranks on 13 nodes (mesh 3·2·2 | 2, 2 idle)" in str(plan)
+    )
 
 
 def test_uneven_nodes_have_one_level():
     graph = chain().graph
     plan = make_plan(graph, 8, Options(nodes=3, uneven=True))
     assert plan.mesh == Mesh(8) and plan.bytes_between is None and plan.nodes == 3
-    assert "\nnodes        they have different numbers of ranks; planned as if all ranks" in str(plan)
-    assert " between nodes" not in str(plan) and as_json(plan)["vertices"][0]["bytes_between_predicted"] is None
+    assert "\nnodes        they have different numbers of ranks; planned as if all ranks" in str(
+        plan
+    )
+    assert (
+        " between nodes" not in str(plan)
+        and as_json(plan)["vertices"][0]["bytes_between_predicted"] is None
+    )
     counted = replace(plan, counted=2048)
     assert counted.bytes_between == 2048 and "; 2.0 KiB between nodes\n" in str(counted)
     slow = make_plan(graph, 8, Options(nodes=3, uneven=True, machine=MACHINE))
@@ -162,7 +215,9 @@ def test_uneven_nodes_have_one_level():
 
 @pytest.mark.parametrize("nodes", [0, 3, 9, "2", 2.0])
 def test_wrong_numbers_of_nodes(nodes):
-    with pytest.raises(InputError, match=r"^nodes: 8 ranks on .* nodes; a divisor of the ranks: 1, 2, 4, 8$"):
+    with pytest.raises(
+        InputError, match=r"^nodes: 8 ranks on .* nodes; a divisor of the ranks: 1, 2, 4, 8$"
+    ):
         make_plan(chain().graph, 8, Options(nodes=nodes))
 
 
@@ -177,15 +232,25 @@ def test_large_times_do_not_overflow():
     assert 0 < plan.seconds_predicted < 1e12 and all(bill.time >= 0 for bill in plan.bills.values())
 
 
-@pytest.mark.parametrize("job, sizes, ranks, nodes", [("chain", {}, 1024, 1), ("chain", {}, 2048, 64),
-                                                      ("shortest_path", {}, 256, 16), ("attention", {}, 1024, 1),
-                                                      ("distances", {"rows": 3000, "columns": 700, "f": 100},
-                                                       4096, 128)])  # fmt: skip
-def test_labels_shorter_than_the_ranks_are_cut_as_well_as_by_other_strategies(job, sizes, ranks, nodes):
+@pytest.mark.parametrize(
+    "job, sizes, ranks, nodes",
+    [
+        ("chain", {}, 1024, 1),
+        ("chain", {}, 2048, 64),
+        ("shortest_path", {}, 256, 16),
+        ("attention", {}, 1024, 1),
+        ("distances", {"rows": 3000, "columns": 700, "f": 100}, 4096, 128),
+    ],
+)
+def test_labels_shorter_than_the_ranks_are_cut_as_well_as_by_other_strategies(
+    job, sizes, ranks, nodes
+):
     graph = einmpi.load(f"jobs/{job}.toml", **sizes).graph
     found, *others = (
         make_plan(graph, ranks, Options(strategy=strategy, nodes=nodes))
         for strategy in ("eindecomp", "eindecomp-paper", "sqrt")
     )
-    cost, *costs = (BYTES.bytes(plan.bytes_predicted, plan.bytes_between) for plan in (found, *others))
+    cost, *costs = (
+        BYTES.bytes(plan.bytes_predicted, plan.bytes_between) for plan in (found, *others)
+    )
     assert cost <= min(costs)

@@ -27,7 +27,9 @@ from einmpi.planner.mesh import Mesh, groupings
 from einmpi.planner.search import Solver, search
 
 
-def words(graph: EinGraph, ranks: int, resident: tuple[str, ...] = (), tie: dict[str, str] | None = None) -> float:
+def words(
+    graph: EinGraph, ranks: int, resident: tuple[str, ...] = (), tie: dict[str, str] | None = None
+) -> float:
     """Words that the best plan found moves; all tensors must have elements of one size."""
     (size,) = {np.dtype(vertex.dtype).itemsize for vertex in graph.vertices}
     return search(Solver(factor(graph, resident, tie=tie), Mesh(ranks))).cost / size
@@ -51,7 +53,9 @@ def sums_of_tables(draw: st.DrawFn, memo: Memo) -> tuple[list[int], list[Table]]
 
 
 def total(tables: list[Table], values: tuple[int, ...] | list[int]) -> int:
-    return sum(int(table.costs[tuple(values[variable] for variable in table.scope)]) for table in tables)
+    return sum(
+        int(table.costs[tuple(values[variable] for variable in table.scope)]) for table in tables
+    )
 
 
 def least(sizes: list[int], tables: list[Table]) -> int:
@@ -84,8 +88,14 @@ def test_no_variable_could_have_a_smaller_value_at_the_same_cost(data):
 @given(st.data())
 def test_small_limits_give_a_true_cost_never_above_the_fallback_and_claim_no_more(data):
     sizes, tables = data.draw(sums_of_tables(memo := Memo()))
-    limits = Limits(data.draw(st.integers(1, 20)), data.draw(st.integers(0, 30)), data.draw(st.integers(1, 8)))
-    fallback = [data.draw(st.integers(0, size - 1)) for size in sizes] if data.draw(st.booleans()) else None
+    limits = Limits(
+        data.draw(st.integers(1, 20)), data.draw(st.integers(0, 30)), data.draw(st.integers(1, 8))
+    )
+    fallback = (
+        [data.draw(st.integers(0, size - 1)) for size in sizes]
+        if data.draw(st.booleans())
+        else None
+    )
     found = minimize(sizes, tables, memo, limits, fallback)
     assert found.cost == total(tables, found.values)
     if fallback is not None:
@@ -97,14 +107,23 @@ def test_small_limits_give_a_true_cost_never_above_the_fallback_and_claim_no_mor
 # ---- against enumeration --------------------------------------------------------------------------------------------
 
 
-def named(graph: EinGraph, ranks: int, resident: tuple[str, ...], states: list[tuple[int, ...]],
-          tie: dict[str, str] | None = None) -> tuple[dict[str, Axes], dict[str, Axes]]:  # fmt: skip
+def named(
+    graph: EinGraph,
+    ranks: int,
+    resident: tuple[str, ...],
+    states: list[tuple[int, ...]],
+    tie: dict[str, str] | None = None,
+) -> tuple[dict[str, Axes], dict[str, Axes]]:
     """(states of vertices, layouts of tensors) of a solution, checked against what their extents allow."""
     problem = factor(graph, resident, tie=tie)
     found: dict[str, dict[str, Axes]] = {"vertex": {}, "tensor": {}}
     for (kind, name), number in problem.number.items():
         vertex = graph[name]
-        extents = vertex.bound if kind == "tensor" else tuple(extent for _, extent in vertex.einsum.extents)
+        extents = (
+            vertex.bound
+            if kind == "tensor"
+            else tuple(extent for _, extent in vertex.einsum.extents)
+        )
         axes = tuple(R if symbol == len(extents) else symbol for symbol in states[number])
         assert len(axes) == len(axes_of(ranks)) and fits(ranks, extents, axes)
         found[kind][name] = axes
@@ -119,7 +138,9 @@ def test_search_finds_the_best_plan_of_small_graphs(seed):
     proved = trivial = 0
     while proved < 40:
         extents = rng.choice(((1, 2, 3, 4, 5), (2, 4, 8, 16), (3, 6, 12, 100), (1, 7, 8, 64, 1000)))
-        graph = random_graph(rng, rng.choice((1, 2, 3, 4, 5, 6, 8)), extents, ("float32", "float32", "bool"))
+        graph = random_graph(
+            rng, rng.choice((1, 2, 3, 4, 5, 6, 8)), extents, ("float32", "float32", "bool")
+        )
         ranks = rng.choice((2, 3, 4, 5, 6, 7, 8))
         resident = tuple(vertex.name for vertex in graph.inputs if rng.random() < 0.2)
         if len(graph.computed) > 8:
@@ -129,7 +150,9 @@ def test_search_finds_the_best_plan_of_small_graphs(seed):
         states, placed = named(graph, ranks, resident, found.states)
         assert plan_bytes(graph, ranks, states, placed, resident) == found.cost
         oracle = Oracle(graph, ranks, resident)
-        assert set(placed) == {vertex.name for vertex in graph.vertices if oracle.placed(vertex.name)}
+        assert set(placed) == {
+            vertex.name for vertex in graph.vertices if oracle.placed(vertex.name)
+        }
         try:
             better = oracle.cheaper_than(found.cost, most_steps=1500)
         except TimeoutError:
@@ -162,10 +185,14 @@ class Program:
         first = {}
         for vertex in graph.vertices:
             if vertex.einsum is not None:
-                first["vertex", vertex.name] = self.choice(np.zeros(len(oracle.states[vertex.name])))
+                first["vertex", vertex.name] = self.choice(
+                    np.zeros(len(oracle.states[vertex.name]))
+                )
             if oracle.placed(vertex.name):
                 own = oracle.own_layouts(vertex.name)
-                stored = oracle.stored_once(vertex.name, own) if vertex.is_input else np.zeros(len(own))
+                stored = (
+                    oracle.stored_once(vertex.name, own) if vertex.is_input else np.zeros(len(own))
+                )
                 first["tensor", vertex.name] = self.choice(stored)
         for vertex in graph.computed:
             here = first["vertex", vertex.name]
@@ -191,9 +218,19 @@ class Program:
         self.sums.append(1.0)
         return start
 
-    def edge(self, name: str, source: int, sources: tuple[Axes, ...], target: int, targets: tuple[Axes, ...]) -> None:
+    def edge(
+        self,
+        name: str,
+        source: int,
+        sources: tuple[Axes, ...],
+        target: int,
+        targets: tuple[Axes, ...],
+    ) -> None:
         """A variable for each pair of different layouts; those with one layout add up to the states that have it."""
-        ends = [(source, sources, list(dict.fromkeys(sources))), (target, targets, list(dict.fromkeys(targets)))]
+        ends = [
+            (source, sources, list(dict.fromkeys(sources))),
+            (target, targets, list(dict.fromkeys(targets))),
+        ]
         moved = self.oracle.bytes(name, tuple(ends[0][2]), tuple(ends[1][2]))
         pairs = np.arange(moved.size).reshape(moved.shape) + len(self.costs)
         self.costs += moved.ravel().tolist()
@@ -201,15 +238,24 @@ class Program:
         for (first, states, different), columns in zip(ends, (pairs, pairs.T), strict=True):
             for layout, row in zip(different, columns, strict=True):
                 self.entries += [(len(self.sums), column, 1.0) for column in row.tolist()]
-                self.entries += [(len(self.sums), first + k, -1.0) for k, s in enumerate(states) if s == layout]
+                self.entries += [
+                    (len(self.sums), first + k, -1.0) for k, s in enumerate(states) if s == layout
+                ]
                 self.sums.append(0.0)
 
     def least(self) -> float:
         rows, columns, coefficients = zip(*self.entries, strict=True)
-        matrix = csr_matrix((coefficients, (rows, columns)), shape=(len(self.sums), len(self.costs)))
+        matrix = csr_matrix(
+            (coefficients, (rows, columns)), shape=(len(self.sums), len(self.costs))
+        )
         scale = max(self.costs)
-        found = milp(np.array(self.costs) / scale, constraints=LinearConstraint(matrix, self.sums, self.sums),
-                     integrality=self.integral, bounds=Bounds(0, 1), options={"mip_rel_gap": 1e-7})  # fmt: skip
+        found = milp(
+            np.array(self.costs) / scale,
+            constraints=LinearConstraint(matrix, self.sums, self.sums),
+            integrality=self.integral,
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 1e-7},
+        )
         assert found.status == 0, found.message
         return found.fun * scale
 
@@ -225,7 +271,16 @@ def test_an_integer_program_has_the_same_optimum_for_attention(ranks, optimum):
 
 @pytest.mark.parametrize(
     ("skew", "ranks", "squares"),
-    [(1, 4, 6), (1, 8, 9), (1, 16, 15), (1, 64, 27), (10, 4, 0.7), (10, 8, 1.5), (10, 16, 2.7), (10, 64, 6.9)],
+    [
+        (1, 4, 6),
+        (1, 8, 9),
+        (1, 16, 15),
+        (1, 64, 27),
+        (10, 4, 0.7),
+        (10, 8, 1.5),
+        (10, 16, 2.7),
+        (10, 64, 6.9),
+    ],
 )
 def test_the_chain_moves_the_words_of_the_target_table(skew, ranks, squares):
     assert words(chain(skew), ranks) == round(squares * 960**2)
@@ -235,7 +290,9 @@ def test_the_chain_moves_the_words_of_the_target_table(skew, ranks, squares):
     ("batch", "sequence", "resident", "target"),
     [(8, 1024, False, 571.531264e6), (8, 1024, True, 0), (1, 4096, True, 58.720256e6)],
 )
-def test_a_llama_layer_on_eight_ranks_moves_the_words_of_the_target_table(batch, sequence, resident, target):
+def test_a_llama_layer_on_eight_ranks_moves_the_words_of_the_target_table(
+    batch, sequence, resident, target
+):
     graph, weights = llama(batch, sequence, 1)
     assert words(graph, 8, weights if resident else ()) == target
 
@@ -260,7 +317,9 @@ def test_repeated_layers_map_to_the_first_of_them():
     assert problem.number.keys() == factor(graph).number.keys()
 
 
-@pytest.mark.parametrize(("batch", "sequence", "resident"), [(8, 1024, False), (1, 4096, True), (8, 1024, True)])
+@pytest.mark.parametrize(
+    ("batch", "sequence", "resident"), [(8, 1024, False), (1, 4096, True), (8, 1024, True)]
+)
 def test_tied_layers_cost_as_much_as_free_ones_on_eight_ranks(batch, sequence, resident):
     graph, weights = llama(batch, sequence, 4)
     kept = weights if resident else ()
@@ -272,9 +331,16 @@ def test_tied_layers_cost_as_much_as_free_ones_on_eight_ranks(batch, sequence, r
 
 
 def test_nothing_is_tied_where_nothing_repeats():
-    pyramid = "\n".join(f"x{k}[b,j] = maximum(sum(x{k - 1}[b,i] * W{k}[i,j]), 0)" for k in range(1, 7))
+    pyramid = "\n".join(
+        f"x{k}[b,j] = maximum(sum(x{k - 1}[b,i] * W{k}[i,j]), 0)" for k in range(1, 7)
+    )
     shapes = {f"W{k}": (64 + k - 1, 64 + k) for k in range(1, 7)}
-    for graph in (chain(1), attention(), llama(8, 1024, 1)[0], einmpi.program(pyramid, x0=(8, 64), **shapes).graph):
+    for graph in (
+        chain(1),
+        attention(),
+        llama(8, 1024, 1)[0],
+        einmpi.program(pyramid, x0=(8, 64), **shapes).graph,
+    ):
         assert repeated_layers(graph) == {}
 
 
@@ -283,7 +349,12 @@ def test_nothing_is_tied_where_nothing_repeats():
 
 def some_graphs() -> list[EinGraph]:
     rng = random.Random(11)
-    return [chain(1), chain(10), attention(), *(random_graph(rng, 6, (12, 64, 100, 1024)) for _ in range(6))]
+    return [
+        chain(1),
+        chain(10),
+        attention(),
+        *(random_graph(rng, 6, (12, 64, 100, 1024)) for _ in range(6)),
+    ]
 
 
 @pytest.mark.parametrize("ranks", [16, 24, 36, 60, 64])
@@ -313,12 +384,16 @@ def test_moves_never_increase_the_cost(limits):
 
 @pytest.mark.parametrize("ranks", [1, 7, 13, 16, 60, 72, 97, 210, 4095, 4096])
 def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
-    tiny = einmpi.program("Z[i] = sum(A[i,j] * B[j]); n = max(Z[i] * Z[i])", dtype="float32", A=(3, 5), B=(5,)).graph
+    tiny = einmpi.program(
+        "Z[i] = sum(A[i,j] * B[j]); n = max(Z[i] * Z[i])", dtype="float32", A=(3, 5), B=(5,)
+    ).graph
     for graph in (tiny, chain(10), attention()):
         found = search(Solver(factor(graph), Mesh(ranks)))
         states, placed = named(graph, ranks, (), found.states)
         # Axes that are not searched count by a formula, which is a little off where blocks of different sizes meet.
-        assert abs(plan_bytes(graph, ranks, states, placed) - found.cost) <= (0 if found.exact else 1e-5 * found.cost)
+        assert abs(plan_bytes(graph, ranks, states, placed) - found.cost) <= (
+            0 if found.exact else 1e-5 * found.cost
+        )
         assert found.exact or len(axes_of(ranks)) > 3
         assert (found.cost == 0) == (ranks == 1)
 
@@ -333,7 +408,9 @@ def test_a_hundred_vertices_that_read_one_tensor():
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_a_dearer_byte_of_memory_never_lowers_the_cost(ranks):
     """Also where price times bytes is far above 64 bits."""
-    graph = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**16, 2**16), B=(2**16, 2**16)).graph
+    graph = einmpi.program(
+        "Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**16, 2**16), B=(2**16, 2**16)
+    ).graph
     before = 0
     for exponent in range(0, 40, 3):
         solver = Solver(factor(graph), Mesh(ranks), price=1 << exponent)
@@ -350,7 +427,9 @@ def test_tensors_of_a_pebibyte_are_counted_rightly(ranks):
     solver = Solver(factor(graph), Mesh(ranks))
     found = search(solver)
     states, placed = named(graph, ranks, (), found.states)
-    assert found.cost * solver.unit == pytest.approx(plan_bytes(graph, ranks, states, placed), rel=1e-6)
+    assert found.cost * solver.unit == pytest.approx(
+        plan_bytes(graph, ranks, states, placed), rel=1e-6
+    )
 
 
 REPEAT = """
@@ -374,7 +453,9 @@ def test_plans_do_not_depend_on_the_hash_seed():
     printed = set()
     for seed in ("0", "1", "77"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run([sys.executable, "-c", REPEAT, *paths], capture_output=True, text=True, env=environment)
+        run = subprocess.run(
+            [sys.executable, "-c", REPEAT, *paths], capture_output=True, text=True, env=environment
+        )
         assert run.returncode == 0, run.stderr
         printed.add(run.stdout)
     assert len(printed) == 1 and printed.pop().count("Solution") == 27

@@ -47,16 +47,25 @@ def test_the_papers_algorithm(ranks: int) -> None:
     choice = PARTITIONERS["eindecomp-paper"](chain(10), ranks, {})
     assert choice == Choice(decompose(chain(10), ranks), {})
     small = graph_of("Y[i] = X[i] + 1", X=(3,))
-    assert PARTITIONERS["eindecomp-paper"](small, 4, {}).notes == {"Y": "only 2 of 4 ways fit its labels"}
+    assert PARTITIONERS["eindecomp-paper"](small, 4, {}).notes == {
+        "Y": "only 2 of 4 ways fit its labels"
+    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7, 8, 12, 64, 100])
 def test_sqrt_cuts_every_label(ranks: int) -> None:
     choice = PARTITIONERS["sqrt"](chain(1), ranks, {})
     root = isqrt(ranks)
-    assert choice.partitionings == {"Z_1": (root,) * 3, "Z_2": (root,) * 3, "Z_3": (root,) * 3, "Z": (root,) * 2}
+    assert choice.partitionings == {
+        "Z_1": (root,) * 3,
+        "Z_2": (root,) * 3,
+        "Z_3": (root,) * 3,
+        "Z": (root,) * 2,
+    }
     small = graph_of("Y[i] = sum(X[i,j,k])", X=(3, 1, 5))
-    assert PARTITIONERS["sqrt"](small, ranks, {}).partitionings == {"Y": (min(root, 3), 1, min(root, 5))}
+    assert PARTITIONERS["sqrt"](small, ranks, {}).partitionings == {
+        "Y": (min(root, 3), 1, min(root, 5))
+    }
 
 
 def test_replicate_cuts_nothing() -> None:
@@ -101,29 +110,44 @@ def test_megatron_cuts_heads_then_hidden_then_the_sequence() -> None:
     for vertex in graph.computed:
         labels = vertex.einsum.labels
         assert found[vertex.name] == ("h8" if "h" in labels else "f8" if "f" in labels else "s8")
-    assert set(choice.notes.values()) == {"no head label: cut hidden f", "no head label: cut sequence s"}
+    assert set(choice.notes.values()) == {
+        "no head label: cut hidden f",
+        "no head label: cut sequence s",
+    }
 
 
-@pytest.mark.parametrize(("ranks", "expected"), [
-    (4, "s4"),
-    (12, "s4 t3"),  # not s3 t2, which is what comes of the largest prime first
-    (16, "s4 t2"),
-    (6, "s3 t2"),
-    (7, ""),
-    (30, "s3 t2"),
-    (64, "s4 t2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        (4, "s4"),
+        (12, "s4 t3"),  # not s3 t2, which is what comes of the largest prime first
+        (16, "s4 t2"),
+        (6, "s3 t2"),
+        (7, ""),
+        (30, "s3 t2"),
+        (64, "s4 t2"),
+    ],
+)
 def test_prime_factors_go_to_the_first_label_as_far_as_they_fit(ranks: int, expected: str) -> None:
     graph = graph_of("Y[t,s] = X[s,t] + 1", X=(4, 3))
     choice = PARTITIONERS["sequence"](graph, ranks, {"sequence": ("s", "t")})
     assert cuts(graph, choice)["Y"] == " ".join(reversed(expected.split()))
     used = prod(choice.partitionings["Y"])
-    assert choice.notes == ({"Y": f"only {used} of {ranks} ways fit its labels"} if used < ranks else {})
+    assert choice.notes == (
+        {"Y": f"only {used} of {ranks} ways fit its labels"} if used < ranks else {}
+    )
 
 
-def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everything_along_what_it_adds() -> None:
-    graph = graph_of("Y[b] = X[b] + 1; Z[i,k] = sum(A[i,j] * B[j,k]); n = sum(A[i,j]); m = n + 1",
-                     X=(8,), A=(4, 64), B=(64, 32), outputs=["Y", "Z", "m", "n"])  # fmt: skip
+def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everything_along_what_it_adds() -> (
+    None
+):
+    graph = graph_of(
+        "Y[b] = X[b] + 1; Z[i,k] = sum(A[i,j] * B[j,k]); n = sum(A[i,j]); m = n + 1",
+        X=(8,),
+        A=(4, 64),
+        B=(64, 32),
+        outputs=["Y", "Z", "m", "n"],
+    )
     choice = PARTITIONERS["data"](graph, 64, {"batch": ("b",)})
     assert cuts(graph, choice) == {"Y": "b8", "Z": "i2 k32", "n": "j64", "m": ""}
     assert choice.notes == {
@@ -134,33 +158,64 @@ def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everythin
     }
 
 
-@pytest.mark.parametrize(("strategy", "roles", "message"), [
-    ("attention", {}, '[roles]: strategy attention needs the role head; such as head = ["h"]'),
-    ("attention", {"head": ()}, '[roles]: strategy attention needs the role head; such as head = ["h"]'),
-    ("data", {"head": ("h",)}, '[roles]: strategy data needs the role batch; such as batch = ["b"]'),
-    ("model", {}, '[roles]: strategy model needs the role hidden; such as hidden = ["f"]'),
-    ("sequence", {}, '[roles]: strategy sequence needs the role sequence; such as sequence = ["s"]'),
-    ("megatron", {"sequence": ("s",)},
-     '[roles]: strategy megatron needs the role head or hidden; such as head = ["h"]'),
-    ("attention", {"head": ("q",)},
-     "[roles]: role head names the label q, which no vertex has; allowed: s, h, d, a, t"),
-    ("attention", {"head": ("h",), "batch": ("bb",)},
-     "[roles]: role batch names the label bb, which no vertex has; allowed: s, h, d, a, t"),
-])  # fmt: skip
-def test_roles_that_do_not_fit(strategy: str, roles: dict[str, tuple[str, ...]], message: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "roles", "message"),
+    [
+        ("attention", {}, '[roles]: strategy attention needs the role head; such as head = ["h"]'),
+        (
+            "attention",
+            {"head": ()},
+            '[roles]: strategy attention needs the role head; such as head = ["h"]',
+        ),
+        (
+            "data",
+            {"head": ("h",)},
+            '[roles]: strategy data needs the role batch; such as batch = ["b"]',
+        ),
+        ("model", {}, '[roles]: strategy model needs the role hidden; such as hidden = ["f"]'),
+        (
+            "sequence",
+            {},
+            '[roles]: strategy sequence needs the role sequence; such as sequence = ["s"]',
+        ),
+        (
+            "megatron",
+            {"sequence": ("s",)},
+            '[roles]: strategy megatron needs the role head or hidden; such as head = ["h"]',
+        ),
+        (
+            "attention",
+            {"head": ("q",)},
+            "[roles]: role head names the label q, which no vertex has; allowed: s, h, d, a, t",
+        ),
+        (
+            "attention",
+            {"head": ("h",), "batch": ("bb",)},
+            "[roles]: role batch names the label bb, which no vertex has; allowed: s, h, d, a, t",
+        ),
+    ],
+)
+def test_roles_that_do_not_fit(
+    strategy: str, roles: dict[str, tuple[str, ...]], message: str
+) -> None:
     with pytest.raises(InputError) as error:
         PARTITIONERS[strategy](attention(), 8, roles)
     assert str(error.value) == message
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_every_strategy_cuts_any_graph_into_at_most_as_many_parts_as_extents_allow(seed: int) -> None:
+def test_every_strategy_cuts_any_graph_into_at_most_as_many_parts_as_extents_allow(
+    seed: int,
+) -> None:
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 6), tree=False)
     labels = sorted({label for vertex in graph.computed for label in vertex.einsum.labels})
     if not labels:
         return
-    roles = {role: tuple(random.sample(labels, random.randint(1, min(3, len(labels))))) for role in LLAMA_ROLES}
+    roles = {
+        role: tuple(random.sample(labels, random.randint(1, min(3, len(labels)))))
+        for role in LLAMA_ROLES
+    }
     for ranks, (strategy, cut) in itertools.product((1, 4, 6, 30), PARTITIONERS.items()):
         found = cut(graph, ranks, roles).partitionings
         assert list(found) == [vertex.name for vertex in graph.computed]
@@ -181,20 +236,23 @@ def fit(einsum, parts, ranks):
     return mesh.parts(place(mesh, extents, parts), range(len(extents)))
 
 
-@pytest.mark.parametrize(("parts", "ranks", "expected"), [
-    ((2, 2, 2), 4, (2, 2, 1)),  # SQRT at four ranks: the aggregated label gives way
-    ((2, 2, 2), 8, (2, 2, 2)),
-    ((2, 2, 2), 2, (2, 1, 1)),
-    ((2, 2, 2), 6, (2, 1, 1)),
-    ((3, 3, 3), 12, (3, 1, 1)),
-    ((3, 3, 3), 9, (3, 3, 1)),
-    ((4, 4, 4), 32, (4, 4, 2)),
-    ((6, 6, 6), 36, (6, 6, 1)),
-    ((2, 2, 2), 7, (1, 1, 1)),
-    ((1, 3, 2), 4, (1, 1, 2)),
-    ((5, 1, 6), 30, (5, 1, 6)),
-    ((1, 1, 1), 1, (1, 1, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("parts", "ranks", "expected"),
+    [
+        ((2, 2, 2), 4, (2, 2, 1)),  # SQRT at four ranks: the aggregated label gives way
+        ((2, 2, 2), 8, (2, 2, 2)),
+        ((2, 2, 2), 2, (2, 1, 1)),
+        ((2, 2, 2), 6, (2, 1, 1)),
+        ((3, 3, 3), 12, (3, 1, 1)),
+        ((3, 3, 3), 9, (3, 3, 1)),
+        ((4, 4, 4), 32, (4, 4, 2)),
+        ((6, 6, 6), 36, (6, 6, 1)),
+        ((2, 2, 2), 7, (1, 1, 1)),
+        ((1, 3, 2), 4, (1, 1, 2)),
+        ((5, 1, 6), 30, (5, 1, 6)),
+        ((1, 1, 1), 1, (1, 1, 1)),
+    ],
+)
 def test_fit_drops_cuts_of_aggregated_labels_first(
     parts: tuple[int, ...], ranks: int, expected: tuple[int, ...]
 ) -> None:
@@ -205,7 +263,9 @@ def held(extents: tuple[int, ...], parts: tuple[int, ...], ranks: int) -> bool:
     """Whether some axes of the mesh, all of one window for each label, make these parts: by trying everything."""
     mesh = Mesh(ranks)
     for symbols in itertools.product(range(len(extents) + 1), repeat=len(mesh.factors)):
-        groups = [{a for a, symbol in enumerate(symbols) if symbol == k} for k in range(len(extents))]
+        groups = [
+            {a for a, symbol in enumerate(symbols) if symbol == k} for k in range(len(extents))
+        ]
         if all(
             prod(mesh.factors[a] for a in group) == d
             and (not group or any(group <= set(window) for window in mesh.windows(extent)))
@@ -237,4 +297,7 @@ def test_fit_gives_what_a_mesh_can_hold_and_changes_nothing_it_need_not(
 
 def test_viable_vectors_of_long_labels_fit_as_they_are() -> None:
     for ranks in (4, 6, 8, 12, 30, 64):
-        assert all(fit(matmul(100, 100, 100), parts, ranks) == parts for parts in viable(matmul(100, 100, 100), ranks))
+        assert all(
+            fit(matmul(100, 100, 100), parts, ranks) == parts
+            for parts in viable(matmul(100, 100, 100), ranks)
+        )

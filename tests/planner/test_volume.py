@@ -78,7 +78,11 @@ def test_without_partial_sums_a_rank_receives_what_it_wants_and_does_not_hold(ra
             extents = (extents[0], rng.choice(even))
         source, target = (rng.choice(layouts(ranks, extents)) for _ in range(2))
         expected = received(factors, extents, source, target)
-        assert words(ranks, len(extents), source, target, prod(extents)) == expected, (extents, source, target)
+        assert words(ranks, len(extents), source, target, prod(extents)) == expected, (
+            extents,
+            source,
+            target,
+        )
 
 
 def test_the_worked_example_of_a_transposition():
@@ -124,7 +128,10 @@ def test_every_pair_of_layouts_costs_what_the_formula_says(ranks, ndim):
         elements = rng.choice((1, 7, ranks, 12345, ranks**2))
         expected = elements * volume(axes_of(ranks), source, target)
         # What stays is rounded down where it is no whole number.
-        assert words(ranks, ndim, source, target, elements) in (floor(expected), ceil(expected)), (source, target)
+        assert words(ranks, ndim, source, target, elements) in (floor(expected), ceil(expected)), (
+            source,
+            target,
+        )
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -139,7 +146,9 @@ def test_collectives_over_some_axes_cost_their_minimum(ranks, count, last):
 
     def cost(before: int | str, after: int | str) -> int:
         """The chosen axes change; the others cut dimension 1."""
-        source, target = (tuple(s if a in chosen else 1 for a in range(len(factors))) for s in (before, after))
+        source, target = (
+            tuple(s if a in chosen else 1 for a in range(len(factors))) for s in (before, after)
+        )
         return words(ranks, 2, source, target, n)
 
     assert cost(0, R) == (q - 1) * n
@@ -175,7 +184,9 @@ def test_one_pair_costs_what_the_table_of_all_pairs_has(ranks, ndim):
 # ---- in general -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ranks", "ndim"), [(8, 1), (8, 2), (12, 2), (6, 3), (16, 1), (30, 2), (9, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "ndim"), [(8, 1), (8, 2), (12, 2), (6, 3), (16, 1), (30, 2), (9, 3)]
+)
 def test_no_detour_is_shorter(ranks, ndim):
     """w(S → D) ≤ w(S → M) + w(M → D) for all layouts S, with or without partial sums, M and D: 170,000 triples."""
     costs = table(ranks, ndim)
@@ -194,19 +205,32 @@ def test_nothing_is_free_but_what_is_there_already(ranks):
     for axes in layouts(ranks, (ranks, ranks)):
         row = costs[code(axes, 2, 4)]
         free = {other for other in layouts(ranks, (ranks, ranks)) if row[code(other, 2, 3)] == 0}
-        assert free == {other for other in layouts(ranks, (ranks, ranks))
-                        if all(a in (R, b) for a, b in zip(axes, other, strict=True))}  # fmt: skip
+        assert free == {
+            other
+            for other in layouts(ranks, (ranks, ranks))
+            if all(a in (R, b) for a, b in zip(axes, other, strict=True))
+        }
 
 
 @pytest.mark.parametrize("nbytes", [2**50, 2**50 - 1, 3 * 2**48 + 5])
 def test_a_tensor_of_2_to_the_50_bytes_on_4096_ranks_does_not_overflow(nbytes):
     rng = random.Random(0)
     factors = axes_of(4096)
-    extremes = [((P,) * 12, (R,) * 12), ((0,) * 12, (R,) * 12), ((P,) * 12, (0,) * 12), ((P, *(R,) * 11), (R,) * 12)]
-    pairs = extremes + [(random_axes(rng, 4096, [0, 1, R, P]), random_axes(rng, 4096, [0, 1, R])) for _ in range(200)]
+    extremes = [
+        ((P,) * 12, (R,) * 12),
+        ((0,) * 12, (R,) * 12),
+        ((P,) * 12, (0,) * 12),
+        ((P, *(R,) * 11), (R,) * 12),
+    ]
+    pairs = extremes + [
+        (random_axes(rng, 4096, [0, 1, R, P]), random_axes(rng, 4096, [0, 1, R]))
+        for _ in range(200)
+    ]
     for source, target in pairs:
         numbered = [tuple(number(symbol, 2) for symbol in axes) for axes in (source, target)]
         products = held_factors(tuple(zip(factors, *numbered, strict=True)), 2)
-        found = int(closed_form([np.array(product, np.int64) for product in products], 4096, nbytes))
+        found = int(
+            closed_form([np.array(product, np.int64) for product in products], 4096, nbytes)
+        )
         expected = nbytes * volume(factors, source, target)
         assert found in (floor(expected), ceil(expected))

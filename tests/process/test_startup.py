@@ -26,19 +26,44 @@ def launcher(monkeypatch):
         neighbours._kept.pop().close()
 
 
-@pytest.mark.parametrize(("settings", "found"), [
-    ({}, (False, 0, 1, None)),
-    ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (False, 0, 1, None)),
-    ({"PMI_RANK": "2", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, (True, 2, 8, 4)),
-    ({"PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, (True, 1, 3, 3)),
-    ({"PMI_RANK": "13", "PMI_SIZE": "14", "SLURM_STEP_TASKS_PER_NODE": "4(x3),2", "SLURM_NODEID": "3"},
-     (True, 13, 14, 2)),
-    ({"PMIX_RANK": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_NODEID": "1"},
-     (True, 5, 8, 4)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, (False, 0, 1, None)),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, (False, 0, 1, None)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "8", "MPI_LOCALNRANKS": "4"}, (True, 2, 8, 4)),
+        (
+            {"PMIX_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
+            (True, 1, 3, 3),
+        ),
+        (
+            {
+                "PMI_RANK": "13",
+                "PMI_SIZE": "14",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x3),2",
+                "SLURM_NODEID": "3",
+            },
+            (True, 13, 14, 2),
+        ),
+        (
+            {
+                "PMIX_RANK": "5",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+                "SLURM_NODEID": "1",
+            },
+            (True, 5, 8, 4),
+        ),
+    ],
+)
 def test_what_launchers_say(launcher, settings, found):
     launcher(**settings)
-    told = neighbours.launched(), neighbours.given_rank(), neighbours.given_size(), neighbours.given_size_here()
+    told = (
+        neighbours.launched(),
+        neighbours.given_rank(),
+        neighbours.given_size(),
+        neighbours.given_size_here(),
+    )
     assert told == found
 
 
@@ -50,15 +75,18 @@ def test_names(launcher):
     assert neighbours.present() == [1, 3]
 
 
-@pytest.mark.parametrize(("size", "expected", "here", "text"), [
-    (3, 3, [0, 1], "rank 2 of 3 has not started"),
-    (3, 3, [1], "ranks 0, 2 of 3 have not started"),
-    (64, 64, [7], "ranks 0, 1, 2, 3, 4, 5, 6, 8 and 55 more of 64 have not started"),
-    (3, 3, [0, 1, 2], "all 3 ranks have started, but do not come together"),
-    (64, 4, [8, 9, 10], "1 of the 4 ranks of n3 has not started"),
-    (64, 4, [8, 9, 10, 11], "all 4 ranks of n3 have started, those of other machines have not"),
-    (64, None, [8], "not all ranks have started"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "expected", "here", "text"),
+    [
+        (3, 3, [0, 1], "rank 2 of 3 has not started"),
+        (3, 3, [1], "ranks 0, 2 of 3 have not started"),
+        (64, 64, [7], "ranks 0, 1, 2, 3, 4, 5, 6, 8 and 55 more of 64 have not started"),
+        (3, 3, [0, 1, 2], "all 3 ranks have started, but do not come together"),
+        (64, 4, [8, 9, 10], "1 of the 4 ranks of n3 has not started"),
+        (64, 4, [8, 9, 10, 11], "all 4 ranks of n3 have started, those of other machines have not"),
+        (64, None, [8], "not all ranks have started"),
+    ],
+)
 def test_who_is_missing(launcher, size, expected, here, text):
     launcher(PMI_SIZE=str(size), SLURMD_NODENAME="n3")
     assert start._who(here, expected) == text
@@ -79,9 +107,17 @@ except ChildProcessError:
 
 def rank(how, **settings):
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OUTER)}
-    kept |= {"PYTHONPATH": str(ROOT), "PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3", **settings}
+    kept |= {
+        "PYTHONPATH": str(ROOT),
+        "PMI_RANK": "1",
+        "PMI_SIZE": "3",
+        "MPI_LOCALNRANKS": "3",
+        **settings,
+    }
     command = [sys.executable, "-c", RANK, how]
-    return subprocess.run(command, env=kept, capture_output=True, text=True, timeout=120, start_new_session=True)
+    return subprocess.run(
+        command, env=kept, capture_output=True, text=True, timeout=120, start_new_session=True
+    )
 
 
 @pytest.mark.parametrize("limit", ["0.3s", "1"])
@@ -89,8 +125,10 @@ def test_the_others_do_not_come(limit):
     done = rank("waits", EINMPI_START_TIMEOUT=limit)
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "")
     seconds = limit.removesuffix("s")
-    assert done.stderr == (f"einmpi: error: rank 1: ranks 0, 2 of 3 have not started after {seconds} s; "
-                           "EINMPI_START_TIMEOUT sets the limit\n")  # fmt: skip
+    assert done.stderr == (
+        f"einmpi: error: rank 1: ranks 0, 2 of 3 have not started after {seconds} s; "
+        "EINMPI_START_TIMEOUT sets the limit\n"
+    )
 
 
 @pytest.mark.parametrize("limit", ["0", "", "10min"])
@@ -99,8 +137,13 @@ def test_all_come(limit):
     assert (done.returncode, done.stdout, done.stderr) == (0, "done, and no process is left\n", "")
 
 
-@pytest.mark.parametrize(("text", "wrong"), [("soon", "'soon' is not a time; a number and"),
-                                             ("3000000", "3000000 is more than 24h; less, or 0")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("soon", "'soon' is not a time; a number and"),
+        ("3000000", "3000000 is more than 24h; less, or 0"),
+    ],
+)
 def test_no_time(launcher, text, wrong):
     launcher(PMI_RANK="0", EINMPI_START_TIMEOUT=text)
     message = re.escape(f"EINMPI_START_TIMEOUT: {wrong}")

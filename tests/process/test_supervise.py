@@ -23,8 +23,20 @@ print("lives")
 @pytest.mark.parametrize("launched", [True, False])
 def test_requests_before_and_after_a_run(launched):
     """Without a launcher the signal means afterwards what it meant before."""
-    settings = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **({"PMI_RANK": "0"} if launched else {})}
-    done = subprocess.run([sys.executable, "-u", "-c", RANK], env=settings, capture_output=True, text=True, timeout=60,
-                          preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}))  # fmt: skip
+    settings = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        **({"PMI_RANK": "0"} if launched else {}),
+    }
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", RANK],
+        env=settings,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}),
+    )
     said = "['SIGUSR1']\n"
-    assert (done.returncode, done.stdout) == ((0, said + "lives\n") if launched else (-signal.SIGUSR1, said)), done
+    assert (done.returncode, done.stdout) == (
+        (0, said + "lives\n") if launched else (-signal.SIGUSR1, said)
+    ), done

@@ -18,12 +18,23 @@ from einmpi.schedule.layout import Layout
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
 if not CHROMIUM or not DRIVER:
-    pytest.skip("there is no Chromium with its driver (Debian: chromium, chromium-driver)", allow_module_level=True)
+    pytest.skip(
+        "there is no Chromium with its driver (Debian: chromium, chromium-driver)",
+        allow_module_level=True,
+    )
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 wheel_input = pytest.importorskip("selenium.webdriver.common.actions.wheel_input")
 
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--window-size=1200,900")  # fmt: skip
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1200,900",
+)
 EVIL = "</script></pre><img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
 
 
@@ -45,8 +56,15 @@ def attention(tmp_path_factory):
     job = einmpi.load(ROOT / "jobs" / "attention.toml")
     plan, timeline = recorded(job, 4)
     file = tmp_path_factory.mktemp("page") / "attention.html"
-    write_report(file, plan, compare(lambda name: einmpi.plan(job, 4, strategy=name)), timeline, None, job.source.text,
-                 job.title)  # fmt: skip
+    write_report(
+        file,
+        plan,
+        compare(lambda name: einmpi.plan(job, 4, strategy=name)),
+        timeline,
+        None,
+        job.source.text,
+        job.title,
+    )
     return file, plan, timeline
 
 
@@ -64,7 +82,9 @@ def visible(page):
 
 
 def tip(page):
-    return page.execute_script("const tip = document.getElementById('tip'); return tip.hidden ? '' : tip.textContent")
+    return page.execute_script(
+        "const tip = document.getElementById('tip'); return tip.hidden ? '' : tip.textContent"
+    )
 
 
 def over(page, element, x, y):
@@ -72,12 +92,16 @@ def over(page, element, x, y):
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
     box = element.rect
     actions = webdriver.ActionChains(page)
-    actions.move_to_element_with_offset(element, x - int(box["width"] / 2), y - int(box["height"] / 2)).perform()
+    actions.move_to_element_with_offset(
+        element, x - int(box["width"] / 2), y - int(box["height"] / 2)
+    ).perform()
 
 
 def wheel(page, element, amount):
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
-    webdriver.ActionChains(page).scroll_from_origin(wheel_input.ScrollOrigin.from_element(element), 0, amount).perform()
+    webdriver.ActionChains(page).scroll_from_origin(
+        wheel_input.ScrollOrigin.from_element(element), 0, amount
+    ).perform()
 
 
 def settled(read, wanted):
@@ -105,9 +129,20 @@ def painted(page, canvas):
 def test_everything_is_there(page, attention):
     assert page.title == "Multi-headed attention"
     heads = [head.text for head in page.find_elements("tag name", "h2")]
-    assert heads == ["Program", "Graph and cuts", "Who holds what", "Predicted and measured", "Timeline", "Strategies"]
-    assert len(page.find_elements("css selector", "#graph svg rect")) > len(attention[1].graph.vertices)
-    assert len(page.find_elements("css selector", "#tensor-table tbody tr")) == len(attention[1].graph.vertices)
+    assert heads == [
+        "Program",
+        "Graph and cuts",
+        "Who holds what",
+        "Predicted and measured",
+        "Timeline",
+        "Strategies",
+    ]
+    assert len(page.find_elements("css selector", "#graph svg rect")) > len(
+        attention[1].graph.vertices
+    )
+    assert len(page.find_elements("css selector", "#tensor-table tbody tr")) == len(
+        attention[1].graph.vertices
+    )
 
 
 def test_the_wheel_zooms_and_reset_shows_all(page):
@@ -118,11 +153,15 @@ def test_the_wheel_zooms_and_reset_shows_all(page):
     left, right = settled(lambda: visible(page), lambda seen: seen != (start, stop))
     assert start < left < right < stop
     wheel(page, track, 300)
-    assert settled(lambda: visible(page), lambda seen: seen != (left, right)) == pytest.approx((start, stop), abs=1)
+    assert settled(lambda: visible(page), lambda seen: seen != (left, right)) == pytest.approx(
+        (start, stop), abs=1
+    )
     page.find_element("id", "track-in").click()
     left, right = visible(page)
     assert right - left == pytest.approx((stop - start) / 2)
-    webdriver.ActionChains(page).move_to_element(track).click_and_hold().move_by_offset(-100, 0).release().perform()
+    webdriver.ActionChains(page).move_to_element(track).click_and_hold().move_by_offset(
+        -100, 0
+    ).release().perform()
     moved = settled(lambda: visible(page), lambda seen: seen != (left, right))
     assert moved[0] > left and moved[1] - moved[0] == pytest.approx(right - left)
     page.find_element("id", "track-reset").click()
@@ -131,13 +170,19 @@ def test_the_wheel_zooms_and_reset_shows_all(page):
 
 def test_the_pointer_tells_the_step(page, attention):
     track = page.find_element("id", "track")
-    longest = max((span for span in attention[2].spans if span.rank == 1), key=lambda span: span.end - span.start)
+    longest = max(
+        (span for span in attention[2].spans if span.rank == 1),
+        key=lambda span: span.end - span.start,
+    )
     middle = (longest.start + longest.end) / 2 * 1e6 / visible(page)[1]
     over(
         page, track, round(46 + middle * (track.rect["width"] - 46)), 26 + 26 + 13
     )  # beside names, below times and rank 0
     told = settled(lambda: tip(page), bool)
-    assert told.startswith(f"rank 1, {longest.kind} {longest.vertex}: ") and " ".join(longest.label.split()) in told
+    assert (
+        told.startswith(f"rank 1, {longest.kind} {longest.vertex}: ")
+        and " ".join(longest.label.split()) in told
+    )
 
 
 def test_the_keyboard_goes_from_step_to_step(page):
@@ -166,7 +211,9 @@ def test_tensors_are_painted(page, attention):
         canvases = card.find_elements("tag name", "canvas")
         assert len(canvases) == len(ways_it_lies(attention[1], vertex.name))
         assert canvases[0].get_attribute("aria-label").startswith(f"{vertex.name}, ")
-        assert settled(lambda canvas=canvases[0]: painted(page, canvas), lambda count: count >= 4) >= 4
+        assert (
+            settled(lambda canvas=canvases[0]: painted(page, canvas), lambda count: count >= 4) >= 4
+        )
         over(page, canvases[0], 5, 5)
         assert settled(lambda: tip(page), bool).startswith("rank")
 
@@ -176,7 +223,9 @@ def test_one_rank_and_one_tensor_can_be_looked_for(page):
     names = [head.text for head in page.find_elements("css selector", "#cards h3")]
     assert names and all(name.startswith("T3_") for name in names)
     first = "#cards canvas"
-    page.execute_script("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", first)
+    page.execute_script(
+        "document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", first
+    )
 
     def colours():
         return painted(page, page.find_element("css selector", first))
@@ -185,7 +234,11 @@ def test_one_rank_and_one_tensor_can_be_looked_for(page):
     page.find_element("id", "tensor-rank").send_keys("2")
     assert 2 <= settled(colours, lambda count: 2 <= count < before) < before
     page.find_element("id", "table-filter").send_keys("softmax of nothing")
-    assert not [row for row in page.find_elements("css selector", "#tensor-table tbody tr") if row.is_displayed()]
+    assert not [
+        row
+        for row in page.find_elements("css selector", "#tensor-table tbody tr")
+        if row.is_displayed()
+    ]
 
 
 def test_dark_differs(page):
@@ -195,7 +248,8 @@ def test_dark_differs(page):
     seen = {}
     for mode in ("light", "dark"):
         page.execute_cdp_cmd(
-            "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": mode}]}
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": mode}]},
         )
         box = page.find_element("css selector", "#graph .s-vertex").value_of_css_property("fill")
         seen[mode] = ground(), box, painted(page, page.find_element("id", "track")) > 2
@@ -205,13 +259,17 @@ def test_dark_differs(page):
 
 
 def test_it_fits_a_phone(page):
-    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                         {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True})  # fmt: skip
+    page.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": 390, "height": 800, "deviceScaleFactor": 2, "mobile": True},
+    )
     assert page.execute_script("return document.documentElement.scrollWidth") <= 390
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("chain", 12), ("attention", 16), ("shortest_path", 7)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("chain", 12), ("attention", 16), ("shortest_path", 7)]
+)
 def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name, ranks):
     """The page works out for itself who holds what: compared with the regions that a run uses."""
     plan = einmpi.plan(einmpi.load(ROOT / "jobs" / f"{name}.toml"), ranks)
@@ -219,12 +277,16 @@ def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name
     browser.get((tmp_path / "page.html").as_uri())
     for number, vertex in enumerate(plan.graph.vertices):
         for k, cuts in enumerate(ways_it_lies(plan, vertex.name)):
-            blocks = browser.execute_script("return blocksOf(arguments[0], arguments[1])", number, k)
+            blocks = browser.execute_script(
+                "return blocksOf(arguments[0], arguments[1])", number, k
+            )
             held = {rank: set() for rank in range(plan.mesh.ranks)}
             for holders, ranges in blocks:
                 for rank in holders:
                     held[rank].add(tuple(map(tuple, ranges)))
-            layout = Layout(plan.mesh, vertex.bound, tuple(None if cut < 0 else cut for cut in cuts))
+            layout = Layout(
+                plan.mesh, vertex.bound, tuple(None if cut < 0 else cut for cut in cuts)
+            )
             for rank, found in held.items():
                 assert found == set(product(*layout.block(rank))), (vertex.name, cuts, rank)
             assert PARTIAL not in cuts or not vertex.is_input
@@ -232,8 +294,12 @@ def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name
 
 def test_what_people_write_does_nothing(browser, tmp_path):
     job = einmpi.program("Z[i] = sum(X[i,j])", X=(8, 8))
-    timeline = Timeline(2, 1.0, (Span(0, "kernel", EVIL, EVIL, 0.0, 1.0), Span(1, "kernel", "Z", EVIL, 0.0, 1.0)))
-    write_report(tmp_path / "page.html", einmpi.plan(job, 2), None, timeline, None, f"Z = 1  # {EVIL}", EVIL)
+    timeline = Timeline(
+        2, 1.0, (Span(0, "kernel", EVIL, EVIL, 0.0, 1.0), Span(1, "kernel", "Z", EVIL, 0.0, 1.0))
+    )
+    write_report(
+        tmp_path / "page.html", einmpi.plan(job, 2), None, timeline, None, f"Z = 1  # {EVIL}", EVIL
+    )
     browser.get((tmp_path / "page.html").as_uri())
     assert browser.title == EVIL
     assert browser.find_element("css selector", "#program code").text.endswith(EVIL)

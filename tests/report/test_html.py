@@ -109,9 +109,17 @@ def test_boxes_do_not_touch_and_edges_go_down(graph):
     sources = [name for name in sizes if all(b != name for _, b in edges)]
     place = arrange(sizes, edges, sources)
     assert place == arrange(sizes, edges, sources)
-    boxes = [(x - sizes[name][0] / 2, y - sizes[name][1] / 2, *sizes[name]) for name, (x, y) in place.centres.items()]
+    boxes = [
+        (x - sizes[name][0] / 2, y - sizes[name][1] / 2, *sizes[name])
+        for name, (x, y) in place.centres.items()
+    ]
     for k, (x, y, width, height) in enumerate(boxes):
-        assert x >= 0 and y >= 0 and x + width <= place.width + 1e-6 and y + height <= place.height + 1e-6
+        assert (
+            x >= 0
+            and y >= 0
+            and x + width <= place.width + 1e-6
+            and y + height <= place.height + 1e-6
+        )
         for left, top, wide, tall in boxes[:k]:
             assert x + width <= left or left + wide <= x or y + height <= top or top + tall <= y
     assert set(place.routes) == set(edges)
@@ -125,15 +133,31 @@ def test_edges_that_need_not_cross_do_not():
     sizes = dict.fromkeys(["a", "b", "c", "x", "y", "z"], (50, 20))
     place = arrange(sizes, [("a", "z"), ("b", "x"), ("c", "y")], ["a", "b", "c"])
     order = sorted("abc", key=lambda name: place.centres[name][0])
-    assert [{"a": "z", "b": "x", "c": "y"}[name] for name in order] == sorted("xyz", key=lambda n: place.centres[n][0])
+    assert [{"a": "z", "b": "x", "c": "y"}[name] for name in order] == sorted(
+        "xyz", key=lambda n: place.centres[n][0]
+    )
 
 
 def test_the_graph_shows_names_cuts_and_bytes():
     plan = einmpi.plan(load("chain"), 8)
-    texts = [shape.text for group in graph_picture(plan).groups for shape in group.shapes if isinstance(shape, Text)]
+    texts = [
+        shape.text
+        for group in graph_picture(plan).groups
+        for shape in group.shapes
+        if isinstance(shape, Text)
+    ]
     for vertex in plan.graph.vertices:
         assert vertex.name in texts
-    assert {"i:2", "j:2", "k:2", "l:2", "i:4", "Σ[j](A[i,j] × B[j,k])", "1.8 MiB", "3.5 MiB"} <= set(texts)
+    assert {
+        "i:2",
+        "j:2",
+        "k:2",
+        "l:2",
+        "i:4",
+        "Σ[j](A[i,j] × B[j,k])",
+        "1.8 MiB",
+        "3.5 MiB",
+    } <= set(texts)
 
 
 def contrast(one, two):
@@ -149,21 +173,33 @@ def contrast(one, two):
 @pytest.mark.parametrize("shade", ["fill", "dark_fill"])
 def test_text_can_be_read(shade):
     boxes = ("ground", "input", "vertex", "output", "more")
-    grounds = {"ink": boxes, "faint": boxes, "join": ("ground", "chip", "vertex", "output"),
-               "aggregate": ("ground", "chip-partial", "vertex", "output"),
-               "repartition": ("ground", "vertex", "output"), "stays": ("ground",)}  # fmt: skip
+    grounds = {
+        "ink": boxes,
+        "faint": boxes,
+        "join": ("ground", "chip", "vertex", "output"),
+        "aggregate": ("ground", "chip-partial", "vertex", "output"),
+        "repartition": ("ground", "vertex", "output"),
+        "stays": ("ground",),
+    }
     for text, below in grounds.items():
         for ground in below:
-            assert contrast(getattr(STYLES[text], shade), getattr(STYLES[ground], shade)) >= 4.5, (text, ground)
+            assert contrast(getattr(STYLES[text], shade), getattr(STYLES[ground], shade)) >= 4.5, (
+                text,
+                ground,
+            )
 
 
 def test_text_of_the_page_can_be_read():
     style = (ROOT / "einmpi" / "report" / "page" / "page.css").read_text()
-    light, dark = (dict(re.findall(r"--([\w-]+): (#\w{6})", part)) for part in style.split("* {")[0].split("@media"))
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#\w{6})", part))
+        for part in style.split("* {")[0].split("@media")
+    )
     for colours in (light, dark):
         for text in ("ink", "faint", "accent", "good", "bad"):
             assert (
-                contrast(colours[text], colours["ground"]) >= 4.5 and contrast(colours[text], colours["panel"]) >= 4.5
+                contrast(colours[text], colours["ground"]) >= 4.5
+                and contrast(colours[text], colours["panel"]) >= 4.5
             )
         for kind in KINDS:  # names of tensors stand on these
             assert contrast(colours[kind], colours["ground"]) >= 4.5, kind
@@ -185,8 +221,13 @@ def test_all_parts():
     job = load("chain")
     plan, timeline = recorded(job, 4)
     plans = compare(lambda name: einmpi.plan(job, 4, strategy=name))
-    measured = {"seconds": {"run": 0.5, "total": 1.0}, "flops": 10**9, "bytes_moved": plan.bytes_predicted,
-                "bytes_moved_max_rank": 7, "bytes_peak": 3 * 2**20}  # fmt: skip
+    measured = {
+        "seconds": {"run": 0.5, "total": 1.0},
+        "flops": 10**9,
+        "bytes_moved": plan.bytes_predicted,
+        "bytes_moved_max_rank": 7,
+        "bytes_peak": 3 * 2**20,
+    }
     text = page(plan, plans, timeline, measured, job.source.text, job.title)
     assert sections(text) == ["program", "plan", "tensors", "table", "time", "strategies"]
     assert "as planned" in text and "0.5 s" in text and "2 Gop/s" in text
@@ -194,7 +235,11 @@ def test_all_parts():
     for each in plans.plans:
         assert f'<td class="left">{each.strategy}</td>' in text
     assert "strategy data needs the role batch" in text
-    other = Timeline(4, timeline.seconds, tuple(s for s in timeline.spans if s.vertex != "A" or s.kind != "exchange"))
+    other = Timeline(
+        4,
+        timeline.seconds,
+        tuple(s for s in timeline.spans if s.vertex != "A" or s.kind != "exchange"),
+    )
     assert page(plan, timeline=other).count('<td class="bad">') == 1
 
 
@@ -233,20 +278,33 @@ def test_what_people_write_is_only_text():
 
 
 def test_the_same_page_in_every_process():
-    code = ("import einmpi, sys; from einmpi.report.html import page; job = einmpi.load(sys.argv[1]); "
-            "print(page(einmpi.plan(job, 12), program=job.source.text))")  # fmt: skip
+    code = (
+        "import einmpi, sys; from einmpi.report.html import page; job = einmpi.load(sys.argv[1]); "
+        "print(page(einmpi.plan(job, 12), program=job.source.text))"
+    )
     command = [sys.executable, "-c", code, str(ROOT / "jobs" / "attention.toml")]
-    texts = {subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT,
-                            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}).stdout
-             for seed in ("1", "2")}  # fmt: skip
+    texts = {
+        subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+        ).stdout
+        for seed in ("1", "2")
+    }
     assert len(texts) == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 11])
 def test_small_and_odd_graphs(ranks):
-    for program, inputs in (("Z = 1", {}), ("n = sum(X[i]**2)", {"X": (5,)}),
-                            ("Y[i,j] = X[i,i] + X[j,i]", {"X": (3, 3)}),
-                            ("Z[i] = X[i] + X[i]; W[i] = X[i]", {"X": (0,)})):  # fmt: skip
+    for program, inputs in (
+        ("Z = 1", {}),
+        ("n = sum(X[i]**2)", {"X": (5,)}),
+        ("Y[i,j] = X[i,i] + X[j,i]", {"X": (3, 3)}),
+        ("Z[i] = X[i] + X[i]; W[i] = X[i]", {"X": (0,)}),
+    ):
         plan = einmpi.plan(einmpi.program(program, **inputs), ranks)
         Elements(page(plan))
         ElementTree.fromstring(svg(graph_picture(plan), of_its_own=True))
@@ -281,9 +339,17 @@ def test_spans_come_back():
     assert len(found) == len(timeline.spans) and data["merged"] == 0
     for (rank, start, end, step), span in zip(found, timeline.spans, strict=True):
         assert rank == span.rank
-        assert abs(start - (span.start - origin) * 1e6) <= 0.51 and abs(end - (span.end - origin) * 1e6) <= 0.51
-        assert data["steps"][step] == [KINDS.index(span.kind), span.vertex, " ".join(span.label.split()), span.nbytes,
-                                       span.operations]  # fmt: skip
+        assert (
+            abs(start - (span.start - origin) * 1e6) <= 0.51
+            and abs(end - (span.end - origin) * 1e6) <= 0.51
+        )
+        assert data["steps"][step] == [
+            KINDS.index(span.kind),
+            span.vertex,
+            " ".join(span.label.split()),
+            span.nbytes,
+            span.operations,
+        ]
 
 
 def test_too_many_spans_are_merged(monkeypatch):
@@ -296,24 +362,41 @@ def test_too_many_spans_are_merged(monkeypatch):
     assert f"shorter than {data['merged']:,} µs" in page(plan, timeline=timeline)
     for rank, track in enumerate(tracks):
         own = [span for span in timeline.spans if span.rank == rank]
-        assert sum(data["steps"][step][3] for _, _, step in track) == sum(span.nbytes for span in own)
-        assert sum(data["steps"][step][4] for _, _, step in track) == sum(span.operations for span in own)
+        assert sum(data["steps"][step][3] for _, _, step in track) == sum(
+            span.nbytes for span in own
+        )
+        assert sum(data["steps"][step][4] for _, _, step in track) == sum(
+            span.operations for span in own
+        )
         assert all(one[1] <= two[0] for one, two in pairwise(track))
         assert track[-1][1] == round((own[-1].end - timeline.spans[0].start) * 1e6)
 
 
 def test_too_many_labels_lose_their_regions(monkeypatch):
     timeline = made_up(einmpi.plan(load("chain"), 8))
-    regions = {line for _, vertex, line, *_ in timeline_data(timeline)["steps"] if vertex == "A" and "load" in line}
+    regions = {
+        line
+        for _, vertex, line, *_ in timeline_data(timeline)["steps"]
+        if vertex == "A" and "load" in line
+    }
     assert len(regions) == 8 and "load A[240, 240] ← […] of A" not in regions
     monkeypatch.setattr(page_data, "MOST_LABELS", 100)
-    lines = {line for _, vertex, line, *_ in timeline_data(timeline)["steps"] if vertex in ("A", "Z_1")}
-    assert "load A[240, 240] ← […] of A" in lines and "kernel Z_1[240, 240] ← Σ[j](A[i,j] × B[j,k])" in lines
+    lines = {
+        line for _, vertex, line, *_ in timeline_data(timeline)["steps"] if vertex in ("A", "Z_1")
+    }
+    assert (
+        "load A[240, 240] ← […] of A" in lines
+        and "kernel Z_1[240, 240] ← Σ[j](A[i,j] × B[j,k])" in lines
+    )
 
 
 def test_shares_of_the_time():
     spans = (Span(0, "kernel", "Z", "", 0.0, 3.0), Span(1, "reduce", "Z", "", 1.0, 2.0))
-    assert time_by_kind(Timeline(2, 4.0, spans)) == {"reduce": 1 / 8, "kernel": 3 / 8, "idle": 1 / 2}
+    assert time_by_kind(Timeline(2, 4.0, spans)) == {
+        "reduce": 1 / 8,
+        "kernel": 3 / 8,
+        "idle": 1 / 2,
+    }
 
 
 # ---- large ----------------------------------------------------------------------------------------------------------
@@ -336,8 +419,14 @@ def test_repeated_layers_are_drawn_once():
     boxes = [shape for group in picture.groups for shape in group.shapes if isinstance(shape, Box)]
     assert sum(box.style == "more" for box in boxes) == 1
     drawn = sum(box.style in ("input", "vertex", "output") for box in boxes)
-    texts = [shape.text for group in picture.groups for shape in group.shapes if isinstance(shape, Text)]
-    layers, hidden = (int(re.match(r"\d+", text)[0]) for text in texts if "more layers" in text or " tensors, " in text)
+    texts = [
+        shape.text for group in picture.groups for shape in group.shapes if isinstance(shape, Text)
+    ]
+    layers, hidden = (
+        int(re.match(r"\d+", text)[0])
+        for text in texts
+        if "more layers" in text or " tensors, " in text
+    )
     assert layers >= 3 and drawn + hidden == len(plan.graph.vertices)
     assert MORE not in plan.graph.by_name
 
@@ -345,8 +434,12 @@ def test_repeated_layers_are_drawn_once():
 def test_many_tensors_that_do_not_repeat_are_drawn_briefly():
     lines = [f"T{k}[i,j] = sum(T{k - 1}[i,l] * W{k}[l,j])" for k in range(1, 90)]
     shapes = {"T0": (7, 11), **{f"W{k}": (10 + k, 11 + k) for k in range(1, 90)}}
-    picture = graph_picture(einmpi.plan(einmpi.program("\n".join(lines), **shapes), 2, strategy="sqrt"))
-    texts = {shape.text for group in picture.groups for shape in group.shapes if isinstance(shape, Text)}
+    picture = graph_picture(
+        einmpi.plan(einmpi.program("\n".join(lines), **shapes), 2, strategy="sqrt")
+    )
+    texts = {
+        shape.text for group in picture.groups for shape in group.shapes if isinstance(shape, Text)
+    }
     assert {*(f"T{k}" for k in range(90)), *shapes} <= texts
     assert not any("Σ" in text for text in texts)
 
@@ -360,7 +453,9 @@ def test_plot_as_svg(tmp_path):
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert {"Z_1", "Z_2", "Z_3", "Z"} <= {element.text for element in root.iter()}
     assert not [
-        e for e in root.iter() if e.tag.endswith("script") or any("href" in key or key == "class" for key in e.attrib)
+        e
+        for e in root.iter()
+        if e.tag.endswith("script") or any("href" in key or key == "class" for key in e.attrib)
     ]
 
 
@@ -369,14 +464,21 @@ def test_plot_as_png(tmp_path):
     write_plot(tmp_path / "plan.png", einmpi.plan(load("chain"), 8))
     data = (tmp_path / "plan.png").read_bytes()
     picture = graph_picture(einmpi.plan(load("chain"), 8))
-    assert data.startswith(b"\x89PNG") and abs(int.from_bytes(data[16:20], "big") - 2 * picture.width) <= 2
+    assert (
+        data.startswith(b"\x89PNG")
+        and abs(int.from_bytes(data[16:20], "big") - 2 * picture.width) <= 2
+    )
 
 
 def test_what_cannot_be_written(tmp_path, monkeypatch):
     plan = einmpi.plan(load("softmax"), 2)
-    with pytest.raises(InputError, match=r"plan\.jpg: unknown kind of picture; a file that ends in \.svg or \.png"):
+    with pytest.raises(
+        InputError, match=r"plan\.jpg: unknown kind of picture; a file that ends in \.svg or \.png"
+    ):
         write_plot("plan.jpg", plan)
-    with pytest.raises(InputError, match=r"none/plan\.svg: No such file or directory; a file to write"):
+    with pytest.raises(
+        InputError, match=r"none/plan\.svg: No such file or directory; a file to write"
+    ):
         write_plot(tmp_path / "none" / "plan.svg", plan)
     with pytest.raises(InputError, match="No such file or directory"):
         write_report(tmp_path / "none" / "plan.html", plan)
@@ -386,15 +488,29 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
 
 
 def einmpi_command(folder, *arguments):
-    return subprocess.run([sys.executable, "-m", "einmpi", *arguments], cwd=folder, capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "einmpi", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
 
 
 def test_pages_and_plots_from_the_command_line(tmp_path):
     job = str(ROOT / "jobs" / "chain.toml")
-    done = einmpi_command(tmp_path, "plan", job, "-n", "8", "--compare", "--report", "plan.html", "--plot", "plan.svg")
+    done = einmpi_command(
+        tmp_path, "plan", job, "-n", "8", "--compare", "--report", "plan.html", "--plot", "plan.svg"
+    )
     assert done.returncode == 0 and "eindecomp-paper" in done.stdout, done.stderr
-    assert sections((tmp_path / "plan.html").read_text()) == ["program", "plan", "tensors", "table", "strategies"]
+    assert sections((tmp_path / "plan.html").read_text()) == [
+        "program",
+        "plan",
+        "tensors",
+        "table",
+        "strategies",
+    ]
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
     done = einmpi_command(tmp_path, job, "--report", "none/run.html")
     assert (done.returncode, done.stdout) == (2, "")

@@ -33,7 +33,11 @@ def schedule():
 
 def made(monkeypatch, schedule, width, repeats=1):
     """Progress on a clock that stands still, and what it writes."""
-    clock, stream, comm = SimpleNamespace(now=100.0), io.StringIO(), SimpleNamespace(received=0, size=4)
+    clock, stream, comm = (
+        SimpleNamespace(now=100.0),
+        io.StringIO(),
+        SimpleNamespace(received=0, size=4),
+    )
     monkeypatch.setattr(progress, "screen", lambda: (stream, width))
     return Progress(comm, schedule, repeats, lambda: clock.now), clock, stream, comm
 
@@ -74,7 +78,9 @@ def test_a_bar_goes_on_inside_a_long_step_but_not_beyond_it(monkeypatch, schedul
     bars = ESCAPE.sub("", stream.getvalue()).split("\r\r")
     parts = percent(stream.getvalue())
     assert parts == sorted(parts) and parts[0] < parts[-1] == round(100 * shown.done[place + 1])
-    assert all(f"{schedule.steps[place].vertex}  kernel  1.0 MiB received  about" in bar for bar in bars)
+    assert all(
+        f"{schedule.steps[place].vertex}  kernel  1.0 MiB received  about" in bar for bar in bars
+    )
     assert all(len(bar.strip()) < 100 for bar in bars)
     shown.close()
     assert stream.getvalue().endswith(CLEAR)
@@ -110,7 +116,10 @@ def test_the_launcher_tells_what_it_has(monkeypatch, tmp_path):
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         told = terminals.for_ranks()[VARIABLE]
         assert told == f"{os.uname().nodename} 0 120 {os.ttyname(theirs)}"
-        pipes = [SimpleNamespace(fileno=lambda number=number: number, isatty=lambda: False) for number in (1, 2)]
+        pipes = [
+            SimpleNamespace(fileno=lambda number=number: number, isatty=lambda: False)
+            for number in (1, 2)
+        ]
         assert [columns(pipe) for pipe in pipes] == [0, 0]
         monkeypatch.setenv(VARIABLE, told)
         monkeypatch.setattr(sys, "stderr", pipes[1])
@@ -141,10 +150,20 @@ def test_terminals_of_a_foreign_launcher_do_not_count(monkeypatch):
 def on_terminal(command, width):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", VARIABLE)}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("NO_COLOR", "COLUMNS", VARIABLE)
+    }
     shown = b""
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, cwd=ROOT,
-                          env={**kept, "TERM": "xterm", "PYTHONPATH": str(ROOT)}) as process:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+        env={**kept, "TERM": "xterm", "PYTHONPATH": str(ROOT)},
+    ) as process:
         os.close(theirs)
         while True:
             try:
@@ -157,14 +176,26 @@ def on_terminal(command, width):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[pytest.mark.mpi, needs_mpirun])])
 def test_a_run_on_a_terminal(ranks):
-    command = [sys.executable, "-m", "einmpi", "run", "jobs/chain.toml", "-n", str(ranks), "--set", "s=1000"]
+    command = [
+        sys.executable,
+        "-m",
+        "einmpi",
+        "run",
+        "jobs/chain.toml",
+        "-n",
+        str(ranks),
+        "--set",
+        "s=1000",
+    ]
     status, shown = on_terminal(command, 90)
     assert status == 0
     *bars, rest = shown.split(CLEAR)
     assert any("% " in bar and "\x1b[" in bar for bar in bars)
     text = ESCAPE.sub("", rest)
     assert text.startswith("Matrix chain: ") and f"on {ranks} rank" in text
-    assert re.search(r"^vertex +computing s .*imbalance\r$", text, re.MULTILINE) and "\x1b[1m" in rest
+    assert (
+        re.search(r"^vertex +computing s .*imbalance\r$", text, re.MULTILINE) and "\x1b[1m" in rest
+    )
     assert re.search(r"^Z_2 ", text, re.MULTILINE) and "peak memory  " in text
 
 

@@ -29,30 +29,51 @@ def job(name, **sizes):
 
 def check_trace(data, ranks, moved):
     """What Perfetto needs, and that the bytes are those that were counted."""
-    tracks = {event["tid"]: event["args"]["name"] for event in data if event["name"] == "thread_name"}
+    tracks = {
+        event["tid"]: event["args"]["name"] for event in data if event["name"] == "thread_name"
+    }
     assert tracks == {rank: f"rank {rank}" for rank in range(ranks)}
     spans = [event for event in data if event["ph"] == "X"]
     for rank in range(ranks):
         own = [event for event in spans if event["tid"] == rank]
         now = 0.0
         for event in own:
-            assert event["cat"] in KINDS and event["args"]["step"] and "\n" not in event["args"]["step"]
+            assert (
+                event["cat"] in KINDS
+                and event["args"]["step"]
+                and "\n" not in event["args"]["step"]
+            )
             assert event["ts"] >= now - 1e-6 and event["dur"] >= 0  # rounded to a nanosecond
             now = event["ts"] + event["dur"]
-    sent = sum(event["args"].get("bytes", 0) for event in spans if event["cat"] in ("exchange", "reduce"))
+    sent = sum(
+        event["args"].get("bytes", 0) for event in spans if event["cat"] in ("exchange", "reduce")
+    )
     assert sent == moved
-    starts, ends = ({event["id"]: event for event in data if event["ph"] == phase} for phase in "sf")
-    assert starts.keys() == ends.keys() and len(starts) + len(ends) == sum(event["ph"] in "sf" for event in data)
+    starts, ends = (
+        {event["id"]: event for event in data if event["ph"] == phase} for phase in "sf"
+    )
+    assert starts.keys() == ends.keys() and len(starts) + len(ends) == sum(
+        event["ph"] in "sf" for event in data
+    )
     for number, start in starts.items():
         end = ends[number]
-        assert start["ts"] <= end["ts"] and start["tid"] != end["tid"] and start["name"] == end["name"]
+        assert (
+            start["ts"] <= end["ts"] and start["tid"] != end["tid"] and start["name"] == end["name"]
+        )
         for arrow in (start, end):  # bound to a step of that kind
-            assert any(event["tid"] == arrow["tid"] and event["cat"] == arrow["cat"] and event["name"] == arrow["name"]
-                       and event["ts"] <= arrow["ts"] < event["ts"] + event["dur"] for event in spans)  # fmt: skip
+            assert any(
+                event["tid"] == arrow["tid"]
+                and event["cat"] == arrow["cat"]
+                and event["name"] == arrow["name"]
+                and event["ts"] <= arrow["ts"] < event["ts"] + event["dur"]
+                for event in spans
+            )
     return len(starts)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("chain", 1), ("chain", 4), ("attention", 3), ("softmax", 2)])
+@pytest.mark.parametrize(
+    ("name", "ranks"), [("chain", 1), ("chain", 4), ("attention", 3), ("softmax", 2)]
+)
 def test_a_timeline_has_every_step(name, ranks):
     plan, timeline, received = recorded_run(job(name), ranks)
     for rank in range(ranks):
@@ -95,14 +116,18 @@ def test_clocks_that_differ_are_put_on_one_axis(monkeypatch):
 # ---- a timeline that is known ---------------------------------------------------------------------------------------
 
 PAIR = (0, 1)
-KNOWN = Timeline(3, 4.0, (
-    Span(0, "load", "A", "load A", 0.0, 1.0, 80),
-    Span(0, "exchange", "A", "exchange A", 1.0, 2.5, 40, 0, PAIR, 1),
-    Span(0, "kernel", "Z", "kernel Z", 2.5, 4.0, 0, 600),
-    Span(1, "load", "A", "load A", 0.0, 2.0, 80),
-    Span(1, "exchange", "A", "exchange A", 2.0, 2.5, 40, 0, PAIR, 0),
-    Span(1, "kernel", "Z", "kernel Z", 2.5, 3.0, 0, 200),
-))  # fmt: skip
+KNOWN = Timeline(
+    3,
+    4.0,
+    (
+        Span(0, "load", "A", "load A", 0.0, 1.0, 80),
+        Span(0, "exchange", "A", "exchange A", 1.0, 2.5, 40, 0, PAIR, 1),
+        Span(0, "kernel", "Z", "kernel Z", 2.5, 4.0, 0, 600),
+        Span(1, "load", "A", "load A", 0.0, 2.0, 80),
+        Span(1, "exchange", "A", "exchange A", 2.0, 2.5, 40, 0, PAIR, 0),
+        Span(1, "kernel", "Z", "kernel Z", 2.5, 3.0, 0, 200),
+    ),
+)
 
 
 def test_times_of_vertices():
@@ -115,15 +140,22 @@ def test_times_of_vertices():
 
 def test_a_late_rank_is_waited_for_no_longer_than_the_step():
     """One that comes after a step has ended is late by its clock only."""
-    spans = Span(0, "reduce", "Z", "", 0.0, 1.0, 8, 0, PAIR, 1), Span(1, "reduce", "Z", "", 5.0, 6.0, 8, 0, PAIR, 0)
+    spans = (
+        Span(0, "reduce", "Z", "", 0.0, 1.0, 8, 0, PAIR, 1),
+        Span(1, "reduce", "Z", "", 5.0, 6.0, 8, 0, PAIR, 0),
+    )
     late = Timeline(2, 6.0, spans)
     (times,) = vertex_times(late, ["Z"])
     assert (times.waiting, times.communication) == (0.5, 0.5)
-    assert [event["ph"] for event in events(late)].count("s") == 1  # the arrow back would go into the past
+    assert [event["ph"] for event in events(late)].count(
+        "s"
+    ) == 1  # the arrow back would go into the past
 
 
 def test_the_slowest_vertices_come_first_and_the_rest_in_one_line():
-    vertices = [VertexTimes(f"V{k}", k / 10, k / 10, 0.5, 0.25, k * 10**9, 10**9) for k in range(30)]
+    vertices = [
+        VertexTimes(f"V{k}", k / 10, k / 10, 0.5, 0.25, k * 10**9, 10**9) for k in range(30)
+    ]
     head, *rows = summary_rows(vertices)
     assert head[0] == "vertex" and [row[0] for row in rows] == [
         *(f"V{k}" for k in range(29, 9, -1)),
@@ -139,22 +171,48 @@ def test_events_of_a_known_timeline(tmp_path):
     write_trace(tmp_path / "trace.json", KNOWN)
     data = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert check_trace(data, 3, 80) == 2
-    (kernel,) = [event for event in data if event["ph"] == "X" and event["name"] == "Z" and event["tid"] == 1]
-    assert kernel == {"ph": "X", "name": "Z", "pid": 1, "tid": 1, "cat": "kernel", "ts": 2.5e6, "dur": 5e5,
-                      "args": {"step": "kernel Z", "operations": 200}}  # fmt: skip
+    (kernel,) = [
+        event for event in data if event["ph"] == "X" and event["name"] == "Z" and event["tid"] == 1
+    ]
+    assert kernel == {
+        "ph": "X",
+        "name": "Z",
+        "pid": 1,
+        "tid": 1,
+        "cat": "kernel",
+        "ts": 2.5e6,
+        "dur": 5e5,
+        "args": {"step": "kernel Z", "operations": 200},
+    }
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
 
-TABLE = re.compile(r"^vertex +computing s +moving s +waiting s +GFLOP/s +GB/s +imbalance$", re.MULTILINE)
+TABLE = re.compile(
+    r"^vertex +computing s +moving s +waiting s +GFLOP/s +GB/s +imbalance$", re.MULTILINE
+)
 
 
 @needs_mpirun
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_on_real_ranks(ranks, tmp_path):
-    arguments = ["-m", "einmpi", str(ROOT / "jobs/chain.toml"), "--set", "s=240", "--repeat", "2", "--summary",
-                 "--trace", "trace.json", "--json", "run.json", "--report", "run.html"]  # fmt: skip
+    arguments = [
+        "-m",
+        "einmpi",
+        str(ROOT / "jobs/chain.toml"),
+        "--set",
+        "s=240",
+        "--repeat",
+        "2",
+        "--summary",
+        "--trace",
+        "trace.json",
+        "--json",
+        "run.json",
+        "--report",
+        "run.html",
+    ]
     done = run_mpi(ranks, arguments, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert TABLE.search(done.stdout) and "\x1b" not in done.stdout

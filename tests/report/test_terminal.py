@@ -80,7 +80,9 @@ def test_a_very_narrow_terminal_leaves_columns_out_and_says_so(terminal, plan):
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 200])
-def test_no_color_means_no_escapes_and_nothing_is_too_wide(terminal, monkeypatch, columns, plan, comparison):
+def test_no_color_means_no_escapes_and_nothing_is_too_wide(
+    terminal, monkeypatch, columns, plan, comparison
+):
     terminal(columns)
     monkeypatch.setenv("NO_COLOR", "1")
     for shown in (plan_text(plan), comparison_text(comparison)):
@@ -114,8 +116,12 @@ def test_the_command(terminal, arguments, coloured):
     ours, theirs = terminal(100)
     command = [sys.executable, "-m", "einmpi", "plan", "jobs/softmax.toml", "-n", "4", *arguments]
     shown = b""
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, cwd=ROOT) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, cwd=ROOT
+    ) as process:
         while select.select([ours], [], [], 0.1)[0] or process.poll() is None:
-            if select.select([ours], [], [], 0)[0]:  # a terminal holds few bytes, so they are taken while it writes
+            if select.select([ours], [], [], 0)[
+                0
+            ]:  # a terminal holds few bytes, so they are taken while it writes
                 shown += os.read(ours, 65536)
     assert process.returncode == 0 and b"eindecomp" in shown and (b"\x1b[1m" in shown) == coloured

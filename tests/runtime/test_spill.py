@@ -61,8 +61,16 @@ def with_files(job, arrays, folder):
 # ---- the same results -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gather", "diagonal", "four dimensions", "chain, odd", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in CASES)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gather",
+        "diagonal",
+        "four dimensions",
+        "chain, odd",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES),
+    ],
+)
 def test_every_case_with_little_memory(name, tmp_path):
     job, arrays = CASES[name]
     wanted = einmpi.reference(job, arrays)
@@ -81,24 +89,34 @@ def test_every_case_with_little_memory(name, tmp_path):
 
 def check_random_program(data, folder):
     program, sizes = data.draw(programs())
-    inputs = "\n".join(f'{name} = {{ shape = [{sizes[a]}, {sizes[b]}], random = "normal" }}'
-                       for name, (a, b) in {"X": "nm", "Y": "mn"}.items())  # fmt: skip
+    inputs = "\n".join(
+        f'{name} = {{ shape = [{sizes[a]}, {sizes[b]}], random = "normal" }}'
+        for name, (a, b) in {"X": "nm", "Y": "mn"}.items()
+    )
     job = einmpi.load(write_job(folder, program, inputs, ""))
     ranks = data.draw(st.integers(1, 4))
-    memory = between(least_memory(job, ranks), einmpi.plan(job, ranks).peak, data.draw(st.floats(0, 1)))
+    memory = between(
+        least_memory(job, ranks), einmpi.plan(job, ranks).peak, data.draw(st.floats(0, 1))
+    )
     done = run_on_threads(job, ranks, memory=memory)
     assert_close(done.outputs, einmpi.reference(job))
     assert max(done.peaks) <= memory
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_random_programs_with_any_limit(data, tmp_path_factory):
     check_random_program(data, tmp_path_factory.mktemp("any"))
 
 
 @pytest.mark.slow
-@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_many_random_programs_with_any_limit(data, tmp_path_factory):
     check_random_program(data, tmp_path_factory.mktemp("any"))
@@ -131,10 +149,26 @@ def test_figures_of_large_results(monkeypatch):
 
 # ---- kernels in passes ----------------------------------------------------------------------------------------------
 
-AGGREGATED = [f"Z[i] = {aggregation}(X[i,j] {comparison})" for aggregation, comparison in (
-    ("sum", ""), ("prod", ""), ("max", ""), ("min", ""), ("any", "> 3"), ("all", "< 8"), ("mean", ""))]  # fmt: skip
-SHAPED = ["Z[i,k] = sum(X[i,j] * Y[j,k])", "Z[i] = X[i,i] + i", "t = sum(X[i,i] * i)", "Z[k,i] = max(X[i,j] - Y[j,k])",
-          "Z[i,j] = where(i < j, X[i,j], X[j,i] * i)", "Z[i,k] = sum(X[n[i],j] * Y[j,k])"]  # fmt: skip
+AGGREGATED = [
+    f"Z[i] = {aggregation}(X[i,j] {comparison})"
+    for aggregation, comparison in (
+        ("sum", ""),
+        ("prod", ""),
+        ("max", ""),
+        ("min", ""),
+        ("any", "> 3"),
+        ("all", "< 8"),
+        ("mean", ""),
+    )
+]
+SHAPED = [
+    "Z[i,k] = sum(X[i,j] * Y[j,k])",
+    "Z[i] = X[i,i] + i",
+    "t = sum(X[i,i] * i)",
+    "Z[k,i] = max(X[i,j] - Y[j,k])",
+    "Z[i,j] = where(i < j, X[i,j], X[j,i] * i)",
+    "Z[i,k] = sum(X[n[i],j] * Y[j,k])",
+]
 
 
 def as_passes(kernel, arrays, memory, kept):
@@ -159,7 +193,10 @@ def as_passes(kernel, arrays, memory, kept):
     return buffers[kernel.target], step
 
 
-SLOW_DTYPES = [pytest.param(x, marks=pytest.mark.slow) for x in ("float32", "complex128", "int64", "int32", "float16")]
+SLOW_DTYPES = [
+    pytest.param(x, marks=pytest.mark.slow)
+    for x in ("float32", "complex128", "int64", "int32", "float16")
+]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bool", *SLOW_DTYPES])
@@ -169,28 +206,43 @@ def test_every_aggregation_and_dtype_in_passes(dtype):
     for text in AGGREGATED + SHAPED:
         given = {"X": numbers, "Y": numbers[:, :5].copy(), "n": rng.integers(0, 17, 17)}
         try:
-            job = einmpi.program(text, **{name: array for name, array in given.items() if f"{name}[" in text})
+            job = einmpi.program(
+                text, **{name: array for name, array in given.items() if f"{name}[" in text}
+            )
         except einmpi.InputError:
             continue  # such as the greatest of complex numbers
         for rank in range(2):
-            for kernel in (step for step in lower(einmpi.plan(job, 2), rank).steps if isinstance(step, Kernel)):
-                arrays = {slot.name: rng.integers(0, 3, slot.shape).astype(slot.dtype) for slot in kernel.operands}
+            for kernel in (
+                step for step in lower(einmpi.plan(job, 2), rank).steps if isinstance(step, Kernel)
+            ):
+                arrays = {
+                    slot.name: rng.integers(0, 3, slot.shape).astype(slot.dtype)
+                    for slot in kernel.operands
+                }
                 wanted = np.empty(kernel.target.shape, kernel.target.dtype)
-                NumpyBackend().compute(kernel, [arrays[slot.name] for slot in kernel.operands], wanted)
+                NumpyBackend().compute(
+                    kernel, [arrays[slot.name] for slot in kernel.operands], wanted
+                )
                 cut = 0
                 for memory in (300, 1000):
                     for kept in ((), ("X",)):
                         found, step = as_passes(kernel, arrays, memory, kept)
                         if step is not None:
                             np.testing.assert_array_equal(found, wanted, err_msg=f"{text}: {step}")
-                            cut += any(size < kernel.einsum.extent[label] for label, size in step.blocks)
-                assert cut or sum(slot.nbytes for slot in (*kernel.operands, kernel.target)) < 1000, text
+                            cut += any(
+                                size < kernel.einsum.extent[label] for label, size in step.blocks
+                            )
+                assert (
+                    cut or sum(slot.nbytes for slot in (*kernel.operands, kernel.target)) < 1000
+                ), text
 
 
 def test_what_goes_wrong_in_a_pass_names_the_vertex(tmp_path):
     arrays = {"W": np.zeros((8, 40)), "n": np.full(40, 8)}
     job = with_files(einmpi.program("Z[i,j] = W[n[i],j]", **arrays), arrays, tmp_path)
-    with pytest.raises(einmpi.EinmpiError, match=r"^Z: an index from 8 to 8 is out of range; 0 to 7$"):
+    with pytest.raises(
+        einmpi.EinmpiError, match=r"^Z: an index from 8 to 8 is out of range; 0 to 7$"
+    ):
         einmpi.run(job, memory=4000)
 
 
@@ -203,10 +255,14 @@ def test_files_have_no_names_and_go_with_their_arrays(tmp_path):
     array = scratch.array((3, 1 << 20), "float32")
     array[1] = 7
     assert list(tmp_path.iterdir()) == [] and array.sum() == 7 << 20
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    mapped = [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line
+    ]
     assert len(mapped) == 1 and free >= 0
     del array
-    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    assert not [
+        line for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line
+    ]
 
 
 def test_more_files_than_a_process_may_open_unless_it_asks(tmp_path):
@@ -224,7 +280,10 @@ def test_more_files_than_a_process_may_open_unless_it_asks(tmp_path):
 
 def test_copies_are_done_in_order(tmp_path):
     scratch = Scratch(str(tmp_path))
-    slow, fast = scratch.array((1000, 1000), "float64"), np.random.default_rng(0).standard_normal((1000, 1000))
+    slow, fast = (
+        scratch.array((1000, 1000), "float64"),
+        np.random.default_rng(0).standard_normal((1000, 1000)),
+    )
     back = np.empty_like(fast)
     scratch.begin_copy(fast, slow)
     scratch.begin_copy(slow[:, ::2], back[:, ::2])
@@ -243,8 +302,14 @@ plan.memory = "600 kB"
 def einmpi_command(folder, *arguments, before="", **environment):
     (folder / "job.toml").write_text(JOB)
     command = f"{before} exec {sys.executable} -m einmpi job.toml {' '.join(arguments)}"
-    return subprocess.run(["bash", "-c", command], cwd=folder, text=True, capture_output=True, timeout=120,
-                          env={**os.environ, "PYTHONPATH": str(ROOT), "EINMPI_SCRATCH": "", **environment})  # fmt: skip
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "EINMPI_SCRATCH": "", **environment},
+    )
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path):
@@ -256,7 +321,9 @@ def test_a_disk_that_is_full_is_one_line(tmp_path):
 def test_a_folder_that_cannot_be_is_one_line(tmp_path):
     job = tmp_path / "odd.toml"
     job.write_text(JOB + 'run.scratch = "a\\u0000b"\n')
-    with pytest.raises(einmpi.InputError, match=r"odd.toml: '.*a\\x00b': embedded null byte; a folder to write to$"):
+    with pytest.raises(
+        einmpi.InputError, match=r"odd.toml: '.*a\\x00b': embedded null byte; a folder to write to$"
+    ):
         einmpi.run(einmpi.load(job))
 
 
@@ -271,12 +338,18 @@ def test_json_and_text_say_what_was_spilled(tmp_path):
 
 
 def test_a_run_that_is_killed_leaves_nothing(tmp_path):
-    code = ("import os, signal, einmpi\nfrom einmpi.runtime import passes, execute\n"
-            "def kill(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
-            "execute.compute_in_passes = kill\neinmpi.run(einmpi.load('job.toml'))")  # fmt: skip
+    code = (
+        "import os, signal, einmpi\nfrom einmpi.runtime import passes, execute\n"
+        "def kill(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "execute.compute_in_passes = kill\neinmpi.run(einmpi.load('job.toml'))"
+    )
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "scratch").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "EINMPI_SCRATCH": str(tmp_path / "scratch")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "EINMPI_SCRATCH": str(tmp_path / "scratch"),
+    }
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert list((tmp_path / "scratch").iterdir()) == []
@@ -289,7 +362,10 @@ def test_on_real_ranks(tmp_path):
     done = run_mpi(2, ["-m", "einmpi", "verify", "job.toml", "--memory", "300kB"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     job = einmpi.load(tmp_path / "job.toml")
-    assert any(isinstance(s, Passes) for s in lower(einmpi.plan(replace(job, memory=None), 2, memory="300kB"), 0).steps)
+    assert any(
+        isinstance(s, Passes)
+        for s in lower(einmpi.plan(replace(job, memory=None), 2, memory="300kB"), 0).steps
+    )
 
 
 @pytest.mark.slow

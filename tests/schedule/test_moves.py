@@ -46,7 +46,9 @@ def way(mesh, bound, source, target, rank):
     """The steps between two layouts, as lowering has them."""
     have, want = Layout(mesh, bound, source), Layout(mesh, bound, target)
     middle = reduced(mesh, bound, source, target)
-    return reductions(have, middle, rank), exchanges(have, middle, want, rank, stored=PARTIAL not in source)
+    return reductions(have, middle, rank), exchanges(
+        have, middle, want, rank, stored=PARTIAL not in source
+    )
 
 
 def words(mesh, bound, source, target, rank):
@@ -65,62 +67,122 @@ def words(mesh, bound, source, target, rank):
             receive(member, 0 if pieces[me] is None else elements(pieces[me]))
     for moves in moving:
         assert moves.words <= moves.most
-        assert moves.everybody or sum(elements(r) for r in moves.sends if r is not None) <= moves.most
+        assert (
+            moves.everybody or sum(elements(r) for r in moves.sends if r is not None) <= moves.most
+        )
         for member, region in zip(moves.group, moves.receives, strict=True):
             receive(member, 0 if region is None else elements(region))
     return total, between
 
 
-@pytest.mark.parametrize("ranks, bound", [(2, (4, 6)), (3, (6, 3)), (4, (8, 4)), (6, (6, 12)), (8, (8, 16)),
-                                          (12, (12, 24)),
-                                          (16, (16, 16)), (8, (8, 8, 8)), (4, (4,))])  # fmt: skip
+@pytest.mark.parametrize(
+    "ranks, bound",
+    [
+        (2, (4, 6)),
+        (3, (6, 3)),
+        (4, (8, 4)),
+        (6, (6, 12)),
+        (8, (8, 16)),
+        (12, (12, 24)),
+        (16, (16, 16)),
+        (8, (8, 8, 8)),
+        (4, (4,)),
+    ],
+)
 def test_words_are_the_planners(ranks, bound):
     mesh = Mesh(ranks)
     size = int(np.prod(bound))
     for source, target in pairs(ranks, bound, 120):
-        found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank)[0] for rank in range(ranks)]
+        found = [
+            words(mesh, bound, cuts_of(source), cuts_of(target), rank)[0] for rank in range(ranks)
+        ]
         expected = volume(mesh.factors, source, target) * size
         assert sum(found) == expected, (source, target)
-        turned = {t for s, t in zip(source, target, strict=True) if s not in (R, P) and t not in (R, s)}
+        turned = {
+            t for s, t in zip(source, target, strict=True) if s not in (R, P) and t not in (R, s)
+        }
         # Every rank moves the same, but where partial results meet axes that turn both ways.
-        assert max(found) * ranks == sum(found) or (P in source and len(turned) == len(bound)), (source, target, found)
+        assert max(found) * ranks == sum(found) or (P in source and len(turned) == len(bound)), (
+            source,
+            target,
+            found,
+        )
 
 
 def planned(mesh, bound, source, target):
     """The planner's numbers for `words`, over all ranks."""
     symbols = {R: len(bound), P: len(bound) + 1}
-    return moved_words(mesh, bound, *([symbols.get(x, x) for x in axes] for axes in (source, target)))
+    return moved_words(
+        mesh, bound, *([symbols.get(x, x) for x in axes] for axes in (source, target))
+    )
 
 
-@pytest.mark.parametrize("ranks, nodes, bound", [(4, 2, (8, 4)), (4, 4, (4, 8)), (6, 2, (12, 6)), (6, 3, (6, 12)),
-                                                 (8, 2, (8, 16)), (8, 4, (16, 16)), (12, 2, (24, 12)),
-                                                 (8, 2, (16,)), (16, 4, (16, 16)), (8, 4, (8, 8, 8))])  # fmt: skip
+@pytest.mark.parametrize(
+    "ranks, nodes, bound",
+    [
+        (4, 2, (8, 4)),
+        (4, 4, (4, 8)),
+        (6, 2, (12, 6)),
+        (6, 3, (6, 12)),
+        (8, 2, (8, 16)),
+        (8, 4, (16, 16)),
+        (12, 2, (24, 12)),
+        (8, 2, (16,)),
+        (16, 4, (16, 16)),
+        (8, 4, (8, 8, 8)),
+    ],
+)
 def test_words_between_nodes_are_the_planners_and_the_fewest(ranks, nodes, bound):
     """No more in all than directly, but where replicas on other nodes do not help with sums inside of a node."""
     mesh = Mesh(ranks, nodes)
     size = int(np.prod(bound))
     between = mesh.node_axes
     for source, target in pairs(ranks, bound, 80, nodes=nodes):
-        found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)]
+        found = [
+            words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)
+        ]
         total, across = (sum(column) for column in zip(*found, strict=True))
         assert (total, across) == planned(mesh, bound, source, target)
         assert total == volume(mesh.factors, source, target, between) * size, (source, target)
         node = volume(mesh.factors[:between], source[:between], target[:between])
         assert across == node * size, (source, target)
         if P not in source and size <= 256:
-            assert across == crossing(mesh.factors, between, bound, source, target), (source, target)
+            assert across == crossing(mesh.factors, between, bound, source, target), (
+                source,
+                target,
+            )
 
 
-@pytest.mark.parametrize("ranks, nodes, bound", [(3, 1, (5, 7)), (4, 1, (7, 9)), (8, 1, (3, 5, 2)), (12, 1, (29, 31)),
-                                                 (4, 2, (7, 9)), (6, 3, (11, 13)), (8, 2, (17, 19)), (8, 4, (3, 5, 7)),
-                                                 (12, 2, (5, 13)), (16, 4, (9, 6)), (8, 4, (3,)), (12, 4, (1, 7)),
-                                                 (9, 3, (10, 2, 4)), (8, 2, (0, 5))])  # fmt: skip
+@pytest.mark.parametrize(
+    "ranks, nodes, bound",
+    [
+        (3, 1, (5, 7)),
+        (4, 1, (7, 9)),
+        (8, 1, (3, 5, 2)),
+        (12, 1, (29, 31)),
+        (4, 2, (7, 9)),
+        (6, 3, (11, 13)),
+        (8, 2, (17, 19)),
+        (8, 4, (3, 5, 7)),
+        (12, 2, (5, 13)),
+        (16, 4, (9, 6)),
+        (8, 4, (3,)),
+        (12, 4, (1, 7)),
+        (9, 3, (10, 2, 4)),
+        (8, 2, (0, 5)),
+    ],
+)
 def test_words_are_the_planners_for_extents_that_do_not_divide(ranks, nodes, bound):
     mesh = Mesh(ranks, nodes)
     for source, target in pairs(ranks, bound, 100, nodes=nodes):
-        found = [words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)]
+        found = [
+            words(mesh, bound, cuts_of(source), cuts_of(target), rank) for rank in range(ranks)
+        ]
         expected = planned(mesh, bound, source, target)
-        assert tuple(sum(column) for column in zip(*found, strict=True)) == expected, (source, target)
+        assert tuple(sum(column) for column in zip(*found, strict=True)) == expected, (
+            source,
+            target,
+        )
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
@@ -143,15 +205,31 @@ def move_on_threads(mesh, bound, source, target, aggregation, dtype, tensor_of):
         for reduction in reducing:
             transfer.reduce(Reduce("T", before, aggregation, *reduction), buffers, comm)
         for number, moves in enumerate(moving):
-            transfer.exchange(Exchange("T", after if number else before, after, moves), buffers, comm)
+            transfer.exchange(
+                Exchange("T", after if number else before, after, moves), buffers, comm
+            )
         return buffers[after], (comm.received, comm.received_between)
 
     return run_threads(mesh.ranks, on_rank, nodes=mesh.nodes)
 
 
-CASES = [(2, 1, (5,)), (3, 1, (5, 4)), (4, 1, (6, 7)), (6, 1, (7, 9)), (8, 1, (9, 8)), (12, 1, (13, 5)), (4, 1, (1,)),
-         (8, 1, (3, 2, 4)), (4, 2, (6, 7)), (6, 3, (7, 9)), (8, 2, (9, 8)), (8, 4, (1,)), (8, 4, (7,)),
-         (12, 2, (13, 5)), (8, 4, (4, 4, 4))]  # fmt: skip
+CASES = [
+    (2, 1, (5,)),
+    (3, 1, (5, 4)),
+    (4, 1, (6, 7)),
+    (6, 1, (7, 9)),
+    (8, 1, (9, 8)),
+    (12, 1, (13, 5)),
+    (4, 1, (1,)),
+    (8, 1, (3, 2, 4)),
+    (4, 2, (6, 7)),
+    (6, 3, (7, 9)),
+    (8, 2, (9, 8)),
+    (8, 4, (1,)),
+    (8, 4, (7,)),
+    (12, 2, (13, 5)),
+    (8, 4, (4, 4, 4)),
+]
 
 
 @pytest.mark.parametrize("stage", [16 * 2**20, 64], ids=["at once", "in pieces"])
@@ -161,14 +239,23 @@ def test_values_arrive(monkeypatch, ranks, nodes, bound, stage):
     monkeypatch.setattr(transfer, "STAGE", stage)
     mesh, rng = Mesh(ranks, nodes), np.random.default_rng(3)
     for number, (source, target) in enumerate(pairs(ranks, bound, 25, nodes=nodes)):
-        aggregation, dtype = [("sum", "float64"), ("max", "int64"), ("sum", "float16"), ("any", "bool")][number % 4]
+        aggregation, dtype = [
+            ("sum", "float64"),
+            ("max", "int64"),
+            ("sum", "float16"),
+            ("any", "bool"),
+        ][number % 4]
         partial = [mesh.factors[axis] for axis, cut in enumerate(source) if cut == P]
         stack = rng.integers(0, 2 if dtype == "bool" else 50, (*partial, *bound)).astype(dtype)
         axes = tuple(range(len(partial)))
-        whole = {"sum": stack.sum(axis=axes, dtype=dtype), "max": stack.max(axis=axes), "any": stack.any(axis=axes)}[
-            aggregation
-        ]
-        results = move_on_threads(mesh, bound, cuts_of(source), cuts_of(target), aggregation, dtype, stack.__getitem__)
+        whole = {
+            "sum": stack.sum(axis=axes, dtype=dtype),
+            "max": stack.max(axis=axes),
+            "any": stack.any(axis=axes),
+        }[aggregation]
+        results = move_on_threads(
+            mesh, bound, cuts_of(source), cuts_of(target), aggregation, dtype, stack.__getitem__
+        )
         want = Layout(mesh, bound, cuts_of(target))
         for rank, (block, received) in enumerate(results):
             np.testing.assert_array_equal(
@@ -178,11 +265,16 @@ def test_values_arrive(monkeypatch, ranks, nodes, bound, stage):
             assert received == tuple(count * block.dtype.itemsize for count in expected)
 
 
-@pytest.mark.parametrize("ranks, used, bound", [(4, 3, (7, 5)), (6, 6, (9, 4)), (5, 2, (8,)), (7, 6, (3, 3, 3))])
+@pytest.mark.parametrize(
+    "ranks, used, bound", [(4, 3, (7, 5)), (6, 6, (9, 4)), (5, 2, (8,)), (7, 6, (3, 3, 3))]
+)
 def test_redistribution_between_meshes(ranks, used, bound):
     whole = np.random.default_rng(1).random(bound)
     for one, two in itertools.product(layouts(ranks, bound)[:9], layouts(used, bound)[:9]):
-        first, second = Layout(Mesh(ranks), bound, cuts_of(one)), Layout(Mesh(used), bound, cuts_of(two))
+        first, second = (
+            Layout(Mesh(ranks), bound, cuts_of(one)),
+            Layout(Mesh(used), bound, cuts_of(two)),
+        )
         for source, target in ((first, second), (second, first)):
             for rank in range(ranks):
                 moves = redistribution(source, target, ranks, rank)
@@ -200,5 +292,7 @@ def test_redistribution_between_meshes(ranks, used, bound):
                     found[np.ix_(*map(indices, place))] = theirs[np.ix_(*map(indices, sent))]
                 if moves.own is not None:
                     mine = whole[np.ix_(*map(indices, source.block(rank)))]
-                    found[np.ix_(*map(indices, moves.own[1]))] = mine[np.ix_(*map(indices, moves.own[0]))]
+                    found[np.ix_(*map(indices, moves.own[1]))] = mine[
+                        np.ix_(*map(indices, moves.own[0]))
+                    ]
                 np.testing.assert_array_equal(found, whole[np.ix_(*map(indices, block))])

@@ -11,7 +11,17 @@ from plan_oracle import axes_of, layouts, owned
 
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout, dealt_out, even_layout
-from einmpi.schedule.regions import boxes, chunks, elements, flat_range, indices, intersect, locate, share, split
+from einmpi.schedule.regions import (
+    boxes,
+    chunks,
+    elements,
+    flat_range,
+    indices,
+    intersect,
+    locate,
+    share,
+    split,
+)
 
 RANKS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 30)
 EXTENTS = (0, 1, 2, 3, 5, 7, 8, 12, 16, 31, 97)
@@ -62,7 +72,9 @@ def test_shares_are_those_of_the_definition(ranks):
             for count in range(len(window) + 1):
                 for axes in itertools.combinations(window, count):
                     cuts = tuple((axis, mesh.digits(rank)[axis]) for axis in axes)
-                    assert indices(share(mesh, extent, cuts)).tolist() == owned(mesh.factors, extent, axes, rank)
+                    assert indices(share(mesh, extent, cuts)).tolist() == owned(
+                        mesh.factors, extent, axes, rank
+                    )
 
 
 @given(st.lists(index_sets(), min_size=1, max_size=3), st.integers(1, 40))
@@ -80,17 +92,22 @@ def test_chunks_cover_a_region_once(region, limit):
 
 
 @given(
-    st.lists(index_sets(), min_size=1, max_size=3), st.lists(index_sets(), min_size=3, max_size=3), st.integers(1, 40)
+    st.lists(index_sets(), min_size=1, max_size=3),
+    st.lists(index_sets(), min_size=3, max_size=3),
+    st.integers(1, 40),
 )
 def test_equal_shapes_are_cut_alike(one, other, limit):
     """Sender and receiver have the same shape and different runs."""
     pair = [(a, b) for a, b in zip(one, other, strict=False) if a and b]
     lengths = [min(len(as_set(a)), len(as_set(b))) for a, b in pair]
-    regions = [tuple(as_runs(set(sorted(as_set(runs))[:n])) for runs, n in zip(side, lengths, strict=True))
-               for side in zip(*pair, strict=True)]  # fmt: skip
+    regions = [
+        tuple(as_runs(set(sorted(as_set(runs))[:n])) for runs, n in zip(side, lengths, strict=True))
+        for side in zip(*pair, strict=True)
+    ]
     if pair:
         shapes = [
-            [tuple(len(indices(runs)) for runs in chunk) for chunk in chunks(region, limit)] for region in regions
+            [tuple(len(indices(runs)) for runs in chunk) for chunk in chunks(region, limit)]
+            for region in regions
         ]
         assert shapes[0] == shapes[1]
 

@@ -21,11 +21,17 @@ def layouts(draw):
     mesh = Mesh(draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12])))
     cuts = []
     for axis in range(len(mesh.factors)):
-        taken = {d: {a for a, cut in enumerate(cuts) if cut == d} | {axis} for d in range(len(bound))}
-        fitting = [d for d, axes in taken.items() if any(axes <= set(w) for w in mesh.windows(bound[d]))]
+        taken = {
+            d: {a for a, cut in enumerate(cuts) if cut == d} | {axis} for d in range(len(bound))
+        }
+        fitting = [
+            d for d, axes in taken.items() if any(axes <= set(w) for w in mesh.windows(bound[d]))
+        ]
         cuts.append(draw(st.sampled_from([None, *fitting])))
     if draw(st.booleans()):
-        return dealt_out(mesh, bound, tuple(cuts), [axis for axis, cut in enumerate(cuts) if cut is None])
+        return dealt_out(
+            mesh, bound, tuple(cuts), [axis for axis, cut in enumerate(cuts) if cut is None]
+        )
     return Layout(mesh, bound, tuple(cuts))
 
 
@@ -34,8 +40,11 @@ def grids(draw, shape):
     chunks = tuple(draw(st.integers(1, 5)) for _ in shape)
     first = tuple(draw(st.integers(0, 7)) if d == 0 else 0 for d in range(len(shape)))
     times = tuple(draw(st.integers(1, 3)) for _ in shape)
-    return Grid(shape, tuple(c * t for c, t in zip(chunks, times, strict=True)),
-                tuple(f % c for f, c in zip(first, chunks, strict=True)))  # fmt: skip
+    return Grid(
+        shape,
+        tuple(c * t for c, t in zip(chunks, times, strict=True)),
+        tuple(f % c for f, c in zip(first, chunks, strict=True)),
+    )
 
 
 def paint(array, region):
@@ -70,11 +79,17 @@ def test_everything_arrives_once(data):
 
 
 @settings(max_examples=100)
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=3), st.integers(1, 64), st.sampled_from([1, 2, 8, 16]))
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=3),
+    st.integers(1, 64),
+    st.sampled_from([1, 2, 8, 16]),
+)
 def test_cells_of_what_lies_in_one_piece_lie_in_one_piece(shape, ranks, itemsize):
     grid = grid_of(tuple(shape), itemsize, None, [0] * len(shape), ranks)
     assert prod(grid.cell) * itemsize <= dealing.MOST_CELL
-    cut = [d for d, (cell, extent) in enumerate(zip(grid.cell, shape, strict=True)) if cell < extent]
+    cut = [
+        d for d, (cell, extent) in enumerate(zip(grid.cell, shape, strict=True)) if cell < extent
+    ]
     assert not cut or all(cell == 1 for cell in grid.cell[: cut[-1]])
     enough = prod(shape) * itemsize >= dealing.LEAST_CELL * ranks * dealing.CELLS_A_RANK
     assert not enough or grid.cells >= ranks
@@ -83,16 +98,24 @@ def test_cells_of_what_lies_in_one_piece_lie_in_one_piece(shape, ranks, itemsize
 def test_cells_are_whole_chunks():
     grid = grid_of((1000, 1000), 8, (30, 70), (45, 0), 3)
     assert grid.cell[0] % 30 == grid.cell[1] % 70 == 0
-    assert grid.bounds(0)[0][0] == 0 and (grid.bounds(0)[0][1] + 45) % 30 == 0  # rows start within a chunk
+    assert (
+        grid.bounds(0)[0][0] == 0 and (grid.bounds(0)[0][1] + 45) % 30 == 0
+    )  # rows start within a chunk
 
 
 def test_who_may_read_alone():
     mesh, long = Mesh(4), dealing.LONG_RUN // 8
     rows, columns = Layout(mesh, (8, 4 * long), (0, 0)), Layout(mesh, (8, 4 * long), (1, 1))
-    assert suits_single_ranks(rows, 8, None, (0, 0)) and suits_single_ranks(columns, 8, None, (0, 0))
+    assert suits_single_ranks(rows, 8, None, (0, 0)) and suits_single_ranks(
+        columns, 8, None, (0, 0)
+    )
     assert not suits_single_ranks(columns, 4, None, (0, 0))  # half as many bytes in a run
-    assert not suits_single_ranks(Layout(mesh, (8, 4 * long), (0, None)), 8, None, (0, 0))  # two want the same
-    assert suits_single_ranks(rows, 8, (2, 5), (0, 0)) and not suits_single_ranks(rows, 8, (3, 5), (0, 0))
+    assert not suits_single_ranks(
+        Layout(mesh, (8, 4 * long), (0, None)), 8, None, (0, 0)
+    )  # two want the same
+    assert suits_single_ranks(rows, 8, (2, 5), (0, 0)) and not suits_single_ranks(
+        rows, 8, (3, 5), (0, 0)
+    )
     assert not suits_single_ranks(rows, 8, (2, 5), (1, 0))  # the rows begin within a chunk
     assert suits_single_ranks(Layout(Mesh(1), (8,), ()), 8, (3,), (1,))
 
@@ -103,7 +126,15 @@ def test_thousands_of_ranks_take_no_time():
     layout = Layout(mesh, (40960, 40960), tuple(axis % 2 for axis in range(12)))
     made = deal(layout, 8, None, (0, 0))
     going = made.going(1234, 0)
-    assert sum(prod(sum(b - a for a, b in runs) for runs in region) for pieces in going.values() for _, region in pieces
-               ) == sum(prod(b - a for a, b in made.grid.bounds(cell)) for cell in made.own(1234, 0))  # fmt: skip
-    cells = list(itertools.chain.from_iterable(c for turn in made.coming(77) for c in turn.values()))
-    assert len(cells) == len(set(cells)) and made.rounds * made.at_once * prod(made.grid.cell) * 4096 >= 40960**2
+    assert sum(
+        prod(sum(b - a for a, b in runs) for runs in region)
+        for pieces in going.values()
+        for _, region in pieces
+    ) == sum(prod(b - a for a, b in made.grid.bounds(cell)) for cell in made.own(1234, 0))
+    cells = list(
+        itertools.chain.from_iterable(c for turn in made.coming(77) for c in turn.values())
+    )
+    assert (
+        len(cells) == len(set(cells))
+        and made.rounds * made.at_once * prod(made.grid.cell) * 4096 >= 40960**2
+    )

@@ -8,7 +8,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from einmpi.schedule.regions import elements, flat_range
-from einmpi.schedule.shared_writes import PAGE, STRIPE, grid_of, pieces_of_range, rounds_of_bytes, rounds_of_chunks
+from einmpi.schedule.shared_writes import (
+    PAGE,
+    STRIPE,
+    grid_of,
+    pieces_of_range,
+    rounds_of_bytes,
+    rounds_of_chunks,
+)
 
 bounds = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
@@ -21,13 +28,22 @@ def test_a_range_in_pieces(extents, limit, data):
     pieces = list(pieces_of_range(start, stop, extents, limit))
     runs = [flat_range(piece, extents) for piece in pieces]
     assert all(0 < elements(piece) <= limit for piece in pieces)
-    assert [start, *(run[1] for run in runs)] == [*(run[0] for run in runs), stop]  # one after another
+    assert [start, *(run[1] for run in runs)] == [
+        *(run[0] for run in runs),
+        stop,
+    ]  # one after another
     # Not cut needlessly: whole rows, and ends of rows at both sides in each dimension.
     if limit >= count:
         assert len(pieces) <= 2 * len(extents) - 1
 
 
-@given(bounds, st.sampled_from([1, 2, 4, 8, 16]), st.integers(0, 9000), st.integers(1, 11), st.integers(16, 99))
+@given(
+    bounds,
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.integers(0, 9000),
+    st.integers(1, 11),
+    st.integers(16, 99),
+)
 @example([1], 8, 2048, 1, 16)
 def test_bytes_are_dealt_to_all(bound, itemsize, offset, ranks, most):
     rounds = list(rounds_of_bytes(bound, itemsize, offset, ranks, most))
@@ -40,9 +56,16 @@ def test_bytes_are_dealt_to_all(bound, itemsize, offset, ranks, most):
     assert ends[1::2] == ends[:-1:2] and ends[-1] == prod(bound)
 
 
-@pytest.mark.parametrize("bound, ranks, unit", [
-    ((4096, 1024), 4, STRIPE), ((4096, 1024), 5, 2**19), ((512, 999), 4, 2**16), ((3, 999), 5, PAGE), ((5,), 3, PAGE)
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bound, ranks, unit",
+    [
+        ((4096, 1024), 4, STRIPE),
+        ((4096, 1024), 5, 2**19),
+        ((512, 999), 4, 2**16),
+        ((3, 999), 5, PAGE),
+        ((5,), 3, PAGE),
+    ],
+)
 @pytest.mark.parametrize("offset", [0, 2048, 1000 * 8])
 def test_borders_are_aligned(bound, ranks, unit, offset):
     """Two ranks never write to the same page, nor to the same stripe of a large tensor."""
@@ -64,7 +87,11 @@ def test_chunks_are_dealt_to_all(bound, data, ranks, most):
     for pieces in rounds_of_chunks(bound, chunks, 2, ranks, most):
         for rank, piece in enumerate(pieces):
             if piece is not None:
-                corners = list(product(*(range(*runs[0], chunk) for runs, chunk in zip(piece, chunks, strict=True))))
+                corners = list(
+                    product(
+                        *(range(*runs[0], chunk) for runs, chunk in zip(piece, chunks, strict=True))
+                    )
+                )
                 assert len(corners) == 1 or len(corners) * prod(chunks) * 2 <= most
                 for ((start, stop),), chunk, extent in zip(piece, chunks, bound, strict=True):
                     assert start % chunk == 0 and (stop % chunk == 0 or stop == extent)

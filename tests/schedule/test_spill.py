@@ -36,7 +36,11 @@ def trace_of(trace):
         if name not in seen:
             steps.append(load(name))
             seen.add(name)
-        steps.append(Kernel(f"V{number}", Slot(f"V{number}", (0,), "float64"), (load(name).slot,), COPY, (), ()))
+        steps.append(
+            Kernel(
+                f"V{number}", Slot(f"V{number}", (0,), "float64"), (load(name).slot,), COPY, (), ()
+            )
+        )
     return with_frees(steps, ())
 
 
@@ -49,7 +53,9 @@ def fewest_fetches(trace, room):
         following = {}
         for inside, fetches in states.items():
             cost = fetches + (name in seen and name not in inside)
-            for stays in itertools.combinations(sorted(inside - {name}), min(len(inside - {name}), room - 1)):
+            for stays in itertools.combinations(
+                sorted(inside - {name}), min(len(inside - {name}), room - 1)
+            ):
                 after = frozenset(each for each in (*stays, name) if last[each] > number)
                 following[after] = min(cost, following.get(after, cost))
         seen.add(name)
@@ -69,9 +75,15 @@ def test_no_choice_fetches_less(trace, room):
 def test_what_has_not_changed_is_copied_once():
     """And the copy begins when the values are there, and comes back before it is needed."""
     steps = with_spills(trace_of("abcabcc"), 16)
-    assert len([step for step in steps if isinstance(step, Drop)]) == len([s for s in steps if isinstance(s, Fetch)])
+    assert len([step for step in steps if isinstance(step, Drop)]) == len(
+        [s for s in steps if isinstance(s, Fetch)]
+    )
     evicted = [step.slot.name for step in steps if isinstance(step, Evict)]
-    assert len(evicted) == len(set(evicted)) < len([step for step in steps if isinstance(step, Drop)]) + 1
+    assert (
+        len(evicted)
+        == len(set(evicted))
+        < len([step for step in steps if isinstance(step, Drop)]) + 1
+    )
     for number, step in enumerate(steps):
         if isinstance(step, Evict):
             before = steps[number - 1]
@@ -82,14 +94,29 @@ def test_a_fetch_goes_before_kernels_that_leave_room():
     a, b = Slot("a", (4,), "float64"), Slot("b", (4,), "float64")
     big = Slot("big", (8,), "float64")
     names = {"a": a, "b": b, "big": big}
-    loads = {name: Load(name, slot, (((0, 1),),), (((0, 1),),), load("x").layout) for name, slot in names.items()}
+    loads = {
+        name: Load(name, slot, (((0, 1),),), (((0, 1),),), load("x").layout)
+        for name, slot in names.items()
+    }
 
     def kernel(name, *operands):
         return Kernel(name, Slot(name, (0,), "float64"), operands, COPY, (), ())
 
-    steps = [loads["a"], kernel("K0", a), loads["big"], kernel("K1", big), loads["b"], kernel("K2", b), kernel("K3", a)]
+    steps = [
+        loads["a"],
+        kernel("K0", a),
+        loads["big"],
+        kernel("K1", big),
+        loads["b"],
+        kernel("K2", b),
+        kernel("K3", a),
+    ]
     found = with_spills(with_frees(steps, ()), 64)
-    order = [step.vertex if isinstance(step, Kernel) else "fetch" for step in found if isinstance(step, Kernel | Fetch)]
+    order = [
+        step.vertex if isinstance(step, Kernel) else "fetch"
+        for step in found
+        if isinstance(step, Kernel | Fetch)
+    ]
     assert order == ["K0", "K1", "fetch", "K2", "K3"]
 
 
@@ -110,14 +137,20 @@ def test_what_is_too_large_is_made_outside():
 # ---- pieces ---------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5), st.integers(0, 12), st.integers(0, 12))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5),
+    st.integers(0, 12),
+    st.integers(0, 12),
+)
 def test_parts_of_runs(gaps, one, two):
     runs, end = [], 0
     for gap, size in gaps:
         runs.append((end + gap + 1, end + gap + 1 + size))
         end = runs[-1][1]
     low, high = min(one, two), max(one, two)
-    np.testing.assert_array_equal(indices(stretch(tuple(runs), low, high)), indices(tuple(runs))[low:high])
+    np.testing.assert_array_equal(
+        indices(stretch(tuple(runs), low, high)), indices(tuple(runs))[low:high]
+    )
 
 
 def product(m, n, k):
@@ -126,7 +159,9 @@ def product(m, n, k):
     return kernel
 
 
-@pytest.mark.parametrize(("m", "n", "k", "memory"), [(64, 64, 64, 12_000), (100, 10, 7, 2000), (16, 300, 5, 1500)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "memory"), [(64, 64, 64, 12_000), (100, 10, 7, 2000), (16, 300, 5, 1500)]
+)
 def test_every_element_is_computed_once(m, n, k, memory):
     step = in_passes(product(m, n, k), memory)
     seen = np.zeros((m, n, k), int)
@@ -143,12 +178,19 @@ def test_many_labels():
     labels = ",".join(f"i{k}" for k in range(20))
     job = einmpi.program(f"Z[{labels}] = exp(A[{labels}])", A=(2,) * 20)
     (kernel,) = (step for step in lower(einmpi.plan(job, 1), 0).steps if isinstance(step, Kernel))
-    assert [in_passes(kernel, memory).buffers for memory in (2**24, 2**21, 4096, 16)] == [2**24, 2**21, 4096, 16]
+    assert [in_passes(kernel, memory).buffers for memory in (2**24, 2**21, 4096, 16)] == [
+        2**24,
+        2**21,
+        4096,
+        16,
+    ]
     with pytest.raises(einmpi.InputError, match="at least 4096 bytes, or more ranks"):
         einmpi.plan(job, 1, memory=4095)
 
 
-@pytest.mark.parametrize("extents", [(7, 300, 1), (64, 64, 64), (1000, 3, 1000), (0, 5, 2), (5000, 1, 1)])
+@pytest.mark.parametrize(
+    "extents", [(7, 300, 1), (64, 64, 64), (1000, 3, 1000), (0, 5, 2), (5000, 1, 1)]
+)
 def test_the_ways_to_cut(extents):
     """As few passes as promised, pieces no larger than labels; all of it first."""
     einsum = product(*extents).einsum
@@ -159,7 +201,9 @@ def test_the_ways_to_cut(extents):
 
 
 @settings(max_examples=40)
-@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(100, 2000), st.booleans())
+@given(
+    st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(100, 2000), st.booleans()
+)
 def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
     """No other of the ways copies less for as many passes: counted piece by piece."""
     kernel = product(m, n, k)
@@ -169,7 +213,9 @@ def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
         return
     shapes, itemsizes = [(m, n), (n, k), (m, k)], (8, 8, 8)
     sizes = block_sizes(kernel.einsum)
-    fitting = sizes[pieces_bytes(kernel.einsum, sizes, shapes, itemsizes, inside, ahead=True) <= memory]
+    fitting = sizes[
+        pieces_bytes(kernel.einsum, sizes, shapes, itemsizes, inside, ahead=True) <= memory
+    ]
 
     def cost(blocks):
         step = replace(found, blocks=blocks)
@@ -184,7 +230,10 @@ def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
 
     costs = []
     for i, k_size, j in fitting.tolist():
-        costs += [cost((("i", i), ("k", k_size), ("j", j))), cost((("k", k_size), ("i", i), ("j", j)))]
+        costs += [
+            cost((("i", i), ("k", k_size), ("j", j))),
+            cost((("k", k_size), ("i", i), ("j", j))),
+        ]
     assert cost(found.blocks) == (min(each[0] for each in costs), found.fetched)
 
 

@@ -19,12 +19,27 @@ from pathlib import Path
 # MPICH names shared memory by the number of the job's step. Nodes of one host, and clusters that count from 1, would
 # meet there: each node has a /dev/shm of its own, which ends with it.
 OWN_MEMORY, MOUNT = ("unshare", "--mount", "sh", "-c"), "mount -t tmpfs einmpi-test /dev/shm"
-NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo", "squeue",
-          "unshare", "mount")  # fmt: skip
+NEEDED = (
+    "munged",
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "srun",
+    "scontrol",
+    "scancel",
+    "sinfo",
+    "squeue",
+    "unshare",
+    "mount",
+)
 # What an outer launcher or job has set would make jobs part of it.
 _OUTER = ("EINMPI", "PMI", "OMPI", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM", "SBATCH")
 # The last one: not used on one machine, and each rank sleeps for a second when it is put away.
-_OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl": "^ofi"}
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl": "^ofi",
+}
 ROOT = Path(__file__).resolve().parents[2]  # it also runs as a script
 
 # Nodes are daemons of one host with a name and a port each. They may have more cores than the host. A job gets no more
@@ -80,16 +95,30 @@ class Cluster:
         own = {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self.folder / "slurm.conf")}
         return {**kept, **_OPEN_MPI, **own, **(more or {})}
 
-    def run(self, *command: str | Path, cwd: Path, env: Mapping[str, str] | None = None,
-            timeout: float = 120) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    def run(
+        self,
+        *command: str | Path,
+        cwd: Path,
+        env: Mapping[str, str] | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
         """The finished command: sbatch --wait, srun, scontrol, … Jobs of one that hangs are cancelled, and it fails."""
         words = [str(word) for word in command]
         try:
-            return subprocess.run(words, cwd=cwd, env=self.environment(env), stdin=subprocess.DEVNULL,
-                                  capture_output=True, text=True, timeout=timeout)  # fmt: skip
+            return subprocess.run(
+                words,
+                cwd=cwd,
+                env=self.environment(env),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+            )
         except subprocess.TimeoutExpired as error:
             self._quietly("scancel", "--full", "--user=root")
-            raise AssertionError(f"{words} has not ended in {timeout:g} s\n{error.stdout}\n{error.stderr}") from None
+            raise AssertionError(
+                f"{words} has not ended in {timeout:g} s\n{error.stdout}\n{error.stderr}"
+            ) from None
 
     def submit(self, *words: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> int:
         """The number of a new job: `sbatch` with these words."""
@@ -101,8 +130,13 @@ class Cluster:
         """What Slurm knows of jobs that have ended, one for each element of an array. `sbatch --wait` looks rarely."""
 
         def look() -> list[dict[str, str]]:
-            shown = "".join(self._quietly("scontrol", "-o", "show", "job", str(number)) for number in numbers)
-            return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown.splitlines()]
+            shown = "".join(
+                self._quietly("scontrol", "-o", "show", "job", str(number)) for number in numbers
+            )
+            return [
+                dict(word.split("=", 1) for word in line.split() if "=" in word)
+                for line in shown.splitlines()
+            ]
 
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
         if not _until(lambda: all(job["JobState"] in ended for job in look()), timeout):
@@ -112,7 +146,9 @@ class Cluster:
         return look()
 
     def _quietly(self, *command: str) -> str:
-        done = subprocess.run(command, env=self.environment(), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, env=self.environment(), capture_output=True, text=True, timeout=120
+        )
         return done.stdout if done.returncode == 0 else ""
 
 
@@ -148,27 +184,49 @@ def start(folder: Path, nodes: int = 2, cpus: int = 4) -> Cluster:
         (folder / name).mkdir(parents=True, exist_ok=True)
     host = socket.gethostname().split(".")[0]
     first, *ports = _free_ports(nodes + 1)
-    lines = [NODE.format(name=f"n{k + 1}", host=host, port=port, cpus=cpus) for k, port in enumerate(ports)]
+    lines = [
+        NODE.format(name=f"n{k + 1}", host=host, port=port, cpus=cpus)
+        for k, port in enumerate(ports)
+    ]
     text = CONFIGURATION.format(folder=folder, host=host, port=first, nodes="\n".join(lines))
     (folder / "slurm.conf").write_text(text)
     for k in range(cpus):
         (folder / f"gpu/gpu{k}").touch()
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu/gpu[0-{cpus - 1}]\n")
-    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # else slurmd wants systemd, which is not here
+    (folder / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\n"
+    )  # else slurmd wants systemd, which is not here
     key = folder / "munge/key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(1024))
     cluster = Cluster(folder, nodes)
     # munged is careful about who may write above its socket; in a folder such as /tmp only --force will do.
-    files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
-    _daemon(cluster, "munged", "--force", *(f"--{option}={folder}/munge/{name}" for option, name in files.items()))
+    files = {
+        "key-file": "key",
+        "socket": "socket",
+        "pid-file": "pid",
+        "log-file": "log",
+        "seed-file": "seed",
+    }
+    _daemon(
+        cluster,
+        "munged",
+        "--force",
+        *(f"--{option}={folder}/munge/{name}" for option, name in files.items()),
+    )
     _daemon(cluster, "slurmctld")
     for k in range(nodes):
         _daemon(cluster, *OWN_MEMORY, f"{MOUNT} && exec slurmd -N n{k + 1}")
-    ready = _until(lambda: cluster._quietly("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(nodes), 120)
+    ready = _until(
+        lambda: cluster._quietly("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == str(nodes), 120
+    )
     if not ready:
-        logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted((folder / "log").iterdir()))
-        raise RuntimeError(f"the nodes are not idle after 120 s\n{cluster._quietly('sinfo', '-N', '-l')}\n{logs}")
+        logs = "\n".join(
+            path.read_text(errors="replace")[-2000:] for path in sorted((folder / "log").iterdir())
+        )
+        raise RuntimeError(
+            f"the nodes are not idle after 120 s\n{cluster._quietly('sinfo', '-N', '-l')}\n{logs}"
+        )
     return cluster
 
 
@@ -183,10 +241,18 @@ def _free_ports(count: int) -> list[int]:
 
 def _daemon(cluster: Cluster, *command: str) -> None:
     """It goes into the background by itself, and notes its number in a file."""
-    done = subprocess.run(command, env={**cluster.environment(), "PATH": _path()}, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        command,
+        env={**cluster.environment(), "PATH": _path()},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}"
+        )
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -215,7 +281,9 @@ def stop(folder: Path) -> None:
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             settings = path.read_bytes().split(b"\0")
-            if mark in settings and any(setting.startswith(b"SLURM_JOB_ID=") for setting in settings):
+            if mark in settings and any(
+                setting.startswith(b"SLURM_JOB_ID=") for setting in settings
+            ):
                 os.kill(int(path.parent.name), signal.SIGKILL)
 
 

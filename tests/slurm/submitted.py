@@ -10,7 +10,10 @@ import einmpi
 
 SRUN = "srun --mpi=pmix" if OPEN_MPI else "srun --mpi=pmi2"
 TWO_BY_TWO = ("--nodes=2", "--ntasks-per-node=2")
-SETTINGS = {"LAUNCH": SRUN, "EINMPI_BACKEND": "numpy"}  # no GPU is needed to try the script for GPUs
+SETTINGS = {
+    "LAUNCH": SRUN,
+    "EINMPI_BACKEND": "numpy",
+}  # no GPU is needed to try the script for GPUs
 
 
 def printed(folder, job):
@@ -19,18 +22,26 @@ def printed(folder, job):
 
 def norms(text):
     """Of the results that a run has printed."""
-    return {name: float(norm) for name, norm in re.findall(r"^  (\w+)  \w+ [\d×]+  norm (\S+)", text, re.MULTILINE)}
+    return {
+        name: float(norm)
+        for name, norm in re.findall(r"^  (\w+)  \w+ [\d×]+  norm (\S+)", text, re.MULTILINE)
+    }
 
 
 def expected(job, **sizes):
-    return {name: float(np.linalg.norm(array)) for name, array in einmpi.reference(einmpi.load(job, **sizes)).items()}
+    return {
+        name: float(np.linalg.norm(array))
+        for name, array in einmpi.reference(einmpi.load(job, **sizes)).items()
+    }
 
 
 def check(folder, job, ranks, path, **sizes):
     """It has ended well, on so many ranks, with the numbers of the plain evaluator."""
     text = printed(folder, job)
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
-    assert f" on {ranks} ranks " in text and text.count(" norm ") == len(norms(text)), text  # no rank ran by itself
+    assert f" on {ranks} ranks " in text and text.count(" norm ") == len(norms(text)), (
+        text
+    )  # no rank ran by itself
     wanted = expected(folder / path, **sizes)
     assert norms(text) == pytest.approx(wanted, rel=1e-5)
 

@@ -24,16 +24,22 @@ def test_ranks_of_two_nodes_meet(slurm):
 
 def test_ranks_without_pmi_are_an_error(slurm):
     """Not four runs of the same job, which write the same files."""
-    done = slurm.run("srun", "--mpi=none", *TWO_BY_TWO, "python", "-m", "einmpi", "jobs/chain.toml", cwd=ROOT)
+    done = slurm.run(
+        "srun", "--mpi=none", *TWO_BY_TWO, "python", "-m", "einmpi", "jobs/chain.toml", cwd=ROOT
+    )
     lines = [line for line in done.stderr.splitlines() if not line.startswith("srun: ")]
     assert (done.returncode, done.stdout) == (1, "")
-    assert lines == ["MPI: srun started 4 processes without PMI, and each is alone; srun --mpi=pmi2 for MPICH and its "
-                     "relatives, --mpi=pmix for Open MPI"]  # fmt: skip
+    assert lines == [
+        "MPI: srun started 4 processes without PMI, and each is alone; srun --mpi=pmi2 for MPICH and its "
+        "relatives, --mpi=pmix for Open MPI"
+    ]
 
 
 @pytest.mark.parametrize("launch", [SRUN, "mpirun"])
 def test_launchers_on_two_nodes(slurm, project, launch):
-    number = slurm.submit(*TWO_BY_TWO, "jobs/many_nodes.sbatch", cwd=project, env={"LAUNCH": launch})
+    number = slurm.submit(
+        *TWO_BY_TWO, "jobs/many_nodes.sbatch", cwd=project, env={"LAUNCH": launch}
+    )
     (job,) = slurm.wait(number)
     check(project, job, 4, "jobs/attention.toml")
     data = json.loads((project / f"einmpi-{number}.json").read_text())

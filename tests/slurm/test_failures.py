@@ -19,8 +19,18 @@ def srun(slurm, folder, name, *options, **changes):
     for attempt in ("first", "again"):
         (folder / attempt).mkdir()
         run = Failing(folder / attempt, name)
-        done = slurm.run("srun", PMI, f"--ntasks={RANKS}", "--nodes=2", *options, "python", "failing.py", "job.toml",
-                         cwd=run.folder, env={**run.environment, **changes})  # fmt: skip
+        done = slurm.run(
+            "srun",
+            PMI,
+            f"--ntasks={RANKS}",
+            "--nodes=2",
+            *options,
+            "python",
+            "failing.py",
+            "job.toml",
+            cwd=run.folder,
+            env={**run.environment, **changes},
+        )
         if MISREAD not in done.stderr:
             break
     return run, done
@@ -32,7 +42,9 @@ def test_a_rank_fails(slurm, tmp_path, name):
     # So that ranks 0 and 2 are on one node.
     options = ["--kill-on-bad-exit=1", "--distribution=cyclic"] if name == "killed" else []
     run, done = srun(slurm, tmp_path, name, *options)
-    if name == "killed" and not OPEN_MPI:  # Slurm terminates the others, and one of each node says so
+    if (
+        name == "killed" and not OPEN_MPI
+    ):  # Slurm terminates the others, and one of each node says so
         run.line = TERMINATED
     run.check(done.returncode, done.stdout, done.stderr)
 
@@ -41,5 +53,7 @@ def test_more_memory_than_the_job_has(slurm, tmp_path):
     """Slurm ends the step, and says why."""
     takes = "import numpy; held = numpy.ones(10**8); time.sleep(600)"
     run, done = srun(slurm, tmp_path, "killed", "--mem=600M", IN_KERNEL=takes)
-    assert re.search(r"StepId=\S+ exceeded memory limit \(\d+ > 629145600\), being killed", done.stderr), done.stderr
+    assert re.search(
+        r"StepId=\S+ exceeded memory limit \(\d+ > 629145600\), being killed", done.stderr
+    ), done.stderr
     run.check(done.returncode, done.stdout, done.stderr)

@@ -15,8 +15,14 @@ pytestmark = pytest.mark.slurm
 
 def test_every_script_is_tested():
     scripts = {path.name for path in (ROOT / "jobs").glob("*.sbatch")}
-    assert scripts == {"one_node.sbatch", "many_nodes.sbatch", "gpus.sbatch", "sizes.sbatch", "pipeline.sbatch",
-                       "long.sbatch"}  # fmt: skip
+    assert scripts == {
+        "one_node.sbatch",
+        "many_nodes.sbatch",
+        "gpus.sbatch",
+        "sizes.sbatch",
+        "pipeline.sbatch",
+        "long.sbatch",
+    }
     page = (ROOT / "docs/slurm.md").read_text()
     assert all(f"`jobs/{name}`" in page for name in (*scripts, "pipeline.sh"))
 
@@ -38,18 +44,32 @@ def test_a_script_from_a_plan(slurm, project):
     folder = project / "it's $(touch pwned)\n#SBATCH --nodes=7\n"
     folder.mkdir()
     text = (
-        (project / "jobs/chain.toml").read_text().replace('"Matrix chain"', r'"two\n#SBATCH --nodes=7\n$(touch pwned)"')
+        (project / "jobs/chain.toml")
+        .read_text()
+        .replace('"Matrix chain"', r'"two\n#SBATCH --nodes=7\n$(touch pwned)"')
     )
     (folder / "a b.toml").write_text(text)
-    asked = ("--nodes=2", "--ntasks-per-node=2", "--time=5", "--checkpoint", folder / "saved", "--out", "run.sbatch")
+    asked = (
+        "--nodes=2",
+        "--ntasks-per-node=2",
+        "--time=5",
+        "--checkpoint",
+        folder / "saved",
+        "--out",
+        "run.sbatch",
+    )
     done = slurm.run("python", "-m", "einmpi", "sbatch", folder / "a b.toml", *asked, cwd=project)
     assert (done.returncode, done.stdout) == (0, "sbatch run.sbatch\n"), done.stderr
     here = project / "100%jobs"
     here.mkdir()
-    number = slurm.submit(f"--output={str(here).replace('%', '%%')}/%x-%j.out", project / "run.sbatch", cwd=here)
+    number = slurm.submit(
+        f"--output={str(here).replace('%', '%%')}/%x-%j.out", project / "run.sbatch", cwd=here
+    )
     (job,) = slurm.wait(number)
     assert (job["JobName"], job["NumNodes"], job["TimeLimit"]) == ("a-b", "2", "00:05:00")
-    check(here, {**job, "StdOut": f"a-b-{number}.out"}, 4, folder / "a b.toml")  # Slurm shows another name
+    check(
+        here, {**job, "StdOut": f"a-b-{number}.out"}, 4, folder / "a b.toml"
+    )  # Slurm shows another name
     assert not list(project.rglob("pwned"))
 
 
@@ -68,8 +88,13 @@ def test_a_pipeline(slurm, project):
     done = slurm.run("bash", "jobs/pipeline.sh", cwd=project, env=SETTINGS)
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert [path for _, path in lines] == ["jobs/pipeline/covariance.toml", "jobs/pipeline/direction.toml"]
-    for job, (_, path) in zip(slurm.wait(*(int(number) for number, _ in lines)), lines, strict=True):
+    assert [path for _, path in lines] == [
+        "jobs/pipeline/covariance.toml",
+        "jobs/pipeline/direction.toml",
+    ]
+    for job, (_, path) in zip(
+        slurm.wait(*(int(number) for number, _ in lines)), lines, strict=True
+    ):
         check(project, job, 4, path)
         check_page(printed(project, job))
     # numpy's own way from the same X to the same direction.

@@ -15,7 +15,9 @@ def seconds_of(comm: Comm, action: Callable[[], object], budget: float) -> float
     """All ranks call it. They repeat the action equally often, about as long as the budget allows."""
     action()  # makes connections, compiles, touches memory
     repeats = int(budget / max(slowest(comm, _timed(comm, action)), 1e-9))
-    return slowest(comm, median(_timed(comm, action) for _ in range(min(max(repeats, _LEAST), _MOST))))
+    return slowest(
+        comm, median(_timed(comm, action) for _ in range(min(max(repeats, _LEAST), _MOST)))
+    )
 
 
 def _timed(comm: Comm, action: Callable[[], object]) -> float:

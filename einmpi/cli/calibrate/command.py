@@ -24,11 +24,22 @@ _SHARES = {"products": 0.4, "other": 0.05, "inside": 0.2, "between": 0.35}  # of
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-n", "--ranks", type=int, metavar="P", help="start this many ranks with mpirun")
-    command.add_argument("--seconds", type=float, default=_SECONDS, metavar="S",
-                         help=f"about how long to measure; {_SECONDS:g} by default")  # fmt: skip
-    command.add_argument("--save", nargs="?", const=FILE, metavar="FILE", help=f"write a machine file; {FILE}")
-    command.add_argument("--json", metavar="FILE", help="write what is printed as JSON; - is standard output")
+    command.add_argument(
+        "-n", "--ranks", type=int, metavar="P", help="start this many ranks with mpirun"
+    )
+    command.add_argument(
+        "--seconds",
+        type=float,
+        default=_SECONDS,
+        metavar="S",
+        help=f"about how long to measure; {_SECONDS:g} by default",
+    )
+    command.add_argument(
+        "--save", nargs="?", const=FILE, metavar="FILE", help=f"write a machine file; {FILE}"
+    )
+    command.add_argument(
+        "--json", metavar="FILE", help="write what is printed as JSON; - is standard output"
+    )
 
 
 def calibrate(options: argparse.Namespace, comm: Comm) -> int:
@@ -39,7 +50,9 @@ def calibrate(options: argparse.Namespace, comm: Comm) -> int:
 
     def check() -> None:
         if not 0 < options.seconds <= 3600:
-            raise InputError("--seconds", f"{options.seconds:g} seconds", "more than 0, at most 3600")
+            raise InputError(
+                "--seconds", f"{options.seconds:g} seconds", "more than 0, at most 3600"
+            )
         check_files(options)
 
     on_first_rank(comm, check)
@@ -68,17 +81,30 @@ def _measure(comm: Comm, threads: int, seconds: float) -> Machine:
     inside, between = inside_and_between(comm.nodes, comm.rank)
     nodes = max(comm.nodes) + 1
     links = []
-    for name, group, some in (("inside", inside, nodes < comm.size), ("between", between, nodes > 1)):
+    for name, group, some in (
+        ("inside", inside, nodes < comm.size),
+        ("between", between, nodes > 1),
+    ):
         budget = seconds * _SHARES[name]
-        links.append((latency(comm, group, budget / 4), byte_time(comm, group, budget)) if some else (0.0, 0.0))
+        links.append(
+            (latency(comm, group, budget / 4), byte_time(comm, group, budget))
+            if some
+            else (0.0, 0.0)
+        )
     multiply = product_times(comm, threads, seconds * _SHARES["products"])
     other = other_time(comm, threads, seconds * _SHARES["other"])
     ranks = f"{_ranks(comm.nodes)} of {counted(threads, 'thread')}"
     source = f"{time.strftime('%Y-%m-%d')} on {ranks}, {_processor()}"
     (latency_inside, byte_inside), (latency_between, byte_between) = links
-    return Machine(_whole(latency_inside * 1e9), _whole(latency_between * 1e9), _whole(byte_inside * 1e12),
-                   _whole(byte_between * 1e12), {dtype: _whole(each * 1e15) for dtype, each in multiply.items()},
-                   _whole(other * 1e15), source)  # fmt: skip
+    return Machine(
+        _whole(latency_inside * 1e9),
+        _whole(latency_between * 1e9),
+        _whole(byte_inside * 1e12),
+        _whole(byte_between * 1e12),
+        {dtype: _whole(each * 1e15) for dtype, each in multiply.items()},
+        _whole(other * 1e15),
+        source,
+    )
 
 
 def _whole(value: float) -> int:
@@ -95,7 +121,10 @@ def _ranks(nodes: Sequence[int]) -> str:
 
 def _processor() -> str:
     """Its name, as Linux knows it, or its kind."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file,
+    ):
         for line in file:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
@@ -109,10 +138,16 @@ def _table(machine: Machine, heading: str) -> str:
     from einmpi.units import show_bandwidth, show_latency, show_speed
 
     rows = [("messages", "latency", "bandwidth of a rank")]
-    links = {"inside a node": (machine.latency_inside, machine.inside),
-             "between nodes": (machine.latency_between, machine.between)}  # fmt: skip
+    links = {
+        "inside a node": (machine.latency_inside, machine.inside),
+        "between nodes": (machine.latency_between, machine.between),
+    }
     for name, (latency, byte) in links.items():
-        rows.append((name, show_latency(latency), show_bandwidth(byte)) if byte else (name, "not measured", ""))
+        rows.append(
+            (name, show_latency(latency), show_bandwidth(byte))
+            if byte
+            else (name, "not measured", "")
+        )
     rows += [("", "", ""), ("kernels", "speed of a rank", "")]
     rows += [(f"{dtype} product", show_speed(each), "") for dtype, each in machine.multiply.items()]
     rows += [("any other", show_speed(machine.element, "op"), "")]
@@ -128,14 +163,19 @@ def _what_now(saved: str | None) -> str:
 
 def _as_json(machine: Machine, nodes: Sequence[int], threads: int) -> dict[str, Any]:
     """In seconds, bytes a second and operations a second."""
-    links = {"inside": (machine.latency_inside, machine.inside), "between": (machine.latency_between, machine.between)}
+    links = {
+        "inside": (machine.latency_inside, machine.inside),
+        "between": (machine.latency_between, machine.between),
+    }
     speeds = {**machine.multiply, "other": machine.element}
     return {
         "measured": machine.source,
         "ranks": len(nodes),
         "nodes": len(set(nodes)),
         "threads": threads,
-        **{name: {"latency": latency / 1e9, "bandwidth": 1e12 / byte} if byte else None
-           for name, (latency, byte) in links.items()},
+        **{
+            name: {"latency": latency / 1e9, "bandwidth": 1e12 / byte} if byte else None
+            for name, (latency, byte) in links.items()
+        },
         "kernels": {name: 1e15 / each for name, each in speeds.items()},
-    }  # fmt: skip
+    }

@@ -40,12 +40,18 @@ def product_times(comm: Comm, threads: int, budget: float) -> dict[str, float]:
 def other_time(comm: Comm, threads: int, budget: float) -> float:
     """Seconds for an operation of another kernel."""
     einsum, operands, out = kernel(OTHER, "float64", X=(_ROWS, _COLUMNS), C=(_ROWS,))
-    return seconds_of(comm, partial(compute, einsum, operands, out, {}, threads), budget) / einsum.operations()
+    return (
+        seconds_of(comm, partial(compute, einsum, operands, out, {}, threads), budget)
+        / einsum.operations()
+    )
 
 
 def kernel(text: str, dtype: str, **shapes: Any) -> tuple[EinSum, list[np.ndarray], np.ndarray]:
     """A statement that makes Z: its EinSum, operands with some numbers, and the array for the result."""
     vertex = program(text, **shapes, dtype=dtype).graph["Z"]
     assert vertex.einsum is not None
-    operands = [(np.arange(prod(shapes[name])) % 7).reshape(shapes[name]).astype(dtype) for name in vertex.inputs]
+    operands = [
+        (np.arange(prod(shapes[name])) % 7).reshape(shapes[name]).astype(dtype)
+        for name in vertex.inputs
+    ]
     return vertex.einsum, operands, np.zeros(vertex.bound, vertex.dtype)

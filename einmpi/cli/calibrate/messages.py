@@ -11,7 +11,10 @@ from einmpi.cli.calibrate.clock import seconds_of
 from einmpi.comm.base import Comm, Group
 
 _ROUNDS = 20  # of small messages, timed together
-_SMALLEST, _LARGEST = 2**16, 2**24  # bytes that a rank gets in an exchange; runs send no more in one
+_SMALLEST, _LARGEST = (
+    2**16,
+    2**24,
+)  # bytes that a rank gets in an exchange; runs send no more in one
 _SIZES = 3  # that count: small ones say more about latency
 
 
@@ -23,7 +26,9 @@ def inside_and_between(nodes: Sequence[int], rank: int) -> tuple[Group, Group]:
         members.setdefault(node, []).append(other)
     inside = members[nodes[rank]]
     place = inside.index(rank)
-    return tuple(inside), tuple(sorted(found[place] for found in members.values() if place < len(found)))
+    return tuple(inside), tuple(
+        sorted(found[place] for found in members.values() if place < len(found))
+    )
 
 
 def latency(comm: Comm, group: Group, budget: float) -> float:
@@ -42,7 +47,9 @@ def byte_time(comm: Comm, group: Group, budget: float) -> float:
     that there is time for."""
     found: list[float] = []
     size, left = _SMALLEST, budget
-    while size <= _LARGEST and (not found or 5 * size * found[-1] < left):  # 5 is about the fewest repeats
+    while size <= _LARGEST and (
+        not found or 5 * size * found[-1] < left
+    ):  # 5 is about the fewest repeats
         seconds = seconds_of(comm, _exchange(comm, group, size), budget / 8)
         found.append(seconds / size)
         left -= 5 * seconds

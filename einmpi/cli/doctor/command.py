@@ -17,9 +17,16 @@ _SECONDS = 30.0  # for the two ranks
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--timeout", type=float, default=_SECONDS, metavar="SECONDS",
-                         help="for the two ranks to answer; 30 by default")  # fmt: skip
-    command.add_argument("--json", metavar="FILE", help="write what is found as JSON; - is standard output")
+    command.add_argument(
+        "--timeout",
+        type=float,
+        default=_SECONDS,
+        metavar="SECONDS",
+        help="for the two ranks to answer; 30 by default",
+    )
+    command.add_argument(
+        "--json", metavar="FILE", help="write what is found as JSON; - is standard output"
+    )
 
 
 def doctor(options: argparse.Namespace, comm: Comm) -> int:

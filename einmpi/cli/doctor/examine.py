@@ -25,7 +25,11 @@ def examine(seconds: float, started: bool = False) -> Iterator[Finding]:
     yield from packages()
     answers = {}
     for name, tell in PROBES.items():
-        answers[name] = answer_of(probes[name], _SECONDS) if name in probes else {"error": "it is not installed"}
+        answers[name] = (
+            answer_of(probes[name], _SECONDS)
+            if name in probes
+            else {"error": "it is not installed"}
+        )
         yield tell(answers[name])
     starter = launcher(answers["mpi"])
     yield starter
@@ -35,7 +39,12 @@ def examine(seconds: float, started: bool = False) -> Iterator[Finding]:
     yield shared_memory()
     yield temporary()
     if started:
-        yield Finding("ping", "note", "left out: a launcher has started this process", "einmpi doctor, without mpirun")
+        yield Finding(
+            "ping",
+            "note",
+            "left out: a launcher has started this process",
+            "einmpi doctor, without mpirun",
+        )
     elif "error" in answers["mpi"] or starter.state == "problem" or starter.text == NO_MPIRUN:
         yield Finding("ping", "note", "left out: it needs mpi4py and mpirun")
     else:

@@ -20,8 +20,14 @@ class Finding:
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, errors="replace")  # fmt: skip
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
 
 
 def answer_of(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:

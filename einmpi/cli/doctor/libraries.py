@@ -9,7 +9,9 @@ from typing import Any
 
 from einmpi.cli.doctor.finding import Finding
 
-INSTALL_MPI = "pip install 'einmpi[mpich]', or load your site's MPI (module load …) and pip install mpi4py"
+INSTALL_MPI = (
+    "pip install 'einmpi[mpich]', or load your site's MPI (module load …) and pip install mpi4py"
+)
 
 
 def numpy_and_blas() -> Finding:
@@ -22,23 +24,42 @@ def numpy_and_blas() -> Finding:
         found = ""
     if found:
         return Finding("numpy", "ok", f"{version}, BLAS {found}")
-    return Finding("numpy", "note", f"{version}, its BLAS is unknown: ranks may use more threads than they have cores",
-                   "export OMP_NUM_THREADS=1")  # fmt: skip
+    return Finding(
+        "numpy",
+        "note",
+        f"{version}, its BLAS is unknown: ranks may use more threads than they have cores",
+        "export OMP_NUM_THREADS=1",
+    )
 
 
 def packages() -> Iterator[Finding]:
     """Those that need no look inside."""
-    missing = [name for name in ("scipy", "opt_einsum", "rich", "threadpoolctl") if find_spec(name) is None]
+    missing = [
+        name for name in ("scipy", "opt_einsum", "rich", "threadpoolctl") if find_spec(name) is None
+    ]
     if missing:
-        yield Finding("packages", "problem", f"missing: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        yield Finding(
+            "packages",
+            "problem",
+            f"missing: {', '.join(missing)}",
+            f"pip install {' '.join(missing)}",
+        )
 
 
 def _mpi(answer: dict[str, Any]) -> Finding:
     if "error" in answer:
-        return Finding("mpi4py", "problem", answer["error"].removeprefix("MPI: mpi4py: ").split("; pip")[0],
-                       INSTALL_MPI)  # fmt: skip
+        return Finding(
+            "mpi4py",
+            "problem",
+            answer["error"].removeprefix("MPI: mpi4py: ").split("; pip")[0],
+            INSTALL_MPI,
+        )
     device = f" ({answer['device']})" if answer["device"] else ""
-    return Finding("mpi4py", "ok", f"{answer['mpi4py']}, built as {answer['built']}; found {answer['library']}{device}")
+    return Finding(
+        "mpi4py",
+        "ok",
+        f"{answer['mpi4py']}, built as {answer['built']}; found {answer['library']}{device}",
+    )
 
 
 def _hdf5(answer: dict[str, Any]) -> Finding:
@@ -52,8 +73,12 @@ def _numba(answer: dict[str, Any]) -> Finding:
     if "error" in answer:
         return Finding("numba", "problem", answer["error"], "pip install numba")
     if not answer["folder"]:
-        return Finding("numba", "note", f"{answer['numba']}; its kernels cannot be kept, each run compiles them again",
-                       "export EINMPI_CACHE_DIR=FOLDER, one that you may write to")  # fmt: skip
+        return Finding(
+            "numba",
+            "note",
+            f"{answer['numba']}; its kernels cannot be kept, each run compiles them again",
+            "export EINMPI_CACHE_DIR=FOLDER, one that you may write to",
+        )
     return Finding("numba", "ok", f"{answer['numba']}; kernels are kept in {answer['folder']}")
 
 
@@ -63,11 +88,17 @@ def _cupy(answer: dict[str, Any]) -> Finding:
     seen = gpus()
     if "error" not in answer and answer["devices"]:
         nccl = f"NCCL {answer['nccl']}" if answer.get("nccl") else "no NCCL"
-        return Finding("GPU", "ok", f"{', '.join(answer['devices'])}; cupy {answer['cupy']}, {nccl}")
+        return Finding(
+            "GPU", "ok", f"{', '.join(answer['devices'])}; cupy {answer['cupy']}, {nccl}"
+        )
     if not seen:
         return Finding("GPU", "ok", "none; everything runs on CPUs")
-    return Finding("GPU", "note", f"{', '.join(seen)}, but cupy does not work: {answer.get('error', 'it sees no GPU')}",
-                   "pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' with an older driver")  # fmt: skip
+    return Finding(
+        "GPU",
+        "note",
+        f"{', '.join(seen)}, but cupy does not work: {answer.get('error', 'it sees no GPU')}",
+        "pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' with an older driver",
+    )
 
 
 # Each library is loaded in a process of its own: one that crashes is a finding too.

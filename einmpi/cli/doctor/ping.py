@@ -29,7 +29,11 @@ def main() -> int:
     except EinmpiError as error:
         return say(error)
     if comm.size != 2:  # the launcher is of another library, which has told the ranks nothing
-        return say(EinmpiError(f"{comm.size} rank instead of 2: the launcher is not that of mpi4py's library"))
+        return say(
+            EinmpiError(
+                f"{comm.size} rank instead of 2: the launcher is not that of mpi4py's library"
+            )
+        )
     seconds = {size: _one_way(comm, size, turns) for size, turns in _TURNS.items()}
     if comm.rank == 0:
         print(json.dumps({"latency": seconds[SMALL], "bandwidth": LARGE / seconds[LARGE]}))

@@ -12,7 +12,12 @@ from einmpi.cli.doctor.libraries import INSTALL_MPI
 from einmpi.cli.launch.mpirun import family_in, family_of, mpirun
 from einmpi.errors import InputError
 
-_NAMES = {"mpich": "MPICH", "openmpi": "Open MPI", "intel": "Intel MPI", "other": "an unknown library"}
+_NAMES = {
+    "mpich": "MPICH",
+    "openmpi": "Open MPI",
+    "intel": "Intel MPI",
+    "other": "an unknown library",
+}
 NO_MPIRUN = "there is no mpirun"
 
 
@@ -21,17 +26,30 @@ def launcher(library: dict[str, Any]) -> Finding:
         path = mpirun(2)[0]
     except InputError:
         if shutil.which("srun"):
-            return Finding("mpirun", "note", NO_MPIRUN, "srun -n P python -m einmpi JOB.toml starts ranks as well")
+            return Finding(
+                "mpirun",
+                "note",
+                NO_MPIRUN,
+                "srun -n P python -m einmpi JOB.toml starts ranks as well",
+            )
         return Finding("mpirun", "problem", NO_MPIRUN, INSTALL_MPI)
     family, wanted = family_of(path), family_in(library.get("library", ""))
     whose = f"{path}, of {_NAMES[family]}"
     if wanted not in (family, "other") and family != "other":
-        advice = f"use the mpirun of {_NAMES[wanted]}: put its folder first on PATH, or load its module"
-        return Finding("mpirun", "problem", f"{whose}, but mpi4py has found {_NAMES[wanted]}", advice)
+        advice = (
+            f"use the mpirun of {_NAMES[wanted]}: put its folder first on PATH, or load its module"
+        )
+        return Finding(
+            "mpirun", "problem", f"{whose}, but mpi4py has found {_NAMES[wanted]}", advice
+        )
     first = shutil.which("mpirun")
     if first is not None and not os.path.samefile(first, path):
-        return Finding("mpirun", "note", f"{whose}; but the first on PATH is {first}, of {_NAMES[family_of(first)]}",
-                       f"einmpi run JOB.toml -n P, or {path} -n P python -m einmpi JOB.toml")  # fmt: skip
+        return Finding(
+            "mpirun",
+            "note",
+            f"{whose}; but the first on PATH is {first}, of {_NAMES[family_of(first)]}",
+            f"einmpi run JOB.toml -n P, or {path} -n P python -m einmpi JOB.toml",
+        )
     return Finding("mpirun", "ok", whose)
 
 
@@ -39,8 +57,12 @@ def slurm(library: dict[str, Any]) -> Finding:
     found = [name for name in ("srun", "sbatch") if shutil.which(name)]
     if not found:
         return Finding("Slurm", "ok", "none; mpirun starts the ranks")
-    job, tasks, nodes = (os.environ.get(f"SLURM_{name}", "?") for name in ("JOB_ID", "NTASKS", "JOB_NUM_NODES"))
-    inside = f"inside job {job}: {tasks} tasks on {nodes} nodes" if job != "?" else "outside of a job"
+    job, tasks, nodes = (
+        os.environ.get(f"SLURM_{name}", "?") for name in ("JOB_ID", "NTASKS", "JOB_NUM_NODES")
+    )
+    inside = (
+        f"inside job {job}: {tasks} tasks on {nodes} nodes" if job != "?" else "outside of a job"
+    )
     plugin = {"mpich": "pmi2", "openmpi": "pmix"}.get(family_in(library.get("library", "")))
     how = f"srun {f'--mpi={plugin} ' if plugin else ''}-n P python -m einmpi JOB.toml"
     return Finding("Slurm", "ok", f"{', '.join(found)}; {inside}; {how}")
@@ -49,7 +71,13 @@ def slurm(library: dict[str, Any]) -> Finding:
 def ping(seconds: float) -> Finding:
     answer = answer_of(start([sys.executable, "-m", "einmpi.cli.doctor.ping", "start"]), seconds)
     if "error" in answer:
-        return Finding("ping", "problem", f"two ranks do not reach each other: {answer['error']}",
-                       "EINMPI_DEBUG=1 python -m einmpi.cli.doctor.ping start shows all that mpirun says")  # fmt: skip
+        return Finding(
+            "ping",
+            "problem",
+            f"two ranks do not reach each other: {answer['error']}",
+            "EINMPI_DEBUG=1 python -m einmpi.cli.doctor.ping start shows all that mpirun says",
+        )
     latency, bandwidth = answer["latency"] * 1e6, answer["bandwidth"] / 1e9
-    return Finding("ping", "ok", f"two ranks: {latency:.1f} µs a message, {bandwidth:.1f} GB/s for 16 MiB")
+    return Finding(
+        "ping", "ok", f"two ranks: {latency:.1f} µs a message, {bandwidth:.1f} GB/s for 16 MiB"
+    )

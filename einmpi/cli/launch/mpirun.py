@@ -31,8 +31,12 @@ _GRACE = 5.0  # seconds for mpirun to end after a signal
 _STARTED = 60.0  # seconds after which ranks have started
 
 
-def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.executable, "-m", "einmpi"),
-           patient: bool = False) -> int:  # fmt: skip
+def launch(
+    ranks: int,
+    arguments: Sequence[str],
+    program: Sequence[str] = (sys.executable, "-m", "einmpi"),
+    patient: bool = False,
+) -> int:
     """Run the program on so many ranks; the exit status for the user. A caller with one rank needs no mpirun.
 
     `patient`: the ranks can stop in good order. The first SIGTERM or SIGUSR1 asks them to; they may take their time.
@@ -65,10 +69,16 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
     if out.broken:
         raise BrokenPipeError  # `einmpi … | head`
     if asked:
-        line = "einmpi: interrupted" if asked[0] == signal.SIGINT else f"{ERROR} terminated by {asked[0].name}"
+        line = (
+            "einmpi: interrupted"
+            if asked[0] == signal.SIGINT
+            else f"{ERROR} terminated by {asked[0].name}"
+        )
         line, status = f"{line} in {doing}" if doing else line, 128 + asked[0]
     else:
-        line, status = reason(process.returncode, out, err, order, notes) if process.returncode else ("", 0)
+        line, status = (
+            reason(process.returncode, out, err, order, notes) if process.returncode else ("", 0)
+        )
     if line and not (everything and line in err.errors):
         err.write(f"{clearing(sys.stderr)}{line}\n".encode(errors="replace"))
     return status
@@ -80,9 +90,15 @@ def launch(ranks: int, arguments: Sequence[str], program: Sequence[str] = (sys.e
 def mpirun(ranks: int) -> list[str]:
     """mpirun and its options."""
     beside = Path(sys.executable).with_name("mpirun")
-    path = str(beside) if os.access(beside, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
+    path = (
+        str(beside)
+        if os.access(beside, os.X_OK)
+        else shutil.which("mpirun") or shutil.which("mpiexec")
+    )
     if path is None:
-        raise InputError("einmpi", "there is no mpirun", "pip install 'einmpi[mpich]', or load your site's MPI")
+        raise InputError(
+            "einmpi", "there is no mpirun", "pip install 'einmpi[mpich]', or load your site's MPI"
+        )
     family = family_of(path)
     if family == "openmpi" and ranks > _cores():
         return [path, "--oversubscribe", "--bind-to", "none"]
@@ -94,8 +110,15 @@ def mpirun(ranks: int) -> list[str]:
 def family_of(path: str) -> str:
     """Whose launcher this is."""
     try:
-        done = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                              errors="replace", env=_environment(), timeout=30)  # fmt: skip
+        done = subprocess.run(
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=_environment(),
+            timeout=30,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "other"
     return family_in(done.stdout + done.stderr)
@@ -108,7 +131,11 @@ def family_in(version: str) -> str:
 
 def _environment(notes: str = "") -> dict[str, str]:
     # Open MPI refuses to run as root, which is the usual user in a container.
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    root = (
+        {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        if os.geteuid() == 0
+        else {}
+    )
     return {**os.environ, **root, VARIABLE: notes, **for_ranks()}
 
 
@@ -116,7 +143,10 @@ def _cores() -> int:
     """Places for ranks. Threads of one core share a place, as Open MPI counts; Slurm may give places elsewhere."""
     threads = own_cores()
     try:
-        names = (f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list" for thread in threads)
+        names = (
+            f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
+            for thread in threads
+        )
         cores = len({Path(name).read_text() for name in names})
     except OSError:
         cores = len(threads)
@@ -132,12 +162,16 @@ def _notes(ranks: int) -> Iterator[tuple[str, socket.socket]]:
     """A file for the ranks' notes, and a socket whose connections end when their rank does, or this process."""
     with contextlib.ExitStack() as stack:
         try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=FOLDER, ignore_cleanup_errors=True))
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix=FOLDER, ignore_cleanup_errors=True)
+            )
             path = f"{folder}/notes"
             Path(path).write_bytes(bytes(ranks * RECORD))
         except OSError as error:
             problem = error.strerror or str(error)
-            raise InputError(tempfile.gettempdir(), problem, "set TMPDIR to a folder with room") from None
+            raise InputError(
+                tempfile.gettempdir(), problem, "set TMPDIR to a folder with room"
+            ) from None
         living = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
             living.bind(path + SOCKET)
@@ -160,9 +194,16 @@ def _signals(patient: bool) -> Iterator[list[signal.Signals]]:
     asked: list[signal.Signals] = []
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *((signal.SIGUSR1,) if patient else ())):
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+            *((signal.SIGUSR1,) if patient else ()),
+        ):
             if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda got, _: asked.append(signal.Signals(got)))
+                before[number] = signal.signal(
+                    number, lambda got, _: asked.append(signal.Signals(got))
+                )
     try:
         yield asked
     finally:
@@ -170,8 +211,15 @@ def _signals(patient: bool) -> Iterator[list[signal.Signals]]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _follow(process: subprocess.Popen[bytes], out: Output, err: Output, path: str, living: socket.socket,
-            asked: list[signal.Signals], patient: bool) -> tuple[str, list[int]]:  # fmt: skip
+def _follow(
+    process: subprocess.Popen[bytes],
+    out: Output,
+    err: Output,
+    path: str,
+    living: socket.socket,
+    asked: list[signal.Signals],
+    patient: bool,
+) -> tuple[str, list[int]]:
     """Until mpirun has ended, or must be killed.
 
     What rank 0 was doing when this process was asked to end, and the ranks of this machine in the order they ended.
@@ -184,7 +232,10 @@ def _follow(process: subprocess.Popen[bytes], out: Output, err: Output, path: st
         selector.register(process.stderr, selectors.EVENT_READ, err)  # type: ignore[arg-type]
         if living.fileno() >= 0:
             selector.register(living, selectors.EVENT_READ)
-        while not (out.ended and err.ended and process.poll() is not None) and time.monotonic() < deadline:
+        while (
+            not (out.ended and err.ended and process.poll() is not None)
+            and time.monotonic() < deadline
+        ):
             for key, _ in selector.select(_TICK):  # in the order in which they became ready
                 if key.fileobj is living:
                     link = links.enter_context(living.accept()[0])
@@ -208,7 +259,9 @@ def _follow(process: subprocess.Popen[bytes], out: Output, err: Output, path: st
                 patient = asked.pop(0) == signal.SIGUSR1 and patient
                 wished = True
             if wished and _can_stop(path, began):
-                process.send_signal(signal.SIGUSR1)  # every mpirun passes this one on, and goes on itself
+                process.send_signal(
+                    signal.SIGUSR1
+                )  # every mpirun passes this one on, and goes on itself
                 wished = False
             if asked and not err.muted:
                 doing, err.muted, deadline = _read(path, 1)[0][1], True, time.monotonic() + _GRACE

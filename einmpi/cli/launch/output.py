@@ -13,13 +13,30 @@ from einmpi.process.supervise import ERROR, SIGNALS, Notes
 # Hydra writes to standard output, even for failures; blocks between lines of dashes are Open MPI's.
 _HYDRA = rb"={83}$|=   [A-Z]|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ page|\[mpiexec@"
 _RULE, _DASHES = b"=" * 83, b"-" * 74
-_LAUNCHER = _HYDRA + rb"|" + _DASHES + rb"$|Abort\(|\[warn\] Epoll|\[(?=[^\]]*[A-Za-z])[^\]\s]+[:@][^\]\s]+\] "
-_STARTS = (_RULE, b"=   ", b"YOUR APPLICATION", b"This typically", b"Please see", b"[", _DASHES, b"Abort(",
-           ERROR.encode(), b"\0")  # fmt: skip
+_LAUNCHER = (
+    _HYDRA
+    + rb"|"
+    + _DASHES
+    + rb"$|Abort\(|\[warn\] Epoll|\[(?=[^\]]*[A-Za-z])[^\]\s]+[:@][^\]\s]+\] "
+)
+_STARTS = (
+    _RULE,
+    b"=   ",
+    b"YOUR APPLICATION",
+    b"This typically",
+    b"Please see",
+    b"[",
+    _DASHES,
+    b"Abort(",
+    ERROR.encode(),
+    b"\0",
+)
 # By descriptor: what a launcher writes there.
 _WRITTEN = {1: _HYDRA, 2: _LAUNCHER}
-_HINTS: dict[int, str] = {signal.SIGKILL: "; perhaps there was not enough memory",
-                          signal.SIGBUS: "; perhaps /dev/shm is full"}  # fmt: skip
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "; perhaps there was not enough memory",
+    signal.SIGBUS: "; perhaps /dev/shm is full",
+}
 # What ranks say when a signal ends them. How Open MPI names the first rank to end; exit codes of signals are negative.
 _SIGNALLED = re.compile(rf"{ERROR} rank \d+: ({'|'.join(SIGNALS.values())})( |$)")
 _OPEN_MPI = {
@@ -34,7 +51,10 @@ class Output:
     """Passes on at once what the ranks write. Keeps what the launcher writes, and the last words, for the end."""
 
     def __init__(self, target: int, everything: bool) -> None:
-        self.target, self.everything = target, everything  # `everything`: what the launcher writes is passed on too
+        self.target, self.everything = (
+            target,
+            everything,
+        )  # `everything`: what the launcher writes is passed on too
         self.broken = self.ended = self.muted = self.passed = False
         self.kept: list[str] = []
         self.errors: list[str] = []
@@ -48,7 +68,11 @@ class Output:
         *lines, rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line + b"\n")
-        if rest and not self._block and not any(start.startswith(rest) or rest.startswith(start) for start in _STARTS):
+        if (
+            rest
+            and not self._block
+            and not any(start.startswith(rest) or rest.startswith(start) for start in _STARTS)
+        ):
             self._pass(rest)
             self._begun, rest = True, b""
         self._rest = rest
@@ -90,17 +114,29 @@ class Output:
         self._blank, self._previous, self.passed = b"", data, True
 
 
-def reason(returned: int, out: Output, err: Output, order: list[int], notes: Notes) -> tuple[str, int]:
+def reason(
+    returned: int, out: Output, err: Output, order: list[int], notes: Notes
+) -> tuple[str, int]:
     """One line, or none when a rank has explained itself, and the exit status."""
     text = " ".join(" ".join(out.kept + err.kept).replace("--", "").split())
-    named = next(((int(found[1]), sign * int(found[2])) for pattern, sign in _OPEN_MPI.items()
-                  if (found := re.search(pattern, text))), None)  # fmt: skip
+    named = next(
+        (
+            (int(found[1]), sign * int(found[2]))
+            for pattern, sign in _OPEN_MPI.items()
+            if (found := re.search(pattern, text))
+        ),
+        None,
+    )
     rank, code = named or _guessed(text, order, len(notes)) or (None, returned)
     status = code if code in _PASSED_ON else 1
     said = err.errors + [note for _, note in notes if note.startswith(ERROR)]
     said.sort(key=lambda line: _SIGNALLED.match(line) is not None)
     if named:  # Open MPI ends the other ranks with SIGTERM, and they say so
-        said = [line for line in said if not _SIGNALLED.match(line) or line.startswith(f"{ERROR} rank {rank}: ")]
+        said = [
+            line
+            for line in said
+            if not _SIGNALLED.match(line) or line.startswith(f"{ERROR} rank {rank}: ")
+        ]
     where = f" in {notes[rank][1]}" if rank is not None and notes[rank][1] else ""
     if said:
         return said[0], status
@@ -119,13 +155,22 @@ def reason(returned: int, out: Output, err: Output, order: list[int], notes: Not
 def _guessed(text: str, order: list[int], ranks: int) -> tuple[int | None, int] | None:
     """The first rank to end and its exit code, by Hydra: it tells how some ranks ended, or how it ended them."""
     codes: dict[int, int] = {}
-    if (found := re.search(r"Exit codes: \[[^]]*\] ([\d,]+)(?! \[)", text)) and found[1].count(",") == ranks - 1:
-        codes = {rank: os.waitstatus_to_exitcode(int(number)) for rank, number in enumerate(found[1].split(","))}
-    for found in re.finditer(r"RANK (\d+) PID \d+ RUNNING AT \S+ = (KILLED|EXIT)[A-Z ]*: (\d+)", text):  # Intel's
+    if (found := re.search(r"Exit codes: \[[^]]*\] ([\d,]+)(?! \[)", text)) and found[1].count(
+        ","
+    ) == ranks - 1:
+        codes = {
+            rank: os.waitstatus_to_exitcode(int(number))
+            for rank, number in enumerate(found[1].split(","))
+        }
+    for found in re.finditer(
+        r"RANK (\d+) PID \d+ RUNNING AT \S+ = (KILLED|EXIT)[A-Z ]*: (\d+)", text
+    ):  # Intel's
         codes[int(found[1])] = -int(found[3]) if found[2] == "KILLED" else int(found[3])
     failed = [rank for rank in codes if codes[rank]]
     failed = [rank for rank in failed if codes[rank] != -signal.SIGKILL] or failed
-    first = next((rank for rank in order if rank in failed), failed[0] if len(failed) == 1 else None)
+    first = next(
+        (rank for rank in order if rank in failed), failed[0] if len(failed) == 1 else None
+    )
     if failed:
         return first, codes[failed[0] if first is None else first]
     found = re.search(r"\(signal (\d+)\)", text)

@@ -21,16 +21,30 @@ if TYPE_CHECKING:
     from einmpi.comm.base import Comm
 
 MAX_SECONDS = 366 * 86400
-_FIELDS = {1: (60,), 2: (60, 1), 3: (3600, 60, 1)}  # seconds of the numbers of 90, 90:00 and 1:30:00
+_FIELDS = {
+    1: (60,),
+    2: (60, 1),
+    3: (3600, 60, 1),
+}  # seconds of the numbers of 90, 90:00 and 1:30:00
 _AFTER_DAYS = (3600, 60, 1)
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--nodes", type=int, required=True, metavar="N", help="that the ranks lie on")
-    command.add_argument("--ntasks-per-node", type=int, required=True, metavar="M", help="ranks on each node")
-    command.add_argument("--cpus-per-task", type=int, default=1, metavar="C", help="threads a rank; 1 by default")
-    command.add_argument("--time", metavar="LIMIT", help="90min, 2:30:00, 1-00:00:00; else from the prediction")
-    command.add_argument("--out", metavar="FILE", help="write the script here; - or nothing: print it")
+    command.add_argument(
+        "--nodes", type=int, required=True, metavar="N", help="that the ranks lie on"
+    )
+    command.add_argument(
+        "--ntasks-per-node", type=int, required=True, metavar="M", help="ranks on each node"
+    )
+    command.add_argument(
+        "--cpus-per-task", type=int, default=1, metavar="C", help="threads a rank; 1 by default"
+    )
+    command.add_argument(
+        "--time", metavar="LIMIT", help="90min, 2:30:00, 1-00:00:00; else from the prediction"
+    )
+    command.add_argument(
+        "--out", metavar="FILE", help="write the script here; - or nothing: print it"
+    )
 
 
 def sbatch(options: argparse.Namespace, comm: Comm) -> int:
@@ -47,8 +61,11 @@ def make_script(options: argparse.Namespace) -> Script:
     from einmpi.cli.sbatch.estimate import estimate
     from einmpi.cli.sbatch.script import Script
 
-    for flag, count in (("--nodes", options.nodes), ("--ntasks-per-node", options.ntasks_per_node),
-                        ("--cpus-per-task", options.cpus_per_task)):  # fmt: skip
+    for flag, count in (
+        ("--nodes", options.nodes),
+        ("--ntasks-per-node", options.ntasks_per_node),
+        ("--cpus-per-task", options.cpus_per_task),
+    ):
         if count < 1:
             raise InputError(flag, f"{count}", "1 or more")
     limit = None if options.time is None else parse_limit(options.time)
@@ -58,22 +75,48 @@ def make_script(options: argparse.Namespace) -> Script:
     job = chosen_backend(load_job(options), options)
     check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
-    plan = make_plan(job, ranks, strategy=options.strategy, memory=options.memory, nodes=options.nodes,
-                     machine=options.machine)  # fmt: skip
+    plan = make_plan(
+        job,
+        ranks,
+        strategy=options.strategy,
+        memory=options.memory,
+        nodes=options.nodes,
+        machine=options.machine,
+    )
     wanted = estimate(plan, job.backend, options.cpus_per_task)
-    if limit is None and wanted.seconds > MAX_SECONDS:  # Slurm takes such numbers, and makes nonsense of them
-        raise InputError(options.job, f"takes {wanted.seconds // 86400:,} days on {_ranks(options)}, by the plan",
-                         "--time LIMIT, more ranks or smaller sizes")  # fmt: skip
+    if (
+        limit is None and wanted.seconds > MAX_SECONDS
+    ):  # Slurm takes such numbers, and makes nonsense of them
+        raise InputError(
+            options.job,
+            f"takes {wanted.seconds // 86400:,} days on {_ranks(options)}, by the plan",
+            "--time LIMIT, more ranks or smaller sizes",
+        )
     family, library = _mpi()
     activate = Path(sys.prefix, "bin", "activate")
-    notes = [f"{job.title} ({options.job}), {_ranks(options)}; written by einmpi {__version__}.",
-             *wanted.why]  # fmt: skip
+    notes = [
+        f"{job.title} ({options.job}), {_ranks(options)}; written by einmpi {__version__}.",
+        *wanted.why,
+    ]
     if limit is not None:
-        notes.append(f"The time limit was given; by the above it would be {wanted.seconds // 60 + 1} minutes.")
-    return Script(Path(options.job).stem, notes, options.nodes, options.ntasks_per_node, options.cpus_per_task,
-                  wanted.memory, limit or wanted.seconds, family, library, _words(options),
-                  str(activate) if sys.prefix != sys.base_prefix and activate.exists() else None,
-                  job.backend == "cupy", options.checkpoint is not None)  # fmt: skip
+        notes.append(
+            f"The time limit was given; by the above it would be {wanted.seconds // 60 + 1} minutes."
+        )
+    return Script(
+        Path(options.job).stem,
+        notes,
+        options.nodes,
+        options.ntasks_per_node,
+        options.cpus_per_task,
+        wanted.memory,
+        limit or wanted.seconds,
+        family,
+        library,
+        _words(options),
+        str(activate) if sys.prefix != sys.base_prefix and activate.exists() else None,
+        job.backend == "cupy",
+        options.checkpoint is not None,
+    )
 
 
 def parse_limit(text: str) -> int:
@@ -84,11 +127,15 @@ def parse_limit(text: str) -> int:
             seconds = sum(a * b for a, b in zip(numbers, _FIELDS[len(numbers)], strict=True))
         elif found := re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6}(?::[0-9]{1,6}){0,2})", text):
             numbers = [int(number) for number in found[2].split(":")]
-            seconds = 86400 * int(found[1]) + sum(a * b for a, b in zip(numbers, _AFTER_DAYS, strict=False))
+            seconds = 86400 * int(found[1]) + sum(
+                a * b for a, b in zip(numbers, _AFTER_DAYS, strict=False)
+            )
         else:
             seconds = int(parse_seconds(text, "--time"))
     except InputError:
-        raise InputError("--time", f"{text!r} is not a time", "90, 2:30:00, 1-00:00:00, 90min or 2h") from None
+        raise InputError(
+            "--time", f"{text!r} is not a time", "90, 2:30:00, 1-00:00:00, 90min or 2h"
+        ) from None
     if not 60 <= seconds <= MAX_SECONDS:
         raise InputError("--time", f"{seconds} seconds", "from 1 minute to a year")
     return seconds
@@ -104,7 +151,11 @@ def _words(options: argparse.Namespace) -> list[str]:
     for flag in ("machine", "checkpoint"):
         if getattr(options, flag) is not None:
             words += [f"--{flag}", os.path.abspath(getattr(options, flag))]
-    return [*words, *["--fast-math"] * options.fast_math, *["--resume"] * (options.checkpoint is not None)]
+    return [
+        *words,
+        *["--fast-math"] * options.fast_math,
+        *["--resume"] * (options.checkpoint is not None),
+    ]
 
 
 def _ranks(options: argparse.Namespace) -> str:

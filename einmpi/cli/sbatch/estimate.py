@@ -32,26 +32,38 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     """For a node and the whole run. `threads` are those of a rank."""
     each = plan.ranks // plan.nodes
     memory = ceil(each * (plan.peak + BESIDE) / MIB)
-    why = [f"Memory: {each} times {show_bytes(plan.peak)} for the tensors of a rank, by the plan, and "
-           f"{BESIDE // MIB} MiB for Python, MPI, kernels and files."]  # fmt: skip
+    why = [
+        f"Memory: {each} times {show_bytes(plan.peak)} for the tensors of a rank, by the plan, and "
+        f"{BESIDE // MIB} MiB for Python, MPI, kernels and files."
+    ]
     ends = [*plan.graph.inputs, *(plan.graph[name] for name in plan.graph.outputs)]
     passing = sum(vertex.nbytes for vertex in ends) / (plan.nodes * BYTES)
     start = f"{MARGIN} times that, and {START // 60} minutes for the start"
     rate_of_bytes = f"{BYTES // 10**6} MB/s"
     if plan.seconds_predicted is not None and plan.machine is not None:
         run = plan.seconds_predicted
-        why += [f"Time: {_shown(run)} by the plan, from times that were measured: {plan.machine.source};",
-                f"inputs and outputs at {rate_of_bytes} a node: {_shown(passing)}; {start}."]  # fmt: skip
+        why += [
+            f"Time: {_shown(run)} by the plan, from times that were measured: {plan.machine.source};",
+            f"inputs and outputs at {rate_of_bytes} a node: {_shown(passing)}; {start}.",
+        ]
     else:
         rate = OPERATIONS[backend] * (threads if backend == "numpy" else 1)
         computing = plan.graph.operations() / (rate * plan.mesh.ranks)
         moving = plan.bytes_predicted / (BYTES * plan.mesh.ranks)
         run = computing + moving
-        why += ["Time: guessed for a slow machine; `einmpi calibrate` measures yours, and --machine makes this better:",
-                f"{rate / 1e9:g} Gop/s a rank: {_shown(computing)}; {rate_of_bytes} to a rank: {_shown(moving)};",
-                f"inputs and outputs at {rate_of_bytes} a node: {_shown(passing)}; {start}."]  # fmt: skip
+        why += [
+            "Time: guessed for a slow machine; `einmpi calibrate` measures yours, and --machine makes this better:",
+            f"{rate / 1e9:g} Gop/s a rank: {_shown(computing)}; {rate_of_bytes} to a rank: {_shown(moving)};",
+            f"inputs and outputs at {rate_of_bytes} a node: {_shown(passing)}; {start}.",
+        ]
     return Estimate(memory, ceil(MARGIN * (run + passing)) + START, why)
 
 
 def _shown(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{seconds:.0f} s" if seconds >= 1 else "less than 1 s"
+    return (
+        f"{seconds / 60:.0f} min"
+        if seconds >= 100
+        else f"{seconds:.0f} s"
+        if seconds >= 1
+        else "less than 1 s"
+    )

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 
 # The family of an MPI, by launch.family_in, and how Slurm starts its ranks.
 PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
-_ASKED = ("trap 'asked=yes' USR1  # at any time from now on, also while modules are loaded", "asked=", "")
+_ASKED = (
+    "trap 'asked=yes' USR1  # at any time from now on, also while modules are loaded",
+    "asked=",
+    "",
+)
 
 
 @dataclass(frozen=True)
@@ -34,17 +38,29 @@ class Script:
     def __str__(self) -> str:
         notes = [f"# {plain(note)}" for note in self.notes]
         asked, run = (_ASKED, self._patient()) if self.resumes else ((), [self._run("")])
-        return "\n".join(["#!/bin/bash", *notes, *self._sbatch(), "", *asked, *self._environment(), "", *run, ""])
+        return "\n".join(
+            ["#!/bin/bash", *notes, *self._sbatch(), "", *asked, *self._environment(), "", *run, ""]
+        )
 
     def _sbatch(self) -> list[str]:
-        options = [f"job-name={job_name(self.name)}", f"nodes={self.nodes}", f"ntasks-per-node={self.tasks}",
-                   f"cpus-per-task={self.threads}", f"mem={self.memory}M", f"time={clock(self.seconds)}",
-                   "output=%x-%j.out"]  # fmt: skip
+        options = [
+            f"job-name={job_name(self.name)}",
+            f"nodes={self.nodes}",
+            f"ntasks-per-node={self.tasks}",
+            f"cpus-per-task={self.threads}",
+            f"mem={self.memory}M",
+            f"time={clock(self.seconds)}",
+            "output=%x-%j.out",
+        ]
         if self.gpus:
             options.insert(4, f"gpus-per-node={self.tasks}")
         if self.resumes:
             # A vertex and a checkpoint must fit into what is left; a short job must not be asked at its start.
-            options += [f"signal=B:USR1@{min(300, self.seconds // 4)}", "requeue", "open-mode=append"]
+            options += [
+                f"signal=B:USR1@{min(300, self.seconds // 4)}",
+                "requeue",
+                "open-mode=append",
+            ]
         return [f"#SBATCH --{option}" for option in options]
 
     def _environment(self) -> list[str]:
@@ -52,35 +68,49 @@ class Script:
         launch = f"srun --mpi={pmi}" if pmi else "srun"
         known = f"Found {self.library}" if pmi else f"No MPI was found here ({self.library})"
         lines = ["# ==== YOUR SITE: whatever brings einmpi and its MPI ====", "# module load …"]
-        lines += [f"source {shlex.quote(self.activate)}"] if self.activate else ["# source …/bin/activate"]
-        lines += ["", f"# {plain(known)}. pmi2 is for MPICH and its relatives, pmix for Open MPI, mpirun for either."]
+        lines += (
+            [f"source {shlex.quote(self.activate)}"]
+            if self.activate
+            else ["# source …/bin/activate"]
+        )
+        lines += [
+            "",
+            f"# {plain(known)}. pmi2 is for MPICH and its relatives, pmix for Open MPI, mpirun for either.",
+        ]
         if self.family == "intel":
-            lines.append("# Intel MPI also wants to know Slurm's library: export I_MPI_PMI_LIBRARY=…/libpmi2.so")
-        return [*lines, f"launch=${{LAUNCH:-{launch}}}",
-                "export SLURM_KILL_BAD_EXIT=1  # when a rank dies, srun ends the others",
-                "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]  # fmt: skip
+            lines.append(
+                "# Intel MPI also wants to know Slurm's library: export I_MPI_PMI_LIBRARY=…/libpmi2.so"
+            )
+        return [
+            *lines,
+            f"launch=${{LAUNCH:-{launch}}}",
+            "export SLURM_KILL_BAD_EXIT=1  # when a rank dies, srun ends the others",
+            "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
+        ]
 
     def _run(self, hold: str) -> str:
         return f"$launch {hold}python -m einmpi {shlex.join(self.command)}"
 
     def _patient(self) -> list[str]:
-        return ["# A rank that is still starting keeps the signal for later, if env can tell it so (coreutils 8.31).",
-                'hold="env --block-signal=USR1"',
-                "$hold true 2>/dev/null || hold=",
-                f"{self._run('$hold ')} &",
-                "run=$!",
-                "# Launchers pass the signal on to ranks. One that is itself starting may lose it: it is sent again.",
-                'while kill -0 "$run" 2>/dev/null; do',
-                "    sleep 2 & wait $!  # in the background: a shell handles signals only while it waits",
-                '    [ -z "$asked" ] || kill -USR1 "$run" 2>/dev/null',
-                "done",
-                'wait "$run"',
-                "status=$?",
-                "# 75: stopped in good order. Whoever was starting may have died of the signal: that counts as well.",
-                'if [ $status -eq 75 ] || { [ "$asked" ] && [ $status -gt 2 ]; }; then',
-                '    scontrol requeue "$SLURM_JOB_ID"',
-                "fi",
-                "exit $status"]  # fmt: skip
+        return [
+            "# A rank that is still starting keeps the signal for later, if env can tell it so (coreutils 8.31).",
+            'hold="env --block-signal=USR1"',
+            "$hold true 2>/dev/null || hold=",
+            f"{self._run('$hold ')} &",
+            "run=$!",
+            "# Launchers pass the signal on to ranks. One that is itself starting may lose it: it is sent again.",
+            'while kill -0 "$run" 2>/dev/null; do',
+            "    sleep 2 & wait $!  # in the background: a shell handles signals only while it waits",
+            '    [ -z "$asked" ] || kill -USR1 "$run" 2>/dev/null',
+            "done",
+            'wait "$run"',
+            "status=$?",
+            "# 75: stopped in good order. Whoever was starting may have died of the signal: that counts as well.",
+            'if [ $status -eq 75 ] || { [ "$asked" ] && [ $status -gt 2 ]; }; then',
+            '    scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            "exit $status",
+        ]
 
 
 def plain(text: str) -> str:

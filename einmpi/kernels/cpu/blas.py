@@ -23,7 +23,9 @@ from einmpi.kernels.contraction import (
 
 EXACT = 2**53  # float64 holds every integer up to here
 
-Labelled: TypeAlias = tuple[np.ndarray, Labels]  # a label for each axis, every label once and none of extent 1
+Labelled: TypeAlias = tuple[
+    np.ndarray, Labels
+]  # a label for each axis, every label once and none of extent 1
 
 
 def contract(contraction: Contraction, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
@@ -39,11 +41,16 @@ def contract(contraction: Contraction, operands: Sequence[np.ndarray], out: np.n
             _add_up(contraction, summands, arrays, dtype)
 
 
-def _add_up(contraction: Contraction, summands: Sum, arrays: Sequence[np.ndarray], dtype: str) -> None:
+def _add_up(
+    contraction: Contraction, summands: Sum, arrays: Sequence[np.ndarray], dtype: str
+) -> None:
     """A part of the output. A sum of several pieces stays in the dtype of the products until the end."""
 
     def views(part: Part) -> list[Labelled]:
-        return [_view(array, index, part) for array, index in zip(arrays, contraction.indices, strict=True)]
+        return [
+            _view(array, index, part)
+            for array, index in zip(arrays, contraction.indices, strict=True)
+        ]
 
     (plan, part), *others = summands
     *factors, target = views(part)
@@ -74,12 +81,20 @@ def workspace(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> in
     return max(map(bytes_needed, pieces(contraction, names, strides, inner, {})))
 
 
-def _product_dtype(contraction: Contraction, dtype: np.dtype[Any], factors: Iterable[np.ndarray]) -> str:
+def _product_dtype(
+    contraction: Contraction, dtype: np.dtype[Any], factors: Iterable[np.ndarray]
+) -> str:
     """float16 is summed in float32; integers are multiplied by BLAS as float64, if that holds any sum of them."""
     if dtype.kind != "i" or len(contraction.positions) == 1:
         return "float32" if dtype == np.float16 else dtype.name
-    terms = prod(extent for label, extent in contraction.extents if label not in contraction.indices[-1])
-    limit = terms * abs(contraction.scale) * prod(max(1, -int(array.min()), int(array.max())) for array in factors)
+    terms = prod(
+        extent for label, extent in contraction.extents if label not in contraction.indices[-1]
+    )
+    limit = (
+        terms
+        * abs(contraction.scale)
+        * prod(max(1, -int(array.min()), int(array.max())) for array in factors)
+    )
     return "float64" if terms > 1 and limit <= EXACT else dtype.name
 
 
@@ -99,7 +114,11 @@ def _run(plan: Plan, views: list[Labelled], scale: Any) -> None:
             np.conjugate(array, out=array)
         if plan.scaled == k and scale != 1:  # an integer may wrap around
             whole = array.dtype.kind in "bi"
-            np.multiply(array, np.array(scale % 2**64, "u8").astype(array.dtype) if whole else scale, out=array)
+            np.multiply(
+                array,
+                np.array(scale % 2**64, "u8").astype(array.dtype) if whole else scale,
+                out=array,
+            )
     if parts[-1] is not views[-1]:
         _fill(views[-1], parts[-1])
 
@@ -109,13 +128,20 @@ def _apply(plan: Plan, parts: list[Labelled]) -> None:
     loops, (rows, inner, columns), (out, labels) = plan.loops, plan.matrix, parts[-1]
     if plan.kernel == "reduce":
         _fill(parts[1], parts[0])
-    elif plan.kernel == "multiply":  # numpy is faster if the innermost loop goes along the first factor
-        a, b = (_stack(part, labels) for part in sorted(parts[:2], key=lambda part: not {*labels[-1:]} <= {*part[1]}))
+    elif (
+        plan.kernel == "multiply"
+    ):  # numpy is faster if the innermost loop goes along the first factor
+        a, b = (
+            _stack(part, labels)
+            for part in sorted(parts[:2], key=lambda part: not {*labels[-1:]} <= {*part[1]})
+        )
         np.multiply(a, b, out=out, dtype=plan.dtype, casting="unsafe")
     elif plan.kernel == "einsum":
         names = list(dict.fromkeys(parts[0][1] + parts[1][1]))
         x, y, z = ([names.index(label) for label in index] for _, index in parts)
-        np.einsum(parts[0][0], x, parts[1][0], y, z, out=out, dtype=np.dtype(plan.dtype), casting="unsafe")
+        np.einsum(
+            parts[0][0], x, parts[1][0], y, z, out=out, dtype=np.dtype(plan.dtype), casting="unsafe"
+        )
     else:
         a, b = _stack(parts[0], loops, rows, inner), _stack(parts[1], loops, inner, columns)
         np.matmul(a, b, out=_stack(parts[2], loops, rows, columns))
@@ -125,7 +151,9 @@ def _view(array: np.ndarray, index: Labels, part: Part) -> Labelled:
     region: Any = tuple(slice(*part.get(label, (None,))) for label in index)
     array, labels = array[(..., *region)], tuple(dict.fromkeys(index))
     if len(labels) < len(index):
-        array = np.einsum(array, [labels.index(label) for label in index], list(range(len(labels))))  # the diagonal
+        array = np.einsum(
+            array, [labels.index(label) for label in index], list(range(len(labels)))
+        )  # the diagonal
     kept = [axis for axis, extent in enumerate(array.shape) if extent != 1]
     return array.reshape([array.shape[axis] for axis in kept]), tuple(labels[axis] for axis in kept)
 
@@ -134,8 +162,13 @@ def _stack(part: Labelled, loops: Labels, *groups: Labels) -> np.ndarray:
     """A view: an axis for each label of `loops`, of extent 1 for one it lacks, then one for each group of labels."""
     array, labels = part
     extent = dict(zip(labels, array.shape, strict=True))
-    shape = [*(extent.get(label, 1) for label in loops), *(size_of(group, extent) for group in groups)]
-    return array.transpose([labels.index(x) for x in chain(loops, *groups) if x in extent]).reshape(shape)
+    shape = [
+        *(extent.get(label, 1) for label in loops),
+        *(size_of(group, extent) for group in groups),
+    ]
+    return array.transpose([labels.index(x) for x in chain(loops, *groups) if x in extent]).reshape(
+        shape
+    )
 
 
 def _fill(target: Labelled, source: Labelled) -> None:

@@ -26,7 +26,12 @@ from einmpi.version import __version__
 
 WAIT = 60.0  # seconds for another process to compile a kernel; then this one compiles it for itself
 SIGNATURE = types.void(types.int64)
-OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, "no_rewrites": True}
+OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "no_cfunc_wrapper": True,
+    "no_rewrites": True,
+}
 
 
 def build(text: str) -> tuple[Callable[[int], None], bool]:
@@ -66,7 +71,9 @@ def _compile_to(path: Path, text: str) -> Any:
         old.unlink(missing_ok=True)
     _replace(path, text)
     function = _compile(text, path.stem, path)
-    sums = {str(file): _digest(file) for file in sorted(_files(path, Path(function.stats.cache_path)))}
+    sums = {
+        str(file): _digest(file) for file in sorted(_files(path, Path(function.stats.cache_path)))
+    }
     _replace(path.with_suffix(".sum"), json.dumps(sums))
     return function
 
@@ -107,7 +114,9 @@ def _lock(path: Path) -> Iterator[None]:
                 if time.monotonic() > end:
                     raise TimeoutError from None
                 time.sleep(0.02)
-            except OSError:  # no locks on this file system: two may compile the same, and either's file is good
+            except (
+                OSError
+            ):  # no locks on this file system: two may compile the same, and either's file is good
                 break
         yield
 

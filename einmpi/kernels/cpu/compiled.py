@@ -37,7 +37,9 @@ class Statistics:
     compile_seconds: float = 0.0
 
 
-View: TypeAlias = tuple[np.ndarray, tuple[str | Scalar, ...]]  # an array and what indexes its dimensions
+View: TypeAlias = tuple[
+    np.ndarray, tuple[str | Scalar, ...]
+]  # an array and what indexes its dimensions
 
 STATISTICS = Statistics()
 KERNELS: dict[Nest, Callable[[int], None]] = {}
@@ -76,21 +78,35 @@ def compute(
         return
     chunks = _chunks(einsum)
     plain = chunks == 1 and _is_plain(out)
-    parts = out[None] if plain else np.empty((chunks, *out.shape), WIDE.get(out.dtype.name, out.dtype.name))
+    parts = (
+        out[None]
+        if plain
+        else np.empty((chunks, *out.shape), WIDE.get(out.dtype.name, out.dtype.name))
+    )
     plan, views = prepare(einsum, operands, parts[0, ...], index or {})
-    used = _run(plan, [array for array, _ in views], parts, threads if einsum.calls() >= SMALL else 1)
+    used = _run(
+        plan, [array for array, _ in views], parts, threads if einsum.calls() >= SMALL else 1
+    )
     if not plain:
         with np.errstate(all="ignore"):
             out[...] = getattr(np, rule.ufunc).reduce(parts[:used], axis=0) if rule else parts[0]
 
 
-def prepare(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]
-            ) -> tuple[Plan, list[View]]:  # fmt: skip
+def prepare(
+    einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]
+) -> tuple[Plan, list[View]]:
     """The loops for these arrays, and every array that a kernel reads with what indexes it."""
     function, indices, labels = numbered(einsum)
-    given = [np.asarray(index[x], np.int64) if x in index else np.arange(einsum.extent[x]) for x in labels]
-    views = [_usable(array, entries) for array, entries in zip((*operands, *given), indices, strict=True)]
-    layouts = tuple(Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views)
+    given = [
+        np.asarray(index[x], np.int64) if x in index else np.arange(einsum.extent[x])
+        for x in labels
+    ]
+    views = [
+        _usable(array, entries) for array, entries in zip((*operands, *given), indices, strict=True)
+    ]
+    layouts = tuple(
+        Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views
+    )
     target = Layout(out.dtype.name, out.shape, out.strides, einsum.output)
     return make_plan(function, layouts, target, einsum.aggregation, einsum.extents), views
 
@@ -108,7 +124,11 @@ def _chunks(einsum: EinSum) -> int:
 
 def _is_plain(array: np.ndarray) -> bool:
     """Whether its elements can be reached by typed pointers."""
-    return array.flags.aligned and array.dtype.isnative and not any(s % array.itemsize for s in array.strides)
+    return (
+        array.flags.aligned
+        and array.dtype.isnative
+        and not any(s % array.itemsize for s in array.strides)
+    )
 
 
 def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> View:
@@ -122,7 +142,9 @@ def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> View:
 def kernel_of(nest: Nest) -> Callable[[int], None]:
     with _LOCK:  # ranks may be threads of one process
         if nest not in KERNELS:
-            from einmpi.kernels.cpu.cache import build  # imports numba, so not before a kernel is needed
+            from einmpi.kernels.cpu.cache import (
+                build,
+            )  # imports numba, so not before a kernel is needed
 
             start = time.perf_counter()
             KERNELS[nest], found = build(source(nest))
@@ -148,7 +170,9 @@ def _run(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: i
         for number, (loop, share) in enumerate(_shares(plan, box, len(parts), threads)):
             job = values.copy()
             job[2 * loop : 2 * loop + 2] = share
-            job[plan.position["A", len(arrays), 0]] += number * parts.strides[0] if len(parts) > 1 else 0
+            job[plan.position["A", len(arrays), 0]] += (
+                number * parts.strides[0] if len(parts) > 1 else 0
+            )
             jobs.append(job)
         used = len(jobs)
         if min(threads, used) > 1:
@@ -175,19 +199,24 @@ def _boxes(plan: Plan) -> Iterator[tuple[Range, ...]]:
 
     def size() -> int:
         reads = [nest.reads[m] for m in plan.packed]
-        return sum(np.dtype(read.dtype).itemsize * prod(steps[k] for k in read.loops) for read in reads)
+        return sum(
+            np.dtype(read.dtype).itemsize * prod(steps[k] for k in read.loops) for read in reads
+        )
 
     for loop in range(nest.outputs) if plan.packed else ():  # from the outermost to the lanes
         if any(loop in nest.reads[m].loops for m in plan.packed):
             while size() > PACKED and steps[loop] > (512 if loop == nest.lane else 1):
                 steps[loop] = -(-steps[loop] // 2)
-    cuts = [[(k, min(k + step, axis.extent)) for k in range(0, axis.extent, step)]
-            for axis, step in zip(plan.axes, steps, strict=True)]  # fmt: skip
+    cuts = [
+        [(k, min(k + step, axis.extent)) for k in range(0, axis.extent, step)]
+        for axis, step in zip(plan.axes, steps, strict=True)
+    ]
     return itertools.product(*cuts)
 
 
-def _located(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray,
-             box: Sequence[Range]) -> tuple[np.ndarray, list[np.ndarray]]:  # fmt: skip
+def _located(
+    plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, box: Sequence[Range]
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """The parameters of a box; the packed copies, which must live as long as their addresses are used."""
     values, copies = plan.values.copy(), []
     for m, array in enumerate((*arrays, parts)):
@@ -195,7 +224,9 @@ def _located(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray,
     for m in plan.packed:
         loops = sorted(plan.nest.reads[m].loops, key=lambda k: k == plan.nest.lane)
         axes = [plan.axes[k] for k in loops]
-        whole = as_strided(arrays[m], [a.extent for a in axes], [a.strides[m] for a in axes], writeable=False)
+        whole = as_strided(
+            arrays[m], [a.extent for a in axes], [a.strides[m] for a in axes], writeable=False
+        )
         copy = np.ascontiguousarray(whole[tuple(slice(*box[k]) for k in loops)])
         copies.append(copy)
         start = address_of(copy)
@@ -207,7 +238,9 @@ def _located(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray,
     return values, copies
 
 
-def _shares(plan: Plan, box: tuple[Range, ...], chunks: int, threads: int) -> Iterator[tuple[int, Range]]:
+def _shares(
+    plan: Plan, box: tuple[Range, ...], chunks: int, threads: int
+) -> Iterator[tuple[int, Range]]:
     """What each call of the kernel does: a loop, and its part of it.
 
     Chunks cut an aggregated loop; threads cut one of the output, which changes no bit of the result.

@@ -22,7 +22,10 @@ Box = tuple[tuple[int, int], ...]  # from where, and how many, of each row
 def compute(group: Group, arrays: Mapping[str, np.ndarray], threads: int) -> bool:
     """Do a group, its slots' arrays being given but for the inner ones; False if it must go kernel by kernel."""
     extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.rows]
-    cuts = [[(k, min(size, n - k)) for k in range(0, n, size)] for n, size in zip(extents, group.block, strict=True)]
+    cuts = [
+        [(k, min(size, n - k)) for k in range(0, n, size)]
+        for n, size in zip(extents, group.block, strict=True)
+    ]
     boxes = list(itertools.product(*cuts))
     workers = [_Worker(group, arrays) for _ in range(min(threads, len(boxes)))]
     if not all(stage.movable for stage in workers[0].stages(group.block)):
@@ -75,8 +78,12 @@ class _Worker:
         self.inner = {}
         for number, kernel in enumerate(group.kernels):
             if kernel.target.name in inner:
-                size = dict(zip((labels[number] for labels in group.rows), group.block, strict=True))
-                bound = [size.get(label, kernel.einsum.extent[label]) for label in kernel.einsum.output]
+                size = dict(
+                    zip((labels[number] for labels in group.rows), group.block, strict=True)
+                )
+                bound = [
+                    size.get(label, kernel.einsum.extent[label]) for label in kernel.einsum.output
+                ]
                 self.inner[kernel.target.name] = np.empty(bound, kernel.target.dtype)
         self.ready: dict[tuple[int, ...], list[_Stage]] = {}
 
@@ -99,24 +106,52 @@ class _Worker:
 
         def cut(slot: str, entries: Sequence[Any]) -> np.ndarray:
             array = self.inner[slot] if slot in self.inner else self.arrays[slot]
-            box: Any = tuple(slice(0, size.get(entry) if isinstance(entry, str) else None) for entry in entries)
+            box: Any = tuple(
+                slice(0, size.get(entry) if isinstance(entry, str) else None) for entry in entries
+            )
             return array[(*box, ...)]
 
-        operands = [cut(slot.name, index) for slot, index in zip(kernel.operands, einsum.operands, strict=True)]
+        operands = [
+            cut(slot.name, index)
+            for slot, index in zip(kernel.operands, einsum.operands, strict=True)
+        ]
         out = cut(kernel.target.name, einsum.output)
         known = {label: indices(runs) for label, runs in kernel.index}
-        given = {x: np.asarray(known.get(x, np.arange(kernel.einsum.extent[x])), np.int64) for x in numbered(einsum)[2]}
-        plan, views = prepare(einsum, operands, out, {x: given[x][: einsum.extent[x]] for x in given})
+        given = {
+            x: np.asarray(known.get(x, np.arange(kernel.einsum.extent[x])), np.int64)
+            for x in numbered(einsum)[2]
+        }
+        plan, views = prepare(
+            einsum, operands, out, {x: given[x][: einsum.extent[x]] for x in given}
+        )
         used = [*views, (out, einsum.output)]
         slots = [*(slot.name for slot in kernel.operands), *given, kernel.target.name]
-        strides = [[0 if slot in self.inner else sum(s for s, e in zip(array.strides, entries, strict=True) if e == row)
-                    for slot, (array, entries) in zip(slots, used, strict=True)] for row in rows]  # fmt: skip
+        strides = [
+            [
+                0
+                if slot in self.inner
+                else sum(s for s, e in zip(array.strides, entries, strict=True) if e == row)
+                for slot, (array, entries) in zip(slots, used, strict=True)
+            ]
+            for row in rows
+        ]
         first = np.array([address_of(array) for array, _ in used], np.int64)
         places = np.array([plan.position["A", m, 0] for m in range(len(used))])
         # A copy, of what is packed or has no plain strides, would be of the first block only.
         own = all(
-            array.base is not None or array is operand for (array, _), operand in zip(views, operands, strict=False)
+            array.base is not None or array is operand
+            for (array, _), operand in zip(views, operands, strict=False)
         )
         values = plan.values.copy()
-        return _Stage(kernel.vertex, plan, kernel_of(plan.nest), values, address_of(values), places, first,
-                      np.array(strides, np.int64), [array for array, _ in used], own and not plan.packed)  # fmt: skip
+        return _Stage(
+            kernel.vertex,
+            plan,
+            kernel_of(plan.nest),
+            values,
+            address_of(values),
+            places,
+            first,
+            np.array(strides, np.int64),
+            [array for array, _ in used],
+            own and not plan.packed,
+        )

@@ -21,8 +21,14 @@ from einmpi.kernels.distances import recognise_distance
 WORTH_COMPILING = 2**18
 
 
-def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray],
-            threads: int = 1, fast: bool = False) -> None:  # fmt: skip
+def compute(
+    einsum: EinSum,
+    operands: Sequence[np.ndarray],
+    out: np.ndarray,
+    index: Mapping[str, np.ndarray],
+    threads: int = 1,
+    fast: bool = False,
+) -> None:
     """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for. `fast`
     allows what rounds more."""
     contraction = recognise(einsum)
@@ -31,7 +37,9 @@ def compute(einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, ind
         fast_math.compute(distance, operands, out)
     elif contraction is not None and not _may_wrap(operands, contraction.scale):
         contract(contraction, operands, out)
-    elif einsum.calls() >= WORTH_COMPILING and fused.supports(einsum, [array.dtype for array in operands]):
+    elif einsum.calls() >= WORTH_COMPILING and fused.supports(
+        einsum, [array.dtype for array in operands]
+    ):
         fused.compute(einsum, operands, out, index, threads)
     else:
         broadcast.compute(einsum, operands, out, index)

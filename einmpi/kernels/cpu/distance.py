@@ -17,7 +17,9 @@ from einmpi.kernels.cpu.blas import contract
 from einmpi.kernels.distances import DTYPES, Distance, norm_of
 
 NORMS = 2**17  # squared norms of an operand that there are at a time
-BLOCK = 2**15  # elements of the output that norms are added to at a time, so that they stay in the cache
+BLOCK = (
+    2**15
+)  # elements of the output that norms are added to at a time, so that they stay in the cache
 PARTS = "re, im"  # the label of the two parts of a complex number: no label of a program's looks like this
 
 
@@ -31,16 +33,26 @@ def compute(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) ->
     """Fill `out`. Rounding is relative to |x|² + |y|²; what it leaves below 0 becomes 0."""
     product = found.product
     if found.absolute and operands[0].dtype.kind == "c":
-        index, extents = tuple((*entries, PARTS) for entries in product.operands), (*product.extents, (PARTS, 2))
-        product = replace(product, operands=index, aggregated=(*product.aggregated, PARTS), extents=extents)
+        index, extents = (
+            tuple((*entries, PARTS) for entries in product.operands),
+            (*product.extents, (PARTS, 2)),
+        )
+        product = replace(
+            product, operands=index, aggregated=(*product.aggregated, PARTS), extents=extents
+        )
         operands = [_parts(array) for array in operands]
     if found.absolute and out.dtype.kind == "c":
         out.imag = 0
         out = out.real
     with np.errstate(all="ignore"):
         for box in _boxes(product):
-            extents = tuple((x, box[x].stop - box[x].start if x in box else n) for x, n in product.extents)
-            parts = [_part(array, index, box) for array, index in zip(operands, product.operands, strict=True)]
+            extents = tuple(
+                (x, box[x].stop - box[x].start if x in box else n) for x, n in product.extents
+            )
+            parts = [
+                _part(array, index, box)
+                for array, index in zip(operands, product.operands, strict=True)
+            ]
             _fill(replace(product, extents=extents), parts, _part(out, product.output, box))
 
 
@@ -58,8 +70,13 @@ def _boxes(product: EinSum) -> Iterator[dict[str, slice]]:
         while prod(steps[label] for label in own) > NORMS:
             longest = max(own, key=lambda label: steps[label])
             steps[longest] = -(-steps[longest] // 2)
-    cuts = [[slice(k, min(k + step, product.extent[label])) for k in range(0, product.extent[label], step)]
-            for label, step in steps.items()]  # fmt: skip
+    cuts = [
+        [
+            slice(k, min(k + step, product.extent[label]))
+            for k in range(0, product.extent[label], step)
+        ]
+        for label, step in steps.items()
+    ]
     return (dict(zip(steps, box, strict=True)) for box in itertools.product(*cuts))
 
 
@@ -89,5 +106,8 @@ def _norms(product: EinSum, k: int, array: np.ndarray, out: np.ndarray) -> np.nd
     assert contraction is not None
     sums = np.empty(squares.bound, out.dtype)
     contract(contraction, (array, array), sums)
-    shape = [extent if label in squares.output else 1 for label, extent in zip(product.output, out.shape, strict=True)]
+    shape = [
+        extent if label in squares.output else 1
+        for label, extent in zip(product.output, out.shape, strict=True)
+    ]
     return np.broadcast_to(sums.reshape(shape), out.shape)

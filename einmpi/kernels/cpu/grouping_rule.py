@@ -20,9 +20,18 @@ FEW = 16  # blocks: with fewer, threads would have nothing to share
 def _suits(kernel: Kernel) -> bool:
     einsum, product = kernel.einsum, recognise(kernel.einsum)
     # A matrix product is quicker whole; a dot product of rows is no matrix product.
-    is_matrix = product is not None and len(product.positions) > 1 and product.indices[0] != product.indices[1]
+    is_matrix = (
+        product is not None
+        and len(product.positions) > 1
+        and product.indices[0] != product.indices[1]
+    )
     dtypes = [slot.dtype for slot in kernel.operands]
-    return not is_matrix and not kernel.select and einsum.calls() >= WORTH_COMPILING and compiled.supports(einsum, dtypes)
+    return (
+        not is_matrix
+        and not kernel.select
+        and einsum.calls() >= WORTH_COMPILING
+        and compiled.supports(einsum, dtypes)
+    )
 
 
 def _block(kernels: Sequence[Kernel], labels: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
@@ -41,10 +50,19 @@ def _touched(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Se
     """Bytes of all arrays that a block of a group uses."""
     sizes: dict[Slot, int] = {}
     for number, kernel in enumerate(kernels):
-        size = {**kernel.einsum.extent, **{labels[number]: n for labels, n in zip(rows, block, strict=True)}}
-        for slot, index in zip((*kernel.operands, kernel.target), (*kernel.einsum.operands, kernel.einsum.output),
-                               strict=True):  # fmt: skip
-            extents = [size[e] if isinstance(e, str) else n for e, n in zip(index, slot.shape, strict=False)]
+        size = {
+            **kernel.einsum.extent,
+            **{labels[number]: n for labels, n in zip(rows, block, strict=True)},
+        }
+        for slot, index in zip(
+            (*kernel.operands, kernel.target),
+            (*kernel.einsum.operands, kernel.einsum.output),
+            strict=True,
+        ):
+            extents = [
+                size[e] if isinstance(e, str) else n
+                for e, n in zip(index, slot.shape, strict=False)
+            ]
             sizes[slot] = prod(extents) * np.dtype(slot.dtype).itemsize
     return sum(sizes.values())
 

@@ -31,7 +31,9 @@ def at(context: Any, kind: Any, address: Any, *steps: Any) -> Any:
             place = builder.add(place, builder.mul(count, stride))
         return builder.inttoptr(place, target.get_value_type(signature.return_type))
 
-    return _types.CPointer(kind.instance_type)(kind, types.int64, _types.UniTuple(types.int64, len(steps))), code
+    return _types.CPointer(kind.instance_type)(
+        kind, types.int64, _types.UniTuple(types.int64, len(steps))
+    ), code
 
 
 @intrinsic(prefer_literal=True)
@@ -67,7 +69,9 @@ def _call(builder: Any, name: str, *args: Any, fastmath: tuple[str, ...] = ()) -
     width = {"float": 32, "double": 64}[str(kind)]
     signature = ir.FunctionType(kind, [kind] * len(args))
     insert: Any = cgutils.get_or_insert_function
-    return builder.call(insert(builder.module, signature, f"llvm.{name}.f{width}"), args, fastmath=fastmath)
+    return builder.call(
+        insert(builder.module, signature, f"llvm.{name}.f{width}"), args, fastmath=fastmath
+    )
 
 
 def _word(emit: Callable[..., Any], arity: int) -> Any:
@@ -93,7 +97,9 @@ def _extreme(name: str, order: str) -> Callable[..., Any]:
 
     def emit(builder: Any, a: Any, b: Any) -> Any:
         if llvmlite.binding.llvm_version_info >= (18,):
-            return _call(builder, name, a, b, fastmath=("nsz",))  # an open sign of zero saves instructions on x86
+            return _call(
+                builder, name, a, b, fastmath=("nsz",)
+            )  # an open sign of zero saves instructions on x86
         # Older versions cannot compile that everywhere.
         wins = builder.or_(builder.fcmp_ordered(order, a, b), builder.fcmp_unordered("uno", a, a))
         return builder.select(wins, a, b)
@@ -110,25 +116,70 @@ fmod = _word(lambda builder, a, b: builder.frem(a, b), 2)
 # The bits of the type and of its fraction; log2 e; ln 2 in two parts; where exp underflows and overflows; the series of
 # (exp r − 1 − r) / r² for |r| ≤ ln 2 / 2, by interpolation at Chebyshev's points, lowest power first.
 _EXP = {
-    "double": (64, 52, 1.4426950408889634, 6.93147180369123816490e-01, 1.90821492927058770002e-10, -746.0, 710.0,
-               (0.5000000000000001, 0.16666666666666669, 0.041666666666624136, 0.008333333333330063,
-                0.001388888891720967, 0.00019841269863050506, 2.4801521302241082e-05, 2.7557268464831627e-06,
-                2.7620085455018414e-07, 2.510038319586702e-08)),
-    "float": (32, 23, 1.4426950216293335, 0.693359375, -2.12194440e-4, -105.0, 89.0,
-              (0.5, 0.16666576266288757, 0.041666556149721146, 0.008363177999854088, 0.0013926181709393859)),
-}  # fmt: skip
+    "double": (
+        64,
+        52,
+        1.4426950408889634,
+        6.93147180369123816490e-01,
+        1.90821492927058770002e-10,
+        -746.0,
+        710.0,
+        (
+            0.5000000000000001,
+            0.16666666666666669,
+            0.041666666666624136,
+            0.008333333333330063,
+            0.001388888891720967,
+            0.00019841269863050506,
+            2.4801521302241082e-05,
+            2.7557268464831627e-06,
+            2.7620085455018414e-07,
+            2.510038319586702e-08,
+        ),
+    ),
+    "float": (
+        32,
+        23,
+        1.4426950216293335,
+        0.693359375,
+        -2.12194440e-4,
+        -105.0,
+        89.0,
+        (
+            0.5,
+            0.16666576266288757,
+            0.041666556149721146,
+            0.008363177999854088,
+            0.0013926181709393859,
+        ),
+    ),
+}
 # tanh x = x + x³ P(x²)/Q(x²) below 0.625 (Cephes), highest power first
 _TANH = {
-    "double": ((-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3),
-               (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3)),
-    "float": ((-5.70498872745e-3, 2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1), (1.0,)),
-}  # fmt: skip
+    "double": (
+        (-9.64399179425052238628e-1, -9.92877231001918586564e1, -1.61468768441708447952e3),
+        (1.0, 1.12811678491632931402e2, 2.23548839060100448583e3, 4.84406305325125486048e3),
+    ),
+    "float": (
+        (
+            -5.70498872745e-3,
+            2.06390887954e-2,
+            -5.37397155531e-2,
+            1.33314422036e-1,
+            -3.33332819422e-1,
+        ),
+        (1.0,),
+    ),
+}
 
 
 def _series(builder: Any, x: Any, terms: list[Any]) -> Any:
     """Σ terms[k] xᵏ, in pairs of pairs: a short chain of dependent steps."""
     while len(terms) > 1:
-        pairs = [_call(builder, "fmuladd", b, x, a) for a, b in zip(terms[::2], terms[1::2], strict=False)]
+        pairs = [
+            _call(builder, "fmuladd", b, x, a)
+            for a, b in zip(terms[::2], terms[1::2], strict=False)
+        ]
         terms = pairs + terms[len(pairs) * 2 :]
         x = builder.fmul(x, x)
     return terms[0]
@@ -152,10 +203,14 @@ def _exp(builder: Any, x: Any) -> Any:
     lost = builder.fadd(builder.fsub(number(1.0), near), r)
     series = builder.fadd(near, _call(builder, "fmuladd", builder.fmul(r, r), rest, lost))
     # Times 2ᵏ in two steps, since 2ᵏ alone may be out of range where the result is not.
-    both = builder.add(builder.bitcast(shifted, whole), whole(2 * bias - _bits(magic, bits)))  # k + 2 bias
+    both = builder.add(
+        builder.bitcast(shifted, whole), whole(2 * bias - _bits(magic, bits))
+    )  # k + 2 bias
     half = builder.lshr(both, whole(1))
     for exponent in (half, builder.sub(both, half)):
-        series = builder.fmul(series, builder.bitcast(builder.shl(exponent, whole(fraction)), x.type))
+        series = builder.fmul(
+            series, builder.bitcast(builder.shl(exponent, whole(fraction)), x.type)
+        )
     return series
 
 
@@ -170,9 +225,13 @@ def _tanh(builder: Any, x: Any) -> Any:
     small = _call(builder, "fmuladd", builder.fmul(x, square), ratio, x)
     size = _call(builder, "fabs", x)
     two = ir.Constant(x.type, 2.0)
-    large = builder.fsub(one, builder.fdiv(two, builder.fadd(_exp(builder, builder.fadd(size, size)), one)))
+    large = builder.fsub(
+        one, builder.fdiv(two, builder.fadd(_exp(builder, builder.fadd(size, size)), one))
+    )
     signed = _call(builder, "copysign", large, x)
-    return builder.select(builder.fcmp_ordered("<", size, ir.Constant(x.type, 0.625)), small, signed)
+    return builder.select(
+        builder.fcmp_ordered("<", size, ir.Constant(x.type, 0.625)), small, signed
+    )
 
 
 exp = _word(_exp, 1)

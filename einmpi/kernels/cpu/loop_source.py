@@ -85,7 +85,9 @@ def _reduce(nest: Nest, text: _Text) -> None:
     """⊕ of ⊗ into totals on the stack, one a row and lane. Floating sums go through the partial sums of a block."""
     lane, row, step, width, fold = nest.lane, nest.row, nest.step, nest.width, _Fold(nest)
     rows = nest.unrolled[0]
-    text.add(f"total = stack({_word(fold.total)}, {(TILE + rows - 1 if nest.tiled else 1) * width})")
+    text.add(
+        f"total = stack({_word(fold.total)}, {(TILE + rows - 1 if nest.tiled else 1) * width})"
+    )
     if fold.in_parts:
         text.add(f"part = stack({_word(fold.dtype)}, {rows * width})")
     _outer(nest, text)
@@ -112,7 +114,9 @@ def _reduce(nest: Nest, text: _Text) -> None:
     _steps(nest, fold, text)
     if fold.in_parts:
         slot = fold.slot("total", 0)
-        text.lanes(count, f"{slot} = {fold.join([slot, convert('part[{v}]', fold.dtype, fold.total)])}")
+        text.lanes(
+            count, f"{slot} = {fold.join([slot, convert('part[{v}]', fold.dtype, fold.total)])}"
+        )
     text.depth = outside
     _store(nest, fold, text)
 
@@ -121,18 +125,30 @@ def _steps(nest: Nest, fold: _Fold, text: _Text) -> None:
     """The aggregated loop next to the lanes: several steps at a time, then those that are left."""
     width, (rows, steps) = nest.width, nest.unrolled
     pace = width if nest.folds else 1
-    repeats = not nest.folds and nest.aggregation in ("max", "min", "any", "all")  # a value may be taken twice
+    repeats = not nest.folds and nest.aggregation in (
+        "max",
+        "min",
+        "any",
+        "all",
+    )  # a value may be taken twice
     parts = [("t", "jb", "je", steps)]
     if steps > 1 and not repeats:
         text.add(f"jm = je - (je - jb) % {steps * pace}")
         parts = [("t", "jb", "jm", steps), ("u", "jm", "je", 1)]
     if nest.tiled:
         # With an odd number of rows the last one is computed twice, and kept once.
-        text.add(*(f"{part[0]}r{u} = least(r + {u}, re - 1)" for part in parts for u in range(rows)))
+        text.add(
+            *(f"{part[0]}r{u} = least(r + {u}, re - 1)" for part in parts for u in range(rows))
+        )
     for prefix, start, stop, count in parts:
         text.open(f"for {prefix}j0 in range({start}, {stop}, {count * pace}):")
         last = ", je - 1)" if repeats else ")"
-        text.add(*(f"{prefix}j{d} = {'least' * repeats}({prefix}j0 + {d * pace}{last}" for d in range(1, count)))
+        text.add(
+            *(
+                f"{prefix}j{d} = {'least' * repeats}({prefix}j0 + {d * pace}{last}"
+                for d in range(1, count)
+            )
+        )
         lanes = Lanes(nest, prefix)
         for u in range(rows):
             fold.take(lanes, u, count)
@@ -167,7 +183,9 @@ class _Fold:
 
     @property
     def dtype(self) -> str:
-        return aggregate_type(self.nest.aggregation, Lanes(self.nest, "").kind(self.nest.function)).name
+        return aggregate_type(
+            self.nest.aggregation, Lanes(self.nest, "").kind(self.nest.function)
+        ).name
 
     @property
     def in_parts(self) -> bool:
@@ -183,12 +201,16 @@ class _Fold:
 
     def slot(self, name: str, row: int) -> str:
         """Where a row's lane {v} is kept."""
-        terms = ["base"] * (name == "total" and self.nest.tiled) + [str(row * self.nest.width)] * (row > 0)
+        terms = ["base"] * (name == "total" and self.nest.tiled) + [str(row * self.nest.width)] * (
+            row > 0
+        )
         return f"{name}[{' + '.join([*terms, '{v}'])}]"
 
     def join(self, values: list[str]) -> str:
         """⊕ of totals."""
-        return _stored(self._tree([_loaded(value, self.total) for value in values], self.total), self.total)
+        return _stored(
+            self._tree([_loaded(value, self.total) for value in values], self.total), self.total
+        )
 
     def _tree(self, values: list[str], dtype: str) -> str:
         if len(values) == 1:
@@ -213,12 +235,18 @@ class _Fold:
             return
         values = [lanes.value(function, dtype, row, step) for step in range(steps)]
         there = _loaded(slot, dtype)
-        lanes.inside.append(f"{slot} = {_stored(self._tree([there, self._tree(values, dtype)], dtype), dtype)}")
+        lanes.inside.append(
+            f"{slot} = {_stored(self._tree([there, self._tree(values, dtype)], dtype), dtype)}"
+        )
 
     def _factors(self, lanes: Lanes) -> tuple[Scalar, ...]:
         """The two factors of ⊗, where it is a real product under a sum."""
         node = self.nest.function
-        if not isinstance(node, Call) or self.nest.aggregation != "sum" or np.dtype(self.dtype).kind != "f":
+        if (
+            not isinstance(node, Call)
+            or self.nest.aggregation != "sum"
+            or np.dtype(self.dtype).kind != "f"
+        ):
             return ()
         if set(compute_types(node.op, [lanes.kind(arg) for arg in node.args])) != {self.dtype}:
             return ()

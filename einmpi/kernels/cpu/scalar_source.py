@@ -15,14 +15,18 @@ from einmpi.kernels.folds import compute_types, whole_power
 from einmpi.kernels.loop_nest import Nest
 
 # numpy divides complex numbers by Smith's method.
-_SMITH = ("{n}s = abs({1}.real) >= abs({1}.imag); {n}p = pick({n}s, {1}.real, {1}.imag); "
-          "{n}q = pick({n}s, {1}.imag, {1}.real); {n}r = {n}q / {n}p; {n}d = {r}(1) / ({n}p + {n}q * {n}r); "
-          "{n}a = {0}.real; {n}b = {0}.imag; {n}z = {n}s & ({n}p == 0); {n}p = abs({n}p); "
-          "{n}x = pick({n}s, {n}a + {n}b * {n}r, {n}a * {n}r + {n}b) * {n}d; "
-          "{n}y = pick({n}s, {n}b - {n}a * {n}r, {n}b * {n}r - {n}a) * {n}d; "
-          "complex(pick({n}z, {n}a / {n}p, {n}x), pick({n}z, {n}b / {n}p, {n}y))")  # fmt: skip
-_REMAINDER = ("{n}m = fmod({0}, {1}); {n}s = pick(({n}m < 0) != ({1} < 0), {n}m + {1}, {n}m); "
-              "pick({n}m != 0, {n}s, math.copysign({n}m, {1}))")  # fmt: skip
+_SMITH = (
+    "{n}s = abs({1}.real) >= abs({1}.imag); {n}p = pick({n}s, {1}.real, {1}.imag); "
+    "{n}q = pick({n}s, {1}.imag, {1}.real); {n}r = {n}q / {n}p; {n}d = {r}(1) / ({n}p + {n}q * {n}r); "
+    "{n}a = {0}.real; {n}b = {0}.imag; {n}z = {n}s & ({n}p == 0); {n}p = abs({n}p); "
+    "{n}x = pick({n}s, {n}a + {n}b * {n}r, {n}a * {n}r + {n}b) * {n}d; "
+    "{n}y = pick({n}s, {n}b - {n}a * {n}r, {n}b * {n}r - {n}a) * {n}d; "
+    "complex(pick({n}z, {n}a / {n}p, {n}x), pick({n}z, {n}b / {n}p, {n}y))"
+)
+_REMAINDER = (
+    "{n}m = fmod({0}, {1}); {n}s = pick(({n}m < 0) != ({1} < 0), {n}m + {1}, {n}m); "
+    "pick({n}m != 0, {n}s, math.copysign({n}m, {1}))"
+)
 
 # The text of an operation on bool, int, float or complex numbers; "" stands for those not listed. {0}, {1} and {2} are
 # the arguments, {t} is their dtype, {r} that of their real part, {n} a new name; "; " ends an assignment.
@@ -34,7 +38,10 @@ TEXTS: dict[str, dict[str, str]] = {
     "-": {"": "{0} - {1}"},
     "*": {"b": "{0} & {1}", "": "{0} * {1}"},
     "/": {"f": "{0} / {1}", "c": _SMITH},
-    "%": {"i": "{n}d = pick(({1} == 0) | ({1} == -1), {t}(1), {1}); {0} % {n}d", "f": _REMAINDER},  # x % -1 may trap
+    "%": {
+        "i": "{n}d = pick(({1} == 0) | ({1} == -1), {t}(1), {1}); {0} % {n}d",
+        "f": _REMAINDER,
+    },  # x % -1 may trap
     "neg": {"": "-{0}"},
     "~": {"b": "not {0}", "i": "~{0}"},
     "**": {"f": "math.pow({0}, {1})"},
@@ -43,7 +50,12 @@ TEXTS: dict[str, dict[str, str]] = {
     "tanh": {"f": "tanh({0})"},
     **{op: {"f": f"math.{op}({{0}})"} for op in ("log", "log1p", "expm1", "sqrt", "sin", "cos")},
     "rsqrt": {"f": "{t}(1) / math.sqrt({0})"},
-    "abs": {"b": "{0}", "i": "pick({0} < 0, {t}(-{0}), {0})", "f": "abs({0})", "c": "math.hypot({0}.real, {0}.imag)"},
+    "abs": {
+        "b": "{0}",
+        "i": "pick({0} < 0, {t}(-{0}), {0})",
+        "f": "abs({0})",
+        "c": "math.hypot({0}.real, {0}.imag)",
+    },
     "sign": {"": "{n}s = {t}({0} > 0) - {t}({0} < 0); pick({0} == {0}, {t}({n}s), {0})"},
     "erf": {"f": "{t}(math.erf(float64({0})))"},
     "maximum": {"b": "{0} | {1}", "i": "pick({0} > {1}, {0}, {1})", "f": "fmax({0}, {1})"},
@@ -167,7 +179,11 @@ class Lanes:
         uses = self.uses(node)
         key = (node, row if self.nest.row in uses else 0, step if self.nest.step in uses else 0)
         if key not in self.known:
-            text = self.read(node.position, row, step) if isinstance(node, Arg) else self.apply(node, row, step)
+            text = (
+                self.read(node.position, row, step)
+                if isinstance(node, Arg)
+                else self.apply(node, row, step)
+            )
             self.known[key] = self.keep(text, self.nest.lane in uses)
         return convert(self.known[key], np.dtype(self.kind(node)).name, dtype)
 
@@ -181,8 +197,14 @@ class Lanes:
     def apply(self, node: Scalar, row: int, step: int) -> str:
         assert isinstance(node, Call)
         dtypes = compute_types(node.op, [self.kind(arg) for arg in node.args])
-        args = [self.value(arg, dtype, row, step) for arg, dtype in zip(node.args, dtypes, strict=True)]
-        return convert(args[0], dtypes[0], node.op) if node.op in CASTS else operation(node, dtypes[-1], args)
+        args = [
+            self.value(arg, dtype, row, step) for arg, dtype in zip(node.args, dtypes, strict=True)
+        ]
+        return (
+            convert(args[0], dtypes[0], node.op)
+            if node.op in CASTS
+            else operation(node, dtypes[-1], args)
+        )
 
     def read(self, array: int, row: int, step: int) -> str:
         pointer, lane = self.pointer(array, row, step)
@@ -209,4 +231,6 @@ class Lanes:
             else:
                 steps.append(f"{safe}, J{array}_{k}")
         kind = "uint8" if access.dtype == "bool" else access.dtype
-        return self.keep(f"at({', '.join([kind, f'A{array}_0', *steps])})", False), " + ".join(lane) or "0"
+        return self.keep(f"at({', '.join([kind, f'A{array}_0', *steps])})", False), " + ".join(
+            lane
+        ) or "0"

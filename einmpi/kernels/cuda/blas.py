@@ -20,8 +20,14 @@ from einmpi.kernels.cuda.scalar_source import plain
 
 # cuBLAS's numbers for the type of an array and for that of its sums: half precision is summed in single, and single
 # precision keeps all of its bits unless TF32 is asked for.
-TYPES = {"float16": (2, 68), "bfloat16": (14, 68), "float32": (0, 68), "float64": (1, 70), "complex64": (4, 68),
-         "complex128": (5, 70)}  # fmt: skip
+TYPES = {
+    "float16": (2, 68),
+    "bfloat16": (14, 68),
+    "float32": (0, 68),
+    "float64": (1, 70),
+    "complex64": (4, 68),
+    "complex128": (5, 70),
+}
 TF32 = 77
 NO_SHORT_SUMS = 16  # a mode: parts of a sum are not rounded to half precision either
 PLAIN, TURNED, CONJUGATE = 0, 1, 2
@@ -41,15 +47,18 @@ class _Part:
 @dataclass(frozen=True)
 class _Plan:
     parts: tuple[_Part, ...]
-    loops: tuple[Labels, ...]  # each one loop, its labels from the slowest to the fastest; the first one is the batch
+    loops: tuple[
+        Labels, ...
+    ]  # each one loop, its labels from the slowest to the fastest; the first one is the batch
     matrix: tuple[Labels, Labels, Labels]  # rows, inner dimension, columns
 
 
 Generate = Callable[[EinSum, Sequence[Any], Any], None]  # by a generated kernel
 
 
-def prepare_product(contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool, onto: bool = False
-                    ) -> _Product | None:  # fmt: skip
+def prepare_product(
+    contraction: Contraction, operands: Sequence[Any], target: Any, tf32: bool, onto: bool = False
+) -> _Product | None:
     """What fills the target, or is added to it with `onto`; None where a generated kernel does it better."""
     if len(contraction.positions) != 2 or target.dtype.name not in TYPES:
         return None
@@ -64,26 +73,38 @@ def prepare_product(contraction: Contraction, operands: Sequence[Any], target: A
 @lru_cache(maxsize=4096)
 def _plan(contraction: Contraction, dtypes: Labels, strides: Strides) -> _Plan | None:
     extent = dict(contraction.extents)
-    indices = [dict.fromkeys(label for label in index if extent[label] > 1) for index in contraction.indices]
+    indices = [
+        dict.fromkeys(label for label in index if extent[label] > 1)
+        for index in contraction.indices
+    ]
     # A factor is summed over labels that only it has, the output repeats along those that only it has: by copies.
-    kept = [tuple(label for label in index if sum(label in other for other in indices) > 1) for index in indices]
+    kept = [
+        tuple(label for label in index if sum(label in other for other in indices) > 1)
+        for index in indices
+    ]
     size = np.dtype(plain(dtypes[-1])).itemsize
     layouts = []
     for k, index in enumerate(kept):
-        steps = list(zip(contraction.indices[k], strides[k], strict=True))  # a label may occur twice: the diagonal
+        steps = list(
+            zip(contraction.indices[k], strides[k], strict=True)
+        )  # a label may occur twice: the diagonal
         stride = {label: sum(step for other, step in steps if other == label) for label in index}
         order = tuple(sorted(index, key=lambda label: -abs(stride[label])))
         forced = len(index) < len(indices[k]) or dtypes[k] != dtypes[-1]
         layouts.append(Layout(stride, order, forced, forced))
     inner, target = [x for x in kept[0] if x not in kept[2]], kept[2]
-    if not inner or not all(any(x in target and x not in kept[1 - k] for x in kept[k]) for k in (0, 1)):
+    if not inner or not all(
+        any(x in target and x not in kept[1 - k] for x in kept[k]) for k in (0, 1)
+    ):
         return None  # no product of matrices
     best: tuple[float, _Plan] | None = None
     for way in ways(layouts, extent, plain(dtypes[-1])):
         if way.kernel != "matmul" or not (way.matrix[0] or way.matrix[2]):
             continue
-        parts = tuple(_Part(order, _elements(layout.stride, size) if order is None else _dense(order, extent))
-                      for order, layout in zip(way.copies, layouts, strict=True))  # fmt: skip
+        parts = tuple(
+            _Part(order, _elements(layout.stride, size) if order is None else _dense(order, extent))
+            for order, layout in zip(way.copies, layouts, strict=True)
+        )
         plan = _Plan(parts, _merged(way.loops, parts, extent), _three(way.matrix))
         cost = _cost(plan, extent, size)
         if _is_short(plan, extent) and (best is None or cost < best[0]):
@@ -156,7 +177,9 @@ class _Product:
     output: Labels
     dtype: np.dtype[Any]
     copies: tuple[_Copy | None, ...]
-    sizes: tuple[int, int, int, int]  # rows, columns and depth of a product as cuBLAS sees it, and how many
+    sizes: tuple[
+        int, int, int, int
+    ]  # rows, columns and depth of a product as cuBLAS sees it, and how many
     ops: tuple[int, int]
     first: int  # the factor that cuBLAS gets first
     lines: tuple[int, ...]  # how far apart the lines of each matrix are
@@ -169,7 +192,9 @@ class _Product:
     @property
     def bytes(self) -> int:
         """Of the temporaries."""
-        return sum(prod(copy.shape) * self.dtype.itemsize for copy in self.copies if copy is not None)
+        return sum(
+            prod(copy.shape) * self.dtype.itemsize for copy in self.copies if copy is not None
+        )
 
     @property
     def copied(self) -> Labels:
@@ -186,8 +211,10 @@ class _Product:
     def with_copies(self, generate: Generate) -> Callable[[Sequence[Any], Any], None]:
         def run(operands: Sequence[Any], target: Any) -> None:
             arrays = [*(operands[k] for k in self.positions), target]
-            used = [array if copy is None else self.cupy.empty(copy.shape, self.dtype)
-                    for array, copy in zip(arrays, self.copies, strict=True)]  # fmt: skip
+            used = [
+                array if copy is None else self.cupy.empty(copy.shape, self.dtype)
+                for array, copy in zip(arrays, self.copies, strict=True)
+            ]
             for array, copy, temporary in zip(arrays[:2], self.copies, used, strict=False):
                 if copy is not None:
                     generate(copy.einsum, [array], temporary)
@@ -200,7 +227,12 @@ class _Product:
     def multiply(self, pointers: Sequence[int]) -> None:
         """One call for a batch of products, for each position of the other loops."""
         f, s = self.first, 1 - self.first
-        (m, n, k, count), (kind, sums), lines, apart = self.sizes, self.kinds, self.lines, self.apart
+        (m, n, k, count), (kind, sums), lines, apart = (
+            self.sizes,
+            self.kinds,
+            self.lines,
+            self.apart,
+        )
         alpha, beta = self.address, self.address + self.numbers.itemsize
         cuda = self.cupy.cuda
         blas, handle = cuda.cublas, cuda.device.get_cublas_handle()
@@ -210,18 +242,58 @@ class _Product:
             for places in self.places:
                 at = [pointer + place for pointer, place in zip(pointers, places, strict=True)]
                 if count == 1:
-                    blas.gemmEx(handle, *self.ops, m, n, k, alpha, at[f], kind, lines[f], at[s], kind, lines[s], beta,
-                                at[2], kind, lines[2], sums, -1)  # fmt: skip
+                    blas.gemmEx(
+                        handle,
+                        *self.ops,
+                        m,
+                        n,
+                        k,
+                        alpha,
+                        at[f],
+                        kind,
+                        lines[f],
+                        at[s],
+                        kind,
+                        lines[s],
+                        beta,
+                        at[2],
+                        kind,
+                        lines[2],
+                        sums,
+                        -1,
+                    )
                 else:
-                    blas.gemmStridedBatchedEx(handle, *self.ops, m, n, k, alpha, at[f], kind, lines[f], apart[f], at[s],
-                                              kind, lines[s], apart[s], beta, at[2], kind, lines[2], apart[2], count,
-                                              sums, -1)  # fmt: skip
+                    blas.gemmStridedBatchedEx(
+                        handle,
+                        *self.ops,
+                        m,
+                        n,
+                        k,
+                        alpha,
+                        at[f],
+                        kind,
+                        lines[f],
+                        apart[f],
+                        at[s],
+                        kind,
+                        lines[s],
+                        apart[s],
+                        beta,
+                        at[2],
+                        kind,
+                        lines[2],
+                        apart[2],
+                        count,
+                        sums,
+                        -1,
+                    )
         finally:
             blas.setMathMode(handle, mode)
 
 
-def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool, onto: bool
-             ) -> _Product:  # fmt: skip
+def _product(
+    plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32: bool, onto: bool
+) -> _Product:
     dtype, extent = arrays[-1].dtype, dict(contraction.extents)
     rows, inner, columns = plan.matrix
     strides, ops, copies = [dict(part.stride) for part in plan.parts], [], []
@@ -236,21 +308,30 @@ def _product(plan: _Plan, contraction: Contraction, arrays: Sequence[Any], tf32:
             order = tuple(sorted(strides[k], key=lambda label: -abs(strides[k][label])))
             strides[k] = _dense(order, extent)
         ops.append(CONJUGATE if conj and order is None else op)
-        copies.append(None if order is None else _copy(contraction.indices[k], order, extent, conj, k == 2))
+        copies.append(
+            None if order is None else _copy(contraction.indices[k], order, extent, conj, k == 2)
+        )
     m, k, n = (size_of(group, extent) for group in plan.matrix)
     kind, sums = TYPES[dtype.name]
     sums = TF32 if tf32 and dtype.name in ("float32", "complex64") else sums
     batch = plan.loops[0] if plan.loops else ()
     numbers = np.array([contraction.scale, int(onto)], np.float32 if dtype.itemsize == 2 else dtype)
     return _Product(
-        driver.cupy(), contraction.positions, contraction.indices[2], dtype, tuple(copies),
+        driver.cupy(),
+        contraction.positions,
+        contraction.indices[2],
+        dtype,
+        tuple(copies),
         (n, m, k, size_of(batch, extent)) if turned else (m, n, k, size_of(batch, extent)),
-        (ops[1], ops[0]) if turned else (ops[0], ops[1]), turned,
+        (ops[1], ops[0]) if turned else (ops[0], ops[1]),
+        turned,
         tuple(_line(stride, *side, extent) for stride, side in zip(strides, sides, strict=True)),
         tuple(stride.get(batch[-1], 0) if batch else 0 for stride in strides),
-        numbers, numbers.ctypes.data, (kind, sums),
+        numbers,
+        numbers.ctypes.data,
+        (kind, sums),
         tuple(_places(plan.loops[1:], strides, extent, dtype.itemsize)),
-    )  # fmt: skip
+    )
 
 
 def _copy(index: Labels, order: Labels, extent: Mapping[str, int], conj: bool, back: bool) -> _Copy:
@@ -276,9 +357,15 @@ def _line(stride: Mapping[str, int], down: Labels, along: Labels, extent: Mappin
     return max(stride[slow[-1]] if slow else 1, size_of(fast, extent))
 
 
-def _places(loops: Sequence[Labels], strides: Sequence[Mapping[str, int]], extent: Mapping[str, int], size: int
-            ) -> Iterator[tuple[int, ...]]:  # fmt: skip
+def _places(
+    loops: Sequence[Labels],
+    strides: Sequence[Mapping[str, int]],
+    extent: Mapping[str, int],
+    size: int,
+) -> Iterator[tuple[int, ...]]:
     """Where each call begins in every array, in bytes."""
     for position in itertools.product(*(range(size_of(group, extent)) for group in loops)):
         pairs = list(zip(position, loops, strict=True))
-        yield tuple(size * sum(n * stride.get(group[-1], 0) for n, group in pairs) for stride in strides)
+        yield tuple(
+            size * sum(n * stride.get(group[-1], 0) for n, group in pairs) for stride in strides
+        )

@@ -25,19 +25,31 @@ from einmpi.kernels.operands import check_range, numbered, without_constants
 from einmpi.schedule.regions import Runs, indices, length, whole
 
 Prepared: TypeAlias = Callable[[Sequence[Any], Any], None]  # of operands and target
-Index: TypeAlias = tuple[tuple[str, Runs], ...]  # the indices that a label's positions stand for, where that matters
+Index: TypeAlias = tuple[
+    tuple[str, Runs], ...
+]  # the indices that a label's positions stand for, where that matters
 CALLS = Calls()
 
 
-def compute(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index = (), fast_math: bool = False,
-            tf32: bool = False) -> None:  # fmt: skip
+def compute(
+    einsum: EinSum,
+    operands: Sequence[Any],
+    target: Any,
+    index: Index = (),
+    fast_math: bool = False,
+    tf32: bool = False,
+) -> None:
     """Fill `target`, which is none of the operands. Extents are those of the arrays. `fast_math` allows what rounds
     more, `tf32` products of float32 with ten bits of fraction."""
     key = (*map(key_of, operands), key_of(target), index, fast_math, tf32)
-    CALLS.get(einsum, key, lambda: prepare(einsum, operands, target, index, fast_math, tf32))(operands, target)
+    CALLS.get(einsum, key, lambda: prepare(einsum, operands, target, index, fast_math, tf32))(
+        operands, target
+    )
 
 
-def prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool, tf32: bool) -> Prepared:
+def prepare(
+    einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool, tf32: bool
+) -> Prepared:
     """The same for any arrays that look like these: dtypes, extents, strides, and how far from aligned they are."""
     if 0 in einsum.bound:
         return lambda operands, target: None
@@ -50,7 +62,9 @@ def prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, 
     if any(step % array.itemsize for array in operands for step in array.strides):
 
         def dense(operands: Sequence[Any], target: Any) -> None:
-            compute(einsum, [driver.contiguous(array) for array in operands], target, index, fast, tf32)
+            compute(
+                einsum, [driver.contiguous(array) for array in operands], target, index, fast, tf32
+            )
 
         return dense
     distance = prepare_distance(einsum, operands, target, generate) if fast else None
@@ -59,7 +73,11 @@ def prepare(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, 
     contraction = recognise(einsum)
     product = contraction and prepare_product(contraction, operands, target, tf32)
     if product:
-        label = max((x for x in product.copied if extent[x] >= 2 * THIN), key=lambda x: extent[x], default="")
+        label = max(
+            (x for x in product.copied if extent[x] >= 2 * THIN),
+            key=lambda x: extent[x],
+            default="",
+        )
         if product.bytes > PIECE and label:
             return _halves(einsum, label, fast, tf32)
         return product.with_copies(generate) if product.bytes else product
@@ -76,8 +94,12 @@ def _halves(einsum: EinSum, label: str, fast: bool, tf32: bool) -> Prepared:
 
     def run(operands: Sequence[Any], target: Any) -> None:
         for part, half in halves:
-            views = [_part(array, entries, label, part) for array, entries in zip(
-                     (*operands, target), (*einsum.operands, einsum.output), strict=True)]  # fmt: skip
+            views = [
+                _part(array, entries, label, part)
+                for array, entries in zip(
+                    (*operands, target), (*einsum.operands, einsum.output), strict=True
+                )
+            ]
             compute(half, views[:-1], views[-1], (), fast, tf32)
 
     return run
@@ -90,13 +112,19 @@ def _part(array: Any, entries: Sequence[Any], label: str, part: slice) -> Any:
 def generate(einsum: EinSum, operands: Sequence[Any], target: Any) -> None:
     """Fill `target` by a generated kernel, whatever the EinSum."""
     key = ("generate", *map(key_of, operands), key_of(target))
-    CALLS.get(einsum, key, lambda: _generated(einsum, operands, target, (), False))(operands, target)
+    CALLS.get(einsum, key, lambda: _generated(einsum, operands, target, (), False))(
+        operands, target
+    )
 
 
-def _generated(einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool) -> Prepared:
+def _generated(
+    einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool
+) -> Prepared:
     function, entries, labels = numbered(einsum)
     views = [without_constants(array, own) for array, own in zip(operands, entries, strict=False)]
-    offsets = [view.data.ptr - array.data.ptr for (view, _), array in zip(views, operands, strict=True)]
+    offsets = [
+        view.data.ptr - array.data.ptr for (view, _), array in zip(views, operands, strict=True)
+    ]
     layouts = [Layout(array.dtype.name, array.shape, array.strides, own) for array, own in views]
     cupy = driver.cupy()
     first: dict[int, int] = {}  # of an operand that counts: where it begins
@@ -108,11 +136,18 @@ def _generated(einsum: EinSum, operands: Sequence[Any], target: Any, index: Inde
         given.append(cupy.asarray(indices(() if len(runs) == 1 else runs)))
         layouts.append(Layout("int64", (length(runs),), (8,), (label,)))
     call = _Call(function, tuple(layouts), einsum, tuple(first), fast)
-    aligned = all((array.data.ptr + offset) % PACK == 0 for array, offset in zip(operands, offsets, strict=True))
-    run = call.prepare(target, first, aligned and target.data.ptr % PACK == 0 and not len(given) > len(first))
+    aligned = all(
+        (array.data.ptr + offset) % PACK == 0
+        for array, offset in zip(operands, offsets, strict=True)
+    )
+    run = call.prepare(
+        target, first, aligned and target.data.ptr % PACK == 0 and not len(given) > len(first)
+    )
 
     def generated(operands: Sequence[Any], target: Any) -> None:
-        pointers = [array.data.ptr + offset for array, offset in zip(operands, offsets, strict=True)]
+        pointers = [
+            array.data.ptr + offset for array, offset in zip(operands, offsets, strict=True)
+        ]
         run([*pointers, *(array.data.ptr for array in given)], target)
 
     return generated
@@ -121,29 +156,53 @@ def _generated(einsum: EinSum, operands: Sequence[Any], target: Any, index: Inde
 class _Call:
     """A kernel, or two where the aggregated loops go in parts."""
 
-    def __init__(self, function: Scalar, layouts: tuple[Layout, ...], einsum: EinSum, counted: tuple[int, ...],
-                 fast: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        function: Scalar,
+        layouts: tuple[Layout, ...],
+        einsum: EinSum,
+        counted: tuple[int, ...],
+        fast: bool,
+    ) -> None:
         self.function, self.layouts, self.counted, self.fast = function, layouts, counted, fast
-        self.aggregation, self.output, self.extents = einsum.aggregation, einsum.output, einsum.extents
+        self.aggregation, self.output, self.extents = (
+            einsum.aggregation,
+            einsum.output,
+            einsum.extents,
+        )
 
     def plan(self, target: Any, aligned: bool) -> Plan:
         layout = Layout(target.dtype.name, target.shape, target.strides, self.output)
-        return make_plan(self.function, self.layouts, layout, self.aggregation, self.extents, self.counted, aligned)
+        return make_plan(
+            self.function,
+            self.layouts,
+            layout,
+            self.aggregation,
+            self.extents,
+            self.counted,
+            aligned,
+        )
 
-    def prepare(self, target: Any, first: Mapping[int, int], aligned: bool) -> Callable[[list[int], Any], None]:
+    def prepare(
+        self, target: Any, first: Mapping[int, int], aligned: bool
+    ) -> Callable[[list[int], Any], None]:
         """A function of the operands' pointers and the target."""
         plan = self.plan(target, aligned)
         if plan.parts == 1:
             launch = _launch(plan, first, self.fast)
             return lambda pointers, target: launch([*pointers, target.data.ptr])
         assert self.aggregation is not None
-        total = Fold(self.aggregation, self.function, tuple(layout.dtype for layout in self.layouts)).total
+        total = Fold(
+            self.aggregation, self.function, tuple(layout.dtype for layout in self.layouts)
+        ).total
         cupy = driver.cupy()
         plan = self.plan(cupy.empty(target.shape, total), aligned)
         shape, launch = (plan.parts, *target.shape), _launch(plan, first, self.fast)
         label = "parts, joined"  # no label of a program's looks like this
         extents = (*((x, n) for x, n in self.extents if x in self.output), (label, plan.parts))
-        join = EinSum(self.output, ((label, *self.output),), Arg(0), self.aggregation, (label,), extents)
+        join = EinSum(
+            self.output, ((label, *self.output),), Arg(0), self.aggregation, (label,), extents
+        )
 
         def both(pointers: list[int], target: Any) -> None:
             parts = cupy.empty(shape, total)
@@ -158,10 +217,14 @@ def _launch(plan: Plan, first: Mapping[int, int], fast: bool) -> Callable[[list[
     gathers, names = nest.gathers, list(nest.parameters())
     if any(plan.jumps[m][g][1] == 0 for m, g in gathers):
         raise IndexError("an index is out of range; 0 to -1")
-    values = [first[x] if letter == "b" else 0 if letter in "ptr" else plan.value(letter, x, y)
-              for letter, x, y in names]  # fmt: skip
+    values = [
+        first[x] if letter == "b" else 0 if letter in "ptr" else plan.value(letter, x, y)
+        for letter, x, y in names
+    ]
     places = [(place, x) for place, (letter, x, _) in enumerate(names) if letter == "p"]
-    launch = Launch(kernel_of(nest, fast), ((plan.blocks, plan.parts), (THREADS,)), tuple(values), tuple(places))
+    launch = Launch(
+        kernel_of(nest, fast), ((plan.blocks, plan.parts), (THREADS,)), tuple(values), tuple(places)
+    )
     if not gathers:
         return launch
     cupy = driver.cupy()
@@ -178,7 +241,9 @@ def _launch(plan: Plan, first: Mapping[int, int], fast: bool) -> Callable[[list[
         # Once more, to see how far out of range they are.
         told[1::2], told[2::2], values[report_at] = 2**63 - 1, -(2**63), 1
         launch.kernel(*launch.shape, tuple(values))
-        for (m, g), (low, high) in zip(gathers, told[1:].get().reshape(-1, 2).tolist(), strict=True):
+        for (m, g), (low, high) in zip(
+            gathers, told[1:].get().reshape(-1, 2).tolist(), strict=True
+        ):
             check_range(low, high, plan.jumps[m][g][1])
 
     return checked

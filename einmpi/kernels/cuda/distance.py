@@ -17,14 +17,17 @@ from einmpi.kernels.distances import DTYPES, norm_of, recognise_distance
 LONG = 64  # terms of a sum from which on this takes less than the differences: it goes over the output more often
 
 
-def prepare_distance(einsum: EinSum, operands: Sequence[Any], target: Any, generate: Generate
-                     ) -> Callable[[Sequence[Any], Any], None] | None:  # fmt: skip
+def prepare_distance(
+    einsum: EinSum, operands: Sequence[Any], target: Any, generate: Generate
+) -> Callable[[Sequence[Any], Any], None] | None:
     """What fills the target; None where the EinSum is no such sum, or a generated kernel does it better."""
     found, dtype = recognise_distance(einsum), target.dtype
     if found is None or dtype.name not in DTYPES or any(array.dtype != dtype for array in operands):
         return None
     is_real = dtype.kind == "f"
-    if prod(einsum.extent[label] for label in einsum.aggregated) < LONG or (found.absolute and not is_real):
+    if prod(einsum.extent[label] for label in einsum.aggregated) < LONG or (
+        found.absolute and not is_real
+    ):
         return None
     contraction = recognise(found.product)
     assert contraction is not None
@@ -36,7 +39,14 @@ def prepare_distance(einsum: EinSum, operands: Sequence[Any], target: Any, gener
     multiply = product.with_copies(generate) if product.bytes else product
     squares = [norm_of(found.product, k) for k in (0, 1)]
     extents = tuple((label, einsum.extent[label]) for label in einsum.output)
-    both = EinSum(einsum.output, tuple(e.output for e in squares), Call("+", (Arg(0), Arg(1))), None, (), extents)
+    both = EinSum(
+        einsum.output,
+        tuple(e.output for e in squares),
+        Call("+", (Arg(0), Arg(1))),
+        None,
+        (),
+        extents,
+    )
     cupy = driver.cupy()
 
     def run(operands: Sequence[Any], target: Any) -> None:

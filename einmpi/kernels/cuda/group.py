@@ -33,10 +33,20 @@ FEW = 2**10  # rows: with fewer, a kernel for each vertex has more to share
 
 def _suits(kernel: Kernel) -> bool:
     product = recognise(kernel.einsum)
-    is_matrix = product is not None and len(product.positions) > 1 and product.indices[0] != product.indices[1]
+    is_matrix = (
+        product is not None
+        and len(product.positions) > 1
+        and product.indices[0] != product.indices[1]
+    )
     plain = all(isinstance(entry, str) for index in kernel.einsum.operands for entry in index)
     counts = all(len(runs) == 1 for _, runs in kernel.index)
-    return plain and counts and not is_matrix and not kernel.select and 0 not in dict(kernel.einsum.extents).values()
+    return (
+        plain
+        and counts
+        and not is_matrix
+        and not kernel.select
+        and 0 not in dict(kernel.einsum.extents).values()
+    )
 
 
 def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
@@ -51,7 +61,9 @@ def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[in
 RULE = Rule(_suits, _block)
 
 
-def _shape(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[tuple[tuple[str, ...], int], ...] | None:
+def _shape(
+    kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]
+) -> tuple[tuple[tuple[str, ...], int], ...] | None:
     """Each dimension inside a row: its label in every kernel ("" where it has none), its extent. None where kernels do
     not go over the same places: a thread would need what another one keeps."""
     makers: dict[str, int] = {}
@@ -64,8 +76,11 @@ def _shape(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[tu
         if einsum.aggregated and any(label in einsum.output for label in found):
             return None
         inputs = zip(kernel.operands, einsum.operands, strict=True)
-        made = [tuple(e for e in index if isinstance(e, str) and e not in own)
-                for slot, index in inputs if slot.name in makers]  # fmt: skip
+        made = [
+            tuple(e for e in index if isinstance(e, str) and e not in own)
+            for slot, index in inputs
+            if slot.name in makers
+        ]
         orders = [order for order in made if order]
         order = orders[0] if orders else found
         if any(other != order for other in orders) or sorted(order) != sorted(found):
@@ -78,7 +93,10 @@ def _shape(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[tu
         makers[kernel.target.name] = number
     if not extents:
         return None
-    return tuple((tuple(order[k] if order else "" for order in inside), extent) for k, extent in enumerate(extents))
+    return tuple(
+        (tuple(order[k] if order else "" for order in inside), extent)
+        for k, extent in enumerate(extents)
+    )
 
 
 # ---- how ------------------------------------------------------------------------------------------------------------
@@ -107,15 +125,25 @@ def _plan(step: Group, steps: Mapping[str, tuple[int, ...]], aligned: bool) -> _
     shape = _shape(kernels, rows)
     if shape is None:
         return None
-    extents = (*(kernels[0].einsum.extent[labels[0]] for labels in rows), *(extent for _, extent in shape))
+    extents = (
+        *(kernels[0].einsum.extent[labels[0]] for labels in rows),
+        *(extent for _, extent in shape),
+    )
 
-    def along(number: int, index: Sequence[Any], strides: Sequence[int], size: int) -> tuple[int, ...]:
+    def along(
+        number: int, index: Sequence[Any], strides: Sequence[int], size: int
+    ) -> tuple[int, ...]:
         """How far a step along each row and inside dimension goes in an array that a kernel uses."""
         names = [*(labels[number] for labels in rows), *(labels[number] for labels, _ in shape)]
-        return tuple(sum(s for s, e in zip(strides, index, strict=True) if e == name) // size for name in names)
+        return tuple(
+            sum(s for s, e in zip(strides, index, strict=True) if e == name) // size
+            for name in names
+        )
 
     makers: dict[str, int] = {}
-    reads: dict[tuple[str, str, int, tuple[int, ...]], int] = {}  # slot ("" for what counts), dtype, first, strides
+    reads: dict[
+        tuple[str, str, int, tuple[int, ...]], int
+    ] = {}  # slot ("" for what counts), dtype, first, strides
     stages, outputs = [], []
     for number, kernel in enumerate(kernels):
         function, indices, labels = numbered(kernel.einsum)
@@ -125,14 +153,23 @@ def _plan(step: Group, steps: Mapping[str, tuple[int, ...]], aligned: bool) -> _
                 args.append(Arg(makers[slot.name]))
                 continue
             places = along(number, index, steps[slot.name], np.dtype(slot.dtype).itemsize)
-            args.append(Arg(len(kernels) + reads.setdefault((slot.name, slot.dtype, 0, places), len(reads))))
+            args.append(
+                Arg(len(kernels) + reads.setdefault((slot.name, slot.dtype, 0, places), len(reads)))
+            )
         for label in labels:
             runs = dict(kernel.index).get(label)
             counts = ("", "int64", runs[0][0] if runs else 0, along(number, (label,), (1,), 1))
             args.append(Arg(len(kernels) + reads.setdefault(counts, len(reads))))
         target, einsum = kernel.target, kernel.einsum
         if target.name not in inner:
-            outputs.append((number, along(number, einsum.output, steps[target.name], np.dtype(target.dtype).itemsize)))
+            outputs.append(
+                (
+                    number,
+                    along(
+                        number, einsum.output, steps[target.name], np.dtype(target.dtype).itemsize
+                    ),
+                )
+            )
         own = {labels[number] for labels in rows}
         makers[target.name] = number
         inside = any(label not in own for label in einsum.output)
@@ -143,16 +180,32 @@ def _plan(step: Group, steps: Mapping[str, tuple[int, ...]], aligned: bool) -> _
     dtypes = [*(key[1] for key in reads), *(stages[number].dtype for number, _ in outputs)]
     pack = _pack(strides, dtypes, counted, extents, len(rows)) if aligned else 1
     extents = (*extents[:-1], extents[-1] // pack)
-    strides = tuple(places if r in counted else (*places[:-1], places[-1] * pack) for r, places in enumerate(strides))
-    accesses = [Access(dtype, tuple(k for k, s in enumerate(places) if s), False) for _, dtype, _, places in reads]
+    strides = tuple(
+        places if r in counted else (*places[:-1], places[-1] * pack)
+        for r, places in enumerate(strides)
+    )
+    accesses = [
+        Access(dtype, tuple(k for k, s in enumerate(places) if s), False)
+        for _, dtype, _, places in reads
+    ]
     size = prod(extents[len(rows) :])
     team = WARP
     while size * pack > team * EACH:
         team *= 2
     each = -(-size // team) * pack
     reach = max(sum(abs(s) * n for s, n in zip(places, extents, strict=True)) for places in strides)
-    nest = GroupNest(tuple(stages), tuple(accesses), counted, tuple(number for number, _ in outputs), len(rows),
-                     len(extents), team, each, pack, max(reach, prod(extents)) >= 2**30)  # fmt: skip
+    nest = GroupNest(
+        tuple(stages),
+        tuple(accesses),
+        counted,
+        tuple(number for number, _ in outputs),
+        len(rows),
+        len(extents),
+        team,
+        each,
+        pack,
+        max(reach, prod(extents)) >= 2**30,
+    )
     slots = (*(slot for slot, *_ in reads), *(kernels[number].target.name for number, _ in outputs))
     return _Plan(nest, slots, extents, strides, tuple(first for _, _, first, _ in reads))
 
@@ -161,14 +214,21 @@ def _renumbered(function: Scalar, args: Sequence[Arg]) -> Scalar:
     return rebuild(function, lambda leaf: args[leaf.position] if isinstance(leaf, Arg) else leaf)
 
 
-def _pack(strides: Sequence[Sequence[int]], dtypes: Sequence[str], counted: Sequence[int], extents: Sequence[int],
-          rows: int) -> int:  # fmt: skip
+def _pack(
+    strides: Sequence[Sequence[int]],
+    dtypes: Sequence[str],
+    counted: Sequence[int],
+    extents: Sequence[int],
+    rows: int,
+) -> int:
     """How many neighbours a thread takes at once: 16 bytes, if every array has them."""
     used = [m for m in range(len(strides)) if m not in counted and any(strides[m][rows:])]
     if len(extents) != rows + 1 or any(strides[m][-1] != 1 for m in used):
         return 1
     pack = min(8, PACK // max(np.dtype(dtypes[m]).itemsize for m in used))
-    while pack > 1 and (extents[-1] % pack or any(step % pack for m in used for step in strides[m][:-1])):
+    while pack > 1 and (
+        extents[-1] % pack or any(step % pack for m in used for step in strides[m][:-1])
+    ):
         pack //= 2
     return pack
 
@@ -188,7 +248,9 @@ def compute(step: Group, arrays: Mapping[str, Any], fast_math: bool = False) -> 
     return True
 
 
-def _prepare(step: Group, arrays: Mapping[str, Any], fast: bool) -> tuple[Launch, tuple[str, ...]] | None:
+def _prepare(
+    step: Group, arrays: Mapping[str, Any], fast: bool
+) -> tuple[Launch, tuple[str, ...]] | None:
     if any(stride % array.itemsize for array in arrays.values() for stride in array.strides):
         return None
     strides = {name: tuple(array.strides) for name, array in arrays.items()}

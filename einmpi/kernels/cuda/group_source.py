@@ -73,12 +73,19 @@ class GroupNest:
 
 def group_source(nest: GroupNest) -> str:
     text, inner = Text(), range(nest.rows, nest.loops)
-    text.add(f"const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};",
-             f"const I count = {product(range(nest.rows))};",
-             f"const I own = (I)blockIdx.x * {nest.teams} + slot;", "I flat = least(own, count - 1);",
-             f"const I places = {product(inner)};")  # fmt: skip
+    text.add(
+        f"const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};",
+        f"const I count = {product(range(nest.rows))};",
+        f"const I own = (I)blockIdx.x * {nest.teams} + slot;",
+        "I flat = least(own, count - 1);",
+        f"const I places = {product(inner)};",
+    )
     unravel(text, "flat", range(nest.rows))
-    again = {m for m in range(len(nest.reads)) if m not in nest.counted and nest.is_inside(m) and _is_kept(nest, m)}
+    again = {
+        m
+        for m in range(len(nest.reads))
+        if m not in nest.counted and nest.is_inside(m) and _is_kept(nest, m)
+    }
     for m in sorted(again):
         text.add(f"{COMPUTED[nest.reads[m].dtype]} kept{m}[{nest.each}];")
     for number in range(len(nest.made)):
@@ -86,13 +93,17 @@ def group_source(nest: GroupNest) -> str:
         again -= _args(nest, number)
     types = [STORED[nest.types[len(nest.made) + m]] for m in range(len(nest.reads))]
     types += [STORED[nest.made[number].dtype] for number in nest.outputs]
-    start = signature(list(nest.parameters()), types, len(nest.reads), nest.wide, nest.team * nest.teams)
+    start = signature(
+        list(nest.parameters()), types, len(nest.reads), nest.wide, nest.team * nest.teams
+    )
     return DEVICE + COMMON + "\n".join([*start, *("  " + line for line in text.lines), "}", ""])
 
 
 def _args(nest: GroupNest, number: int) -> set[int]:
     """The reads of a vertex."""
-    positions = {node.position for node in walk(nest.made[number].function) if isinstance(node, Arg)}
+    positions = {
+        node.position for node in walk(nest.made[number].function) if isinstance(node, Arg)
+    }
     return {position - len(nest.made) for position in positions if position >= len(nest.made)}
 
 
@@ -112,10 +123,16 @@ def _stage(nest: GroupNest, number: int, text: Text, again: set[int]) -> None:
         text.add(f"const I place = lane + u * {nest.team};", "I deep = least(place, places - 1);")
         unravel(text, "deep", range(nest.rows, nest.loops))
         for read in sorted(_args(nest, number)):
-            if nest.is_inside(read) and read not in nest.counted and (read in again or not _is_kept(nest, read)):
+            if (
+                nest.is_inside(read)
+                and read not in nest.counted
+                and (read in again or not _is_kept(nest, read))
+            ):
                 kind_read = f"Pack<{STORED[nest.reads[read].dtype]}, {nest.pack}>"
-                text.add(f"const {kind_read} pack{read} = *reinterpret_cast<const {kind_read}*>"
-                         f"(p{read} + {_place(nest, read)});")  # fmt: skip
+                text.add(
+                    f"const {kind_read} pack{read} = *reinterpret_cast<const {kind_read}*>"
+                    f"(p{read} + {_place(nest, read)});"
+                )
         if made.inside and is_stored:
             text.add(f"Pack<{STORED[made.dtype]}, {nest.pack}> result;")
     for part in range(nest.pack if fold or made.inside else 1):
@@ -131,10 +148,14 @@ def _stage(nest: GroupNest, number: int, text: Text, again: set[int]) -> None:
         for read in sorted(again & _args(nest, number)):
             text.add(f"kept{read}{where} = load(pack{read}.at[{part}]);")
         if made.inside and is_stored:
-            text.add(f"result.at[{part}] = {stored(f'made{number}{where}', made.dtype, made.dtype)};")
+            text.add(
+                f"result.at[{part}] = {stored(f'made{number}{where}', made.dtype, made.dtype)};"
+            )
     if made.inside and is_stored:
-        text.add(f"if (own < count && place < places) *reinterpret_cast<Pack<{STORED[made.dtype]}, {nest.pack}>*>"
-                 f"(p{m} + {_place(nest, m)}) = result;")  # fmt: skip
+        text.add(
+            f"if (own < count && place < places) *reinterpret_cast<Pack<{STORED[made.dtype]}, {nest.pack}>*>"
+            f"(p{m} + {_place(nest, m)}) = result;"
+        )
     if fold or made.inside:
         text.close()
     if fold:
@@ -165,7 +186,9 @@ def _read(nest: GroupNest, again: set[int], part: int, position: int) -> str:
         return count_of(m, nest.reads[m].loops, nest.loops - 1, nest.pack, str(part))
     if not nest.is_inside(m):
         return f"load(p{m}[{_place(nest, m)}])"
-    return f"kept{m}{where}" if _is_kept(nest, m) and m not in again else f"load(pack{m}.at[{part}])"
+    return (
+        f"kept{m}{where}" if _is_kept(nest, m) and m not in again else f"load(pack{m}.at[{part}])"
+    )
 
 
 def _place(nest: GroupNest, m: int) -> str:

@@ -18,7 +18,9 @@ MOST = 4096  # prepared calls
 
 def compiled(text: str, fast: bool) -> Any:
     """A kernel from its text. CuPy keeps compiled ones on disk; several processes may start at once."""
-    return driver.cupy().RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")
+    return (
+        driver.cupy().RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")
+    )
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,9 @@ class Nest:
     turned: tuple[int, ...] = ()  # reads that lie along the last but one loop of the output
     edge: int = 0  # of the squares in which they are read
     pack: int = 1  # neighbours that a thread takes at once, of the last aggregated loop if `along`, else of the output
-    packed: tuple[int, ...] = ()  # reads that have such neighbours; the others have one value for all of them
+    packed: tuple[
+        int, ...
+    ] = ()  # reads that have such neighbours; the others have one value for all of them
     team: int = 1  # threads that fold one result
     along: bool = False  # neighbours in a team go along the aggregated loops
     each: int = 1  # elements that a thread computes

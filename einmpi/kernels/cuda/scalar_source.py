@@ -16,17 +16,55 @@ from einmpi.kernels.folds import FOLDS, WIDE, compute_types, neutral, whole_powe
 
 # The type in which numbers of a dtype are computed, and that in which they lie in memory. Half precision is computed in
 # single and rounded when it is stored: once a vertex.
-COMPUTED = {"bool": "bool", "int32": "int", "int64": "Long", "float16": "float", "bfloat16": "float",
-            "float32": "float", "float64": "double", "complex64": "Complex<float>",
-            "complex128": "Complex<double>"}  # fmt: skip
+COMPUTED = {
+    "bool": "bool",
+    "int32": "int",
+    "int64": "Long",
+    "float16": "float",
+    "bfloat16": "float",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "Complex<float>",
+    "complex128": "Complex<double>",
+}
 STORED = {**COMPUTED, "bool": "unsigned char", "float16": "Half", "bfloat16": "Brain"}
 HALVES = ("float16", "bfloat16")
-WORDS = {"|": "bit_or", "&": "bit_and", "<": "less", "<=": "less_equal", ">": "more", ">=": "more_equal",
-         "==": "equal", "!=": "unequal", "+": "add", "-": "sub", "*": "mul", "/": "divide", "%": "rest",
-         "neg": "minus", "~": "invert", "**": "power", "where": "pick", "exp": "exponential", "log": "logarithm",
-         "log1p": "log_plus", "expm1": "exp_minus", "sqrt": "square_root", "rsqrt": "root_inverse", "abs": "size",
-         "sign": "sign", "tanh": "tangent", "erf": "error", "sin": "sine", "cos": "cosine", "maximum": "greater",
-         "minimum": "lesser", "conj": "conjugate", "real": "real", "imag": "imaginary"}  # fmt: skip
+WORDS = {
+    "|": "bit_or",
+    "&": "bit_and",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "more",
+    ">=": "more_equal",
+    "==": "equal",
+    "!=": "unequal",
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "divide",
+    "%": "rest",
+    "neg": "minus",
+    "~": "invert",
+    "**": "power",
+    "where": "pick",
+    "exp": "exponential",
+    "log": "logarithm",
+    "log1p": "log_plus",
+    "expm1": "exp_minus",
+    "sqrt": "square_root",
+    "rsqrt": "root_inverse",
+    "abs": "size",
+    "sign": "sign",
+    "tanh": "tangent",
+    "erf": "error",
+    "sin": "sine",
+    "cos": "cosine",
+    "maximum": "greater",
+    "minimum": "lesser",
+    "conj": "conjugate",
+    "real": "real",
+    "imag": "imaginary",
+}
 
 Read = Callable[[int], str]  # the text of an operand's element, in its computed type
 
@@ -75,7 +113,11 @@ class Steps:
         """Small whole powers as products by repeated squaring, in the order of numpy."""
         power = whole_power(node.args[1], np.dtype(plain(dtype)).kind)
         if power is None:
-            return f"root_power({args[0]})" if args[1] == number(0.5, dtype) else f"power({', '.join(args)})"
+            return (
+                f"root_power({args[0]})"
+                if args[1] == number(0.5, dtype)
+                else f"power({', '.join(args)})"
+            )
         base, result = args[0], ""
         while power:
             if power & 1:
@@ -103,7 +145,9 @@ def width_of(dtype: str) -> int:
 def weight_of(node: Scalar) -> int:
     """About how long the text of an expression is once it is compiled."""
     parts = walk(node)
-    return len(parts) + 8 * sum(isinstance(part, Call) and not OPS[part.op].precedence for part in parts)
+    return len(parts) + 8 * sum(
+        isinstance(part, Call) and not OPS[part.op].precedence for part in parts
+    )
 
 
 def _half_source(dtype: str) -> str:
@@ -186,7 +230,11 @@ class Fold:
     def _factors(self) -> tuple[Scalar, ...]:
         """The two factors of ⊗, where it is a real product under a sum."""
         node = self.function
-        if not isinstance(node, Call) or self.aggregation != "sum" or np.dtype(plain(self.dtype)).kind != "f":
+        if (
+            not isinstance(node, Call)
+            or self.aggregation != "sum"
+            or np.dtype(plain(self.dtype)).kind != "f"
+        ):
             return ()
         types = compute_types(node.op, [kind_of(arg, self.types) for arg in node.args])
         if {COMPUTED[dtype] for dtype in types} != {COMPUTED[self.dtype]}:

@@ -45,7 +45,9 @@ def _read_packs(nest: Nest, text: Text) -> None:
     steps = steps_of(nest, "g")
     for m in nest.packed:
         kind, place = _pack_type(nest, m), place_of(nest, m, steps)
-        steps.lines.append(f"const {kind} pack{m} = *reinterpret_cast<const {kind}*>(p{m} + {place});")
+        steps.lines.append(
+            f"const {kind} pack{m} = *reinterpret_cast<const {kind}*>(p{m} + {place});"
+        )
     text.add(*steps.lines)
 
 
@@ -55,8 +57,11 @@ def _read_packs(nest: Nest, text: Text) -> None:
 def _map(nest: Nest, text: Text) -> None:
     """Neighbouring threads compute neighbours; a thread that has none left does the last one again, and keeps it."""
     loops = range(nest.outputs)
-    text.add(f"const I total = {product(loops)};",
-             f"const I first = (I)blockIdx.x * {THREADS * nest.each} + threadIdx.x;", "#pragma unroll")  # fmt: skip
+    text.add(
+        f"const I total = {product(loops)};",
+        f"const I first = (I)blockIdx.x * {THREADS * nest.each} + threadIdx.x;",
+        "#pragma unroll",
+    )
     text.open(f"for (int u = 0; u < {nest.each}; ++u)")
     text.add(f"const I own = first + u * {THREADS};", "I flat = least(own, total - 1);")
     unravel(text, "flat", loops)
@@ -69,16 +74,23 @@ def _map(nest: Nest, text: Text) -> None:
         for part in range(nest.pack):
             steps = steps_of(nest, f"v{part}_", str(part))
             value = steps.value(nest.function, nest.out.dtype)
-            text.add(*steps.lines, f"result.at[{part}] = {stored(value, nest.out.dtype, nest.out.dtype)};")
-        text.add(f"if (own < total) *reinterpret_cast<{_pack_type(nest, m)}*>(p{m} + {place_of(nest, m)}) = result;")
+            text.add(
+                *steps.lines,
+                f"result.at[{part}] = {stored(value, nest.out.dtype, nest.out.dtype)};",
+            )
+        text.add(
+            f"if (own < total) *reinterpret_cast<{_pack_type(nest, m)}*>(p{m} + {place_of(nest, m)}) = result;"
+        )
     text.close()
 
 
 def _store_map(nest: Nest, text: Text, steps: Steps, condition: str) -> None:
     value = steps.value(nest.function, nest.out.dtype)
     text.add(*steps.lines)
-    text.add(f"if ({condition}) p{len(nest.reads)}[{place_of(nest, len(nest.reads))}] = "
-             f"{stored(value, nest.out.dtype, nest.out.dtype)};")  # fmt: skip
+    text.add(
+        f"if ({condition}) p{len(nest.reads)}[{place_of(nest, len(nest.reads))}] = "
+        f"{stored(value, nest.out.dtype, nest.out.dtype)};"
+    )
 
 
 def _turn(nest: Nest, text: Text) -> None:
@@ -86,10 +98,13 @@ def _turn(nest: Nest, text: Text) -> None:
     y, x, edge, lines = nest.row, nest.column, nest.edge, THREADS // nest.edge
     for m in nest.turned:
         text.add(f"__shared__ {STORED[nest.reads[m].dtype]} turned{m}[{edge}][{edge + 1}];")
-    text.add(f"const int tx = threadIdx.x % {edge}, ty = threadIdx.x / {edge};",
-             f"const I across = (n{x}_0 + {edge - 1}) / {edge}, down = (n{y}_0 + {edge - 1}) / {edge};",
-             "I flat = blockIdx.x;", f"const I x0 = flat % across * {edge}; flat /= across;",
-             f"const I y0 = flat % down * {edge}; flat /= down;")  # fmt: skip
+    text.add(
+        f"const int tx = threadIdx.x % {edge}, ty = threadIdx.x / {edge};",
+        f"const I across = (n{x}_0 + {edge - 1}) / {edge}, down = (n{y}_0 + {edge - 1}) / {edge};",
+        "I flat = blockIdx.x;",
+        f"const I x0 = flat % across * {edge}; flat /= across;",
+        f"const I y0 = flat % down * {edge}; flat /= down;",
+    )
     unravel(text, "flat", range(nest.outputs - 2))
     text.add("#pragma unroll")
     text.open(f"for (int u = 0; u < {edge}; u += {lines})")
@@ -99,7 +114,9 @@ def _turn(nest: Nest, text: Text) -> None:
     text.add("__syncthreads();", "#pragma unroll")
     text.open(f"for (int u = 0; u < {edge}; u += {lines})")
     text.add(f"const I i{x} = least(x0 + tx, n{x}_0 - 1), i{y} = least(y0 + ty + u, n{y}_0 - 1);")
-    steps = steps_of(nest, "v", "", lambda m: f"load(turned{m}[tx][ty + u])" if m in nest.turned else None)
+    steps = steps_of(
+        nest, "v", "", lambda m: f"load(turned{m}[tx][ty + u])" if m in nest.turned else None
+    )
     _store_map(nest, text, steps, f"x0 + tx < n{x}_0 && y0 + ty + u < n{y}_0")
     text.close()
 
@@ -111,22 +128,40 @@ def _fold(nest: Nest, text: Text) -> None:
     """A team of threads goes over the values of a result, each in steps of the team; then they join. With packs of
     results a thread has several totals, with packs of values several parts of one total."""
     fold = fold_of(nest, [access.dtype for access in nest.reads])
-    outer, inner, team, pack = range(nest.outputs), range(nest.outputs, nest.loops), nest.team, nest.pack
+    outer, inner, team, pack = (
+        range(nest.outputs),
+        range(nest.outputs, nest.loops),
+        nest.team,
+        nest.pack,
+    )
     results, kept = THREADS // team, 1 if nest.along else pack
     total, part = COMPUTED[fold.total], COMPUTED[fold.dtype]
     mate, slot = f"threadIdx.x % {team}", f"threadIdx.x / {team}"
     if not nest.along:
         mate, slot = f"threadIdx.x / {results}", f"threadIdx.x % {results}"
-    text.add(f"const int mate = {mate}, slot = {slot};", f"const I results = {product(outer)};",
-             f"const I own = (I)blockIdx.x * {results} + slot;", "I flat = least(own, results - 1);")  # fmt: skip
+    text.add(
+        f"const int mate = {mate}, slot = {slot};",
+        f"const I results = {product(outer)};",
+        f"const I own = (I)blockIdx.x * {results} + slot;",
+        "I flat = least(own, results - 1);",
+    )
     unravel(text, "flat", outer)
-    text.add("const I begin = (I)blockIdx.y * c0_0;", f"const I end = least(begin + c0_0, {product(inner)});",
-             f"{total} total[{kept}];", "#pragma unroll",
-             f"for (int c = 0; c < {kept}; ++c) total[c] = {fold.start(fold.total)};")  # fmt: skip
+    text.add(
+        "const I begin = (I)blockIdx.y * c0_0;",
+        f"const I end = least(begin + c0_0, {product(inner)});",
+        f"{total} total[{kept}];",
+        "#pragma unroll",
+        f"for (int c = 0; c < {kept}; ++c) total[c] = {fold.start(fold.total)};",
+    )
     step = team * BLOCK
     text.open(f"for (I from = begin + mate; from < end; from += {step})")
-    text.add(f"const I to = least(from + {step}, end);", f"{part} part[{pack}];", "#pragma unroll",
-             f"for (int c = 0; c < {pack}; ++c) part[c] = {fold.start(fold.dtype)};", "#pragma unroll 4")  # fmt: skip
+    text.add(
+        f"const I to = least(from + {step}, end);",
+        f"{part} part[{pack}];",
+        "#pragma unroll",
+        f"for (int c = 0; c < {pack}; ++c) part[c] = {fold.start(fold.dtype)};",
+        "#pragma unroll 4",
+    )
     text.open(f"for (I j = from; j < to; j += {team})")
     text.add("I deep = j;")
     unravel(text, "deep", inner)
@@ -146,7 +181,10 @@ def _fold(nest: Nest, text: Text) -> None:
         _join_mates(nest, fold, text, total, kept)
     m = len(nest.reads)
     for number in range(kept):
-        value, place = stored(f"total[{number}]", fold.total, nest.out.dtype), f"{part_place(nest)} + {number}"
+        value, place = (
+            stored(f"total[{number}]", fold.total, nest.out.dtype),
+            f"{part_place(nest)} + {number}",
+        )
         text.add(f"if (mate == 0 && own < results) p{m}[{place}] = {value};")
 
 
@@ -164,7 +202,12 @@ def _join_mates(nest: Nest, fold: Fold, text: Text, total: str, kept: int) -> No
     text.close()
 
 
-WAYS: dict[str, Callable[[Nest, Text], None]] = {"map": _map, "turn": _turn, "fold": _fold, "tile": tile}
+WAYS: dict[str, Callable[[Nest, Text], None]] = {
+    "map": _map,
+    "turn": _turn,
+    "fold": _fold,
+    "tile": tile,
+}
 
 
 def expression_source(function: Scalar, types: Sequence[str], dtype: str) -> str:
@@ -172,5 +215,10 @@ def expression_source(function: Scalar, types: Sequence[str], dtype: str) -> str
     steps = Steps(types, lambda m: f"load(x{m})")
     value = steps.value(function, dtype)
     given = ", ".join(f"{STORED[kind]} x{m}" for m, kind in enumerate(types))
-    lines = [f"FN {STORED[dtype]} otimes({given}) {{", *steps.lines, f"return {stored(value, dtype, dtype)};", "}"]
+    lines = [
+        f"FN {STORED[dtype]} otimes({given}) {{",
+        *steps.lines,
+        f"return {stored(value, dtype, dtype)};",
+        "}",
+    ]
     return "\n".join([*lines, ""])

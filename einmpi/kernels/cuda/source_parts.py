@@ -28,15 +28,26 @@ class Text:
             self.add("}")
 
 
-def signature(names: Sequence[tuple[str, int, int]], types: Sequence[str], reads: int, wide: bool, threads: int
-              ) -> list[str]:  # fmt: skip
+def signature(
+    names: Sequence[tuple[str, int, int]],
+    types: Sequence[str],
+    reads: int,
+    wide: bool,
+    threads: int,
+) -> list[str]:
     """How a kernel begins: its arguments, all of 64 bits, then these as what they are."""
     given = ", ".join(
-        f"{'const ' * (m < reads)}{types[m]}* __restrict__ p{m}" if letter == "p"
-        else "Long* told" if letter == "t" else f"Long {letter}{m}_{y}_" for letter, m, y in names
-    )  # fmt: skip
-    lines = [f"typedef {'Long' if wide else 'int'} I;",
-             f'extern "C" __global__ void __launch_bounds__({threads}) kernel({given}) {{']  # fmt: skip
+        f"{'const ' * (m < reads)}{types[m]}* __restrict__ p{m}"
+        if letter == "p"
+        else "Long* told"
+        if letter == "t"
+        else f"Long {letter}{m}_{y}_"
+        for letter, m, y in names
+    )
+    lines = [
+        f"typedef {'Long' if wide else 'int'} I;",
+        f'extern "C" __global__ void __launch_bounds__({threads}) kernel({given}) {{',
+    ]
     for letter, m, y in names:
         if letter not in "pt":
             kind = "Long" if letter in "mzbre" else "I"  # those are no places
@@ -47,8 +58,11 @@ def signature(names: Sequence[tuple[str, int, int]], types: Sequence[str], reads
 def unravel(text: Text, flat: str, loops: Sequence[int]) -> None:
     """The coordinates i0, i1, … of a flat index, the last loop the fastest. `flat` is a name that may be changed."""
     for k in reversed(loops[1:]):
-        text.add(f"const I q{k} = quotient({flat}, m{k}_0, z{k}_0);",
-                 f"const I i{k} = {flat} - q{k} * n{k}_0;", f"{flat} = q{k};")  # fmt: skip
+        text.add(
+            f"const I q{k} = quotient({flat}, m{k}_0, z{k}_0);",
+            f"const I i{k} = {flat} - q{k} * n{k}_0;",
+            f"{flat} = q{k};",
+        )
     if loops:
         text.add(f"const I i{loops[0]} = {flat};")
 
@@ -57,8 +71,12 @@ def product(loops: Sequence[int]) -> str:
     return " * ".join(f"n{k}_0" for k in loops) or "(I)1"
 
 
-def steps_of(nest: Nest, prefix: str = "v", part: str = "", given: Callable[[int], str | None] = lambda m: None
-             ) -> Steps:  # fmt: skip
+def steps_of(
+    nest: Nest,
+    prefix: str = "v",
+    part: str = "",
+    given: Callable[[int], str | None] = lambda m: None,
+) -> Steps:
     """Statements at the coordinates i0, i1, …, for this part of a pack; `given` has the text of what is in shared
     memory."""
     lane = nest.loops - 1 if nest.along else nest.outputs - 1
@@ -92,8 +110,11 @@ def place_of(nest: Nest, m: int, steps: Steps | None = None) -> str:
         index = steps.value(gather, "int64")
         fits = steps.keep(f"0 <= {index} && {index} < e{m}_{g}", "bool")
         number = 1 + 2 * nest.gathers.index((m, g))
-        steps.lines += [f"if (!{fits}) told[0] = 1;", f"if (r0_0) atomicMin(told + {number}, {index});",
-                        f"if (r0_0) atomicMax(told + {number + 1}, {index});"]  # fmt: skip
+        steps.lines += [
+            f"if (!{fits}) told[0] = 1;",
+            f"if (r0_0) atomicMin(told + {number}, {index});",
+            f"if (r0_0) atomicMax(told + {number + 1}, {index});",
+        ]
         terms.append(f"(I)({fits} ? {index} : 0) * j{m}_{g}")
     return " + ".join(terms) or "0"
 
@@ -117,9 +138,13 @@ def join_team(text: Text, name: str, kind: str, fold: Fold, team: int, teams: in
     if warps < 2:
         return
     text.open("")
-    text.add(f"__shared__ {kind} warps[{warps * teams}];",
-             f"if (threadIdx.x % {WARP} == 0) warps[threadIdx.x / {WARP}] = {name};", "__syncthreads();",
-             f"{name} = warps[threadIdx.x / {team} * {warps}];", "#pragma unroll")  # fmt: skip
+    text.add(
+        f"__shared__ {kind} warps[{warps * teams}];",
+        f"if (threadIdx.x % {WARP} == 0) warps[threadIdx.x / {WARP}] = {name};",
+        "__syncthreads();",
+        f"{name} = warps[threadIdx.x / {team} * {warps}];",
+        "#pragma unroll",
+    )
     text.open(f"for (int w = 1; w < {warps}; ++w)")
     text.add(f"{name} = {fold.join(name, f'warps[threadIdx.x / {team} * {warps} + w]')};")
     text.close(2)

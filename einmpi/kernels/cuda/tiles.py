@@ -21,18 +21,28 @@ def tile(nest: Nest, text: Text) -> None:
     _take(nest, fold, text)
     for t, term in enumerate(nest.terms):
         kind, length = COMPUTED[term.dtype], _length(nest, term)
-        text.add(f"alignas(16) __shared__ {kind} tile{t}[2][{depth}][{length + _pad(term)}];",
-                 f"{kind} fetched{t}[{_fetches(nest, term)}];")  # fmt: skip
-    text.add("const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;",
-             f"const I across = (n{column}_0 + {16 * columns - 1}) / {16 * columns};",
-             f"const I down = (n{row}_0 + {16 * rows - 1}) / {16 * rows};", "I flat = blockIdx.x;",
-             f"const I c0 = flat % across * {16 * columns}; flat /= across;",
-             f"const I r0 = flat % down * {16 * rows}; flat /= down;")  # fmt: skip
+        text.add(
+            f"alignas(16) __shared__ {kind} tile{t}[2][{depth}][{length + _pad(term)}];",
+            f"{kind} fetched{t}[{_fetches(nest, term)}];",
+        )
+    text.add(
+        "const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;",
+        f"const I across = (n{column}_0 + {16 * columns - 1}) / {16 * columns};",
+        f"const I down = (n{row}_0 + {16 * rows - 1}) / {16 * rows};",
+        "I flat = blockIdx.x;",
+        f"const I c0 = flat % across * {16 * columns}; flat /= across;",
+        f"const I r0 = flat % down * {16 * rows}; flat /= down;",
+    )
     unravel(text, "flat", range(nest.outputs - 2))
-    text.add("const I begin = (I)blockIdx.y * c0_0;", f"const I end = least(begin + c0_0, {product(inner)});",
-             f"{total} total[{rows}][{columns}];", "#pragma unroll", f"for (int u = 0; u < {rows}; ++u)",
-             "  #pragma unroll",
-             f"  for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};")  # fmt: skip
+    text.add(
+        "const I begin = (I)blockIdx.y * c0_0;",
+        f"const I end = least(begin + c0_0, {product(inner)});",
+        f"{total} total[{rows}][{columns}];",
+        "#pragma unroll",
+        f"for (int u = 0; u < {rows}; ++u)",
+        "  #pragma unroll",
+        f"  for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};",
+    )
     _fetch(nest, text)
     _keep(nest, text)
     _multiply(nest, text)
@@ -41,10 +51,14 @@ def tile(nest: Nest, text: Text) -> None:
     text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
     unrolled = max(1, min(depth, UNROLLED // (rows * columns * weight_of(nest.function))))
     if fold.repeats:  # beyond the end the last value is taken again
-        text.add(f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);")
+        text.add(
+            f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);"
+        )
     else:
         text.open(f"if (j + {depth} <= end)")
-        text.add(f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);")
+        text.add(
+            f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);"
+        )
         text.close()
         text.open("else")
         text.add("#pragma unroll 1", "for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);")
@@ -55,10 +69,15 @@ def tile(nest: Nest, text: Text) -> None:
     text.open(f"for (int u = 0; u < {rows}; ++u)")
     text.add("#pragma unroll")
     text.open(f"for (int v = 0; v < {columns}; ++v)")
-    place = {True: _within("u", "ty", rows, nest.terms, True), False: _within("v", "tx", columns, nest.terms, False)}
+    place = {
+        True: _within("u", "ty", rows, nest.terms, True),
+        False: _within("v", "tx", columns, nest.terms, False),
+    }
     text.add(f"const I i{row} = r0 + {place[True]}, i{column} = c0 + {place[False]};")
     value = stored("total[u][v]", fold.dtype, nest.out.dtype)
-    text.add(f"if (i{row} < n{row}_0 && i{column} < n{column}_0) p{len(nest.reads)}[{part_place(nest)}] = {value};")
+    text.add(
+        f"if (i{row} < n{row}_0 && i{column} < n{column}_0) p{len(nest.reads)}[{part_place(nest)}] = {value};"
+    )
     text.close(2)
 
 
@@ -69,8 +88,12 @@ def _take(nest: Nest, fold: Fold, text: Text) -> None:
     taken = fold.take(steps, "total")
     given = ", ".join(f"{COMPUTED[dtype]} x{t}" for t, dtype in enumerate(types))
     kind = COMPUTED[fold.dtype]
-    text.outside += [f"FN {kind} take({kind} total, {given}) {{", *("  " + line for line in steps.lines),
-                     f"  return {taken};", "}"]  # fmt: skip
+    text.outside += [
+        f"FN {kind} take({kind} total, {given}) {{",
+        *("  " + line for line in steps.lines),
+        f"  return {taken};",
+        "}",
+    ]
 
 
 def _length(nest: Nest, term: Term) -> int:
@@ -115,7 +138,10 @@ def _fetch(nest: Nest, text: Text) -> None:
     for t, term in enumerate(nest.terms):
         _each(nest, term, text)
         loop, start = (nest.row, "r0") if term.is_row else (nest.column, "c0")
-        text.add(f"const I i{loop} = least({start} + line, n{loop}_0 - 1);", "I deep = least(j + step, end - 1);")
+        text.add(
+            f"const I i{loop} = least({start} + line, n{loop}_0 - 1);",
+            "I deep = least(j + step, end - 1);",
+        )
         unravel(text, "deep", inner)
         steps = steps_of(nest)
         value = steps.value(term.expression, term.dtype)
@@ -129,7 +155,9 @@ def _keep(nest: Nest, text: Text) -> None:
     text.open("auto keep = [&](const int side)")
     for t, term in enumerate(nest.terms):
         _each(nest, term, text)
-        text.add(f"if (e < {_length(nest, term) * nest.tile[2]}) tile{t}[side][step][line] = fetched{t}[q];")
+        text.add(
+            f"if (e < {_length(nest, term) * nest.tile[2]}) tile{t}[side][step][line] = fetched{t}[q];"
+        )
         text.close()
     text.close()
     text.lines[-1] += ";"
@@ -142,11 +170,18 @@ def _multiply(nest: Nest, text: Text) -> None:
         count, thread = (rows, "ty") if term.is_row else (columns, "tx")
         pack = _pack(count, nest.terms, term.is_row)
         kind = f"Pack<{COMPUTED[term.dtype]}, {pack}>"
-        text.add(f"{kind} x{t}[{count // pack}];", "#pragma unroll",
-                 f"for (int u = 0; u < {count // pack}; ++u) x{t}[u] = *reinterpret_cast<const {kind}*>"
-                 f"(&tile{t}[side][k][u * {16 * pack} + {thread} * {pack}]);")  # fmt: skip
-    text.add("#pragma unroll", f"for (int u = 0; u < {rows}; ++u)", "  #pragma unroll",
-             f"  for (int v = 0; v < {columns}; ++v) total[u][v] = take(total[u][v], {_taken(nest)});")  # fmt: skip
+        text.add(
+            f"{kind} x{t}[{count // pack}];",
+            "#pragma unroll",
+            f"for (int u = 0; u < {count // pack}; ++u) x{t}[u] = *reinterpret_cast<const {kind}*>"
+            f"(&tile{t}[side][k][u * {16 * pack} + {thread} * {pack}]);",
+        )
+    text.add(
+        "#pragma unroll",
+        f"for (int u = 0; u < {rows}; ++u)",
+        "  #pragma unroll",
+        f"  for (int v = 0; v < {columns}; ++v) total[u][v] = take(total[u][v], {_taken(nest)});",
+    )
     text.close()
     text.lines[-1] += ";"
 

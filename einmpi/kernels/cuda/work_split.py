@@ -19,31 +19,55 @@ from einmpi.kernels.loop_nest import Access, Axis, Layout, Range, axes_of
 MANY = 2**18  # threads that keep a large GPU busy
 BLOCKS = 1024  # blocks that do so
 SHARED = 48 * 2**10  # bytes of shared memory that every GPU gives to a block
-LONG = 400  # weight of the text that a thread repeats, at the most: a longer one takes long to compile
+LONG = (
+    400  # weight of the text that a thread repeats, at the most: a longer one takes long to compile
+)
 EDGE = 128  # bytes of a line of a square in which a transposed array is read
 
 
 @lru_cache(maxsize=4096)
-def make_plan(function: Scalar, layouts: tuple[Layout, ...], target: Layout, aggregation: str | None,
-              extents: tuple[tuple[str, int], ...], counted: tuple[int, ...], aligned: bool) -> Plan:  # fmt: skip
+def make_plan(
+    function: Scalar,
+    layouts: tuple[Layout, ...],
+    target: Layout,
+    aggregation: str | None,
+    extents: tuple[tuple[str, int], ...],
+    counted: tuple[int, ...],
+    aligned: bool,
+) -> Plan:
     """`counted` are operands that count a label; `aligned`: every array begins where a pack may lie."""
     arrays = (*layouts, target)
     sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
     axes = [_in_elements(axis, sizes) for axis in axes_of(arrays, extents)]
     jumps = tuple(_jumps(layout, size) for layout, size in zip(layouts, sizes, strict=False))
     inner = [axis for axis in axes if axis.aggregated]
-    draft = _Draft(function, layouts, target, aggregation if inner else None, tuple(axes), jumps, counted, aligned)
+    draft = _Draft(
+        function,
+        layouts,
+        target,
+        aggregation if inner else None,
+        tuple(axes),
+        jumps,
+        counted,
+        aligned,
+    )
     return draft.tiled() or (draft.folded() if inner else draft.mapped())
 
 
 def _jumps(layout: Layout, size: int) -> tuple[Range, ...]:
     """Stride and extent of each gathered dimension."""
     dimensions = zip(layout.index, layout.strides, layout.shape, strict=True)
-    return tuple((stride // size, extent) for entry, stride, extent in dimensions if not isinstance(entry, str))
+    return tuple(
+        (stride // size, extent)
+        for entry, stride, extent in dimensions
+        if not isinstance(entry, str)
+    )
 
 
 def _in_elements(axis: Axis, sizes: Sequence[int]) -> Axis:
-    return axis._replace(strides=tuple(s // size for s, size in zip(axis.strides, sizes, strict=True)))
+    return axis._replace(
+        strides=tuple(s // size for s, size in zip(axis.strides, sizes, strict=True))
+    )
 
 
 @dataclass(frozen=True)
@@ -61,7 +85,9 @@ class _Draft:
     def types(self) -> tuple[str, ...]:
         return tuple(layout.dtype for layout in self.layouts)
 
-    def plan(self, way: str, axes: Sequence[Axis], blocks: int, parts: int = 1, **shape: Any) -> Plan:
+    def plan(
+        self, way: str, axes: Sequence[Axis], blocks: int, parts: int = 1, **shape: Any
+    ) -> Plan:
         accesses = []
         for m, layout in enumerate((*self.layouts, self.target)):
             gathers = tuple(entry for entry in layout.index if not isinstance(entry, str))
@@ -69,17 +95,32 @@ class _Draft:
             accesses.append(Access(layout.dtype, loops, False, gathers))
         outputs = sum(not axis.aggregated for axis in axes)
         function = shape.pop("function", self.function)
-        nest = Nest(way, function, tuple(accesses[:-1]), accesses[-1], self.aggregation, outputs, len(axes),
-                    self.wide(axes), self.counted, **shape)  # fmt: skip
+        nest = Nest(
+            way,
+            function,
+            tuple(accesses[:-1]),
+            accesses[-1],
+            self.aggregation,
+            outputs,
+            len(axes),
+            self.wide(axes),
+            self.counted,
+            **shape,
+        )
         inner = prod(axis.extent for axis in axes[outputs:])
         return Plan(nest, tuple(axes), self.jumps, blocks, parts, -(-inner // parts))
 
     def wide(self, axes: Sequence[Axis]) -> bool:
         """Whether a place, or a count of threads, may be 2³¹ or more."""
-        reach = [sum(abs(axis.strides[m]) * axis.extent for axis in axes) for m in range(len(self.layouts) + 1)]
+        reach = [
+            sum(abs(axis.strides[m]) * axis.extent for axis in axes)
+            for m in range(len(self.layouts) + 1)
+        ]
         for m, jumps in enumerate(self.jumps):
             reach[m] += sum(abs(stride) * extent for stride, extent in jumps)
-        counts = [prod(axis.extent for axis in axes if axis.aggregated == side) for side in (False, True)]
+        counts = [
+            prod(axis.extent for axis in axes if axis.aggregated == side) for side in (False, True)
+        ]
         return max(*reach, *counts) >= 2**30  # room for what rounding up to whole blocks adds
 
     # ---- no ⊕ ----
@@ -89,8 +130,11 @@ class _Draft:
         m = len(self.layouts)
         axes = sorted(self.axes, key=lambda axis: (-abs(axis.strides[m]), axis.extent))
         lane = axes[-1]
-        across = [read for read in range(m) if abs(lane.strides[read]) > 1 and read not in self.counted
-                  and not self.jumps[read]]  # fmt: skip
+        across = [
+            read
+            for read in range(m)
+            if abs(lane.strides[read]) > 1 and read not in self.counted and not self.jumps[read]
+        ]
         rows = [axis for axis in axes[:-1] if any(axis.strides[read] == 1 for read in across)]
         if rows and min(rows[-1].extent, lane.extent) >= 32:
             row = rows[-1]
@@ -99,14 +143,18 @@ class _Draft:
             sizes = [edge * (edge + 1) * np.dtype(self.types[read]).itemsize for read in turned]
             turned = [read for k, read in enumerate(turned) if sum(sizes[: k + 1]) <= SHARED]
             others = [axis for axis in axes[:-1] if axis is not row]
-            squares = prod(-(-axis.extent // edge) for axis in (row, lane)) * prod(axis.extent for axis in others)
+            squares = prod(-(-axis.extent // edge) for axis in (row, lane)) * prod(
+                axis.extent for axis in others
+            )
             return self.plan("turn", [*others, row, lane], squares, turned=tuple(turned), edge=edge)
         axes, shape = self.packed(axes, lane, range(m + 1))
         total = prod(axis.extent for axis in axes)
         each = 1 if total < 4 * MANY else 4 if shape["pack"] == 1 else 2
         return self.plan("map", axes, -(-total // (THREADS * each)), each=each, **shape)
 
-    def packed(self, axes: Sequence[Axis], lane: Axis, arrays: Sequence[int]) -> tuple[list[Axis], dict[str, Any]]:
+    def packed(
+        self, axes: Sequence[Axis], lane: Axis, arrays: Sequence[int]
+    ) -> tuple[list[Axis], dict[str, Any]]:
         """The loops with neighbours along the lane taken together, if every array allows it, and what a Nest says of
         it."""
         reads = [m for m in arrays if m not in self.counted]
@@ -119,12 +167,19 @@ class _Draft:
         steps += [stride for m in dense if m < len(self.jumps) for stride, _ in self.jumps[m]]
         while pack > 1 and (lane.extent % pack or any(step % pack for step in steps)):
             pack //= 2
-        follows = any(axis is lane for m in reads if m < len(self.layouts) for axis in self.index_reach(m))
+        follows = any(
+            axis is lane for m in reads if m < len(self.layouts) for axis in self.index_reach(m)
+        )
         if not self.aligned or follows or any(lane.strides[m] not in (0, 1) for m in reads):
             pack = 1
-        whole = Axis(lane.extent // pack, lane.aggregated, tuple(step * pack for step in lane.strides))
+        whole = Axis(
+            lane.extent // pack, lane.aggregated, tuple(step * pack for step in lane.strides)
+        )
         # What counts is told how far a pack is.
-        shape = {"pack": pack, "packed": tuple(m for m in dense if m < len(self.layouts)) if pack > 1 else ()}
+        shape = {
+            "pack": pack,
+            "packed": tuple(m for m in dense if m < len(self.layouts)) if pack > 1 else (),
+        }
         return [whole if axis is lane else axis for axis in axes], shape
 
     def index_reach(self, m: int) -> list[Axis]:
@@ -139,11 +194,17 @@ class _Draft:
         """A team of threads for each result, in parts where there are few results."""
         outer, inner = self.split()
         lane, along = self.lane(outer, inner)
-        axes = [*(a for a in outer if a is not lane), *([lane] * (not along)),
-                *(a for a in inner if a is not lane), *([lane] * along)]  # fmt: skip
+        axes = [
+            *(a for a in outer if a is not lane),
+            *([lane] * (not along)),
+            *(a for a in inner if a is not lane),
+            *([lane] * along),
+        ]
         # Where threads go along the output, this has to have neighbours too.
         axes, shape = self.packed(axes, lane, range(len(self.layouts) + (not along)))
-        results, depth = (prod(axis.extent for axis in axes if axis.aggregated == side) for side in (False, True))
+        results, depth = (
+            prod(axis.extent for axis in axes if axis.aggregated == side) for side in (False, True)
+        )
         team = 1
         if along:
             while team < WARP and team < depth:
@@ -154,14 +215,21 @@ class _Draft:
             while team < 8 and results * team < MANY and team * 8 < depth:
                 team *= 2
         blocks = -(-results // (THREADS // team))
-        parts = max(1, min(-(-BLOCKS // blocks), depth // (team * 16))) if blocks * 2 <= BLOCKS else 1
+        parts = (
+            max(1, min(-(-BLOCKS // blocks), depth // (team * 16))) if blocks * 2 <= BLOCKS else 1
+        )
         return self.plan("fold", axes, blocks, parts, team=team, along=along, **shape)
 
     def split(self) -> tuple[list[Axis], list[Axis]]:
         """The loops of the output and the aggregated ones, from the longest stride to the shortest."""
         m = len(self.layouts)
-        outer = sorted((a for a in self.axes if not a.aggregated), key=lambda a: (-abs(a.strides[m]), a.extent))
-        inner = sorted((a for a in self.axes if a.aggregated), key=lambda a: (-max(map(abs, a.strides)), a.extent))
+        outer = sorted(
+            (a for a in self.axes if not a.aggregated), key=lambda a: (-abs(a.strides[m]), a.extent)
+        )
+        inner = sorted(
+            (a for a in self.axes if a.aggregated),
+            key=lambda a: (-max(map(abs, a.strides)), a.extent),
+        )
         return outer, inner
 
     def lane(self, outer: Sequence[Axis], inner: Sequence[Axis]) -> tuple[Axis, bool]:
@@ -180,8 +248,12 @@ class _Draft:
     def tiled(self) -> Plan | None:
         """Rows and columns in tiles, each value that is read being used many times; None where there are none."""
         outer, inner = self.split()
-        pairs = [(a, b) for a in outer for b in outer if a is not b and min(a.extent, b.extent) >= 16]
-        for row, column in sorted(pairs, key=lambda pair: (-pair[0].extent * pair[1].extent, -pair[0].extent)):
+        pairs = [
+            (a, b) for a in outer for b in outer if a is not b and min(a.extent, b.extent) >= 16
+        ]
+        for row, column in sorted(
+            pairs, key=lambda pair: (-pair[0].extent * pair[1].extent, -pair[0].extent)
+        ):
             terms: list[Term] = []
             function = self.cut(self.function, row, column, inner, terms) if inner else None
             if function is None or len({term.is_row for term in terms}) < 2:
@@ -194,15 +266,23 @@ class _Draft:
             axes = [*batch, row, column, *inner]
             blocks = _tiles(row, column, batch, shape)
             depth = prod(axis.extent for axis in inner)
-            parts = max(1, min(-(-BLOCKS // 2 // blocks), depth // 256)) if blocks * 4 <= BLOCKS else 1
-            return self.plan("tile", axes, blocks, parts, tile=shape, terms=tuple(terms), function=function)
+            parts = (
+                max(1, min(-(-BLOCKS // 2 // blocks), depth // 256)) if blocks * 4 <= BLOCKS else 1
+            )
+            return self.plan(
+                "tile", axes, blocks, parts, tile=shape, terms=tuple(terms), function=function
+            )
         return None
 
-    def cut(self, node: Scalar, row: Axis, column: Axis, inner: Sequence[Axis], terms: list[Term]) -> Scalar | None:
+    def cut(
+        self, node: Scalar, row: Axis, column: Axis, inner: Sequence[Axis], terms: list[Term]
+    ) -> Scalar | None:
         """⊗ over terms; None where an operand depends on rows and columns both."""
         if isinstance(node, Const):
             return node
-        used = [self.reach(m) for m in {part.position for part in walk(node) if isinstance(part, Arg)}]
+        used = [
+            self.reach(m) for m in {part.position for part in walk(node) if isinstance(part, Arg)}
+        ]
         sides = {axis is row for axes in used for axis in axes if axis is row or axis is column}
         if len(sides) < 2:
             is_row = True in sides or not sides
@@ -218,25 +298,38 @@ class _Draft:
         if not isinstance(node, Call):
             return None
         args = [self.cut(arg, row, column, inner, terms) for arg in node.args]
-        return None if None in args else Call(node.op, tuple(arg for arg in args if arg is not None))
+        return (
+            None if None in args else Call(node.op, tuple(arg for arg in args if arg is not None))
+        )
 
     def reach(self, m: int) -> list[Axis]:
         """The loops that an operand depends on, those of its indices included."""
         return [axis for axis in self.axes if axis.strides[m]] + self.index_reach(m)
 
-    def tile_shape(self, row: Axis, column: Axis, batch: Sequence[Axis], function: Scalar,
-                   terms: Sequence[Term]) -> tuple[int, int, int] | None:  # fmt: skip
+    def tile_shape(
+        self,
+        row: Axis,
+        column: Axis,
+        batch: Sequence[Axis],
+        function: Scalar,
+        terms: Sequence[Term],
+    ) -> tuple[int, int, int] | None:
         """Rows and columns of a thread: many, so that what is in registers is used often, where there are enough."""
         types = [term.dtype for term in terms]
         width = max(width_of(dtype) for dtype in [*types, np.dtype(kind_of(function, types)).name])
         weight = weight_of(function)
-        each = [next(n for n in (8, 4, 2) if axis.extent >= 12 * n or n == 2) for axis in (row, column)]
+        each = [
+            next(n for n in (8, 4, 2) if axis.extent >= 12 * n or n == 2) for axis in (row, column)
+        ]
         if width > 4 or weight > LONG // 16 or self.wide(self.axes):
             each = [min(n, 4 if weight <= LONG // 4 else 2) for n in each]
         while min(each) > 2 and _tiles(row, column, batch, (*each, 0)) < BLOCKS // 4:
             each = [n // 2 for n in each]
         depth = 8
-        while 2 * depth * sum(16 * each[not t.is_row] * width_of(t.dtype) + 16 for t in terms) > SHARED:
+        while (
+            2 * depth * sum(16 * each[not t.is_row] * width_of(t.dtype) + 16 for t in terms)
+            > SHARED
+        ):
             depth //= 2
         return (each[0], each[1], depth) if depth >= 4 else None
 

@@ -20,7 +20,9 @@ Bound = tuple[int, ...]
 def needs(einsum: EinSum, operand: int, parts: Sequence[Any], whole: int = 1) -> tuple[Any, ...]:
     """The partitioning of an operand, d[ℓX; ℓXY]. A label in two dimensions cuts both; a gathered one stays whole."""
     at = {label: k for k, label in enumerate(einsum.labels)}
-    return tuple(parts[at[entry]] if isinstance(entry, str) else whole for entry in einsum.operands[operand])
+    return tuple(
+        parts[at[entry]] if isinstance(entry, str) else whole for entry in einsum.operands[operand]
+    )
 
 
 def cost_join(einsum: EinSum, parts: Sequence[Any], bounds: Sequence[Bound] | None = None) -> Any:
@@ -50,7 +52,9 @@ def cost_repartition(consumer: Sequence[Any], producer: Sequence[Any], bound: Bo
     pieces, partial = 1, False
     for b, c, p in zip(bound, consumer, producer, strict=True):
         pieces = pieces * -(-p // c)
-        partial = partial | (-(-b // p) > -(-b // c))  # a tile has elements that the consumer's tile does not need
+        partial = partial | (
+            -(-b // p) > -(-b // c)
+        )  # a tile has elements that the consumer's tile does not need
     tiles, made = prod(consumer), _tile(bound, producer)
     return (pieces - 1) * tiles * (_tile(bound, consumer) + made) + partial * made * tiles
 
@@ -72,7 +76,11 @@ class Cost:
         return self.join + self.aggregate + self.repartition
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(self.join + other.join, self.aggregate + other.aggregate, self.repartition + other.repartition)
+        return Cost(
+            self.join + other.join,
+            self.aggregate + other.aggregate,
+            self.repartition + other.repartition,
+        )
 
 
 def vertex_cost(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) -> Cost:
@@ -85,11 +93,17 @@ def vertex_cost(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) 
         if not graph[source].is_input:
             made = partitionings[source][: len(graph[source].bound)]
             moved += cost_repartition(needs(einsum, operand, parts), made, graph[source].bound)
-    return Cost(cost_join(einsum, parts, operand_bounds(graph, vertex)), cost_aggregate(einsum, parts), moved)
+    return Cost(
+        cost_join(einsum, parts, operand_bounds(graph, vertex)),
+        cost_aggregate(einsum, parts),
+        moved,
+    )
 
 
 def graph_costs(graph: EinGraph, partitionings: Mapping[str, Parts]) -> dict[str, Cost]:
-    return {vertex.name: vertex_cost(graph, vertex.name, partitionings) for vertex in graph.computed}
+    return {
+        vertex.name: vertex_cost(graph, vertex.name, partitionings) for vertex in graph.computed
+    }
 
 
 def graph_cost(graph: EinGraph, partitionings: Mapping[str, Parts]) -> int:

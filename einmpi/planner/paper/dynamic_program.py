@@ -14,7 +14,13 @@ import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.paper.costs import cost_aggregate, cost_join, cost_repartition, needs, operand_bounds
+from einmpi.planner.paper.costs import (
+    cost_aggregate,
+    cost_join,
+    cost_repartition,
+    needs,
+    operand_bounds,
+)
 from einmpi.planner.paper.viable import Parts, join_order, viable
 
 Table = npt.NDArray[Any]  # whole numbers: int64, or Python's own where those could overflow
@@ -31,11 +37,15 @@ def decompose(graph: EinGraph, ranks: int) -> dict[str, Parts]:
     tables = _Tables(graph, ranks, _number_type(graph, ranks))
     if is_tree(graph):
         inputs = {vertex.name for vertex in graph.inputs}
-        found = _optimise(tables, {v.name: tuple(n for n in v.inputs if n not in inputs) for v in graph.computed})
+        found = _optimise(
+            tables, {v.name: tuple(n for n in v.inputs if n not in inputs) for v in graph.computed}
+        )
     else:
         found = {}
         for path in longest_paths(graph):
-            found |= _optimise(tables, {path[0]: (), **{after: (before,) for before, after in pairwise(path)}})
+            found |= _optimise(
+                tables, {path[0]: (), **{after: (before,) for before, after in pairwise(path)}}
+            )
     return {vertex.name: found[vertex.name] for vertex in graph.computed}
 
 
@@ -47,14 +57,20 @@ def is_tree(graph: EinGraph) -> bool:
 
 def longest_paths(graph: EinGraph) -> Iterator[tuple[str, ...]]:
     """The computed vertices in paths: each time the longest among those left, the first by the vertices' order."""
-    left = {vertex.name: 0 for vertex in graph.computed}  # → vertices on the longest path that starts there
+    left = {
+        vertex.name: 0 for vertex in graph.computed
+    }  # → vertices on the longest path that starts there
     changed = list(left)
     while left:
         for name in reversed(changed):
-            left[name] = 1 + max((left[user] for user in graph.consumers[name] if user in left), default=0)
+            left[name] = 1 + max(
+                (left[user] for user in graph.consumers[name] if user in left), default=0
+            )
         path = [max(left, key=left.__getitem__)]
         while left[path[-1]] > 1:
-            path.append(next(n for n in graph.consumers[path[-1]] if left.get(n) == left[path[-1]] - 1))
+            path.append(
+                next(n for n in graph.consumers[path[-1]] if left.get(n) == left[path[-1]] - 1)
+            )
         yield tuple(path)
         above = set(path)  # only what leads into the path may have got shorter
         for name in reversed(left):
@@ -93,7 +109,9 @@ def _number_type(graph: EinGraph, ranks: int) -> type:
     for vertex in graph.computed:
         bounds = (vertex.bound, *operand_bounds(graph, vertex))
         # parts × tile is below b + parts in each dimension, and a tile of uneven cuts meets twice as many.
-        most = max(most, sum(4 * ranks * prod(2 * (b + min(b, ranks)) for b in bound) for bound in bounds))
+        most = max(
+            most, sum(4 * ranks * prod(2 * (b + min(b, ranks)) for b in bound) for bound in bounds)
+        )
     return np.int64 if most < 2**62 else object
 
 
@@ -113,7 +131,9 @@ def _optimise(tables: _Tables, producers: dict[str, tuple[str, ...]]) -> dict[st
     for name in reversed(producers):
         row = _space(tables, name).rows[totals[name].argmin()]
         found[name] = tuple(map(int, row))
-        for source in producers[name]:  # now that its user is known, each of its vectors costs that repartition too
+        for source in producers[
+            name
+        ]:  # now that its user is known, each of its vectors costs that repartition too
             uses = _uses(tables, source, name)
             moved = _moved(tables, source, uses, _needed(uses, row[None])[0])
             totals[source] = totals[source] + moved[_space(tables, source).group, 0]
@@ -123,13 +143,19 @@ def _optimise(tables: _Tables, producers: dict[str, tuple[str, ...]]) -> dict[st
 def _grouped(costs: Table, space: _Space) -> Table:
     """The smallest cost in each group."""
     order = np.argsort(space.group, kind="stable")
-    return np.minimum.reduceat(costs[order], np.searchsorted(space.group[order], np.arange(len(space.made))))
+    return np.minimum.reduceat(
+        costs[order], np.searchsorted(space.group[order], np.arange(len(space.made)))
+    )
 
 
 def _space(tables: _Tables, name: str) -> _Space:
     if name not in tables.spaces:
         einsum = _einsum(tables, name)
-        key = (tuple(extent for _, extent in einsum.extents), len(einsum.output), join_order(einsum))
+        key = (
+            tuple(extent for _, extent in einsum.extents),
+            len(einsum.output),
+            join_order(einsum),
+        )
         if key not in tables.spaces:
             found = viable(einsum, tables.ranks)
             rows = np.array(found, np.int64).reshape(len(found), len(einsum.labels))
@@ -167,7 +193,9 @@ def _cheapest(tables: _Tables, source: str, name: str, least: Table) -> Table:
         needed, which = _needed(uses, target.rows)
         step = max(1, _CHUNK // len(least))
         chunks = [needed[k : k + step] for k in range(0, len(needed), step)]
-        best = [(least[:, None] + _moved(tables, source, uses, chunk)).min(axis=0) for chunk in chunks]
+        best = [
+            (least[:, None] + _moved(tables, source, uses, chunk)).min(axis=0) for chunk in chunks
+        ]
         tables.best[key] = np.concatenate(best)[which]
     return tables.best[key]
 
@@ -194,7 +222,9 @@ def _moved(tables: _Tables, source: str, uses: tuple[tuple[int, ...], ...], need
     """Repartition cost, [output partitioning of the source, needed partitionings]."""
     bound, made = tables.graph[source].bound, _space(tables, source).made
     producer = list(made.T[:, :, None].astype(tables.kind))
-    consumer: Table = needed.T[:, None, :].astype(tables.kind).reshape(len(uses), len(bound), 1, len(needed))
+    consumer: Table = (
+        needed.T[:, None, :].astype(tables.kind).reshape(len(uses), len(bound), 1, len(needed))
+    )
     cost = sum(cost_repartition(list(columns), producer, bound) for columns in consumer)
     return np.broadcast_to(np.asarray(cost, tables.kind), (len(made), len(needed)))
 

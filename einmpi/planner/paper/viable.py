@@ -7,7 +7,9 @@ from functools import cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
 
-Parts = tuple[int, ...]  # of each label, in the order of EinSum.labels; or of each dimension of a tensor
+Parts = tuple[
+    int, ...
+]  # of each label, in the order of EinSum.labels; or of each dimension of a tensor
 Extents = tuple[int, ...]
 
 MAX_VECTORS = 8192  # of one EinSum; all of them for 6 labels at 4096 ranks
@@ -29,7 +31,9 @@ def viable(einsum: EinSum, ranks: int) -> list[Parts]:
 
 def join_order(einsum: EinSum) -> tuple[int, ...]:
     """The positions of the labels in the order in which the operands have them; those that none has come last."""
-    return tuple(einsum.labels.index(label) for label in unique(einsum.bounded_labels(), einsum.labels))
+    return tuple(
+        einsum.labels.index(label) for label in unique(einsum.bounded_labels(), einsum.labels)
+    )
 
 
 def fullest(extents: Extents, ranks: int) -> Parts:
@@ -57,7 +61,10 @@ def _vectors(extents: Extents, ranks: int) -> tuple[Parts, ...]:
     found: list[tuple[Parts, int]] = [((), calls)]
     for extent, rest in zip(extents, ways[1:], strict=True):
         # Only what the labels to come can complete: no vector is begun in vain.
-        cuts = {n: [c for c in divisors(n) if c <= max(extent, 1) and n // c in rest] for n in divisors(calls)}
+        cuts = {
+            n: [c for c in divisors(n) if c <= max(extent, 1) and n // c in rest]
+            for n in divisors(calls)
+        }
         found = [((*head, cut), left // cut) for head, left in found for cut in cuts[left]]
     return tuple(head for head, _ in found)
 

@@ -37,7 +37,11 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
     bill = plan.bills[vertex.name]
-    words = {"join": bill.words.join, "aggregate": bill.words.aggregate, "repartition": bill.words.repartition}
+    words = {
+        "join": bill.words.join,
+        "aggregate": bill.words.aggregate,
+        "repartition": bill.words.repartition,
+    }
     return {
         "name": vertex.name,
         "einsum": str(vertex),
@@ -54,7 +58,9 @@ WORD = 13  # columns of the word that begins a note
 
 def explain(plan: Plan) -> str:
     """One line a vertex, then the totals, then the plan in words."""
-    return "\n".join([heading(plan), *table_lines(vertex_rows(plan), left=2), *map(note_line, totals(plan))])
+    return "\n".join(
+        [heading(plan), *table_lines(vertex_rows(plan), left=2), *map(note_line, totals(plan))]
+    )
 
 
 def heading(plan: Plan) -> str:
@@ -77,10 +83,20 @@ def vertex_rows(plan: Plan) -> list[Row]:
     rows: list[Row] = [("vertex", "cuts", "join", "aggregate", "repartition", "bytes", *more)]
     for vertex in plan.graph.computed:
         bill = plan.bills[vertex.name]
-        more = (show_bytes(bill.between),) * between + (show_seconds(plan.seconds_of(bill.time)),) * timed
-        rows.append((str(vertex), _cuts(plan, vertex.name), show_count(bill.words.join),
-                     show_count(bill.words.aggregate), show_count(bill.words.repartition),
-                     show_bytes(bill.nbytes), *more))  # fmt: skip
+        more = (show_bytes(bill.between),) * between + (
+            show_seconds(plan.seconds_of(bill.time)),
+        ) * timed
+        rows.append(
+            (
+                str(vertex),
+                _cuts(plan, vertex.name),
+                show_count(bill.words.join),
+                show_count(bill.words.aggregate),
+                show_count(bill.words.repartition),
+                show_bytes(bill.nbytes),
+                *more,
+            )
+        )
     return rows
 
 
@@ -91,13 +107,22 @@ def totals(plan: Plan) -> list[Note]:
     if stored:
         more = f", … {len(stored)} in all" if len(stored) > 12 else ""
         notes.append(("layouts", ", ".join(stored[:12]) + more))
-    notes.append(("moved", f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
-                           f"{show_bytes(plan.bytes_busiest)} to the busiest rank{_between(plan)}"))  # fmt: skip
+    notes.append(
+        (
+            "moved",
+            f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
+            f"{show_bytes(plan.bytes_busiest)} to the busiest rank{_between(plan)}",
+        )
+    )
     if not plan.knows_nodes:
         notes.append(("nodes", one_level(plan)))
     if plan.seconds_predicted is not None:
         notes += _seconds(plan, plan.seconds_predicted)
-    outside = f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times" if plan.spilled else ""
+    outside = (
+        f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times"
+        if plan.spilled
+        else ""
+    )
     ahead = f"; up to {show_bytes(plan.ahead)} of it for reading files ahead" if plan.ahead else ""
     notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank{outside}{ahead}"))
     notes.append(("certificate", _certificate(plan)))
@@ -123,12 +148,19 @@ def one_level(plan: Plan) -> str:
 
 def _seconds(plan: Plan, whole: float) -> list[Note]:
     bills = plan.bills.values()
-    kinds = {"computing": sum(bill.computing for bill in bills), "inside nodes": sum(b.moving_inside for b in bills),
-             "between nodes": sum(bill.moving_between for bill in bills)}  # fmt: skip
-    parts = ", ".join(f"{kind} {show_seconds(plan.seconds_of(time))}" for kind, time in kinds.items() if time)
+    kinds = {
+        "computing": sum(bill.computing for bill in bills),
+        "inside nodes": sum(b.moving_inside for b in bills),
+        "between nodes": sum(bill.moving_between for bill in bills),
+    }
+    parts = ", ".join(
+        f"{kind} {show_seconds(plan.seconds_of(time))}" for kind, time in kinds.items() if time
+    )
     assert plan.machine is not None
-    return [("seconds", f"{show_seconds(whole)} predicted: {parts or 'nothing to do'}"),
-            ("made small", f"these seconds, by a machine {plan.machine.source}")]  # fmt: skip
+    return [
+        ("seconds", f"{show_seconds(whole)} predicted: {parts or 'nothing to do'}"),
+        ("made small", f"these seconds, by a machine {plan.machine.source}"),
+    ]
 
 
 @dataclass(frozen=True)
@@ -154,14 +186,22 @@ def compare(make: Callable[[str], Plan]) -> Comparison:
             refused.append(("", f"{name}: {error}"))
             continue
         plans.append(plan)
-        cells = {"strategy": name, "words": show_count(plan.words_predicted), "bytes": show_bytes(plan.bytes_predicted)}
+        cells = {
+            "strategy": name,
+            "words": show_count(plan.words_predicted),
+            "bytes": show_bytes(plan.bytes_predicted),
+        }
         if plan.nodes > 1 and plan.bytes_between is not None:
             cells["between nodes"] = show_bytes(plan.bytes_between)
         if plan.seconds_predicted is not None:
             cells["seconds"] = show_seconds(plan.seconds_predicted)
-        cells |= {"busiest rank": show_bytes(plan.bytes_busiest), "peak memory": show_bytes(plan.peak),
-                  "lower bound": show_count(plan.lower_bound), "gap": _gap(plan),
-                  "paper's cost": show_count(plan.paper_cost)}  # fmt: skip
+        cells |= {
+            "busiest rank": show_bytes(plan.bytes_busiest),
+            "peak memory": show_bytes(plan.peak),
+            "lower bound": show_count(plan.lower_bound),
+            "gap": _gap(plan),
+            "paper's cost": show_count(plan.paper_cost),
+        }
         rows += [tuple(cells)] * (not rows) + [tuple(cells.values())]
     return Comparison(tuple(plans), tuple(rows) or (("strategy",),), (*refused, *_winner(plans)))
 
@@ -171,7 +211,11 @@ def _winner(plans: Sequence[Plan]) -> list[Note]:
         return []
     order = sorted(plans, key=_measure)  # of equal ones the first stays so
     least = [plan.strategy for plan in order if _measure(plan) == _measure(order[0])]
-    others = f", as {'do' if len(least) > 2 else 'does'} {', '.join(least[1:])}" if len(least) > 1 else ""
+    others = (
+        f", as {'do' if len(least) > 2 else 'does'} {', '.join(least[1:])}"
+        if len(least) > 1
+        else ""
+    )
     next_one = order[len(least)] if len(least) < len(order) else None
     against = f"; {next_one.strategy} is next with {_amount(next_one)}" if next_one else ""
     does = "moves least" if order[0].machine is None else "takes least"
@@ -189,7 +233,11 @@ def _measure(plan: Plan) -> float:
 def _amount(plan: Plan) -> str:
     if plan.seconds_predicted is not None:
         return show_seconds(plan.seconds_predicted)
-    between = f", {show_bytes(plan.bytes_between)} of it between nodes" if plan.nodes > 1 and plan.bytes_between else ""
+    between = (
+        f", {show_bytes(plan.bytes_between)} of it between nodes"
+        if plan.nodes > 1 and plan.bytes_between
+        else ""
+    )
     return f"{show_bytes(plan.bytes_predicted)}{between}"
 
 
@@ -228,4 +276,7 @@ def table_lines(rows: Sequence[Row], left: int = 1) -> list[str]:
     """Columns side by side, the first `left` of them aligned to the left."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     aligned = [str.ljust if k < left else str.rjust for k in range(len(widths))]
-    return ["  ".join(align(c, w) for align, c, w in zip(aligned, row, widths, strict=True)) for row in rows]
+    return [
+        "  ".join(align(c, w) for align, c, w in zip(aligned, row, widths, strict=True))
+        for row in rows
+    ]

@@ -24,7 +24,10 @@ def relations(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) ->
     einsum = vertex.einsum
     assert einsum is not None, f"{name} is an input"
     cost = vertex_cost(graph, name, partitionings)
-    cuts = ", ".join(f"{label} {d}" for label, d in zip(einsum.labels, parts, strict=True)) or "no labels"
+    cuts = (
+        ", ".join(f"{label} {d}" for label, d in zip(einsum.labels, parts, strict=True))
+        or "no labels"
+    )
     lines = [str(vertex), f"cut into {cuts}: {_count(prod(parts), 'kernel call')}"]
     for operand in range(len(einsum.operands)):
         lines += _repartition(graph, name, operand, partitionings)
@@ -33,7 +36,9 @@ def relations(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) ->
     return "\n".join(lines)
 
 
-def _repartition(graph: EinGraph, name: str, operand: int, partitionings: Mapping[str, Parts]) -> list[str]:
+def _repartition(
+    graph: EinGraph, name: str, operand: int, partitionings: Mapping[str, Parts]
+) -> list[str]:
     """Which tiles, as the producer leaves them, make up each tile that is needed."""
     einsum, source = graph[name].einsum, graph[graph[name].inputs[operand]]
     assert einsum is not None
@@ -45,8 +50,13 @@ def _repartition(graph: EinGraph, name: str, operand: int, partitionings: Mappin
     if made == wanted:
         return [f"{head}none, made and needed in {_vector(wanted)}"]
     moved = cost_repartition(wanted, made, source.bound)
-    lines = [f"{head}made in {_vector(made)}, needed in {_vector(wanted)}, {_count(moved, 'element')}"]
-    listed = (f"{source.name}{_key(key)} ← {_pieces(key, wanted, made, source.bound)}" for key in _keys(wanted))
+    lines = [
+        f"{head}made in {_vector(made)}, needed in {_vector(wanted)}, {_count(moved, 'element')}"
+    ]
+    listed = (
+        f"{source.name}{_key(key)} ← {_pieces(key, wanted, made, source.bound)}"
+        for key in _keys(wanted)
+    )
     return lines + _some(listed, prod(wanted))
 
 
@@ -55,14 +65,18 @@ def _pieces(key: Key, wanted: Parts, made: Parts, bound: Sequence[int]) -> str:
     ranges = []
     for k, d, have, extent in zip(key, wanted, made, bound, strict=True):
         first, last = -(-k * extent // d), -(-(k + 1) * extent // d) - 1
-        ranges.append(range(first * have // extent, last * have // extent + 1) if extent else range(1))
+        ranges.append(
+            range(first * have // extent, last * have // extent + 1) if extent else range(1)
+        )
     return _list(product(*ranges), prod(map(len, ranges)))
 
 
 def _join(einsum: EinSum, tensors: Sequence[str], parts: Parts, cost: Cost) -> list[str]:
     """Which tiles of the operands meet in each kernel call."""
     elements = _elements(einsum, tensors)
-    used = [list(dict.fromkeys(e for e in index if isinstance(e, str))) for index in einsum.operands]
+    used = [
+        list(dict.fromkeys(e for e in index if isinstance(e, str))) for index in einsum.operands
+    ]
     shared = [label for label in einsum.labels if sum(label in labels for labels in used) > 1]
     on = f" on {', '.join(shared)}" if shared else ""
     head = f"join {' ⋈ '.join(elements) or 'of nothing'}{on}, key {_key(einsum.labels)}, {_count(cost.join, 'element')}"

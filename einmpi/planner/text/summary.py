@@ -49,14 +49,17 @@ def movements(plan: Plan) -> Iterator[Movement]:
         made = [edge.source_symbols[symbol] for symbol in cuts[0]] if source else []
         wanted = [edge.target_symbols[symbol] for symbol in cuts[-1]]
         yield Movement(
-            edge.tensor, copied, combined, recut,
+            edge.tensor,
+            copied,
+            combined,
+            recut,
             copies=plan.mesh.parts(wanted, [edge.ndim])[0],
             partials=plan.mesh.parts(made, [edge.ndim + 1])[0] if source else 1,
             uses=_uses(plan, edge, target),
             made=plan.mesh.parts(made, range(edge.ndim)) if source else (),
             wanted=plan.mesh.parts(wanted, range(edge.ndim)),
             nbytes=(copied + combined + recut) * np.dtype(tensor.dtype).itemsize * edge.weight,
-        )  # fmt: skip
+        )
 
 
 def symbols(plan: Plan, end: Variable) -> tuple[int, ...]:
@@ -66,13 +69,17 @@ def symbols(plan: Plan, end: Variable) -> tuple[int, ...]:
         return tuple(whole if cut is None else cut for cut in plan.layouts[end.name])
     einsum = plan.graph[end.name].einsum
     assert einsum is not None
-    return tuple(whole if cut is None else einsum.labels.index(cut) for cut in plan.states[end.name])
+    return tuple(
+        whole if cut is None else einsum.labels.index(cut) for cut in plan.states[end.name]
+    )
 
 
 def _uses(plan: Plan, edge: Edge, target: Variable) -> int:
     if target.kind == "vertex":
         return 1
-    return sum(plan.graph[user].inputs.count(edge.tensor) for user in plan.graph.consumers[edge.tensor])
+    return sum(
+        plan.graph[user].inputs.count(edge.tensor) for user in plan.graph.consumers[edge.tensor]
+    )
 
 
 # ---- as text --------------------------------------------------------------------------------------------------------
@@ -87,7 +94,12 @@ def in_words(plan: Plan) -> list[Note]:
     if not moved:
         return [("cuts", "; ".join(_cuts(plan))), ("sends", "nothing: each rank has what it needs")]
     sent = _copies(plan, moved) + _recuts(moved)
-    lines = {"cuts": _cuts(plan), "sends": sent, "combines": _combines(plan, moved), "moves most": _most(moved)}
+    lines = {
+        "cuts": _cuts(plan),
+        "sends": sent,
+        "combines": _combines(plan, moved),
+        "moves most": _most(moved),
+    }
     return [(word, "; ".join(parts)) for word, parts in lines.items() if parts]
 
 
@@ -102,7 +114,10 @@ def _cuts(plan: Plan) -> list[str]:
         cut, same = key
         labels = {parts: [label for label, count in cut if count == parts] for _, parts in cut}
         each = {parts: " each" if len(known) > 1 else "" for parts, known in labels.items()}
-        what = ", ".join(f"{_and(known)} in {parts}{each[parts]}" for parts, known in labels.items()) or "nothing"
+        what = (
+            ", ".join(f"{_and(known)} in {parts}{each[parts]}" for parts, known in labels.items())
+            or "nothing"
+        )
         again = f", {'each part' if cut else 'all'} on {same} ranks" if same > 1 else ""
         return f"{what}{again} ({_list(names, of=len(plan.states))})"
 
@@ -129,7 +144,9 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
     for move in moved:
         if move.recut:
             groups.add((move.made, move.wanted), move.tensor, move.nbytes)
-    return groups.listed(lambda key, names: f"{_list(names)} anew, cut {_parts(key[0])} and then {_parts(key[1])}")
+    return groups.listed(
+        lambda key, names: f"{_list(names)} anew, cut {_parts(key[0])} and then {_parts(key[1])}"
+    )
 
 
 def _combines(plan: Plan, moved: Sequence[Movement]) -> list[str]:
@@ -139,7 +156,9 @@ def _combines(plan: Plan, moved: Sequence[Movement]) -> list[str]:
             einsum = plan.graph[move.tensor].einsum
             assert einsum is not None and einsum.aggregation is not None
             groups.add((move.partials, einsum.aggregation), move.tensor, move.nbytes)
-    return groups.listed(lambda key, names: f"partial results of {_list(names)} over {key[0]} ranks ({key[1]})")
+    return groups.listed(
+        lambda key, names: f"partial results of {_list(names)} over {key[0]} ranks ({key[1]})"
+    )
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:
@@ -169,7 +188,11 @@ class _Groups(Generic[Key]):
         order = sorted(self.names, key=lambda key: -self.weights[key])
         shown = [show(key, list(self.names[key])) for key in order[:_GROUPS]]
         rest = {name for key in order[_GROUPS:] for name in self.names[key]}
-        return [*shown, f"{len(order) - _GROUPS} more ways for {len(rest)} {self.things}"] if rest else shown
+        return (
+            [*shown, f"{len(order) - _GROUPS} more ways for {len(rest)} {self.things}"]
+            if rest
+            else shown
+        )
 
 
 def _and(names: Sequence[str]) -> str:
@@ -180,7 +203,11 @@ def _list(names: Sequence[str], of: int = 0) -> str:
     """The first names; all of them where only one would be left out, and "all" of more than a few."""
     if len(names) <= _NAMES + 1:
         return ", ".join(names)
-    return f"all {of} vertices" if len(names) == of else f"{', '.join(names[:_NAMES])} and {len(names) - _NAMES} more"
+    return (
+        f"all {of} vertices"
+        if len(names) == of
+        else f"{', '.join(names[:_NAMES])} and {len(names) - _NAMES} more"
+    )
 
 
 def _parts(parts: Sequence[int]) -> str:

@@ -35,7 +35,9 @@ class Station:
         self.comm: Comm = COMMS[self.gpu.way](comm, self.copies)
 
 
-_stations: dict[int, Station] = {}  # by communicator; each keeps its own alive, so that no other gets its number
+_stations: dict[
+    int, Station
+] = {}  # by communicator; each keeps its own alive, so that no other gets its number
 
 
 def station_of(comm: Comm, place: str) -> Station:
@@ -46,8 +48,13 @@ def station_of(comm: Comm, place: str) -> Station:
 
 
 class CupyBackend:
-    def __init__(self, station: Station, fast_math: bool = False, tf32: bool = False, scratch: str | None = None
-                 ) -> None:  # fmt: skip
+    def __init__(
+        self,
+        station: Station,
+        fast_math: bool = False,
+        tf32: bool = False,
+        scratch: str | None = None,
+    ) -> None:
         self.station, self.copies = station, station.copies
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
@@ -73,10 +80,18 @@ class CupyBackend:
         # Half of what is free, shared among the ranks of the node: pinned memory cannot be swapped out.
         most = _available() // (2 * self.station.comm.ranks_on_node)
         pinned = self.copies.memory.array(prod(shape) * np.dtype(dtype).itemsize, most)
-        return self.host.allocate_slow(shape, dtype) if pinned is None else pinned.view(dtype).reshape(shape)
+        return (
+            self.host.allocate_slow(shape, dtype)
+            if pinned is None
+            else pinned.view(dtype).reshape(shape)
+        )
 
     def allocate_message(self, count: int, dtype: str, slow: bool) -> Any:
-        return self.host.allocate_message(count, dtype, slow) if slow else self.allocate((count,), dtype)
+        return (
+            self.host.allocate_message(count, dtype, slow)
+            if slow
+            else self.allocate((count,), dtype)
+        )
 
     def begin_copy(self, source: Any, target: Any) -> DeviceCopy:
         return self.copies.begin(source, target)
@@ -130,11 +145,15 @@ class CupyBackend:
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
         # What a step's arrays look like never changes; where they lie does.
         places = tuple([array.data.ptr % PACK for array in (*operands, target)])
-        self.calls.get(step, places, lambda: self._prepared(step, operands, target))(operands, target)
+        self.calls.get(step, places, lambda: self._prepared(step, operands, target))(
+            operands, target
+        )
 
     def _prepared(self, step: Kernel, operands: Sequence[Any], target: Any) -> cuda.Prepared:
         if not step.select:
-            return cuda.prepare(step.einsum, operands, target, step.index, self.fast_math, self.tf32)
+            return cuda.prepare(
+                step.einsum, operands, target, step.index, self.fast_math, self.tf32
+            )
 
         def run(operands: Sequence[Any], target: Any) -> None:
             chosen = selected(step, operands, self.cupy.asarray)
@@ -146,7 +165,9 @@ class CupyBackend:
         return arrange(schedule, cuda_group.RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
-        return cuda_group.compute(step, {slot.name: arrays[slot.name] for slot in step.outer}, self.fast_math)
+        return cuda_group.compute(
+            step, {slot.name: arrays[slot.name] for slot in step.outer}, self.fast_math
+        )
 
     # ---- host -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +188,9 @@ def _available() -> int:
     """Bytes of memory that the system could give, what it keeps of files included."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+            return next(
+                int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")
+            )
     except (OSError, StopIteration):
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -14,7 +14,11 @@ from einmpi.errors import InputError, one_of
 from einmpi.kernels.cuda.driver import cupy
 from einmpi.units import show_bytes
 
-WAYS = ("mpi", "nccl", "host")  # the MPI library takes device memory; NCCL; through pinned host memory
+WAYS = (
+    "mpi",
+    "nccl",
+    "host",
+)  # the MPI library takes device memory; NCCL; through pinned host memory
 VARIABLE = "EINMPI_GPU_MESSAGES"  # one of WAYS, where the user knows better
 
 
@@ -42,8 +46,11 @@ def devices(place: str = "GPU") -> int:
     except runtime.CUDARuntimeError as error:
         count, reason = 0, " ".join(str(error).split())
     if not count:
-        raise InputError(place, f"backend cupy needs a GPU: {reason:.200}",
-                         "an NVIDIA GPU with its driver, or backend numpy")  # fmt: skip
+        raise InputError(
+            place,
+            f"backend cupy needs a GPU: {reason:.200}",
+            "an NVIDIA GPU with its driver, or backend numpy",
+        )
     return count
 
 
@@ -60,8 +67,15 @@ def bind(comm: Comm, place: str) -> Gpu:
     found = [text.split() for text in texts]
     ranks = Counter(each[0] for each in found)
     distinct = max(ranks.values()) == 1 < comm.size  # one rank alone has nobody to meet
-    way = together(comm, lambda: choose(wish, distinct, all(each[1] == "1" for each in found),
-                                        all(each[2] == "1" for each in found)))  # fmt: skip
+    way = together(
+        comm,
+        lambda: choose(
+            wish,
+            distinct,
+            all(each[1] == "1" for each in found),
+            all(each[2] == "1" for each in found),
+        ),
+    )
     return Gpu(number, name, memory, ranks[identity], way)
 
 
@@ -89,9 +103,12 @@ def check_memory(place: str, gpu: Gpu, needed: int) -> None:
     """Refuse a plan whose ranks do not fit on their GPU together."""
     if needed * gpu.ranks > gpu.memory:
         ranks = f" for {gpu.ranks} ranks" if gpu.ranks > 1 else ""
-        raise InputError(place, f"this needs {show_bytes(needed * gpu.ranks)}{ranks} on one GPU",
-                         f'at most the {show_bytes(gpu.memory)} of the {gpu.name}; [plan] memory = "…", or more '
-                         "GPUs")  # fmt: skip
+        raise InputError(
+            place,
+            f"this needs {show_bytes(needed * gpu.ranks)}{ranks} on one GPU",
+            f'at most the {show_bytes(gpu.memory)} of the {gpu.name}; [plan] memory = "…", or more '
+            "GPUs",
+        )
 
 
 def _own(comm: Comm, place: str) -> tuple[int, str, int, str]:
@@ -101,7 +118,10 @@ def _own(comm: Comm, place: str) -> tuple[int, str, int, str]:
     runtime.setDevice(number)
     found = runtime.getDeviceProperties(number)
     # A part of a GPU (MIG) has an identifier of its own, but its bus is that of the whole.
-    unique = bytes(found.get("uuid", b"")).hex() or f"{platform.node()}/{runtime.deviceGetPCIBusId(number)}"
+    unique = (
+        bytes(found.get("uuid", b"")).hex()
+        or f"{platform.node()}/{runtime.deviceGetPCIBusId(number)}"
+    )
     return number, found["name"].decode(), int(found["totalGlobalMem"]), unique.replace(" ", "_")
 
 

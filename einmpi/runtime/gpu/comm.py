@@ -39,7 +39,11 @@ class DeviceComm:
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         self.host, self.copies = host, copies
         self.rank, self.size, self.cores, self.nodes = host.rank, host.size, host.cores, host.nodes
-        self.ranks_on_node, self.rank_on_node, self.cuda_aware = host.ranks_on_node, host.rank_on_node, host.cuda_aware
+        self.ranks_on_node, self.rank_on_node, self.cuda_aware = (
+            host.ranks_on_node,
+            host.rank_on_node,
+            host.cuda_aware,
+        )
 
     @property
     def received(self) -> int:
@@ -64,16 +68,22 @@ class DeviceComm:
         incoming = cut(receive, PIECE) if source is not None else []
 
         def pass_on(number: int, out: np.ndarray | None, into: np.ndarray | None) -> None:
-            self.host.sendrecv(to if out is not None else None, out, source if into is not None else None, into)
+            self.host.sendrecv(
+                to if out is not None else None, out, source if into is not None else None, into
+            )
 
         self._through_host(list(zip_longest(outgoing, incoming)), pass_on)
 
-    def alltoallv(self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts) -> None:
+    def alltoallv(
+        self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts
+    ) -> None:
         size = send.dtype.itemsize
         outgoing, incoming = _scaled(send_counts, size), _scaled(receive_counts, size)
         # The caller has made the two buffers, so they are small: one piece.
-        self._through_host([(as_bytes(send), as_bytes(receive))], lambda number, out, into: self.host.alltoallv(
-            group, out, outgoing, into, incoming))  # fmt: skip
+        self._through_host(
+            [(as_bytes(send), as_bytes(receive))],
+            lambda number, out, into: self.host.alltoallv(group, out, outgoing, into, incoming),
+        )
 
     def allgatherv(self, group: Group, buffer: Any, counts: Counts) -> None:
         for number, windows in enumerate(_windows(buffer, counts, len(group))):
@@ -127,7 +137,9 @@ class DeviceComm:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _through_host(self, rounds: Sequence[tuple[Any, Any]], pass_on: Callable[..., None]) -> None:
+    def _through_host(
+        self, rounds: Sequence[tuple[Any, Any]], pass_on: Callable[..., None]
+    ) -> None:
         """Round by round what is sent and what is received; what lies in host memory already is not copied."""
         self.copies.after_kernels()
         fetched = self._fetched(0, rounds[0][0]) if rounds else (None, None)
@@ -163,14 +175,25 @@ class AwareComm(DeviceComm):
 
     def sendrecv(self, to: int | None, send: Any, source: int | None, receive: Any) -> None:
         self._wait_for_kernels()
-        self.host.sendrecv(to, None if to is None else as_bytes(send),
-                           source, None if source is None else as_bytes(receive))  # fmt: skip
+        self.host.sendrecv(
+            to,
+            None if to is None else as_bytes(send),
+            source,
+            None if source is None else as_bytes(receive),
+        )
 
-    def alltoallv(self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts) -> None:
+    def alltoallv(
+        self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts
+    ) -> None:
         self._wait_for_kernels()
         size = send.dtype.itemsize
-        self.host.alltoallv(group, as_bytes(send), _scaled(send_counts, size), as_bytes(receive),
-                            _scaled(receive_counts, size))  # fmt: skip
+        self.host.alltoallv(
+            group,
+            as_bytes(send),
+            _scaled(send_counts, size),
+            as_bytes(receive),
+            _scaled(receive_counts, size),
+        )
 
     def allgatherv(self, group: Group, buffer: Any, counts: Counts) -> None:
         self._wait_for_kernels()
@@ -198,28 +221,47 @@ class NcclComm(DeviceComm):
 
     def sendrecv(self, to: int | None, send: Any, source: int | None, receive: Any) -> None:
         count(self, sendrecv_bytes(self, to, send, source, receive))
-        self._exchange([] if to is None else [(to, as_bytes(send))],
-                       [] if source is None else [(source, as_bytes(receive))])  # fmt: skip
+        self._exchange(
+            [] if to is None else [(to, as_bytes(send))],
+            [] if source is None else [(source, as_bytes(receive))],
+        )
 
-    def alltoallv(self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts) -> None:
+    def alltoallv(
+        self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts
+    ) -> None:
         count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
         size = send.dtype.itemsize
-        self._exchange(list(zip(group, pieces_of(as_bytes(send), _scaled(send_counts, size)), strict=True)),
-                       list(zip(group, pieces_of(as_bytes(receive), _scaled(receive_counts, size)),
-                                strict=True)))  # fmt: skip
+        self._exchange(
+            list(zip(group, pieces_of(as_bytes(send), _scaled(send_counts, size)), strict=True)),
+            list(
+                zip(group, pieces_of(as_bytes(receive), _scaled(receive_counts, size)), strict=True)
+            ),
+        )
 
     def allgatherv(self, group: Group, buffer: Any, counts: Counts) -> None:
         count(self, allgatherv_bytes(self, group, buffer, counts))
         me = group.index(self.rank)
         for windows in _windows(buffer, counts, len(group)):
-            others = [(rank, window) for rank, window in zip(group, windows, strict=True) if rank != self.rank]
+            others = [
+                (rank, window)
+                for rank, window in zip(group, windows, strict=True)
+                if rank != self.rank
+            ]
             self._exchange([(rank, windows[me]) for rank, _ in others], others)
 
-    def _exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
+    def _exchange(
+        self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
+    ) -> None:
         """Messages of bytes, all at once. What lies in host memory goes through the GPU's."""
         stream = self.copies.cuda.get_current_stream()
-        outgoing = [(rank, self._on_device(piece, filled=True)) for rank, piece in sends if piece.size]
-        incoming = [(rank, self._on_device(piece, filled=False), piece) for rank, piece in receives if piece.size]
+        outgoing = [
+            (rank, self._on_device(piece, filled=True)) for rank, piece in sends if piece.size
+        ]
+        incoming = [
+            (rank, self._on_device(piece, filled=False), piece)
+            for rank, piece in receives
+            if piece.size
+        ]
         self.nccl.groupStart()
         for rank, piece in outgoing:
             self.members.send(piece.data.ptr, piece.size, self.nccl.NCCL_UINT8, rank, stream.ptr)
@@ -247,7 +289,14 @@ def _windows(buffer: Any, counts: Counts, members: int) -> list[list[Any]]:
     """All members' pieces a part at a time, so that a round of them fits into a buffer for messages."""
     pieces = pieces_of(as_bytes(buffer), _scaled(counts, buffer.dtype.itemsize))
     most, at_a_time = max(piece.size for piece in pieces), max(1, STAGE // members)
-    return [[piece[start : start + at_a_time] for piece in pieces] for start in range(0, most, at_a_time)]
+    return [
+        [piece[start : start + at_a_time] for piece in pieces]
+        for start in range(0, most, at_a_time)
+    ]
 
 
-COMMS: dict[str, Callable[[Comm, DeviceCopies], Comm]] = {"host": DeviceComm, "mpi": AwareComm, "nccl": NcclComm}
+COMMS: dict[str, Callable[[Comm, DeviceCopies], Comm]] = {
+    "host": DeviceComm,
+    "mpi": AwareComm,
+    "nccl": NcclComm,
+}

@@ -36,13 +36,23 @@ class DeviceCopies:
             target[...] = source
             return DeviceCopy(self, self.so_far())
         runtime, up = self.cuda.runtime, isinstance(source, np.ndarray)
-        kind, stream = (runtime.memcpyHostToDevice, self.up) if up else (runtime.memcpyDeviceToHost, self.down)
+        kind, stream = (
+            (runtime.memcpyHostToDevice, self.up) if up else (runtime.memcpyDeviceToHost, self.down)
+        )
         stream.wait_event(self.so_far() if after is None else after)
         width, rows = _rows(source, target)
         for there, here, count, pitch, other in rows:
             # In pinned memory both run in the background; in other memory CUDA makes a copy of its own first.
-            runtime.memcpy2DAsync(address(target) + here, other, address(source) + there, pitch, width, count, kind,
-                                  stream.ptr)  # fmt: skip
+            runtime.memcpy2DAsync(
+                address(target) + here,
+                other,
+                address(source) + there,
+                pitch,
+                width,
+                count,
+                kind,
+                stream.ptr,
+            )
         return DeviceCopy(self, self.event(stream))
 
     # ---- one copy, not waited for -----------------------------------------------------------------------------------
@@ -58,7 +68,9 @@ class DeviceCopies:
 
     def _copy(self, target: Any, source: Any, kind: int, stream: Any) -> None:
         if source.nbytes:
-            self.cuda.runtime.memcpyAsync(address(target), address(source), source.nbytes, kind, stream.ptr)
+            self.cuda.runtime.memcpyAsync(
+                address(target), address(source), source.nbytes, kind, stream.ptr
+            )
 
     def event(self, stream: Any) -> Any:
         found = self.cuda.Event(disable_timing=True)
@@ -149,7 +161,9 @@ def _rows(source: Any, target: Any) -> tuple[int, list[tuple[int, int, int, int,
     extents, inner, width = target.shape, target.ndim, target.dtype.itemsize
     if 0 in extents:
         return 0, []
-    while inner and (extents[inner - 1] == 1 or source.strides[inner - 1] == target.strides[inner - 1] == width):
+    while inner and (
+        extents[inner - 1] == 1 or source.strides[inner - 1] == target.strides[inner - 1] == width
+    ):
         inner -= 1
         width *= extents[inner]
     if inner == 0:
@@ -157,8 +171,10 @@ def _rows(source: Any, target: Any) -> tuple[int, list[tuple[int, int, int, int,
     count, pitch, other = extents[inner - 1], source.strides[inner - 1], target.strides[inner - 1]
     found = []
     for position in np.ndindex(extents[: inner - 1]):
-        there, here = (sum(k * stride for k, stride in zip(position, array.strides, strict=False))
-                       for array in (source, target))  # fmt: skip
+        there, here = (
+            sum(k * stride for k, stride in zip(position, array.strides, strict=False))
+            for array in (source, target)
+        )
         found.append((there, here, count, pitch, other))
     return width, found
 

@@ -14,8 +14,13 @@ class PinnedMemory:
     would write over what a GPU still reads."""
 
     def __init__(self, cuda: Any, begun: Callable[[], list[Any]]) -> None:
-        self.cuda, self.begun = cuda, begun  # `begun` gives events after which all copies so far are done
-        self.idle: dict[int, list[tuple[list[Any], Any]]] = {}  # by size: what to wait for, and the block
+        self.cuda, self.begun = (
+            cuda,
+            begun,
+        )  # `begun` gives events after which all copies so far are done
+        self.idle: dict[
+            int, list[tuple[list[Any], Any]]
+        ] = {}  # by size: what to wait for, and the block
 
     def array(self, nbytes: int, most: int | None = None) -> np.ndarray | None:
         """Bytes in a block that was used before, or in a new one; None for a new one above `most` bytes, or where the

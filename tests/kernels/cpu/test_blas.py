@@ -63,7 +63,9 @@ def check(einsum, arrays, out=None, scale=1):
     terms = prod(einsum.extent[label] for label in einsum.aggregated)
     bound = eps * (4 * terms + 8) * abs(scale) * absolute(einsum, arrays)
     bound += float(np.finfo(dtype).smallest_subnormal) * terms
-    assert (np.abs(out - expected) <= bound).all(), f"{einsum} of {[array.dtype.name for array in arrays]}"
+    assert (np.abs(out - expected) <= bound).all(), (
+        f"{einsum} of {[array.dtype.name for array in arrays]}"
+    )
     return out
 
 
@@ -71,11 +73,19 @@ def absolute(einsum, arrays):
     """The sum of the absolute values of the products, without the constants."""
     factors = tuple(Arg(position) for position in leaves(einsum.function))
     function = Call("*", factors) if len(factors) == 2 else factors[0]
-    return compute(replace(einsum, function=function), [np.abs(array.astype(complex)) for array in arrays], "float64")
+    return compute(
+        replace(einsum, function=function),
+        [np.abs(array.astype(complex)) for array in arrays],
+        "float64",
+    )
 
 
 def leaves(node):
-    return [node.position] if isinstance(node, Arg) else [x for arg in getattr(node, "args", ()) for x in leaves(arg)]
+    return (
+        [node.position]
+        if isinstance(node, Arg)
+        else [x for arg in getattr(node, "args", ()) for x in leaves(arg)]
+    )
 
 
 @st.composite
@@ -85,7 +95,9 @@ def contractions(draw):
     sizes = draw(st.sampled_from([[2, 3, 4], [2, 3, 5, 1, 1, 0]]))
     extent = {label: draw(st.sampled_from(sizes)) for label in labels}
     count = draw(st.sampled_from([2, 2, 2, 1]))
-    operands = tuple(tuple(draw(st.lists(st.sampled_from(labels), max_size=4))) for _ in range(count))
+    operands = tuple(
+        tuple(draw(st.lists(st.sampled_from(labels), max_size=4))) for _ in range(count)
+    )
     output = tuple(draw(st.lists(st.sampled_from(labels), max_size=4, unique=True)))
     used = [label for index in operands for label in index]
     summed = tuple(x for x in labels if x not in output and (x in used or draw(st.booleans())))
@@ -121,7 +133,9 @@ def random_contractions(case, data):
     einsum, scale = case
     assume(recognise(einsum) is not None)
     arrays = []
-    for array in arrays_of(einsum, [data.draw(st.sampled_from(["complex128", *DTYPES])) for _ in einsum.operands]):
+    for array in arrays_of(
+        einsum, [data.draw(st.sampled_from(["complex128", *DTYPES])) for _ in einsum.operands]
+    ):
         arrays.append(data.draw(views(array))[0])
         arrays[-1].flags.writeable = data.draw(st.booleans())
     try:
@@ -164,7 +178,10 @@ def test_random(belief, monkeypatch):
 LARGE = {"b": 3, "h": 3, "i": 30, "j": 32, "k": 34, "l": 4, "m": 36, "s": 38, "t": 40, "d": 32}
 # The kernel, how many copies it needs of the operands and the output, and the subscripts.
 NAMED = {
-    ("matmul", 0): "ij,jk->ik ji,jk->ik ij,kj->ki ji,kj->ki ijb,jbk->ik abij,ijkl->abkl bij,bjk->bik hij,jk->hki "
+    (
+        "matmul",
+        0,
+    ): "ij,jk->ik ji,jk->ik ij,kj->ki ji,kj->ki ijb,jbk->ik abij,ijkl->abkl bij,bjk->bik hij,jk->hki "
     "bshd,bthd->bhst bhst,bthd->bshd ij,j->i ij,i->j i,ij->j bij,bj->bi ijb,ijb-> ijlt,jltm->mi iij,jk->ik",
     ("matmul", 1): "ijlt,jmtl->im itj,tmjk->imk",
     ("einsum", 0): "ts,ts->s ijb,jb->ib",
@@ -182,17 +199,23 @@ def filled(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("kernel, copies, subscripts", [(*key, x) for key, text in NAMED.items() for x in text.split()])
+@pytest.mark.parametrize(
+    "kernel, copies, subscripts", [(*key, x) for key, text in NAMED.items() for x in text.split()]
+)
 def test_copies(kernel, copies, subscripts, filled, monkeypatch):
     kernels, apply = [], module._apply
-    monkeypatch.setattr(module, "_apply", lambda plan, parts: (kernels.append(plan.kernel), apply(plan, parts)))
+    monkeypatch.setattr(
+        module, "_apply", lambda plan, parts: (kernels.append(plan.kernel), apply(plan, parts))
+    )
     einsum = einsum_of(subscripts, **LARGE)
     check(einsum, arrays_of(einsum, ["float64"] * len(einsum.operands)))
     assert (kernels, len(filled)) == ([kernel], copies)
 
 
 @pytest.mark.parametrize("subscripts", " ".join(NAMED.values()).split())
-@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64", "complex128", "int32", "int64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "complex64", "complex128", "int32", "int64", "bool"]
+)
 def test_dtypes(subscripts, dtype):
     einsum = einsum_of(subscripts, **{label: extent // 5 + 1 for label, extent in LARGE.items()})
     check(einsum, arrays_of(einsum, [dtype] * len(einsum.operands)))
@@ -200,7 +223,11 @@ def test_dtypes(subscripts, dtype):
 
 def test_no_copy_of_an_operand_for_views_that_BLAS_takes(filled):
     random = np.random.default_rng(0)
-    a, b, out = random.random((50, 90))[:, 20:80], random.random((70, 120))[:, ::2].copy().T, np.zeros((100, 100))
+    a, b, out = (
+        random.random((50, 90))[:, 20:80],
+        random.random((70, 120))[:, ::2].copy().T,
+        np.zeros((100, 100)),
+    )
     einsum = einsum_of("ij,jk->ki", i=50, j=60, k=70)
     check(einsum, [a, b], out[20:90, 10:60])
     assert not filled
@@ -224,7 +251,14 @@ def test_constants_go_to_what_is_small(filled):
 def test_integers_are_exact_and_wrap_around():
     einsum = einsum_of("ij,jk->ik", i=30, j=40, k=50)
     near = 2**53 // 40
-    for value in (1, 2**20, near, near + 1, 2**62 + 1, -(2**63)):  # BLAS while 40 products stay below 2⁵³
+    for value in (
+        1,
+        2**20,
+        near,
+        near + 1,
+        2**62 + 1,
+        -(2**63),
+    ):  # BLAS while 40 products stay below 2⁵³
         a, b = np.full((30, 40), value), np.ones((40, 50), np.int64)
         a[::2] //= 2
         check(einsum, [a, b])
@@ -234,7 +268,9 @@ def test_integers_are_exact_and_wrap_around():
 
 def test_accumulates_in_a_wider_dtype():
     out, many = np.zeros((), np.int64), np.full(10, 46340, np.int32)
-    contract(recognise(einsum_of("i,i->", i=10)), [many, many], out)  # each square is below 2³¹, their sum is not
+    contract(
+        recognise(einsum_of("i,i->", i=10)), [many, many], out
+    )  # each square is below 2³¹, their sum is not
     assert out == 10 * 46340**2
     contract(recognise(einsum_of("i->", i=10)), [many * 46340], out)
     assert out == 10 * 46340**2
@@ -248,7 +284,10 @@ def test_no_contraction():
     products = [Call("*", (PRODUCT, factor)) for factor in (inf, label, Arg(1), plus)]
     gather = EinSum(("i",), (("i",), (Arg(0), "j")), Arg(1), "sum", ("j",), (("i", 3), ("j", 3)))
     most = replace(einsum_of("ij,jk->ik"), aggregation="max")
-    others = [einsum_of("ij->i", Call("exp", (Arg(0),))), *map(einsum_of, ("ij,ij->ij", "ij,j->ij", "ij->ji"))]
+    others = [
+        einsum_of("ij->i", Call("exp", (Arg(0),))),
+        *map(einsum_of, ("ij,ij->ij", "ij,j->ij", "ij->ji")),
+    ]
     for einsum in (*(einsum_of("ij,jk->ik", x) for x in (*products, plus)), gather, most, *others):
         assert recognise(einsum) is None, str(einsum)
 
@@ -278,7 +317,9 @@ def test_workspace(subscripts, dtypes, limits, monkeypatch):
     believe(monkeypatch, limits)
     dtypes = dtypes.split()
     extents = {"i": 60, "j": 60, "k": 50} if "ijk" in subscripts else {}
-    einsum = einsum_of(subscripts, **{"i": 150, "j": 160, "k": 170, "m": 10, "b": 8, "t": 7, "l": 8, **extents})
+    einsum = einsum_of(
+        subscripts, **{"i": 150, "j": 160, "k": 170, "m": 10, "b": 8, "t": 7, "l": 8, **extents}
+    )
     arrays = arrays_of(einsum, dtypes)
     out = np.empty(einsum.bound, einsum_type(einsum, [np.dtype(dtype) for dtype in dtypes]))
     said = workspace(recognise(einsum), dtypes, out.dtype.name)
@@ -303,7 +344,9 @@ def peak_of(einsum, arrays, out):
 ODD = {
     "backwards": lambda x: x[::-1, ::-1],
     "swapped bytes": lambda x: x.astype(x.dtype.newbyteorder()),
-    "unaligned": lambda x: np.frombuffer(bytearray(b"." + x.tobytes()), np.int8)[1:].view(x.dtype).reshape(x.shape),
+    "unaligned": lambda x: (
+        np.frombuffer(bytearray(b"." + x.tobytes()), np.int8)[1:].view(x.dtype).reshape(x.shape)
+    ),
 }
 
 
@@ -320,10 +363,16 @@ def test_workspace_of_what_BLAS_does_not_take(layout, monkeypatch):
 @pytest.mark.slow
 def test_workspace_of_large_operands():
     """At most 64 MiB, as the documentation says, of operands of 256 MiB that lie wrong."""
-    for subscripts, extents in (("ij,kj->ik", {"i": 4096, "j": 8192, "k": 64}), ("ijk,kij->", {"k": 128}),
-                                ("aijk,bkji->ab", {"a": 16, "b": 16, "i": 64, "j": 64, "k": 256})):  # fmt: skip
+    for subscripts, extents in (
+        ("ij,kj->ik", {"i": 4096, "j": 8192, "k": 64}),
+        ("ijk,kij->", {"k": 128}),
+        ("aijk,bkji->ab", {"a": 16, "b": 16, "i": 64, "j": 64, "k": 256}),
+    ):
         einsum = einsum_of(subscripts, **{"i": 512, "j": 512, **extents})
-        arrays = [np.ones([einsum.extent[x] for x in index])[(..., slice(None, None, -1))] for index in einsum.operands]
+        arrays = [
+            np.ones([einsum.extent[x] for x in index])[(..., slice(None, None, -1))]
+            for index in einsum.operands
+        ]
         assert peak_of(einsum, arrays, np.empty(einsum.bound)) < 64 * 2**20
 
 
@@ -334,14 +383,21 @@ def test_same_bits():
 
 
 def test_same_plan_for_every_hash_seed():
-    code = ("from einmpi.kernels.contraction import Contraction, _plan;"
-            "indices = tuple(map(tuple, ('aibjc', 'jbkcl', 'kail')));"
-            "c = Contraction((0, 1), (False, False), indices, tuple((x, 9) for x in 'aibjckl'), 1);"
-            "s = tuple(tuple(8 * 9**k for k in range(len(index))) for index in indices);"
-            "print([_plan(c, (d, d, d), s, d) for d in ('float64', 'int64')])")  # fmt: skip
+    code = (
+        "from einmpi.kernels.contraction import Contraction, _plan;"
+        "indices = tuple(map(tuple, ('aibjc', 'jbkcl', 'kail')));"
+        "c = Contraction((0, 1), (False, False), indices, tuple((x, 9) for x in 'aibjckl'), 1);"
+        "s = tuple(tuple(8 * 9**k for k in range(len(index))) for index in indices);"
+        "print([_plan(c, (d, d, d), s, d) for d in ('float64', 'int64')])"
+    )
     shown = {
-        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True,
-                       env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ).stdout
         for seed in ("1", "2")
-    }  # fmt: skip
+    }
     assert len(shown) == 1

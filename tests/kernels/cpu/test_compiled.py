@@ -54,7 +54,11 @@ def close(found, wanted, dtypes=()):
     """Sums in another order: a few roundings apart, relative to the largest number."""
     single = {"float32", "complex64"} & {found.dtype.name, *map(str, dtypes)}
     rtol = 1e-5 if single else 1e-12
-    finite = np.abs(np.where(np.isfinite(wanted), wanted, 0)) if wanted.dtype.kind in "fc" else np.zeros(1)
+    finite = (
+        np.abs(np.where(np.isfinite(wanted), wanted, 0))
+        if wanted.dtype.kind in "fc"
+        else np.zeros(1)
+    )
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * float(finite.max(initial=0)))
 
 
@@ -90,15 +94,23 @@ def random_arrays(dtype, shapes, seed=0):
     rng = np.random.default_rng(seed)
     made = {name: rng.normal(size=shape) * 3 for name, shape in shapes.items()}
     if np.dtype(dtype).kind == "c":
-        return {name: (array + 1j * rng.normal(size=array.shape)).astype(dtype) for name, array in made.items()}
-    return {name: (array > 1.0 if dtype == "bool" else array.astype(dtype)) for name, array in made.items()}
+        return {
+            name: (array + 1j * rng.normal(size=array.shape)).astype(dtype)
+            for name, array in made.items()
+        }
+    return {
+        name: (array > 1.0 if dtype == "bool" else array.astype(dtype))
+        for name, array in made.items()
+    }
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_named(name):
     text, dtype, labels = NAMED[name]
     for size in SIZES:
-        arrays = random_arrays(dtype, {x: tuple(size[label] for label in index) for x, index in labels.items()})
+        arrays = random_arrays(
+            dtype, {x: tuple(size[label] for label in index) for x, index in labels.items()}
+        )
         einsum, kind, operands = vertex(text, arrays)
         wanted = reference.compute(einsum, operands, kind)
         found = [compute(einsum, kind, operands, threads=threads) for threads in (1, 2)]
@@ -114,7 +126,9 @@ def test_batches_of_every_size_without_new_kernels():
         i, j, n = (int(rng.choice([2, 3, 33, 63, 64, 65, 127, 128, 129, 260])) for _ in range(3))
         arrays = random_arrays("float64", {"A": (i, j), "B": (j, n)}, seed=k)
         einsum, kind, operands = vertex(NAMED["farthest"][0], arrays)
-        np.testing.assert_array_equal(compute(einsum, kind, operands), reference.compute(einsum, operands, kind))
+        np.testing.assert_array_equal(
+            compute(einsum, kind, operands), reference.compute(einsum, operands, kind)
+        )
     assert fused.STATISTICS.compiled - compiled <= 3
 
 
@@ -122,7 +136,9 @@ LAYOUTS = {
     "columns first": np.asfortranarray,
     "backwards": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
     "every other": lambda x: np.repeat(np.repeat(x, 2, axis=0), 3, axis=1)[::2, ::3],
-    "unaligned": lambda x: np.frombuffer(bytearray(b"." + x.tobytes()), np.int8)[1:].view(x.dtype).reshape(x.shape),
+    "unaligned": lambda x: (
+        np.frombuffer(bytearray(b"." + x.tobytes()), np.int8)[1:].view(x.dtype).reshape(x.shape)
+    ),
     "swapped bytes": lambda x: x.astype(x.dtype.newbyteorder()),
     "a field": lambda x: np.rec.fromarrays([x, x.astype("int32")], names="x,y").x,
 }
@@ -133,9 +149,14 @@ def test_layouts(layout):
     laid_out = LAYOUTS[layout]
     for text in ("Z[i,k] = min(A[i,j] + B[j,k])", "Z[k,j] = B[j,k] + 1"):
         arrays = random_arrays("float64", {"A": (37, 50), "B": (50, 70)})
-        einsum, kind, operands = vertex(text, {name: array for name, array in arrays.items() if name in text})
+        einsum, kind, operands = vertex(
+            text, {name: array for name, array in arrays.items() if name in text}
+        )
         wanted = reference.compute(einsum, operands, kind)
-        out, operands = laid_out(np.zeros(einsum.bound)), [laid_out(operand) for operand in operands]
+        out, operands = (
+            laid_out(np.zeros(einsum.bound)),
+            [laid_out(operand) for operand in operands],
+        )
         for operand in operands:
             operand.flags.writeable = False
         fused.compute(einsum, operands, out)
@@ -174,16 +195,26 @@ def test_labels_stand_for_given_indices():
     np.testing.assert_array_equal(compute(einsum, kind, operands, {"i": index["i"]}), wanted)
 
 
-GATHERS = ["Z[b,s,a] = W[tok[b,s], a]", "Z[i:5] = v[i+1] - v[4]", "Z[b] = sum(abs(W[tok[b,s], tok[s,b]] - s))",
-           "Z[a] = max(W[t[t[i]], a])"]  # fmt: skip
+GATHERS = [
+    "Z[b,s,a] = W[tok[b,s], a]",
+    "Z[i:5] = v[i+1] - v[4]",
+    "Z[b] = sum(abs(W[tok[b,s], tok[s,b]] - s))",
+    "Z[a] = max(W[t[t[i]], a])",
+]
 
 
 @pytest.mark.parametrize("text", GATHERS)
 def test_gathers(text):
     rng = np.random.default_rng(0)
-    tensors = {"W": rng.normal(size=(9, 9)), "v": rng.normal(size=6), "tok": rng.integers(0, 9, (3, 3)),
-               "t": np.array([2, 0, 1], "int32")}  # fmt: skip
-    einsum, kind, operands = vertex(text, {name: array for name, array in tensors.items() if f"{name}[" in text})
+    tensors = {
+        "W": rng.normal(size=(9, 9)),
+        "v": rng.normal(size=6),
+        "tok": rng.integers(0, 9, (3, 3)),
+        "t": np.array([2, 0, 1], "int32"),
+    }
+    einsum, kind, operands = vertex(
+        text, {name: array for name, array in tensors.items() if f"{name}[" in text}
+    )
     close(compute(einsum, kind, operands), reference.compute(einsum, operands, kind))
 
 
@@ -204,7 +235,24 @@ def test_index_out_of_range(bad):
 
 # ---- values ---------------------------------------------------------------------------------------------------------
 
-FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, np.inf, -np.inf, np.nan, 5e-324, 1e-310, 1.7e308, -1.7e308, 0.1, 700.0]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    -2.5,
+    3.0,
+    np.inf,
+    -np.inf,
+    np.nan,
+    5e-324,
+    1e-310,
+    1.7e308,
+    -1.7e308,
+    0.1,
+    700.0,
+]
 
 
 def awkward(dtype):
@@ -212,7 +260,9 @@ def awkward(dtype):
         return np.array([True, False])
     if np.dtype(dtype).kind == "i":
         limits = np.iinfo(dtype)
-        return np.array([0, 1, -1, 2, -2, 3, 7, -7, limits.min, limits.max, limits.min + 1, 100_000], dtype)
+        return np.array(
+            [0, 1, -1, 2, -2, 3, 7, -7, limits.min, limits.max, limits.min + 1, 100_000], dtype
+        )
     if np.dtype(dtype).kind == "f":
         return np.array(FLOATS).astype(dtype)
     parts = np.array([0, 1, -1, 0.5, -2.5, 3, np.inf, np.nan])
@@ -234,7 +284,9 @@ def operation_agrees(op, dtypes):
         return
     found, wanted = compute(einsum, kind, operands), reference.compute(einsum, operands, kind.name)
     if kind.kind == "i" and np.dtype(dtypes[0]).kind == "f":
-        inside = np.abs(operands[0]) < 2.0 ** (8 * kind.itemsize - 1)  # other casts mean nothing in C
+        inside = np.abs(operands[0]) < 2.0 ** (
+            8 * kind.itemsize - 1
+        )  # other casts mean nothing in C
         found, wanted = found[inside], wanted[inside]
     if kind.kind == "c":  # a part of it may be nan in one and infinite in the other
         plain = np.isfinite(wanted)
@@ -244,10 +296,22 @@ def operation_agrees(op, dtypes):
     np.testing.assert_allclose(found, wanted, rtol=rtol, err_msg=f"{op} {dtypes}")
 
 
-COMMON = [("%", "float64", "float64"), ("%", "int32", "int32"), ("/", "complex128", "complex128"), ("sign", "float32"),
-          ("maximum", "float64", "float32"), ("<", "int32", "float64"), ("**", "float64", "float64"),
-          ("exp", "float64"), ("exp", "float32"), ("tanh", "float64"), ("erf", "float32"), ("int32", "float64"),
-          ("abs", "int32"), ("where", "float64", "int32", "float32")]  # fmt: skip
+COMMON = [
+    ("%", "float64", "float64"),
+    ("%", "int32", "int32"),
+    ("/", "complex128", "complex128"),
+    ("sign", "float32"),
+    ("maximum", "float64", "float32"),
+    ("<", "int32", "float64"),
+    ("**", "float64", "float64"),
+    ("exp", "float64"),
+    ("exp", "float32"),
+    ("tanh", "float64"),
+    ("erf", "float32"),
+    ("int32", "float64"),
+    ("abs", "int32"),
+    ("where", "float64", "int32", "float32"),
+]
 
 
 @pytest.mark.parametrize("case", COMMON, ids=" ".join)
@@ -266,20 +330,32 @@ def test_every_operation_in_every_dtype(op):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "int32"])
 def test_constants_take_the_dtype_beside_them(dtype):
     x = awkward(dtype)
-    powers = "x[i]**2 + x[i]**0 + x[i]**3 + " + ("x[i]**7" if dtype == "int32" else "x[i]**0.5 + x[i]**-1 + x[i]**2.5")
-    for text in (powers, "where(x[i] < 3000000000, x[i] * 3 - 1, 2) + True", "x[i] * 0.1 + inf * (x[i] == -inf)"):
+    powers = "x[i]**2 + x[i]**0 + x[i]**3 + " + (
+        "x[i]**7" if dtype == "int32" else "x[i]**0.5 + x[i]**-1 + x[i]**2.5"
+    )
+    for text in (
+        powers,
+        "where(x[i] < 3000000000, x[i] * 3 - 1, 2) + True",
+        "x[i] * 0.1 + inf * (x[i] == -inf)",
+    ):
         einsum, kind, operands = vertex(f"Z[i] = {text}", {"x": x})
         wanted = reference.compute(einsum, operands, kind)
-        np.testing.assert_allclose(compute(einsum, kind, operands), wanted, rtol=1e-6 if kind == "float32" else 1e-14)
+        np.testing.assert_allclose(
+            compute(einsum, kind, operands), wanted, rtol=1e-6 if kind == "float32" else 1e-14
+        )
 
 
 def test_what_is_not_supported():
     def supported(op, dtypes, *args):
         node = Call(op, (Arg(0), *args))
-        return fused.supports(EinSum(("i",), (("i",),) * len(dtypes), node, None, (), (("i", 2),)), dtypes)
+        return fused.supports(
+            EinSum(("i",), (("i",),) * len(dtypes), node, None, (), (("i", 2),)), dtypes
+        )
 
     assert supported("**", ["int64"], Const(5))
-    assert not supported("**", ["int64", "int64"], Arg(1))  # a negative exponent is an error in numpy
+    assert not supported(
+        "**", ["int64", "int64"], Arg(1)
+    )  # a negative exponent is an error in numpy
     assert not supported("**", ["complex128"], Const(0.5))
     assert not supported("exp", ["complex64"])
     assert not supported("float32", ["float16"])
@@ -287,7 +363,9 @@ def test_what_is_not_supported():
     assert not supported("exp", ["bool"])  # float16 in numpy
 
 
-@pytest.mark.parametrize("dtype, low, high", [("float64", -745, 709.7), ("float32", -103, 88.7), ("float64", -2, 2)])
+@pytest.mark.parametrize(
+    "dtype, low, high", [("float64", -745, 709.7), ("float32", -103, 88.7), ("float64", -2, 2)]
+)
 def test_exp_and_tanh_to_the_last_place(dtype, low, high):
     x = np.random.default_rng(0).uniform(low, high, 50_000).astype(dtype)
     for name, units in (("exp", 1.0), ("tanh", 2.0)):
@@ -313,14 +391,18 @@ def test_sums_keep_their_digits(dtype, text):
     rows = {
         "equal": np.full(count, 0.1),
         "small after large": np.concatenate([[1e7], np.full(count - 1, 0.3)]),
-        "cancelling": np.concatenate([x := rng.normal(size=count // 2) * 1e6, -x + rng.normal(size=count // 2)]),
+        "cancelling": np.concatenate(
+            [x := rng.normal(size=count // 2) * 1e6, -x + rng.normal(size=count // 2)]
+        ),
         "denormal": np.full(count, float(np.finfo(dtype).tiny) / 64),
         "wide": rng.normal(size=count) * 10.0 ** rng.integers(-8, 8, count),
     }
     values = np.array(list(rows.values()), dtype)
     einsum, kind, operands = vertex(text, {"A": values if "Z[i]" in text else values.T})
     found = compute(einsum, kind, operands).astype("float64")
-    bound = 2 * np.sqrt(count) * np.spacing(np.abs(values).astype("float64").sum(axis=1).astype(dtype))
+    bound = (
+        2 * np.sqrt(count) * np.spacing(np.abs(values).astype("float64").sum(axis=1).astype(dtype))
+    )
     for name, sum_, wanted, allowed in zip(rows, found, exact(values), bound, strict=True):
         assert abs(sum_ - wanted) <= allowed, name
         assert abs(sum_ - math.fsum(values[list(rows).index(name)])) <= allowed
@@ -329,12 +411,18 @@ def test_sums_keep_their_digits(dtype, text):
 def test_long_sums_do_not_depend_on_threads():
     """A sum into one number goes in parts, which are the same for any number of threads."""
     rng = np.random.default_rng(0)
-    for dtype, shape in (("float64", (1100, 1003)), ("float32", (3_000_000,)), ("int32", (1 << 20, 2))):
+    for dtype, shape in (
+        ("float64", (1100, 1003)),
+        ("float32", (3_000_000,)),
+        ("int32", (1 << 20, 2)),
+    ):
         array = (rng.normal(size=shape) * 100).astype(dtype)
         labels = "ij"[: len(shape)]
         for text in (f"Z = sum(A[{','.join(labels)}])", f"Z = min(A[{','.join(labels)}])"):
             einsum, kind, operands = vertex(text, {"A": array})
-            found = {compute(einsum, kind, operands, threads=threads).tobytes() for threads in (1, 2, 5)}
+            found = {
+                compute(einsum, kind, operands, threads=threads).tobytes() for threads in (1, 2, 5)
+            }
             assert len(found) == 1
             wanted = reference.compute(einsum, operands, kind)
             close(np.frombuffer(found.pop(), kind)[0], wanted, [dtype])
@@ -410,8 +498,16 @@ def processes(folder, count=1):
     """What processes that start at once tell about their kernels."""
     start = time.time() + (1.0 if count > 1 else 0.0)
     environment = {**os.environ, "EINMPI_CACHE_DIR": str(folder)}
-    running = [subprocess.Popen([sys.executable, "-c", RUN, str(start)], cwd=ROOT, env=environment, text=True,
-                                stdout=subprocess.PIPE) for _ in range(count)]  # fmt: skip
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN, str(start)],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(count)
+    ]
     told = [json.loads(process.communicate(timeout=120)[0]) for process in running]
     assert all(math.isclose(one["sum"], np.exp(np.arange(5.0)).sum()) for one in told)
     return sum(one["compiled"] for one in told), sum(one["loaded"] for one in told)

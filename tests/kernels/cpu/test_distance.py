@@ -25,11 +25,29 @@ from einmpi.kernels.cpu import compiled as fused
 from einmpi.kernels.cpu import dispatch as kernels
 from einmpi.kernels.cpu import distance as fast_math
 
-FORMS = {"D**2": False, "D**2.0": False, "D*D": False, "abs(D)**2": True, "abs(D)*abs(D)": True, "D*conj(D)": True,
-         "conj(D)*D": True}  # fmt: skip
+FORMS = {
+    "D**2": False,
+    "D**2.0": False,
+    "D*D": False,
+    "abs(D)**2": True,
+    "abs(D)*abs(D)": True,
+    "D*conj(D)": True,
+    "conj(D)*D": True,
+}
 # What each of these labels belongs to: x, y, output.
-ROLES = {"b": "xyo", "i": "xo", "p": "xo", "k": "yo", "q": "yo", "j": "xy", "l": "xy", "u": "x", "v": "y", "w": "o",
-         "z": ""}  # fmt: skip
+ROLES = {
+    "b": "xyo",
+    "i": "xo",
+    "p": "xo",
+    "k": "yo",
+    "q": "yo",
+    "j": "xy",
+    "l": "xy",
+    "u": "x",
+    "v": "y",
+    "w": "o",
+    "z": "",
+}
 
 
 def vertex(form, x, y, **given):
@@ -46,27 +64,44 @@ def compute(einsum, operands, dtype, fast=True):
 def numbers(shape, dtype, seed):
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(2, *shape)) + rng.normal() * 3
-    return (values[0] + 1j * values[1]).astype(dtype) if dtype.startswith("c") else values[0].astype(dtype)
+    return (
+        (values[0] + 1j * values[1]).astype(dtype)
+        if dtype.startswith("c")
+        else values[0].astype(dtype)
+    )
 
 
 def aligned(array, index, labels):
     """An axis for every label, of extent 1 where the array has none."""
     order = [index.index(label) for label in labels if label in index]
-    return array.transpose(order)[tuple(slice(None) if label in index else None for label in labels)]
+    return array.transpose(order)[
+        tuple(slice(None) if label in index else None for label in labels)
+    ]
 
 
 def assert_within_bound(found, einsum, operands, absolute):
     """(n + 4) ε (|x|² + |y|²): each of three sums of n products rounds n times, and there are four roundings more; four
     times that for complex products. The differences themselves are taken in a wider dtype."""
-    wide = np.clongdouble if any(operand.dtype.kind == "c" for operand in operands) else np.longdouble
+    wide = (
+        np.clongdouble if any(operand.dtype.kind == "c" for operand in operands) else np.longdouble
+    )
     shape = [extent for _, extent in einsum.extents]
-    x, y = (np.broadcast_to(aligned(operand.astype(wide), index, einsum.labels), shape)
-            for operand, index in zip(operands, einsum.operands, strict=True))  # fmt: skip
+    x, y = (
+        np.broadcast_to(aligned(operand.astype(wide), index, einsum.labels), shape)
+        for operand, index in zip(operands, einsum.operands, strict=True)
+    )
     axes = tuple(range(len(einsum.output), len(shape)))
     exact = (abs(x - y) ** 2 if absolute else (x - y) ** 2).sum(axis=axes)
     size = (abs(x) ** 2 + abs(y) ** 2).sum(axis=axes)
-    terms = prod(einsum.extent[label] for label in einsum.aggregated) * (2 if wide is np.clongdouble else 1)
-    allowed = (terms + 4) * float(np.finfo(found.dtype).eps) * size * (4 if found.dtype.kind == "c" else 1)
+    terms = prod(einsum.extent[label] for label in einsum.aggregated) * (
+        2 if wide is np.clongdouble else 1
+    )
+    allowed = (
+        (terms + 4)
+        * float(np.finfo(found.dtype).eps)
+        * size
+        * (4 if found.dtype.kind == "c" else 1)
+    )
     assert (abs(found - exact) <= allowed).all()
 
 
@@ -91,14 +126,26 @@ def distances(draw):
 
 
 @settled(150)
-@given(distances(), st.sampled_from(["float32", "float64", "complex64", "complex128"]), st.booleans(), st.data())
+@given(
+    distances(),
+    st.sampled_from(["float32", "float64", "complex64", "complex128"]),
+    st.booleans(),
+    st.data(),
+)
 def any_distance(case, dtype, turned, data):
     einsum, absolute = case
-    other = data.draw(st.sampled_from([dtype, dtype, "complex128" if dtype.startswith("c") else "float64"]))
-    operands = [numbers([einsum.extent[label] for label in index], kind, seed)
-                for seed, (index, kind) in enumerate(zip(einsum.operands, (dtype, other), strict=True))]  # fmt: skip
+    other = data.draw(
+        st.sampled_from([dtype, dtype, "complex128" if dtype.startswith("c") else "float64"])
+    )
+    operands = [
+        numbers([einsum.extent[label] for label in index], kind, seed)
+        for seed, (index, kind) in enumerate(zip(einsum.operands, (dtype, other), strict=True))
+    ]
     if turned:
-        operands = [np.asfortranarray(operands[0])[(..., *[slice(None, None, -1)] * operands[0].ndim)], operands[1]]
+        operands = [
+            np.asfortranarray(operands[0])[(..., *[slice(None, None, -1)] * operands[0].ndim)],
+            operands[1],
+        ]
     kind = np.result_type(*operands)
     if "abs" in str(einsum):
         kind = np.zeros(0, kind).real.dtype
@@ -134,17 +181,30 @@ def test_a_diagonal():
     np.testing.assert_allclose(found, reference.compute(made.einsum, [x, y], "float64"), rtol=1e-13)
 
 
-OTHERS = ["sum((X[i,j] - Y[k,j])**3)", "sum((X[i,j] - Y[k,j])**4)", "sum((X[i,j] + Y[k,j])**2)",
-          "max((X[i,j] - Y[k,j])**2)", "sum((X[i,j] - Y[k,j]) * (Y[k,j] - X[i,j]))", "sum(abs(X[i,j] - Y[k,j]))",
-          "sum((X[i,j] - 2)**2) * Y[k,0]", "sum((X[i,j] - Y[n[k],j])**2)", "sum((X[i,j] - Y[i,j])**2) + X[k,0]",
-          "sum((X[i,j] - v[j])**2) + X[k,0]", "sum[j]((v[i] - v[k])**2 + 0 * X[i,j])"]  # fmt: skip
+OTHERS = [
+    "sum((X[i,j] - Y[k,j])**3)",
+    "sum((X[i,j] - Y[k,j])**4)",
+    "sum((X[i,j] + Y[k,j])**2)",
+    "max((X[i,j] - Y[k,j])**2)",
+    "sum((X[i,j] - Y[k,j]) * (Y[k,j] - X[i,j]))",
+    "sum(abs(X[i,j] - Y[k,j]))",
+    "sum((X[i,j] - 2)**2) * Y[k,0]",
+    "sum((X[i,j] - Y[n[k],j])**2)",
+    "sum((X[i,j] - Y[i,j])**2) + X[k,0]",
+    "sum((X[i,j] - v[j])**2) + X[k,0]",
+    "sum[j]((v[i] - v[k])**2 + 0 * X[i,j])",
+]
 
 
 @pytest.mark.parametrize("text", OTHERS)
 def test_what_is_no_distance(text):
     tensors = {"X": (5, 5), "Y": (5, 5), "v": (5,), "n": np.zeros(5, int)}
-    graph = einmpi.program(f"Z[i,k] = {text}", **{x: tensors[x] for x in tensors if f"{x}[" in text}).graph
-    assert [recognition.recognise_distance(made.einsum) for made in graph.computed] == [None] * len(graph.computed)
+    graph = einmpi.program(
+        f"Z[i,k] = {text}", **{x: tensors[x] for x in tensors if f"{x}[" in text}
+    ).graph
+    assert [recognition.recognise_distance(made.einsum) for made in graph.computed] == [None] * len(
+        graph.computed
+    )
 
 
 @pytest.mark.parametrize("dtype, form", [("float16", "D**2"), ("int32", "D**2"), ("int64", "D*D")])
@@ -159,7 +219,12 @@ def test_complex_beside_real():
     x, y = numbers((6, 5), "complex128", 0), numbers((7, 5), "float64", 1)
     for form, absolute in FORMS.items():
         made = vertex(form, x, y)
-        assert fast_math.supports(recognition.recognise_distance(made.einsum), [x, y], np.empty(0, made.dtype)) is not absolute
+        assert (
+            fast_math.supports(
+                recognition.recognise_distance(made.einsum), [x, y], np.empty(0, made.dtype)
+            )
+            is not absolute
+        )
         assert_within_bound(compute(made.einsum, [x, y], made.dtype), made.einsum, [x, y], absolute)
 
 
@@ -168,7 +233,9 @@ def test_nothing_below_zero_and_nan_stays():
     y = x.copy()
     made = vertex("D**2", x, y)
     near = compute(made.einsum, [x, y], "float32")
-    assert (near >= 0).all() and (np.diag(near) <= 34 * np.finfo("float32").eps * 2 * (x**2).sum(axis=1)).all()
+    assert (near >= 0).all() and (
+        np.diag(near) <= 34 * np.finfo("float32").eps * 2 * (x**2).sum(axis=1)
+    ).all()
     x[3, 4], x[5, 6], y[7, 8] = np.nan, np.inf, -np.inf
     found = compute(made.einsum, [x, y], "float32")
     assert np.isnan(found[3]).all()
@@ -226,7 +293,12 @@ def test_from_the_job_file_to_the_kernel(tmp_path, calls):
     (tmp_path / "exact.toml").write_text(JOB % "false")
     fast, exact = einmpi.load(tmp_path / "fast.toml"), einmpi.load(tmp_path / "exact.toml")
     wanted = einmpi.reference(exact)["D"]
-    for job, option, used in ((fast, None, True), (exact, None, False), (fast, False, False), (exact, True, True)):
+    for job, option, used in (
+        (fast, None, True),
+        (exact, None, False),
+        (fast, False, False),
+        (exact, True, True),
+    ):
         calls.clear()
         found = einmpi.run(job, fast_math=option)["D"].gather()
         assert bool(calls) is used

@@ -65,7 +65,9 @@ def forget():
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["farthest", "columns", "turned"])  # in tiles, folded, through shared memory
+@pytest.mark.parametrize(
+    "name", ["farthest", "columns", "turned"]
+)  # in tiles, folded, through shared memory
 def test_named(cupy, name):
     check_named(cupy, name, SIZES[0])
 
@@ -92,8 +94,9 @@ def test_every_contraction(cupy, subscripts):
     check_contraction(cupy, subscripts, "complex128", conj=True)
 
 
-@pytest.mark.parametrize("case", [DISTANCES[0], *(pytest.param(case, marks=pytest.mark.slow)
-                                                   for case in DISTANCES[1:])])  # fmt: skip
+@pytest.mark.parametrize(
+    "case", [DISTANCES[0], *(pytest.param(case, marks=pytest.mark.slow) for case in DISTANCES[1:])]
+)
 def test_distances(cupy, monkeypatch, case):
     check_distance(cupy, monkeypatch, *case)
 
@@ -109,7 +112,9 @@ def test_copies_for_a_product_stay_small(cupy, monkeypatch):
     shapes, empty = [], cupy.empty
     monkeypatch.setattr(cuda, "PIECE", 9 * 8 * 8 * 10)
     monkeypatch.setattr(cuda, "THIN", 2)
-    monkeypatch.setattr(cupy, "empty", lambda shape, dtype: shapes.append(shape) or empty(shape, dtype))
+    monkeypatch.setattr(
+        cupy, "empty", lambda shape, dtype: shapes.append(shape) or empty(shape, dtype)
+    )
     found = compute(cupy, einsum, kind, operands)
     np.testing.assert_allclose(found, reference.compute(einsum, operands, kind), rtol=1e-12)
     assert len(shapes) >= 4
@@ -138,7 +143,11 @@ def test_index_out_of_range(cupy):
 
 def test_nothing_to_aggregate(cupy):
     empty = {"X": np.zeros((3, 0))}
-    for text, wanted in (("Z[i] = sum(X[i,j])", 0), ("Z[i] = prod(X[i,j])", 1), ("Z[i] = all(X[i,j] > 0)", True)):
+    for text, wanted in (
+        ("Z[i] = sum(X[i,j])", 0),
+        ("Z[i] = prod(X[i,j])", 1),
+        ("Z[i] = all(X[i,j] > 0)", True),
+    ):
         einsum, kind, operands = vertex(text, empty)
         np.testing.assert_array_equal(compute(cupy, einsum, kind, operands), np.full(3, wanted))
     einsum, kind, operands = vertex("Z[i] = max(X[i,j])", {"X": np.zeros((3, 1))})
@@ -167,7 +176,9 @@ def operations_agree(cases):
 
 
 def test_operations_with_equal_dtypes():
-    operations_agree([case for case in operations() if len({array.dtype for array in case[2]}) == 1])
+    operations_agree(
+        [case for case in operations() if len({array.dtype for array in case[2]}) == 1]
+    )
 
 
 @pytest.mark.slow
@@ -195,8 +206,11 @@ def texts(cupy, monkeypatch):
 
 def test_a_text_holds_no_word_of_a_users(cupy, texts):
     arrays = {"secret": np.ones((40, 40)), "hidden": np.ones((40, 40))}
-    for text in ("Z[evil,k] = max(secret[evil,jam] + hidden[jam,k] * evil)", "Z[evil] = sum(secret[evil,jam] + jam)",
-                 "Z[evil,jam] = secret[jam,evil] + hidden[evil,jam]"):  # fmt: skip
+    for text in (
+        "Z[evil,k] = max(secret[evil,jam] + hidden[jam,k] * evil)",
+        "Z[evil] = sum(secret[evil,jam] + jam)",
+        "Z[evil,jam] = secret[jam,evil] + hidden[evil,jam]",
+    ):
         einsum, kind, operands = vertex(text, arrays)
         compute(cupy, einsum, kind, operands)
     assert len(texts) == 3
@@ -205,7 +219,9 @@ def test_a_text_holds_no_word_of_a_users(cupy, texts):
 
 def test_other_extents_need_no_other_kernel(cupy, texts):
     for size in ((131, 200), (259, 333), (1000, 77)):
-        einsum, kind, operands = vertex(NAMED["farthest"][0], random_arrays("float32", {"A": size, "B": size[::-1]}))
+        einsum, kind, operands = vertex(
+            NAMED["farthest"][0], random_arrays("float32", {"A": size, "B": size[::-1]})
+        )
         compute(cupy, einsum, kind, operands)
     assert len(set(texts)) <= 2  # small outputs go in smaller tiles
 
@@ -213,7 +229,9 @@ def test_other_extents_need_no_other_kernel(cupy, texts):
 def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
     names = [f"a{k}" for k in range(14)]
     arrays = {name: np.ones((64, 64)) for name in names}
-    einsum, kind, operands = vertex("Z[i,j] = " + " + ".join(f"{name}[j,i]" for name in names), arrays)
+    einsum, kind, operands = vertex(
+        "Z[i,j] = " + " + ".join(f"{name}[j,i]" for name in names), arrays
+    )
     compute(cupy, einsum, kind, operands)
     tiles = re.findall(r"__shared__ double turned[0-9]+\[([0-9]+)\]\[([0-9]+)\];", texts[0])
     assert tiles
@@ -224,11 +242,22 @@ def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 def test_texts_compile_without_spills(cupy, texts, tmp_path):
     """For a real GPU, where registers are few: nothing goes to local memory."""
-    for name in ("farthest", "distances", "min-plus", "columns", "softmax", "complex", "turned", "whole"):
+    for name in (
+        "farthest",
+        "distances",
+        "min-plus",
+        "columns",
+        "softmax",
+        "complex",
+        "turned",
+        "whole",
+    ):
         text, dtype, labels = NAMED[name]
         sizes = {"i": 2000, "j": 30, "k": 2000, "b": 2}
         shapes = {x: tuple(sizes[label] for label in index) for x, index in labels.items()}
-        einsum, kind, operands = vertex(text, {x: np.zeros(shape, dtype) for x, shape in shapes.items()})
+        einsum, kind, operands = vertex(
+            text, {x: np.zeros(shape, dtype) for x, shape in shapes.items()}
+        )
         compute(cupy, einsum, kind, operands)
     for number, text in enumerate(texts):
         path = Path(tmp_path) / f"{number}.cu"

@@ -39,8 +39,11 @@ def _missing():
         return f"no CuPy or no GPU: {type(error).__name__}"
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(_missing()), reason=_missing() or "-"),
-              pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # fmt: skip
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(bool(_missing()), reason=_missing() or "-"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
 
 
 @pytest.fixture
@@ -54,7 +57,9 @@ def test_named(cupy, name):
         check_named(cupy, name, size)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+)
 def test_contractions(cupy, dtype):
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
@@ -91,16 +96,25 @@ def test_every_operation_in_every_dtype(cupy):
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(text[:700] for text in wrong[:12])
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name not in ("unaligned", "swapped bytes", "a field")])
+@pytest.mark.parametrize(
+    "layout", [name for name in LAYOUTS if name not in ("unaligned", "swapped bytes", "a field")]
+)
 def test_layouts(cupy, layout):
-    for text in ("Z[i,k] = sum(A[i,j] * B[j,k])", "Z[i,k] = max(abs(A[i,j] - B[j,k]))", "Z[j,i] = A[i,j] + B[i,j]",
-                 "Z[i] = sum(A[i,j] * B[i,j])", "Z[j] = min(A[i,j] + B[i,j])"):  # fmt: skip
+    for text in (
+        "Z[i,k] = sum(A[i,j] * B[j,k])",
+        "Z[i,k] = max(abs(A[i,j] - B[j,k]))",
+        "Z[j,i] = A[i,j] + B[i,j]",
+        "Z[i] = sum(A[i,j] * B[i,j])",
+        "Z[j] = min(A[i,j] + B[i,j])",
+    ):
         rng = np.random.default_rng(2)
         a, b = (LAYOUTS[layout](rng.normal(size=(70, 70))) for _ in range(2))
         einsum, kind, operands = vertex(text, {"A": a, "B": b})
         assert on_device(cupy, a).strides == a.strides, "the case is not the one meant"
         wanted = reference.compute(einsum, operands, kind)
-        np.testing.assert_allclose(compute(cupy, einsum, kind, operands), wanted, rtol=1e-12, atol=1e-11)
+        np.testing.assert_allclose(
+            compute(cupy, einsum, kind, operands), wanted, rtol=1e-12, atol=1e-11
+        )
 
 
 @pytest.mark.parametrize("case", DISTANCES)

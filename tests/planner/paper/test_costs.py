@@ -12,7 +12,14 @@ from paper_helpers import chain, graph_of, matmul
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg
-from einmpi.planner.paper.costs import cost_aggregate, cost_join, cost_repartition, graph_cost, graph_costs, needs
+from einmpi.planner.paper.costs import (
+    cost_aggregate,
+    cost_join,
+    cost_repartition,
+    graph_cost,
+    graph_costs,
+    needs,
+)
 from einmpi.planner.paper.dynamic_program import decompose
 from einmpi.planner.paper.viable import viable
 
@@ -33,8 +40,16 @@ def test_the_papers_examples_of_repartition() -> None:
     assert cost_repartition((), (), ()) == 0
 
 
-@given(st.lists(st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 2, st.sampled_from([8, 16, 64])), min_size=1, max_size=4))
-def test_repartition_has_the_closed_form_of_the_notes_where_extents_divide(dims: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(*[st.sampled_from([1, 2, 4, 8])] * 2, st.sampled_from([8, 16, 64])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_repartition_has_the_closed_form_of_the_notes_where_extents_divide(
+    dims: list[tuple[int, int, int]],
+) -> None:
     consumer, producer, bound = (tuple(column) for column in zip(*dims, strict=True))
     n, n_c, n_p = prod(bound), prod(b // c for c, _, b in dims), prod(b // p for _, p, b in dims)
     n_int = prod(min(b // p, b // c) for c, p, b in dims)
@@ -48,7 +63,9 @@ def test_repartition_where_extents_do_not_divide(dims: list[tuple[int, int, int]
     n_c, n_p = prod(-(-b // c) for c, _, b in dims), prod(-(-b // p) for _, p, b in dims)
     n_int = prod(min(-(-b // p), -(-b // c)) for c, p, b in dims)
     tiles = prod(consumer)
-    expected = (prod(max(1, -(-p // c)) for c, p, _ in dims) - 1) * tiles * (n_c + n_p) + (n_p != n_int) * n_p * tiles
+    expected = (prod(max(1, -(-p // c)) for c, p, _ in dims) - 1) * tiles * (n_c + n_p) + (
+        n_p != n_int
+    ) * n_p * tiles
     assert cost_repartition(consumer, producer, tuple(bound)) == expected
 
 
@@ -56,7 +73,9 @@ def test_columns_are_priced_like_single_vectors() -> None:
     einsum, found = matmul(7, 9, 11), viable(matmul(7, 9, 11), 6)
     columns = list(np.array(found).T)
     assert list(cost_join(einsum, columns)) == [cost_join(einsum, parts) for parts in found]
-    assert list(cost_aggregate(einsum, columns)) == [cost_aggregate(einsum, parts) for parts in found]
+    assert list(cost_aggregate(einsum, columns)) == [
+        cost_aggregate(einsum, parts) for parts in found
+    ]
 
 
 def test_one_tensor_used_twice_counts_for_each_operand() -> None:
@@ -76,8 +95,11 @@ def test_gathers_need_the_whole_dimension_and_diagonals_cut_both() -> None:
 
 
 def test_unary_nullary_and_scalar_vertices() -> None:
-    graph = graph_of("S[i] = max(X[i,j]); T[i] = i * 2 + S[i]; n = sum(S[i]); m = n * 3", X=(8, 6),
-                     outputs=["T", "n", "m"])  # fmt: skip
+    graph = graph_of(
+        "S[i] = max(X[i,j]); T[i] = i * 2 + S[i]; n = sum(S[i]); m = n * 3",
+        X=(8, 6),
+        outputs=["T", "n", "m"],
+    )
     found = decompose(graph, 4)
     assert all(prod(found[name]) == 4 for name in ("S", "T", "n"))
     assert found["m"] == ()
@@ -93,5 +115,9 @@ def test_costs_of_a_graph_are_those_of_its_vertices() -> None:
     found = {"Z_1": (4, 4, 1), "Z_2": (1, 4, 4), "Z_3": (4, 4, 1), "Z": (16, 1)}
     costs = graph_costs(graph, found)
     assert costs["Z"].repartition == 2 * cost_repartition((16, 1), (4, 4), (640, 640))
-    assert costs["Z_3"].repartition == 0 == costs["Z_1"].repartition  # Z_2 is made as needed, inputs are free
-    assert graph_cost(graph, found) == sum(cost.join + cost.aggregate + cost.repartition for cost in costs.values())
+    assert (
+        costs["Z_3"].repartition == 0 == costs["Z_1"].repartition
+    )  # Z_2 is made as needed, inputs are free
+    assert graph_cost(graph, found) == sum(
+        cost.join + cost.aggregate + cost.repartition for cost in costs.values()
+    )

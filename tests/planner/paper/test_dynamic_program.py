@@ -23,8 +23,14 @@ from einmpi.planner.paper.dynamic_program import decompose, is_tree, longest_pat
 from einmpi.planner.paper.viable import viable
 from einmpi.planner.strategies import PARTITIONERS
 
-GOLDEN = [(1, 4, 5_734_400, 6_963_200), (1, 16, 10_649_600, 14_336_000), (1, 64, 17_612_800, 29_081_600),
-          (10, 4, 5_857_280, 11_018_240), (10, 16, 6_758_400, 22_077_440), (10, 64, 8_478_720, 44_195_840)]  # fmt: skip
+GOLDEN = [
+    (1, 4, 5_734_400, 6_963_200),
+    (1, 16, 10_649_600, 14_336_000),
+    (1, 64, 17_612_800, 29_081_600),
+    (10, 4, 5_857_280, 11_018_240),
+    (10, 16, 6_758_400, 22_077_440),
+    (10, 64, 8_478_720, 44_195_840),
+]
 
 
 @pytest.mark.parametrize(("skew", "ranks", "eindecomp", "sqrt"), GOLDEN)
@@ -40,7 +46,11 @@ def test_golden_costs_of_the_chain(skew: int, ranks: int, eindecomp: int, sqrt: 
 
 def test_ties_in_the_chain_go_to_the_first_in_the_order_of_the_papers_vectors() -> None:
     """With these, the best placement moves 6, 12, 16, 29 s² on the square and 0.7, 1.5, 2.9, 6.9 s² on the skewed."""
-    found = {(skew, p): tuple(decompose(chain(skew), p).values()) for skew in (1, 10) for p in (4, 8, 16, 64)}
+    found = {
+        (skew, p): tuple(decompose(chain(skew), p).values())
+        for skew in (1, 10)
+        for p in (4, 8, 16, 64)
+    }
     assert found == {
         (1, 4): ((2, 2, 1), (1, 2, 2), (2, 2, 1), (2, 2)),
         (1, 8): ((2, 4, 1), (1, 4, 2), (2, 4, 1), (2, 4)),
@@ -67,7 +77,9 @@ def test_equals_exhaustive_search_on_random_trees(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_each_path_of_a_random_graph_is_optimal_and_the_whole_never_beats_the_optimum(seed: int) -> None:
+def test_each_path_of_a_random_graph_is_optimal_and_the_whole_never_beats_the_optimum(
+    seed: int,
+) -> None:
     random = Random(1000 + seed)
     graph = random_graph(random, random.randint(3, 5), tree=False)
     ranks = (2, 3, 4, 6, 8)[seed % 5]
@@ -100,8 +112,12 @@ def test_python_integers_where_int64_would_overflow() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 6, 7, 12, 30, 31, 64])
 def test_extents_below_the_cut_and_empty_tensors(ranks: int) -> None:
-    graph = graph_of("Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,k] = Y[i,k] + 1; S[i] = sum(Z[i,k])",
-                     A=(3, 1), B=(1, 0), outputs=["Z", "S"])  # fmt: skip
+    graph = graph_of(
+        "Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,k] = Y[i,k] + 1; S[i] = sum(Z[i,k])",
+        A=(3, 1),
+        B=(1, 0),
+        outputs=["Z", "S"],
+    )
     found = decompose(graph, ranks)
     expected = 3 if ranks % 3 == 0 else 2 if ranks % 2 == 0 else 1
     assert all(prod(parts) == expected for parts in found.values())
@@ -112,9 +128,13 @@ def test_several_outputs_and_forests() -> None:
     pair = "Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,k] = sum(A[i,j] * C[j,k])"
     graph = graph_of(pair, A=(16, 4), B=(4, 8), C=(4, 64))
     assert is_tree(graph)
-    apart = [graph_of(text, **tensors) for text, tensors in (
-        ("Y[i,k] = sum(A[i,j] * B[j,k])", {"A": (16, 4), "B": (4, 8)}),
-        ("Z[i,k] = sum(A[i,j] * C[j,k])", {"A": (16, 4), "C": (4, 64)}))]  # fmt: skip
+    apart = [
+        graph_of(text, **tensors)
+        for text, tensors in (
+            ("Y[i,k] = sum(A[i,j] * B[j,k])", {"A": (16, 4), "B": (4, 8)}),
+            ("Z[i,k] = sum(A[i,j] * C[j,k])", {"A": (16, 4), "C": (4, 64)}),
+        )
+    ]
     assert decompose(graph, 8) == decompose(apart[0], 8) | decompose(apart[1], 8)
     assert decompose(EinGraph(graph.inputs, ("A",)), 8) == {}
 
@@ -126,7 +146,10 @@ def test_paths_of_attention() -> None:
     graph = einmpi.load(ROOT / "jobs/attention.toml").graph
     assert not is_tree(graph)
     assert list(longest_paths(graph)) == [
-        ("QH", "T1", "T2", "T3_1", "T3_2", "T3_3", "T3", "O", "Y"), ("KH",), ("VH",)]  # fmt: skip
+        ("QH", "T1", "T2", "T3_1", "T3_2", "T3_3", "T3", "O", "Y"),
+        ("KH",),
+        ("VH",),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -143,24 +166,32 @@ def test_paths_are_the_longest_and_first_each_time(seed: int) -> None:
     assert not left
 
 
-@pytest.mark.parametrize(("sizes", "ranks", "found", "best"), [
-    ({}, 4, 1_296_384, 1_132_544),  # 1.14 times
-    ({}, 8, 1_460_224, 1_234_944),  # 1.18
-    ({}, 16, 1_595_392, 1_366_016),  # 1.17
-    ({"s": 1024, "a": 4096, "h": 32}, 4, 381_747_200, 348_192_768),  # 1.10
-    ({"s": 1024, "a": 4096, "h": 32}, 8, 465_764_352, 388_038_656),  # 1.20
-    ({"s": 1024, "a": 4096, "h": 32}, 16, 581_107_712, 446_889_984),  # 1.30
-])  # fmt: skip
-def test_what_linearisation_loses_on_attention(sizes: dict[str, int], ranks: int, found: int, best: int) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "ranks", "found", "best"),
+    [
+        ({}, 4, 1_296_384, 1_132_544),  # 1.14 times
+        ({}, 8, 1_460_224, 1_234_944),  # 1.18
+        ({}, 16, 1_595_392, 1_366_016),  # 1.17
+        ({"s": 1024, "a": 4096, "h": 32}, 4, 381_747_200, 348_192_768),  # 1.10
+        ({"s": 1024, "a": 4096, "h": 32}, 8, 465_764_352, 388_038_656),  # 1.20
+        ({"s": 1024, "a": 4096, "h": 32}, 16, 581_107_712, 446_889_984),  # 1.30
+    ],
+)
+def test_what_linearisation_loses_on_attention(
+    sizes: dict[str, int], ranks: int, found: int, best: int
+) -> None:
     graph = einmpi.load(ROOT / "jobs/attention.toml", **sizes).graph
     assert graph_cost(graph, decompose(graph, ranks)) == found
     assert eliminated(factors(graph, ranks)) == best
 
 
-@pytest.mark.parametrize(("ranks", "found", "best"), [
-    (4, 4_809_342_976, 3_259_547_648),  # 1.48
-    (8, 6_168_330_240, 3_798_548_480),  # 1.62
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "found", "best"),
+    [
+        (4, 4_809_342_976, 3_259_547_648),  # 1.48
+        (8, 6_168_330_240, 3_798_548_480),  # 1.62
+    ],
+)
 def test_what_linearisation_loses_on_a_llama_layer(ranks: int, found: int, best: int) -> None:
     text, shapes, _ = llama_program(MODELS["7B"], 8, 1024, layers=1)
     graph = einmpi.program(text, dtype="float32", **shapes).graph
@@ -190,9 +221,15 @@ for name in ("chain", "attention"):
             print([cut(job.graph, ranks, roles) for ranks in (2, 12, 16)])
 """
     printed = [
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True,
-                       env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)}).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": str(ROOT)},
+        ).stdout
         for seed in range(3)
-    ]  # fmt: skip
+    ]
     assert printed[0].count("\n") == 10
     assert len(set(printed)) == 1

@@ -29,10 +29,31 @@ def test_powers_of_two_have_as_many_partitionings_as_balls_in_buckets(n: int, d:
 def test_matmul_at_8_ranks_has_ten_partitionings_in_the_order_of_the_papers_vectors() -> None:
     found = viable(matmul(), 8)
     as_printed = [(i, j, j, k) for i, k, j in found]
-    assert as_printed == [(1, 1, 1, 8), (1, 2, 2, 4), (1, 4, 4, 2), (1, 8, 8, 1), (2, 1, 1, 4), (2, 2, 2, 2),
-                          (2, 4, 4, 1), (4, 1, 1, 2), (4, 2, 2, 1), (8, 1, 1, 1)]  # fmt: skip
+    assert as_printed == [
+        (1, 1, 1, 8),
+        (1, 2, 2, 4),
+        (1, 4, 4, 2),
+        (1, 8, 8, 1),
+        (2, 1, 1, 4),
+        (2, 2, 2, 2),
+        (2, 4, 4, 1),
+        (4, 1, 1, 2),
+        (4, 2, 2, 1),
+        (8, 1, 1, 1),
+    ]
     outputs = {parts[:2] for parts in found}
-    assert outputs == {(2, 4), (4, 2), (8, 1), (1, 8), (2, 2), (4, 1), (1, 4), (1, 1), (1, 2), (2, 1)}
+    assert outputs == {
+        (2, 4),
+        (4, 2),
+        (8, 1),
+        (1, 8),
+        (2, 2),
+        (4, 1),
+        (1, 4),
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 6, 7, 11, 12, 30, 31, 64, 97, 210])
@@ -45,11 +66,15 @@ def test_every_number_of_ranks_is_reached_by_its_prime_factors(ranks: int) -> No
 
 @given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 36))
 @settings(max_examples=150)
-def test_viable_is_every_vector_with_the_most_calls_that_fits(extents: list[int], ranks: int) -> None:
+def test_viable_is_every_vector_with_the_most_calls_that_fits(
+    extents: list[int], ranks: int
+) -> None:
     ranges = [range(1, max(extent, 1) + 1) for extent in extents]
     fitting = [parts for parts in itertools.product(*ranges) if ranks % prod(parts) == 0]
     most = max(map(prod, fitting))
-    assert viable(elementwise(*extents), ranks) == sorted(parts for parts in fitting if prod(parts) == most)
+    assert viable(elementwise(*extents), ranks) == sorted(
+        parts for parts in fitting if prod(parts) == most
+    )
     assert fullest(tuple(extents), ranks) == max(parts for parts in fitting if prod(parts) == most)
 
 
@@ -61,8 +86,10 @@ def test_labels_too_small_for_the_ranks_are_cut_as_far_as_they_go() -> None:
     assert viable(elementwise(0, 0), 8) == [(1, 1)]
 
 
-@pytest.mark.parametrize(("extents", "ranks"), [
-    ([10**4] * 50, 4096), ([2] * 50, 4096), ([7] * 30, 210), ([3] * 20 + [100], 1024)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("extents", "ranks"),
+    [([10**4] * 50, 4096), ([2] * 50, 4096), ([7] * 30, 210), ([3] * 20 + [100], 1024)],
+)
 def test_very_many_labels_keep_the_list_short(extents: list[int], ranks: int) -> None:
     found = viable(elementwise(*extents), ranks)
     assert 1 < len(found) <= MAX_VECTORS

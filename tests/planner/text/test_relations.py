@@ -44,8 +44,13 @@ def test_equal_partitionings_and_uncut_aggregation() -> None:
 
 
 def test_elementwise_gathers_and_scalars() -> None:
-    graph = graph_of("Y[b,a] = W[t[b], a] + 1; n = sum(X[i]); m = n + 2", W=(9, 4), t=np.zeros(6, int), X=(4,),
-                     outputs=["Y", "n", "m"])  # fmt: skip
+    graph = graph_of(
+        "Y[b,a] = W[t[b], a] + 1; n = sum(X[i]); m = n + 2",
+        W=(9, 4),
+        t=np.zeros(6, int),
+        X=(4,),
+        outputs=["Y", "n", "m"],
+    )
     found = {"Y": (3, 2), "n": (2,), "m": ()}
     lines = relations(graph, "Y", found).splitlines()
     assert lines[2:5] == [
@@ -53,7 +58,10 @@ def test_elementwise_gathers_and_scalars() -> None:
         "repartition W[t[b],a]: an input, stored in [1,2]",
         "join t[b] ⋈ W[t[b],a], key ⟨b,a⟩, 120 elements",
     ]
-    assert lines[-2:] == ["  t⟨2⟩ ⋈ W⟨0,1⟩ → ⟨2,1⟩", "aggregate nothing; each call makes one tile of Y"]
+    assert lines[-2:] == [
+        "  t⟨2⟩ ⋈ W⟨0,1⟩ → ⟨2,1⟩",
+        "aggregate nothing; each call makes one tile of Y",
+    ]
     assert relations(graph, "n", found).splitlines()[-1] == "  n⟨⟩ ← Σ ⟨0⟩ ⟨1⟩"
     assert relations(graph, "m", found).splitlines()[1:] == [
         "cut into no labels: 1 kernel call",
@@ -78,12 +86,22 @@ def test_long_lists_show_their_first_tuples_and_a_count() -> None:
     assert last.endswith("⟨0,0,15⟩ … 4080 more")
 
 
-UNEVEN = [(e, d, w) for e in (1, 2, 5, 7, 8, 12) for d in range(1, e + 1) for w in range(1, e + 1) if d != w <= 7]
+UNEVEN = [
+    (e, d, w)
+    for e in (1, 2, 5, 7, 8, 12)
+    for d in range(1, e + 1)
+    for w in range(1, e + 1)
+    if d != w <= 7
+]
 
 
 @pytest.mark.parametrize(("extent", "made", "wanted"), UNEVEN)
-def test_pieces_of_a_tile_are_the_tiles_that_share_an_index_with_it(extent: int, made: int, wanted: int) -> None:
-    graph = graph_of("Y[i,j] = sum(X[i,j,k]); Z[i,j] = exp(Y[i,j]) / sum[j](Y[i,j])", X=(2, extent, 3))
+def test_pieces_of_a_tile_are_the_tiles_that_share_an_index_with_it(
+    extent: int, made: int, wanted: int
+) -> None:
+    graph = graph_of(
+        "Y[i,j] = sum(X[i,j,k]); Z[i,j] = exp(Y[i,j]) / sum[j](Y[i,j])", X=(2, extent, 3)
+    )
     name = next(v.name for v in graph.computed if "Y" in v.inputs and len(v.einsum.labels) == 2)
     operand = graph[name].einsum.labels.index("j")
     parts = {v.name: (1,) * len(v.einsum.labels) for v in graph.computed}

@@ -33,9 +33,21 @@ PROGRAMS = {
     "turned": ("P[i,j] = softmax[j](X[i,j])\nQ[i,j] = softmax[i](P[i,j])", {"X": (96, 96)}),
 }
 ROLES = {"batch": ("i",), "hidden": ("j",)}
-CASES = [(name, ranks, strategy) for name in PROGRAMS for ranks, strategy in
-         ((2, "eindecomp"), (4, "eindecomp"), (6, "eindecomp"), (8, "eindecomp"), (4, "sqrt"), (8, "replicate"),
-          (6, "data"), (8, "model"), (8, "eindecomp-paper"))]  # fmt: skip
+CASES = [
+    (name, ranks, strategy)
+    for name in PROGRAMS
+    for ranks, strategy in (
+        (2, "eindecomp"),
+        (4, "eindecomp"),
+        (6, "eindecomp"),
+        (8, "eindecomp"),
+        (4, "sqrt"),
+        (8, "replicate"),
+        (6, "data"),
+        (8, "model"),
+        (8, "eindecomp-paper"),
+    )
+]
 
 
 def plan_of(name, ranks, strategy):
@@ -48,7 +60,9 @@ class Facts:
 
     def __init__(self, plan):
         self.kernels = defaultdict(list)  # vertex → the extents of its labels on each rank
-        self.held = defaultdict(Counter)  # tensor → elements that all ranks together have after a move
+        self.held = defaultdict(
+            Counter
+        )  # tensor → elements that all ranks together have after a move
         self.combined = defaultdict(set)  # tensor → (ranks that combine their results, how)
         self.bytes = Counter()
         self.shapes = defaultdict(list)  # tensor → (shape before, shape after) of rank 0's moves
@@ -89,7 +103,9 @@ def test_every_claim_is_what_the_ranks_do(name, ranks, strategy, in_full):
     for claim in said["cuts"].split("; "):
         found = re.fullmatch(r"(.*?)(?:, (?:each part|all) on (\d+) ranks)? \((.*)\)", claim)
         cuts = {}
-        for labels, parts in re.findall(r"((?:\w+(?:, | and ))*\w+) in (\d+)", found[1].replace(" each", "")):
+        for labels, parts in re.findall(
+            r"((?:\w+(?:, | and ))*\w+) in (\d+)", found[1].replace(" each", "")
+        ):
             cuts |= dict.fromkeys(re.split(r", | and ", labels), int(parts))
         vertices = plan.states if found[3].endswith("vertices") else found[3].split(", ")
         for vertex in vertices:
@@ -105,35 +121,52 @@ def test_every_claim_is_what_the_ranks_do(name, ranks, strategy, in_full):
         return
     told = set()
     for claim in filter(None, said.get("sends", "").split("; ")):
-        if found := re.fullmatch(r"(all|each part) of (.*) to (\d+) ranks(?:, once for (\d+) uses)?", claim):
+        if found := re.fullmatch(
+            r"(all|each part) of (.*) to (\d+) ranks(?:, once for (\d+) uses)?", claim
+        ):
             assert (found[1] == "all") == (int(found[3]) == ranks)
             for tensor in found[2].split(", "):
                 told.add(tensor)
                 assert int(found[3]) * graph[tensor].elements in facts.held[tensor].values()
                 if found[4]:
-                    assert sum(vertex.inputs.count(tensor) for vertex in graph.computed) == int(found[4])
+                    assert sum(vertex.inputs.count(tensor) for vertex in graph.computed) == int(
+                        found[4]
+                    )
         else:
-            names, made, wanted = re.fullmatch(r"(.*) anew, cut \[(.*)\] and then \[(.*)\]", claim).groups()
+            names, made, wanted = re.fullmatch(
+                r"(.*) anew, cut \[(.*)\] and then \[(.*)\]", claim
+            ).groups()
             for tensor in names.split(", "):
                 told.add(tensor)
                 bound = graph[tensor].bound
                 before, after = (
-                    tuple(extent // int(part) for extent, part in zip(bound, parts.split(","), strict=True))
+                    tuple(
+                        extent // int(part)
+                        for extent, part in zip(bound, parts.split(","), strict=True)
+                    )
                     for parts in (made, wanted)
                 )
                 # Partial results are combined on the way: then a move starts from smaller pieces.
                 moves = facts.shapes[tensor]
-                assert (before, after) in moves if tensor not in facts.combined else after in dict(moves).values()
+                assert (
+                    (before, after) in moves
+                    if tensor not in facts.combined
+                    else after in dict(moves).values()
+                )
     combined = {}
     for claim in filter(None, said.get("combines", "").split("; ")):
-        names, count, operation = re.fullmatch(r"partial results of (.*) over (\d+) ranks \((\w+)\)", claim).groups()
+        names, count, operation = re.fullmatch(
+            r"partial results of (.*) over (\d+) ranks \((\w+)\)", claim
+        ).groups()
         combined |= {tensor: {(int(count), operation)} for tensor in names.split(", ")}
     assert combined == facts.combined
     assert told | set(combined) == moved
     names, amount = re.fullmatch(r"(.*): (.*?)(?: each)? of .*", said["moves most"]).groups()
     most = max(facts.bytes.values())
     assert names.split(", ") == [tensor for tensor in order(plan) if facts.bytes[tensor] == most]
-    assert amount == show_bytes(most) and said["moves most"].endswith(f" of {show_bytes(sum(facts.bytes.values()))}")
+    assert amount == show_bytes(most) and said["moves most"].endswith(
+        f" of {show_bytes(sum(facts.bytes.values()))}"
+    )
 
 
 def order(plan):
@@ -145,8 +178,17 @@ def order(plan):
 def test_the_cases_make_every_kind_of_claim():
     """Or the test above would show nothing about it."""
     said = "\n".join(f"{word} {text}" for case in CASES for word, text in in_words(plan_of(*case)))
-    for claim in ("each part on", ", all on", "sends all of", "each part of", "once for", "anew, cut", "(sum)", "(max)",
-                  "sends nothing"):  # fmt: skip
+    for claim in (
+        "each part on",
+        ", all on",
+        "sends all of",
+        "each part of",
+        "once for",
+        "anew, cut",
+        "(sum)",
+        "(max)",
+        "sends nothing",
+    ):
         assert claim in said, claim
 
 
@@ -155,8 +197,12 @@ def test_movements_are_all_that_moves(name, ranks, strategy):
     plan = plan_of(name, ranks, strategy)
     moves = list(movements(plan))
     assert sum(move.nbytes for move in moves) == plan.bytes_predicted
-    assert sum(move.combined for move in moves) == sum(bill.words.aggregate for bill in plan.bills.values())
-    assert sum(move.recut for move in moves) == sum(bill.words.repartition for bill in plan.bills.values())
+    assert sum(move.combined for move in moves) == sum(
+        bill.words.aggregate for bill in plan.bills.values()
+    )
+    assert sum(move.recut for move in moves) == sum(
+        bill.words.repartition for bill in plan.bills.values()
+    )
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 11, 12])
@@ -170,7 +216,9 @@ def test_every_program_and_strategy_can_be_told(ranks):
             assert all(move.partials > 1 for move in moves if move.combined)
             assert all(move.copies > 1 for move in moves if move.copied)
             said = in_words(plan)
-            assert len(said) <= 4 and ("nothing" in dict(said).get("sends", "")) == (plan.bytes_predicted == 0)
+            assert len(said) <= 4 and ("nothing" in dict(said).get("sends", "")) == (
+                plan.bytes_predicted == 0
+            )
 
 
 def test_resident_inputs_and_pins_are_not_told_as_sent():
@@ -182,9 +230,15 @@ def test_resident_inputs_and_pins_are_not_told_as_sent():
 
 
 def test_long_lists_are_counted(monkeypatch):
-    assert dict(in_words(plan_of("chain", 4, "eindecomp")))["sends"] == "each part of A, B, C, D, E, Z_2 to 2 ranks"
+    assert (
+        dict(in_words(plan_of("chain", 4, "eindecomp")))["sends"]
+        == "each part of A, B, C, D, E, Z_2 to 2 ranks"
+    )
     monkeypatch.setattr(words, "_NAMES", 4)
-    assert dict(in_words(plan_of("chain", 4, "eindecomp")))["sends"] == "each part of A, B, C, D and 2 more to 2 ranks"
+    assert (
+        dict(in_words(plan_of("chain", 4, "eindecomp")))["sends"]
+        == "each part of A, B, C, D and 2 more to 2 ranks"
+    )
 
 
 def test_one_rank():
@@ -219,4 +273,6 @@ def test_compare_tells_what_the_one_does_that_moves_least():
 def test_strategies_that_move_the_same_are_named():
     graph = einmpi.program("Z[i] = X[i] + 1", X=(24,)).graph
     text = compare(lambda name: make_plan(graph, 4, Options(name))).text
-    assert "\neindecomp moves least, 0 B, as does eindecomp-paper; sqrt is next with 192 B\n" in text
+    assert (
+        "\neindecomp moves least, 0 B, as does eindecomp-paper; sqrt is next with 192 B\n" in text
+    )

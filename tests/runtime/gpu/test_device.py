@@ -51,7 +51,9 @@ def test_every_case_on_threads(name, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch)
     job, arrays = CASES[name]
     for ranks in (1, 4) if "odd" in name else (4,):
-        assert_close(run_on_threads(on_gpu(job), ranks, arrays).outputs, einmpi.reference(job, arrays))
+        assert_close(
+            run_on_threads(on_gpu(job), ranks, arrays).outputs, einmpi.reference(job, arrays)
+        )
 
 
 @pytest.mark.parametrize("way", gpus.WAYS)
@@ -61,7 +63,9 @@ def test_every_way_of_messages(way, monkeypatch, small_pieces):
     for name in ("chain, odd", "four dimensions", "semiring"):
         job, arrays = CASES[name]
         expected = einmpi.reference(job, arrays)
-        for found in run_threads(6, lambda comm, job=job, arrays=arrays: outputs(job, arrays, comm)):
+        for found in run_threads(
+            6, lambda comm, job=job, arrays=arrays: outputs(job, arrays, comm)
+        ):
             assert_close(found, expected)
 
 
@@ -92,7 +96,9 @@ def test_numbers_on_the_gpu(monkeypatch):
         first = step({"X": numbers, "s": number})
         again = step({"X": numbers, "s": first["n"]})
         np.testing.assert_array_equal(first["Z"].gather(), 2 * numbers)
-        assert (first["n"].gather(), again["n"].gather()) == (12, 22) and again["n"].gather().shape == ()
+        assert (first["n"].gather(), again["n"].gather()) == (12, 22) and again[
+            "n"
+        ].gather().shape == ()
 
 
 def test_a_call_does_little_before_its_first_kernel(monkeypatch):
@@ -179,7 +185,10 @@ def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(fake_cupy.Event, "record", noted)
     monkeypatch.setattr(fake_cupy.Stream, "wait_event", waited)
     monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", counted)
-    arrays = {name: np.random.default_rng(ord(name)).standard_normal((20, 40 if name == "D" else 20)) for name in "ABD"}
+    arrays = {
+        name: np.random.default_rng(ord(name)).standard_normal((20, 40 if name == "D" else 20))
+        for name in "ABD"
+    }
     job = einmpi.program("Y[i,k] = sum(A[i,j] * B[j,k]); Z[i,l] = sum(Y[i,k] * D[k,l])", **arrays)
     found = einmpi.run(on_gpu(with_files(job, arrays, tmp_path)), comm=ALONE)["Z"]
     assert len(started) == 2 and waits and set(waits) == {0}
@@ -211,24 +220,32 @@ class ThroughDevice:
         return done
 
     def alltoallv(self, group, send, send_counts, receive, receive_counts):
-        return self.moved(lambda s, r: self.comm.alltoallv(group, s, send_counts, r, receive_counts), [send, receive])
+        return self.moved(
+            lambda s, r: self.comm.alltoallv(group, s, send_counts, r, receive_counts),
+            [send, receive],
+        )
 
     def allgatherv(self, group, buffer, counts):
         return self.moved(lambda b: self.comm.allgatherv(group, b, counts), [buffer])
 
     def reduce_scatter(self, group, send, counts, receive):
-        return self.moved(lambda s, r: self.comm.reduce_scatter(group, s, counts, r), [send, receive])
+        return self.moved(
+            lambda s, r: self.comm.reduce_scatter(group, s, counts, r), [send, receive]
+        )
 
     def sendrecv(self, to, send, source, receive):
         return self.moved(lambda s, r: self.comm.sendrecv(to, s, source, r), [send, receive])
 
 
-@pytest.mark.parametrize("way, mixed", [("host", False), ("host", True), ("mpi", False), ("nccl", False),
-                                        ("nccl", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "way, mixed", [("host", False), ("host", True), ("mpi", False), ("nccl", False), ("nccl", True)]
+)
 def test_messages(way, mixed, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=3, nccl=True)
     monkeypatch.setenv(gpus.VARIABLE, way)
-    received = run_threads(3, lambda comm: run_all(ThroughDevice(station_of(comm, "test").comm, mixed)))
+    received = run_threads(
+        3, lambda comm: run_all(ThroughDevice(station_of(comm, "test").comm, mixed))
+    )
     assert received == run_threads(3, run_all)
 
 
@@ -290,16 +307,19 @@ def test_ranks_take_gpus_in_turn(monkeypatch):
     assert str(bound[0]) == "Paper GPU, shared by 3 ranks"
 
 
-@pytest.mark.parametrize("wish, distinct, aware, nccl, way", [
-    ("", True, True, True, "mpi"),
-    ("", True, False, True, "nccl"),
-    ("", False, False, True, "host"),
-    ("", True, False, False, "host"),
-    ("", False, True, False, "mpi"),
-    ("host", True, True, True, "host"),
-    ("nccl", True, True, True, "nccl"),
-    ("mpi", True, False, True, "mpi"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wish, distinct, aware, nccl, way",
+    [
+        ("", True, True, True, "mpi"),
+        ("", True, False, True, "nccl"),
+        ("", False, False, True, "host"),
+        ("", True, False, False, "host"),
+        ("", False, True, False, "mpi"),
+        ("host", True, True, True, "host"),
+        ("nccl", True, True, True, "nccl"),
+        ("mpi", True, False, True, "mpi"),
+    ],
+)
 def test_which_way_messages_go(wish, distinct, aware, nccl, way):
     assert gpus.choose(wish, distinct, aware, nccl) == way
 
@@ -336,15 +356,20 @@ def test_refusals(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "program: backend cupy needs CuPy, which is not installed; pip install 'einmpi[cuda13]', or "
-        "'einmpi[cuda12]' with an older driver; or backend numpy")  # fmt: skip
+        "'einmpi[cuda12]' with an older driver; or backend numpy"
+    )
     fake_cupy.install(monkeypatch, gpus=0)
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "program: backend cupy needs a GPU: CUDA sees none; CUDA_VISIBLE_DEVICES may hide them; an NVIDIA GPU with its "
-        "driver, or backend numpy")  # fmt: skip
+        "driver, or backend numpy"
+    )
     fake_cupy.install(monkeypatch)
-    assert refused(lambda: einmpi.compile(job, ALONE)({"X": fake_cupy.ndarray(np.broadcast_to(0.0, (2**31,)))})) == (
+    assert refused(
+        lambda: einmpi.compile(job, ALONE)({"X": fake_cupy.ndarray(np.broadcast_to(0.0, (2**31,)))})
+    ) == (
         "program: this needs 32.0 GiB on one GPU; at most the 8.0 GiB of the Paper GPU; "
-        '[plan] memory = "…", or more GPUs')  # fmt: skip
+        '[plan] memory = "…", or more GPUs'
+    )
     monkeypatch.setenv(gpus.VARIABLE, "nccl")
     monkeypatch.setattr("einmpi.runtime.gpu.backend._stations", {})
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
@@ -364,7 +389,10 @@ def test_with_little_memory(name, tmp_path, monkeypatch):
     """Slots wait in the slow tier, kernels are done in passes; arrays of the host come when they are needed."""
     fake_cupy.install(monkeypatch)
     job, arrays = CASES[name]
-    expected, job = einmpi.reference(job, arrays), on_gpu(with_files(job, arrays, tmp_path) if arrays else job)
+    expected, job = (
+        einmpi.reference(job, arrays),
+        on_gpu(with_files(job, arrays, tmp_path) if arrays else job),
+    )
     for ranks, part in ((1, 0.6), (3, 0.4)):
         memory = between(least_memory(job, ranks), einmpi.plan(job, ranks).peak, part)
         for inputs in ({}, arrays) if arrays else ({},):
@@ -389,7 +417,9 @@ def signals():
 def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
     fake_cupy.install(monkeypatch)
     job = CASES["chain, odd"][0]
-    (tmp_path / "job.toml").write_text((JOBS / "chain.toml").read_text() + '[outputs]\nZ = "out.h5:/Z"\n')
+    (tmp_path / "job.toml").write_text(
+        (JOBS / "chain.toml").read_text() + '[outputs]\nZ = "out.h5:/Z"\n'
+    )
     monkeypatch.chdir(tmp_path)
     command = ["job.toml", "--backend", "cupy", "--set", "s=37", "--checkpoint", "saved"]
 

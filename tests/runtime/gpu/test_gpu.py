@@ -38,7 +38,9 @@ def on_gpu(job):
 def test_every_case(name):
     job, arrays = CASES[name]
     found = einmpi.run(on_gpu(job), arrays, ALONE)
-    assert_close({key: array.gather() for key, array in found.items()}, einmpi.reference(job, arrays))
+    assert_close(
+        {key: array.gather() for key, array in found.items()}, einmpi.reference(job, arrays)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "int32"])
@@ -57,15 +59,27 @@ def test_again_gives_the_same_bits(dtype):
 def test_bfloat16(tmp_path):
     pytest.importorskip("ml_dtypes")
     rng = np.random.default_rng(3)
-    job = on_gpu(einmpi.program("""
+    job = on_gpu(
+        einmpi.program(
+            """
         Z[i,k] = sum(A[i,j] * B[j,k]) * 0.5
         m[i] = max(A[i,j]); s[i,j] = softmax[j](A[i,j] * float32(3)); t[i] = bfloat16(sum(s[i,j] * 1.5))
-        """, A=(70, 50), B=(50, 90), dtype="bfloat16"))  # fmt: skip
+        """,
+            A=(70, 50),
+            B=(50, 90),
+            dtype="bfloat16",
+        )
+    )
     arrays = {name: rng.standard_normal(job.graph[name].bound).astype("bfloat16") for name in "AB"}
     found = einmpi.run(job, arrays, ALONE)
-    assert {name: array.dtype.name for name, array in found.items()} == dict.fromkeys("Zmt", "bfloat16")
+    assert {name: array.dtype.name for name, array in found.items()} == dict.fromkeys(
+        "Zmt", "bfloat16"
+    )
     for name, expected in einmpi.reference(job, arrays).items():
-        assert relative_error(expected.astype(float), found[name].gather().astype(float)) < TOLERANCE["bfloat16"]
+        assert (
+            relative_error(expected.astype(float), found[name].gather().astype(float))
+            < TOLERANCE["bfloat16"]
+        )
     found["Z"].to_hdf5(tmp_path / "o.h5", "/Z")
 
 
@@ -106,7 +120,12 @@ def test_copies_between_tiers():
     values = np.arange(300 * 500 * 7.0).reshape(300, 500, 7)
     slow = copies.memory.array(values.nbytes).view(np.float64).reshape(values.shape)
     slow[...] = values
-    for box in (..., slice(3, 200), (slice(None), slice(10, 77)), (slice(5, 50), slice(10, 77), slice(1, 4))):
+    for box in (
+        ...,
+        slice(3, 200),
+        (slice(None), slice(10, 77)),
+        (slice(5, 50), slice(10, 77), slice(1, 4)),
+    ):
         fast = cupy.empty(values[box].shape)
         copies.begin(slow[box], fast).join()
         fast *= 2
@@ -118,7 +137,10 @@ def test_copies_between_tiers():
 @pytest.mark.parametrize("name", ["chain, odd", "four dimensions", "gather", "diagonal"])
 def test_with_little_memory(name, tmp_path):
     job, arrays = CASES[name]
-    expected, job = einmpi.reference(job, arrays), on_gpu(with_files(job, arrays, tmp_path) if arrays else job)
+    expected, job = (
+        einmpi.reference(job, arrays),
+        on_gpu(with_files(job, arrays, tmp_path) if arrays else job),
+    )
     memory = between(least_memory(job, 1), einmpi.plan(job, 1).peak, 0.5)
     found = einmpi.run(job, comm=ALONE, memory=memory)
     assert_close({key: array.gather() for key, array in found.items()}, expected)
@@ -157,10 +179,20 @@ MPIRUN = shutil.which("mpirun")
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_that_share_a_gpu(ranks):
     path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    settings = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                "OMPI_MCA_rmaps_base_oversubscribe": "1", "PYTHONPATH": path}  # fmt: skip
-    done = subprocess.run([MPIRUN, "-n", str(ranks), sys.executable, "tests/run_cases.py", "cupy"], cwd=ROOT,
-                          env={**os.environ, **settings}, capture_output=True, text=True, timeout=170)  # fmt: skip
+    settings = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "PYTHONPATH": path,
+    }
+    done = subprocess.run(
+        [MPIRUN, "-n", str(ranks), sys.executable, "tests/run_cases.py", "cupy"],
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = json.loads(done.stdout)
     assert len(rows) >= len(CASES)
