@@ -1,4 +1,4 @@
-"""The errors einmpi raises on purpose, each one line: "where: what is wrong; what is allowed"."""
+"""The errors einmpi raises on purpose. Each message is one line: "where: what is wrong; expected …"."""
 
 from __future__ import annotations
 
@@ -7,60 +7,104 @@ from collections.abc import Iterable
 
 
 class EinmpiError(Exception):
-    """A failed run. str(error) is one line; the command line prints it and ends with `status`.
+    """A run failed.
 
-    `everywhere`: all ranks raise it, not one alone.
+    `str(error)` is one line. The command line prints it and exits with `status`.
+
+    Attributes
+    ----------
+    status : int
+        The exit status of the command line for this error.
+    everywhere : bool
+        True if all ranks raise this error, False if one rank raises it alone.
     """
 
     status = 1
     everywhere = False
 
 
-class InputError(EinmpiError):
-    """The user's input is wrong. str(error) is "where: what is wrong; what is allowed".
+class InputError(EinmpiError, ValueError):
+    """The user's input is wrong.
 
+    Parameters
+    ----------
+    where : str
+        The file, position, flag or argument that is wrong.
+    what : str
+        What is wrong with it.
+    expected : str, optional
+        What would be accepted. It follows the word "expected" in the message.
+    hint : str, optional
+        Advice on what to do.
+
+    Examples
+    --------
     >>> try:
     ...     einmpi.load("none.toml")
     ... except einmpi.InputError as error:
     ...     print(error)
-    none.toml: there is no such file; a job file in TOML
+    none.toml: there is no such file; expected a job file in TOML
     """
 
     status = 2
 
-    def __init__(self, where: str, what: str, allowed: str = "") -> None:
-        self.where, self.what, self.allowed = where, what, allowed
-        parts = (
-            [_short(f"{where}: {what}"), _short(allowed)]
-            if allowed
-            else [_short(f"{where}: {what}")]
-        )
-        super().__init__(" ".join("; ".join(parts).split()))
+    def __init__(self, where: str, what: str, expected: str = "", hint: str = "") -> None:
+        self.where = where
+        self.what = what
+        self.expected = expected
+        self.hint = hint
+        parts = [_shortened(f"{where}: {what}")]
+        if expected:
+            parts.append(_shortened(f"expected {expected}"))
+        if hint:
+            parts.append(_shortened(hint))
+        one_line = " ".join("; ".join(parts).split())
+        super().__init__(one_line)
 
 
 class Stopped(EinmpiError):
-    """A signal asked all ranks to stop, and there is a checkpoint. By convention 75 means: try again later."""
+    """A signal asked all ranks to stop, and they have saved a checkpoint.
+
+    The exit status is 75: by convention, a temporary failure that is worth another try.
+    """
 
     status = 75
     everywhere = True
 
 
 def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
-    """The error with this status and text, as another rank raised it."""
-    where, _, what = text.partition(": ")
-    error = InputError(where, what) if status == InputError.status else EinmpiError(text)
+    """Return the error with this status and message, as another rank raised it."""
+    error: EinmpiError
+    if status == InputError.status:
+        where, _, what = text.partition(": ")
+        error = InputError(where, what)
+    else:
+        error = EinmpiError(text)
     error.everywhere = everywhere
     return error
 
 
-def _short(text: str, most: int = 450) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
 def one_of(names: Iterable[str], wrong: str = "", most: int | None = None) -> str:
-    """The `allowed` part of a message: the nearest name first, then all of them, or the first `most`."""
+    """Return the `expected` part of a message: "one of a, b, c (did you mean b?)".
+
+    At most `most` names are listed. `wrong` is what the user wrote: the name closest to it is
+    suggested if there is one.
+    """
     known = list(names)
-    near = difflib.get_close_matches(wrong[:100], known, n=1)
-    shown = known if most is None or len(known) <= most else [*known[:most], "…"]
-    listed = "allowed: " + ", ".join(shown) if known else "none is allowed here"
-    return f"did you mean {near[0]}? {listed}" if near else listed
+    if not known:
+        return "no entry here"
+    shown = known
+    if most is not None and len(known) > most:
+        shown = [*known[:most], "…"]
+    listed = ", ".join(shown)
+    expected = f"one of {listed}" if len(known) > 1 else listed
+    closest = difflib.get_close_matches(wrong[:100], known, n=1)
+    if closest:
+        expected += f" (did you mean {closest[0]}?)"
+    return expected
+
+
+def _shortened(text: str, most: int = 450) -> str:
+    if len(text) <= most:
+        return text
+    return text[: most - 1] + "…"

@@ -63,7 +63,7 @@ def test_parts_are_those_asked_for():
         with pytest.raises(einmpi.InputError) as caught:
             DistArray.from_global(A, comm, parts=(3, 1))
         assert str(caught.value) == (
-            "parts: 13×24 cannot be cut 3×1 over 8 ranks; products of the prime factors of 8, "
+            "parts: 13×24 cannot be cut 3×1 over 8 ranks; expected products of the prime factors of 8, "
             "none above its extent"
         )
         return cut.gather()
@@ -228,7 +228,7 @@ def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
     "inputs, message",
     [
         ({"A": A}, "inputs: input B is not given; B: float64[24, 10]"),
-        ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; allowed: A, B"),
+        ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; expected one of A, B"),
         ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; B: float64[24, 10]"),
         ({"A": A, "B": B.astype("float32")}, "inputs: B is float32[24, 10]; B: float64[24, 10]"),
     ],

@@ -811,9 +811,13 @@ def test_a_full_disk_when_asked_to_stop(job, tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be(job, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"--checkpoint .*file: File exists; a folder to write to"):
+    with pytest.raises(
+        InputError, match=r"--checkpoint .*file: File exists; expected a folder to write to"
+    ):
         go(job, 2, tmp_path / "file")
-    with pytest.raises(InputError, match=r"--checkpoint .*: Not a directory; a folder to write to"):
+    with pytest.raises(
+        InputError, match=r"--checkpoint .*: Not a directory; expected a folder to write to"
+    ):
         go(job, 2, tmp_path / "file" / "below")
 
 

@@ -331,21 +331,24 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--resume"], "--resume: there is no folder; --checkpoint DIR with it"),
-        (["--every", "1h"], "--every: there is no folder; --checkpoint DIR with it"),
+        (["--resume"], "--resume: there is no folder; expected --checkpoint DIR with it"),
+        (["--every", "1h"], "--every: there is no folder; expected --checkpoint DIR with it"),
         (
             ["--checkpoint", "saved", "--every", "soon"],
-            "--every: 'soon' is not a time; a number and a unit, such as 30s, 10min or 1h, or 0",
+            "--every: 'soon' is not a time; expected a number and a unit, such as 30s, 10min or 1h, or 0",
         ),
         (
             ["--checkpoint", "saved", "--every", "3 weeks"],
-            "--every: unknown unit 'weeks' of time; allowed: s, min, h",
+            "--every: unknown unit 'weeks' of time; expected one of s, min, h",
         ),
         (
             ["--checkpoint", "saved", "--repeat", "3"],
-            "--checkpoint: does not go with --repeat 3; one of the two",
+            "--checkpoint: does not go with --repeat 3; expected one of the two",
         ),
-        (["--checkpoint", "job.toml"], "--checkpoint job.toml: File exists; a folder to write to"),
+        (
+            ["--checkpoint", "job.toml"],
+            "--checkpoint job.toml: File exists; expected a folder to write to",
+        ),
     ],
 )
 def test_flags(folder, monkeypatch, capsys, flags, message):

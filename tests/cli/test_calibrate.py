@@ -100,7 +100,7 @@ def test_wrong_options_are_said_once(tmp_path):
     """Open MPI's mpirun adds words of its own."""
     for words, line in (
         (["--save", "none/machine.toml"], "--save none/machine.toml: No such file or directory;"),
-        (["--seconds", "nan"], "--seconds: nan seconds; more than 0, at most 3600"),
+        (["--seconds", "nan"], "--seconds: nan seconds; expected more than 0, at most 3600"),
     ):
         done = run_mpi(2, ["-m", "einmpi", "calibrate", *words], cwd=tmp_path)
         assert (done.returncode, done.stdout.count("product"), done.stderr.count(line)) == (2, 0, 1)

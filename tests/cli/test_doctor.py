@@ -133,7 +133,7 @@ def test_bad_time_limit():
     assert (done.returncode, done.stdout, done.stderr) == (
         2,
         "",
-        "--timeout: nan seconds; more than 0\n",
+        "--timeout: nan seconds; expected more than 0\n",
     )
 
 

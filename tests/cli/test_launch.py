@@ -53,7 +53,7 @@ if case == "well":
     print(f"rank {rank} is well\\n\\n" if rank == 0 else "", end="", flush=True)
     print(f"a warning of rank {rank}\\n" if rank == 1 else "", end="", file=sys.stderr, flush=True)
 elif case == "input":
-    os.write(2, b"job.toml: it is wrong; allowed: right\\n" if rank == 0 else b"")
+    os.write(2, b"job.toml: it is wrong; expected one of right\\n" if rank == 0 else b"")
     comm.Barrier()
     sys.exit(2)
 elif case == "raise":
@@ -157,7 +157,7 @@ def begin():
 
 ENDS = {
     "well": (0, "a warning of rank 1\n"),
-    "input": (2, "job.toml: it is wrong; allowed: right\n"),
+    "input": (2, "job.toml: it is wrong; expected one of right\n"),
     "raise": (1, "einmpi: error: rank 1: kernel Z1: ValueError: two lines\n"),
     "status": (1, "einmpi: error: rank 1 ended with status 3 in kernel Z1 and did not say why\n"),
     "abort": (1, "einmpi: error: rank 2 was killed by SIGABRT in kernel Z2\n"),
@@ -228,7 +228,7 @@ def test_reader_has_seen_enough(begin):
 def test_refuses_inside_mpirun(monkeypatch, name):
     monkeypatch.setenv(name, "0")
     with pytest.raises(
-        InputError, match=r"^-n: this process was started by mpirun already; leave out -n$"
+        InputError, match=r"^-n: this process was started by mpirun already; expected leave out -n$"
     ):
         launch.launch(2, ["run", "job.toml"])
 

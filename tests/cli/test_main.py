@@ -291,25 +291,28 @@ TITLE = 'title = "t"\n'
 BAD_JOBS = {
     "not TOML": (
         "a = 1\nb = = 2\n",
-        "bad.toml:2:5: this is not TOML: …; KEY = VALUE and [TABLE] lines",
+        "bad.toml:2:5: this is not TOML: …; expected KEY = VALUE and [TABLE] lines",
     ),
-    "no program": (TITLE, 'bad.toml: there is no program; program = "NAME[labels] = expression"'),
+    "no program": (
+        TITLE,
+        'bad.toml: there is no program; expected program = "NAME[labels] = expression"',
+    ),
     "unknown key": (
         TITLE + 'program = "Z = 1"\n[plan]\nmemroy = 3\n',
-        "bad.toml:4:1: unknown key 'memroy' in plan; did you mean memory? allowed: strategy, memory, machine",
+        "bad.toml:4:1: unknown key 'memroy' in plan; expected one of strategy, memory, machine (did you mean memory?)",
     ),
     "unknown table": (
         TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',
-        "bad.toml:3:2: unknown key 'sise'; did you mean sizes? allowed: title, dtype, program, sizes, inputs, outputs, "
+        "bad.toml:3:2: unknown key 'sise'; expected one of title, dtype, program, sizes, inputs, outputs,  (did you mean sizes?)"
         "plan, run, roles",
     ),
     "syntax": (
         TITLE + 'program = """\nY[i:3] = i\n  Z[i] = Y[i\n"""\n',
-        "bad.toml:4:11: syntax error: '[' was never closed; one statement a line: NAME[labels] = expression",
+        "bad.toml:4:11: syntax error: '[' was never closed; expected one statement a line: NAME[labels] = expression",
     ),
     "unknown tensor": (
         TITLE + 'program = "Y[i:3] = i; Z[i] = Q[i]"\n',
-        "bad.toml:2:31: unknown tensor 'Q'; allowed: Y",
+        "bad.toml:2:31: unknown tensor 'Q'; expected one of Y",
     ),
     "label left over": (
         TITLE + "program = '''\nY[i:3,j:3] = i\n\nZ[i] = Y[i,j]\n'''\n",
@@ -318,12 +321,12 @@ BAD_JOBS = {
     ),
     "no such input file": (
         TITLE + 'program = "Z[i] = X[i]"\n[inputs]\nX = "none.h5:/X"\n',
-        "bad.toml:4:1: there is no file none.h5; paths are relative to the job file",
+        "bad.toml:4:1: there is no file none.h5; expected paths are relative to the job file",
     ),
     "dtype of an input": (
         TITLE
         + 'program = "Z[i:3] = X[i]"\n[inputs]\nX = { shape = [3], random = "ones", dtype = "uint8" }\n',
-        "bad.toml:4:37: unknown dtype 'uint8'; did you mean int64? allowed: …",
+        "bad.toml:4:37: unknown dtype 'uint8'; expected one of … (did you mean int64?)",
     ),
 }
 
@@ -337,7 +340,7 @@ def test_a_bad_job_is_one_line(name, command, folder):
 
 
 CHAIN = "jobs/chain.toml"
-SIZES = "allowed: s, skew, thin, long"
+SIZES = "expected one of s, skew, thin, long"
 BAD_ARGUMENTS = {
     "nothing": ([], "einmpi: the following arguments are required: COMMAND; see einmpi --help"),
     "no job": (
@@ -351,13 +354,13 @@ BAD_ARGUMENTS = {
     "unknown command": (
         ["rum", CHAIN],
         "einmpi: unknown command 'rum'; did you mean run? "
-        "allowed: run, check, plan, verify, sbatch, doctor, calibrate, completion",
+        "expected one of run, check, plan, verify, sbatch, doctor, calibrate, completion",
     ),
     "no ranks": (
         ["plan", CHAIN],
         "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",
     ),
-    "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks; 1 to 4096"),
+    "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks; expected 1 to 4096"),
     "missing file": (
         ["jobs/none.toml"],
         "jobs/none.toml: there is no such file; a job file in TOML",
@@ -365,19 +368,19 @@ BAD_ARGUMENTS = {
     "a folder": (["check", "jobs"], "jobs: this is a folder; a job file in TOML"),
     "set without a number": (
         [CHAIN, "--set", "s"],
-        "--set s: '' is not a whole number; --set NAME=NUMBER",
+        "--set s: '' is not a whole number; expected --set NAME=NUMBER",
     ),
     "set to a word": (
         [CHAIN, "--set", "s=ten"],
-        "--set s=ten: 'ten' is not a whole number; --set NAME=NUMBER",
+        "--set s=ten: 'ten' is not a whole number; expected --set NAME=NUMBER",
     ),
     "set to two signs": (
         [CHAIN, "--set", "s=--5"],
-        "--set s=--5: '--5' is not a whole number; --set NAME=NUMBER",
+        "--set s=--5: '--5' is not a whole number; expected --set NAME=NUMBER",
     ),
     "set to half": (
         [CHAIN, "--set", "s=1.5"],
-        "--set s=1.5: '1.5' is not a whole number; --set NAME=NUMBER",
+        "--set s=1.5: '1.5' is not a whole number; expected --set NAME=NUMBER",
     ),
     "set nothing": (
         [CHAIN, "--set", "=5"],
@@ -389,19 +392,19 @@ BAD_ARGUMENTS = {
     ),
     "set zero": (
         ["check", CHAIN, "--set", "s=0"],
-        "jobs/chain.toml:10:1: size s is set to 0; a whole number from 1 to 2**39 = 549755813888",
+        "jobs/chain.toml:10:1: size s is set to 0; expected a whole number from 1 to 2**39 = 549755813888",
     ),
     "a computed size becomes zero": (
         [CHAIN, "--set", "skew=1000"],
-        "jobs/chain.toml:12:1: size thin is 0; a whole number from 1 to 2**39 = 549755813888",
+        "jobs/chain.toml:12:1: size thin is 0; expected a whole number from 1 to 2**39 = 549755813888",
     ),
     "dtype": (
         ["check", CHAIN, "--dtype", "double"],
-        "jobs/chain.toml: unknown dtype 'double'; allowed: …",
+        "jobs/chain.toml: unknown dtype 'double'; expected one of …",
     ),
     "too large": (
         [CHAIN, "--set", "s=9000000"],
-        "jobs/chain.toml: this needs … GiB on this machine; at most the … GiB it has; use smaller sizes, more "
+        "jobs/chain.toml: this needs … GiB on this machine; expected at most the … GiB it has; use smaller sizes, more "
         "machines, or a memory limit",
     ),
 }
@@ -419,7 +422,7 @@ def test_a_failed_run_is_one_line_and_status_1(folder):
     )
     done = run(folder, "job.toml")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Z: an index from 7 to 7 is out of range; 0 to 3\n"
+    assert done.stderr == "Z: an index from 7 to 7 is out of range; expected 0 to 3\n"
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(folder):
@@ -429,7 +432,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed
     )
     assert_refused(
         run(folder, "job.toml"),
-        "job.toml:3:9: there is no folder for none/out.h5; a folder that exists",
+        "job.toml:3:9: there is no folder for none/out.h5; expected a folder that exists",
     )
 
 

@@ -68,7 +68,7 @@ def test_two_outputs_in_one_file_are_refused(words, what, capfd):
     os.symlink("x.svg", "link.svg")
     before = sorted(os.listdir())
     assert main(words) == 2
-    assert capfd.readouterr() == ("", f"{what}; another file to write\n")
+    assert capfd.readouterr() == ("", f"{what}; expected another file to write\n")
     assert sorted(os.listdir()) == before
 
 
@@ -98,7 +98,7 @@ def test_what_is_there_stays_until_the_new_file_is_whole(words, file, capfd, mon
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", cut)
         assert main([*words, file]) == 2
-    assert capfd.readouterr().err == f"{file}: No space left on device; a file to write\n"
+    assert capfd.readouterr().err == f"{file}: No space left on device; expected a file to write\n"
     with open(file) as old:
         assert old.read() == "as it was" and sorted(os.listdir()) == before
     assert (

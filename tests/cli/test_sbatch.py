@@ -298,7 +298,10 @@ def test_the_script_is_printed_or_goes_to_a_file_of_its_own(job, capfd):
     assert main([*words, "--out", "-"]) == 0 and not os.path.exists("-")
     assert "1 rank on 1 node;" in capfd.readouterr().out
     assert main([*words, "--out", "./job.toml"]) == 2 and job.read_text() == JOB
-    assert capfd.readouterr().err == "--out ./job.toml: is the job file; another file to write\n"
+    assert (
+        capfd.readouterr().err
+        == "--out ./job.toml: is the job file; expected another file to write\n"
+    )
 
 
 def test_a_job_of_many_years_needs_a_limit(job):

@@ -305,7 +305,8 @@ def test_plan_on_nodes_with_a_machine(machine, capsys):
     assert "eindecomp takes least, " in text
     assert main(["plan", "jobs/chain.toml", "-n", "8", "--nodes", "3"]) == 2
     assert (
-        capsys.readouterr().err == "nodes: 8 ranks on 3 nodes; a divisor of the ranks: 1, 2, 4, 8\n"
+        capsys.readouterr().err
+        == "nodes: 8 ranks on 3 nodes; expected a divisor of the ranks: 1, 2, 4, 8\n"
     )
 
 

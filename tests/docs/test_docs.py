@@ -331,7 +331,11 @@ def test_page(name, tmp_path, monkeypatch):
 
 # What people write reaches these modules first.
 READERS = (
-    *sorted((ROOT / "einmpi" / "graph").glob("*.py")),
+    *(
+        path
+        for room in ("graph", "language", "job")
+        for path in sorted((ROOT / "einmpi" / room).glob("*.py"))
+    ),
     ROOT / "einmpi/files/hdf5.py",
     ROOT / "einmpi/files/hdf5_writing.py",
     ROOT / "einmpi/files/datasets.py",
@@ -380,10 +384,10 @@ def raise_sites(paths=READERS):
 def test_every_error_has_an_example(tmp_path, monkeypatch):
     seen = set()
 
-    def record(self, where, what, allowed="", made=InputError.__init__):
+    def record(self, where, what, expected="", hint="", made=InputError.__init__):
         frame = sys._getframe(1)
         seen.add((Path(frame.f_code.co_filename).resolve(), frame.f_lineno))
-        made(self, where, what, allowed)
+        made(self, where, what, expected, hint)
 
     monkeypatch.setattr(InputError, "__init__", record)
     for name in ("language.md", "job_file.md"):
@@ -507,7 +511,7 @@ def allowed_keys(tmp_path, text):
     with pytest.raises(InputError) as caught:
         einmpi.load(path)
     assert "unknown" in str(caught.value)
-    return str(caught.value).split("allowed: ")[1].split(", ")
+    return str(caught.value).split("expected one of ")[1].split(", ")
 
 
 @pytest.mark.parametrize(

@@ -76,18 +76,18 @@ def test_datasets_that_cannot_be_used():
         file.create_group("bare")
     names = "/bytes, /group/inner, /none, /pairs, /small, /text, /unsigned"
     expected = {
-        "/text": f"/text in x.h5 is a string or of variable length, which is not supported; allowed: {LISTED}",
-        "/bytes": f"/bytes in x.h5 is a string, which is not supported; allowed: {LISTED}",
-        "/pairs": f"/pairs in x.h5 is compound, which is not supported; allowed: {LISTED}",
-        "/small": f"/small in x.h5 is int8, which is not supported; allowed: {LISTED}",
-        "/unsigned": f"/unsigned in x.h5 is uint32, which is not supported; allowed: {LISTED}",
-        "/none": "/none in x.h5 has no values; a dataset with a shape",
-        "/type": f"there is no dataset /type in x.h5; did you mean /text? allowed: {names}",
-        "/group": "/group in x.h5 is a group; a dataset; allowed: /group/inner",
-        "/bare": "/bare in x.h5 is a group; a dataset; it has no datasets",
-        "/broken": "/broken in x.h5 is a link to /nowhere, which is not there; a dataset",
-        "/smal": f"there is no dataset /smal in x.h5; did you mean /small? allowed: {names}",
-        "/small/x": f"there is no dataset /small/x in x.h5; did you mean /small? allowed: {names}",
+        "/text": f"/text in x.h5 is a string or of variable length, which is not supported; expected one of {LISTED}",
+        "/bytes": f"/bytes in x.h5 is a string, which is not supported; expected one of {LISTED}",
+        "/pairs": f"/pairs in x.h5 is compound, which is not supported; expected one of {LISTED}",
+        "/small": f"/small in x.h5 is int8, which is not supported; expected one of {LISTED}",
+        "/unsigned": f"/unsigned in x.h5 is uint32, which is not supported; expected one of {LISTED}",
+        "/none": "/none in x.h5 has no values; expected a dataset with a shape",
+        "/type": f"there is no dataset /type in x.h5; expected one of {names} (did you mean /text?)",
+        "/group": "/group in x.h5 is a group; expected a dataset; expected one of /group/inner",
+        "/bare": "/bare in x.h5 is a group; expected a dataset; it has no datasets",
+        "/broken": "/broken in x.h5 is a link to /nowhere, which is not there; expected a dataset",
+        "/smal": f"there is no dataset /smal in x.h5; expected one of {names} (did you mean /small?)",
+        "/small/x": f"there is no dataset /small/x in x.h5; expected one of {names} (did you mean /small?)",
     }
     for dataset, message in expected.items():
         assert error(storage.describe, hdf5_input(dataset)) == f"{PLACE}: {message}"
@@ -100,7 +100,7 @@ def test_a_long_list_of_datasets_is_cut():
             file[f"d{number:02}"] = 1.0
     listed = ", ".join(f"/d{number:02}" for number in range(8))
     assert error(storage.describe, hdf5_input("/q")) == (
-        f"{PLACE}: there is no dataset /q in x.h5; allowed: {listed}, …"
+        f"{PLACE}: there is no dataset /q in x.h5; expected one of {listed}, …"
     )
 
 
@@ -113,18 +113,18 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "nothing.h5").write_text("")
     (tmp_path / "folder.h5").mkdir()
     expected = {
-        "no.h5": "there is no file no.h5; paths are relative to the job file",
-        "cut.h5": "cut.h5 cannot be opened as HDF5: truncated file; an HDF5 file",
-        "text.h5": "text.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
-        "nothing.h5": "nothing.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
-        "folder.h5": "folder.h5 is not a file; an HDF5 file",
+        "no.h5": "there is no file no.h5; expected paths are relative to the job file",
+        "cut.h5": "cut.h5 cannot be opened as HDF5: truncated file; expected an HDF5 file",
+        "text.h5": "text.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
+        "nothing.h5": "nothing.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
+        "folder.h5": "folder.h5 is not a file; expected an HDF5 file",
     }
     for file, message in expected.items():
         assert error(storage.describe, hdf5_input("/A", file)) == f"{PLACE}: {message}"
     if os.geteuid() != 0:  # root may read everything
         os.chmod("whole.h5", 0)
         assert error(storage.describe, hdf5_input("/A", "whole.h5")) == (
-            f"{PLACE}: whole.h5 may not be read; a file with read permission"
+            f"{PLACE}: whole.h5 may not be read; expected a file with read permission"
         )
 
 

@@ -65,13 +65,13 @@ def test_safetensors(tmp_path):
         assert found.shape == shape and (found == arrays[name]).all()
     (tmp_path / "bad.safetensors").write_text("no")
     assert error(storage.describe, tensor_input("tiny")) == (
-        f"{PLACE}: tiny in m.safetensors is I8, which is not supported; allowed: {LISTED}"
+        f"{PLACE}: tiny in m.safetensors is I8, which is not supported; expected one of {LISTED}"
     )
     assert error(storage.describe, tensor_input("q")) == (
-        f"{PLACE}: there is no tensor q in m.safetensors; allowed: flag, half, one, tiny, w"
+        f"{PLACE}: there is no tensor q in m.safetensors; expected one of flag, half, one, tiny, w"
     )
     assert error(storage.describe, tensor_input("w", "no.safetensors")) == (
-        f"{PLACE}: there is no file no.safetensors; paths are relative to the job file"
+        f"{PLACE}: there is no file no.safetensors; expected paths are relative to the job file"
     )
     assert error(storage.describe, tensor_input("w", "bad.safetensors")).startswith(
         f"{PLACE}: bad.safetensors cannot be read as safetensors: "
@@ -80,7 +80,7 @@ def test_safetensors(tmp_path):
 
 def test_an_unknown_suffix():
     assert error(storage.describe, hdf5_input("/A", "x.csv")) == (
-        f"{PLACE}: x.csv is not a file of a known kind; allowed: .h5, .hdf5, .he5, .safetensors, .npy"
+        f"{PLACE}: x.csv is not a file of a known kind; expected one of .h5, .hdf5, .he5, .safetensors, .npy"
     )
 
 

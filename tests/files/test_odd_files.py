@@ -201,11 +201,11 @@ def entry(dtype='"F64"', shape="[3,4]", offsets="[0,96]"):
     return f'{{"A":{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}}}'.encode()
 
 
-FOREIGN = "which is not supported; allowed: float16,"
+FOREIGN = "which is not supported; expected one of float16,"
 REFUSED = {
     "an empty file": (
         in_file("x.h5"),
-        "x.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
+        "x.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
     ),
     "a text file": (
         in_file("x.h5", b"hello\n" * 900),
@@ -217,16 +217,19 @@ REFUSED = {
     "cut in the values": (cut(-50), "x.h5 cannot be opened as HDF5: truncated file"),
     "cut by a byte": (cut(-1), "x.h5 cannot be opened as HDF5: truncated file"),
     "a spoiled header": (damaged_header, "/A in x.h5 cannot be read: "),
-    "a folder": (folder, "x.h5 is not a file; an HDF5 file"),
-    "a pipe": (fifo, "x.h5 is not a file; an HDF5 file"),
-    "nothing": (lambda: "'x.h5:/A'", "there is no file x.h5; paths are relative to the job file"),
+    "a folder": (folder, "x.h5 is not a file; expected an HDF5 file"),
+    "a pipe": (fifo, "x.h5 is not a file; expected an HDF5 file"),
+    "nothing": (
+        lambda: "'x.h5:/A'",
+        "there is no file x.h5; expected paths are relative to the job file",
+    ),
     "no such dataset": (
         h5(lambda file: file.create_dataset("B", data=VALUES) and None),
-        "there is no dataset /A in x.h5; allowed: /B",
+        "there is no dataset /A in x.h5; expected one of /B",
     ),
     "a group": (
         h5(lambda file: file.create_group("A") and None),
-        "/A in x.h5 is a group; a dataset; it has no datasets",
+        "/A in x.h5 is a group; expected a dataset; it has no datasets",
     ),
     "a named type": (
         h5(lambda file: file.__setitem__("A", np.dtype("f8"))),
@@ -238,12 +241,12 @@ REFUSED = {
     ),
     "an external link to nowhere": (
         linked(h5py.ExternalLink("no.h5", "/B")),
-        "/A in x.h5 is a link to no.h5:/B, which is not there; a dataset",
+        "/A in x.h5 is a link to no.h5:/B, which is not there; expected a dataset",
     ),
     "links in a circle": (linked(h5py.SoftLink("/A")), "/A in x.h5 "),
     "no dataspace": (
         h5(lambda file: file.__setitem__("A", h5py.Empty("f8"))),
-        "/A in x.h5 has no values; a dataset with",
+        "/A in x.h5 has no values; expected a dataset with",
     ),
     "strings": (dataset(data=np.full((3, 4), b"ab")), f"/A in x.h5 is a string, {FOREIGN}"),
     "strings of any length": (
@@ -290,20 +293,26 @@ REFUSED = {
     "a virtual dataset without its dataset": (virtual(True, "no"), "there is no dataset no in "),
     "values elsewhere, not there": (external(0), "/A in x.h5 needs /"),
     "values elsewhere, too short": (external(90), "/A in x.h5 needs /"),
-    "rows after the last": (no_such_rows("0:4"), "rows 0:4 of /A in x.h5, which has 3; within 0:3"),
+    "rows after the last": (
+        no_such_rows("0:4"),
+        "rows 0:4 of /A in x.h5, which has 3; expected within 0:3",
+    ),
     "rows before the first": (
         no_such_rows("-4:"),
-        "rows -4: of /A in x.h5, which has 3; within 0:3",
+        "rows -4: of /A in x.h5, which has 3; expected within 0:3",
     ),
-    "rows backwards": (no_such_rows("2:1"), "rows 2:1 of /A in x.h5, which has 3; within 0:3"),
+    "rows backwards": (
+        no_such_rows("2:1"),
+        "rows 2:1 of /A in x.h5, which has 3; expected within 0:3",
+    ),
     "rows of a number": (
         no_such_rows("0:1", 3.0),
-        "/A in x.h5 is a number and has no rows; leave out rows",
+        "/A in x.h5 is a number and has no rows; expected leave out rows",
     ),
     "no .npy": (in_file("x.npy", b"PK\x03\x04 is a zip"), "x.npy cannot be read as .npy: "),
     "a name in .npy": (
         lambda: "'x.npy:A'",
-        "job.toml:2:8: NAME does not go with a .npy file; the file is the tensor",
+        "job.toml:2:8: NAME does not go with a .npy file; expected the file is the tensor",
     ),
     "an empty .npy": (npy_bytes(lambda data: b""), "x.npy cannot be read as .npy: "),
     ".npy of another version": (
@@ -357,7 +366,7 @@ REFUSED = {
     ),
     "safetensors without the tensor": (
         safetensors(b"{}"),
-        "there is no tensor A in x.safetensors; none is allowed here",
+        "there is no tensor A in x.safetensors; expected no entry here",
     ),
     "safetensors of an unknown type": (
         safetensors(entry('"F8_E4M3"')),
@@ -385,7 +394,10 @@ REFUSED = {
     ),
 }
 if os.geteuid() != 0:  # root may read everything
-    REFUSED["no permission"] = no_permission, "x.h5 may not be read; a file with read permission"
+    REFUSED["no permission"] = (
+        no_permission,
+        "x.h5 may not be read; expected a file with read permission",
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)

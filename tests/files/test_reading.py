@@ -364,7 +364,8 @@ def test_errors_in_the_background_are_those_of_the_load():
     with open("c.npy", "r+b") as file:
         file.truncate(2000)
     with pytest.raises(
-        InputError, match=r"^job.toml:8:8: c.npy cannot be read as .npy: .*; an array of numbers$"
+        InputError,
+        match=r"^job.toml:8:8: c.npy cannot be read as .npy: .*; expected an array of numbers$",
     ):
         compiled()
     assert isinstance(steps[-1], Load) and steps[-1].tensor == "C"  # the kernel before it was done

@@ -374,23 +374,26 @@ def test_targets_that_cannot_be_written(tmp_path):
     save(1.0, "kept.h5")
     os.chmod("kept.h5", 0o444)
     expected = {
-        ("no/o.h5", "/Z"): "there is no folder for no/o.h5; a folder that exists",
+        ("no/o.h5", "/Z"): "there is no folder for no/o.h5; expected a folder that exists",
         (
             "text.h5",
             "/Z",
-        ): "text.h5 cannot be opened as HDF5: file signature not found; an HDF5 file",
-        ("folder.h5", "/Z"): "folder.h5 is not a file; an HDF5 file",
-        ("o.h5", "/g"): "/g in o.h5 is a group; a dataset",
-        ("o.h5", "/A/Z/Y"): "/A in o.h5 is not a group; a group to hold /A/Z/Y",
+        ): "text.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
+        ("folder.h5", "/Z"): "folder.h5 is not a file; expected an HDF5 file",
+        ("o.h5", "/g"): "/g in o.h5 is a group; expected a dataset",
+        ("o.h5", "/A/Z/Y"): "/A in o.h5 is not a group; expected a group to hold /A/Z/Y",
         (
             "o.h5",
             "/there/Z",
-        ): "/there in o.h5 is a group of another file; a group of o.h5 to hold /there/Z",
+        ): "/there in o.h5 is a group of another file; expected a group of o.h5 to hold /there/Z",
         (
             "o.h5",
             "/broken/Z",
-        ): "/broken in o.h5 is a link to what is not there; a group to hold /broken/Z",
-        ("kept.h5", "/Z"): "kept.h5 may not be written; a file and a folder with write permission",
+        ): "/broken in o.h5 is a link to what is not there; expected a group to hold /broken/Z",
+        (
+            "kept.h5",
+            "/Z",
+        ): "kept.h5 may not be written; expected a file and a folder with write permission",
     }
     before = sorted(os.listdir(tmp_path))
     for (file, dataset), message in expected.items():
@@ -402,10 +405,10 @@ def test_wrong_arguments_of_to_hdf5():
     made = DistArray.from_global(np.zeros((2, 3)), ALONE)
     assert (
         error(made.to_hdf5, "o.h5", "/")
-        == "to_hdf5: '/' is not the path of a dataset; such as /Z or /group/Z"
+        == "to_hdf5: '/' is not the path of a dataset; expected such as /Z or /group/Z"
     )
     assert error(made.to_hdf5, "o.h5", "Z", None, "zip") == (
-        "to_hdf5: unknown compression 'zip'; did you mean gzip? allowed: gzip, lzf"
+        "to_hdf5: unknown compression 'zip'; expected one of gzip, lzf (did you mean gzip?)"
     )
     for chunks in ((2,), (2, 0), (2, 1.5), 7):
         assert (
@@ -648,7 +651,8 @@ def test_npy_outputs():
     os.remove("z.npy")
     os.mkdir("z.npy")
     assert (
-        error(job_outputs.check_targets, job) == "job.toml:2:9: z.npy is not a file; an .npy file"
+        error(job_outputs.check_targets, job)
+        == "job.toml:2:9: z.npy is not a file; expected an .npy file"
     )
 
 
@@ -690,14 +694,14 @@ def test_targets_are_checked_before_the_run():
     inputs = '[inputs]\nA = { shape = [4], random = "ones" }\n[outputs]\n'
     job = read(PROGRAM + inputs + 'Z = "no/o.h5:/Z"\n')
     assert error(job_outputs.check_targets, job) == (
-        "job.toml:5:1: there is no folder for no/o.h5; a folder that exists"
+        "job.toml:5:1: there is no folder for no/o.h5; expected a folder that exists"
     )
     os.symlink("o.h5", "link.h5")
     job = read(
         PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + inputs + 'Z = "o.h5:/Z"\nY = "link.h5:/Z"\n'
     )
     assert error(job_outputs.check_targets, job) == (
-        "job.toml:6:1: outputs Z and Y go to one file, by different paths; one path a file"
+        "job.toml:6:1: outputs Z and Y go to one file, by different paths; expected one path a file"
     )
 
 
@@ -725,7 +729,7 @@ def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
         job_outputs.check_targets(job)
     else:
         assert error(job_outputs.check_targets, job) == (
-            f"job.toml:4:1: {two} in o.h5 would be another output too, by a link; a dataset of its own for each output"
+            f"job.toml:4:1: {two} in o.h5 would be another output too, by a link; expected a dataset of its own for each output"
         )
 
 

@@ -90,7 +90,7 @@ def test_refusals(monkeypatch):
     job = einmpi.program("Z[i] = X[i]", X=(3,), dtype="bfloat16")
     with pytest.raises(
         InputError,
-        match="program: X is bfloat16, which needs a GPU; backend cupy, or another dtype",
+        match="program: X is bfloat16, which needs a GPU; expected backend cupy, or another dtype",
     ):
         einmpi.compile(job)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)

@@ -17,75 +17,84 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("A = 3", '4:1: input A is 3; a table or "FILE.h5:/DATASET" is wanted'),
-        ("A = {}", "4:1: input A has neither random nor file; one of the two"),
+        ("A = 3", '4:1: input A is 3; expected a table or "FILE.h5:/DATASET" is wanted'),
+        ("A = {}", "4:1: input A has neither random nor file; expected one of the two"),
         (
             'A = { random = "ones", file = "x.h5" }',
-            "4:1: input A has both random and file; one of the two",
+            "4:1: input A has both random and file; expected one of the two",
         ),
         (
             'A = { radom = "ones" }',
-            f"4:7: unknown key 'radom' in inputs.A; did you mean random? allowed: {ALL_INPUT_KEYS}",
+            f"4:7: unknown key 'radom' in inputs.A; expected one of {ALL_INPUT_KEYS} (did you mean random?)",
         ),
-        ('A = { random = "ones" }', '4:1: input A has no shape; such as shape = ["s", 10]'),
+        (
+            'A = { random = "ones" }',
+            '4:1: input A has no shape; expected such as shape = ["s", 10]',
+        ),
         (
             'A = { random = "norm", shape = [3] }',
-            "4:7: unknown random 'norm'; did you mean normal? allowed: normal, uniform, zeros, ones, arange",
+            "4:7: unknown random 'norm'; expected one of normal, uniform, zeros, ones, arange (did you mean normal?)",
         ),
         ('A = { random = "ones", shape = 3 }', "4:24: shape is 3; a list is wanted"),
         (
             'A = { random = "ones", shape = [3, -1] }',
-            "4:36: extent -1 in shape; a whole number from 0 to 2**39 = 549755813888",
+            "4:36: extent -1 in shape; expected a whole number from 0 to 2**39 = 549755813888",
         ),
         (
             'A = { random = "ones", shape = [2.0] }',
-            "4:33: extent 2.0 in shape; a whole number from 0 to 2**39 = 549755813888",
+            "4:33: extent 2.0 in shape; expected a whole number from 0 to 2**39 = 549755813888",
         ),
         (
             'A = { random = "ones", shape = ["n - 9"] }',
-            "4:33: extent -4 in shape; a whole number from 0 to 2**39 = 549755813888",
+            "4:33: extent -4 in shape; expected a whole number from 0 to 2**39 = 549755813888",
         ),
-        ('A = { random = "ones", shape = ["n", "m"] }', "4:39: unknown size 'm'; allowed: n"),
+        (
+            'A = { random = "ones", shape = ["n", "m"] }',
+            "4:39: unknown size 'm'; expected one of n",
+        ),
         (
             f'A = {{ random = "ones", shape = {[1] * 33} }}',
-            "4:24: shape has 33 dimensions; at most 32",
+            "4:24: shape has 33 dimensions; expected at most 32",
         ),
         (
             'A = { random = "ones", shape = [3], dataset = "/A" }',
-            f"4:37: dataset does not go with random; allowed: {GENERATED}",
+            f"4:37: dataset does not go with random; expected one of {GENERATED}",
         ),
         (
             'A = { random = "ones", shape = [3], dtype = "int8" }',
-            f"4:37: unknown dtype 'int8'; did you mean int64? allowed: {DTYPES}",
+            f"4:37: unknown dtype 'int8'; expected one of {DTYPES} (did you mean int64?)",
         ),
         (
             'A = { random = "normal", shape = [3], dtype = "int32" }',
-            "4:1: input A cannot be normal and int32; a float or complex dtype, or uniform, zeros, ones, arange",
+            "4:1: input A cannot be normal and int32; expected a float or complex dtype, or uniform, zeros, ones, arange",
         ),
-        ('A = { random = "normal", shape = [3], seed = -1 }', "4:39: seed is -1; 0 to 2**64 - 1"),
+        (
+            'A = { random = "normal", shape = [3], seed = -1 }',
+            "4:39: seed is -1; expected 0 to 2**64 - 1",
+        ),
         (
             'A = { random = "normal", shape = [3], seed = 1.0 }',
-            "4:39: seed is 1.0; a whole number is wanted",
+            "4:39: seed is 1.0; expected a whole number is wanted",
         ),
         (
             'A = { random = "normal", shape = [3], low = 1 }',
-            "4:39: low does not go with random = 'normal'; only with uniform numbers",
+            "4:39: low does not go with random = 'normal'; expected only with uniform numbers",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 2, dtype = "bool" }',
-            "4:40: high does not go with dtype bool; only with uniform numbers",
+            "4:40: high does not go with dtype bool; expected only with uniform numbers",
         ),
         (
             'A = { random = "uniform", shape = [3], low = "0" }',
-            "4:40: low is '0'; a number is wanted",
+            "4:40: low is '0'; expected a number is wanted",
         ),
         (
             'A = { random = "uniform", shape = [3], low = true }',
-            "4:40: low is true; a number is wanted",
+            "4:40: low is true; expected a number is wanted",
         ),
         (
             'A = { random = "uniform", shape = [3], low = 1 }',
-            "4:1: low = 1 is not below high = 1; low < high",
+            "4:1: low = 1 is not below high = 1; expected low < high",
         ),
         (
             'A = { random = "uniform", shape = [3], high = inf }',
@@ -101,11 +110,11 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "uniform", shape = [3], dtype = "int32" }',
-            "4:1: input A is uniform and int32 and has no high; high = NUMBER, exclusive",
+            "4:1: input A is uniform and int32 and has no high; expected high = NUMBER, exclusive",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 2.0, dtype = "int32" }',
-            "4:40: high is 2.0; a whole number is wanted",
+            "4:40: high is 2.0; expected a whole number is wanted",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 3000000000, dtype = "int32" }',
@@ -117,11 +126,11 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { file = "x.h5", dataset = "/A", shape = [3] }',
-            "4:38: shape does not go with file; allowed: file, dataset, tensor, rows, resident, parts",
+            "4:38: shape does not go with file; expected one of file, dataset, tensor, rows, resident, parts",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',
-            "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
+            "4:1: 'x.csv' is not a file of a known kind; expected suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
         ),
         (
             'A = { file = "x.h5" }',
@@ -137,18 +146,18 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { file = "x.h5", dataset = "//" }',
-            "4:1: '//' is not the path of a dataset; such as /Z or /group/Z",
+            "4:1: '//' is not the path of a dataset; expected such as /Z or /group/Z",
         ),
         ("A = { file = 3 }", "4:7: file is 3; a string is wanted"),
-        ('A = "x.h5"', "4:1: 'x.h5' names a file but nothing in it; \"FILE.h5:/DATASET\""),
+        ('A = "x.h5"', "4:1: 'x.h5' names a file but nothing in it; expected \"FILE.h5:/DATASET\""),
         (
             'A = "x.csv:/A"',
-            "4:1: 'x.csv' is not a file of a known kind; suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
+            "4:1: 'x.csv' is not a file of a known kind; expected suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
         ),
-        ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; any other name"),
+        ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected any other name"),
         (
             'exp = "x.h5:/A"',
-            "4:1: exp is a word of the language and cannot name a tensor; any other name",
+            "4:1: exp is a word of the language and cannot name a tensor; expected any other name",
         ),
         ('"a-b" = "x.h5:/A"', f"4:1: 'a-b' cannot name a tensor; {NAME}"),
     ],
@@ -168,7 +177,7 @@ def test_uniform_limits():
 def test_an_input_the_program_does_not_have():
     assert (
         error('program = "Z[i] = A[i] * B[i]"\n' + A)
-        == "job.toml:1:26: unknown tensor 'B'; allowed: A"
+        == "job.toml:1:26: unknown tensor 'B'; expected one of A"
     )
 
 
@@ -180,29 +189,29 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('Q = "o.h5:/Z"', "5:1: unknown output 'Q'; allowed: Z, Y"),
-        ('A = "o.h5:/Z"', "5:1: unknown output 'A'; allowed: Z, Y"),
-        ("Z = 3", '5:1: output Z is 3; a table or "FILE.h5:/DATASET" is wanted'),
-        ('Z = "o.h5"', "5:1: 'o.h5' names a file but nothing in it; \"FILE.h5:/DATASET\""),
+        ('Q = "o.h5:/Z"', "5:1: unknown output 'Q'; expected one of Z, Y"),
+        ('A = "o.h5:/Z"', "5:1: unknown output 'A'; expected one of Z, Y"),
+        ("Z = 3", '5:1: output Z is 3; expected a table or "FILE.h5:/DATASET" is wanted'),
+        ('Z = "o.h5"', "5:1: 'o.h5' names a file but nothing in it; expected \"FILE.h5:/DATASET\""),
         (
             'Z = "o.safetensors:Z"',
-            "5:1: 'o.safetensors' is not a file of a known kind; suffixes: .h5, .hdf5, .he5",
+            "5:1: 'o.safetensors' is not a file of a known kind; expected suffixes: .h5, .hdf5, .he5",
         ),
         (
             'Z = { file = "o.npy", dataset = "Z" }',
-            "5:23: dataset does not go with an .npy file; allowed: file, dtype, parts",
+            "5:23: dataset does not go with an .npy file; expected one of file, dtype, parts",
         ),
         (
             'Z = { file = "o.h5" }',
-            '5:1: output Z has no dataset; file = "FILE.h5", dataset = "/NAME"',
+            '5:1: output Z has no dataset; expected file = "FILE.h5", dataset = "/NAME"',
         ),
         (
             'Z = { dataset = "/Z" }',
-            '5:1: output Z has no file; file = "FILE.h5", dataset = "/NAME"',
+            '5:1: output Z has no file; expected file = "FILE.h5", dataset = "/NAME"',
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", chunk = [2] }',
-            f"5:37: unknown key 'chunk' in outputs.Z; did you mean chunks? allowed: {OUTPUT_KEYS}",
+            f"5:37: unknown key 'chunk' in outputs.Z; expected one of {OUTPUT_KEYS} (did you mean chunks?)",
         ),
         ('Z = { file = "o.h5", dataset = "Z", chunks = [0] }', f"5:47: 0 in chunks; {EXTENT}"),
         ('Z = { file = "o.h5", dataset = "Z", chunks = 4 }', "5:37: chunks is 4; a list is wanted"),
@@ -212,27 +221,27 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", chunks = [1_000_000_000] }',
-            "5:1: a chunk of Z would have 8000000000 bytes; less than 4 GiB",
+            "5:1: a chunk of Z would have 8000000000 bytes; expected less than 4 GiB",
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", compression = "zip" }',
-            "5:37: unknown compression 'zip'; did you mean gzip? allowed: gzip, lzf",
+            "5:37: unknown compression 'zip'; expected one of gzip, lzf (did you mean gzip?)",
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", dtype = "bfloat16" }',
-            f"5:37: files have no bfloat16; allowed: {DTYPES}",
+            f"5:37: files have no bfloat16; expected one of {DTYPES}",
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", dtype = "int32" }',
-            "5:1: Z is float64 and cannot be stored as int32; allowed: float16, float32, float64, complex64, complex128",
+            "5:1: Z is float64 and cannot be stored as int32; expected one of float16, float32, float64, complex64, complex128",
         ),
         (
             'Z = "o.h5:/a"\nY = "./o.h5:a"',
-            "6:1: outputs Z and Y would both be o.h5:/a; a dataset of its own for each output",
+            "6:1: outputs Z and Y would both be o.h5:/a; expected a dataset of its own for each output",
         ),
         (
             'Z = "o.h5:/a"\nY = "o.h5:/a/b"',
-            "6:1: outputs Z and Y would be one inside the other in o.h5; a dataset of its own for each output",
+            "6:1: outputs Z and Y would be one inside the other in o.h5; expected a dataset of its own for each output",
         ),
     ],
 )

@@ -95,17 +95,17 @@ def test_what_was_not_measured_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[inside]", "[within]", "2:2: unknown key 'within'; allowed: measured, inside"),
+        ("[inside]", "[within]", "2:2: unknown key 'within'; expected one of measured, inside"),
         ("latency", "delay", "3:1: unknown key 'delay' in inside"),
         ('latency = "1.2 us"', "", "2:2: there is no latency in [inside]; such as"),
         ('other = "1.2 Gop/s"', "", "5:2: there is no other in [kernels]; such as"),
         ("1.2 us", "1.2 GB/s", "3:1: unknown unit 'GB/s' of a time; "),
-        ("1.2 us", "1.2", "3:1: '1.2' is not a time; a number and a unit"),
+        ("1.2 us", "1.2", "3:1: '1.2' is not a time; expected a number and a unit"),
         ("5.1 GB/s", "-5.1 GB/s", "4:1: '-5.1 GB/s' is not a bandwidth; "),
         ("5.1 GB/s", "nan GB/s", "4:1: 'nan GB/s' is not a bandwidth; "),
-        ("5.1 GB/s", "0.0 GB/s", "4:1: '0.0 GB/s' is nothing; more than 0"),
+        ("5.1 GB/s", "0.0 GB/s", "4:1: '0.0 GB/s' is nothing; expected more than 0"),
         ("5.1 GB/s", "5000 TB/s", "4:1: '5000 TB/s' is out of range; "),
-        ('"18 Gflop/s"', "nan", "6:1: float64 is nan; a string with a unit is wanted"),
+        ('"18 Gflop/s"', "nan", "6:1: float64 is nan; expected a string with a unit is wanted"),
         ("float64", "bool", "6:1: unknown key 'bool' in kernels"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_memory_limit_that_nothing_fits_names_the_smallest():
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(480), 4, memory=256)
     found = re.fullmatch(
-        r"memory: no plan on 4 ranks was found below 256 bytes a rank; at least (\d+) bytes, or more "
+        r"memory: no plan on 4 ranks was found below 256 bytes a rank; expected at least (\d+) bytes, or more "
         "ranks",
         str(caught.value),
     )
@@ -254,13 +254,13 @@ def test_pins():
     [
         (
             {"A": (3, 1)},
-            "pin: A cannot be cut 3×1 over 4 ranks; products of the prime factors of 4, none above its extent",
+            "pin: A cannot be cut 3×1 over 4 ranks; expected products of the prime factors of 4, none above its extent",
         ),
-        ({"A": (2,)}, "pin: A cannot be cut 2; a number for each dimension"),
-        ({"A": 4}, "pin: A cannot be cut 4; a number for each dimension"),
-        ({"A": ("2", 1)}, "pin: A cannot be cut 2×1; a number for each dimension"),
-        ({"Q": (2, 2)}, "pin: Q is not in the graph; allowed: A, B, C, D, E, Z"),
-        ({"Z_1": (2, 2)}, "pin: Z_1 is computed on the way; allowed: A, B, C, D, E, Z"),
+        ({"A": (2,)}, "pin: A cannot be cut 2; expected a number for each dimension"),
+        ({"A": 4}, "pin: A cannot be cut 4; expected a number for each dimension"),
+        ({"A": ("2", 1)}, "pin: A cannot be cut 2×1; expected a number for each dimension"),
+        ({"Q": (2, 2)}, "pin: Q is not in the graph; expected one of A, B, C, D, E, Z"),
+        ({"Z_1": (2, 2)}, "pin: Z_1 is computed on the way; expected one of A, B, C, D, E, Z"),
     ],
 )
 def test_a_pin_that_cannot_be_met(pin, message):
@@ -303,14 +303,14 @@ def test_a_plan_equals_itself():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"ranks": True}, "ranks: True ranks; 1 to 4096"),
+        ({"ranks": True}, "ranks: True ranks; expected 1 to 4096"),
         (
             {"ranks": 4, "memory": 2.5},
-            "memory: '2.5' has no unit; a whole number of bytes, or a unit such as in \"4 GiB\"",
+            "memory: '2.5' has no unit; expected a whole number of bytes, or a unit such as in \"4 GiB\"",
         ),
         (
             {"ranks": 4, "memory": -1},
-            "memory: '-1' is not an amount of memory; a number and a unit, such as \"4 GiB\"",
+            "memory: '-1' is not an amount of memory; expected a number and a unit, such as \"4 GiB\"",
         ),
     ],
 )
@@ -413,28 +413,28 @@ def test_the_plan_command(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("-n", "0"), "ranks: 0 ranks; 1 to 4096"),
-        (("-n", "4097"), "ranks: 4097 ranks; 1 to 4096"),
+        (("-n", "0"), "ranks: 0 ranks; expected 1 to 4096"),
+        (("-n", "4097"), "ranks: 4097 ranks; expected 1 to 4096"),
         (
             ("-n", "two"),
             "einmpi: argument -n/--ranks: invalid int value: 'two'; see einmpi plan --help",
         ),
         (
             ("-n", "4", "--strategy", "best"),
-            "strategy: unknown strategy 'best'; allowed: eindecomp, eindecomp-paper, sqrt, "
+            "strategy: unknown strategy 'best'; expected one of eindecomp, eindecomp-paper, sqrt, "
             "data, model, sequence, attention, megatron, replicate",
         ),
         (
             ("-n", "4", "--strategy", "data"),
-            '[roles]: strategy data needs the role batch; such as batch = ["b"]',
+            '[roles]: strategy data needs the role batch; expected such as batch = ["b"]',
         ),
         (
             ("-n", "4", "--memory", "lots"),
-            "memory: 'lots' is not an amount of memory; a number and a unit, such as \"4 GiB\"",
+            "memory: 'lots' is not an amount of memory; expected a number and a unit, such as \"4 GiB\"",
         ),
         (
             ("-n", "4", "--show-relations", "Q"),
-            "--show-relations: unknown vertex 'Q'; allowed: Z_1, Z_2, Z_3, Z",
+            "--show-relations: unknown vertex 'Q'; expected one of Z_1, Z_2, Z_3, Z",
         ),
     ],
 )

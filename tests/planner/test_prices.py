@@ -216,7 +216,8 @@ def test_uneven_nodes_have_one_level():
 @pytest.mark.parametrize("nodes", [0, 3, 9, "2", 2.0])
 def test_wrong_numbers_of_nodes(nodes):
     with pytest.raises(
-        InputError, match=r"^nodes: 8 ranks on .* nodes; a divisor of the ranks: 1, 2, 4, 8$"
+        InputError,
+        match=r"^nodes: 8 ranks on .* nodes; expected a divisor of the ranks: 1, 2, 4, 8$",
     ):
         make_plan(chain().graph, 8, Options(nodes=nodes))
 

@@ -161,37 +161,45 @@ def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everythin
 @pytest.mark.parametrize(
     ("strategy", "roles", "message"),
     [
-        ("attention", {}, '[roles]: strategy attention needs the role head; such as head = ["h"]'),
+        (
+            "attention",
+            {},
+            '[roles]: strategy attention needs the role head; expected such as head = ["h"]',
+        ),
         (
             "attention",
             {"head": ()},
-            '[roles]: strategy attention needs the role head; such as head = ["h"]',
+            '[roles]: strategy attention needs the role head; expected such as head = ["h"]',
         ),
         (
             "data",
             {"head": ("h",)},
-            '[roles]: strategy data needs the role batch; such as batch = ["b"]',
+            '[roles]: strategy data needs the role batch; expected such as batch = ["b"]',
         ),
-        ("model", {}, '[roles]: strategy model needs the role hidden; such as hidden = ["f"]'),
+        (
+            "model",
+            {},
+            '[roles]: strategy model needs the role hidden; expected such as hidden = ["f"]',
+        ),
         (
             "sequence",
             {},
-            '[roles]: strategy sequence needs the role sequence; such as sequence = ["s"]',
+            '[roles]: strategy sequence needs the role sequence; expected such as sequence = ["s"]',
         ),
         (
             "megatron",
             {"sequence": ("s",)},
-            '[roles]: strategy megatron needs the role head or hidden; such as head = ["h"]',
+            '[roles]: strategy megatron needs the role head or hidden; expected such as head = ["h"]',
         ),
         (
             "attention",
             {"head": ("q",)},
-            "[roles]: role head names the label q, which no vertex has; allowed: s, h, d, a, t",
+            "[roles]: role head names the label q, which no vertex has; expected one of s, h, d, a, t",
         ),
         (
             "attention",
             {"head": ("h",), "batch": ("bb",)},
-            "[roles]: role batch names the label bb, which no vertex has; allowed: s, h, d, a, t",
+            "[roles]: role batch names the label bb, which no vertex has; expected one of s, h, d, a, t",
         ),
     ],
 )

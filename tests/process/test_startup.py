@@ -140,7 +140,7 @@ def test_all_come(limit):
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("soon", "'soon' is not a time; a number and"),
+        ("soon", "'soon' is not a time; expected a number and"),
         ("3000000", "3000000 is more than 24h; less, or 0"),
     ],
 )

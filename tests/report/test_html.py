@@ -473,11 +473,12 @@ def test_plot_as_png(tmp_path):
 def test_what_cannot_be_written(tmp_path, monkeypatch):
     plan = einmpi.plan(load("softmax"), 2)
     with pytest.raises(
-        InputError, match=r"plan\.jpg: unknown kind of picture; a file that ends in \.svg or \.png"
+        InputError,
+        match=r"plan\.jpg: unknown kind of picture; expected a file that ends in \.svg or \.png",
     ):
         write_plot("plan.jpg", plan)
     with pytest.raises(
-        InputError, match=r"none/plan\.svg: No such file or directory; a file to write"
+        InputError, match=r"none/plan\.svg: No such file or directory; expected a file to write"
     ):
         write_plot(tmp_path / "none" / "plan.svg", plan)
     with pytest.raises(InputError, match="No such file or directory"):
@@ -514,7 +515,10 @@ def test_pages_and_plots_from_the_command_line(tmp_path):
     assert (tmp_path / "plan.svg").read_text().startswith("<svg")
     done = einmpi_command(tmp_path, job, "--report", "none/run.html")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "--report none/run.html: No such file or directory; a file to write\n"
+    assert (
+        done.stderr
+        == "--report none/run.html: No such file or directory; expected a file to write\n"
+    )
 
 
 @needs_mpirun

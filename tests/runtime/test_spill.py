@@ -241,7 +241,7 @@ def test_what_goes_wrong_in_a_pass_names_the_vertex(tmp_path):
     arrays = {"W": np.zeros((8, 40)), "n": np.full(40, 8)}
     job = with_files(einmpi.program("Z[i,j] = W[n[i],j]", **arrays), arrays, tmp_path)
     with pytest.raises(
-        einmpi.EinmpiError, match=r"^Z: an index from 8 to 8 is out of range; 0 to 7$"
+        einmpi.EinmpiError, match=r"^Z: an index from 8 to 8 is out of range; expected 0 to 7$"
     ):
         einmpi.run(job, memory=4000)
 
@@ -322,7 +322,8 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path):
     job = tmp_path / "odd.toml"
     job.write_text(JOB + 'run.scratch = "a\\u0000b"\n')
     with pytest.raises(
-        einmpi.InputError, match=r"odd.toml: '.*a\\x00b': embedded null byte; a folder to write to$"
+        einmpi.InputError,
+        match=r"odd.toml: '.*a\\x00b': embedded null byte; expected a folder to write to$",
     ):
         einmpi.run(einmpi.load(job))
 

@@ -367,17 +367,17 @@ def test_refusals(monkeypatch):
     assert refused(
         lambda: einmpi.compile(job, ALONE)({"X": fake_cupy.ndarray(np.broadcast_to(0.0, (2**31,)))})
     ) == (
-        "program: this needs 32.0 GiB on one GPU; at most the 8.0 GiB of the Paper GPU; "
+        "program: this needs 32.0 GiB on one GPU; expected at most the 8.0 GiB of the Paper GPU; "
         '[plan] memory = "…", or more GPUs'
     )
     monkeypatch.setenv(gpus.VARIABLE, "nccl")
     monkeypatch.setattr("einmpi.runtime.gpu.backend._stations", {})
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; allowed: mpi, nccl, host"
+        "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; expected one of mpi, nccl, host"
     )
     monkeypatch.setenv(gpus.VARIABLE, "ncll")
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "EINMPI_GPU_MESSAGES: unknown way 'ncll'; did you mean nccl? allowed: mpi, nccl, host"
+        "EINMPI_GPU_MESSAGES: unknown way 'ncll'; expected one of mpi, nccl, host (did you mean nccl?)"
     )
 
 
