@@ -338,7 +338,7 @@ def test_one_process_needs_no_mpi_library():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_a_part_of_the_world():
     """A communicator of some ranks, the user's own messages on it, and another one freed."""

@@ -159,7 +159,7 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
 # ---- real mpirun ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
     "ranks", [1, 2, 4, 6, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 5, 7, 8, 12, 16))]
@@ -176,7 +176,7 @@ def test_every_case_under_mpirun(ranks):
         assert sum(row["received"]) == row["predicted"], row
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_two_runs_give_the_same_bits(tmp_path):
     (tmp_path / "job.toml").write_text(

@@ -7,7 +7,7 @@ import pytest
 from failing import FAILURES, RANKS, START_LIMIT, Failing
 from mpi_helpers import OPEN_MPI, ROOT, finished, needs_mpirun, run_mpi
 
-pytestmark = [pytest.mark.mpi, needs_mpirun]
+pytestmark = [pytest.mark.mpirun, needs_mpirun]
 PAGE = ROOT / "docs/failures.md"
 KILLED = r"einmpi: error: rank 1 was killed by SIGKILL in kernel m\[\].*; perhaps there was not enough memory"
 

@@ -8,7 +8,7 @@ import pytest
 from namespaces import ROOT, hosts, reason_against
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 def test_bytes_between_nodes_are_as_planned():
     """On 2 hosts × 2 ranks; verify compares the numbers."""
     if reason := reason_against():
@@ -24,7 +24,7 @@ def test_bytes_between_nodes_are_as_planned():
     assert 0 < found["bytes_between"] < found["bytes_moved"] == found["bytes_predicted"]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @pytest.mark.slow
 def test_bytes_between_nodes_are_as_planned_by_every_strategy():
     """The benchmark, very small."""

@@ -108,7 +108,7 @@ def wait_for(folder, ranks):
 # ---- mpirun ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("what", [KILL_ONE, pytest.param(KILL_ALL, marks=pytest.mark.slow)])
 def test_killed_and_started_again(folder, what):
@@ -129,7 +129,7 @@ def test_killed_and_started_again(folder, what):
     ] > 0
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
     ("before", "after", "what", "name"),
@@ -162,7 +162,7 @@ def test_ranks_are_asked_to_stop(folder, before, after, what, name):
         assert relative_error(array, found[key]) <= 1e-12
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.slow
 def test_a_second_sigterm_ends_at_once(folder):
@@ -184,7 +184,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
@@ -203,7 +203,7 @@ def test_the_launcher_passes_it_on(folder, number):
     assert os.listdir(folder / "saved") == ["000005"]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_a_signal_before_the_ranks_can_hear_it(folder):
     """The launcher keeps it until they can."""
@@ -224,7 +224,7 @@ def test_a_signal_before_the_ranks_can_hear_it(folder):
     assert re.fullmatch(line, err)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.slow
 def test_the_launcher_ends_at_the_second(folder):
@@ -241,7 +241,7 @@ def test_the_launcher_ends_at_the_second(folder):
     assert sorted(os.listdir(folder / "saved"))[-1] == "000004"
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_the_command_line_is_patient(folder, monkeypatch):
     """`einmpi run -n` with --checkpoint, and without."""

@@ -74,7 +74,7 @@ def test_the_other_kernel_is_no_product():
     assert recognise(einsum) is None and einsum.operations() == 2 * 6 * 4
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_what_is_saved_is_what_is_printed(tmp_path):
     (tmp_path / "machine.toml").write_text("something else")
@@ -94,7 +94,7 @@ def test_what_is_saved_is_what_is_printed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["machine.toml"]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_wrong_options_are_said_once(tmp_path):
     """Open MPI's mpirun adds words of its own."""

@@ -68,7 +68,7 @@ def made_up(folder, name, version, script=""):
     return path
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_a_machine_that_works(tmp_path):
     path = f"{os.path.dirname(MPIRUN)}{os.pathsep}{os.environ['PATH']}"  # another mpirun may be the first there
@@ -118,7 +118,7 @@ def test_without_mpirun(bare, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_under_a_launcher():
     done = run_mpi(2, ["-m", "einmpi", "doctor"])

@@ -167,7 +167,7 @@ ENDS = {
 }
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("case", ENDS)
 def test_ends(begin, case):
@@ -179,7 +179,7 @@ def test_ends(begin, case):
     assert not killed or run.end - float(killed[1]) < SOON
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
     ("number", "line"),
@@ -197,7 +197,7 @@ def test_parent_is_told_to_end(begin, number, line):
     assert run.end - told < SOON
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_parent_is_killed(begin):
     run = begin("wait")
@@ -208,7 +208,7 @@ def test_parent_is_killed(begin):
     run.finish()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_reader_has_seen_enough(begin):
     run = begin("wait")

@@ -448,7 +448,7 @@ def test_debug_shows_the_traceback(folder):
 # ---- under mpirun ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_four_ranks_print_one_summary(folder):
     done = run_mpi(4, ["-m", "einmpi", "jobs/chain.toml"], cwd=folder)
@@ -463,7 +463,7 @@ def test_four_ranks_print_one_summary(folder):
     )
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("name", ["not TOML", "unknown key", "label left over"])
 def test_four_ranks_refuse_a_bad_job_with_one_line(name, folder):

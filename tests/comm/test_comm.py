@@ -262,7 +262,7 @@ def large():
     comm.free()
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
 def test_mpi(ranks):
@@ -271,7 +271,7 @@ def test_mpi(ranks):
     assert json.loads(done.stdout) == run_threads(ranks, run_all)
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @pytest.mark.slow
 @needs_mpirun
 def test_more_than_two_gib():
@@ -279,7 +279,7 @@ def test_more_than_two_gib():
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_abort_says_one_line():
     done = run_mpi(
@@ -334,7 +334,7 @@ def test_no_library():
     )
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_launcher_of_another_mpi():
     foreign = (

@@ -218,7 +218,7 @@ def test_which_nodes_are_even():
 # ---- real mpirun ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.skipif(OPEN_MPI, reason="only MPICH can be told to see several nodes on one machine")
 def test_ranks_dealt_to_nodes_in_turn(machine):

@@ -630,7 +630,7 @@ def test_continuous_integration_finds_the_test_command():
     assert found.stdout.strip() == readme_command("test command")
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 def test_readme_run_command_prints_what_readme_shows(tmp_path):
     if not MPIRUN.exists():
         pytest.skip("there is no mpirun beside the Python interpreter")

@@ -391,7 +391,7 @@ assert (einmpi.open_dataset("f.npy").gather() == whole).all()
 
 
 @needs_mpirun
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_under_mpirun(ranks, tmp_path):
     whole = np.arange(300 * 170).reshape(300, 170) * 1.5
@@ -405,7 +405,7 @@ def test_under_mpirun(ranks, tmp_path):
 
 
 @needs_mpirun
-@pytest.mark.mpi
+@pytest.mark.mpirun
 def test_a_damaged_chunk_ends_all_ranks(tmp_path):
     """One rank finds it, the others wait for what it reads."""
     with h5py.File("x.h5", "w") as file:
@@ -423,7 +423,7 @@ def test_a_damaged_chunk_ends_all_ranks(tmp_path):
 
 
 @needs_mpirun
-@pytest.mark.mpi
+@pytest.mark.mpirun
 def test_a_run_says_what_was_read_for_others(tmp_path):
     with h5py.File("x.h5", "w") as file:
         file["W"] = np.ones((64, 64))

@@ -754,7 +754,7 @@ for number, cut in enumerate((0, 1, None)):
 """
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_on_processes(ranks, tmp_path):
@@ -778,7 +778,7 @@ sys.exit(main(["job.toml"]))
 """
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize(
     "rank, most, options",
@@ -819,7 +819,7 @@ sys.exit(main(["job.toml"]))
 """
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_killed_while_it_writes(rank, tmp_path):
@@ -836,7 +836,7 @@ def test_a_rank_killed_while_it_writes(rank, tmp_path):
     assert sorted(os.listdir()) == ["job.toml", "o.h5"]
 
 
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @needs_mpirun
 def test_a_run_while_another_one_writes(tmp_path):
     (tmp_path / "job.toml").write_text(BIG_JOB + 'outputs.Z = "o.h5:/Z"\n')

@@ -522,7 +522,7 @@ def test_pages_and_plots_from_the_command_line(tmp_path):
 
 
 @needs_mpirun
-@pytest.mark.mpi
+@pytest.mark.mpirun
 def test_a_run_writes_its_page(tmp_path):
     job = str(ROOT / "jobs" / "chain.toml")
     done = run_mpi(2, ["-m", "einmpi", job, "--report", "run.html"], cwd=tmp_path)

@@ -174,7 +174,7 @@ def on_terminal(command, width):
     return process.returncode, shown.decode()
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[pytest.mark.mpi, needs_mpirun])])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=[pytest.mark.mpirun, needs_mpirun])])
 def test_a_run_on_a_terminal(ranks):
     command = [
         sys.executable,

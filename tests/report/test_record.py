@@ -194,7 +194,7 @@ TABLE = re.compile(
 
 
 @needs_mpirun
-@pytest.mark.mpi
+@pytest.mark.mpirun
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_on_real_ranks(ranks, tmp_path):
     arguments = [

@@ -357,7 +357,7 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path):
 
 
 @needs_mpirun
-@pytest.mark.mpi
+@pytest.mark.mpirun
 def test_on_real_ranks(tmp_path):
     (tmp_path / "job.toml").write_text(JOB)
     done = run_mpi(2, ["-m", "einmpi", "verify", "job.toml", "--memory", "300kB"], cwd=tmp_path)
