@@ -21,7 +21,7 @@ import numpy as np
 import einmpi
 from einmpi.kernels.cuda import dispatch as cuda
 from einmpi.kernels.cuda import group as cuda_group
-from einmpi.kernels.grouping import arrange
+from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Group, Kernel, Load, Store, writes
 
@@ -206,7 +206,7 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
     shapes = {
         name: np.broadcast_to(np.zeros((), like), shape) for name, shape in case.shapes.items()
     }
-    schedule = arrange(
+    schedule = group_kernels(
         lower(einmpi.plan(einmpi.program(case.program, **shapes), ranks=1), 0), cuda_group.RULE
     )
     kind = {"float16": next(iter(arrays.values())).dtype} if dtype == "bfloat16" else {}

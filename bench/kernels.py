@@ -29,9 +29,9 @@ from threadpoolctl import threadpool_limits
 
 import einmpi
 from einmpi.compiled.inputs import Inputs
-from einmpi.kernels.contraction import recognise
-from einmpi.kernels.cpu import dispatch as kernels
-from einmpi.kernels.cpu.blas import workspace
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.cpu import dispatch
+from einmpi.kernels.cpu.blas import workspace_bytes
 from einmpi.runtime.backend import NumpyBackend
 
 try:
@@ -324,7 +324,7 @@ def ours(case: Case, threads: int, arrays: Arrays) -> Run:
     operands, out = [arrays[name] for name in vertex.inputs], np.empty(vertex.bound, vertex.dtype)
 
     def run() -> np.ndarray:
-        kernels.compute(vertex.einsum, operands, out, {}, threads, case.way == "fast")
+        dispatch.compute_einsum(vertex.einsum, operands, out, {}, threads, case.way == "fast")
         return out
 
     return run
@@ -333,12 +333,13 @@ def ours(case: Case, threads: int, arrays: Arrays) -> Run:
 def copied(case: Case, arrays: Arrays) -> float | None:
     """Of a contraction, the bytes that are copied at a time over those of operands and result."""
     (vertex, *others) = einmpi.program(case.program, **arrays).graph.computed
-    found = None if others else recognise(vertex.einsum)
+    found = None if others else recognise_contraction(vertex.einsum)
     if found is None:
         return None
     total = vertex.nbytes + sum(array.nbytes for array in arrays.values())
     return (
-        workspace(found, [arrays[name].dtype.name for name in vertex.inputs], vertex.dtype) / total
+        workspace_bytes(found, [arrays[name].dtype.name for name in vertex.inputs], vertex.dtype)
+        / total
     )
 
 

@@ -16,7 +16,7 @@ from einmpi.kernels.cuda import dispatch as cuda
 from einmpi.kernels.cuda import group as cuda_group
 from einmpi.kernels.cuda.scalar_source import STORED
 from einmpi.kernels.cuda.source import expression_source
-from einmpi.kernels.grouping import arrange
+from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, reads, writes
@@ -213,7 +213,7 @@ def check_group(cupy, name, dtype, monkeypatch):
     text, shapes = GROUPS[name]
     arrays = random_arrays(dtype, shapes)
     job = einmpi.program(text, **arrays)
-    schedule = arrange(lower(einmpi.plan(job, ranks=1), 0), cuda_group.RULE)
+    schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), cuda_group.RULE)
     (group,) = [step for step in schedule.steps if isinstance(step, Group)]
     assert not any(isinstance(step, Kernel) for step in schedule.steps)
     slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in reads(group)}

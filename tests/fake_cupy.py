@@ -228,7 +228,7 @@ def compute(
     einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False
 ) -> None:
     """einmpi.kernels.cuda.dispatch.compute, by numpy."""
-    from einmpi.kernels.cpu.dispatch import compute as on_host
+    from einmpi.kernels.cpu.dispatch import compute_einsum as on_host
 
     numbers = {label: indices(runs) for label, runs in index}
     on_host(einsum, [operand.values for operand in operands], target.values, numbers)

@@ -12,7 +12,7 @@ from run_cases import SIZES, cases, strategies
 
 import einmpi
 from einmpi.files import load as storage
-from einmpi.kernels.cpu import dispatch as kernels
+from einmpi.kernels.cpu import dispatch
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.planner.make_plan import Options, make_plan
 from einmpi.runtime import transfer
@@ -63,7 +63,7 @@ def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
 )
 def test_compiled_kernels_on_threads(name, references, monkeypatch):
     """Small work is left to numpy; here everything is compiled."""
-    monkeypatch.setattr(kernels, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 0)
     job, arrays = CASES[name]
     for ranks in (1, 3):
         assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])

@@ -17,10 +17,10 @@ from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar
 
 # Nanoseconds an element or a call, for eight-byte numbers on one core; only their ratios matter.
 MULTIPLY_ADD, DIRECT, COPY, TURN, CALL = 0.1, 1.0, 1.0, 3.0, 200.0
-PIECE = (
+MAX_TEMPORARY_BYTES = (
     56 * 2**20
 )  # bytes of temporaries at a time, at the most: kernels stay below 64 MiB, all in all
-THIN = 128  # rows or columns that a matrix keeps when it is halved for that
+MIN_MATRIX_SIDE = 128  # rows or columns that a matrix keeps when it is halved for that
 
 Labels: TypeAlias = tuple[str, ...]
 Extent: TypeAlias = Mapping[str, int]
@@ -40,7 +40,7 @@ class Contraction:
 
 
 @lru_cache(maxsize=4096)
-def recognise(einsum: EinSum) -> Contraction | None:
+def recognise_contraction(einsum: EinSum) -> Contraction | None:
     """The EinSum as a contraction; None where it is none."""
     try:
         scale, leaves = _product(einsum.function, False)
@@ -80,7 +80,7 @@ def _product(node: Scalar, conj: bool) -> tuple[Any, tuple[tuple[int, bool], ...
 
 
 @dataclass(frozen=True)
-class Plan:
+class Lowering:
     """A kernel and what is done before and after it. `copies` and `conj` go over the factors, then the output."""
 
     kernel: str
@@ -101,11 +101,11 @@ class Plan:
     result: int = 0  # bytes of the product
 
 
-Piece: TypeAlias = tuple[Plan, Part]
-Sum: TypeAlias = tuple[Piece, ...]
+PartialLowering: TypeAlias = tuple[Lowering, Part]
+Summands: TypeAlias = tuple[PartialLowering, ...]
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """Where an array lies: its strides, its labels from the longest to the shortest, and if it must be copied."""
 
     stride: Extent
@@ -115,7 +115,9 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _plan(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str) -> Plan:
+def cheapest_lowering(
+    contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str
+) -> Lowering:
     """The cheapest way to contract arrays of these dtypes and strides, the output last; `dtype` is the product's."""
     extent = dict(contraction.extents)
     indices = [
@@ -152,8 +154,8 @@ def _plan(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str
             or conj[k] > conj[-1]
             or (scaled and sizes[k] == min(sizes) <= limit)
         )
-        layouts.append(Layout(stride, order, forced, forced or dtypes[k] != dtype))
-    plan = min(ways(layouts, extent, dtype), key=lambda plan: plan.cost)
+        layouts.append(ArrayLayout(stride, order, forced, forced or dtypes[k] != dtype))
+    plan = min(candidate_lowerings(layouts, extent, dtype), key=lambda plan: plan.cost)
     copied = [k for k, copy in enumerate(plan.copies) if copy is not None]
     where = min(
         (k for k in copied if scaled and sizes[k] <= sizes[-1]),
@@ -167,7 +169,9 @@ def _plan(contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str
     return replace(plan, dtype=dtype, conj=tuple(conj), scaled=where, bytes=size, result=result)
 
 
-def ways(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan]:
+def candidate_lowerings(
+    layouts: Sequence[ArrayLayout], extent: Extent, dtype: str
+) -> Iterator[Lowering]:
     """Ways to contract: without BLAS and almost without copies, or by BLAS with some."""
     a, b, target = layouts[0], layouts[-2], layouts[-1]
     inner = [label for label in a.stride if label not in target.stride]
@@ -175,7 +179,7 @@ def ways(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan
     if target.foreign and (inner or len(layouts) == 2):
         copies[-1] = target.order
     if len(layouts) == 2:
-        yield Plan("reduce", (None, copies[-1]), 0.0)
+        yield Lowering("reduce", (None, copies[-1]), 0.0)
         return
     size = np.dtype(dtype).itemsize
     width = size / 8 * (2 if dtype[0] == "c" else 1)
@@ -184,7 +188,7 @@ def ways(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan
     ) & set(b.stride)
     cost = DIRECT * width * (1 if abreast else 4) * size_of({*a.stride, *b.stride}, extent)
     cost += sum(COPY * size_of(copy, extent) for copy in copies if copy is not None)
-    yield Plan("einsum" if inner else "multiply", tuple(copies), cost)
+    yield Lowering("einsum" if inner else "multiply", tuple(copies), cost)
     if not inner or dtype[0] not in "fc":
         return
     left, right = ([x for x in y.stride if x not in z.stride] for y, z in ((a, b), (b, a)))
@@ -210,14 +214,14 @@ def ways(layouts: Sequence[Layout], extent: Extent, dtype: str) -> Iterator[Plan
                     cost += (COPY if order[-1:] == layout.order[-1:] else TURN) * size_of(
                         order, extent
                     )
-            yield Plan("matmul", tuple(orders), cost, loops, (rows, depth, columns))
+            yield Lowering("matmul", tuple(orders), cost, loops, (rows, depth, columns))
             viewed = viewed or orders == [None, None, None]
         if viewed:
             return  # loops over smaller matrices can save no copy
 
 
 def _copy_order(
-    layout: Layout, side: tuple[Labels, Labels], extent: Extent, size: int
+    layout: ArrayLayout, side: tuple[Labels, Labels], extent: Extent, size: int
 ) -> Labels | None:
     """The order in memory of the best copy that is a stack of matrices for BLAS; None: the array is one already."""
     if not layout.foreign and _blasable(layout.stride, side, extent, size):
@@ -243,22 +247,22 @@ def _blasable(stride: Extent, side: tuple[Labels, Labels], extent: Extent, size:
     return fast == size and slow % size == 0 and slow >= count * size
 
 
-def pieces(
+def split_to_fit_memory(
     contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part
-) -> Iterator[Sum]:
-    """The output in parts that need no more than PIECE bytes of temporaries, and what is added up for each of them."""
-    plan, extent = _plan(contraction, dtypes, strides, dtype), dict(contraction.extents)
-    if plan.bytes <= PIECE:
+) -> Iterator[Summands]:
+    """The output in parts that need no more than MAX_TEMPORARY_BYTES bytes of temporaries, and what is added up for each of them."""
+    plan, extent = cheapest_lowering(contraction, dtypes, strides, dtype), dict(contraction.extents)
+    if plan.bytes <= MAX_TEMPORARY_BYTES:
         yield ((plan, part),)
         return
     output = contraction.indices[-1]
     largest = max((copy for copy in plan.copies if copy), key=lambda copy: size_of(copy, extent))
     usable = [label for label in largest if label in output and _is_thick(plan, label, extent)]
-    if not usable and size_of(output, extent) * np.dtype(dtype).itemsize > PIECE // 8:
+    if not usable and size_of(output, extent) * np.dtype(dtype).itemsize > MAX_TEMPORARY_BYTES // 8:
         usable = [label for label in output if extent[label] > 1]
     if usable:
         for half, place in _halves(contraction, usable, part):
-            yield from pieces(half, dtypes, strides, dtype, place)
+            yield from split_to_fit_memory(half, dtypes, strides, dtype, place)
     else:  # the output is small, and the sums are long
         dense = dense_strides(output, extent, dtype)
         yield tuple(
@@ -268,22 +272,22 @@ def pieces(
 
 def _summands(
     contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part
-) -> Iterator[Piece]:
-    plan = _plan(contraction, dtypes, strides, dtype)
+) -> Iterator[PartialLowering]:
+    plan = cheapest_lowering(contraction, dtypes, strides, dtype)
     inner = [
         label
         for copy in plan.copies[:-1]
         for label in copy or ()
         if label not in contraction.indices[-1]
     ]
-    if plan.bytes <= PIECE // 2 or not inner:
+    if plan.bytes <= MAX_TEMPORARY_BYTES // 2 or not inner:
         yield plan, part
         return
     for half, place in _halves(contraction, inner, part):
         yield from _summands(half, dtypes, strides, dtype, place)
 
 
-def bytes_needed(summands: Sum) -> int:
+def bytes_needed(summands: Summands) -> int:
     """Bytes of temporaries: the copies, and where there are several summands the total and one of them."""
     return max(plan.bytes + (2 * plan.result if len(summands) > 1 else 0) for plan, _ in summands)
 
@@ -302,10 +306,10 @@ def _halves(
         yield replace(contraction, extents=extents), {**part, label: half}
 
 
-def _is_thick(plan: Plan, label: str, extent: Extent) -> bool:
+def _is_thick(plan: Lowering, label: str, extent: Extent) -> bool:
     """Whether a label can be halved without making thin matrices of those that BLAS gets."""
     groups = [group for group in plan.matrix if label in group]
-    return all(size_of(group, extent) >= 2 * THIN for group in groups)
+    return all(size_of(group, extent) >= 2 * MIN_MATRIX_SIDE for group in groups)
 
 
 def dense_strides(index: Labels, extent: Extent, dtype: str) -> tuple[int, ...]:

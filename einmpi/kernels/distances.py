@@ -10,7 +10,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call, Const, Scalar
 
 # float16 would overflow, and integers are exact.
-DTYPES = ("float32", "float64", "complex64", "complex128")
+DISTANCE_DTYPES = ("float32", "float64", "complex64", "complex128")
 PRODUCT = Call("*", (Arg(0), Arg(1)))
 
 
@@ -53,7 +53,7 @@ def recognise_distance(einsum: EinSum) -> Distance | None:
     return Distance(replace(einsum, function=PRODUCT), _SQUARES[einsum.function])
 
 
-def norm_of(product: EinSum, k: int) -> EinSum:
+def squared_norms(product: EinSum, k: int) -> EinSum:
     """The sums of squares of an operand; it is there twice, so that there need be no array of squares."""
     index = product.operands[k]
     kept = tuple(label for label in product.output if label in index)

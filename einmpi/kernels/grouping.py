@@ -14,14 +14,14 @@ from einmpi.schedule.steps import Begin, Free, Group, Kernel, Step, writes
 
 
 @dataclass(frozen=True)
-class Rule:
+class GroupingRule:
     """Which kernels may be in a group, and how many of each row at a time; None: better one after another."""
 
     suits: Callable[[Kernel], bool]
     block: Callable[[Sequence[Kernel], Sequence[Sequence[str]]], tuple[int, ...] | None]
 
 
-def arrange(schedule: Schedule, rule: Rule) -> Schedule:
+def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     """The schedule with groups in it, as the rule of a backend wants them. It needs no more memory."""
     steps: list[Step] = []
     ends = [0] * (len(schedule.steps) + 1)  # how many steps there are in place of the first ones
@@ -52,7 +52,7 @@ def _hold(held: dict[str, int], step: Step) -> None:
         del held[step.slot.name]
 
 
-def _run(steps: Sequence[Step], start: int, rule: Rule) -> list[Kernel | Free | Begin]:
+def _run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[Kernel | Free | Begin]:
     """The most steps from a start on that have rows in common, with what is freed in it."""
     found: list[Kernel | Free | Begin] = []
     rows = _Rows()
@@ -67,7 +67,7 @@ def _run(steps: Sequence[Step], start: int, rule: Rule) -> list[Kernel | Free | 
     return found
 
 
-def _group(run: list[Kernel | Free | Begin], held: int, rule: Rule) -> Group | None:
+def _group(run: list[Kernel | Free | Begin], held: int, rule: GroupingRule) -> Group | None:
     kernels = [step for step in run if isinstance(step, Kernel)]
     if len(kernels) < 2:
         return None

@@ -13,12 +13,14 @@ import numpy as np
 
 from einmpi.graph.scalar import OPS, Call, Scalar, walk
 
-PACKED = 2**22  # bytes of an operand that are copied at a time, to lie dense along the lanes
-REUSE = 8  # how often such a copy must be read
-STRIP = (
+PACKED_BYTES = 2**22  # bytes of an operand that are copied at a time, to lie dense along the lanes
+MIN_PACKED_READS = 8  # how often such a copy must be read
+STRIP_BYTES = (
     2**15
 )  # bytes of lanes without rows: long enough for memory to stream, short enough for the first cache
-FOLD = 2**7  # bytes of lanes that are folded into one result: as many as fit into registers
+AGGREGATED_LANES_BYTES = (
+    2**7
+)  # bytes of lanes that are folded into one result: as many as fit into registers
 
 Range: TypeAlias = tuple[int, int]
 Index: TypeAlias = tuple[str | Scalar, ...]
@@ -90,7 +92,7 @@ class Nest:
 
 
 @dataclass(frozen=True)
-class Layout:
+class IndexedArray:
     """An array and what indexes its dimensions: labels, or expressions over Args."""
 
     dtype: str
@@ -108,7 +110,7 @@ class Axis(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BoundNest:
     """A nest, the axes of its loops, the arrays that are packed, and stride and extent of each gathered dimension."""
 
     nest: Nest
@@ -137,13 +139,13 @@ class Plan:
 
 
 @lru_cache(maxsize=4096)
-def make_plan(
+def bind_nest(
     function: Scalar,
-    layouts: tuple[Layout, ...],
-    target: Layout,
+    layouts: tuple[IndexedArray, ...],
+    target: IndexedArray,
     aggregation: str | None,
     extents: tuple[tuple[str, int], ...],
-) -> Plan:
+) -> BoundNest:
     arrays = (*layouts, target)
     axes = axes_of(arrays, extents)
     sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
@@ -175,7 +177,7 @@ def make_plan(
     widths = (
         (32 if lane.extent <= 32 else 128)
         if tiled
-        else (FOLD if lane.aggregated else STRIP) // max(sizes)
+        else (AGGREGATED_LANES_BYTES if lane.aggregated else STRIP_BYTES) // max(sizes)
     )
     nest = Nest(
         function,
@@ -188,10 +190,10 @@ def make_plan(
         tiled,
         widths,
     )
-    return Plan(nest, order, packed, tuple(jumps))
+    return BoundNest(nest, order, packed, tuple(jumps))
 
 
-def axes_of(arrays: Sequence[Layout], extents: Sequence[tuple[str, int]]) -> list[Axis]:
+def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) -> list[Axis]:
     """The labels with more than one value; where there is none, one axis that goes nowhere."""
     tables = []
     for layout in arrays:
@@ -250,7 +252,11 @@ def _is_packed(
     times = prod(axis.extent for axis in axes if not axis.strides[array])
     deep = prod(axis.extent for axis in axes if axis.strides[array] and axis.aggregated)
     reduces = any(axis.aggregated for axis in axes)
-    return reduces and times >= REUSE and deep * sizes[array] * min(512, lane.extent) <= PACKED
+    return (
+        reduces
+        and times >= MIN_PACKED_READS
+        and deep * sizes[array] * min(512, lane.extent) <= PACKED_BYTES
+    )
 
 
 def _order(lane: Axis, axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[Axis, ...], bool]:

@@ -11,18 +11,18 @@ from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Arg, Const, Index, Scalar, rebuild, walk
 
 
-def expressions(einsum: EinSum) -> Iterator[Scalar]:
+def expressions_of(einsum: EinSum) -> Iterator[Scalar]:
     yield einsum.function
     for index in einsum.operands:
         yield from (entry for entry in index if not isinstance(entry, str))
 
 
 @lru_cache(maxsize=1024)
-def numbered(
+def number_operands(
     einsum: EinSum,
 ) -> tuple[Scalar, tuple[tuple[str | Scalar, ...], ...], tuple[str, ...]]:
     """⊗ and the operands' indices over Args alone, and the labels whose values are further operands."""
-    nodes = [node for part in expressions(einsum) for node in walk(part)]
+    nodes = [node for part in expressions_of(einsum) for node in walk(part)]
     labels = unique(node.label for node in nodes if isinstance(node, Index))
 
     def leaf(node: Scalar) -> Scalar:
@@ -39,7 +39,7 @@ def numbered(
     return rebuild(einsum.function, leaf), (*indices, *((label,) for label in labels)), labels
 
 
-def without_constants(
+def apply_constant_indices(
     array: Any, entries: tuple[str | Scalar, ...]
 ) -> tuple[Any, tuple[str | Scalar, ...]]:
     """An operand, of any array library, without the dimensions that have a constant index."""
@@ -49,12 +49,14 @@ def without_constants(
         ]
         for place, extent in zip(places, array.shape, strict=True):
             if isinstance(place, int):
-                check_range(place, place, extent)
+                check_index_range(place, place, extent)
         array = array[(*places, ...)]  # ...: a view even where no dimension is left
         entries = tuple(entry for entry in entries if not isinstance(entry, Const))
     return array, entries
 
 
-def check_range(low: int, high: int, extent: int) -> None:
+def check_index_range(low: int, high: int, extent: int) -> None:
     if low < 0 or high >= extent:
-        raise IndexError(f"an index from {low} to {high} is out of range; 0 to {extent - 1}")
+        raise IndexError(
+            f"an index from {low} to {high} is out of range; expected 0 to {extent - 1}"
+        )

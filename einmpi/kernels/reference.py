@@ -100,7 +100,7 @@ def evaluate_block(einsum: EinSum, operands: Sequence[np.ndarray], block: Block)
         for place, extent in zip(places, operand.shape, strict=True):
             if np.size(place) and (np.min(place) < 0 or np.max(place) >= extent):
                 raise IndexError(
-                    f"an index from {np.min(place)} to {np.max(place)} is out of range; 0 to {extent - 1}"
+                    f"an index from {np.min(place)} to {np.max(place)} is out of range; expected 0 to {extent - 1}"
                 )
         values.append(operand[tuple(places)])
     result = apply(einsum.function, values, positions)

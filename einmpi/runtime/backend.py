@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.kernels.cpu import compiled_group as fused_group
-from einmpi.kernels.cpu.dispatch import compute
-from einmpi.kernels.cpu.grouping_rule import RULE
-from einmpi.kernels.grouping import arrange
+from einmpi.kernels.cpu import compiled_group
+from einmpi.kernels.cpu.dispatch import compute_einsum
+from einmpi.kernels.cpu.grouping_rule import CPU_GROUPING
+from einmpi.kernels.grouping import group_kernels
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, indices, shape
 from einmpi.schedule.schedule import Schedule
@@ -128,13 +128,15 @@ class NumpyBackend:
 
     def compute(self, step: Kernel, operands: Sequence[np.ndarray], target: np.ndarray) -> None:
         index = {label: indices(runs) for label, runs in step.index}
-        compute(step.einsum, selected(step, operands), target, index, self.threads, self.fast_math)
+        compute_einsum(
+            step.einsum, selected(step, operands), target, index, self.threads, self.fast_math
+        )
 
     def arrange(self, schedule: Schedule) -> Schedule:
-        return arrange(schedule, RULE)
+        return group_kernels(schedule, CPU_GROUPING)
 
     def compute_group(self, step: Group, arrays: Mapping[str, np.ndarray]) -> bool:
-        return fused_group.compute(step, arrays, self.threads)
+        return compiled_group.compute_group(step, arrays, self.threads)
 
     def to_host(self, array: np.ndarray) -> np.ndarray:
         return array

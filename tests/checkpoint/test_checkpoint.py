@@ -183,8 +183,8 @@ def test_killed_where_memory_is_short(job, tmp_path, part):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_kernels_that_go_together(tmp_path, monkeypatch, ranks):
     """No run is saved in the middle of kernels that go together, on whichever rank; and the bits are the same."""
-    monkeypatch.setattr(grouping_rule, "CACHE", 1024)
-    monkeypatch.setattr(grouping_rule, "FEW", 4)
+    monkeypatch.setattr(grouping_rule, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(grouping_rule, "MIN_BLOCKS", 4)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 650)
     program = (
         "A[i,j] = softmax[j](X[i,j])\nB[i,k] = sum(A[i,j] * Y[j,k])\nZ[i,k] = layernorm[k](B[i,k])"

@@ -12,8 +12,8 @@ from einmpi.cli.calibrate.clock import seconds_of
 from einmpi.cli.calibrate.kernels import OTHER, PRODUCT, kernel
 from einmpi.cli.calibrate.messages import byte_time, inside_and_between, latency
 from einmpi.comm.threads import run_threads
-from einmpi.kernels.contraction import recognise
-from einmpi.kernels.cpu.dispatch import compute
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.planner.machine import PRODUCTS, read_machine
 
 
@@ -62,16 +62,16 @@ def test_messages_match(nodes):
 @pytest.mark.parametrize("dtype", PRODUCTS)
 def test_products_are_products(dtype):
     einsum, operands, out = kernel(PRODUCT, dtype, A=(5, 5), B=(5, 5))
-    compute(einsum, operands, out, {})
+    compute_einsum(einsum, operands, out, {})
     np.testing.assert_array_equal(out, operands[0] @ operands[1])
     assert out.dtype == dtype and out.any() and einsum.operations() == 2 * 5**3
 
 
 def test_the_other_kernel_is_no_product():
     einsum, operands, out = kernel(OTHER, "float64", X=(6, 4), C=(6,))
-    compute(einsum, operands, out, {})
+    compute_einsum(einsum, operands, out, {})
     np.testing.assert_allclose(out, np.exp(operands[0] - operands[1][:, None]))
-    assert recognise(einsum) is None and einsum.operations() == 2 * 6 * 4
+    assert recognise_contraction(einsum) is None and einsum.operations() == 2 * 6 * 4
 
 
 @pytest.mark.mpirun

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.errors import EinmpiError
-from einmpi.kernels.cpu import compiled_group as fused_group
-from einmpi.kernels.cpu import grouping_rule
+from einmpi.kernels.cpu import compiled_group, grouping_rule
 from einmpi.kernels.reference import evaluate as reference
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.schedule.steps import Exchange, Group, Kernel
@@ -47,7 +46,7 @@ PROGRAMS = {
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
     """Small tensors are cut like large ones."""
-    monkeypatch.setattr(grouping_rule, "CACHE", 1024)
+    monkeypatch.setattr(grouping_rule, "BLOCK_BYTES", 1024)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 1)
 
 
@@ -89,7 +88,7 @@ def test_nothing_between_is_whole():
 
 def test_one_by_one_if_it_must_be(monkeypatch):
     """What cannot be done in blocks is done as if there were no group."""
-    monkeypatch.setattr(fused_group, "compute", lambda *_: False)
+    monkeypatch.setattr(compiled_group, "compute_group", lambda *_: False)
     inputs = values({"X": (37, 23)})
     made, found = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
     np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)

@@ -13,7 +13,7 @@ import einmpi
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg
 from einmpi.kernels import reference
-from einmpi.kernels.cpu import dispatch as kernels
+from einmpi.kernels.cpu import dispatch
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -28,7 +28,7 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(params=["numpy", "compiled"])
 def way(request, monkeypatch):
     """What is no contraction goes through numpy's blocks, or through compiled loops; a run has both."""
-    monkeypatch.setattr(kernels, "WORTH_COMPILING", {"numpy": 2**62, "compiled": 0}[request.param])
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", {"numpy": 2**62, "compiled": 0}[request.param])
     return request.param
 
 
@@ -43,7 +43,7 @@ def compute(text, **arrays):
     graph, tensors = graph_of(text, arrays)
     for made in graph.computed:
         tensors[made.name] = out = np.full(made.bound, 77).astype(made.dtype)
-        kernels.compute(made.einsum, [tensors[name] for name in made.inputs], out, {}, 2)
+        dispatch.compute_einsum(made.einsum, [tensors[name] for name in made.inputs], out, {}, 2)
     return tensors["Z"]
 
 
@@ -86,9 +86,9 @@ def test_greatest_of_nothing(dtype, way):
     """The language refuses it; a kernel does not make a number up."""
     einsum = EinSum(("i",), (("i", "j"),), Arg(0), "max", ("j",), (("i", 2), ("j", 0)))
     with pytest.raises(ValueError, match="max of nothing has no value"):
-        kernels.compute(einsum, [np.zeros((2, 0), dtype)], np.zeros(2, dtype), {})
+        dispatch.compute_einsum(einsum, [np.zeros((2, 0), dtype)], np.zeros(2, dtype), {})
     nothing = EinSum(("i",), (("i", "j"),), Arg(0), "max", ("j",), (("i", 0), ("j", 0)))
-    kernels.compute(nothing, [np.zeros((0, 0), dtype)], np.zeros(0, dtype), {})
+    dispatch.compute_einsum(nothing, [np.zeros((0, 0), dtype)], np.zeros(0, dtype), {})
 
 
 # ---- layouts --------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_layouts(layout, dtype):
 
 @pytest.mark.parametrize("layout", ["rows apart", "one row", "one number"])
 def test_layouts_of_compiled_loops(layout, monkeypatch):
-    monkeypatch.setattr(kernels, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 0)
     rng = np.random.default_rng(0)
     A, B = (LAYOUTS[layout](rng.normal(size=shape)) for shape in ((11, 12), (12, 13)))
     text = PROGRAMS[-1]
@@ -214,7 +214,7 @@ def test_places_that_32_bits_do_not_count(way):
 def test_indices_that_32_bits_do_not_hold(way):
     graph, tensors = graph_of("Z[i] = A[i] + i", {"A": np.arange(3)})
     out = np.zeros(3, int)
-    kernels.compute(graph["Z"].einsum, [tensors["A"]], out, {"i": HUGE + np.arange(3)})
+    dispatch.compute_einsum(graph["Z"].einsum, [tensors["A"]], out, {"i": HUGE + np.arange(3)})
     np.testing.assert_array_equal(out, HUGE + np.array([0, 2, 4]))
 
 
@@ -345,7 +345,7 @@ MEMORY = [
 @pytest.mark.parametrize("text, extents", MEMORY, ids=lambda case: str(case)[:30])
 def test_no_temporary_of_the_whole_label_space(text, extents, monkeypatch):
     """What kernels allocate beside their output stays far below 64 MiB; see test_contract.py for contractions."""
-    monkeypatch.setattr(kernels, "WORTH_COMPILING", 2**62)
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 2**62)
     assert (
         peak_of(text, (extents[0] // (4 if prod(extents) > 2**23 else 1), *extents[1:]))
         < 12 * 2**20
@@ -359,7 +359,7 @@ def test_no_temporary_of_the_whole_label_space(text, extents, monkeypatch):
 )
 def test_no_temporary_in_compiled_loops(text, extents, monkeypatch):
     """But for operands that are packed, and the values of labels that are numbers."""
-    monkeypatch.setattr(kernels, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 0)
     assert peak_of(text, extents) < 12 * 2**20
 
 
@@ -377,9 +377,9 @@ def peak_of(text, extents):
     graph, tensors = graph_of(text, arrays)
     (made,) = graph.computed
     operands, out = [tensors[name] for name in made.inputs], np.empty(made.bound, made.dtype)
-    kernels.compute(made.einsum, operands, out, {}, 2)
+    dispatch.compute_einsum(made.einsum, operands, out, {}, 2)
     tracemalloc.start()
-    kernels.compute(made.einsum, operands, out, {}, 2)
+    dispatch.compute_einsum(made.einsum, operands, out, {}, 2)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak

@@ -12,7 +12,7 @@ from einmpi.api import program
 from einmpi.cli.calibrate.clock import seconds_of
 from einmpi.comm.base import Comm
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.cpu.dispatch import compute
+from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.planner.machine import PRODUCTS
 
 PRODUCT = "Z[i,k] = sum(A[i,j] * B[j,k])"
@@ -31,7 +31,7 @@ def product_times(comm: Comm, threads: int, budget: float) -> dict[str, float]:
         while seconds < _LONG and rows < _MOST:
             rows *= 2
             einsum, operands, out = kernel(PRODUCT, dtype, A=(rows, rows), B=(rows, rows))
-            work = partial(compute, einsum, operands, out, {}, threads)
+            work = partial(compute_einsum, einsum, operands, out, {}, threads)
             seconds = seconds_of(comm, work, budget / len(PRODUCTS) / 3)  # 3 sizes or so
         found[dtype] = seconds / einsum.operations()
     return found
@@ -41,7 +41,7 @@ def other_time(comm: Comm, threads: int, budget: float) -> float:
     """Seconds for an operation of another kernel."""
     einsum, operands, out = kernel(OTHER, "float64", X=(_ROWS, _COLUMNS), C=(_ROWS,))
     return (
-        seconds_of(comm, partial(compute, einsum, operands, out, {}, threads), budget)
+        seconds_of(comm, partial(compute_einsum, einsum, operands, out, {}, threads), budget)
         / einsum.operations()
     )
 

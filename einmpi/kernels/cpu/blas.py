@@ -12,13 +12,13 @@ import numpy as np
 from einmpi.kernels.contraction import (
     Contraction,
     Labels,
+    Lowering,
     Part,
-    Plan,
-    Sum,
+    Summands,
     bytes_needed,
     dense_strides,
-    pieces,
     size_of,
+    split_to_fit_memory,
 )
 
 EXACT = 2**53  # float64 holds every integer up to here
@@ -28,7 +28,9 @@ Labelled: TypeAlias = tuple[
 ]  # a label for each axis, every label once and none of extent 1
 
 
-def contract(contraction: Contraction, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
+def compute_by_blas(
+    contraction: Contraction, operands: Sequence[np.ndarray], out: np.ndarray
+) -> None:
     """The contraction of the operands, written into `out`, whose dtype is that of the EinSum."""
     if 0 in (extent for _, extent in contraction.extents):
         out[...] = 0
@@ -37,12 +39,12 @@ def contract(contraction: Contraction, operands: Sequence[np.ndarray], out: np.n
     names, strides = tuple(map(_name, arrays)), tuple(array.strides for array in arrays)
     dtype = _product_dtype(contraction, out.dtype, arrays[:-1])
     with np.errstate(all="ignore"):
-        for summands in pieces(contraction, names, strides, dtype, {}):
+        for summands in split_to_fit_memory(contraction, names, strides, dtype, {}):
             _add_up(contraction, summands, arrays, dtype)
 
 
 def _add_up(
-    contraction: Contraction, summands: Sum, arrays: Sequence[np.ndarray], dtype: str
+    contraction: Contraction, summands: Summands, arrays: Sequence[np.ndarray], dtype: str
 ) -> None:
     """A part of the output. A sum of several pieces stays in the dtype of the products until the end."""
 
@@ -70,7 +72,7 @@ def _name(array: np.ndarray) -> str:
     return array.dtype.name + ("" if array.flags.aligned and array.dtype.isnative else ", unusable")
 
 
-def workspace(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> int:
+def workspace_bytes(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> int:
     """Bytes of temporaries that `contract` makes at once for C-contiguous arrays; for integers the most it may make."""
     extent, names = dict(contraction.extents), (*(dtypes[k] for k in contraction.positions), dtype)
     if 0 in extent.values():
@@ -78,7 +80,7 @@ def workspace(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> in
     pairs = zip(names, contraction.indices, strict=True)
     strides = tuple(dense_strides(index, extent, name) for name, index in pairs)
     inner = _product_dtype(contraction, np.dtype(dtype), ())
-    return max(map(bytes_needed, pieces(contraction, names, strides, inner, {})))
+    return max(map(bytes_needed, split_to_fit_memory(contraction, names, strides, inner, {})))
 
 
 def _product_dtype(
@@ -98,7 +100,7 @@ def _product_dtype(
     return "float64" if terms > 1 and limit <= EXACT else dtype.name
 
 
-def _run(plan: Plan, views: list[Labelled], scale: Any) -> None:
+def _run(plan: Lowering, views: list[Labelled], scale: Any) -> None:
     """Copy the factors, multiply, copy to the output; conjugate and scale what the plan says."""
     parts = list(views)
     for k, order in enumerate(plan.copies):
@@ -123,7 +125,7 @@ def _run(plan: Plan, views: list[Labelled], scale: Any) -> None:
         _fill(views[-1], parts[-1])
 
 
-def _apply(plan: Plan, parts: list[Labelled]) -> None:
+def _apply(plan: Lowering, parts: list[Labelled]) -> None:
     """The kernel on the factors, into the last of the parts."""
     loops, (rows, inner, columns), (out, labels) = plan.loops, plan.matrix, parts[-1]
     if plan.kernel == "reduce":

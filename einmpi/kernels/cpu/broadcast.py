@@ -13,11 +13,13 @@ from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import walk
 from einmpi.kernels.ufuncs import apply, reduce_block
 
-BLOCK = 2**17  # elements of a temporary: a MiB or two, so that a handful of them stay in the cache
-NODES = 16  # of the expressions: longer ones, which may hold many temporaries at once, go in smaller blocks
+BLOCK_ELEMENTS = (
+    2**17
+)  # elements of a temporary: a MiB or two, so that a handful of them stay in the cache
+FULL_BLOCK_NODES = 16  # of the expressions: longer ones, which may hold many temporaries at once, go in smaller blocks
 
 
-def compute(
+def compute_by_broadcasting(
     einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]
 ) -> None:
     """Fill `out`, block by block; `index` gives the indices that a label's positions stand for, where not 0, 1, …"""
@@ -45,7 +47,10 @@ def _steps(einsum: EinSum) -> dict[str, int]:
     steps = {label: max(1, extent) for label, extent in einsum.extents}
     gathers = (entry for index in einsum.operands for entry in index if not isinstance(entry, str))
     nodes = sum(len(walk(expression)) for expression in (einsum.function, *gathers))
-    size, limit = prod(steps.values()), BLOCK * NODES // max(NODES, nodes)
+    size, limit = (
+        prod(steps.values()),
+        BLOCK_ELEMENTS * FULL_BLOCK_NODES // max(FULL_BLOCK_NODES, nodes),
+    )
     for label in steps:
         while size > limit and steps[label] > 1:
             size = size // steps[label] * (half := -(-steps[label] // 2))
@@ -118,6 +123,6 @@ def _gather(
     for place, extent in zip(places, operand.shape, strict=True):
         if np.size(place) and (np.min(place) < 0 or np.max(place) >= extent):
             raise IndexError(
-                f"an index from {np.min(place)} to {np.max(place)} is out of range; 0 to {extent - 1}"
+                f"an index from {np.min(place)} to {np.max(place)} is out of range; expected 0 to {extent - 1}"
             )
     return operand[tuple(places)]

@@ -20,12 +20,20 @@ from einmpi.graph.scalar import Arg, Scalar, Type
 from einmpi.kernels.cpu.loop_source import source
 from einmpi.kernels.cpu.scalar_source import is_supported
 from einmpi.kernels.folds import WIDE
-from einmpi.kernels.loop_nest import PACKED, Layout, Nest, Plan, Range, make_plan
-from einmpi.kernels.operands import check_range, expressions, numbered, without_constants
+from einmpi.kernels.loop_nest import PACKED_BYTES, BoundNest, IndexedArray, Nest, Range, bind_nest
+from einmpi.kernels.operands import (
+    apply_constant_indices,
+    check_index_range,
+    expressions_of,
+    number_operands,
+)
 
-CHUNK, CHUNKS = 2**18, 32  # values in a part of a long aggregation, and how many such parts at most
-FEW = 2048  # results: with fewer of them a long aggregation goes in parts
-SMALL = 2**15  # values that are not worth a second thread
+CHUNK_VALUES, MAX_CHUNKS = (
+    2**18,
+    32,
+)  # values in a part of a long aggregation, and how many such parts at most
+MAX_CHUNKED_RESULTS = 2048  # results: with fewer of them a long aggregation goes in parts
+MIN_THREADED_VALUES = 2**15  # values that are not worth a second thread
 
 
 @dataclass
@@ -46,8 +54,8 @@ KERNELS: dict[Nest, Callable[[int], None]] = {}
 _LOCK = threading.Lock()
 
 
-def supports(einsum: EinSum, dtypes: Sequence[Any]) -> bool:
-    """Whether `compute` takes this EinSum with operands of these dtypes."""
+def supports_compiled_loops(einsum: EinSum, dtypes: Sequence[Any]) -> bool:
+    """Whether `compute_by_compiled_loops` takes this EinSum with operands of these dtypes."""
     return _supports(einsum, tuple(np.dtype(dtype).name for dtype in dtypes))
 
 
@@ -56,10 +64,12 @@ def _supports(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     def leaf(node: Scalar) -> Type:
         return np.dtype(dtypes[node.position] if isinstance(node, Arg) else np.int64)
 
-    return "float16" not in dtypes and all(is_supported(node, leaf) for node in expressions(einsum))
+    return "float16" not in dtypes and all(
+        is_supported(node, leaf) for node in expressions_of(einsum)
+    )
 
 
-def compute(
+def compute_by_compiled_loops(
     einsum: EinSum,
     operands: Sequence[np.ndarray],
     out: np.ndarray,
@@ -85,7 +95,10 @@ def compute(
     )
     plan, views = prepare(einsum, operands, parts[0, ...], index or {})
     used = _run(
-        plan, [array for array, _ in views], parts, threads if einsum.calls() >= SMALL else 1
+        plan,
+        [array for array, _ in views],
+        parts,
+        threads if einsum.calls() >= MIN_THREADED_VALUES else 1,
     )
     if not plain:
         with np.errstate(all="ignore"):
@@ -94,9 +107,9 @@ def compute(
 
 def prepare(
     einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]
-) -> tuple[Plan, list[View]]:
+) -> tuple[BoundNest, list[View]]:
     """The loops for these arrays, and every array that a kernel reads with what indexes it."""
-    function, indices, labels = numbered(einsum)
+    function, indices, labels = number_operands(einsum)
     given = [
         np.asarray(index[x], np.int64) if x in index else np.arange(einsum.extent[x])
         for x in labels
@@ -105,18 +118,19 @@ def prepare(
         _usable(array, entries) for array, entries in zip((*operands, *given), indices, strict=True)
     ]
     layouts = tuple(
-        Layout(array.dtype.name, array.shape, array.strides, entries) for array, entries in views
+        IndexedArray(array.dtype.name, array.shape, array.strides, entries)
+        for array, entries in views
     )
-    target = Layout(out.dtype.name, out.shape, out.strides, einsum.output)
-    return make_plan(function, layouts, target, einsum.aggregation, einsum.extents), views
+    target = IndexedArray(out.dtype.name, out.shape, out.strides, einsum.output)
+    return bind_nest(function, layouts, target, einsum.aggregation, einsum.extents), views
 
 
 def _chunks(einsum: EinSum) -> int:
     """Into how many parts a long aggregation goes, so that threads can share it. Only the extents decide: the
     result does not depend on the number of threads."""
-    if not einsum.aggregated or prod(einsum.bound) > FEW:
+    if not einsum.aggregated or prod(einsum.bound) > MAX_CHUNKED_RESULTS:
         return 1
-    return min(CHUNKS, max(1, einsum.calls() // CHUNK))
+    return min(MAX_CHUNKS, max(1, einsum.calls() // CHUNK_VALUES))
 
 
 # ---- what is computed -----------------------------------------------------------------------------------------------
@@ -132,7 +146,7 @@ def _is_plain(array: np.ndarray) -> bool:
 
 
 def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> View:
-    array, entries = without_constants(array, entries)
+    array, entries = apply_constant_indices(array, entries)
     return (array if _is_plain(array) else array.astype(array.dtype.newbyteorder("="))), entries
 
 
@@ -159,10 +173,10 @@ def pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "einmpi-kernel")
 
 
-def _run(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: int) -> int:
+def _run(plan: BoundNest, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: int) -> int:
     """Fill the parts, and say how many were used."""
     if any(extent == 0 for jumps in plan.jumps for _, extent in jumps):
-        raise IndexError("an index is out of range; 0 to -1")
+        raise IndexError("an index is out of range; expected 0 to -1")
     kernel, told, used = kernel_of(plan.nest), [], 1
     for box in _boxes(plan):
         values, _kept = _located(plan, arrays, parts, box)
@@ -185,15 +199,15 @@ def _run(plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: i
     return used
 
 
-def check_gathers(plan: Plan, told: Sequence[np.ndarray]) -> None:
+def check_gathers(plan: BoundNest, told: Sequence[np.ndarray]) -> None:
     """IndexError if a kernel met an index that is out of range."""
     for (letter, array, k), place in plan.position.items():
         if letter == "L":  # the greatest index stands behind the least
             low, high = min(job[place] for job in told), max(job[place + 1] for job in told)
-            check_range(low, high, plan.jumps[array][k][1])
+            check_index_range(low, high, plan.jumps[array][k][1])
 
 
-def _boxes(plan: Plan) -> Iterator[tuple[Range, ...]]:
+def _boxes(plan: BoundNest) -> Iterator[tuple[Range, ...]]:
     """Parts of the loops, so small that what is packed for each of them stays small too."""
     nest, steps = plan.nest, [axis.extent for axis in plan.axes]
 
@@ -205,7 +219,7 @@ def _boxes(plan: Plan) -> Iterator[tuple[Range, ...]]:
 
     for loop in range(nest.outputs) if plan.packed else ():  # from the outermost to the lanes
         if any(loop in nest.reads[m].loops for m in plan.packed):
-            while size() > PACKED and steps[loop] > (512 if loop == nest.lane else 1):
+            while size() > PACKED_BYTES and steps[loop] > (512 if loop == nest.lane else 1):
                 steps[loop] = -(-steps[loop] // 2)
     cuts = [
         [(k, min(k + step, axis.extent)) for k in range(0, axis.extent, step)]
@@ -215,7 +229,7 @@ def _boxes(plan: Plan) -> Iterator[tuple[Range, ...]]:
 
 
 def _located(
-    plan: Plan, arrays: Sequence[np.ndarray], parts: np.ndarray, box: Sequence[Range]
+    plan: BoundNest, arrays: Sequence[np.ndarray], parts: np.ndarray, box: Sequence[Range]
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """The parameters of a box; the packed copies, which must live as long as their addresses are used."""
     values, copies = plan.values.copy(), []
@@ -239,7 +253,7 @@ def _located(
 
 
 def _shares(
-    plan: Plan, box: tuple[Range, ...], chunks: int, threads: int
+    plan: BoundNest, box: tuple[Range, ...], chunks: int, threads: int
 ) -> Iterator[tuple[int, Range]]:
     """What each call of the kernel does: a loop, and its part of it.
 

@@ -11,15 +11,15 @@ import numpy as np
 
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cpu.compiled import address_of, check_gathers, kernel_of, pool, prepare
-from einmpi.kernels.loop_nest import Plan
-from einmpi.kernels.operands import numbered
+from einmpi.kernels.loop_nest import BoundNest
+from einmpi.kernels.operands import number_operands
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel
 
 Box = tuple[tuple[int, int], ...]  # from where, and how many, of each row
 
 
-def compute(group: Group, arrays: Mapping[str, np.ndarray], threads: int) -> bool:
+def compute_group(group: Group, arrays: Mapping[str, np.ndarray], threads: int) -> bool:
     """Do a group, its slots' arrays being given but for the inner ones; False if it must go kernel by kernel."""
     extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.rows]
     cuts = [
@@ -48,7 +48,7 @@ class _Stage:
     """A kernel for blocks of one shape."""
 
     vertex: str
-    plan: Plan
+    plan: BoundNest
     run: Callable[[int], None]
     values: np.ndarray  # its parameters
     address: int  # of these
@@ -119,7 +119,7 @@ class _Worker:
         known = {label: indices(runs) for label, runs in kernel.index}
         given = {
             x: np.asarray(known.get(x, np.arange(kernel.einsum.extent[x])), np.int64)
-            for x in numbered(einsum)[2]
+            for x in number_operands(einsum)[2]
         }
         plan, views = prepare(
             einsum, operands, out, {x: given[x][: einsum.extent[x]] for x in given}

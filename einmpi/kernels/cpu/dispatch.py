@@ -9,11 +9,9 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Number
-from einmpi.kernels.contraction import recognise
-from einmpi.kernels.cpu import broadcast
-from einmpi.kernels.cpu import compiled as fused
-from einmpi.kernels.cpu import distance as fast_math
-from einmpi.kernels.cpu.blas import contract
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.cpu import broadcast, compiled, distance
+from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.distances import recognise_distance
 
 # Values that numpy has computed before a compiler has started. Only the extents decide, so that a run gives the same
@@ -21,7 +19,7 @@ from einmpi.kernels.distances import recognise_distance
 WORTH_COMPILING = 2**18
 
 
-def compute(
+def compute_einsum(
     einsum: EinSum,
     operands: Sequence[np.ndarray],
     out: np.ndarray,
@@ -31,18 +29,18 @@ def compute(
 ) -> None:
     """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for. `fast`
     allows what rounds more."""
-    contraction = recognise(einsum)
-    distance = recognise_distance(einsum) if fast else None
-    if distance is not None and fast_math.supports(distance, operands, out):
-        fast_math.compute(distance, operands, out)
+    contraction = recognise_contraction(einsum)
+    squared_distance = recognise_distance(einsum) if fast else None
+    if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
+        distance.compute_distance(squared_distance, operands, out)
     elif contraction is not None and not _may_wrap(operands, contraction.scale):
-        contract(contraction, operands, out)
-    elif einsum.calls() >= WORTH_COMPILING and fused.supports(
+        compute_by_blas(contraction, operands, out)
+    elif einsum.calls() >= WORTH_COMPILING and compiled.supports_compiled_loops(
         einsum, [array.dtype for array in operands]
     ):
-        fused.compute(einsum, operands, out, index, threads)
+        compiled.compute_by_compiled_loops(einsum, operands, out, index, threads)
     else:
-        broadcast.compute(einsum, operands, out, index)
+        broadcast.compute_by_broadcasting(einsum, operands, out, index)
 
 
 def _may_wrap(operands: Sequence[np.ndarray], scale: Number) -> bool:

@@ -12,24 +12,26 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.contraction import recognise
-from einmpi.kernels.cpu.blas import contract
-from einmpi.kernels.distances import DTYPES, Distance, norm_of
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.cpu.blas import compute_by_blas
+from einmpi.kernels.distances import DISTANCE_DTYPES, Distance, squared_norms
 
-NORMS = 2**17  # squared norms of an operand that there are at a time
-BLOCK = (
+MAX_NORMS = 2**17  # squared norms of an operand that there are at a time
+BLOCK_ELEMENTS = (
     2**15
 )  # elements of the output that norms are added to at a time, so that they stay in the cache
 PARTS = "re, im"  # the label of the two parts of a complex number: no label of a program's looks like this
 
 
-def supports(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> bool:
-    """Whether `compute` takes arrays of these dtypes."""
+def supports_distance(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> bool:
+    """Whether `compute_distance` takes arrays of these dtypes."""
     is_complex = [array.dtype.kind == "c" for array in operands]
-    return out.dtype.name in DTYPES and (not found.absolute or is_complex[0] == is_complex[1])
+    return out.dtype.name in DISTANCE_DTYPES and (
+        not found.absolute or is_complex[0] == is_complex[1]
+    )
 
 
-def compute(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
+def compute_distance(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
     """Fill `out`. Rounding is relative to |x|² + |y|²; what it leaves below 0 becomes 0."""
     product = found.product
     if found.absolute and operands[0].dtype.kind == "c":
@@ -63,11 +65,11 @@ def _parts(array: np.ndarray) -> np.ndarray:
 
 
 def _boxes(product: EinSum) -> Iterator[dict[str, slice]]:
-    """Parts of the output, all of it where an operand has no more than NORMS norms."""
+    """Parts of the output, all of it where an operand has no more than MAX_NORMS norms."""
     steps = {label: max(1, product.extent[label]) for label in product.output}
     for index in product.operands:
         own = [label for label in steps if label in index]
-        while prod(steps[label] for label in own) > NORMS:
+        while prod(steps[label] for label in own) > MAX_NORMS:
             longest = max(own, key=lambda label: steps[label])
             steps[longest] = -(-steps[longest] // 2)
     cuts = [
@@ -85,11 +87,11 @@ def _part(array: np.ndarray, index: Sequence[Any], box: dict[str, slice]) -> np.
 
 
 def _fill(product: EinSum, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
-    contraction = recognise(product)
+    contraction = recognise_contraction(product)
     assert contraction is not None
-    contract(contraction, operands, out)
+    compute_by_blas(contraction, operands, out)
     norms = [_norms(product, k, operands[k], out) for k in (0, 1)]
-    rows = max(1, BLOCK * len(out) // max(1, out.size))
+    rows = max(1, BLOCK_ELEMENTS * len(out) // max(1, out.size))
     for start in range(0, len(out), rows):
         block = out[start : start + rows]
         block *= -2
@@ -101,11 +103,11 @@ def _fill(product: EinSum, operands: Sequence[np.ndarray], out: np.ndarray) -> N
 
 def _norms(product: EinSum, k: int, array: np.ndarray, out: np.ndarray) -> np.ndarray:
     """The sums of squares of an operand, as they are added to the output: a view of its shape. No array of squares."""
-    squares = norm_of(product, k)
-    contraction = recognise(squares)
+    squares = squared_norms(product, k)
+    contraction = recognise_contraction(squares)
     assert contraction is not None
     sums = np.empty(squares.bound, out.dtype)
-    contract(contraction, (array, array), sums)
+    compute_by_blas(contraction, (array, array), sums)
     shape = [
         extent if label in squares.output else 1
         for label, extent in zip(product.output, out.shape, strict=True)

@@ -7,18 +7,18 @@ from math import prod
 
 import numpy as np
 
-from einmpi.kernels.contraction import recognise
+from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu import compiled
 from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
-from einmpi.kernels.grouping import Rule
+from einmpi.kernels.grouping import GroupingRule
 from einmpi.schedule.steps import Kernel, Slot
 
-CACHE = 2**21  # bytes that a block of a group may touch, all of its arrays together
-FEW = 16  # blocks: with fewer, threads would have nothing to share
+BLOCK_BYTES = 2**21  # bytes that a block of a group may touch, all of its arrays together
+MIN_BLOCKS = 16  # blocks: with fewer, threads would have nothing to share
 
 
 def _suits(kernel: Kernel) -> bool:
-    einsum, product = kernel.einsum, recognise(kernel.einsum)
+    einsum, product = kernel.einsum, recognise_contraction(kernel.einsum)
     # A matrix product is quicker whole; a dot product of rows is no matrix product.
     is_matrix = (
         product is not None
@@ -30,7 +30,7 @@ def _suits(kernel: Kernel) -> bool:
         not is_matrix
         and not kernel.select
         and einsum.calls() >= WORTH_COMPILING
-        and compiled.supports(einsum, dtypes)
+        and compiled.supports_compiled_loops(einsum, dtypes)
     )
 
 
@@ -39,10 +39,10 @@ def _block(kernels: Sequence[Kernel], labels: Sequence[Sequence[str]]) -> tuple[
     extents = [kernels[0].einsum.extent[names[0]] for names in labels]
     block = list(extents)
     for row in range(len(block)):
-        while block[row] > 1 and _touched(kernels, labels, block) > CACHE:
+        while block[row] > 1 and _touched(kernels, labels, block) > BLOCK_BYTES:
             block[row] = -(-block[row] // 2)
     count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    small = count >= FEW and _touched(kernels, labels, block) <= 2 * CACHE
+    small = count >= MIN_BLOCKS and _touched(kernels, labels, block) <= 2 * BLOCK_BYTES
     return tuple(block) if small else None
 
 
@@ -67,4 +67,4 @@ def _touched(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Se
     return sum(sizes.values())
 
 
-RULE = Rule(_suits, _block)
+CPU_GROUPING = GroupingRule(_suits, _block)

@@ -12,9 +12,9 @@ from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
 from einmpi.kernels.folds import FOLDS, WIDE, compute_types, neutral
 from einmpi.kernels.loop_nest import Nest
 
-BLOCK = 128  # steps of an aggregated loop before what they give is added to the total
-TILE = 64  # rows that share a tile of lanes
-TURN = 32  # rows and lanes of a square in which a transposed array is read
+BLOCK_STEPS = 128  # steps of an aggregated loop before what they give is added to the total
+TILE_ROWS = 64  # rows that share a tile of lanes
+TRANSPOSE_EDGE = 32  # rows and lanes of a square in which a transposed array is read
 HEAD = """\
 import math
 from numba import complex64, complex128, float32, float64, int32, int64, uint8
@@ -70,10 +70,10 @@ def _map(nest: Nest, text: _Text) -> None:
     if row is None:
         text.add(f"c = a{lane}_0", f"n = b{lane}_0 - c")
     else:
-        text.open(f"for c in range(a{lane}_0, b{lane}_0, {TURN}):")
-        text.add(f"n = least({TURN}, b{lane}_0 - c)")
-        text.open(f"for rb in range(a{row}_0, b{row}_0, {TURN}):")
-        text.open(f"for tr0 in range(rb, least(rb + {TURN}, b{row}_0)):")
+        text.open(f"for c in range(a{lane}_0, b{lane}_0, {TRANSPOSE_EDGE}):")
+        text.add(f"n = least({TRANSPOSE_EDGE}, b{lane}_0 - c)")
+        text.open(f"for rb in range(a{row}_0, b{row}_0, {TRANSPOSE_EDGE}):")
+        text.open(f"for tr0 in range(rb, least(rb + {TRANSPOSE_EDGE}, b{row}_0)):")
     lanes = Lanes(nest, "t")
     value = lanes.value(nest.function, nest.out.dtype)
     target, place = lanes.pointer(len(nest.reads))
@@ -86,7 +86,7 @@ def _reduce(nest: Nest, text: _Text) -> None:
     lane, row, step, width, fold = nest.lane, nest.row, nest.step, nest.width, _Fold(nest)
     rows = nest.unrolled[0]
     text.add(
-        f"total = stack({_word(fold.total)}, {(TILE + rows - 1 if nest.tiled else 1) * width})"
+        f"total = stack({_word(fold.total)}, {(TILE_ROWS + rows - 1 if nest.tiled else 1) * width})"
     )
     if fold.in_parts:
         text.add(f"part = stack({_word(fold.dtype)}, {rows * width})")
@@ -95,14 +95,14 @@ def _reduce(nest: Nest, text: _Text) -> None:
         text.open(f"for c in range(a{lane}_0, b{lane}_0, {width}):")
         text.add(f"n = least({width}, b{lane}_0 - c)")
     if nest.tiled:
-        text.open(f"for rb in range(a{row}_0, b{row}_0, {TILE}):")
-        text.add(f"re = least(rb + {TILE}, b{row}_0)")
+        text.open(f"for rb in range(a{row}_0, b{row}_0, {TILE_ROWS}):")
+        text.add(f"re = least(rb + {TILE_ROWS}, b{row}_0)")
     outside = text.depth
     count = f"(re - rb + {rows - 1}) * {width}" if nest.tiled else width if nest.folds else "n"
     text.lanes(count, f"total[{{v}}] = {fold.start(fold.total)}")
     for loop in range(nest.outputs, nest.loops - 1):
         text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
-    block = BLOCK * (width if nest.folds else 1)
+    block = BLOCK_STEPS * (width if nest.folds else 1)
     text.open(f"for jb in range(a{step}_0, b{step}_0, {block}):")
     text.add(f"je = least(jb + {block}, b{step}_0)")
     if nest.tiled:

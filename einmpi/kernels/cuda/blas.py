@@ -14,7 +14,14 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
-from einmpi.kernels.contraction import Contraction, Labels, Layout, Strides, size_of, ways
+from einmpi.kernels.contraction import (
+    ArrayLayout,
+    Contraction,
+    Labels,
+    Strides,
+    candidate_lowerings,
+    size_of,
+)
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.scalar_source import plain
 
@@ -91,14 +98,14 @@ def _plan(contraction: Contraction, dtypes: Labels, strides: Strides) -> _Plan |
         stride = {label: sum(step for other, step in steps if other == label) for label in index}
         order = tuple(sorted(index, key=lambda label: -abs(stride[label])))
         forced = len(index) < len(indices[k]) or dtypes[k] != dtypes[-1]
-        layouts.append(Layout(stride, order, forced, forced))
+        layouts.append(ArrayLayout(stride, order, forced, forced))
     inner, target = [x for x in kept[0] if x not in kept[2]], kept[2]
     if not inner or not all(
         any(x in target and x not in kept[1 - k] for x in kept[k]) for k in (0, 1)
     ):
         return None  # no product of matrices
     best: tuple[float, _Plan] | None = None
-    for way in ways(layouts, extent, plain(dtypes[-1])):
+    for way in candidate_lowerings(layouts, extent, plain(dtypes[-1])):
         if way.kernel != "matmul" or not (way.matrix[0] or way.matrix[2]):
             continue
         parts = tuple(

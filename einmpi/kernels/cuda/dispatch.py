@@ -11,7 +11,7 @@ import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.kernels.contraction import PIECE, THIN, recognise
+from einmpi.kernels.contraction import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE, recognise_contraction
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import prepare_product
 from einmpi.kernels.cuda.distance import prepare_distance
@@ -20,8 +20,8 @@ from einmpi.kernels.cuda.nest import PACK, THREADS, Nest, Plan
 from einmpi.kernels.cuda.scalar_source import Fold
 from einmpi.kernels.cuda.source import source
 from einmpi.kernels.cuda.work_split import make_plan
-from einmpi.kernels.loop_nest import Layout
-from einmpi.kernels.operands import check_range, numbered, without_constants
+from einmpi.kernels.loop_nest import IndexedArray
+from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
 from einmpi.schedule.regions import Runs, indices, length, whole
 
 Prepared: TypeAlias = Callable[[Sequence[Any], Any], None]  # of operands and target
@@ -70,15 +70,15 @@ def prepare(
     distance = prepare_distance(einsum, operands, target, generate) if fast else None
     if distance is not None:
         return distance
-    contraction = recognise(einsum)
+    contraction = recognise_contraction(einsum)
     product = contraction and prepare_product(contraction, operands, target, tf32)
     if product:
         label = max(
-            (x for x in product.copied if extent[x] >= 2 * THIN),
+            (x for x in product.copied if extent[x] >= 2 * MIN_MATRIX_SIDE),
             key=lambda x: extent[x],
             default="",
         )
-        if product.bytes > PIECE and label:
+        if product.bytes > MAX_TEMPORARY_BYTES and label:
             return _halves(einsum, label, fast, tf32)
         return product.with_copies(generate) if product.bytes else product
     return _generated(einsum, operands, target, index, fast)
@@ -120,12 +120,16 @@ def generate(einsum: EinSum, operands: Sequence[Any], target: Any) -> None:
 def _generated(
     einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool
 ) -> Prepared:
-    function, entries, labels = numbered(einsum)
-    views = [without_constants(array, own) for array, own in zip(operands, entries, strict=False)]
+    function, entries, labels = number_operands(einsum)
+    views = [
+        apply_constant_indices(array, own) for array, own in zip(operands, entries, strict=False)
+    ]
     offsets = [
         view.data.ptr - array.data.ptr for (view, _), array in zip(views, operands, strict=True)
     ]
-    layouts = [Layout(array.dtype.name, array.shape, array.strides, own) for array, own in views]
+    layouts = [
+        IndexedArray(array.dtype.name, array.shape, array.strides, own) for array, own in views
+    ]
     cupy = driver.cupy()
     first: dict[int, int] = {}  # of an operand that counts: where it begins
     given: list[Any] = []
@@ -134,7 +138,7 @@ def _generated(
         if len(runs) == 1:
             first[number] = runs[0][0]
         given.append(cupy.asarray(indices(() if len(runs) == 1 else runs)))
-        layouts.append(Layout("int64", (length(runs),), (8,), (label,)))
+        layouts.append(IndexedArray("int64", (length(runs),), (8,), (label,)))
     call = _Call(function, tuple(layouts), einsum, tuple(first), fast)
     aligned = all(
         (array.data.ptr + offset) % PACK == 0
@@ -159,7 +163,7 @@ class _Call:
     def __init__(
         self,
         function: Scalar,
-        layouts: tuple[Layout, ...],
+        layouts: tuple[IndexedArray, ...],
         einsum: EinSum,
         counted: tuple[int, ...],
         fast: bool,
@@ -172,7 +176,7 @@ class _Call:
         )
 
     def plan(self, target: Any, aligned: bool) -> Plan:
-        layout = Layout(target.dtype.name, target.shape, target.strides, self.output)
+        layout = IndexedArray(target.dtype.name, target.shape, target.strides, self.output)
         return make_plan(
             self.function,
             self.layouts,
@@ -244,7 +248,7 @@ def _launch(plan: Plan, first: Mapping[int, int], fast: bool) -> Callable[[list[
         for (m, g), (low, high) in zip(
             gathers, told[1:].get().reshape(-1, 2).tolist(), strict=True
         ):
-            check_range(low, high, plan.jumps[m][g][1])
+            check_index_range(low, high, plan.jumps[m][g][1])
 
     return checked
 

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.scalar import Arg, Scalar, rebuild
-from einmpi.kernels.contraction import recognise
+from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cuda.group_source import GroupNest, Made, group_source
 from einmpi.kernels.cuda.launch import Calls, Launch, compiled, key_of
 from einmpi.kernels.cuda.nest import PACK, WARP, divider
-from einmpi.kernels.grouping import Rule
+from einmpi.kernels.grouping import GroupingRule
 from einmpi.kernels.loop_nest import Access
-from einmpi.kernels.operands import numbered
+from einmpi.kernels.operands import number_operands
 from einmpi.schedule.steps import Group, Kernel
 
 EACH = 32  # values of a row that a thread keeps, at the most
@@ -32,7 +32,7 @@ FEW = 2**10  # rows: with fewer, a kernel for each vertex has more to share
 
 
 def _suits(kernel: Kernel) -> bool:
-    product = recognise(kernel.einsum)
+    product = recognise_contraction(kernel.einsum)
     is_matrix = (
         product is not None
         and len(product.positions) > 1
@@ -58,7 +58,7 @@ def _block(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]) -> tuple[in
     return (1,) * len(rows)
 
 
-RULE = Rule(_suits, _block)
+RULE = GroupingRule(_suits, _block)
 
 
 def _shape(
@@ -146,7 +146,7 @@ def _plan(step: Group, steps: Mapping[str, tuple[int, ...]], aligned: bool) -> _
     ] = {}  # slot ("" for what counts), dtype, first, strides
     stages, outputs = [], []
     for number, kernel in enumerate(kernels):
-        function, indices, labels = numbered(kernel.einsum)
+        function, indices, labels = number_operands(kernel.einsum)
         args = []
         for slot, index in zip(kernel.operands, indices, strict=False):
             if slot.name in makers:

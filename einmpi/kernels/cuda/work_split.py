@@ -14,7 +14,7 @@ import numpy as np
 from einmpi.graph.scalar import Arg, Call, Const, Scalar, walk
 from einmpi.kernels.cuda.nest import PACK, THREADS, WARP, Nest, Plan, Term
 from einmpi.kernels.cuda.scalar_source import kind_of, weight_of, width_of
-from einmpi.kernels.loop_nest import Access, Axis, Layout, Range, axes_of
+from einmpi.kernels.loop_nest import Access, Axis, IndexedArray, Range, axes_of
 
 MANY = 2**18  # threads that keep a large GPU busy
 BLOCKS = 1024  # blocks that do so
@@ -28,8 +28,8 @@ EDGE = 128  # bytes of a line of a square in which a transposed array is read
 @lru_cache(maxsize=4096)
 def make_plan(
     function: Scalar,
-    layouts: tuple[Layout, ...],
-    target: Layout,
+    layouts: tuple[IndexedArray, ...],
+    target: IndexedArray,
     aggregation: str | None,
     extents: tuple[tuple[str, int], ...],
     counted: tuple[int, ...],
@@ -54,7 +54,7 @@ def make_plan(
     return draft.tiled() or (draft.folded() if inner else draft.mapped())
 
 
-def _jumps(layout: Layout, size: int) -> tuple[Range, ...]:
+def _jumps(layout: IndexedArray, size: int) -> tuple[Range, ...]:
     """Stride and extent of each gathered dimension."""
     dimensions = zip(layout.index, layout.strides, layout.shape, strict=True)
     return tuple(
@@ -73,8 +73,8 @@ def _in_elements(axis: Axis, sizes: Sequence[int]) -> Axis:
 @dataclass(frozen=True)
 class _Draft:
     function: Scalar
-    layouts: tuple[Layout, ...]
-    target: Layout
+    layouts: tuple[IndexedArray, ...]
+    target: IndexedArray
     aggregation: str | None
     axes: tuple[Axis, ...]
     jumps: tuple[tuple[Range, ...], ...]

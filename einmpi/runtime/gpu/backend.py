@@ -16,7 +16,7 @@ from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda import group as cuda_group
 from einmpi.kernels.cuda.launch import Calls
 from einmpi.kernels.cuda.nest import PACK
-from einmpi.kernels.grouping import arrange
+from einmpi.kernels.grouping import group_kernels
 from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS
@@ -162,7 +162,7 @@ class CupyBackend:
         return run
 
     def arrange(self, schedule: Schedule) -> Schedule:
-        return arrange(schedule, cuda_group.RULE)
+        return group_kernels(schedule, cuda_group.RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
         return cuda_group.compute(

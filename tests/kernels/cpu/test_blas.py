@@ -17,10 +17,10 @@ from language.test_property import settled
 
 from einmpi.graph.einsum import EinSum, einsum_type
 from einmpi.graph.scalar import DTYPES, Arg, Call, Const, Index, Scalar
-from einmpi.kernels import contraction as planning
-from einmpi.kernels.contraction import recognise
-from einmpi.kernels.cpu import blas as module
-from einmpi.kernels.cpu.blas import contract, workspace
+from einmpi.kernels import contraction as lowering
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.cpu import blas
+from einmpi.kernels.cpu.blas import compute_by_blas, workspace_bytes
 from einmpi.kernels.reference import compute
 
 PRODUCT = Call("*", (Arg(0), Arg(1)))
@@ -50,8 +50,8 @@ def check(einsum, arrays, out=None, scale=1):
     """The contraction is what the reference computes, up to the roundings of so many products and sums."""
     dtype = einsum_type(einsum, [array.dtype for array in arrays])
     out = np.full(einsum.bound, 77).astype(dtype) if out is None else out
-    contraction = recognise(einsum)
-    contract(contraction, arrays, out)
+    contraction = recognise_contraction(einsum)
+    compute_by_blas(contraction, arrays, out)
     expected = compute(einsum, arrays, dtype.name)
     if dtype.kind in "bi":
         np.testing.assert_array_equal(out, expected)
@@ -131,7 +131,7 @@ def views(draw, array):
 @given(contractions(), st.data())
 def random_contractions(case, data):
     einsum, scale = case
-    assume(recognise(einsum) is not None)
+    assume(recognise_contraction(einsum) is not None)
     arrays = []
     for array in arrays_of(
         einsum, [data.draw(st.sampled_from(["complex128", *DTYPES])) for _ in einsum.operands]
@@ -142,8 +142,10 @@ def random_contractions(case, data):
         dtype = einsum_type(einsum, [array.dtype for array in arrays])
     except TypeError:
         assume(False)
-    said = workspace(recognise(einsum), [array.dtype.name for array in arrays], dtype.name)
-    assert said <= max(planning.PIECE, 1024)
+    said = workspace_bytes(
+        recognise_contraction(einsum), [array.dtype.name for array in arrays], dtype.name
+    )
+    assert said <= max(lowering.MAX_TEMPORARY_BYTES, 1024)
     out, memory = data.draw(views(np.full(einsum.bound, 77).astype(dtype)))
     check(einsum, arrays, out, scale)
     out[...] = np.asarray(55).astype(dtype)
@@ -152,20 +154,20 @@ def random_contractions(case, data):
 
 @pytest.fixture(autouse=True)
 def no_plans():
-    planning._plan.cache_clear()
+    lowering.cheapest_lowering.cache_clear()
 
 
 def believe(monkeypatch, values):
     for name, value in values.items():
-        monkeypatch.setattr(planning, name, value)
+        monkeypatch.setattr(lowering, name, value)
 
 
 BELIEFS = {
     "measured": {},
     "BLAS": {"DIRECT": 1e9},
     "BLAS and loops": {"DIRECT": 1e9, "COPY": 1e6, "TURN": 1e6},
-    "BLAS in pieces": {"DIRECT": 1e9, "PIECE": 32, "THIN": 1},
-    "sums of pieces": {"PIECE": 1024, "THIN": 1000},
+    "BLAS in pieces": {"DIRECT": 1e9, "MAX_TEMPORARY_BYTES": 32, "MIN_MATRIX_SIDE": 1},
+    "sums of pieces": {"MAX_TEMPORARY_BYTES": 1024, "MIN_MATRIX_SIDE": 1000},
 }
 
 
@@ -194,8 +196,8 @@ NAMED = {
 @pytest.fixture
 def filled(monkeypatch):
     """How many times an array is filled from another one."""
-    calls, fill = [], module._fill
-    monkeypatch.setattr(module, "_fill", lambda *parts: (calls.append(parts), fill(*parts)))
+    calls, fill = [], blas._fill
+    monkeypatch.setattr(blas, "_fill", lambda *parts: (calls.append(parts), fill(*parts)))
     return calls
 
 
@@ -203,9 +205,9 @@ def filled(monkeypatch):
     "kernel, copies, subscripts", [(*key, x) for key, text in NAMED.items() for x in text.split()]
 )
 def test_copies(kernel, copies, subscripts, filled, monkeypatch):
-    kernels, apply = [], module._apply
+    kernels, apply = [], blas._apply
     monkeypatch.setattr(
-        module, "_apply", lambda plan, parts: (kernels.append(plan.kernel), apply(plan, parts))
+        blas, "_apply", lambda plan, parts: (kernels.append(plan.kernel), apply(plan, parts))
     )
     einsum = einsum_of(subscripts, **LARGE)
     check(einsum, arrays_of(einsum, ["float64"] * len(einsum.operands)))
@@ -268,11 +270,11 @@ def test_integers_are_exact_and_wrap_around():
 
 def test_accumulates_in_a_wider_dtype():
     out, many = np.zeros((), np.int64), np.full(10, 46340, np.int32)
-    contract(
-        recognise(einsum_of("i,i->", i=10)), [many, many], out
+    compute_by_blas(
+        recognise_contraction(einsum_of("i,i->", i=10)), [many, many], out
     )  # each square is below 2³¹, their sum is not
     assert out == 10 * 46340**2
-    contract(recognise(einsum_of("i->", i=10)), [many * 46340], out)
+    compute_by_blas(recognise_contraction(einsum_of("i->", i=10)), [many * 46340], out)
     assert out == 10 * 46340**2
     ones = np.ones((20, 4000), np.float16)
     assert (check(einsum_of("ij,jk->ik", i=20, j=4000, k=20), [ones, ones.T]) == 4000).all()
@@ -289,10 +291,10 @@ def test_no_contraction():
         *map(einsum_of, ("ij,ij->ij", "ij,j->ij", "ij->ji")),
     ]
     for einsum in (*(einsum_of("ij,jk->ik", x) for x in (*products, plus)), gather, most, *others):
-        assert recognise(einsum) is None, str(einsum)
+        assert recognise_contraction(einsum) is None, str(einsum)
 
 
-SMALL = {"PIECE": 2**17, "THIN": 16}
+SMALL = {"MAX_TEMPORARY_BYTES": 2**17, "MIN_MATRIX_SIDE": 16}
 MEMORY = [
     ("ij,jk->ik", "float64 float64", {}),
     ("ijlt,jmtl->im", "float64 float64", {}),
@@ -322,20 +324,20 @@ def test_workspace(subscripts, dtypes, limits, monkeypatch):
     )
     arrays = arrays_of(einsum, dtypes)
     out = np.empty(einsum.bound, einsum_type(einsum, [np.dtype(dtype) for dtype in dtypes]))
-    said = workspace(recognise(einsum), dtypes, out.dtype.name)
+    said = workspace_bytes(recognise_contraction(einsum), dtypes, out.dtype.name)
     peak = peak_of(einsum, arrays, out)
     assert said <= peak < said + 600_000  # a piece is described in 400 bytes
-    assert said <= limits.get("PIECE", peak)
+    assert said <= limits.get("MAX_TEMPORARY_BYTES", peak)
     if limits:
         check(einsum, arrays)
 
 
 def peak_of(einsum, arrays, out):
     """Bytes that a contraction allocates at once, its plans being made already."""
-    contraction = recognise(einsum)
-    contract(contraction, arrays, out)
+    contraction = recognise_contraction(einsum)
+    compute_by_blas(contraction, arrays, out)
     tracemalloc.start()
-    contract(contraction, arrays, out)
+    compute_by_blas(contraction, arrays, out)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -357,7 +359,7 @@ def test_workspace_of_what_BLAS_does_not_take(layout, monkeypatch):
     einsum = einsum_of("ij,jk->ik", i=300, j=310, k=320)
     arrays = [ODD[layout](array) for array in arrays_of(einsum, ["float64", "float64"])]
     check(einsum, arrays)
-    assert peak_of(einsum, arrays, np.empty(einsum.bound)) < SMALL["PIECE"] + 100_000
+    assert peak_of(einsum, arrays, np.empty(einsum.bound)) < SMALL["MAX_TEMPORARY_BYTES"] + 100_000
 
 
 @pytest.mark.slow
@@ -384,11 +386,11 @@ def test_same_bits():
 
 def test_same_plan_for_every_hash_seed():
     code = (
-        "from einmpi.kernels.contraction import Contraction, _plan;"
+        "from einmpi.kernels.contraction import Contraction, cheapest_lowering;"
         "indices = tuple(map(tuple, ('aibjc', 'jbkcl', 'kail')));"
         "c = Contraction((0, 1), (False, False), indices, tuple((x, 9) for x in 'aibjckl'), 1);"
         "s = tuple(tuple(8 * 9**k for k in range(len(index))) for index in indices);"
-        "print([_plan(c, (d, d, d), s, d) for d in ('float64', 'int64')])"
+        "print([cheapest_lowering(c, (d, d, d), s, d) for d in ('float64', 'int64')])"
     )
     shown = {
         subprocess.run(

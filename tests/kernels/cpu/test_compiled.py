@@ -22,8 +22,7 @@ from einmpi.graph.arithmetic import infer
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import DTYPES, OPS, Arg, Call, Const
 from einmpi.kernels import reference
-from einmpi.kernels.cpu import broadcast
-from einmpi.kernels.cpu import compiled as fused
+from einmpi.kernels.cpu import broadcast, compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -32,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EINMPI_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        patch.setattr(fused, "KERNELS", {})
+        patch.setattr(compiled, "KERNELS", {})
         yield
 
 
@@ -44,9 +43,9 @@ def vertex(text, arrays):
 
 
 def compute(einsum, dtype, operands, index=None, threads=1):
-    assert fused.supports(einsum, [operand.dtype for operand in operands])
+    assert compiled.supports_compiled_loops(einsum, [operand.dtype for operand in operands])
     out = np.full(einsum.bound, 1, dtype)
-    fused.compute(einsum, operands, out, index, threads)
+    compiled.compute_by_compiled_loops(einsum, operands, out, index, threads)
     return out
 
 
@@ -120,7 +119,7 @@ def test_named(name):
 
 def test_batches_of_every_size_without_new_kernels():
     """Extents are no part of a kernel: where tiles, blocks and strips end, nothing is lost or done twice."""
-    compiled = fused.STATISTICS.compiled
+    before = compiled.STATISTICS.compiled
     rng = np.random.default_rng(3)
     for k in range(40):
         i, j, n = (int(rng.choice([2, 3, 33, 63, 64, 65, 127, 128, 129, 260])) for _ in range(3))
@@ -129,7 +128,7 @@ def test_batches_of_every_size_without_new_kernels():
         np.testing.assert_array_equal(
             compute(einsum, kind, operands), reference.compute(einsum, operands, kind)
         )
-    assert fused.STATISTICS.compiled - compiled <= 3
+    assert compiled.STATISTICS.compiled - before <= 3
 
 
 LAYOUTS = {
@@ -159,7 +158,7 @@ def test_layouts(layout):
         )
         for operand in operands:
             operand.flags.writeable = False
-        fused.compute(einsum, operands, out)
+        compiled.compute_by_compiled_loops(einsum, operands, out)
         np.testing.assert_array_equal(out, wanted)
 
 
@@ -176,7 +175,7 @@ def test_extents_of_zero_and_one():
         close(compute(einsum, kind, operands), reference.compute(einsum, operands, kind))
     einsum = EinSum(("i",), (("i", "j"),), Arg(0), "max", ("j",), (("i", 2), ("j", 0)))
     with pytest.raises(ValueError, match="max of nothing"):
-        fused.compute(einsum, [np.zeros((2, 0))], np.zeros(2))
+        compiled.compute_by_compiled_loops(einsum, [np.zeros((2, 0))], np.zeros(2))
 
 
 # ---- labels as numbers, gathers -------------------------------------------------------------------------------------
@@ -188,10 +187,10 @@ def test_labels_stand_for_given_indices():
     einsum, kind, operands = vertex(text, random_arrays("float64", {"A": (3, 5)}))
     index = {"i": np.array([4, 6, 8]), "j": np.arange(10, 15)}
     wanted = np.empty(einsum.bound)
-    broadcast.compute(einsum, operands, wanted, index)
+    broadcast.compute_by_broadcasting(einsum, operands, wanted, index)
     np.testing.assert_array_equal(compute(einsum, kind, operands, index), wanted)
     assert (wanted == -np.inf).any()
-    broadcast.compute(einsum, operands, wanted, {"i": index["i"]})
+    broadcast.compute_by_broadcasting(einsum, operands, wanted, {"i": index["i"]})
     np.testing.assert_array_equal(compute(einsum, kind, operands, {"i": index["i"]}), wanted)
 
 
@@ -230,7 +229,7 @@ def test_index_out_of_range(bad):
         assert str(found.value) == str(wanted.value)
     einsum = EinSum(("i",), (("i",), (Arg(0),)), Arg(1), None, (), (("i", 2),))
     with pytest.raises(IndexError):
-        fused.compute(einsum, [np.zeros(2, "int64"), np.zeros(0)], np.zeros(2))
+        compiled.compute_by_compiled_loops(einsum, [np.zeros(2, "int64"), np.zeros(0)], np.zeros(2))
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
@@ -279,7 +278,7 @@ def operation_agrees(op, dtypes):
     grid = np.meshgrid(*(awkward(dtype) for dtype in dtypes), indexing="ij")
     operands = [np.ascontiguousarray(part.ravel()) for part in grid]
     einsum = EinSum(("i",), (("i",),) * len(dtypes), node, None, (), (("i", operands[0].size),))
-    if not fused.supports(einsum, dtypes):
+    if not compiled.supports_compiled_loops(einsum, dtypes):
         assert "float16" in (*dtypes, kind.name) or kind.kind == "c" or op == "**"
         return
     found, wanted = compute(einsum, kind, operands), reference.compute(einsum, operands, kind.name)
@@ -348,7 +347,7 @@ def test_constants_take_the_dtype_beside_them(dtype):
 def test_what_is_not_supported():
     def supported(op, dtypes, *args):
         node = Call(op, (Arg(0), *args))
-        return fused.supports(
+        return compiled.supports_compiled_loops(
             EinSum(("i",), (("i",),) * len(dtypes), node, None, (), (("i", 2),)), dtypes
         )
 
@@ -458,7 +457,7 @@ def vertices_of(program, data):
 def vertices_agree(program, data):
     for made, operands, wanted in vertices_of(program, data):
         dtypes = [operand.dtype for operand in operands]
-        if fused.supports(made.einsum, dtypes):
+        if compiled.supports_compiled_loops(made.einsum, dtypes):
             close(compute(made.einsum, made.dtype, operands), wanted, dtypes)
 
 
@@ -481,15 +480,15 @@ RUN = """
 import json, sys, time
 import numpy as np
 import einmpi
-from einmpi.kernels.cpu import compiled as fused
+from einmpi.kernels.cpu import compiled
 assert "numba" not in sys.modules, "numba is imported when the first kernel is needed"
 while time.time() < float(sys.argv[1]):
     pass
 for text in ("Z[i] = X[i] * 2 + 1", "Z[i] = exp(X[i])"):
     graph = einmpi.program(text, X=(5,)).graph
     out = np.empty(5)
-    fused.compute(graph["Z"].einsum, [np.arange(5.0)], out)
-kept = fused.STATISTICS
+    compiled.compute_by_compiled_loops(graph["Z"].einsum, [np.arange(5.0)], out)
+kept = compiled.STATISTICS
 print(json.dumps({"compiled": kept.compiled, "loaded": kept.loaded, "sum": float(out.sum())}))
 """
 

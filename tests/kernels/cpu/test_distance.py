@@ -19,11 +19,8 @@ from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, rebuild
-from einmpi.kernels import distances as recognition
-from einmpi.kernels import reference
-from einmpi.kernels.cpu import compiled as fused
-from einmpi.kernels.cpu import dispatch as kernels
-from einmpi.kernels.cpu import distance as fast_math
+from einmpi.kernels import distances, reference
+from einmpi.kernels.cpu import compiled, dispatch, distance
 
 FORMS = {
     "D**2": False,
@@ -57,7 +54,7 @@ def vertex(form, x, y, **given):
 
 def compute(einsum, operands, dtype, fast=True):
     out = np.full(einsum.bound, 7).astype(dtype)
-    kernels.compute(einsum, operands, out, {}, 1, fast)
+    dispatch.compute_einsum(einsum, operands, out, {}, 1, fast)
     return out
 
 
@@ -106,7 +103,7 @@ def assert_within_bound(found, einsum, operands, absolute):
 
 
 @st.composite
-def distances(draw):
+def distance_einsums(draw):
     """An EinSum of any batch, own, common and absent labels, in any order."""
     labels = [x for x in ROLES if x in "ikj" or draw(st.integers(0, 3)) == 0]
     extent = {label: draw(st.sampled_from([2, 3, 4, 5, 1, 0])) for label in labels}
@@ -127,7 +124,7 @@ def distances(draw):
 
 @settled(150)
 @given(
-    distances(),
+    distance_einsums(),
     st.sampled_from(["float32", "float64", "complex64", "complex128"]),
     st.booleans(),
     st.data(),
@@ -149,17 +146,21 @@ def any_distance(case, dtype, turned, data):
     kind = np.result_type(*operands)
     if "abs" in str(einsum):
         kind = np.zeros(0, kind).real.dtype
-    assert fast_math.supports(recognition.recognise_distance(einsum), operands, np.empty(0, kind))
+    assert distance.supports_distance(
+        distances.recognise_distance(einsum), operands, np.empty(0, kind)
+    )
     found = compute(einsum, operands, kind)
     assert_within_bound(found, einsum, operands, absolute)
     if absolute:
         assert (found.real >= 0).all() and (found.imag == 0).all()
 
 
-@pytest.mark.parametrize("limits", [{}, {"NORMS": 3, "BLOCK": 4}], ids=["whole", "boxes"])
+@pytest.mark.parametrize(
+    "limits", [{}, {"MAX_NORMS": 3, "BLOCK_ELEMENTS": 4}], ids=["whole", "boxes"]
+)
 def test_any_distance(limits, monkeypatch):
     for name, value in limits.items():
-        monkeypatch.setattr(fast_math, name, value)
+        monkeypatch.setattr(distance, name, value)
     any_distance()
 
 
@@ -168,8 +169,8 @@ def test_any_distance(limits, monkeypatch):
 def test_forms(form, dtype):
     x, y = numbers((40, 30), dtype, 0), numbers((25, 30), dtype, 1)
     made = vertex(form, x, y)
-    assert recognition.recognise_distance(made.einsum) == recognition.Distance(
-        replace(made.einsum, function=recognition.PRODUCT), FORMS[form]
+    assert distances.recognise_distance(made.einsum) == distances.Distance(
+        replace(made.einsum, function=distances.PRODUCT), FORMS[form]
     )
     assert_within_bound(compute(made.einsum, [x, y], made.dtype), made.einsum, [x, y], FORMS[form])
 
@@ -202,7 +203,7 @@ def test_what_is_no_distance(text):
     graph = einmpi.program(
         f"Z[i,k] = {text}", **{x: tensors[x] for x in tensors if f"{x}[" in text}
     ).graph
-    assert [recognition.recognise_distance(made.einsum) for made in graph.computed] == [None] * len(
+    assert [distances.recognise_distance(made.einsum) for made in graph.computed] == [None] * len(
         graph.computed
     )
 
@@ -220,8 +221,8 @@ def test_complex_beside_real():
     for form, absolute in FORMS.items():
         made = vertex(form, x, y)
         assert (
-            fast_math.supports(
-                recognition.recognise_distance(made.einsum), [x, y], np.empty(0, made.dtype)
+            distance.supports_distance(
+                distances.recognise_distance(made.einsum), [x, y], np.empty(0, made.dtype)
             )
             is not absolute
         )
@@ -251,12 +252,12 @@ def test_no_array_as_large_as_an_operand():
         x, y = np.ones(shape, order=order), np.ones((3, shape[1]))
         made = vertex("D**2", x, y)
         out = np.empty(made.einsum.bound)
-        kernels.compute(made.einsum, [x, y], out, {}, 1, True)
+        dispatch.compute_einsum(made.einsum, [x, y], out, {}, 1, True)
         tracemalloc.start()
-        kernels.compute(made.einsum, [x, y], out, {}, 1, True)
+        dispatch.compute_einsum(made.einsum, [x, y], out, {}, 1, True)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert (out == 0).all() and peak < 8 * fast_math.NORMS + 300_000
+        assert (out == 0).all() and peak < 8 * distance.MAX_NORMS + 300_000
 
 
 # ---- only where it is wanted ----------------------------------------------------------------------------------------
@@ -264,8 +265,8 @@ def test_no_array_as_large_as_an_operand():
 
 @pytest.fixture
 def calls(monkeypatch):
-    made, real = [], fast_math.compute
-    monkeypatch.setattr(fast_math, "compute", lambda *given: (made.append(1), real(*given)))
+    made, real = [], distance.compute_distance
+    monkeypatch.setattr(distance, "compute_distance", lambda *given: (made.append(1), real(*given)))
     return made
 
 
@@ -273,8 +274,8 @@ def test_off_by_default(calls):
     x, y = numbers((90, 70), "float64", 0), numbers((80, 70), "float64", 1)
     einsum = vertex("D**2", x, y).einsum
     found, exact = np.empty((90, 80)), np.empty((90, 80))
-    kernels.compute(einsum, [x, y], found, {})
-    fused.compute(einsum, [x, y], exact)
+    dispatch.compute_einsum(einsum, [x, y], found, {})
+    compiled.compute_by_compiled_loops(einsum, [x, y], exact)
     assert found.tobytes() == exact.tobytes() and not calls
 
 

@@ -110,15 +110,15 @@ def test_copies_for_a_product_stay_small(cupy, monkeypatch):
     arrays = random_arrays("float64", {"A": (9, 40, 8), "B": (8, 9, 5)})
     einsum, kind, operands = vertex("Z[i,k] = sum(A[a,i,b] * B[b,a,k])", arrays)
     shapes, empty = [], cupy.empty
-    monkeypatch.setattr(cuda, "PIECE", 9 * 8 * 8 * 10)
-    monkeypatch.setattr(cuda, "THIN", 2)
+    monkeypatch.setattr(cuda, "MAX_TEMPORARY_BYTES", 9 * 8 * 8 * 10)
+    monkeypatch.setattr(cuda, "MIN_MATRIX_SIDE", 2)
     monkeypatch.setattr(
         cupy, "empty", lambda shape, dtype: shapes.append(shape) or empty(shape, dtype)
     )
     found = compute(cupy, einsum, kind, operands)
     np.testing.assert_allclose(found, reference.compute(einsum, operands, kind), rtol=1e-12)
     assert len(shapes) >= 4
-    assert max(np.prod(shape) for shape in shapes) * 8 <= cuda.PIECE
+    assert max(np.prod(shape) for shape in shapes) * 8 <= cuda.MAX_TEMPORARY_BYTES
 
 
 @pytest.mark.parametrize("name", ["softmax"])
