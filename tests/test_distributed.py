@@ -1,7 +1,5 @@
 """Runs on many ranks: threads for many counts, real mpirun for the counts people use."""
 
-import json
-
 import numpy as np
 import pytest
 from distributed import assert_close, dry_run, run_on_threads
@@ -157,23 +155,6 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
 
 
 # ---- real mpirun ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.mpirun
-@needs_mpirun
-@pytest.mark.parametrize(
-    "ranks", [1, 2, 4, 6, *(pytest.param(p, marks=pytest.mark.slow) for p in (3, 5, 7, 8, 12, 16))]
-)
-def test_every_case_under_mpirun(ranks):
-    done = run_mpi(ranks, ["tests/run_cases.py"], timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = json.loads(done.stdout)
-    assert {row["case"] for row in rows} == set(CASES)
-    for row in rows:
-        assert row["excess"] <= 1, row
-        assert row["same_again"], row
-        assert row["peak"] <= row["peak_predicted"], row
-        assert sum(row["received"]) == row["predicted"], row
 
 
 @pytest.mark.mpirun

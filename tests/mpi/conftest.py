@@ -1,0 +1,53 @@
+"""Tests whose ranks are the processes of one mpirun: `mpirun -n 3 python -m pytest --with-mpi tests/mpi`.
+
+pytest-mpi has the markers and `mpi_tmp_path`. Here is what it leaves to the project: rank 0 alone
+reports, and a test that fails on one rank ends all of them, since the others may wait for it.
+"""
+
+import sys
+import time
+
+import pytest
+
+SECONDS_TO_FORWARD_OUTPUT = 1.0  # for the launcher, before the ranks end
+
+
+def under_mpirun(config):
+    return config.getoption("--with-mpi") or config.getoption("--only-mpi")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    if under_mpirun(config):
+        from mpi4py import MPI
+
+        config.pluginmanager.register(EndTogether(MPI.COMM_WORLD))
+        if MPI.COMM_WORLD.rank > 0:
+            reporter = config.pluginmanager.getplugin("terminalreporter")
+            config.pluginmanager.unregister(reporter)
+
+
+class EndTogether:
+    """A plugin that ends all ranks when a test fails on one of them."""
+
+    def __init__(self, world):
+        self.world = world
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report):
+        if report.failed and self.world.size > 1:
+            rank = f"rank {self.world.rank} of {self.world.size}"
+            sys.stderr.write(f"{rank}: {report.nodeid}\n{report.longreprtext}\n")
+            sys.stderr.flush()
+            time.sleep(SECONDS_TO_FORWARD_OUTPUT)
+            self.world.Abort(1)
+
+
+@pytest.fixture
+def world():
+    """All ranks. They start and end each test together, so that a failure belongs to its test."""
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.barrier()
+    yield MPI.COMM_WORLD
+    MPI.COMM_WORLD.barrier()

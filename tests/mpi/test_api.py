@@ -1,0 +1,75 @@
+"""The Python API on real ranks: communicators of the user's own, arrays and files."""
+
+import h5py
+import numpy as np
+import pytest
+
+import einmpi
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+def test_a_part_of_the_world(world):
+    """A run on a communicator of some ranks leaves the user's own messages on it alone."""
+    colour = world.rank % 2
+    half = world.Split(colour, world.rank)
+    a = np.arange(42.0).reshape(6, 7) + colour
+    b = np.arange(35.0).reshape(7, 5)
+    request = half.isend("mine", (half.rank + 1) % half.size, tag=7)
+    job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=a, B=b)
+    z = einmpi.run(job, {"A": einmpi.DistArray.from_global(a, half), "B": b}, half)["Z"]
+    assert half.recv(tag=7) == "mine"
+    request.wait()
+    np.testing.assert_allclose(z.gather(), a @ b)
+    half.Free()
+
+
+def test_results_feed_the_next_call(world):
+    """A DistArray stays on the ranks between calls, and einsum takes it as it is."""
+    x = np.random.default_rng(3).standard_normal((24, 18))
+    job = einmpi.program("Y[i,k] = sum(X[i,j] * X[k,j])", X=x)
+    y = einmpi.run(job, {"X": x})["Y"]
+    z = einmpi.einsum("ij,jk->ik", y, y)
+    np.testing.assert_allclose(z.gather(), (x @ x.T) @ (x @ x.T), rtol=1e-10)
+    assert (z.gather(root=world.size - 1) is None) == (world.rank != world.size - 1)
+
+
+def test_datasets_are_read_together(world, mpi_tmp_path):
+    whole = np.arange(300 * 170).reshape(300, 170) * 1.5
+    path = mpi_tmp_path / "x.h5"
+    if world.rank == 0:
+        with h5py.File(path, "w") as file:
+            file["whole"] = whole
+            file.create_dataset("chunked", data=whole, chunks=(32, 50))
+            file.create_dataset("packed", data=whole, chunks=(300, 7), compression="gzip")
+        np.save(mpi_tmp_path / "f.npy", np.asfortranarray(whole))
+    world.barrier()
+    for name in ("whole", "chunked", "packed"):
+        for parts in (None, (1, world.size), (1, 1)):
+            found = einmpi.open_dataset(path, name, parts=parts)
+            np.testing.assert_array_equal(found.gather(), whole, f"{name} {parts}")
+            rows = einmpi.open_dataset(path, name, parts=parts, rows=slice(7, -4))
+            np.testing.assert_array_equal(rows.gather(), whole[7:-4], f"{name} {parts}")
+    np.testing.assert_array_equal(einmpi.open_dataset(mpi_tmp_path / "f.npy").gather(), whole)
+
+
+@pytest.mark.parametrize("parts", ["rows", "columns", "whole"])
+def test_datasets_are_written_together(parts, world, mpi_tmp_path):
+    whole = np.random.default_rng(1).normal(size=(211, 97))
+    cut = {"rows": (world.size, 1), "columns": (1, world.size), "whole": (1, 1)}[parts]
+    path = mpi_tmp_path / "o.h5"
+    made = einmpi.DistArray.from_global(whole, world, parts=cut)
+    made.to_hdf5(path, "/plain")
+    made.to_hdf5(path, "/packed", chunks=(20, 30), compression="gzip")
+    with h5py.File(path) as file:
+        np.testing.assert_array_equal(file["plain"][:], whole)
+        np.testing.assert_array_equal(file["packed"][:], whole)
+    world.barrier()
+    assert [entry.name for entry in mpi_tmp_path.iterdir()] == ["o.h5"]
+
+
+def test_wrong_input_is_an_error_on_every_rank(world):
+    job = einmpi.program("Z[i] = 2 * X[i]", X=(8,))
+    given = np.ones(8 if world.rank else 9)
+    with pytest.raises(einmpi.InputError):
+        einmpi.run(job, {"X": given})
