@@ -9,17 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einmpi.kernels.contraction import (
-    Contraction,
-    Labels,
-    Lowering,
-    Part,
-    Summands,
-    bytes_needed,
-    dense_strides,
-    size_of,
-    split_to_fit_memory,
-)
+from einmpi.kernels.contraction import Contraction, Labels, dense_strides, size_of
+from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split_to_fit_memory
+from einmpi.kernels.lowering import Lowering
 
 EXACT = 2**53  # float64 holds every integer up to here
 

@@ -14,16 +14,10 @@ import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
-from einmpi.kernels.contraction import (
-    ArrayLayout,
-    Contraction,
-    Labels,
-    Strides,
-    candidate_lowerings,
-    size_of,
-)
+from einmpi.kernels.contraction import Contraction, Labels, Strides, size_of
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.scalar_source import plain
+from einmpi.kernels.lowering import ArrayLayout, candidate_lowerings
 
 # cuBLAS's numbers for the type of an array and for that of its sums: half precision is summed in single, and single
 # precision keeps all of its bits unless TF32 is asked for.

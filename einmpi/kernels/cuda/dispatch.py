@@ -11,7 +11,8 @@ import numpy as np
 
 from einmpi.graph.einsum import AGGREGATIONS, EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.kernels.contraction import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE, recognise_contraction
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import prepare_product
 from einmpi.kernels.cuda.distance import prepare_distance

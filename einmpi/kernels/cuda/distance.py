@@ -9,7 +9,8 @@ from typing import Any
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
-from einmpi.kernels.contraction import MAX_TEMPORARY_BYTES, recognise_contraction
+from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import Generate, prepare_product
 from einmpi.kernels.distances import DISTANCE_DTYPES, recognise_distance, squared_norms
