@@ -19,7 +19,7 @@ from einmpi.comm.base import ALONE, Comm
 from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
-from einmpi.process.supervise import note_to
+from einmpi.process.notes import activity_writer
 from einmpi.report.observe import Observer
 from einmpi.report.record import Recorder
 
@@ -35,7 +35,7 @@ class Runs:
         self.comm, self.compiled = comm, Compiled(job, comm, options_of(job))
         self.plan, self.schedule, given = self.compiled.prepare({})
         self.inputs = Inputs(job, given, self.compiled.files, keep=True)
-        self.note = note_to(comm.rank)
+        self.note = activity_writer(comm.rank)
 
     def seconds(self, record: bool) -> tuple[float, float]:
         """Of the slowest rank: of the run, and with what comes before and after it."""

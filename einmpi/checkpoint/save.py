@@ -39,8 +39,8 @@ from einmpi.errors import EinmpiError, InputError, Stopped, failure
 from einmpi.files.atomic import claimed
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.remainder import needed
-from einmpi.process.supervise import note_to
-from einmpi.process.terminal import clearing
+from einmpi.process.notes import activity_writer
+from einmpi.process.terminal import clear_line
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.schedule import SavePoint
 from einmpi.version import __version__
@@ -173,7 +173,7 @@ class Checkpoints:
         wish = self.asked[0] if self.asked else _SAVE if due else ""
         wishes = {text for text in self.comm.allgather_text(wish) if text}
         if wishes:
-            note_to(self.comm.rank)(f"saving a checkpoint after {point.vertex}")
+            activity_writer(self.comm.rank)(f"saving a checkpoint after {point.vertex}")
             problem = self.save(done, buffers)
             self.last = time.monotonic()
             self.seconds += self.last - start
@@ -287,7 +287,7 @@ class Checkpoints:
         if self.comm.rank == 0 and (problem or not self.quiet):
             line = " ".join(f"einmpi: {self.folder}: {text}".split())
             sys.stdout.flush()  # what was said before stands before it, also where both go into one file
-            print(f"{clearing(sys.stderr)}{line}\n", end="", file=sys.stderr, flush=True)
+            print(f"{clear_line(sys.stderr)}{line}\n", end="", file=sys.stderr, flush=True)
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
 def run(options: argparse.Namespace, comm: Comm) -> int:
     """run a job (the default)"""
     from einmpi.comm.base import on_first_rank
-    from einmpi.process.supervise import asked_to_stop
+    from einmpi.process.signals import collect_stop_requests
     from einmpi.process.terminal import columns
     from einmpi.report.summary import vertex_times
     from einmpi.report.terminal import summary_text
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, comm: Comm) -> int:
         print_or_write(options, text, data)
 
     patient: AbstractContextManager[list[str]] = (
-        asked_to_stop() if options.checkpoint is not None else nullcontext([])
+        collect_stop_requests() if options.checkpoint is not None else nullcontext([])
     )
     with patient as asked:
         report, checkpoints = _run(options, comm, asked)
@@ -81,14 +81,16 @@ def _run(
     from einmpi.checkpoint.save import claim_folder
     from einmpi.comm.base import on_first_rank, together
     from einmpi.compiled.outputs import claim
-    from einmpi.process.supervise import note_to
+    from einmpi.process.notes import activity_writer
 
     start = time.perf_counter()
     job = together(comm, lambda: checked_job(options))
     on_first_rank(
         comm, lambda: check_files(options, job)
     )  # it writes them, and others may not see their folders
-    note_to(comm.rank)("preparing the run")  # for a launcher, too: all ranks listen to signals now
+    activity_writer(comm.rank)(
+        "preparing the run"
+    )  # for a launcher, too: all ranks listen to signals now
     with (
         claim(job, comm) if keep else nullcontext(),
         claim_folder(options.checkpoint, comm) if options.checkpoint is not None else nullcontext(),
@@ -110,8 +112,8 @@ def _run_job(
     from einmpi.checkpoint.resume import open_checkpoints, prepare
     from einmpi.compiled.inputs import Inputs
     from einmpi.compiled.outputs import store
-    from einmpi.process.supervise import note_to
-    from einmpi.report.observe import Observer, somebody_looks
+    from einmpi.process.notes import activity_writer
+    from einmpi.report.observe import Observer, is_interactive
     from einmpi.report.results import Report, figures, totals
     from einmpi.schedule.memory import spilled_bytes
 
@@ -132,12 +134,12 @@ def _run_job(
         lambda job: options_of(job, options.strategy, options.memory, machine=options.machine),
         checkpoints,
     )
-    note = note_to(comm.rank)
+    note = activity_writer(comm.rank)
     record = _asked_to_record(options) or (
         options.command == "run"
         and not options.quiet
         and options.json != "-"
-        and somebody_looks(comm, schedule)
+        and is_interactive(comm, schedule)
     )
     observer = Observer(
         comm, schedule, options.repeat, record, options.quiet, checkpoints, compiled.backend.wait

@@ -15,7 +15,7 @@ from einmpi.cli.completion import SHELLS, script
 from einmpi.cli.doctor.command import add_options, doctor
 from einmpi.cli.help import Parser, Version
 from einmpi.cli.job_options import EVERY
-from einmpi.cli.rank import alone, come_together, not_together, one_of_many
+from einmpi.cli.rank import connect_ranks, fail_to_connect, run_alone, run_rank
 from einmpi.cli.sbatch.command import add_options as add_sbatch_options
 from einmpi.cli.sbatch.command import sbatch
 from einmpi.errors import InputError, one_of
@@ -115,23 +115,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stream.reconfigure(errors="replace")  # a terminal without × shows ?
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        comm = come_together()
+        comm = connect_ranks()
     except Exception as error:
-        return not_together(error)
+        return fail_to_connect(error)
     if comm.size == 1:
-        return alone(lambda: _command(given, comm))
-    return one_of_many(comm, lambda: _command(given, comm))
+        return run_alone(lambda: _command(given, comm))
+    return run_rank(comm, lambda: _command(given, comm))
 
 
 def _command(given: list[str], comm: Comm) -> int:
     from einmpi.comm.base import together
-    from einmpi.process.supervise import hear_requests
+    from einmpi.process.signals import deliver_stop_requests
 
     options = together(comm, lambda: _parse(given), _what_to_do)
     if options is None:
         return 0
     if options.checkpoint is None:
-        hear_requests()
+        deliver_stop_requests()
     if options.command in ("run", "verify", "calibrate") and options.ranks is not None:
         return _on_ranks(options, given, comm)
     return COMMANDS[options.command](options, comm)
@@ -161,20 +161,22 @@ def _what_to_do(options: argparse.Namespace | None) -> str:
 
 def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> int:
     """-n P: one rank is this process, more are started."""
-    from einmpi.cli.launch.mpirun import launch
+    from einmpi.cli.launch.launcher import launch
     from einmpi.comm.base import together
     from einmpi.planner.make_plan import MAX_RANKS
 
     def check() -> None:
         if comm.size > 1:
-            raise InputError("-n", "this process was started by mpirun already", "leave out -n")
+            raise InputError(
+                "-n", "this process was already started by mpirun", hint="leave out -n"
+            )
         if not 1 <= options.ranks <= MAX_RANKS:
             raise InputError("-n", f"{options.ranks} ranks", f"1 to {MAX_RANKS}")
 
     together(comm, check)
     if options.ranks == 1:
         return COMMANDS[options.command](options, comm)
-    return launch(options.ranks, _without_ranks(given), patient=options.checkpoint is not None)
+    return launch(options.ranks, _without_ranks(given), graceful=options.checkpoint is not None)
 
 
 def _without_ranks(given: Sequence[str]) -> list[str]:

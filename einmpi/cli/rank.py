@@ -1,4 +1,4 @@
-"""A command in one process, or on one rank of many: what goes wrong is one line and an exit status."""
+"""Run a command in one process or as one rank of many; failures become one line and a status."""
 
 from __future__ import annotations
 
@@ -15,18 +15,22 @@ from einmpi.errors import EinmpiError
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
 
-_TURN = 0.3  # seconds between the first words of two ranks
+_TURN_SECONDS = 0.3  # between the lines of two ranks that fail to start for the same reason
+_MOST_TURNS = 8
 
 
-def come_together() -> Comm:
-    """This process alone, or all ranks of the launcher: they have started in time, with the same version of einmpi."""
-    from einmpi.process.environment import launched
-    from einmpi.process.startup import all_must_come
-    from einmpi.process.supervise import hold_requests
+def connect_ranks() -> Comm:
+    """Return the Comm of all ranks that the launcher started, or of this process alone.
 
-    if launched():
-        hold_requests()
-    with all_must_come():
+    All ranks have started in time and have the same version of einmpi.
+    """
+    from einmpi.process.environment import is_launched
+    from einmpi.process.signals import hold_stop_requests
+    from einmpi.process.startup import startup_deadline
+
+    if is_launched():
+        hold_stop_requests()
+    with startup_deadline():
         from einmpi.comm.base import same_version
         from einmpi.comm.mpi import comm_of
 
@@ -35,56 +39,60 @@ def come_together() -> Comm:
     return comm
 
 
-def not_together(error: Exception) -> int:
-    """What went wrong before there was anybody to agree with; the exit status."""
-    from einmpi.process.environment import given_rank, launched
+def fail_to_connect(error: Exception) -> int:
+    """Report an error of `connect_ranks`, when ranks cannot agree on who prints; return the status."""
+    from einmpi.process.environment import is_launched, launcher_rank
 
+    rank = launcher_rank()
     if isinstance(error, EinmpiError):
-        if error.everywhere and given_rank() > 0:
+        if error.everywhere and rank > 0:
             return error.status
-        time.sleep(
-            _TURN * min(given_rank(), 8)
-        )  # all may have it, and the launcher ends them after the first
-        return say(error)
-    if launched():
+        # All ranks may have this error; the launcher ends the others after the first one.
+        time.sleep(_TURN_SECONDS * min(rank, _MOST_TURNS))
+        return print_error(error)
+    if is_launched():
         from einmpi.comm.mpi import abort, world
-        from einmpi.process.supervise import fail
+        from einmpi.process.abort import abort_on_error
 
-        fail(given_rank(), error, partial(abort, world()))
-    return say(error)
+        abort_on_error(rank, error, partial(abort, world()))
+    return print_error(error)
 
 
-def one_of_many(comm: Comm, command: Callable[[], int]) -> int:
-    """A rank under mpirun. What all ranks raise together rank 0 prints; what one raises alone ends all of them."""
+def run_rank(comm: Comm, command: Callable[[], int]) -> int:
+    """Run the command as one rank of many; return the exit status.
+
+    Rank 0 prints an error that all ranks raise together. An error on one rank ends all of them.
+    """
     from einmpi.comm.mpi import abort, world
-    from einmpi.process.supervise import fail, watch_signals
+    from einmpi.process.abort import abort_on_error
+    from einmpi.process.signals import SignalWatch
 
     abort_all = partial(abort, world())
-    watch_signals(comm.rank, abort_all)
+    SignalWatch(comm.rank, abort_all)
     try:
         if comm.rank == 0:
             return command()
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
             return command()
     except EinmpiError as error:
         if error.everywhere:
-            return say(error) if comm.rank == 0 else error.status
+            return print_error(error) if comm.rank == 0 else error.status
         reason: Exception = error
     except Exception as error:
         reason = error
     try:
         if not isinstance(reason, BrokenPipeError):
-            fail(comm.rank, reason, abort_all)
+            abort_on_error(comm.rank, reason, abort_all)
     finally:
-        abort_all(1)  # whatever else goes wrong, all must end
+        abort_all(1)  # all ranks must end, whatever else goes wrong
     raise AssertionError("an aborted rank goes on")
 
 
-def alone(command: Callable[[], int]) -> int:
-    """The only process: whatever happens is one line."""
+def run_alone(command: Callable[[], int]) -> int:
+    """Run the command in the only process; return the exit status."""
     try:
         return command()
-    except BrokenPipeError:  # `einmpi … | head`: the reader has seen enough
+    except BrokenPipeError:  # as in `einmpi … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -93,18 +101,20 @@ def alone(command: Callable[[], int]) -> int:
     except Exception as error:
         if os.environ.get("EINMPI_DEBUG") == "1":
             raise
-        return say(error)
+        return print_error(error)
 
 
-def say(error: Exception) -> int:
-    """One line on standard error; the exit status."""
-    known = isinstance(error, EinmpiError)
-    line = (
-        str(error)
-        if known
-        else f"einmpi: error: {type(error).__name__}: {error}; EINMPI_DEBUG=1 shows where"
-    )
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    # In one piece, also without a buffer: other ranks and mpirun may write at the same time.
-    print(" ".join((line + notes).split()) + "\n", end="", file=sys.stderr, flush=True)
-    return error.status if isinstance(error, EinmpiError) else 1
+def print_error(error: Exception) -> int:
+    """Print one line to standard error; return the exit status."""
+    if isinstance(error, EinmpiError):
+        line = str(error)
+        status = error.status
+    else:
+        name = type(error).__name__
+        line = f"einmpi: error: {name}: {error}; EINMPI_DEBUG=1 shows the traceback"
+        status = 1
+    for note in getattr(error, "__notes__", ()):
+        line += f" ({note})"
+    # One write, even without a buffer: other ranks and mpirun may write at the same time.
+    print(" ".join(line.split()) + "\n", end="", file=sys.stderr, flush=True)
+    return status

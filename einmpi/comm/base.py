@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from einmpi.errors import EinmpiError, failure
-from einmpi.process.environment import own_cores
+from einmpi.process.environment import available_cores
 from einmpi.version import __version__
 
 Result = TypeVar("Result")
@@ -209,7 +209,7 @@ class SelfComm:
         False,
     )
     nodes: tuple[int, ...] = (0,)
-    cores = len(own_cores())
+    cores = len(available_cores())
 
     def alltoallv(
         self,

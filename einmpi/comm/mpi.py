@@ -34,7 +34,7 @@ from einmpi.comm.base import (
 )
 from einmpi.comm.nodes import by_node, node_of
 from einmpi.errors import EinmpiError, InputError, failure
-from einmpi.process.environment import given_size, launched, tasks_of_step
+from einmpi.process.environment import is_launched, launcher_size, slurm_step_tasks
 
 _PMI = "srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 
@@ -48,22 +48,22 @@ _YIELDS, _SHORT, _LONG = 200, 2e-5, 5e-4
 
 def world() -> Any | None:
     """The world communicator when a launcher started this process, else None."""
-    if not launched():
-        if tasks_of_step() > 1:
+    if not is_launched():
+        if slurm_step_tasks() > 1:
             raise failure(
                 EinmpiError.status,
-                f"MPI: srun started {tasks_of_step()} processes without PMI, and each is "
+                f"MPI: srun started {slurm_step_tasks()} processes without PMI, and each is "
                 f"alone; {_PMI}",
                 everywhere=True,
             )
         return None
     comm = _mpi().COMM_WORLD
-    if comm.size == 1 and given_size() > 1:
+    if comm.size == 1 and launcher_size() > 1:
         raise failure(
             EinmpiError.status,
-            f"MPI: the launcher started {given_size()} processes, but each is alone; the "
+            f"MPI: the launcher started {launcher_size()} processes, but each is alone; the "
             f"launcher must be that of mpi4py's library, {_library()}"
-            f"{f'; under Slurm {_PMI}' if tasks_of_step() > 1 else ''}",
+            f"{f'; under Slurm {_PMI}' if slurm_step_tasks() > 1 else ''}",
             everywhere=True,
         )
     return comm

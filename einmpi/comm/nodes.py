@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.process.environment import own_cores
+from einmpi.process.environment import available_cores
 
 
 def by_node(comm: Any, mpi: Any) -> tuple[Any, tuple[int, ...]]:
@@ -31,7 +31,7 @@ def node_of(comm: Any, mpi: Any) -> tuple[int, int, int]:
     """How many ranks this node has, which of them this one is, and how many cores they have together: each may be
     bound to its own."""
     node = _neighbours(comm, mpi)
-    ranks, rank, together = node.size, node.rank, set().union(*node.allgather(own_cores()))
+    ranks, rank, together = node.size, node.rank, set().union(*node.allgather(available_cores()))
     node.Free()
     return ranks, rank, len(together)
 

@@ -16,7 +16,7 @@ import numpy as np
 from einmpi.comm.base import Comm, on_first_rank
 from einmpi.errors import EinmpiError
 from einmpi.files import hdf5
-from einmpi.process.supervise import before_the_end
+from einmpi.process.abort import on_abort
 
 _BLOCK = 2**24
 FAILURES = (
@@ -70,7 +70,7 @@ def claimed(
     try:
         on_first_rank(comm, lock)
         try:
-            with before_the_end(give_up):
+            with on_abort(give_up):
                 yield
         except BaseException as error:
             if not getattr(error, "everywhere", False):

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from einmpi.errors import InputError
 from einmpi.files.atomic import begin, new_draft, publish
-from einmpi.process.supervise import before_the_end
+from einmpi.process.abort import on_abort
 
 
 def check_replaceable(file: str, place: str) -> None:
@@ -57,7 +57,7 @@ def _replace(target: str, pieces: Iterable[bytes]) -> None:
             os.remove(draft)
 
     try:
-        with before_the_end(drop):
+        with on_abort(drop):
             begin(draft, target, None)
             with open(draft, "wb") as opened:
                 opened.writelines(pieces)

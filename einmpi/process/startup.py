@@ -1,6 +1,7 @@
-"""The start of a rank has a time limit, until all ranks have come together.
+"""A time limit on the start of a run, until all ranks are connected.
 
-MPI waits for all ranks when it starts, and mpi4py keeps Python's lock meanwhile: so a second process has the clock."""
+MPI waits for all ranks when it starts, and mpi4py keeps Python's lock meanwhile. So a second
+process watches the time."""
 
 from __future__ import annotations
 
@@ -15,117 +16,130 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 from einmpi.errors import InputError
+from einmpi.process.abort import print_last_line
 from einmpi.process.environment import (
-    given_rank,
-    given_size,
-    given_size_here,
-    launched,
-    present,
-    take,
+    is_launched,
+    launcher_rank,
+    launcher_size,
+    launcher_size_on_node,
 )
-from einmpi.process.supervise import last_words
+from einmpi.process.names import NAMES, ranks_present
 from einmpi.units import parse_seconds
 
 VARIABLE = "EINMPI_START_TIMEOUT"
-_DEFAULT = "60s"
-_MOST = (
-    24 * 3600
-)  # whoever waits longer wants no limit; and the system counts milliseconds, up to 24 days
-_TURN = (
-    0.5  # seconds from one rank's last words to the next one's: time for the launcher to end all
-)
-_LISTED = 8
+_DEFAULT_LIMIT = "60s"
+# Seconds. Longer waits mean that no limit is wanted, and poll counts milliseconds up to 24 days.
+_LARGEST_LIMIT = 24 * 3600
+# Seconds between the lines of two ranks: time for the launcher to end all ranks after the first.
+_TURN_SECONDS = 0.5
+_MOST_LISTED_RANKS = 8
 
 
 @contextlib.contextmanager
-def all_must_come() -> Iterator[None]:
-    """Inside, all ranks come together. Where this takes longer than the limit, this rank ends with one line.
+def startup_deadline() -> Iterator[None]:
+    """End this rank with one line if the `with` block, which connects the ranks, takes too long.
 
-    Only the start has a limit. Later one rank may wait for another for hours, and all is well.
+    Only the start has a limit: later one rank may rightly wait for another for hours.
     """
-    seconds = _limit() if launched() else 0.0
+    seconds = _limit_in_seconds() if is_launched() else 0.0
     if not seconds:
         yield
         return
-    take(str(given_rank()))
+    NAMES.claim(str(launcher_rank()))
     reader, writer = os.pipe()
-    rank, clock = os.getpid(), 0
-    with contextlib.suppress(OSError):  # no more processes allowed: without a limit
-        clock = os.fork()
-        if clock == 0:
-            _keep_time(rank, reader, seconds)
+    rank_pid = os.getpid()
+    watcher_pid = 0
+    with contextlib.suppress(OSError):  # no more processes are allowed: go on without a limit
+        watcher_pid = os.fork()
+        if watcher_pid == 0:
+            _watch_deadline(rank_pid, reader, seconds)
     os.close(reader)
     try:
         yield
     finally:
-        os.close(writer)  # the clock stops
-        if clock:
-            os.waitpid(clock, 0)
+        os.close(writer)  # ends the second process
+        if watcher_pid:
+            os.waitpid(watcher_pid, 0)
 
 
-def _limit() -> float:
-    text = os.environ.get(VARIABLE, "").strip() or _DEFAULT
+def _limit_in_seconds() -> float:
+    text = os.environ.get(VARIABLE, "").strip() or _DEFAULT_LIMIT
+    with_unit = f"{text}s" if text.isdecimal() else text
     try:
-        seconds = parse_seconds(f"{text}s" if text.isdecimal() else text, VARIABLE)
-        if seconds > _MOST:
+        seconds = parse_seconds(with_unit, VARIABLE)
+        if seconds > _LARGEST_LIMIT:
             raise InputError(
-                VARIABLE, f"{text} is more than {_MOST // 3600}h", "less, or 0 for no limit"
+                VARIABLE,
+                f"{text} is more than {_LARGEST_LIMIT // 3600}h",
+                "a shorter time, or 0 for no limit",
             )
-        return seconds
     except InputError as error:
         error.everywhere = True
         raise
+    return seconds
 
 
-def _keep_time(rank: int, reader: int, seconds: float) -> NoReturn:
-    """The second process. Its pipe ends when the rank has done, or is gone."""
+def _watch_deadline(rank_pid: int, reader: int, seconds: float) -> NoReturn:
+    """Do the work of the second process. Its pipe ends when the rank is connected, or gone."""
     try:
-        # What a launcher knows a rank by must end with the rank.
-        for descriptor in (0, 1):
-            os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-        os.closerange(3, reader)
-        os.closerange(reader + 1, 2**16)
+        _close_inherited_descriptors(reader)
         pipe = select.poll()
         pipe.register(reader)
         if pipe.poll(seconds * 1000):
             os._exit(0)
-        own, here, expected = given_rank(), present(), given_size_here()
-        # One speaks for a machine, and a machine where somebody is missing comes first.
-        turns = 0 if expected is not None and len(here) < expected else 2 + min(own, 20)
-        turns += 0 if own == min(here, default=own) else 4
-        if pipe.poll(turns * _TURN * 1000):
+        rank = launcher_rank()
+        present = ranks_present()
+        expected = launcher_size_on_node()
+        # One rank prints for a machine, and a machine with a missing rank comes first.
+        is_any_missing = expected is not None and len(present) < expected
+        turns = 0 if is_any_missing else 2 + min(rank, 20)
+        if rank != min(present, default=rank):
+            turns += 4
+        if pipe.poll(turns * _TURN_SECONDS * 1000):
             os._exit(0)
-        last_words(own, f"{_who(here, expected)} after {seconds:g} s; {VARIABLE} sets the limit")
-        if "SLURM_STEP_ID" in os.environ and shutil.which(
-            "scancel"
-        ):  # srun lets the others wait, if nobody tells it
-            step = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
-            subprocess.run(
-                ["scancel", "--signal=KILL", step],
-                stderr=subprocess.DEVNULL,
-                timeout=5,
-                check=False,
-            )
-            time.sleep(0.2)
-        os.kill(rank, signal.SIGKILL)
+        problem = _describe_missing_ranks(present, expected)
+        print_last_line(rank, f"{problem} after {seconds:g} s; {VARIABLE} sets the limit")
+        _cancel_slurm_step()
+        os.kill(rank_pid, signal.SIGKILL)
     finally:
         os._exit(1)
 
 
-def _who(here: list[int], expected: int | None) -> str:
-    """Who has not come, as far as this machine knows."""
-    size = given_size()
-    if not here or expected is None:
+def _close_inherited_descriptors(kept: int) -> None:
+    """Close all but standard error and the pipe: a launcher waits until a rank's pipes are closed."""
+    for descriptor in (0, 1):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, 2**16)
+
+
+def _cancel_slurm_step() -> None:
+    """End all ranks under srun, which otherwise lets the others wait."""
+    if "SLURM_STEP_ID" not in os.environ or not shutil.which("scancel"):
+        return
+    step = f"{os.environ.get('SLURM_JOB_ID')}.{os.environ['SLURM_STEP_ID']}"
+    command = ["scancel", "--signal=KILL", step]
+    subprocess.run(command, stderr=subprocess.DEVNULL, timeout=5, check=False)
+    time.sleep(0.2)
+
+
+def _describe_missing_ranks(present: list[int], expected: int | None) -> str:
+    """Say which ranks have not started, as far as this machine knows."""
+    size = launcher_size()
+    if not present or expected is None:
         return "not all ranks have started"
-    missing = expected - len(here)
-    have_not = f"{'has' if missing == 1 else 'have'} not started"
+    missing = expected - len(present)
+    have_not_started = "has not started" if missing == 1 else "have not started"
     if expected == size and missing:
-        names = [str(rank) for rank in range(size) if rank not in here]
-        more = f" and {missing - _LISTED} more" if missing > _LISTED else ""
-        return f"rank{'s' * (missing > 1)} {', '.join(names[:_LISTED])}{more} of {size} {have_not}"
+        names = [str(rank) for rank in range(size) if rank not in present]
+        listed = ", ".join(names[:_MOST_LISTED_RANKS])
+        if missing > _MOST_LISTED_RANKS:
+            listed += f" and {missing - _MOST_LISTED_RANKS} more"
+        noun = "rank" if missing == 1 else "ranks"
+        return f"{noun} {listed} of {size} {have_not_started}"
     if expected == size:
-        return f"all {size} ranks have started, but do not come together"
+        return f"all {size} ranks have started but cannot connect to each other"
     machine = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     if missing:
-        return f"{missing} of the {expected} ranks of {machine} {have_not}"
+        return f"{missing} of the {expected} ranks of {machine} {have_not_started}"
     return f"all {expected} ranks of {machine} have started, those of other machines have not"

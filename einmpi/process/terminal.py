@@ -1,66 +1,90 @@
-"""Whether somebody looks at what this process writes: at its own terminal, or at that of the launcher."""
+"""Whether anyone watches the output of this process: on its own terminal or on the launcher's."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
-# What a launcher tells its ranks: its machine, the columns of its standard output and of its standard error, 0 where
-# that is no terminal, and the file of the latter.
+# What a launcher tells its ranks about its terminal, see `_LauncherTerminal`.
 VARIABLE = "EINMPI_TERMINALS"
-CLEAR = "\r\x1b[2K"  # to the start of the line, and empty it
-_FOREIGN = (
-    "OMPI_COMM_WORLD_RANK",
-    "PMIX_RANK",
-)  # Open MPI's mpirun gives its ranks terminals, though itself has none
+CLEAR = "\r\x1b[2K"  # return to the start of the line and clear it
+# Open MPI's mpirun gives its ranks terminals even if it has none itself.
+_OPEN_MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")
+_DEFAULT_COLUMNS = 80
+
+
+class _LauncherTerminal(NamedTuple):
+    """The terminal of a launcher. The columns of a stream are 0 if it is not a terminal."""
+
+    machine: str
+    stdout_columns: int
+    stderr_columns: int
+    stderr_path: str
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+
+def _launcher_terminal() -> _LauncherTerminal | None:
+    """Return what the launcher of this rank says, or None without one."""
+    fields = os.environ.get(VARIABLE, "").split(" ", 3)
+    if len(fields) != 4:
+        return None
+    machine, stdout_columns, stderr_columns, path = fields
+    return _LauncherTerminal(machine, int(stdout_columns), int(stderr_columns), path)
 
 
 def columns(stream: TextIO) -> int:
-    """How wide the terminal behind a stream is; 0 where there is none."""
+    """Return the width of the terminal behind a stream, 0 if there is none."""
     try:
         descriptor = stream.fileno()
-        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-        told = os.environ.get(VARIABLE, "").split(" ", 3)
-        if len(told) == 4:
-            return int(told[descriptor]) if descriptor in (1, 2) else 0
-        if terminal and not any(name in os.environ for name in _FOREIGN):
-            return os.get_terminal_size(descriptor).columns or 80
-    except (OSError, ValueError):  # no file, or closed
+        is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        launcher = _launcher_terminal()
+        if launcher is not None:
+            by_descriptor = {1: launcher.stdout_columns, 2: launcher.stderr_columns}
+            return by_descriptor.get(descriptor, 0)
+        is_open_mpi = any(name in os.environ for name in _OPEN_MPI_VARIABLES)
+        if is_terminal and not is_open_mpi:
+            return os.get_terminal_size(descriptor).columns or _DEFAULT_COLUMNS
+    except (OSError, ValueError):  # not a file, or closed
         pass
     return 0
 
 
 def screen() -> tuple[TextIO, int]:
-    """Where a bar can be shown, and its columns; standard error and 0 where it cannot.
+    """Return a stream for a progress bar and its width; the width is 0 if no bar can be shown.
 
-    A rank writes to its launcher's terminal directly: mpirun may hold back what is no whole line.
+    A rank writes to its launcher's terminal directly: mpirun may hold back incomplete lines.
     """
     width = columns(sys.stderr)
-    machine, _, _, path = (os.environ.get(VARIABLE) or "   ").split(" ", 3)
-    if not path:
+    launcher = _launcher_terminal()
+    if launcher is None or not launcher.stderr_path:
         return sys.stderr, width
     try:
-        if width and machine == os.uname().nodename:
-            # The terminal stays the launcher's: it must not become the one that sends signals to this process.
-            descriptor = os.open(path, os.O_WRONLY | os.O_NOCTTY)
+        if width and launcher.machine == os.uname().nodename:
+            # O_NOCTTY: the terminal must not become the one that sends signals to this process.
+            descriptor = os.open(launcher.stderr_path, os.O_WRONLY | os.O_NOCTTY)
             return open(descriptor, "w", encoding="utf-8", errors="replace"), width
     except OSError:
         pass
     return sys.stderr, 0
 
 
-def clearing(stream: TextIO) -> str:
-    """What takes away a bar that may stand there, before a line is written; nothing where there is no terminal."""
+def clear_line(stream: TextIO) -> str:
+    """Return what removes a progress bar before a line is written; empty without a terminal."""
     return CLEAR if columns(stream) else ""
 
 
-def for_ranks() -> dict[str, str]:
-    """What a launcher adds to the environment of its ranks."""
-    width, path = columns(sys.stderr), ""
-    if width:
+def terminal_environment() -> dict[str, str]:
+    """Return the variable by which a launcher describes its terminal to its ranks."""
+    stderr_columns = columns(sys.stderr)
+    path = ""
+    if stderr_columns:
         try:
             path = os.ttyname(sys.stderr.fileno())
         except OSError:
-            width = 0
-    return {VARIABLE: f"{os.uname().nodename} {columns(sys.stdout)} {width} {path}"}
+            stderr_columns = 0
+    machine = os.uname().nodename
+    terminal = _LauncherTerminal(machine, columns(sys.stdout), stderr_columns, path)
+    return {VARIABLE: str(terminal)}

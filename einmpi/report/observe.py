@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.base import Comm, on_first_rank
-from einmpi.process.supervise import before_the_end
+from einmpi.process.abort import on_abort
 from einmpi.process.terminal import columns
 from einmpi.report.progress import Progress
 from einmpi.report.record import Recorder
@@ -61,7 +61,7 @@ class Observer:
             recorder.begin()
         if self.progress is not None:
             self.progress.open()
-        with before_the_end(self._close):
+        with on_abort(self._close):
             try:
                 yield hear
             finally:
@@ -74,7 +74,7 @@ class Observer:
             self.progress.close()
 
 
-def somebody_looks(comm: Comm, schedule: Schedule) -> bool:
+def is_interactive(comm: Comm, schedule: Schedule) -> bool:
     """Whether rank 0 writes to a terminal, and there is not too much to gather for it; alike on all ranks."""
     few = comm.size * len(schedule.steps) <= MOST_UNASKED
     return on_first_rank(comm, lambda: "yes" if few and columns(sys.stdout) else "") == "yes"

@@ -178,9 +178,9 @@ def test_a_second_sigterm_ends_at_once(folder):
 
 LAUNCH = """
 import sys
-from einmpi.cli.launch.mpirun import launch
+from einmpi.cli.launch.launcher import launch
 if __name__ == "__main__":
-    sys.exit(launch(3, sys.argv[1:], (sys.executable, "special.py"), patient=True))
+    sys.exit(launch(3, sys.argv[1:], (sys.executable, "special.py"), graceful=True))
 """
 
 
@@ -246,11 +246,11 @@ def test_the_launcher_ends_at_the_second(folder):
 def test_the_command_line_is_patient(folder, monkeypatch):
     """`einmpi run -n` with --checkpoint, and without."""
     from einmpi.cli import main as cli
-    from einmpi.cli.launch import mpirun as launch
+    from einmpi.cli.launch import launcher
 
     calls = []
     monkeypatch.setattr(
-        launch, "launch", lambda *arguments, patient: calls.append((*arguments, patient)) or 0
+        launcher, "launch", lambda *arguments, graceful: calls.append((*arguments, graceful)) or 0
     )
     monkeypatch.chdir(folder)
     for more in (["--checkpoint", "saved"], []):

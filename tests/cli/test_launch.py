@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from mpi_helpers import environment, needs_mpirun
 
-from einmpi.cli.launch import mpirun as launch
-from einmpi.cli.launch import output as launch_output
+from einmpi.cli.launch import failure, launcher, mpirun, output
 from einmpi.errors import EinmpiError, InputError
-from einmpi.process import supervise as watch
+from einmpi.process import abort, notes, signals
+from einmpi.process.environment import RANK_VARIABLES
 
 RANKS = 3
 SOON = 30  # seconds: it takes a few, and slow machines are slow; what hangs, hangs for minutes
@@ -29,7 +29,8 @@ import os, signal, sys, time
 import numpy as np
 from mpi4py import MPI
 from einmpi.comm import mpi as comm_mpi
-from einmpi.process import supervise as watch
+from einmpi.process import abort as process_abort
+from einmpi.process import notes, signals
 
 comm = MPI.COMM_WORLD
 rank = comm.rank
@@ -44,8 +45,8 @@ def kill(other, number):  # while the other one is deep inside a call
         os.kill(pids[other], number)
         time.sleep(600)
 
-note = watch.note_to(rank)
-watch.watch_signals(rank, abort)
+note = notes.activity_writer(rank)
+signals.SignalWatch(rank, abort)
 note(f"kernel Z{rank}")
 pids = comm.allgather(os.getpid())
 case = sys.argv[1]
@@ -61,7 +62,7 @@ elif case == "raise":
         try:
             raise ValueError("two\\n  lines")
         except ValueError as error:
-            watch.fail(rank, error, abort)
+            process_abort.abort_on_error(rank, error, abort)
 elif case == "status" and rank == 1:
     os._exit(3)
 elif case == "abort" and rank == 2:
@@ -83,7 +84,7 @@ comm.Barrier()
 """
 PARENT = """
 import signal, sys
-from einmpi.cli.launch.mpirun import launch
+from einmpi.cli.launch.launcher import launch
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without job control has it ignored
 sys.exit(launch(int(sys.argv[1]), sys.argv[3:], (sys.executable, sys.argv[2])))
 """
@@ -159,7 +160,10 @@ ENDS = {
     "well": (0, "a warning of rank 1\n"),
     "input": (2, "job.toml: it is wrong; expected one of right\n"),
     "raise": (1, "einmpi: error: rank 1: kernel Z1: ValueError: two lines\n"),
-    "status": (1, "einmpi: error: rank 1 ended with status 3 in kernel Z1 and did not say why\n"),
+    "status": (
+        1,
+        "einmpi: error: rank 1 exited with status 3 in kernel Z1 without an error message\n",
+    ),
     "abort": (1, "einmpi: error: rank 2 was killed by SIGABRT in kernel Z2\n"),
     "killed": (1, f"a warning\neinmpi: error: rank 2 was killed by SIGKILL in kernel Z2{MEMORY}\n"),
     "barrier": (1, "einmpi: error: rank 1: terminated by SIGTERM in kernel Z1\n"),
@@ -228,14 +232,14 @@ def test_reader_has_seen_enough(begin):
 def test_refuses_inside_mpirun(monkeypatch, name):
     monkeypatch.setenv(name, "0")
     with pytest.raises(
-        InputError, match=r"^-n: this process was started by mpirun already; expected leave out -n$"
+        InputError, match=r"^-n: this process was already started by mpirun; leave out -n$"
     ):
-        launch.launch(2, ["run", "job.toml"])
+        launcher.launch(2, ["run", "job.toml"])
 
 
 @pytest.fixture
 def outside(monkeypatch):
-    for name in launch._INSIDE:
+    for name in RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -246,7 +250,7 @@ def test_no_mpirun(monkeypatch, tmp_path, outside):
         InputError,
         match=r"^einmpi: there is no mpirun; pip install 'einmpi\[mpich\]', or load your",
     ):
-        launch.launch(2, ["run", "job.toml"])
+        launcher.launch(2, ["run", "job.toml"])
 
 
 @pytest.mark.parametrize(
@@ -264,15 +268,15 @@ def test_families(monkeypatch, tmp_path, version, options):
     other.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path}")
-    assert launch.mpirun(10**6) == [str(other), *options]
-    assert launch.mpirun(1) == [
+    assert mpirun.mpirun_command(10**6) == [str(other), *options]
+    assert mpirun.mpirun_command(1) == [
         str(other),
         *(options if options[:1] != ["--oversubscribe"] else []),
     ]
 
 
 def test_lost_notes(tmp_path):
-    assert launch._read(str(tmp_path / "notes"), 2) == [(0, "")] * 2
+    assert launcher._NotesFiles(str(tmp_path / "notes"), 2, None).read() == [(0, "")] * 2
 
 
 DASHES = "-" * 74 + "\n"
@@ -284,7 +288,7 @@ FAILED = "einmpi: error: rank 1: kernel Z: ValueError: no"
     [
         (
             f"{DASHES}There are no\n slots.",
-            "einmpi: error: mpirun ended with status 1: There are no slots.",
+            "einmpi: error: mpirun exited with status 1: There are no slots.",
         ),
         (f"{FAILED}\n{FAILED.replace('1', '0')}\nAbort(1) on node 1", FAILED),
         ("the same\nthe same\nthe same", "the same"),
@@ -297,7 +301,7 @@ def test_made_up_mpirun(monkeypatch, tmp_path, capfd, outside, said, shown, debu
     (tmp_path / "mpirun").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("EINMPI_DEBUG", str(int(debug)))
-    assert launch.launch(2, ["run", "job.toml"]) == 1
+    assert launcher.launch(2, ["run", "job.toml"]) == 1
     more = "" if f"{shown}\n" in said else f"{shown}\n"
     assert capfd.readouterr() == ("", f"{said}\n{more}" if debug else f"{shown}\n")
 
@@ -314,11 +318,11 @@ BANNERS = {
     ),
     "no shared memory": (
         "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)\n",
-        "einmpi: error: a rank, nobody knows which one, was killed by SIGBUS; perhaps /dev/shm is full",
+        "einmpi: error: an unidentified rank was killed by SIGBUS; perhaps /dev/shm is full",
     ),
     "several machines": (
         "[mpiexec@a] Exit codes: [a] 0,9 [b] 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n",
-        f"einmpi: error: a rank, nobody knows which one, was killed by SIGKILL{MEMORY}",
+        f"einmpi: error: an unidentified rank was killed by SIGKILL{MEMORY}",
     ),
 }
 
@@ -327,53 +331,52 @@ BANNERS = {
 @pytest.mark.parametrize("piece", [1, 10**6])
 def test_banners(capfd, name, piece):
     banner, line = BANNERS[name]
-    stream = launch_output.Output(2, everything=False)
+    stream = output.OutputFilter(2, passes_everything=False)
     said = f"one line\n{banner}another line\n".encode()
     for start in range(0, len(said), piece):
         stream.feed(said[start : start + piece])
     stream.end()
     assert capfd.readouterr().err == "one line\nanother line\n"
-    empty = launch_output.Output(1, everything=False)
-    assert launch_output.reason(
-        9, empty, stream, [], [(1, ""), (2, "kernel Y"), (3, "kernel Z")]
-    ) == (line, 1)
+    empty = output.OutputFilter(1, passes_everything=False)
+    records = [notes.RankNote(1, ""), notes.RankNote(2, "kernel Y"), notes.RankNote(3, "kernel Z")]
+    assert failure.explain_failure(9, empty, stream, [], records) == (line, 1)
 
 
 # ---- what ranks do --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def notes(monkeypatch, tmp_path):
+def notes_file(monkeypatch, tmp_path):
     path = tmp_path / "notes"
-    path.write_bytes(bytes(3 * watch.RECORD))
+    path.write_bytes(bytes(3 * notes.RECORD_BYTES))
     monkeypatch.setenv("EINMPI_NOTES", str(path))
     return path
 
 
-def test_notes(notes):
-    note = watch.note_to(1)
-    assert watch.read_notes(notes) == [(0, ""), (os.getpid(), ""), (0, "")]
+def test_notes(notes_file):
+    note = notes.activity_writer(1)
+    assert notes.read_notes(notes_file) == [(0, ""), (os.getpid(), ""), (0, "")]
     note("a longer text")
     note("kernel Z")
-    assert watch.current() == "kernel Z"
-    assert watch.read_notes(notes)[1] == (os.getpid(), "kernel Z")
+    assert notes.current_activity() == "kernel Z"
+    assert notes.read_notes(notes_file)[1] == (os.getpid(), "kernel Z")
     note("é" * 300)
-    assert watch.read_notes(notes) == [(0, ""), (os.getpid(), "é" * 123), (0, "")]
-    assert watch.current() == "é" * 300
+    assert notes.read_notes(notes_file) == [(0, ""), (os.getpid(), "é" * 123), (0, "")]
+    assert notes.current_activity() == "é" * 300
 
 
-def test_no_notes(monkeypatch, notes):
-    watch.note_to(3)("there is no record for this rank")
-    assert watch.read_notes(notes) == [(0, "")] * 3
+def test_no_notes(monkeypatch, notes_file):
+    notes.activity_writer(3)("there is no record for this rank")
+    assert notes.read_notes(notes_file) == [(0, "")] * 3
     for path in ("", "/nowhere/notes"):
         monkeypatch.setenv("EINMPI_NOTES", path)
-        watch.note_to(0)("a text")
-        assert watch.current() == "a text"
+        notes.activity_writer(0)("a text")
+        assert notes.current_activity() == "a text"
 
 
-def test_notes_are_cheap(monkeypatch, notes):
+def test_notes_are_cheap(monkeypatch, notes_file):
     """They are made many times a second: memory is written, and nothing of the system is called."""
-    note, called = watch.note_to(0), []
+    note, called = notes.activity_writer(0), []
     sys.setprofile(
         lambda frame, event, function: called.append(function) if event == "c_call" else None
     )
@@ -382,7 +385,7 @@ def test_notes_are_cheap(monkeypatch, notes):
     finally:
         sys.setprofile(None)
     assert {function.__qualname__ for function in called} == {"str.encode", "len", "setprofile"}
-    assert watch.read_notes(notes)[0] == (os.getpid(), "kernel Z[i,k] of step 17")
+    assert notes.read_notes(notes_file)[0] == (os.getpid(), "kernel Z[i,k] of step 17")
 
 
 @pytest.mark.parametrize(
@@ -393,18 +396,17 @@ def test_notes_are_cheap(monkeypatch, notes):
     ],
 )
 def test_signal(monkeypatch, capfd, number, reason):
-    monkeypatch.setattr(
-        watch, "_GRACE", 60.0
-    )  # else a slow machine ends this process, as it should end a rank
+    # Otherwise a slow machine ends this process, as it should end a rank.
+    monkeypatch.setattr(abort, "_ABORT_TIME", 60.0)
     before = signal.signal(number, signal.default_int_handler)
     aborted, statuses = threading.Event(), []
-    watch.note_to(2)("kernel Z")
-    undo = watch.watch_signals(2, lambda status: (statuses.append(status), aborted.set()))
+    notes.activity_writer(2)("kernel Z")
+    watch = signals.SignalWatch(2, lambda status: (statuses.append(status), aborted.set()))
     try:
         os.kill(os.getpid(), number)
         assert aborted.wait(60)
     finally:
-        undo()
+        watch.stop()
     assert signal.signal(number, before) is signal.default_int_handler
     assert signal.set_wakeup_fd(-1) == -1
     assert statuses == [128 + number]
@@ -414,7 +416,7 @@ def test_signal(monkeypatch, capfd, number, reason):
 def test_undo_gives_back_what_was_taken():
     descriptors = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        watch.watch_signals(0, print)()
+        signals.SignalWatch(0, print).stop()
         assert "signals" not in {thread.name for thread in threading.enumerate()}
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
@@ -429,22 +431,22 @@ def test_undo_gives_back_what_was_taken():
 )
 def test_fail(monkeypatch, capfd, error, message):
     monkeypatch.delenv("EINMPI_DEBUG", raising=False)
-    monkeypatch.setattr(watch, "_GRACE", 60.0)
+    monkeypatch.setattr(abort, "_ABORT_TIME", 60.0)
     statuses = []
-    watch.note_to(1)("kernel Z")
-    watch.fail(1, error, statuses.append)
+    notes.activity_writer(1)("kernel Z")
+    abort.abort_on_error(1, error, statuses.append)
     assert statuses == [1]
     assert capfd.readouterr().err == f"einmpi: error: rank 1: kernel Z: {message}\n"
 
 
 HANGS = """
 import ctypes, os, signal, sys, time
-from einmpi.process import supervise as watch
+from einmpi.process import abort, signals
 hang = ctypes.PyDLL(None).sleep  # keeps Python's lock, as mpi4py's Abort does
-watch._GRACE = 0.3
+abort._ABORT_TIME = 0.3
 if sys.argv[1] == "fail":
-    watch.fail(0, ValueError("no"), lambda status: hang(600))
-watch.watch_signals(0, lambda status: hang(600))
+    abort.abort_on_error(0, ValueError("no"), lambda status: hang(600))
+signals.SignalWatch(0, lambda status: hang(600))
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(600)
 """
@@ -461,12 +463,12 @@ def test_abort_hangs(case, said):
 
 def test_fail_in_debug(monkeypatch, capfd):
     monkeypatch.setenv("EINMPI_DEBUG", "1")
-    monkeypatch.setattr(watch, "_GRACE", 60.0)
-    watch.note_to(0)("")
+    monkeypatch.setattr(abort, "_ABORT_TIME", 60.0)
+    notes.activity_writer(0)("")
     try:
         raise EinmpiError("Z: too large")
     except EinmpiError as error:
-        watch.fail(0, error, lambda status: None)
+        abort.abort_on_error(0, error, lambda status: None)
     first, *_, last = capfd.readouterr().err.splitlines()
     assert (first, last) == (
         "Traceback (most recent call last):",

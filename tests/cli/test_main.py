@@ -489,7 +489,7 @@ def test_an_error_nobody_foresaw_is_one_line_and_status_1() -> None:
         "sys.exit(main(['plan', 'jobs/chain.toml', '-n', '4']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
-    expected = "einmpi: error: ZeroDivisionError: two lines; EINMPI_DEBUG=1 shows where\n"
+    expected = "einmpi: error: ZeroDivisionError: two lines; EINMPI_DEBUG=1 shows the traceback\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
 
 

@@ -10,8 +10,7 @@ import pytest
 from mpi_helpers import OUTER, ROOT
 
 from einmpi.errors import InputError
-from einmpi.process import environment as neighbours
-from einmpi.process import startup as start
+from einmpi.process import environment, names, startup
 
 
 @pytest.fixture
@@ -20,10 +19,8 @@ def launcher(monkeypatch):
     for name in os.environ:
         if name.startswith(OUTER):
             monkeypatch.delenv(name)
-    before = len(neighbours._kept)
     yield lambda **settings: [monkeypatch.setenv(name, value) for name, value in settings.items()]
-    while len(neighbours._kept) > before:
-        neighbours._kept.pop().close()
+    names.NAMES.release_all()
 
 
 @pytest.mark.parametrize(
@@ -59,10 +56,10 @@ def launcher(monkeypatch):
 def test_what_launchers_say(launcher, settings, found):
     launcher(**settings)
     told = (
-        neighbours.launched(),
-        neighbours.given_rank(),
-        neighbours.given_size(),
-        neighbours.given_size_here(),
+        environment.is_launched(),
+        environment.launcher_rank(),
+        environment.launcher_size(),
+        environment.launcher_size_on_node(),
     )
     assert told == found
 
@@ -70,9 +67,9 @@ def test_what_launchers_say(launcher, settings, found):
 def test_names(launcher):
     """Each has one owner on a machine; ranks see each other by them."""
     launcher(PMIX_NAMESPACE=f"test {os.getpid()}", PMI_SIZE="5")
-    assert neighbours.present() == []
-    assert [neighbours.take(name) for name in ("3", "1", "1")] == [True, True, False]
-    assert neighbours.present() == [1, 3]
+    assert names.ranks_present() == []
+    assert [names.NAMES.claim(name) for name in ("3", "1", "1")] == [True, True, False]
+    assert names.ranks_present() == [1, 3]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +78,7 @@ def test_names(launcher):
         (3, 3, [0, 1], "rank 2 of 3 has not started"),
         (3, 3, [1], "ranks 0, 2 of 3 have not started"),
         (64, 64, [7], "ranks 0, 1, 2, 3, 4, 5, 6, 8 and 55 more of 64 have not started"),
-        (3, 3, [0, 1, 2], "all 3 ranks have started, but do not come together"),
+        (3, 3, [0, 1, 2], "all 3 ranks have started but cannot connect to each other"),
         (64, 4, [8, 9, 10], "1 of the 4 ranks of n3 has not started"),
         (64, 4, [8, 9, 10, 11], "all 4 ranks of n3 have started, those of other machines have not"),
         (64, None, [8], "not all ranks have started"),
@@ -89,13 +86,13 @@ def test_names(launcher):
 )
 def test_who_is_missing(launcher, size, expected, here, text):
     launcher(PMI_SIZE=str(size), SLURMD_NODENAME="n3")
-    assert start._who(here, expected) == text
+    assert startup._describe_missing_ranks(here, expected) == text
 
 
 RANK = """
 import ctypes, os, sys, time
-from einmpi.process.startup import all_must_come
-with all_must_come():
+from einmpi.process.startup import startup_deadline
+with startup_deadline():
     if sys.argv[1] == "waits":
         ctypes.PyDLL(None).sleep(600)  # keeps Python's lock, as MPI does when it starts
 try:
@@ -141,12 +138,12 @@ def test_all_come(limit):
     ("text", "wrong"),
     [
         ("soon", "'soon' is not a time; expected a number and"),
-        ("3000000", "3000000 is more than 24h; less, or 0"),
+        ("3000000", "3000000 is more than 24h; expected a shorter time, or 0"),
     ],
 )
 def test_no_time(launcher, text, wrong):
     launcher(PMI_RANK="0", EINMPI_START_TIMEOUT=text)
     message = re.escape(f"EINMPI_START_TIMEOUT: {wrong}")
-    with pytest.raises(InputError, match=message) as found, start.all_must_come():
+    with pytest.raises(InputError, match=message) as found, startup.startup_deadline():
         raise AssertionError("it went on")
     assert found.value.everywhere

@@ -114,7 +114,7 @@ def test_the_launcher_tells_what_it_has(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("TERM", "xterm")
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        told = terminals.for_ranks()[VARIABLE]
+        told = terminals.terminal_environment()[VARIABLE]
         assert told == f"{os.uname().nodename} 0 120 {os.ttyname(theirs)}"
         pipes = [
             SimpleNamespace(fileno=lambda number=number: number, isatty=lambda: False)

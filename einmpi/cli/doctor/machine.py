@@ -8,7 +8,7 @@ import shutil
 import tempfile
 
 from einmpi.cli.doctor.finding import Finding
-from einmpi.process.environment import own_cores
+from einmpi.process.environment import available_cores
 from einmpi.units import show_bytes
 
 _SOCKET_PATH = 60  # characters of TMPDIR; a socket's whole path may have 107, and MPI adds to it
@@ -28,7 +28,9 @@ def machine() -> Finding:
     }
     memory = f"{show_bytes(pages['PHYS_PAGES'])} of memory, {show_bytes(pages['AVPHYS_PAGES'])} of it unused"
     return Finding(
-        "machine", "ok", f"{len(own_cores())} of {os.cpu_count()} cores; {memory}{_allowance()}"
+        "machine",
+        "ok",
+        f"{len(available_cores())} of {os.cpu_count()} cores; {memory}{_allowance()}",
     )
 
 

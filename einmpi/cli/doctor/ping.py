@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from einmpi.cli.launch.mpirun import launch
-from einmpi.cli.rank import alone, say
+from einmpi.cli.launch.launcher import launch
+from einmpi.cli.rank import print_error, run_alone
 from einmpi.comm.base import Comm
 from einmpi.comm.mpi import comm_of
 from einmpi.errors import EinmpiError
@@ -23,13 +23,13 @@ _TURNS = {SMALL: 100, LARGE: 3}
 
 def main() -> int:
     if sys.argv[1:] == ["start"]:
-        return alone(lambda: launch(2, ["-m", "einmpi.cli.doctor.ping"], [sys.executable]))
+        return run_alone(lambda: launch(2, ["-m", "einmpi.cli.doctor.ping"], [sys.executable]))
     try:
         comm = comm_of()
     except EinmpiError as error:
-        return say(error)
+        return print_error(error)
     if comm.size != 2:  # the launcher is of another library, which has told the ranks nothing
-        return say(
+        return print_error(
             EinmpiError(
                 f"{comm.size} rank instead of 2: the launcher is not that of mpi4py's library"
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from einmpi.cli.doctor.finding import Finding, answer_of, start
 from einmpi.cli.doctor.libraries import INSTALL_MPI
-from einmpi.cli.launch.mpirun import family_in, family_of, mpirun
+from einmpi.cli.launch.mpirun import family_in, family_of, mpirun_command
 from einmpi.errors import InputError
 
 _NAMES = {
@@ -23,7 +23,7 @@ NO_MPIRUN = "there is no mpirun"
 
 def launcher(library: dict[str, Any]) -> Finding:
     try:
-        path = mpirun(2)[0]
+        path = mpirun_command(2)[0]
     except InputError:
         if shutil.which("srun"):
             return Finding(

@@ -1,184 +1,133 @@
-"""What mpirun and its ranks write: passed on or kept. And what is to be read in it: why a run failed, in one line."""
+"""The output of mpirun and its ranks: the ranks' is passed on at once, the launcher's is kept."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 
-from einmpi.errors import InputError, Stopped
-from einmpi.process.supervise import ERROR, SIGNALS, Notes
+from einmpi.process.abort import ERROR_PREFIX
 
-# Hydra writes to standard output, even for failures; blocks between lines of dashes are Open MPI's.
-_HYDRA = rb"={83}$|=   [A-Z]|YOUR APPLICATION TERMINATED|This typically refers to|Please see the FAQ page|\[mpiexec@"
-_RULE, _DASHES = b"=" * 83, b"-" * 74
-_LAUNCHER = (
-    _HYDRA
-    + rb"|"
-    + _DASHES
-    + rb"$|Abort\(|\[warn\] Epoll|\[(?=[^\]]*[A-Za-z])[^\]\s]+[:@][^\]\s]+\] "
+# Hydra writes to standard output even for failures. Open MPI writes blocks between lines of dashes.
+_HYDRA_RULE = b"=" * 83
+_OPEN_MPI_RULE = b"-" * 74
+_HYDRA_LINES = (
+    _HYDRA_RULE + rb"$",
+    rb"=   [A-Z]",
+    rb"YOUR APPLICATION TERMINATED",
+    rb"This typically refers to",
+    rb"Please see the FAQ page",
+    rb"\[mpiexec@",
 )
-_STARTS = (
-    _RULE,
+_LAUNCHER_LINES = (
+    *_HYDRA_LINES,
+    _OPEN_MPI_RULE + rb"$",
+    rb"Abort\(",
+    rb"\[warn\] Epoll",
+    rb"\[(?=[^\]]*[A-Za-z])[^\]\s]+[:@][^\]\s]+\] ",  # [host:pid] or [proxy:0@host]
+)
+# What a launcher writes to a descriptor.
+_LAUNCHER_PATTERNS = {
+    1: re.compile(b"|".join(_HYDRA_LINES)),
+    2: re.compile(b"|".join(_LAUNCHER_LINES)),
+}
+# An incomplete line that begins like one of these waits for its end; any other is passed on.
+_SPECIAL_STARTS = (
+    _HYDRA_RULE,
     b"=   ",
     b"YOUR APPLICATION",
     b"This typically",
     b"Please see",
     b"[",
-    _DASHES,
+    _OPEN_MPI_RULE,
     b"Abort(",
-    ERROR.encode(),
+    ERROR_PREFIX.encode(),
     b"\0",
 )
-# By descriptor: what a launcher writes there.
-_WRITTEN = {1: _HYDRA, 2: _LAUNCHER}
-_HINTS: dict[int, str] = {
-    signal.SIGKILL: "; perhaps there was not enough memory",
-    signal.SIGBUS: "; perhaps /dev/shm is full",
-}
-# What ranks say when a signal ends them. How Open MPI names the first rank to end; exit codes of signals are negative.
-_SIGNALLED = re.compile(rf"{ERROR} rank \d+: ({'|'.join(SIGNALS.values())})( |$)")
-_OPEN_MPI = {
-    r"rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)": -1,
-    r"Process name: \[\S*,(\d+)\] Exit code: (\d+)": 1,
-    r"MPI_ABORT was invoked on rank (\d+) in .*? Errorcode: (\d+)": 1,
-}
-_PASSED_ON = (InputError.status, Stopped.status)
 
 
-class Output:
-    """Passes on at once what the ranks write. Keeps what the launcher writes, and the last words, for the end."""
+class OutputFilter:
+    """One output stream of mpirun.
 
-    def __init__(self, target: int, everything: bool) -> None:
-        self.target, self.everything = (
-            target,
-            everything,
-        )  # `everything`: what the launcher writes is passed on too
-        self.broken = self.ended = self.muted = self.passed = False
-        self.kept: list[str] = []
-        self.errors: list[str] = []
-        self._launcher = re.compile(_WRITTEN[target])
-        self._rest = self._blank = self._previous = b""
-        self._block = self._begun = False
+    What ranks write is passed on to `target` at once. What the launcher writes, and the last lines
+    of ranks, are kept for the end. With `passes_everything` they are passed on as well.
+    """
+
+    def __init__(self, target: int, passes_everything: bool) -> None:
+        self.target = target
+        self.passes_everything = passes_everything
+        self.is_broken = False  # nobody reads the target any more
+        self.has_ended = False
+        self.is_muted = False
+        self.has_passed = False  # whether a rank has written anything
+        self.launcher_lines: list[str] = []
+        self.errors: list[str] = []  # the last lines of ranks
+        self._incomplete = b""
+        self._held_blank_lines = b""
+        self._previous = b""
+        self._is_in_block = False
+        self._is_line_begun = False
 
     def feed(self, data: bytes) -> None:
-        if self.everything:
+        """Take what has been read from the stream."""
+        if self.passes_everything:
             self.write(data)
-        *lines, rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._incomplete + data).split(b"\n")
         for line in lines:
-            self._line(line + b"\n")
-        if (
-            rest
-            and not self._block
-            and not any(start.startswith(rest) or rest.startswith(start) for start in _STARTS)
-        ):
-            self._pass(rest)
-            self._begun, rest = True, b""
-        self._rest = rest
+            self._take_line(line + b"\n")
+        if rest and not self._is_in_block and not _may_be_special(rest):
+            self._pass_on(rest)
+            self._is_line_begun = True
+            rest = b""
+        self._incomplete = rest
 
     def end(self) -> None:
-        self.ended = True
-        if self._rest.strip(b"\0"):
-            self._line(self._rest)
-        if self._blank:
-            self._pass(b"")
+        """Take the end of the stream."""
+        self.has_ended = True
+        if self._incomplete.strip(b"\0"):
+            self._take_line(self._incomplete)
+        if self._held_blank_lines:
+            self._pass_on(b"")
 
     def write(self, data: bytes) -> None:
-        while data and not self.broken:
+        """Write to the target."""
+        while data and not self.is_broken:
             try:
                 data = data[os.write(self.target, data) :]
-            except BlockingIOError:  # a terminal that another program has left so
+            except BlockingIOError:  # another program left the terminal in this mode
                 time.sleep(0.01)
             except BrokenPipeError:
-                self.broken = True
+                self.is_broken = True
 
-    def _line(self, line: bytes) -> None:
-        line = line.lstrip(b"\0")  # Open MPI's blocks end with one
-        text, begun = line.decode(errors="replace").strip(), self._begun
-        self._begun = False
-        if text.startswith(ERROR):
+    def _take_line(self, line: bytes) -> None:
+        line = line.lstrip(b"\0")  # Open MPI ends its blocks with one
+        text = line.decode(errors="replace").strip()
+        was_begun = self._is_line_begun
+        self._is_line_begun = False
+        if text.startswith(ERROR_PREFIX):
             self.errors.append(text)
-        elif self._block or self._launcher.match(line):
-            self.kept.append(text)
-            self._block ^= line.startswith(_DASHES)
-            self._blank = self._blank[: -1 if line.startswith(_RULE) else None]
-        elif not text and not begun:
-            self._blank += line  # Hydra's banner has one before its first rule
-        elif line != self._previous or self.target == 1:  # all ranks may complain about the same
-            self._pass(line)
+        elif self._is_in_block or _LAUNCHER_PATTERNS[self.target].match(line):
+            self.launcher_lines.append(text)
+            if line.startswith(_OPEN_MPI_RULE):
+                self._is_in_block = not self._is_in_block
+            if line.startswith(_HYDRA_RULE):
+                self._held_blank_lines = self._held_blank_lines[:-1]
+        elif not text and not was_begun:
+            self._held_blank_lines += line  # Hydra's banner begins with a blank line
+        elif line != self._previous or self.target == 1:  # all ranks may print the same warning
+            self._pass_on(line)
 
-    def _pass(self, data: bytes) -> None:
-        if not self.everything and not self.muted:
-            self.write(self._blank + data)
-        self._blank, self._previous, self.passed = b"", data, True
-
-
-def reason(
-    returned: int, out: Output, err: Output, order: list[int], notes: Notes
-) -> tuple[str, int]:
-    """One line, or none when a rank has explained itself, and the exit status."""
-    text = " ".join(" ".join(out.kept + err.kept).replace("--", "").split())
-    named = next(
-        (
-            (int(found[1]), sign * int(found[2]))
-            for pattern, sign in _OPEN_MPI.items()
-            if (found := re.search(pattern, text))
-        ),
-        None,
-    )
-    rank, code = named or _guessed(text, order, len(notes)) or (None, returned)
-    status = code if code in _PASSED_ON else 1
-    said = err.errors + [note for _, note in notes if note.startswith(ERROR)]
-    said.sort(key=lambda line: _SIGNALLED.match(line) is not None)
-    if named:  # Open MPI ends the other ranks with SIGTERM, and they say so
-        said = [
-            line
-            for line in said
-            if not _SIGNALLED.match(line) or line.startswith(f"{ERROR} rank {rank}: ")
-        ]
-    where = f" in {notes[rank][1]}" if rank is not None and notes[rank][1] else ""
-    if said:
-        return said[0], status
-    if returned < 0:
-        return f"{ERROR} mpirun was killed by {_name(-returned)}", status
-    if code < 0:
-        who = "a rank, nobody knows which one," if rank is None else f"rank {rank}"
-        return f"{ERROR} {who} was killed by {_name(-code)}{where}{_HINTS.get(-code, '')}", status
-    if err.passed:
-        return "", status
-    if rank is not None:
-        return f"{ERROR} rank {rank} ended with status {code}{where} and did not say why", status
-    return f"{ERROR} mpirun ended with status {returned}{': ' if text else ''}{text:.300}", 1
+    def _pass_on(self, data: bytes) -> None:
+        if not self.passes_everything and not self.is_muted:
+            self.write(self._held_blank_lines + data)
+        self._held_blank_lines = b""
+        self._previous = data
+        self.has_passed = True
 
 
-def _guessed(text: str, order: list[int], ranks: int) -> tuple[int | None, int] | None:
-    """The first rank to end and its exit code, by Hydra: it tells how some ranks ended, or how it ended them."""
-    codes: dict[int, int] = {}
-    if (found := re.search(r"Exit codes: \[[^]]*\] ([\d,]+)(?! \[)", text)) and found[1].count(
-        ","
-    ) == ranks - 1:
-        codes = {
-            rank: os.waitstatus_to_exitcode(int(number))
-            for rank, number in enumerate(found[1].split(","))
-        }
-    for found in re.finditer(
-        r"RANK (\d+) PID \d+ RUNNING AT \S+ = (KILLED|EXIT)[A-Z ]*: (\d+)", text
-    ):  # Intel's
-        codes[int(found[1])] = -int(found[3]) if found[2] == "KILLED" else int(found[3])
-    failed = [rank for rank in codes if codes[rank]]
-    failed = [rank for rank in failed if codes[rank] != -signal.SIGKILL] or failed
-    first = next(
-        (rank for rank in order if rank in failed), failed[0] if len(failed) == 1 else None
-    )
-    if failed:
-        return first, codes[failed[0] if first is None else first]
-    found = re.search(r"\(signal (\d+)\)", text)
-    return (None, -int(found[1])) if found else None
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+def _may_be_special(incomplete: bytes) -> bool:
+    """Return whether an incomplete line may become one of a launcher, or the last one of a rank."""
+    for start in _SPECIAL_STARTS:
+        if start.startswith(incomplete) or incomplete.startswith(start):
+            return True
+    return False

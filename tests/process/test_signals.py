@@ -11,9 +11,9 @@ from paths import ROOT
 RANK = """
 import os, signal
 os.kill(os.getpid(), signal.SIGUSR1)  # held by whoever started this process
-from einmpi.process.supervise import asked_to_stop, hold_requests
-hold_requests()
-with asked_to_stop() as asked:
+from einmpi.process.signals import collect_stop_requests, hold_stop_requests
+hold_stop_requests()
+with collect_stop_requests() as asked:
     print(asked)
 os.kill(os.getpid(), signal.SIGUSR1)
 print("lives")
