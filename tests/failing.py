@@ -80,7 +80,7 @@ FAILURES = {
     "no job": (
         "sys.argv[1] = 'none.toml'",
         "",
-        r"none.toml: there is no such file; a job file in TOML \(on rank 1\)",
+        r"none.toml: there is no such file; expected a job file in TOML \(on rank 1\)",
     ),
 }
 
