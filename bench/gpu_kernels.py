@@ -23,7 +23,7 @@ from einmpi.kernels.cuda import dispatch as cuda
 from einmpi.kernels.cuda import group as cuda_group
 from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
-from einmpi.schedule.steps import Group, Kernel, Load, Store, writes
+from einmpi.schedule.steps import Group, Kernel, Load, Store
 
 try:
     import torch
@@ -214,7 +214,7 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
     slots = {
         slot.name: cupy.empty(slot.shape, kind.get(slot.dtype, slot.dtype))
         for step in schedule.steps
-        for slot in writes(step)
+        for slot in step.writes
         if isinstance(step, Kernel | Group)
     }
     slots |= {

@@ -19,7 +19,7 @@ from einmpi.kernels.cuda.source import expression_source
 from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
 from einmpi.schedule.regions import indices
-from einmpi.schedule.steps import Group, Kernel, reads, writes
+from einmpi.schedule.steps import Group, Kernel
 
 CONTRACTIONS = (
     "ij,jk->ik",
@@ -216,8 +216,8 @@ def check_group(cupy, name, dtype, monkeypatch):
     schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), cuda_group.RULE)
     (group,) = [step for step in schedule.steps if isinstance(step, Group)]
     assert not any(isinstance(step, Kernel) for step in schedule.steps)
-    slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in reads(group)}
-    slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in writes(group)}
+    slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in group.reads}
+    slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in group.writes}
     assert cuda_group.compute(group, slots)
     wanted = reference.evaluate(
         job.graph, {key: array.astype("float64") for key, array in arrays.items()}

@@ -48,7 +48,7 @@ def test_many_ranks_on_threads(name, ranks, references):
 )
 def test_messages_in_pieces_change_nothing(name, references, monkeypatch):
     """Large messages go in pieces that fit into a buffer: here a buffer of 256 bytes."""
-    monkeypatch.setattr(transfer, "STAGE", 256)
+    monkeypatch.setattr(transfer, "MESSAGE_BUFFER_BYTES", 256)
     job, arrays = CASES[name]
     for ranks in (2, 6):
         for strategy in strategies(job, ranks):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Group, Kernel, Step, writes
+from einmpi.schedule.steps import Begin, Free, Group, Kernel, Step
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
 
 
 def _hold(held: dict[str, int], step: Step) -> None:
-    for slot in writes(step):
+    for slot in step.allocates():
         held[slot.name] = slot.nbytes
-    if isinstance(step, Free):
-        del held[step.slot.name]
+    for slot in step.frees:
+        del held[slot.name]
 
 
 def _run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[Kernel | Free | Begin]:
@@ -68,7 +68,7 @@ def _run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[Kernel |
 
 
 def _group(run: list[Kernel | Free | Begin], held: int, rule: GroupingRule) -> Group | None:
-    kernels = [step for step in run if isinstance(step, Kernel)]
+    kernels = [kernel for step in run for kernel in step.kernels]
     if len(kernels) < 2:
         return None
     rows = _Rows()
@@ -87,13 +87,14 @@ def _peak(steps: Sequence[Step], before: int) -> int:
     held: dict[str, int] = {"": before}
     peak = before
     for step in steps:
-        for slot in writes(step):
+        for slot in step.allocates():
             held[slot.name] = slot.nbytes
         peak = max(peak, sum(held.values()))
-        if isinstance(step, Free) and step.slot.name in held:
-            del held[step.slot.name]
-        elif isinstance(step, Free):
-            held[""] -= step.slot.nbytes
+        for slot in step.frees:
+            if slot.name in held:
+                del held[slot.name]
+            else:
+                held[""] -= slot.nbytes
     return peak
 
 

@@ -12,16 +12,18 @@ from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner import pieces
 from einmpi.planner.mesh import Mesh
 
-STAGE = 16 * 2**20  # bytes of a buffer for messages
+MESSAGE_BUFFER_BYTES = 16 * 2**20  # the most that one buffer for messages takes
 _LEAST_STAGE, _STAGES = 256, 8
 
 
 def stage_of(limit: int | None) -> int:
     """Bytes of a buffer for messages, where a rank has so much memory."""
-    return STAGE if limit is None else min(STAGE, max(_LEAST_STAGE, limit // _STAGES))
+    if limit is None:
+        return MESSAGE_BUFFER_BYTES
+    return min(MESSAGE_BUFFER_BYTES, max(_LEAST_STAGE, limit // _STAGES))
 
 
-def staging(nbytes: int, ranks: int, stage: int = STAGE) -> int:
+def staging(nbytes: int, ranks: int, stage: int = MESSAGE_BUFFER_BYTES) -> int:
     """Bytes of buffers while a block of this size moves: one for sending, one for receiving, and what rounding adds."""
     return 2 * min(nbytes, stage) + 16 * ranks if ranks > 1 else 0
 
@@ -74,7 +76,7 @@ def peak_bytes(
     states: Mapping[str, tuple[str | None, ...]],
     layouts: Mapping[str, tuple[int | None, ...]],
     resident: Collection[str],
-    stage: int = STAGE,
+    stage: int = MESSAGE_BUFFER_BYTES,
     early: Collection[str] = (),
 ) -> int:
     """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes.

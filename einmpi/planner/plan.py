@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.machine import Machine
-from einmpi.planner.memory import STAGE, stage_of
+from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, stage_of
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.traffic import Bill
 
@@ -73,7 +73,7 @@ class Plan:
             parts.append(f"{self.mesh.nodes} nodes")
         if self.machine is not None:
             parts.append(f"machine {self.machine.digest}")
-        parts += [f"messages: {self.stage}"] if self.stage != STAGE else []
+        parts += [f"messages: {self.stage}"] if self.stage != MESSAGE_BUFFER_BYTES else []
         parts += [f"memory: {self.memory}"] if self.spilled else []
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -14,37 +14,7 @@ from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.base import Comm, uncounted
 from einmpi.comm.clocks import Reading, compare_clocks, on_first_clock
 from einmpi.report.timeline import KINDS, Span, Timeline
-from einmpi.schedule.regions import elements
-from einmpi.schedule.steps import (
-    Begin,
-    Drop,
-    Evict,
-    Exchange,
-    Fetch,
-    Free,
-    Group,
-    Kernel,
-    Load,
-    Passes,
-    Place,
-    Reduce,
-    Step,
-    Store,
-)
-
-_KIND: dict[type, str] = {
-    Load: "load",
-    Begin: "load",
-    Exchange: "exchange",
-    Reduce: "reduce",
-    Kernel: "kernel",
-    Group: "kernel",
-    Passes: "kernel",
-    Store: "store",
-    Evict: "spill",
-    Drop: "spill",
-    Fetch: "spill",
-}
+from einmpi.schedule.steps import Step
 
 
 @dataclass(frozen=True)
@@ -60,33 +30,14 @@ class Work:
 
 
 def work_of(step: Step) -> Work | None:
-    """None of a step that is none: Free, Place."""
-    if isinstance(step, Free | Place):
+    """Return what a step is about; None for a step that reports leave out."""
+    if not step.kind:
         return None
-    kind = _KIND[type(step)]
-    if isinstance(step, Evict | Drop | Fetch):
-        # Waiting for a copy out of memory is a part of its span, and its bytes are counted once.
-        return Work(kind, step.slot.tensor, 0 if isinstance(step, Drop) else step.slot.nbytes)
-    if isinstance(step, Kernel | Group | Passes):
-        kernels = (
-            step.kernels
-            if isinstance(step, Group)
-            else (step.kernel if isinstance(step, Passes) else step,)
-        )
-        return Work(
-            kind, step.vertex, operations=sum(kernel.einsum.operations() for kernel in kernels)
-        )
-    if isinstance(step, Begin):
-        return Work(kind, step.load.tensor)  # its bytes are those of the Load
-    if isinstance(step, Load | Store):
-        return Work(kind, step.tensor, elements(step.region) * np.dtype(step.slot.dtype).itemsize)
-    if isinstance(step, Exchange):
-        group, me, sent = step.moves.group, step.moves.me, step.moves.sends
-    else:
-        group, me, sent = step.group, step.me, step.pieces
-    ring = (*range(me + 1, len(group)), *range(me))
-    to = next((group[member] for member in ring if sent[member] is not None), None)
-    return Work(kind, step.tensor, step.nbytes, 0, group, to)
+    operations = sum(kernel.einsum.operations() for kernel in step.kernels)
+    receiver = None
+    if step.transfer is not None:
+        receiver = next((rank for rank, _ in step.transfer.outgoing()), None)
+    return Work(step.kind, step.vertex, step.nbytes, operations, step.group, receiver)
 
 
 class Recorder:

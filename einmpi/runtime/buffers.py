@@ -19,6 +19,7 @@ class Buffers:
         self.slow: dict[str, Any] = {}
         self.coming: dict[str, Copy] = {}  # from the slow tier, perhaps not yet whole
         self.leaving: dict[str, Copy] = {}  # to the slow tier, perhaps not yet whole
+        self.outputs: dict[str, Slot] = {}  # the slots of outputs that are complete
         self.held = self.peak = 0  # bytes of memory
         self.spilled = self.fetched = 0  # bytes written to the slow tier, and copied from there
 

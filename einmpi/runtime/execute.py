@@ -25,10 +25,8 @@ from einmpi.schedule.steps import (
     Passes,
     Place,
     Reduce,
-    Slot,
     Step,
     Store,
-    reads,
 )
 
 FAULTS = (ValueError, IndexError, MemoryError)  # of a kernel; other errors are ours
@@ -67,7 +65,6 @@ def execute(
     """Do a rank's schedule: (its blocks of the outputs, the buffers with what they took). `on_step` hears of each step
     before it is done, `keeper` when a vertex is."""
     buffers = Buffers(backend)
-    stored: dict[str, Slot] = {}
     for slot in schedule.outside:
         buffers.place(slot)
     if keeper is not None:
@@ -76,15 +73,10 @@ def execute(
         for step in steps:
             if on_step is not None:
                 on_step(step)
-            if isinstance(step, Store):
-                stored[step.tensor] = (
-                    step.slot
-                )  # it may go out of memory and come back until the end
-            else:
-                ACTIONS[type(step)](step, buffers, comm, storage)
+            ACTIONS[type(step)](step, buffers, comm, storage)
         if keeper is not None and point is not None:
             keeper.reached(point, buffers)
-    return {name: buffers[slot] for name, slot in stored.items()}, buffers
+    return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
 
 
 def _load(step: Load, buffers: Buffers, comm: Comm, storage: Storage) -> None:
@@ -120,22 +112,25 @@ def _named(vertex: str, error: Exception) -> EinmpiError:
 
 
 def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
-    for step in group.steps:
-        if isinstance(step, Begin):
-            _begin(step, buffers, comm, storage)
-        elif isinstance(step, Kernel) and step.target not in group.inner:
-            buffers.make(step.target)
-    for slot in reads(group):
-        buffers[slot]  # is whole from here on
-    done = buffers.backend.compute_group(group, buffers.arrays)
-    for step in group.steps:
-        if not isinstance(step, Begin) and (
-            not done or (isinstance(step, Free) and step.slot not in group.inner)
-        ):
+    for begin in group.begins:
+        _begin(begin, buffers, comm, storage)
+    for slot in group.writes:
+        buffers.make(slot)
+    for slot in group.reads:
+        buffers[slot]  # waits until its values are there
+    if buffers.backend.compute_group(group, buffers.arrays):
+        for slot in group.frees:
+            buffers.free(slot)
+    else:
+        for step in group.one_by_one:
             ACTIONS[type(step)](step, buffers, comm, storage)
 
 
-# What each kind of step does, but for Store, which the loop remembers.
+def _store(step: Store, buffers: Buffers, _: Comm, __: Storage) -> None:
+    buffers.outputs[step.tensor] = step.slot  # it may leave memory and come back until the end
+
+
+# What each kind of step does.
 ACTIONS: dict[type, Callable[[Any, Buffers, Comm, Storage], None]] = {
     Load: _load,
     Begin: _begin,
@@ -144,6 +139,7 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, Storage], None]] = {
     Kernel: _compute,
     Group: _compute_together,
     Passes: _compute_in_passes,
+    Store: _store,
     Free: lambda step, buffers, *_: buffers.free(step.slot),
     Place: lambda step, buffers, *_: buffers.place(step.slot),
     Evict: lambda step, buffers, *_: buffers.evict(step.slot),

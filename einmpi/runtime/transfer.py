@@ -12,7 +12,7 @@ import numpy as np
 from einmpi.comm.base import Comm
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.regions import Region, chunks, elements, flat_range
-from einmpi.schedule.steps import STAGE, Exchange, Reduce, Slot
+from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES, Exchange, Reduce, Slot
 
 # MPI's own reduction needs few messages, but adds slowly: 2 to 5 times slower than ours at 32 MB on two ranks.
 MANY_MEMBERS, LITTLE = 16, 2**16
@@ -57,17 +57,17 @@ def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
     if len(step.group) == 1:
         return
     # All members know all pieces, so they choose alike. Pieces of very unequal size would take too large a buffer.
-    most = (len(step.group) - 1) * max(map(_count, step.pieces))
+    most = (len(step.group) - 1) * max(map(_count, step.reduction.pieces))
     if step.slot.nbytes <= _stage(step) and most <= prod(step.slot.shape) + len(step.group):
         _reduce_at_once(step, buffers, comm)
         return
-    for to, source in _rounds(step.group, step.me):
+    for to, source in _rounds(step.group, step.reduction.me):
         _pair(
             step.slot,
             step.slot,
             step.group,
-            (to, step.pieces[to]),
-            (source, step.pieces[step.me]),
+            (to, step.reduction.pieces[to]),
+            (source, step.reduction.pieces[step.reduction.me]),
             _stage(step),
             buffers,
             comm,
@@ -76,7 +76,7 @@ def reduce(step: Reduce, buffers: Buffers, comm: Comm) -> None:
 
 
 def _stage(step: Exchange | Reduce) -> int:
-    return min(step.stage, STAGE)
+    return min(step.buffer_bytes, MESSAGE_BUFFER_BYTES)
 
 
 def _rounds(group: Sequence[int], me: int) -> list[tuple[int, int]]:
@@ -235,12 +235,17 @@ def _message(
 
 def _reduce_at_once(step: Reduce, buffers: Buffers, comm: Comm) -> None:
     """Everybody adds up the pieces in a fixed order; many small ones are left to the communicator, if it can."""
-    own = step.pieces[step.me]
+    own = step.reduction.pieces[step.reduction.me]
     many = len(step.group) >= MANY_MEMBERS and step.slot.nbytes <= LITTLE
     if many and step.aggregation == "sum" and _reduce_scatter(step, buffers, comm):
         return
-    others = [None if member == step.me else region for member, region in enumerate(step.pieces)]
-    contributions = [None if member == step.me else own for member in range(len(step.group))]
+    others = [
+        None if member == step.reduction.me else region
+        for member, region in enumerate(step.reduction.pieces)
+    ]
+    contributions = [
+        None if member == step.reduction.me else own for member in range(len(step.group))
+    ]
     counts = list(map(_count, others)), list(map(_count, contributions))
     with (
         buffers.stage(sum(counts[0]), step.slot) as send,
@@ -250,18 +255,18 @@ def _reduce_at_once(step: Reduce, buffers: Buffers, comm: Comm) -> None:
             buffers.backend.pack(buffers[step.slot], region, packed)
         comm.alltoallv(step.group, send, counts[0], receive, counts[1])
         parts = _parts(contributions, receive)
-        for _, member in _rounds(step.group, step.me):
+        for _, member in _rounds(step.group, step.reduction.me):
             if member in parts:
                 buffers.backend.combine(step.aggregation, buffers[step.slot], *parts[member])
 
 
 def _reduce_scatter(step: Reduce, buffers: Buffers, comm: Comm) -> bool:
-    counts, own = list(map(_count, step.pieces)), step.pieces[step.me]
+    counts, own = list(map(_count, step.reduction.pieces)), step.reduction.pieces[step.reduction.me]
     with (
         buffers.stage(sum(counts), step.slot) as send,
-        buffers.stage(counts[step.me], step.slot) as receive,
+        buffers.stage(counts[step.reduction.me], step.slot) as receive,
     ):
-        for region, packed in _parts(step.pieces, send).values():
+        for region, packed in _parts(step.reduction.pieces, send).values():
             buffers.backend.pack(buffers[step.slot], region, packed)
         done = comm.reduce_scatter(step.group, send, counts, receive)
         if done and own is not None:

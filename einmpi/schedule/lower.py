@@ -11,22 +11,23 @@ from einmpi.planner.make_plan import Plan
 from einmpi.planner.memory import operand_cuts, output_cuts
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
 from einmpi.schedule.memory import with_begins, with_frees
-from einmpi.schedule.moves import Reduction, reduced
+from einmpi.schedule.moves import reduced
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.spill import with_spills
 from einmpi.schedule.steps import (
-    ASIDE,
+    FINAL_LAYOUT,
     Exchange,
     Kernel,
     Load,
-    Moves,
     Reduce,
     Slot,
     Step,
     Store,
-    slot_of,
+    operand_role,
+    slot_for,
 )
+from einmpi.schedule.transfers import Moves, Reduction
 from einmpi.schedule.two_level import exchanges, reductions
 
 _Ways = tuple[
@@ -38,16 +39,16 @@ def lower(plan: Plan, rank: int) -> Schedule:
     """The schedule of one rank, without looking at those of others."""
     idle = rank >= plan.mesh.ranks
     lowering = _Lowering(plan, 0 if idle else rank)
-    steps = with_frees(lowering.run(), kept=plan.resident)
+    steps = with_frees(lowering.run())
     if plan.spilled:
         steps = with_spills(steps, limit=plan.peak)
     steps = with_begins(steps, limit=plan.peak)
     if idle:
         points = [replace(point, steps=0) for point in lowering.points]
         return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
-    ends = [number for number, step in enumerate(steps) if not isinstance(step, ASIDE)] + [
-        len(steps)
-    ]
+    # Save points count the steps before those that manage memory were added.
+    ends = [number for number, step in enumerate(steps) if not step.manages_memory]
+    ends.append(len(steps))
     points = [replace(point, steps=ends[point.steps]) for point in lowering.points]
     return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
 
@@ -99,7 +100,7 @@ class _Lowering:
 
     def load(self, vertex: Vertex, cuts: Cuts) -> None:
         """One rank loads an element, and it goes from there to others that want it; what is resident lies there."""
-        slot = slot_of(vertex.name, self.block(vertex, cuts), vertex.dtype)
+        slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
         self.stored[vertex.name] = slot, cuts
         wanted, digits = self.layout(vertex, cuts), self.plan.mesh.digits(self.rank)
         if vertex.name in self.plan.resident:
@@ -131,7 +132,7 @@ class _Lowering:
         assert einsum is not None
         operands = [self.read(vertex, operand) for operand in range(len(vertex.inputs))]
         made = output_cuts(graph, vertex.name, state)
-        slot = slot_of(vertex.name, self.block(vertex, made), vertex.dtype)
+        slot = slot_for(vertex.name, self.block(vertex, made), vertex.dtype)
         self.steps.append(self.kernel(vertex, einsum, state, operands, slot))
         partial = [label is not None and label in einsum.aggregated for label in state]
         self.stored[vertex.name] = (
@@ -140,7 +141,7 @@ class _Lowering:
         )
         layout = self.plan.layouts.get(vertex.name)
         if layout is not None:
-            final = self.move(vertex, layout, f"{vertex.name}'")
+            final = self.move(vertex, layout, FINAL_LAYOUT)
             self.stored[vertex.name] = final, layout
         slot, cuts = self.stored[vertex.name]
         if vertex.name in graph.outputs:
@@ -153,9 +154,9 @@ class _Lowering:
         wanted = operand_cuts(self.plan.graph, user.name, operand, self.plan.states[user.name])
         if vertex.name not in self.stored:
             self.load(vertex, self.first_layout(vertex.name))
-        return self.move(vertex, wanted, f"{vertex.name}→{user.name}.{operand}")
+        return self.move(vertex, wanted, operand_role(user.name, operand))
 
-    def move(self, vertex: Vertex, target: Cuts, name: str) -> Slot:
+    def move(self, vertex: Vertex, target: Cuts, role: str) -> Slot:
         """Bring a tensor into a layout: aggregate partial results, then exchange."""
         slot, source = self.stored[vertex.name]
         if source == target:
@@ -173,9 +174,9 @@ class _Lowering:
         for reduction in reducing:
             assert vertex.einsum is not None and vertex.einsum.aggregation is not None
             self.steps.append(
-                Reduce(vertex.name, slot, vertex.einsum.aggregation, *reduction, self.plan.stage)
+                Reduce(vertex.name, slot, vertex.einsum.aggregation, reduction, self.plan.stage)
             )
-        made = slot_of(name, self.block(vertex, target), vertex.dtype)
+        made = slot_for(vertex.name, self.block(vertex, target), vertex.dtype, role)
         for moves in moving:
             self.steps.append(Exchange(vertex.name, slot, made, moves, self.plan.stage))
             slot = made  # what has arrived is passed on from there

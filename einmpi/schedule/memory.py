@@ -1,91 +1,89 @@
-"""When a slot can go, when a load can begin, and the most bytes a schedule holds at once."""
+"""When a slot can be freed, when a load can begin, and how much memory a schedule takes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from einmpi.planner.memory import staging
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import (
-    Begin,
-    Drop,
-    Evict,
-    Exchange,
-    Fetch,
-    Free,
-    Kernel,
-    Load,
-    Passes,
-    Place,
-    Reduce,
-    Slot,
-    Step,
-    Store,
-    reads,
-    writes,
-)
+from einmpi.schedule.steps import Begin, Free, Slot, Step, loads_among
 
 
-def with_frees(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
-    """The steps with a Free after the last use of each slot; outputs and the `kept` inputs stay."""
-    last: dict[Slot, int] = {}
+def with_frees(steps: Sequence[Step]) -> list[Step]:
+    """Add a Free after the last use of each slot, except for slots that a step keeps."""
+    last_use: dict[Slot, int] = {}
+    kept: set[str] = set()
     for number, step in enumerate(steps):
-        for slot in (*reads(step), *writes(step)):
-            last[slot] = number
-        if isinstance(step, Store) or (isinstance(step, Load) and step.tensor in kept):
-            kept = {*kept, step.slot.name}
-    found: list[Step] = []
-    ends: dict[int, list[Slot]] = {}
-    for slot, number in last.items():
+        for slot in (*step.reads, *step.writes):
+            last_use[slot] = number
+        kept.update(slot.name for slot in step.keeps)
+    freed_after: dict[int, list[Step]] = {}
+    for slot, number in last_use.items():
         if slot.name not in kept:
-            ends.setdefault(number, []).append(slot)
+            freed_after.setdefault(number, []).append(Free(slot))
+    found: list[Step] = []
     for number, step in enumerate(steps):
         found.append(step)
-        found += [Free(slot) for slot in ends.get(number, ())]
+        found += freed_after.get(number, [])
     return found
 
 
-def message_bytes(step: Step) -> int:
-    """The most bytes of buffers for messages that a step needs."""
-    if isinstance(step, Exchange):
-        return staging(
-            max(step.source.nbytes, step.target.nbytes), len(step.moves.group), step.stage
-        )
-    if isinstance(step, Reduce):
-        return staging(step.slot.nbytes, len(step.group), step.stage)
-    return 0
-
-
 def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
-    """The steps with a Begin for each Load that fits into memory beside the kernels before it: the earlier the better,
-    but what is wanted first goes first. What is loaded to the slow tier needs no memory; so that files there do not get
-    large, no more is read ahead than would fit into memory. There a Begin goes before Passes, as groups have no Place.
+    """Add a Begin for each Load that fits into memory beside the kernels before it.
+
+    It goes as early as possible, but not before the Begin of an input that is wanted earlier.
+    Loading to the slow tier takes no memory. To keep the files there small, no more is read
+    ahead than would fit into memory. Such a Begin and its Place go before Passes only, since
+    kernels may become groups later and groups contain no Place.
     """
-    needed, outside = bytes_needed(steps), [0] * len(steps)
-    placed = {
-        step.slot.name: number for number, step in enumerate(steps) if isinstance(step, Place)
-    }
-    begins: dict[int, list[Step]] = {}
-    moved: set[int] = set()
+    needed = bytes_needed(steps)
+    needed_slow = [0] * len(steps)  # read ahead to the slow tier
+    place_of: dict[str, int] = {}  # the number of the Place of each slot
     for number, step in enumerate(steps):
-        if not isinstance(step, Load) or step.kept:
+        for slot in step.places:
+            place_of[slot.name] = number
+    added: dict[int, list[Step]] = {}
+    moved: set[int] = set()
+    for number, load in loads_among(steps):
+        if load.kept:
             continue
-        place = placed.get(step.slot.name)
-        counted, kinds = (needed, (Kernel, Passes)) if place is None else (outside, (Passes,))
-        start = earliest_start(steps, counted, number, step.slot.nbytes, limit, kinds)
+        size = load.slot.nbytes
+        place = place_of.get(load.slot.name)
+        if place is None:
+            counted = needed
+            start = earliest_start(steps, counted, number, size, limit)
+        else:
+            counted = needed_slow
+            start = earliest_start(steps, counted, number, size, limit, _is_in_passes)
         if start is None:
             continue
+        before = added.setdefault(start, [])
         if place is not None:
-            begins.setdefault(start, []).append(steps[place])
+            before.append(steps[place])
             moved.add(place)
-        begins.setdefault(start, []).append(Begin(step))
+        before.append(Begin(load))
         for k in range(start, number):
-            counted[k] += step.slot.nbytes
-    return [
-        each
-        for number, step in enumerate(steps)
-        for each in (*begins.get(number, ()), *(() if number in moved else (step,)))
-    ]
+            counted[k] += size
+    return reordered(steps, added, moved)
+
+
+def reordered(
+    steps: Sequence[Step], before: Mapping[int, Sequence[Step]], removed: set[int]
+) -> list[Step]:
+    """Insert steps before those with a number, and leave out those with a number in `removed`."""
+    found: list[Step] = []
+    for number, step in enumerate(steps):
+        found += before.get(number, ())
+        if number not in removed:
+            found.append(step)
+    return found
+
+
+def _computes(step: Step) -> bool:
+    return bool(step.kernels)
+
+
+def _is_in_passes(step: Step) -> bool:
+    return step.in_passes
 
 
 def earliest_start(
@@ -94,58 +92,49 @@ def earliest_start(
     number: int,
     nbytes: int,
     limit: int,
-    kinds: tuple[type, ...] = (Kernel, Passes),
+    suits: Callable[[Step], bool] = _computes,
     first: int = 0,
 ) -> int | None:
-    """The first step of some kinds, not before the step `first`, from which on there is room for so many bytes more up
-    to the step `number`; None where there is no such step."""
+    """Return the first step from which on, up to the step `number`, `nbytes` more fit.
+
+    Only steps that suit, from the step `first` on, are considered; None where there is none.
+    """
     start = None
     for k in range(number - 1, first - 1, -1):
         if needed[k] + nbytes > limit:
             break
-        if isinstance(steps[k], kinds):
+        if suits(steps[k]):
             start = k
     return start
 
 
 def peak_bytes(schedule: Schedule) -> int:
-    """The most bytes of tensors and message buffers on the rank."""
+    """Return the most bytes of tensors, message buffers and pieces on the rank at any time."""
     return max(bytes_needed(schedule.steps), default=0)
 
 
 def spilled_bytes(schedule: Schedule) -> int:
-    """Bytes that are written to the slow tier: what is evicted, and what is made there."""
-    placed = sum(slot.nbytes for slot in schedule.outside)
-    return placed + sum(
-        step.slot.nbytes for step in schedule.steps if isinstance(step, Evict | Place)
-    )
+    """Return the bytes written to the slow tier: slots that are evicted or created there."""
+    total = sum(slot.nbytes for slot in schedule.outside)
+    for step in schedule.steps:
+        total += sum(slot.nbytes for slot in (*step.evicts, *step.places))
+    return total
 
 
 def bytes_needed(steps: Sequence[Step]) -> list[int]:
-    """The bytes of tensors, message buffers and pieces in memory in each step."""
-    held: dict[str, int] = {}
-    outside: set[str] = set()
-    needed, total = [], 0
+    """Return the bytes of tensors, message buffers and pieces in memory in each step."""
+    in_memory: dict[str, int] = {}
+    slow: set[str] = set()  # slots with an array in the slow tier
+    needed = []
+    total = 0
     for step in steps:
-        if isinstance(step, Place):
-            outside.add(step.slot.name)
-        made = (
-            [step.slot]
-            if isinstance(step, Fetch)
-            else [s for s in writes(step) if s.name not in outside]
-        )
-        for slot in made:
-            outside.discard(slot.name)
-            if slot.name not in held:
-                held[slot.name] = slot.nbytes
+        slow.update(slot.name for slot in (*step.places, *step.evicts))
+        for slot in step.allocates(slow):
+            if slot.name not in in_memory:
+                in_memory[slot.name] = slot.nbytes
                 total += slot.nbytes
-        needed.append(
-            total + message_bytes(step) + (step.buffers if isinstance(step, Passes) else 0)
-        )
-        if isinstance(step, Free | Drop):
-            total -= held.pop(step.slot.name, 0)
-            if isinstance(step, Drop):
-                outside.add(step.slot.name)
-            else:
-                outside.discard(step.slot.name)
+        needed.append(total + step.working_bytes)
+        for slot in (*step.frees, *step.drops):
+            total -= in_memory.pop(slot.name, 0)
+        slow.difference_update(slot.name for slot in step.frees)
     return needed

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
@@ -17,11 +17,7 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.volume import held_factors, replicas_share
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
 from einmpi.schedule.regions import Region, Runs, intersect, locate
-from einmpi.schedule.steps import Moves
-
-Reduction: TypeAlias = tuple[
-    tuple[int, ...], int, tuple[Region | None, ...]
-]  # group, own position, pieces
+from einmpi.schedule.transfers import Moves, Reduction
 
 
 class Blocks(Protocol):
@@ -150,7 +146,7 @@ def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) ->
     digits = source.mesh.digits(rank)
     stored = source.region(digits)
     pieces = _by_member(tuple(axes), middle, digits, lambda d, runs: locate(runs, stored[d]))
-    return group, me, tuple(pieces)
+    return Reduction(group, me, tuple(pieces))
 
 
 def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Moves:

@@ -6,72 +6,55 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import (
-    Begin,
-    Drop,
-    Evict,
-    Exchange,
-    Fetch,
-    Free,
-    Group,
-    Load,
-    Place,
-    Slot,
-    Step,
-    Store,
-    reads,
-    writes,
-)
+from einmpi.schedule.steps import Fetch, Place, Slot, Step
 
 
 def remaining(schedule: Schedule, done: int) -> Schedule:
-    """The schedule after its first `done` vertices: the same steps in the same order, so that it gives the same bits.
+    """Return the schedule after its first `done` vertices.
 
-    The tensors of the save points before must be in their slots. Inputs are loaded again where they are still used,
-    and what is stored already is stored again, which costs nothing.
+    The steps and their order are the same, and so is every bit of the results. The tensors of the
+    save points before must be in their slots. Inputs that are still used are loaded again, and
+    outputs that are complete are stored again, which costs nothing.
     """
     end = schedule.points[done - 1].steps
     before, after = schedule.steps[:end], schedule.steps[end:]
-    used = {slot.name for step in after for slot in reads(step)}
-    again = tuple(
-        step
-        for step in before
-        if isinstance(step, Store)
-        or (_loads(step) and any(slot.name in used for slot in writes(step)))
-    )
-    outside: tuple[Slot, ...] = ()
-    if any(isinstance(step, Place | Evict) for step in schedule.steps):
-        # Memory is short: all begins outside, and then what was in memory is fetched.
-        there, inside = _lying(before)
-        loaded = {slot for step in again for slot in writes(step)}
-        again = (*(Place(slot) for slot in there if slot in loaded), *again, *map(Fetch, inside))
-        outside = tuple(slot for slot in there if slot not in loaded)
+    used = {slot.name for step in after for slot in step.reads}
+    again: list[Step] = []
+    for step in before:
+        fills_used = step.completes_slot and any(slot.name in used for slot in step.writes)
+        if fills_used or step.kind == "store":
+            again.append(step)
+    outside: list[Slot] = []
+    if any(step.places or step.evicts for step in schedule.steps):
+        # Memory is short: everything begins in the slow tier, and what was in memory is fetched.
+        valid, in_memory = _slots_after(before)
+        loaded = {slot for step in again for slot in step.writes}
+        places = [Place(slot) for slot in valid if slot in loaded]
+        outside = [slot for slot in valid if slot not in loaded]
+        again = [*places, *again, *map(Fetch, in_memory)]
     shift = len(again) - end
-    points = tuple(replace(point, steps=point.steps + shift) for point in schedule.points[done:])
-    return replace(schedule, steps=again + after, points=points, outside=outside)
+    points = [replace(point, steps=point.steps + shift) for point in schedule.points[done:]]
+    return replace(schedule, steps=(*again, *after), points=tuple(points), outside=tuple(outside))
 
 
-def _lying(steps: Sequence[Step]) -> tuple[list[Slot], list[Slot]]:
-    """The slots that have values after these steps, but for those that stay between runs; and which are in memory."""
+def _slots_after(steps: Sequence[Step]) -> tuple[list[Slot], list[Slot]]:
+    """Return the slots that have values after some steps, and those of them in memory.
+
+    Inputs that stay between runs are left out.
+    """
     memory: dict[Slot, None] = {}
-    outside: dict[Slot, None] = {}
-    single = [
-        part for step in steps for part in (step.steps if isinstance(step, Group) else (step,))
-    ]
-    for step in single:
-        if isinstance(step, Free | Drop):
-            memory.pop(step.slot, None)
-        if isinstance(step, Free):
-            outside.pop(step.slot, None)
-        elif isinstance(step, Fetch):
-            memory[step.slot] = None
-        elif isinstance(step, Place | Evict):
-            outside[step.slot] = None
-        elif not isinstance(step, Begin) and not (isinstance(step, Load) and step.kept):
-            memory.update(dict.fromkeys(slot for slot in writes(step) if slot not in outside))
-    return list(memory | outside), list(memory)
-
-
-def _loads(step: Step) -> bool:
-    """Whether it fills the slot of an input: from where it lies, or, in place, from other ranks that have loaded it."""
-    return isinstance(step, Load) or (isinstance(step, Exchange) and step.source == step.target)
+    slow: dict[Slot, None] = {}
+    for step in steps:
+        for slot in (*step.places, *step.evicts):
+            slow[slot] = None
+        for slot in step.fetches:
+            memory[slot] = None
+        for slot in step.writes:
+            if slot not in slow and slot not in step.keeps:
+                memory[slot] = None
+        for slot in step.drops:
+            memory.pop(slot, None)
+        for slot in step.frees:
+            memory.pop(slot, None)
+            slow.pop(slot, None)
+    return list(memory | slow), list(memory)

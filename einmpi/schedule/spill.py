@@ -10,23 +10,17 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from einmpi.schedule.memory import bytes_needed, earliest_start, message_bytes
+from einmpi.schedule.memory import bytes_needed, earliest_start, reordered
 from einmpi.schedule.passes import in_passes
 from einmpi.schedule.steps import (
     Drop,
     Evict,
-    Exchange,
     Fetch,
-    Free,
     Kernel,
-    Load,
     Place,
-    Reduce,
     Slot,
     Step,
-    Store,
-    reads,
-    writes,
+    loads_among,
 )
 
 
@@ -42,11 +36,11 @@ class _Spilling:
         self.steps, self.limit = steps, limit
         # Not ours to move. How many bytes of them a rank may have: one that has fewer would cut kernels otherwise, and
         # ranks that compute the same would get other bits.
-        self.kept = {
-            step.slot.name: step.layout.most() * np.dtype(step.slot.dtype).itemsize
-            for step in steps
-            if isinstance(step, Load) and step.kept
-        }
+        self.kept: dict[str, int] = {}
+        for _, load in loads_among(steps):
+            if load.kept:
+                itemsize = np.dtype(load.slot.dtype).itemsize
+                self.kept[load.slot.name] = load.layout.most() * itemsize
         self.memory: dict[str, Slot] = {}
         self.outside: set[str] = (
             set()
@@ -57,39 +51,37 @@ class _Spilling:
         self.uses: dict[str, list[int]] = {}
         self.kernels: dict[str, list[int]] = {}  # those uses that are kernels
         for number, step in enumerate(steps):
-            if not isinstance(step, Free):
-                for name in {slot.name for slot in (*reads(step), *writes(step))}:
-                    self.uses.setdefault(name, []).append(number)
-                    if isinstance(step, Kernel):
-                        self.kernels.setdefault(name, []).append(number)
+            for name in {slot.name for slot in (*step.reads, *step.writes)}:
+                self.uses.setdefault(name, []).append(number)
+                if step.kernels:
+                    self.kernels.setdefault(name, []).append(number)
 
     def run(self) -> list[Step]:
         for number, step in enumerate(self.steps):
-            if isinstance(step, Free):
-                self.leave_memory(step.slot)
-                self.outside.discard(step.slot.name)
-            elif isinstance(step, Load | Exchange | Reduce):
+            for slot in step.frees:
+                self.leave_memory(slot)
+                self.outside.discard(slot.name)
+            if step.kernels and not self.fits(step):
+                (kernel,) = step.kernels
+                self.compute_in_passes(number, kernel)
+                continue
+            if step.kernels:
+                self.bring(number, (*step.reads, *step.writes), 0)
+                self.outside.difference_update(slot.name for slot in step.writes)
+            elif step.writes:
                 self.move(number, step)
-            elif isinstance(step, Kernel):
-                if not self.fits(step):
-                    self.compute_in_passes(number, step)
-                    continue
-                self.bring(number, (*step.operands, step.target), 0)
-                self.outside.discard(step.target.name)
-            else:
-                assert isinstance(step, Store), "outputs may be in any place"
+            # Others need nothing in memory: an output that is stored may be in either tier.
             self.done.append(step)
         return self.done
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def move(self, number: int, step: Load | Exchange | Reduce) -> None:
+    def move(self, number: int, step: Step) -> None:
         """Data come or go: in memory, or outside where there is no room or a kernel wants them there."""
-        slots = dict.fromkeys((*reads(step), *writes(step)))
-        made = list(writes(step))
-        messages = message_bytes(step)
-        kept = isinstance(step, Load) and step.kept
-        if kept or (
+        slots = dict.fromkeys((*step.reads, *step.writes))
+        made = step.writes
+        messages = step.working_bytes
+        if step.keeps or (
             self.fits(step) and not all(self.wanted_outside(number, slot) for slot in made)
         ):
             self.bring(number, list(slots), messages)
@@ -126,10 +118,10 @@ class _Spilling:
         """Whether a step can be done in memory, when all else is outside."""
         slots = {
             slot.name: slot.nbytes
-            for slot in (*reads(step), *writes(step))
+            for slot in (*step.reads, *step.writes)
             if slot.name not in self.kept
         }
-        return self.held_kept + sum(slots.values()) + message_bytes(step) <= self.limit
+        return self.held_kept + sum(slots.values()) + step.working_bytes <= self.limit
 
     def wanted_outside(self, number: int, slot: Slot) -> bool:
         """Whether the next kernel that uses a slot is done in passes."""
@@ -198,12 +190,16 @@ def _evict_early(steps: Sequence[Step]) -> list[Step]:
     behind: dict[int, list[Step]] = {}
     changed: dict[str, int] = {}
     for number, step in enumerate(steps):
-        for slot in writes(step):
+        for slot in step.writes:
             changed[slot.name] = number
-        if isinstance(step, Evict):
-            behind.setdefault(changed[step.slot.name], []).append(step)
-    rest = ((number, step) for number, step in enumerate(steps) if not isinstance(step, Evict))
-    return [each for number, step in rest for each in (step, *behind.get(number, ()))]
+        for slot in step.evicts:
+            behind.setdefault(changed[slot.name], []).append(step)
+    found: list[Step] = []
+    for number, step in enumerate(steps):
+        if not step.evicts:
+            found.append(step)
+        found += behind.get(number, ())
+    return found
 
 
 def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
@@ -214,21 +210,16 @@ def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
     first = 0
     left: dict[str, int] = {}  # the last step that had to do with a slot
     for number, step in enumerate(steps):
-        if isinstance(step, Fetch):
-            size = step.slot.nbytes
-            start = earliest_start(
-                steps, needed, number, size, limit, first=max(first, left[step.slot.name] + 1)
-            )
+        for slot in step.fetches:
+            size = slot.nbytes
+            not_before = max(first, left[slot.name] + 1)
+            start = earliest_start(steps, needed, number, size, limit, first=not_before)
             if start is not None:
                 first = start
                 before.setdefault(start, []).append(step)
                 moved.add(number)
                 for k in range(start, number):
                     needed[k] += size
-        slots = (step.slot,) if isinstance(step, Place | Drop) else (*reads(step), *writes(step))
-        left.update((slot.name, number) for slot in slots)
-    return [
-        each
-        for number, step in enumerate(steps)
-        for each in (*before.get(number, ()), *(() if number in moved else (step,)))
-    ]
+        for slot in (*step.reads, *step.writes, *step.places, *step.drops):
+            left[slot.name] = number
+    return reordered(steps, before, moved)

@@ -1,36 +1,44 @@
-"""The steps of a rank's schedule. Each carries all that is needed to do it, and prints as one line."""
+"""The steps of one rank's schedule. A step holds everything needed to carry it out, says which
+slots it reads, writes, allocates and frees, and prints as one line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import ClassVar
 
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
 from einmpi.planner import memory
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import Region, Runs, elements, shape, show_region
+from einmpi.schedule.regions import Region, Runs, elements, shape, show_region, whole
+from einmpi.schedule.transfers import Moves, Reduction, Transfer
 from einmpi.units import show_bytes
 
-STAGE = memory.STAGE  # the most bytes of a buffer for messages
+MESSAGE_BUFFER_BYTES = memory.MESSAGE_BUFFER_BYTES
+FINAL_LAYOUT = "'"  # role of a slot that holds a computed tensor in the layout the plan gives it
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A local buffer."""
+    """A local buffer, which holds this rank's part of a tensor.
 
-    name: str
+    A tensor may have several slots: Z as its kernel leaves it, Z' in its final layout, and Z→V.0
+    in the layout in which V wants it as its operand 0.
+    """
+
+    tensor: str
     shape: tuple[int, ...]
     dtype: str
+    role: str = ""  # FINAL_LAYOUT, or operand_role(…)
 
-    @property
-    def tensor(self) -> str:
-        """Whose values it holds: slots have the name of a tensor, and what for where there are several."""
-        return self.name.partition("→")[0].rstrip("'")
+    @cached_property
+    def name(self) -> str:
+        """The tensor and the role: unique in a schedule."""
+        return self.tensor + self.role
 
     @property
     def nbytes(self) -> int:
@@ -40,154 +48,464 @@ class Slot:
         return f"{self.name}{list(self.shape)}"
 
 
-@dataclass(frozen=True)
-class Load:
-    """Fill a part of a slot with a region of an input; the whole slot when the two have the same size.
+def operand_role(user: str, operand: int) -> str:
+    """Return the role of a slot that a vertex reads as the operand with this number."""
+    return f"→{user}.{operand}"
 
-    All ranks of the mesh have it, also those with nothing to load: from a file they may read it together.
+
+Slots = tuple[Slot, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all steps answer. Every answer is empty unless a kind of step says otherwise."""
+
+    kind: ClassVar[str] = ""  # what reports call it; they leave out steps without a kind
+    # Whether it concerns the memory of this rank alone. All other steps are the same on all
+    # ranks of the mesh, in the same order.
+    manages_memory: ClassVar[bool] = False
+    in_passes: ClassVar[bool] = False  # whether it computes piece by piece, in the slow tier
+
+    @property
+    def vertex(self) -> str:
+        """The vertex, computed or input, that it is about."""
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> Slots:
+        """The slots whose values it uses."""
+        return ()
+
+    @property
+    def writes(self) -> Slots:
+        """The slots whose values it creates or changes."""
+        return ()
+
+    def allocates(self, slow: Container[str] = ()) -> Slots:
+        """Return the slots that must have an array in memory from here on.
+
+        `slow` names the slots that have an array in the slow tier: those are written there.
+        """
+        return tuple(slot for slot in self.writes if slot.name not in slow)
+
+    @property
+    def frees(self) -> Slots:
+        """The slots that are not used afterwards."""
+        return ()
+
+    @property
+    def keeps(self) -> Slots:
+        """The slots that must never be freed: outputs, and inputs that stay between runs."""
+        return ()
+
+    # What does not fit into memory: the arrays of slots are in memory, in the slow tier
+    # (docs/architecture.md), or in both.
+
+    @property
+    def places(self) -> Slots:
+        """The slots that it creates in the slow tier, without values."""
+        return ()
+
+    @property
+    def evicts(self) -> Slots:
+        """The slots that it copies to the slow tier."""
+        return ()
+
+    @property
+    def drops(self) -> Slots:
+        """The slots that lose their memory and keep their values in the slow tier."""
+        return ()
+
+    @property
+    def fetches(self) -> Slots:
+        """The slots that it copies from the slow tier to memory."""
+        return ()
+
+    # How much work it is.
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels that it computes."""
+        return ()
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """The messages that it sends and receives."""
+        return None
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The ranks among which it moves data."""
+        return ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it loads, stores, receives, or copies between memory and slow tier."""
+        return 0
+
+    @property
+    def working_bytes(self) -> int:
+        """The most memory that it needs beside its slots: for messages, or for pieces."""
+        return 0
+
+    # How it fills slots.
+
+    @property
+    def completes_slot(self) -> bool:
+        """Whether it adds elements to a slot that other steps fill too."""
+        return False
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        """Yield the places to which it writes new elements; a place may be empty."""
+        yield from ()
+
+
+# ---- data ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Load(Step):
+    """Fill a part of a slot with a region of an input.
+
+    All ranks of the mesh have this step, even with nothing to load: from a file they may read it
+    together.
     """
+
+    kind = "load"
 
     tensor: str
     slot: Slot
     region: Region  # of the tensor
     place: Region  # in the slot
     layout: Layout  # the regions of all ranks
-    kept: bool = False  # the rank has it already: it lies there between runs
+    kept: bool = False  # the input stays on the rank between runs
+
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+    @property
+    def writes(self) -> Slots:
+        return (self.slot,)
+
+    @property
+    def keeps(self) -> Slots:
+        return (self.slot,) if self.kept else ()
+
+    @property
+    def nbytes(self) -> int:
+        return _region_bytes(self.region, self.slot)
+
+    @property
+    def completes_slot(self) -> bool:
+        return True
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        yield self.slot, self.place
 
     def __str__(self) -> str:
         return f"load      {self.slot} ← {show_region(self.region)} of {self.tensor}"
 
 
 @dataclass(frozen=True)
-class Begin:
-    """From here on there is memory for a Load that comes later: a file can be read while kernels run."""
+class Begin(Step):
+    """From here on there is memory for a later Load: a file can be read while kernels run."""
+
+    kind = "load"
+    manages_memory = True
 
     load: Load
+
+    @property
+    def vertex(self) -> str:
+        return self.load.tensor
+
+    def allocates(self, slow: Container[str] = ()) -> Slots:
+        return self.load.allocates(slow)
 
     def __str__(self) -> str:
         return f"begin     {self.load.slot} ← {self.load.tensor}"
 
 
 @dataclass(frozen=True)
-class Moves:
-    """Who sends what to whom in a group of ranks. Places are in the source's slot, and in the target's.
+class Exchange(Step):
+    """Build the target's block of a tensor from the blocks of a group of ranks.
 
-    Nothing is None; a rank sends nothing to itself: what it has already is copied from `own[0]` to `own[1]`.
+    In place where source and target are one slot.
     """
 
-    group: tuple[int, ...]
-    me: int  # position in the group
-    sends: tuple[Region | None, ...]
-    receives: tuple[Region | None, ...]
-    own: tuple[Region, Region] | None
-    everybody: bool  # all members receive the same from a member
-    most: int  # a bound on the elements that a member sends or receives, equal for all of them
-
-    @property
-    def words(self) -> int:
-        """Elements that this rank receives."""
-        return sum(elements(region) for region in self.receives if region is not None)
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """Make the target's block of a tensor from the blocks of a group of ranks; in place where the two are one slot."""
+    kind = "exchange"
 
     tensor: str
     source: Slot
     target: Slot
     moves: Moves
-    stage: int = STAGE  # bytes of a buffer for messages; the same on all members
+    buffer_bytes: int = MESSAGE_BUFFER_BYTES  # of one message buffer; the same on all members
+
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+    @property
+    def reads(self) -> Slots:
+        return (self.source,)
+
+    @property
+    def writes(self) -> Slots:
+        return (self.target,)
+
+    @property
+    def transfer(self) -> Moves:
+        return self.moves
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        return self.moves.group
 
     @property
     def nbytes(self) -> int:
         return self.moves.words * np.dtype(self.target.dtype).itemsize
 
+    @property
+    def working_bytes(self) -> int:
+        larger = max(self.source.nbytes, self.target.nbytes)
+        return memory.staging(larger, len(self.group), self.buffer_bytes)
+
+    @property
+    def completes_slot(self) -> bool:
+        return self.source == self.target
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        if self.moves.own is not None:
+            yield self.target, self.moves.own[1]
+        for _, region in self.moves.incoming():
+            yield self.target, region
+
     def __str__(self) -> str:
-        return f"exchange  {self.source} → {self.target} {_among(self.moves.group, self.nbytes)}"
+        return f"exchange  {self.source} → {self.target} {_among(self.group, self.nbytes)}"
 
 
 @dataclass(frozen=True)
-class Reduce:
-    """Each member of a group gets its piece of the slot aggregated over the whole group, in place."""
+class Reduce(Step):
+    """Aggregate a slot over a group in place: each member gets its piece of the result."""
+
+    kind = "reduce"
 
     tensor: str
     slot: Slot
     aggregation: str
-    group: tuple[int, ...]
-    me: int
-    pieces: tuple[Region | None, ...]  # of each member, in the slot
-    stage: int = STAGE
+    reduction: Reduction
+    buffer_bytes: int = MESSAGE_BUFFER_BYTES  # of one message buffer; the same on all members
+
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+    @property
+    def reads(self) -> Slots:
+        return (self.slot,)
+
+    @property
+    def writes(self) -> Slots:
+        return (self.slot,)
+
+    @property
+    def transfer(self) -> Reduction:
+        return self.reduction
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        return self.reduction.group
 
     @property
     def nbytes(self) -> int:
-        own = self.pieces[self.me]
-        return (
-            0
-            if own is None
-            else (len(self.group) - 1) * elements(own) * np.dtype(self.slot.dtype).itemsize
-        )
+        return self.reduction.words * np.dtype(self.slot.dtype).itemsize
+
+    @property
+    def working_bytes(self) -> int:
+        return memory.staging(self.slot.nbytes, len(self.group), self.buffer_bytes)
 
     def __str__(self) -> str:
         return f"reduce    {self.slot} by {self.aggregation} {_among(self.group, self.nbytes)}"
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """Compute the rank's share of a vertex."""
-
-    vertex: str
-    target: Slot
-    operands: tuple[Slot, ...]
-    einsum: EinSum  # with the extents that the rank has
-    index: tuple[
-        tuple[str, Runs], ...
-    ]  # the indices that a label stands for on this rank, where that matters
-    select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
-
-    def __str__(self) -> str:
-        return (
-            f"kernel    {self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
-        )
-
-
-@dataclass(frozen=True)
-class Store:
+class Store(Step):
     """An output is complete."""
+
+    kind = "store"
 
     tensor: str
     slot: Slot
     region: Region
 
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+    @property
+    def reads(self) -> Slots:
+        return (self.slot,)
+
+    @property
+    def keeps(self) -> Slots:
+        return (self.slot,)
+
+    @property
+    def nbytes(self) -> int:
+        return _region_bytes(self.region, self.slot)
+
     def __str__(self) -> str:
         return f"store     {self.slot} → {show_region(self.region)} of {self.tensor}"
 
 
+# ---- memory -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class _OnSlot:
-    """A step that is about the array of a slot, not about its values."""
+class SlotStep(Step):
+    """A step that concerns the arrays of one slot, not its values."""
+
+    manages_memory = True
 
     slot: Slot
+
+    @property
+    def vertex(self) -> str:
+        return self.slot.tensor
 
     def __str__(self) -> str:
         return f"{type(self).__name__.lower():<10}{self.slot}"
 
 
-class Free(_OnSlot):
+class Free(SlotStep):
     """The slot is not used any more."""
+
+    @property
+    def frees(self) -> Slots:
+        return (self.slot,)
+
+
+class Place(SlotStep):
+    """Create the slot in the slow tier; later steps fill it there."""
+
+    @property
+    def places(self) -> Slots:
+        return (self.slot,)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} outside"
+
+
+class Evict(SlotStep):
+    """Begin to copy a slot to the slow tier. It stays in memory, read-only, until it is dropped."""
+
+    kind = "spill"
+
+    @property
+    def evicts(self) -> Slots:
+        return (self.slot,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot.nbytes
+
+
+class Drop(SlotStep):
+    """Give up the slot's memory: its values are in the slow tier."""
+
+    kind = "spill"  # it waits for the copy; the bytes are counted with Evict
+
+    @property
+    def drops(self) -> Slots:
+        return (self.slot,)
+
+
+class Fetch(SlotStep):
+    """Begin to copy a slot from the slow tier to memory. A step that reads it waits for the copy."""
+
+    kind = "spill"
+
+    @property
+    def fetches(self) -> Slots:
+        return (self.slot,)
+
+    def allocates(self, slow: Container[str] = ()) -> Slots:
+        return (self.slot,)
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot.nbytes
+
+
+# ---- computing ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Group:
-    """Kernels that can be done together, a block of rows at a time: what lies between them need never be whole."""
+class Kernel(Step):
+    """Compute this rank's share of a vertex."""
 
-    steps: tuple[Kernel | Free | Begin, ...]  # the same, one after another
-    rows: tuple[tuple[str, ...], ...]  # of each row the label that it is in each kernel
-    block: tuple[int, ...]  # how many of each row at a time
+    kind = "kernel"
+
+    tensor: str
+    target: Slot
+    operands: tuple[Slot, ...]
+    einsum: EinSum  # with the extents that this rank has
+    index: tuple[tuple[str, Runs], ...]  # indices that a label used as a number has on this rank
+    select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
+
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+    @property
+    def reads(self) -> Slots:
+        return self.operands
+
+    @property
+    def writes(self) -> Slots:
+        return (self.target,)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self,)
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        yield self.target, tuple(map(whole, self.target.shape))
+
+    def assignment(self) -> str:
+        """Return the text Z[8, 8] ← sum(A[i,j] * B[j,k])."""
+        return f"{self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
+
+    def __str__(self) -> str:
+        return f"kernel    {self.assignment()}"
+
+
+@dataclass(frozen=True)
+class Group(Step):
+    """Consecutive kernels that can be computed together, one block of rows at a time.
+
+    What passes from one of them to the next need never be whole in memory.
+    """
+
+    kind = "kernel"
+
+    steps: tuple[Kernel | Free | Begin, ...]  # as they would be done one after another
+    rows: tuple[tuple[str, ...], ...]  # for each row, the label that it is in each kernel
+    block: tuple[int, ...]  # how many indices of each row at a time
 
     @cached_property
     def kernels(self) -> tuple[Kernel, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Kernel))
+        return tuple(kernel for step in self.steps for kernel in step.kernels)
+
+    @cached_property
+    def begins(self) -> tuple[Begin, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Begin))
+
+    @cached_property
+    def one_by_one(self) -> tuple[Kernel | Free, ...]:
+        """The kernels and what is freed between them: the same work, not computed together."""
+        return tuple(step for step in self.steps if not isinstance(step, Begin))
 
     @property
     def vertex(self) -> str:
@@ -195,58 +513,58 @@ class Group:
 
     @cached_property
     def inner(self) -> frozenset[Slot]:
-        """The slots that are made and used up in here."""
+        """The slots that are created and freed in the group."""
         made = {kernel.target for kernel in self.kernels}
-        return frozenset(
-            step.slot for step in self.steps if isinstance(step, Free) and step.slot in made
-        )
+        return frozenset(slot for step in self.steps for slot in step.frees if slot in made)
 
     @cached_property
-    def outer(self) -> tuple[Slot, ...]:
-        """All others: what is read, and what is made and stays."""
-        used = (slot for kernel in self.kernels for slot in (*kernel.operands, kernel.target))
-        return tuple(slot for slot in dict.fromkeys(used) if slot not in self.inner)
+    def outer(self) -> Slots:
+        """All other slots of the kernels: those read from outside, and those that remain."""
+        used: dict[Slot, None] = {}
+        for kernel in self.kernels:
+            used.update(dict.fromkeys((*kernel.operands, kernel.target)))
+        return tuple(slot for slot in used if slot not in self.inner)
+
+    @cached_property
+    def reads(self) -> Slots:
+        made = {kernel.target for kernel in self.kernels}
+        read = [slot for kernel in self.kernels for slot in kernel.operands]
+        return tuple(slot for slot in read if slot not in made)
+
+    @cached_property
+    def writes(self) -> Slots:
+        return tuple(kernel.target for kernel in self.kernels if kernel.target not in self.inner)
+
+    def allocates(self, slow: Container[str] = ()) -> Slots:
+        begun = [slot for begin in self.begins for slot in begin.allocates(slow)]
+        return (*begun, *super().allocates(slow))
+
+    @cached_property
+    def frees(self) -> Slots:
+        freed = [slot for step in self.steps for slot in step.frees]
+        return tuple(slot for slot in freed if slot not in self.inner)
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        for slot in self.writes:
+            yield slot, tuple(map(whole, slot.shape))
 
     def __str__(self) -> str:
         size = "×".join(map(str, self.block))
-        return "\n".join(
-            [f"together, {size} rows at a time:", *(f"  {step}" for step in self.steps)]
-        )
-
-
-# ---- more than fits: slots have an array in memory, in the slow tier (docs/architecture.md), or in both --------------
-
-
-class Place(_OnSlot):
-    """The slot is made in the slow tier, by the steps that fill it."""
-
-    def __str__(self) -> str:
-        return f"{super().__str__()} outside"
-
-
-class Evict(_OnSlot):
-    """Begin to copy a slot to the slow tier. It stays in memory, to be read only, until it is dropped."""
-
-
-class Drop(_OnSlot):
-    """The slot's memory is given up: its values are in the slow tier."""
-
-
-class Fetch(_OnSlot):
-    """Begin to copy a slot from the slow tier into memory. What reads it there waits until it is whole."""
+        lines = [f"together, {size} rows at a time:"]
+        lines += [f"  {step}" for step in self.steps]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
-class Passes:
-    """A kernel done piece by piece: from operands in the slow tier to a target there."""
+class Passes(Step):
+    """A kernel computed piece by piece, from operands in the slow tier to a target there."""
+
+    kind = "kernel"
+    in_passes = True
 
     kernel: Kernel
-    blocks: tuple[
-        tuple[str, int], ...
-    ]  # how much of each label at a time; the first is the outermost loop
-    inside: tuple[
-        int, ...
-    ]  # operands that stay in memory in any case: they are used where they lie
+    blocks: tuple[tuple[str, int], ...]  # indices of each label at a time; outermost loop first
+    inside: tuple[int, ...]  # operands that stay in memory in any case, and are not copied
     ahead: bool  # there is memory to fetch the next pieces while one is computed
     buffers: int  # bytes of the pieces in memory
     fetched: int  # bytes that are copied into them
@@ -255,76 +573,48 @@ class Passes:
     def vertex(self) -> str:
         return self.kernel.vertex
 
+    @property
+    def reads(self) -> Slots:
+        return self.kernel.operands
+
+    @property
+    def writes(self) -> Slots:
+        return (self.kernel.target,)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self.kernel,)
+
+    @property
+    def working_bytes(self) -> int:
+        return self.buffers
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        return self.kernel.fills()
+
     def __str__(self) -> str:
         extent = self.kernel.einsum.extent
         cut = " ".join(f"{label}:{size}" for label, size in self.blocks if size < extent[label])
-        return f"passes{str(self.kernel)[6:]}, {cut or 'all'} at a time"
+        return f"passes    {self.kernel.assignment()}, {cut or 'all'} at a time"
 
 
-Step: TypeAlias = (
-    Load
-    | Begin
-    | Exchange
-    | Reduce
-    | Kernel
-    | Group
-    | Store
-    | Free
-    | Place
-    | Evict
-    | Drop
-    | Fetch
-    | Passes
-)
-
-
-ASIDE = (
-    Free,
-    Begin,
-    Place,
-    Evict,
-    Drop,
-    Fetch,
-)  # steps that have to do with memory alone: a rank has its own
-
-
-def reads(step: Step) -> Iterator[Slot]:
-    """The slots whose values a step uses."""
-    if isinstance(step, Exchange):
-        yield step.source
-    elif isinstance(step, Kernel):
-        yield from step.operands
-    elif isinstance(step, Group):
-        made = {kernel.target for kernel in step.kernels}
-        yield from (slot for kernel in step.kernels for slot in kernel.operands if slot not in made)
-    elif isinstance(step, Passes):
-        yield from step.kernel.operands
-    elif isinstance(step, Reduce | Store):
-        yield step.slot
-
-
-def writes(step: Step) -> Iterator[Slot]:
-    """The slots a step makes or changes."""
-    if isinstance(step, Exchange | Kernel):
-        yield step.target
-    elif isinstance(step, Group):
-        yield from (begin.load.slot for begin in step.steps if isinstance(begin, Begin))
-        yield from (kernel.target for kernel in step.kernels if kernel.target not in step.inner)
-    elif isinstance(step, Passes):
-        yield step.kernel.target
-    elif isinstance(step, Load | Reduce):
-        yield step.slot
-    elif isinstance(step, Begin):
-        yield step.load.slot
+def _region_bytes(region: Region, slot: Slot) -> int:
+    return elements(region) * np.dtype(slot.dtype).itemsize
 
 
 def _among(group: tuple[int, ...], received: int) -> str:
-    return (
-        f"among {len(group)} ranks, {show_bytes(received)} received"
-        if len(group) > 1
-        else "locally"
-    )
+    if len(group) == 1:
+        return "locally"
+    return f"among {len(group)} ranks, {show_bytes(received)} received"
 
 
-def slot_of(name: str, region: Region, dtype: str) -> Slot:
-    return Slot(name, shape(region), dtype)
+def loads_among(steps: Sequence[Step]) -> Iterator[tuple[int, Load]]:
+    """Yield the loads among some steps, each with its number."""
+    for number, step in enumerate(steps):
+        if isinstance(step, Load):
+            yield number, step
+
+
+def slot_for(tensor: str, region: Region, dtype: str, role: str = "") -> Slot:
+    """Return the slot that holds a region of a tensor."""
+    return Slot(tensor, shape(region), dtype, role)

@@ -11,10 +11,10 @@ import numpy as np
 
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import PARTIAL, Layout
-from einmpi.schedule.moves import Reduction, changing_axes, common, exchange, pass_on, reduction
+from einmpi.schedule.moves import changing_axes, common, exchange, pass_on, reduction
 from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Exchange, Moves, Reduce
+from einmpi.schedule.transfers import Moves, Reduction
 
 
 def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
@@ -61,25 +61,25 @@ def exchanges(
 
 
 def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
-    """What a rank receives from other nodes, given the node of each rank: also where the mesh does not know them."""
-    here, total = nodes[schedule.rank], 0
-    words: dict[
-        int, int
-    ] = {}  # of moves, by identity: those of repeated layers are the same objects
+    """Return the bytes that a rank receives from other nodes, given the node of each rank.
+
+    The mesh need not know these nodes.
+    """
+    here = nodes[schedule.rank]
+    total = 0
+    words: dict[int, int] = {}  # by the identity of a transfer: repeated layers share the object
     for step in schedule.steps:
-        if isinstance(step, Reduce):  # of its own piece it gets each other member's part
-            elsewhere = sum(nodes[member] != here for member in step.group)
-            total += step.nbytes * elsewhere // max(1, len(step.group) - 1)
-        elif isinstance(step, Exchange):
-            moves = step.moves
-            if id(moves) not in words:
-                received = zip(moves.group, moves.receives, strict=True)
-                words[id(moves)] = sum(
-                    elements(piece)
-                    for member, piece in received
-                    if piece is not None and nodes[member] != here
-                )
-            total += words[id(moves)] * np.dtype(step.target.dtype).itemsize
+        transfer = step.transfer
+        if transfer is None:
+            continue
+        if id(transfer) not in words:
+            received = 0
+            for rank, region in transfer.incoming():
+                if nodes[rank] != here:
+                    received += elements(region)
+            words[id(transfer)] = received
+        (slot,) = step.writes
+        total += words[id(transfer)] * np.dtype(slot.dtype).itemsize
     return total
 
 

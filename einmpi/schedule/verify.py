@@ -7,25 +7,11 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.schedule.regions import Region, indices, shape
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import (
-    Drop,
-    Evict,
-    Exchange,
-    Fetch,
-    Free,
-    Kernel,
-    Load,
-    Passes,
-    Place,
-    Reduce,
-    Slot,
-    Step,
-    reads,
-    writes,
-)
+from einmpi.schedule.steps import Slot, loads_among
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
@@ -44,7 +30,7 @@ def _check_loads(schedules: Sequence[Schedule]) -> None:
     """All ranks of the mesh load the same tensors in the same order: they may read them together."""
     orders = {}
     for schedule in (each for each in schedules if each.steps):
-        loads = [step for step in schedule.steps if isinstance(step, Load)]
+        loads = [load for _, load in loads_among(schedule.steps)]
         orders[tuple((load.tensor, load.layout, load.kept) for load in loads)] = schedule.rank
         for load in loads:
             assert load.region == load.layout.block(schedule.rank), (
@@ -55,86 +41,71 @@ def _check_loads(schedules: Sequence[Schedule]) -> None:
 
 def _check_slots(schedule: Schedule) -> None:
     """Each slot is filled whole, each element once, before it is read; and is there when it is used."""
-    filled: dict[str, np.ndarray] = {}
+    filled: dict[str, npt.NDArray[np.int8]] = {}  # how often each element of a slot was written
     freed: set[str] = set()
     for number, step in enumerate(schedule.steps):
         where = f"rank {schedule.rank}, step {number}: {step}"
-        for slot in reads(step):
+        for slot in step.reads:
             assert slot.name not in freed, f"{where}: {slot} is used after it was freed"
-            if isinstance(step, Exchange) and step.source == step.target:
-                continue  # it completes its own slot, or makes it where a rank had nothing to load
+            if step.completes_slot:
+                continue  # it reads its own slot, which other steps need not have filled yet
             assert slot.name in filled, f"{where}: {slot} is used before it is made"
             assert (filled[slot.name] == 1).all(), f"{where}: {slot} is not filled once everywhere"
-        if isinstance(step, Load):
-            _paint(filled, step.slot, step.place)
-        elif isinstance(step, Exchange):
-            _fill_exchange(filled, step)
-        elif isinstance(step, Kernel | Passes):
-            target = step.target if isinstance(step, Kernel) else step.kernel.target
-            filled[target.name] = np.ones(target.shape, np.int8)
-        elif isinstance(step, Free):
-            assert step.slot.name not in freed, f"{where}: freed twice"
-            del filled[step.slot.name]
-            freed.add(step.slot.name)
+        for slot in step.writes:
+            filled.setdefault(slot.name, np.zeros(slot.shape, np.int8))
+        for slot, place in step.fills():
+            _count_writes(filled[slot.name], slot, place)
+        for slot in step.frees:
+            assert slot.name not in freed, f"{where}: freed twice"
+            del filled[slot.name]
+            freed.add(slot.name)
     assert not (freed & filled.keys()), f"rank {schedule.rank}: a slot is used after it was freed"
 
 
 def _check_tiers(schedule: Schedule) -> None:
-    """Slots are in memory, or in the slow tier, where a step wants them; nothing is lost when memory is given up."""
+    """Check that slots are in memory or in the slow tier, as each step expects them to be, and
+    that no values are lost when memory is given up."""
     memory: set[str] = set()
     outside: set[str] = {slot.name for slot in schedule.outside}  # with the newest values
-    kept = {step.slot.name for step in schedule.steps if isinstance(step, Load) and step.kept}
+    kept: set[str] = set()
+    for _, load in loads_among(schedule.steps):
+        kept |= _names(load.keeps)
     for number, step in enumerate(schedule.steps):
         where = f"rank {schedule.rank}, step {number}: {step}"
-        used = {slot.name for slot in reads(step)}
-        made = {slot.name for slot in writes(step)}
-        if isinstance(step, Kernel):
-            assert used <= memory, f"{where}: {sorted(used - memory)} not in memory"
-            assert not made & outside, f"{where}: its target is outside"
-        elif isinstance(step, Passes):
-            assert made <= outside - memory, f"{where}: its target is not outside"
-        elif isinstance(step, Exchange | Reduce | Load):
-            own = (used | made) - kept
-            assert not own & memory or not own & (outside - memory), f"{where}: half in memory"
-        elif isinstance(step, Evict | Drop | Fetch | Place | Free):
-            name = step.slot.name
-            inside = {Evict: True, Drop: True, Fetch: False, Place: False, Free: name in memory}[
-                type(step)
-            ]
-            assert (name in memory) == inside, f"{where}: it is {'not ' * inside}in memory"
-            if isinstance(step, Drop | Fetch):
-                assert name in outside, f"{where}: its values are not outside"
-            assert not isinstance(step, Evict | Drop) or name not in kept, (
-                f"{where}: it stays where it is"
-            )
-            if isinstance(step, Fetch):
-                memory.add(name)
-            elif isinstance(step, Evict | Place):
-                outside.add(name)
-            else:
-                memory.discard(name)
-            if isinstance(step, Free):
-                outside.discard(name)
-        new = made - outside | made & memory
-        memory |= new
-        outside -= new
+        read = _names(step.reads)
+        written = _names(step.writes)
+        if step.in_passes:
+            assert written <= outside - memory, f"{where}: its target is not outside"
+        elif step.kernels:
+            assert read <= memory, f"{where}: {sorted(read - memory)} not in memory"
+            assert not written & outside, f"{where}: its target is outside"
+        elif written:
+            moved = (read | written) - kept
+            in_both = moved & memory and moved & (outside - memory)
+            assert not in_both, f"{where}: half in memory"
+        assert not _names((*step.places, *step.fetches)) & memory, f"{where}: it is in memory"
+        leaving = _names((*step.evicts, *step.drops))
+        assert leaving <= memory, f"{where}: it is not in memory"
+        assert not leaving & kept, f"{where}: it stays where it is"
+        assert _names((*step.drops, *step.fetches)) <= outside, (
+            f"{where}: its values are not outside"
+        )
+        outside |= _names((*step.places, *step.evicts))
+        memory |= _names(step.allocates(outside))
+        outside -= written & memory  # the slow tier has older values now
+        memory -= _names((*step.drops, *step.frees))
+        outside -= _names(step.frees)
 
 
-def _fill_exchange(filled: dict[str, np.ndarray], step: Exchange) -> None:
-    filled.setdefault(step.target.name, np.zeros(step.target.shape, np.int8))
-    if step.moves.own is not None:
-        _paint(filled, step.target, step.moves.own[1])
-    for region in step.moves.receives:
-        if region is not None:
-            _paint(filled, step.target, region)
+def _names(slots: Sequence[Slot]) -> set[str]:
+    return {slot.name for slot in slots}
 
 
-def _paint(filled: dict[str, np.ndarray], slot: Slot, place: Region) -> None:
-    array = filled.setdefault(slot.name, np.zeros(slot.shape, np.int8))
+def _count_writes(counts: npt.NDArray[np.int8], slot: Slot, place: Region) -> None:
     if slot.shape:
-        array[np.ix_(*map(indices, place))] += 1
+        counts[np.ix_(*map(indices, place))] += 1
     elif all(place):  # a number is moved as a vector of one element
-        array += 1
+        counts += 1
 
 
 def _check_messages(schedules: Sequence[Schedule]) -> None:
@@ -144,11 +115,12 @@ def _check_messages(schedules: Sequence[Schedule]) -> None:
     for schedule in schedules:
         for number, step in enumerate(schedule.steps):
             where = f"rank {schedule.rank}, step {number}: {step}"
-            for to, region in _sends(step):
-                sent[schedule.rank, to].append((step.tensor, shape(region)))  # type: ignore[union-attr]
-            for source, region in _receives(step):
-                tensor = step.tensor  # type: ignore[union-attr]
-                expected.append((source, schedule.rank, tensor, shape(region), where))
+            if step.transfer is None:
+                continue
+            for to, region in step.transfer.outgoing():
+                sent[schedule.rank, to].append((step.vertex, shape(region)))
+            for source, region in step.transfer.incoming():
+                expected.append((source, schedule.rank, step.vertex, shape(region), where))
     for source, rank, tensor, extents, where in expected:
         queue = sent[source, rank]
         assert queue, f"{where}: rank {source} sends nothing"
@@ -158,29 +130,3 @@ def _check_messages(schedules: Sequence[Schedule]) -> None:
         )
     lost = [pair for pair, queue in sent.items() if queue]
     assert not lost, f"nobody receives what is sent from and to {lost[:4]}"
-
-
-def _sends(step: Step) -> list[tuple[int, Region]]:
-    if isinstance(step, Exchange):
-        pairs = zip(step.moves.group, step.moves.sends, strict=True)
-    elif isinstance(step, Reduce):
-        pairs = zip(step.group, _but(step.pieces, step.me), strict=True)
-    else:
-        return []
-    return [(rank, region) for rank, region in pairs if region is not None]
-
-
-def _receives(step: Step) -> list[tuple[int, Region]]:
-    if isinstance(step, Exchange):
-        pairs = zip(step.moves.group, step.moves.receives, strict=True)
-    elif isinstance(step, Reduce):
-        pairs = zip(
-            step.group, _but((step.pieces[step.me],) * len(step.group), step.me), strict=True
-        )
-    else:
-        return []
-    return [(rank, region) for rank, region in pairs if region is not None]
-
-
-def _but(regions: Sequence[Region | None], member: int) -> list[Region | None]:
-    return [None if k == member else region for k, region in enumerate(regions)]

@@ -125,7 +125,7 @@ def test_bytes_of_any_graph_are_as_planned(seed, graphs):
 
 def test_messages_in_pieces(monkeypatch):
     """A buffer of 256 bytes: everything goes pair by pair."""
-    monkeypatch.setattr(transfer, "STAGE", 256)
+    monkeypatch.setattr(transfer, "MESSAGE_BUFFER_BYTES", 256)
     job, arrays = CASES["chain, even"]
     for strategy in ("eindecomp", "replicate"):
         done = run_on_threads(job, 8, arrays, nodes=4, strategy=strategy)

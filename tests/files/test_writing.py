@@ -175,7 +175,7 @@ def test_each_element_is_sent_at_most_once(monkeypatch):
 @pytest.mark.parametrize("mesh, cuts", [(1, ()), (3, (1,))])
 def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
     """Wherever the elements are: a window, a message out and one in, chunks as they are stored."""
-    for module, name in ((fill, "WINDOW"), (transfer, "STAGE")):
+    for module, name in ((fill, "WINDOW"), (transfer, "MESSAGE_BUFFER_BYTES")):
         monkeypatch.setattr(module, name, 2**18)
     whole = np.ones((2048, 2048))
 

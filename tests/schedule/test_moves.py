@@ -62,9 +62,9 @@ def words(mesh, bound, source, target, rank):
         between += count * (member // each != rank // each)
 
     reducing, moving = way(mesh, bound, source, target, rank)
-    for group, me, pieces in reducing:
-        for member in group[:me] + group[me + 1 :]:
-            receive(member, 0 if pieces[me] is None else elements(pieces[me]))
+    for reduction in reducing:
+        for member, region in reduction.incoming():
+            receive(member, elements(region))
     for moves in moving:
         assert moves.words <= moves.most
         assert (
@@ -203,7 +203,7 @@ def move_on_threads(mesh, bound, source, target, aggregation, dtype, tensor_of):
         buffers.make(before)[...] = local
         reducing, moving = way(mesh, bound, source, target, comm.rank)
         for reduction in reducing:
-            transfer.reduce(Reduce("T", before, aggregation, *reduction), buffers, comm)
+            transfer.reduce(Reduce("T", before, aggregation, reduction), buffers, comm)
         for number, moves in enumerate(moving):
             transfer.exchange(
                 Exchange("T", after if number else before, after, moves), buffers, comm
@@ -236,7 +236,7 @@ CASES = [
 @pytest.mark.parametrize("ranks, nodes, bound", CASES)
 def test_values_arrive(monkeypatch, ranks, nodes, bound, stage):
     """Sums of whole numbers are exact in any order."""
-    monkeypatch.setattr(transfer, "STAGE", stage)
+    monkeypatch.setattr(transfer, "MESSAGE_BUFFER_BYTES", stage)
     mesh, rng = Mesh(ranks, nodes), np.random.default_rng(3)
     for number, (source, target) in enumerate(pairs(ranks, bound, 25, nodes=nodes)):
         aggregation, dtype = [

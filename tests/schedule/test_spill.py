@@ -41,7 +41,7 @@ def trace_of(trace):
                 f"V{number}", Slot(f"V{number}", (0,), "float64"), (load(name).slot,), COPY, (), ()
             )
         )
-    return with_frees(steps, ())
+    return with_frees(steps)
 
 
 def fewest_fetches(trace, room):
@@ -111,7 +111,7 @@ def test_a_fetch_goes_before_kernels_that_leave_room():
         kernel("K2", b),
         kernel("K3", a),
     ]
-    found = with_spills(with_frees(steps, ()), 64)
+    found = with_spills(with_frees(steps), 64)
     order = [
         step.vertex if isinstance(step, Kernel) else "fetch"
         for step in found

@@ -27,7 +27,7 @@ from einmpi.comm.base import (
 from einmpi.kernels.cuda import driver
 from einmpi.runtime.gpu import binding as gpus
 from einmpi.runtime.gpu.copies import DeviceCopies, as_bytes, cut
-from einmpi.schedule.steps import STAGE
+from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES
 
 PIECE = 2**22  # bytes of a message on their way through the host while the next ones are copied
 
@@ -288,7 +288,7 @@ def _scaled(counts: Counts, itemsize: int) -> list[int]:
 def _windows(buffer: Any, counts: Counts, members: int) -> list[list[Any]]:
     """All members' pieces a part at a time, so that a round of them fits into a buffer for messages."""
     pieces = pieces_of(as_bytes(buffer), _scaled(counts, buffer.dtype.itemsize))
-    most, at_a_time = max(piece.size for piece in pieces), max(1, STAGE // members)
+    most, at_a_time = max(piece.size for piece in pieces), max(1, MESSAGE_BUFFER_BYTES // members)
     return [
         [piece[start : start + at_a_time] for piece in pieces]
         for start in range(0, most, at_a_time)

@@ -36,7 +36,7 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(device_copies, "PIECE", 480)
     monkeypatch.setattr(inputs_device, "PIECE", 480)
     monkeypatch.setattr(comm_device, "PIECE", 64)
-    monkeypatch.setattr(comm_device, "STAGE", 400)
+    monkeypatch.setattr(comm_device, "MESSAGE_BUFFER_BYTES", 400)
 
 
 def on_gpu(job):
