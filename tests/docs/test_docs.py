@@ -577,14 +577,6 @@ def test_json_keys_equal_the_code(tmp_path):
     assert sorted(shown) == sorted(keys(json.loads(done.stdout)))
 
 
-def test_architecture_names_every_module():
-    text = PAGES["architecture.md"].read_text()
-    for path in sorted((ROOT / "einmpi").rglob("*.py")):
-        if path.name != "__init__.py":
-            name = str(path.relative_to(ROOT / "einmpi"))
-            assert f"`{name}`" in text, f"docs/architecture.md says nothing about `{name}`"
-
-
 # ---- README's commands ----------------------------------------------------------------------------------------------
 
 

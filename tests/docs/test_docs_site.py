@@ -57,6 +57,13 @@ def test_python_page_equals_the_docstrings():
         )
 
 
+def test_modules_page_equals_the_docstrings():
+    script = runpy.run_path(str(ROOT / "docs" / "make_modules.py"), run_name="make_modules")
+    assert script["PAGE"].read_text() == script["page"](), "python docs/make_modules.py writes it"
+    for path in (ROOT / "einmpi").rglob("*.py"):
+        assert script["description"](path), f"{path} has no docstring"
+
+
 def test_site_has_every_page():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = re.findall(r"^ +- .*: (\S+\.md)$", nav, re.MULTILINE)

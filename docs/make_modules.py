@@ -1,0 +1,60 @@
+"""Write docs/modules.md, a line for every module, from its docstring: python docs/make_modules.py"""
+
+import ast
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+PACKAGE = DOCS.parent / "einmpi"
+PAGE = DOCS / "modules.md"
+HEAD = """\
+# Modules
+
+<!-- python docs/make_modules.py writes this page: change the docstrings instead. -->
+
+Every module of the package in a sentence or two, room by room, in the order of
+[the import rule](architecture.md#rooms-and-the-import-rule).
+"""
+
+
+def rooms():
+    """The rooms in order, from the table in architecture.md; rooms in one row are one tuple."""
+    text = (DOCS / "architecture.md").read_text()
+    table = text.split("<!-- rooms -->")[1].split("\n\n")[1]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return [tuple(re.findall(r"`([a-z_/]+)`", row)) for row in rows]
+
+
+def description(path):
+    """The first paragraph of a module's docstring on one line."""
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(docstring.split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def section(room):
+    folder = PACKAGE / room
+    if not folder.is_dir():
+        return f"\n## {room}\n\n{description(folder.with_suffix('.py'))}\n"
+    lines = [f"\n## {room}\n", description(folder / "__init__.py"), "", "| module | |", "|---|---|"]
+    for path in sorted(folder.glob("*.py")):
+        if path.name != "__init__.py":
+            lines.append(f"| `{path.stem}` | {description(path)} |")
+    # The parts of the command line are one room with rooms of their own.
+    if room == "cli":
+        for inner in sorted(path for path in folder.iterdir() if (path / "__init__.py").exists()):
+            for path in sorted(inner.glob("*.py")):
+                if path.name != "__init__.py":
+                    lines.append(f"| `{inner.name}/{path.stem}` | {description(path)} |")
+    if room == "planner":
+        for path in sorted(folder.glob("*/*.py")):
+            if path.name != "__init__.py":
+                lines.append(f"| `{path.parent.name}/{path.stem}` | {description(path)} |")
+    return "\n".join(lines) + "\n"
+
+
+def page():
+    return HEAD + "".join(section(room) for row in rooms() for room in row)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
