@@ -1,9 +1,11 @@
-"""The paper's matrix chain, (A·B) + (C·(D·E)), on the ranks of mpirun, against numpy in one process.
+"""The paper's matrix chain, (A·B) + (C·(D·E)), on the ranks of mpirun, against numpy in one
+process.
 
-    mpirun -n 2 python bench/chain.py --size 2000 --dtype float64
+mpirun -n 2 python bench/chain.py --size 2000 --dtype float64
 
-numpy runs on rank 0 with as many BLAS threads as there are ranks, while the other ranks sleep. Its runs and those of
-the strategies take turns; the medians are compared. Bytes are counted, and stand beside the planner's lower bound.
+numpy runs on rank 0 with as many BLAS threads as there are ranks, while the other ranks sleep. Its
+runs and those of the strategies alternate, and medians are compared. Bytes moved are shown next to
+the planner's lower bound.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ def main() -> None:
                     times[name].append(seconds)
         if WORLD.rank == 0:
             print(
-                f"chain, {kind}, s = {options.size}, {options.dtype}, {WORLD.size} ranks, one BLAS thread each; "
+                f"chain, {kind}, s = {options.size}, {options.dtype}, "
+                f"{WORLD.size} ranks, one BLAS thread each; "
                 f"medians of {options.repeats}"
             )
         base = statistics.median(times["numpy"])
@@ -108,7 +111,8 @@ def main() -> None:
                 moved = way.moved()
                 bound = way.plan.lower_bound * np.dtype(options.dtype).itemsize
                 ratio = median / base if base else 0
-                row += f"{ratio:5.2f} × numpy   moved {show_bytes(moved):>10}, bound {show_bytes(bound):>10}"
+                row += f"{ratio:5.2f} × numpy   moved {show_bytes(moved):>10}, "
+                row += f"bound {show_bytes(bound):>10}"
             if WORLD.rank == 0:
                 print(
                     row if isinstance(way, Ours) else f"{row}with {WORLD.size} BLAS threads",

@@ -1,10 +1,10 @@
-"""One large matrix to a file and from a file: einmpi's way against the others that are known.
+"""Write and read one large matrix: einmpi against the other methods.
 
-    mpirun -n 2 python bench/hdf5.py [--write] [--read] [--size 1GiB] [--folder DIR] [--fsync]
+mpirun -n 2 python bench/hdf5.py [--write] [--read] [--size 1GiB] [--folder DIR] [--fsync]
 
-Reading is in hdf5_read.py. For writing, the matrix lies in row blocks or in column blocks on the ranks. The ways take
-turns; medians are compared with gathering to rank 0. Every file is new and removed at once. Without --fsync nobody
-waits for the disk: the page cache is measured.
+Reading is in hdf5_read.py. For writing, the ranks hold the matrix in row blocks or column
+blocks. The methods alternate, and medians are compared with gathering to rank 0. Every file is new
+and is removed at once. Without --fsync the page cache is measured, not the disk.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Task:
         return WORLD.bcast(offset)
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def einmpi_way(task: Task) -> None:
@@ -207,7 +207,8 @@ def measure_writing(arrays: dict[str, DistArray], folder: Path, repeats: int, fs
             waiting = "with" if fsync else "without"
             nbytes = array.size * array.dtype.itemsize
             print(
-                f"writing {show_bytes(nbytes)} in {kind}, {WORLD.size} ranks, {waiting} fsync; medians of {repeats}"
+                f"writing {show_bytes(nbytes)} in {kind}, {WORLD.size} ranks, {waiting} fsync; "
+                f"medians of {repeats}"
             )
             show(times, nbytes, "gather to rank 0")
 
@@ -221,7 +222,7 @@ def check(task: Task, name: str) -> None:
     WORLD.barrier()
 
 
-# ---- all ------------------------------------------------------------------------------------------------------------
+# ---- all -----------------------------------------------------------------------------------------
 
 
 def values(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -241,7 +242,8 @@ def show(times: dict[str, list[float]], nbytes: int, base: str) -> None:
         median = statistics.median(seconds)
         ratio = statistics.median(times[base]) / median
         print(
-            f"  {name:20} {median:7.3f} s  {nbytes / median / 1e9:6.2f} GB/s  {ratio:5.2f} × {base}",
+            f"  {name:20} {median:7.3f} s  {nbytes / median / 1e9:6.2f} GB/s  "
+            f"{ratio:5.2f} × {base}",
             flush=True,
         )
 

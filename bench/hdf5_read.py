@@ -1,10 +1,12 @@
-"""Reading an HDF5 dataset on the ranks of mpirun: einmpi.open_dataset against other ways, GB/s over all ranks.
+"""Reading an HDF5 dataset on the ranks of mpirun: einmpi.open_dataset against other ways, GB/s over
+all ranks.
 
-    mpirun -n 2 python bench/hdf5.py --read --size 1GiB
+mpirun -n 2 python bench/hdf5.py --read --size 1GiB
 
-Row blocks, column blocks, and a copy for every rank; a dataset in one piece, and one in chunks of 256 KiB. "raw" is
-each rank's own reads of the system at the places where its values are, without any library. The file is in the page
-cache. All ways take turns; medians are compared, the slowest rank counts. Every way makes a new array each time.
+Row blocks, column blocks, and a copy for every rank; a dataset in one piece, and one in chunks of
+256 KiB. "raw" is each rank's own reads of the system at the places where its values are, without
+any library. The file is in the page cache. All ways take turns; medians are compared, the slowest
+rank counts. Every way makes a new array each time.
 """
 
 from __future__ import annotations
@@ -153,7 +155,8 @@ def measure_reading(size: int, repeats: int, parent: str | None = None) -> None:
     WORLD.Barrier()
     if RANK == 0:
         print(
-            f"{rows}×{columns} float64, {rows * columns * 8 / 1e9:.2f} GB, {RANKS} ranks; GB/s over all ranks"
+            f"{rows}×{columns} float64, {rows * columns * 8 / 1e9:.2f} GB, {RANKS} ranks; "
+            "GB/s over all ranks"
         )
         print(f"{'':18}" + "".join(f"{way:>9}" for way in WAYS) + f"{'einmpi/raw':>12}")
     for name in ("whole", "chunked"):

@@ -1,11 +1,12 @@
 """The skewed matrix chain on two hosts with a slow network between them, under every strategy.
 
-    python bench/hosts.py [--size 1200] [--rate 1gbit] [--repeat 7]
+python bench/hosts.py [--size 1200] [--rate 1gbit] [--repeat 7]
 
-The hosts are network namespaces of this machine (tests/namespaces.py), each with half of its cores. The machine is
-calibrated first. Then the strategies take turns, so that whatever else the machine does hits all of them; seconds are
-medians. The default plan comes first; it makes bytes small. All others were planned for the measured machine, so that
-predicted seconds stand beside theirs. Needs root, ip and tc.
+The hosts are network namespaces of this machine (tests/namespaces.py), each with half of its cores.
+The machine is calibrated first. Then the strategies alternate, so that other load on the machine
+affects all of them; seconds are medians. The default plan comes first; it minimises bytes. The
+others are planned for the measured machine, so that their seconds are also predicted. Needs root,
+ip and tc.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from einmpi.units import show_bandwidth, show_bytes
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from namespaces import ROOT, hosts, reason_against
 
-# Roles, so that data and model parallelism apply too: rows of the result, and the long label that is summed over.
+# Roles, so that data and model parallelism apply too: rows of the result, and the long label that
+# is summed over.
 ROLES = '\n[roles]\nbatch = ["i"]\nhidden = ["l"]\n'
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-# ---- on the ranks ---------------------------------------------------------------------------------------------------
+# ---- on the ranks --------------------------------------------------------------------------------
 
 
 def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
@@ -79,7 +81,7 @@ def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
             print(json.dumps(row), flush=True)
 
 
-# ---- on the hosts ---------------------------------------------------------------------------------------------------
+# ---- on the hosts --------------------------------------------------------------------------------
 
 
 def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> None:
@@ -101,13 +103,16 @@ def measure(run: Run, per_host: int, job: Path, options: argparse.Namespace) -> 
     ]
     ranks = f"{per_host} rank{'s' * (per_host > 1)}"
     print(
-        f"\nchain, skewed, s = {size}, 2 hosts × {ranks}, {options.rate} between them; medians of {repeat}"
+        f"\nchain, skewed, s = {size}, 2 hosts × {ranks}, {options.rate} between them; "
+        f"medians of {repeat}"
     )
     print(
-        f"calibrate: a rank gets {show_bandwidth(read_machine(machine).between)} from the other host"
+        "calibrate: a rank receives "
+        f"{show_bandwidth(read_machine(machine).between)} from the other host"
     )
     print(
-        f"{'strategy':18}{'between hosts':>14}{'counted':>12}{'seconds':>9}{'predicted':>11}{'ratio':>7}"
+        f"{'strategy':18}{'between hosts':>14}{'counted':>12}"
+        f"{'seconds':>9}{'predicted':>11}{'ratio':>7}"
     )
     base = statistics.median(seconds for seconds, _ in rows[0]["runs"])
     for row in rows:

@@ -1,9 +1,9 @@
-"""The paper's matrix chain in less memory than it wants, against the same without a limit.
+"""The paper's matrix chain with a memory limit, against the same without one.
 
-    python bench/spill.py --size 4000 --part 4
+python bench/spill.py --size 4000 --part 4
 
-One process; runs with and without the limit take turns, and medians are compared. Loading is not counted, as elsewhere;
-with a limit the inputs are loaded into scratch files.
+One process. Runs with and without the limit alternate, and medians are compared. Loading is not
+timed; with a limit the inputs are loaded into scratch files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write docs/modules.md, a line for every module, from its docstring: python docs/make_modules.py"""
+"""Write docs/modules.md from the docstrings of all modules: python docs/make_modules.py"""
 
 import ast
 import re

@@ -6,8 +6,8 @@ import h5py
 import numpy as np
 from hypothesis import strategies as st
 
-# Twelve vertices: products, numbers, rows, a tensor that is used much later, an output in the middle, an input that is
-# first read near the end.
+# Twelve vertices: products, numbers, rows, a tensor that is used much later, an output in the
+# middle, an input that is first read near the end.
 PROGRAM = """
 A1[i,k] = sum(X[i,j] * Y[j,k])
 A2[i,k] = sum(A1[i,j] * Y[j,k])

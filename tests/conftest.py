@@ -1,4 +1,4 @@
-"""For all tests: how properties are tried, and a Slurm cluster to submit to."""
+"""Settings and fixtures for all tests: hypothesis, a Slurm cluster, folders."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, settings
 from mpi_helpers import ROOT
 from slurm import cluster
 
-# Properties are tried on the same examples each time, and a slow machine is no failure. EINMPI_EXAMPLES=5000 searches
-# differently each time, where a test asks for it further too.
+# Properties are tried on the same examples each time, and a slow machine is no failure.
+# EINMPI_EXAMPLES=5000 searches differently each time, where a test asks for it further too.
 settings.register_profile(
     "settled",
     deadline=None,
@@ -21,7 +21,7 @@ settings.load_profile("settled")
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory):
-    """Two nodes of a real Slurm for all tests marked `slurm`; where there can be none they say why."""
+    """Two nodes of a real Slurm for the tests marked `slurm`, or a skip that says why not."""
     if reason := cluster.why_not():
         pytest.skip(f"no Slurm: {reason}")
     with cluster.running(tmp_path_factory.mktemp("slurm")) as running:
@@ -30,7 +30,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture
 def in_folder(tmp_path, monkeypatch):
-    """The working folder is a new one."""
+    """Run the test in a new working folder."""
     monkeypatch.chdir(tmp_path)
 
 

@@ -53,7 +53,7 @@ def run_on_threads(
     nodes: int = 1,
     **options: Any,
 ) -> Done:
-    """Run a job on threads; its schedules are verified, and its bytes and memory compared with what was foretold."""
+    """Run a job on threads. Verify its schedules, and compare bytes and memory with the plan."""
     planner = Compiled(job, CountingComm(0, ranks, nodes), options_of(job, **options))
     planner.prepare(dict(inputs or {}))
     ((kinds, (plan, _)),) = planner.ready.items()
@@ -96,7 +96,7 @@ def copied(schedule: Schedule) -> tuple[int, int]:
 def check_schedules(
     plan: Plan, schedules: list[Schedule], received: list[int], peaks: list[int]
 ) -> None:
-    """Schedules fit together; the ranks moved and held what their schedules say, and what the plan says at the most."""
+    """Check that schedules fit together and that each rank moved and held what its schedule says."""
     verify(schedules)
     assert received == [
         sum(s.nbytes for s in each.steps if isinstance(s, Exchange | Reduce)) for each in schedules
@@ -132,7 +132,10 @@ class NoValues:
 
 
 def assert_close(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    """Relative to the largest element: 1e-10 in double, 1e-4 in single precision. Sums are added in another order."""
+    """Compare with a tolerance relative to the largest element: 1e-10 in double, 1e-4 in single.
+
+    Sums are added in another order than by the reference.
+    """
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert (found[name].shape, found[name].dtype) == (array.shape, array.dtype)

@@ -1,4 +1,4 @@
-"""Build graphs for tests, always checking that their text reads back, and evaluate them both ways."""
+"""Build graphs for tests, checking that their text reads back, and evaluate them both ways."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def results(
     sizes: Mapping[str, int] | None = None,
     outputs: Sequence[str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The outputs of a program over arrays, by the rewritten graph; the graph as written must give the same."""
+    """The outputs of a program over arrays, by the rewritten graph; the graph as written must give
+    the same.
+    """
     arrays = {name: np.asarray(array) for name, array in inputs.items()}
     plain = evaluate(as_written(text, arrays, sizes, outputs), arrays)
     found = evaluate(build(text, arrays, sizes, outputs), arrays)
@@ -62,7 +64,8 @@ def results(
         assert array.dtype == plain[name].dtype, (
             f"{name}: rewriting made {array.dtype} of {plain[name].dtype}"
         )
-        # A rewritten sum adds in another order: a few roundings apart, float16 having 11 bits and float32 24.
+        # A rewritten sum adds in another order: a few roundings apart, float16 having 11 bits and
+        # float32 24.
         rtol = {"float16": 1e-2, "float32": 1e-5, "complex64": 1e-5}.get(array.dtype.name, 1e-12)
         np.testing.assert_allclose(array, plain[name], rtol=rtol, atol=rtol, err_msg=name)
     return found

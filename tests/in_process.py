@@ -1,4 +1,6 @@
-"""`einmpi …` in this process, as if it were one of its own: a start of Python takes longer than most tests."""
+"""`einmpi …` in this process, as if it were one of its own: a start of Python takes longer than
+most tests.
+"""
 
 import contextlib
 import io
@@ -18,7 +20,9 @@ def einmpi_here(
     environment: Mapping[str, str] | None = None,
     together: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """What the command says in a folder, and its status; `together`: standard error goes where standard output does."""
+    """What the command says in a folder, and its status; `together`: standard error goes where
+    standard output does.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(OUTER)}
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
     err = out if together else io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)

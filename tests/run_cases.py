@@ -1,6 +1,8 @@
-"""Jobs small enough to run on many ranks many times: those of jobs/, and programs with odd extents and every feature.
+"""Jobs small enough to run on many ranks many times: those of jobs/, and programs with odd extents
+and every feature.
 
-Under mpirun tests/mpi runs them all. As a program it does so on another backend, where there is no pytest-mpi.
+Under mpirun tests/mpi runs them all. As a program it does so on another backend, where there is no
+pytest-mpi.
 """
 
 from __future__ import annotations

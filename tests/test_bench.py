@@ -1,4 +1,6 @@
-"""The benchmarks run: every kernel, very small, each result compared with its peers' by the benchmark itself."""
+"""The benchmarks run: every kernel, very small, each result compared with its peers' by the
+benchmark itself.
+"""
 
 import json
 import os

@@ -101,12 +101,14 @@ def test_random_contractions_on_random_ranks(data):
         )
 
 
-# ---- limits ---------------------------------------------------------------------------------------------------------
+# ---- limits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["chain, even", "chain, skewed", "attention, even"])
 def test_memory_stays_below_the_limit(name, references):
-    """run_on_threads compares each rank's measured peak with its schedule's and that with the plan's."""
+    """run_on_threads compares each rank's measured peak with its schedule's and that with the
+    plan's.
+    """
     job, arrays = CASES[name]
     for ranks in (2, 4, 6):
         free = einmpi.plan(job, ranks).peak
@@ -145,7 +147,9 @@ def test_a_dry_run_on_many_ranks(ranks):
 
 
 def test_a_large_model_is_lowered_for_one_rank_alone():
-    """Nothing in one rank's schedule grows with ranks × vertices: moves of repeated layers are the same objects."""
+    """Nothing in one rank's schedule grows with ranks × vertices: moves of repeated layers are the
+    same objects.
+    """
     text, shapes, _ = llama_program(MODELS["7B"], batch=8, sequence=1024, layers=32)
     plan = make_plan(einmpi.program(text, **shapes).graph, 1024, Options())
     schedule = lower(plan, 77)
@@ -154,7 +158,7 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
     assert len(moves) < 100
 
 
-# ---- real mpirun ----------------------------------------------------------------------------------------------------
+# ---- real mpirun ---------------------------------------------------------------------------------
 
 
 @pytest.mark.mpirun
@@ -162,7 +166,8 @@ def test_a_large_model_is_lowered_for_one_rank_alone():
 def test_two_runs_give_the_same_bits(tmp_path):
     (tmp_path / "job.toml").write_text(
         'program = "Z[i,k] = sum(A[i,j] * B[j,k]); n = sum(Z[i,k])"\n'
-        'inputs.A = { shape = [30, 400], random = "normal" }\ninputs.B = { shape = [400, 20], random = "normal" }\n'
+        'inputs.A = { shape = [30, 400], random = "normal" }\n'
+        'inputs.B = { shape = [400, 20], random = "normal" }\n'
         'outputs.Z = "out.h5:/Z"\noutputs.n = "out.h5:/n"\n'
     )
     import h5py

@@ -1,4 +1,5 @@
-"""Tests whose ranks are the processes of one mpirun: `mpirun -n 3 python -m pytest --with-mpi tests/mpi`.
+"""Tests whose ranks are the processes of one mpirun: `mpirun -n 3 python -m pytest --with-mpi
+tests/mpi`.
 
 pytest-mpi has the markers and `mpi_tmp_path`. Here is what it leaves to the project: rank 0 alone
 reports, and a test that fails on one rank ends all of them, since the others may wait for it.

@@ -1,4 +1,6 @@
-"""Every job and program of the tests on real ranks, with every strategy: values, bits, bytes and memory."""
+"""Every job and program of the tests on real ranks, with every strategy: values, bits, bytes and
+memory.
+"""
 
 import pytest
 from run_cases import CASES, check_case
