@@ -288,9 +288,9 @@ def test_a_load_begins_before_the_kernel_before_it():
     assert begun == []  # the first kernel has A, B and Y, as much memory as the second one
     roomy = einmpi.plan(job, 1, memory=4 * 20 * 20 * 8)
     schedule = lower(roomy, 0)
-    kinds = [type(step).__name__ + getattr(step, "vertex", "") for step in schedule.steps]
-    assert kinds.index("Begin") + 1 == kinds.index("KernelY")
-    assert str(schedule.steps[kinds.index("Begin")]) == "begin     C[20, 20] ← C"
+    kinds = [f"{type(step).__name__} {step.vertex}" for step in schedule.steps]
+    assert kinds.index("Begin C") + 1 == kinds.index("Kernel Y")
+    assert str(schedule.steps[kinds.index("Begin C")]) == "begin     C[20, 20] ← C"
     assert peak_bytes(schedule) == roomy.memory == roomy.peak
     assert "12.5 KiB a rank; up to 3.1 KiB of it for reading files ahead" in str(roomy)
     assert einmpi.plan(job, 1, memory=10**6).peak == roomy.peak  # more is never there at once
