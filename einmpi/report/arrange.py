@@ -1,4 +1,4 @@
-"""Where the boxes of a layered drawing of a graph go: layers by longest path, few crossings, short straight edges."""
+"""Positions for a layered drawing of a graph: few crossings, short straight edges."""
 
 from __future__ import annotations
 
@@ -9,23 +9,29 @@ from itertools import pairwise
 from typing import TypeAlias
 
 Point: TypeAlias = tuple[float, float]
-Edge: TypeAlias = tuple[str, str]
+Edge: TypeAlias = tuple[str, str]  # source, target
 
-GAP_X, GAP_Y, MARGIN = 28.0, 64.0, 16.0
-LANE = 18.0  # the width of an edge that passes a layer
-PORT = 30.0  # between two edges that end at the same box
-STRAIGHT = 4.0  # how much more it counts where such an edge goes than where a box is
+# Pixels.
+GAP_X = 28.0
+GAP_Y = 64.0
+MARGIN = 16.0
+LANE_WIDTH = 18.0  # the room that an edge takes where it passes a layer
+PORT_GAP = 30.0  # between two edges that end at the same box
+
+LANE_WEIGHT = 4.0  # how much more the position of a lane counts than that of a box
 SWEEPS = 12
-MOST_LANES = 3000  # with more of them, edges over more than MOST_LAYERS layers go straight
-MOST_LAYERS = 8
+MAX_LANES = 3000  # with more lanes, edges over more than MAX_LANE_LAYERS layers go straight
+MAX_LANE_LAYERS = 8
 
 
 @dataclass(frozen=True)
 class Arrangement:
+    """Where the boxes and edges of a drawing go, and its size."""
+
     centres: Mapping[str, Point]
     routes: Mapping[
         Edge, tuple[Point, ...]
-    ]  # from the bottom of the one box to the top of the other
+    ]  # from the bottom of the source to the top of the target
     width: float
     height: float
 
@@ -35,157 +41,191 @@ def arrange(
 ) -> Arrangement:
     """Place boxes of these sizes, named in an order in which every edge goes forwards.
 
-    `sources` without edges into them are put just above the first box that needs them. Equal graphs get equal drawings.
+    `sources` without edges into them are put just above the first box that needs them. Equal graphs
+    get equal drawings.
     """
     if not sizes:
         return Arrangement({}, {}, 2 * MARGIN, 2 * MARGIN)
     layer = _layers(list(sizes), edges, sources)
     lanes = _lanes(layer, edges)
+    widths = {name: size[0] for name, size in sizes.items()}
     rows: list[list[str]] = [[] for _ in range(max(layer.values()) + 1)]
     for name in sizes:
         rows[layer[name]].append(name)
-    width = {name: size[0] for name, size in sizes.items()}
-    links: list[Edge] = []  # between neighbouring layers
-    for (a, b), names in lanes.items():
-        for k, name in enumerate(names):
-            rows[layer[a] + 1 + k].append(name)
-            width[name] = LANE
-        chain = (a, *names, b)
-        if len(names) == layer[b] - layer[a] - 1:
-            links += pairwise(chain)
-    above, below = _neighbours(width, links, 1), _neighbours(width, links, 0)
+    above: dict[str, list[str]] = {name: [] for name in sizes}  # neighbours in the layer above
+    below: dict[str, list[str]] = {name: [] for name in sizes}
+    for (source, target), names in lanes.items():
+        for number, name in enumerate(names):
+            rows[layer[source] + 1 + number].append(name)
+            widths[name] = LANE_WIDTH
+            above[name] = []
+            below[name] = []
+        goes_straight = len(names) < layer[target] - layer[source] - 1
+        if goes_straight:
+            continue
+        for upper, lower in pairwise((source, *names, target)):
+            below[upper].append(lower)
+            above[lower].append(upper)
     rows = _order(rows, above, below)
-    x = _columns(rows, width, above, below)
+    x = _columns(rows, widths, above, below)
     return _place(sizes, rows, x, lanes, edges)
 
 
 def _layers(
     names: Sequence[str], edges: Sequence[Edge], sources: Collection[str]
 ) -> dict[str, int]:
-    before: dict[str, list[str]] = {name: [] for name in names}
-    for a, b in edges:
-        before[b].append(a)
+    """Return the layer of each box: the length of the longest path to it."""
+    predecessors: dict[str, list[str]] = {name: [] for name in names}
+    for source, target in edges:
+        predecessors[target].append(source)
     layer: dict[str, int] = {}
     for name in names:
-        layer[name] = max((layer[a] + 1 for a in before[name]), default=0)
-    first: dict[str, int] = {}
-    for a, b in edges:
-        first[a] = min(first.get(a, layer[b]), layer[b])
+        layer[name] = max((layer[source] + 1 for source in predecessors[name]), default=0)
+    first_use: dict[str, int] = {}
+    for source, target in edges:
+        first_use[source] = min(first_use.get(source, layer[target]), layer[target])
     for name in sources:
-        if not before[name] and name in first:
-            layer[name] = first[name] - 1
+        if not predecessors[name] and name in first_use:
+            layer[name] = first_use[name] - 1
     return layer
 
 
 def _lanes(layer: Mapping[str, int], edges: Sequence[Edge]) -> dict[Edge, tuple[str, ...]]:
-    """For each edge the names of the places where it passes a layer. A name with a space is no tensor's."""
-    spans = {(a, b): layer[b] - layer[a] - 1 for a, b in edges}
-    limit = MOST_LAYERS if sum(spans.values()) > MOST_LANES else max(layer.values())
-    return {
-        (a, b): tuple(f"{a} {b} {k}" for k in range(span)) if span <= limit else ()
-        for (a, b), span in spans.items()
-    }
-
-
-def _neighbours(names: Collection[str], links: Sequence[Edge], of: int) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {name: [] for name in names}
-    for link in links:
-        found[link[of]].append(link[1 - of])
+    """Name the places where each edge passes a layer. A name with a space cannot be a tensor's."""
+    passed = {(source, target): layer[target] - layer[source] - 1 for source, target in edges}
+    limit = max(layer.values())
+    if sum(passed.values()) > MAX_LANES:
+        limit = MAX_LANE_LAYERS
+    found: dict[Edge, tuple[str, ...]] = {}
+    for (source, target), count in passed.items():
+        if count > limit:
+            found[source, target] = ()
+        else:
+            found[source, target] = tuple(f"{source} {target} {k}" for k in range(count))
     return found
 
 
-# ---- the order in a layer -------------------------------------------------------------------------------------------
+# ---- the order in a layer ------------------------------------------------------------------------
 
 
 def _order(
     rows: list[list[str]], above: Mapping[str, list[str]], below: Mapping[str, list[str]]
 ) -> list[list[str]]:
-    """Each box near the mean of its neighbours in the layer above, then in the one below, and so on: the best seen."""
-    best, fewest = rows, _crossings(rows, below)
+    """Sort each layer by its neighbours above, then below, and so on; return the best order."""
+    best = rows
+    fewest = _crossings(rows, below)
     for sweep in range(SWEEPS):
-        down = sweep % 2 == 0
-        rows = _swept(rows if down else rows[::-1], above if down else below)
-        rows = rows if down else rows[::-1]
+        downwards = sweep % 2 == 0
+        rows = _swept(rows, above) if downwards else _swept(rows[::-1], below)[::-1]
         crossings = _crossings(rows, below)
         if crossings < fewest:
-            best, fewest = rows, crossings
+            best = rows
+            fewest = crossings
         if not fewest:
             break
     return best
 
 
 def _swept(rows: list[list[str]], neighbours: Mapping[str, list[str]]) -> list[list[str]]:
+    """Sort each layer but the first by the mean position of the neighbours in the layer before."""
     swept = [rows[0]]
     for row in rows[1:]:
-        place = {name: (k + 0.5) / len(swept[-1]) for k, name in enumerate(swept[-1])}
-        wish = {}
+        before = swept[-1]
+        position = {name: (k + 0.5) / len(before) for k, name in enumerate(before)}
+        wanted = {}
         for k, name in enumerate(row):
-            known = [place[other] for other in neighbours[name] if other in place]
-            wish[name] = sum(known) / len(known) if known else (k + 0.5) / len(row)
-        swept.append(sorted(row, key=wish.__getitem__))
+            known = [position[other] for other in neighbours[name] if other in position]
+            if known:
+                wanted[name] = sum(known) / len(known)
+            else:
+                wanted[name] = (k + 0.5) / len(row)
+        swept.append(sorted(row, key=wanted.__getitem__))
     return swept
 
 
 def _crossings(rows: list[list[str]], below: Mapping[str, list[str]]) -> int:
     count = 0
     for row, following in pairwise(rows):
-        place = {name: k for k, name in enumerate(following)}
-        seen: list[int] = []
+        position = {name: k for k, name in enumerate(following)}
+        seen: list[int] = []  # where the edges from the boxes further left end, sorted
         for name in row:
-            ends = sorted(place[other] for other in below[name] if other in place)
-            count += sum(len(seen) - bisect_right(seen, end) for end in ends)
+            ends = sorted(position[other] for other in below[name] if other in position)
+            for end in ends:
+                count += len(seen) - bisect_right(seen, end)
             for end in ends:
                 insort(seen, end)
     return count
 
 
-# ---- coordinates ----------------------------------------------------------------------------------------------------
+# ---- coordinates ---------------------------------------------------------------------------------
 
 
 def _columns(
     rows: list[list[str]],
-    width: Mapping[str, float],
+    widths: Mapping[str, float],
     above: Mapping[str, list[str]],
     below: Mapping[str, list[str]],
 ) -> dict[str, float]:
-    """The middle of each box: as near to the mean of its neighbours as the boxes beside it allow."""
+    """Return the middle of each box, as near to the mean of its neighbours as its row allows."""
     x: dict[str, float] = {}
     for row in rows:
-        x.update(zip(row, _apart([0.0] * len(row), row, width), strict=True))
+        x.update(zip(row, _apart([0.0] * len(row), row, widths), strict=True))
     for sweep in range(SWEEPS):
-        for row in rows if sweep % 2 == 0 else rows[::-1]:
-            wishes = []
+        downwards = sweep % 2 == 0
+        for row in rows if downwards else rows[::-1]:
+            wanted = []
             for name in row:
-                ends = (
-                    (above[name] if sweep % 2 == 0 else below[name])
-                    if sweep < SWEEPS - 2
-                    else (above[name] + below[name])
-                )
-                wishes.append(sum(x[end] for end in ends) / len(ends) if ends else x[name])
-            x.update(zip(row, _apart(wishes, row, width), strict=True))
-    left = min(x[name] - width[name] / 2 for name in x)
+                if sweep >= SWEEPS - 2:
+                    neighbours = above[name] + below[name]
+                else:
+                    neighbours = above[name] if downwards else below[name]
+                if neighbours:
+                    wanted.append(sum(x[other] for other in neighbours) / len(neighbours))
+                else:
+                    wanted.append(x[name])
+            x.update(zip(row, _apart(wanted, row, widths), strict=True))
+    left = min(x[name] - widths[name] / 2 for name in x)
     return {name: value - left + MARGIN for name, value in x.items()}
 
 
-def _apart(wishes: Sequence[float], row: Sequence[str], width: Mapping[str, float]) -> list[float]:
-    """The positions nearest to the wishes, by least squares, that keep the order and the gaps."""
-    offset, offsets = 0.0, []
+@dataclass
+class _Pool:
+    """Neighbours in a row that move together, because they would overlap otherwise."""
+
+    total: float  # the sum of weight times wanted position, relative to the start of the row
+    weight: float
+    count: int
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.weight
+
+
+def _apart(wanted: Sequence[float], row: Sequence[str], widths: Mapping[str, float]) -> list[float]:
+    """Return the positions nearest to the wanted ones that keep the order and the gaps.
+
+    This is a weighted least squares problem, solved by pooling neighbours that are too close.
+    """
+    offsets = []  # of the boxes of a row without spare room
+    offset = 0.0
     for k, name in enumerate(row):
         if k:
-            offset += (width[row[k - 1]] + width[name]) / 2 + GAP_X
+            offset += (widths[row[k - 1]] + widths[name]) / 2 + GAP_X
         offsets.append(offset)
-    weights = [STRAIGHT if width[name] == LANE else 1.0 for name in row]
-    pools: list[
-        tuple[float, float, int]
-    ] = []  # wishes that must move together: their sum, weight and number
-    for wish, off, weight in zip(wishes, offsets, weights, strict=True):
-        total, heavy, count = weight * (wish - off), weight, 1
-        while pools and pools[-1][0] / pools[-1][1] > total / heavy:
+    pools: list[_Pool] = []
+    for name, position, offset in zip(row, wanted, offsets, strict=True):
+        weight = LANE_WEIGHT if widths[name] == LANE_WIDTH else 1.0
+        pool = _Pool(weight * (position - offset), weight, 1)
+        while pools and pools[-1].mean > pool.mean:
             before = pools.pop()
-            total, heavy, count = total + before[0], heavy + before[1], count + before[2]
-        pools.append((total, heavy, count))
-    means = [total / heavy for total, heavy, count in pools for _ in range(count)]
-    return [mean + off for mean, off in zip(means, offsets, strict=True)]
+            pool.total += before.total
+            pool.weight += before.weight
+            pool.count += before.count
+        pools.append(pool)
+    means: list[float] = []
+    for pool in pools:
+        means += [pool.mean] * pool.count
+    return [mean + offset for mean, offset in zip(means, offsets, strict=True)]
 
 
 def _place(
@@ -195,40 +235,49 @@ def _place(
     lanes: Mapping[Edge, tuple[str, ...]],
     edges: Sequence[Edge],
 ) -> Arrangement:
-    y, top = {}, MARGIN
+    y: dict[str, float] = {}
+    top = MARGIN
     for row in rows:
         height = max((sizes[name][1] for name in row if name in sizes), default=0.0)
         for name in row:
             y[name] = top + height / 2
         top += height + GAP_Y
-    starts, stops = (_ports(sizes, x, lanes, end) for end in (0, 1))
-    routes = {}
+    starts = _ports(sizes, x, lanes, at_source=True)
+    stops = _ports(sizes, x, lanes, at_source=False)
+    routes: dict[Edge, tuple[Point, ...]] = {}
     for edge in edges:
-        a, b = edge
-        start = starts[edge], y[a] + sizes[a][1] / 2
-        stop = stops[edge], y[b] - sizes[b][1] / 2
-        routes[edge] = (start, *((x[lane], y[lane]) for lane in lanes[edge]), stop)
+        source, target = edge
+        start = starts[edge], y[source] + sizes[source][1] / 2
+        stop = stops[edge], y[target] - sizes[target][1] / 2
+        passed = [(x[lane], y[lane]) for lane in lanes[edge]]
+        routes[edge] = (start, *passed, stop)
     right = max(x[name] + sizes[name][0] / 2 for name in sizes)
-    right = max([right, *(x[lane] for names in lanes.values() for lane in names)])
-    return Arrangement(
-        {name: (x[name], y[name]) for name in sizes}, routes, right + MARGIN, top - GAP_Y + MARGIN
-    )
+    for names in lanes.values():
+        for lane in names:
+            right = max(right, x[lane])
+    centres = {name: (x[name], y[name]) for name in sizes}
+    return Arrangement(centres, routes, right + MARGIN, top - GAP_Y + MARGIN)
 
 
 def _ports(
     sizes: Mapping[str, Point],
     x: Mapping[str, float],
     lanes: Mapping[Edge, tuple[str, ...]],
-    end: int,
+    at_source: bool,
 ) -> dict[Edge, float]:
-    """Where edges leave their boxes (end 0) or reach them (end 1), in the order of where they go: they do not cross."""
-    near = {edge: x[(edge[0], *names, edge[1])[(1, -2)[end]]] for edge, names in lanes.items()}
-    at: dict[str, list[Edge]] = {}
-    for edge in sorted(lanes, key=near.__getitem__):
-        at.setdefault(edge[end], []).append(edge)
-    found = {}
-    for name, edges in at.items():
-        step = min(PORT, sizes[name][0] / (len(edges) + 1))
+    """Return where edges leave or reach their boxes: sorted by direction, so they do not cross."""
+    next_x: dict[Edge, float] = {}  # of the first point of each edge after the box
+    for edge, names in lanes.items():
+        source, target = edge
+        path = (source, *names, target)
+        next_x[edge] = x[path[1]] if at_source else x[path[-2]]
+    edges_at: dict[str, list[Edge]] = {}
+    for edge in sorted(lanes, key=next_x.__getitem__):
+        box = edge[0] if at_source else edge[1]
+        edges_at.setdefault(box, []).append(edge)
+    found: dict[Edge, float] = {}
+    for name, edges in edges_at.items():
+        step = min(PORT_GAP, sizes[name][0] / (len(edges) + 1))
         for k, edge in enumerate(edges):
             found[edge] = x[name] + (k - (len(edges) - 1) / 2) * step
     return found

@@ -1,12 +1,16 @@
-"""Results against the reference evaluator's."""
+"""The comparison of results with those of the reference evaluator."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-# Relative to the largest element: sums are added up in another order, so digits at the end differ.
+Array: TypeAlias = npt.NDArray[Any]
+
+# Relative to the largest element. Sums are added up in another order, so the last digits differ.
 TOLERANCE = {
     "float64": 1e-10,
     "complex128": 1e-10,
@@ -18,42 +22,49 @@ TOLERANCE = {
 
 
 def compare_with(
-    reference: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]
+    reference: Mapping[str, Array], found: Mapping[str, Array]
 ) -> tuple[list[str], str]:
-    """(outputs that differ, a line for each output)."""
-    wrong, lines = [], []
+    """Return the names of the outputs that differ, and a line of text for each output."""
+    wrong = []
+    lines = []
     for name, expected in reference.items():
         allowed = TOLERANCE.get(expected.dtype.name, 0.0)
         error = relative_error(expected, found[name])
-        fine = error <= allowed
-        lines.append(
-            f"  {name}  {'agrees' if fine else 'DIFFERS'}: error {error:.1e}, allowed {allowed:.0e}"
-        )
-        if not fine:
+        verdict = "agrees"
+        if not error <= allowed:
+            verdict = "DIFFERS"
             wrong.append(name)
+        lines.append(f"  {name}  {verdict}: error {error:.1e}, allowed {allowed:.0e}")
     return wrong, "\n".join(lines)
 
 
-def relative_error(expected: np.ndarray, found: np.ndarray) -> float:
-    """The largest difference, relative to the largest finite element; infinite where nan or infinities differ."""
+def relative_error(expected: Array, found: Array) -> float:
+    """Return the largest difference, relative to the largest finite element.
+
+    It is infinite if shapes, dtypes, infinities or the places of nan differ.
+    """
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return np.inf
     finite = np.isfinite(expected)
-    odd = ~finite
-    same = (expected[odd] == found[odd]) | (
-        (expected[odd] != expected[odd]) & (found[odd] != found[odd])
-    )
+    expected_odd = expected[~finite]
+    found_odd = found[~finite]
+    both_nan = (expected_odd != expected_odd) & (found_odd != found_odd)
+    same = (expected_odd == found_odd) | both_nan
     if not same.all() or not np.isfinite(found[finite]).all():
         return np.inf
     if not finite.any():
         return 0.0
-    wide = (
-        np.complex128
-        if expected.dtype.kind == "c"
-        else np.float64
-        if expected.dtype.kind == "f"
-        else object
-    )
-    difference = np.abs(expected[finite].astype(wide) - found[finite].astype(wide)).max()
-    largest = np.abs(expected[finite].astype(wide)).max()
+    wide = _wide_dtype(expected.dtype)
+    expected_finite = expected[finite].astype(wide)
+    difference = np.abs(expected_finite - found[finite].astype(wide)).max()
+    largest = np.abs(expected_finite).max()
     return float(difference / largest) if largest else float(difference)
+
+
+def _wide_dtype(dtype: np.dtype[Any]) -> Any:
+    """Return a dtype in which differences neither overflow nor lose digits."""
+    if dtype.kind == "c":
+        return np.complex128
+    if dtype.kind == "f":
+        return np.float64
+    return object

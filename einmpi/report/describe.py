@@ -1,4 +1,4 @@
-"""A job and its results as text for people."""
+"""A job as text for people."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from einmpi.units import show_bytes, show_shape
 
 
 def describe_job(job: Job) -> str:
-    """What `einmpi check` prints: sizes, inputs and where they come from, the graph, outputs."""
+    """Return what `einmpi check` prints: sizes, inputs and their origins, the graph, outputs."""
     lines = [job.title or job.source.name]
     if job.sizes:
-        lines.append(
-            "sizes    " + "  ".join(f"{name}={value}" for name, value in job.sizes.items())
-        )
+        sizes = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+        lines.append(f"sizes    {sizes}")
     origins = {spec.name: spec.file or spec.random or "given" for spec in job.inputs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")
     for name in sorted(set(origins) - set(job.graph.by_name)):
         lines.append(f"unused   {name}")
     for vertex in job.graph.computed:
-        fused = f"   (fuses {', '.join(vertex.origin[:-1])})" if len(vertex.origin) > 1 else ""
+        fused = ""
+        if len(vertex.origin) > 1:
+            fused = f"   (fuses {', '.join(vertex.origin[:-1])})"
         lines.append(f"         {vertex}   {_shape(vertex)}{fused}")
     targets = {spec.name: f"  {spec.target}" for spec in job.outputs}
     for name in job.graph.outputs:

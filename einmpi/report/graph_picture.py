@@ -1,7 +1,8 @@
-"""The graph of a plan as a picture: tensors, how each is cut, and what moves on each edge."""
+"""The graph of a plan as a picture: tensors, how each is cut, and what moves along each edge."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -10,20 +11,41 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.factor import repeated_layers
 from einmpi.planner.make_plan import Plan
 from einmpi.report.arrange import MARGIN, Arrangement, Edge, Point, arrange
-from einmpi.report.movement import WAYS, Movement, movements
-from einmpi.report.picture import Box, Curve, Group, Picture, Shape, Text, overlap, shortened
+from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
+from einmpi.report.picture import (
+    MONO_WIDTH,
+    Box,
+    Curve,
+    Group,
+    Picture,
+    Shape,
+    Text,
+    overlap,
+    shifted,
+    shortened,
+)
 from einmpi.units import show_bytes, show_count, show_shape
 
-FEW = 150  # tensors that are drawn one by one, each with its EinSum
-LINE, PAD, CHIP = 18.0, 10.0, 11.0
-WIDEST = 9.0  # edge, in pixels
-MORE = "more layers"  # with its space it is no tensor's name
-LEGEND = 30.0  # the height of it
-NAMES = {
+MAX_DETAILED_TENSORS = (
+    150  # with more of them, repeated layers share a box and EinSums are left out
+)
+MORE_LAYERS = "more layers"  # contains a space, so it cannot be a tensor's name
+# Pixels.
+LINE_HEIGHT = 18.0
+PADDING = 10.0
+TEXT_GAP = 14.0  # between two texts in a row
+CHIP_FONT = 11.0
+CHIP_GAP = 4.0
+LEGEND_HEIGHT = 30.0
+THINNEST_EDGE = 1.4
+WIDEST_EDGE = 9.0
+STAYING_EDGE = 1.2  # the width of an edge along which nothing moves
+# What the picture and the tables call each reason for movement.
+REASON_NAMES = {
     "join": "copies for a join",
     "aggregate": "partial results",
-    "repartition": "change of cut",
-    "stays": "stays where it is",
+    "repartition": "repartitioning",
+    "stays": "stays in place",
 }
 
 
@@ -32,68 +54,60 @@ def shape_text(vertex: Vertex) -> str:
 
 
 def layout_text(plan: Plan, name: str) -> str:
-    """[4,2]: the parts of each dimension of a tensor in the layout in which it is kept."""
+    """Return the number of parts of each dimension in the layout a tensor is kept in: [4,2]."""
     parts = plan.mesh.parts(plan.layouts[name], range(len(plan.graph[name].bound)))
     return f"[{','.join(map(str, parts))}]"
 
 
 @dataclass(frozen=True)
 class _Drawn:
-    """Which tensors are drawn; the others are in one box, as repeated layers."""
+    """Which tensors get a box of their own; those of repeated layers share one box."""
 
-    hidden: Mapping[str, str]  # tensor → the one of the first layer that it is like
-    layers: int
+    hidden: Mapping[str, str]  # tensor → its counterpart in the layer that is drawn
+    layers: int  # how many layers are hidden
 
     def box(self, name: str) -> str:
-        return MORE if name in self.hidden else name
+        return MORE_LAYERS if name in self.hidden else name
 
 
-def _drawn(plan: Plan) -> _Drawn:
-    if len(plan.graph.vertices) <= FEW:
+def _choose_drawn(plan: Plan) -> _Drawn:
+    if len(plan.graph.vertices) <= MAX_DETAILED_TENSORS:
         return _Drawn({}, 0)
     hidden = repeated_layers(plan.graph)
     computed = [name for name in hidden if not plan.graph[name].is_input]
-    return _Drawn(hidden, len(computed) // max(1, len({hidden[name] for name in computed})))
+    vertices_of_a_layer = len({hidden[name] for name in computed})
+    return _Drawn(hidden, len(computed) // max(1, vertices_of_a_layer))
 
 
 def graph_picture(plan: Plan) -> Picture:
-    """The graph, inputs above what reads them. Edges are as wide as what they move."""
-    drawn, moved = _drawn(plan), movements(plan)
-    own = {each.tensor: each for each in moved if each.user is None}
-    inside = sum(each.nbytes for each in moved if drawn.box(each.user or each.tensor) == MORE)
-    brief = len(plan.graph.vertices) - len(drawn.hidden) > FEW
-    boxes: dict[str, _Node] = {}
-    for vertex in plan.graph.vertices:
-        name = drawn.box(vertex.name)
-        if name != MORE:
-            boxes[name] = _node(plan, vertex, own.get(name), brief)
-        elif name not in boxes and not vertex.is_input:
-            boxes[name] = _more(plan, drawn, inside)
-    edges = _edges(plan, drawn, moved)
+    """Draw the graph, inputs above their readers; wide edges move much."""
+    drawn = _choose_drawn(plan)
+    movements = edge_movements(plan)
+    boxes = _boxes(plan, drawn, movements)
+    edges = _edges(plan, drawn, movements)
+    sizes = {name: box.size for name, box in boxes.items()}
     sources = [vertex.name for vertex in plan.graph.inputs if vertex.name in boxes]
-    place = arrange({name: node.size for name, node in boxes.items()}, list(edges), sources)
-    legend = _legend()
-    groups = [
-        *_edge_groups(edges, place),
-        *(node.at(place.centres[name]) for name, node in boxes.items()),
-    ]
-    width = max(
-        place.width, max(text.x + text.width for text in legend if isinstance(text, Text)) + MARGIN
-    )
+    place = arrange(sizes, list(edges), sources)
+    groups = _edge_groups(edges, place)
+    for name, box in boxes.items():
+        groups.append(box.at(place.centres[name]))
+    legend, legend_width = _legend()
+    width = max(place.width, legend_width)
+    indent = (width - place.width) / 2
+    below_legend = [shifted(group, indent, LEGEND_HEIGHT) for group in groups]
     title = (
-        f"The graph of the program, cut over {plan.mesh.ranks} ranks: {len(plan.graph.computed)} operations, "
-        f"{show_bytes(plan.bytes_predicted)} moved"
+        f"The graph of the program, cut over {plan.mesh.ranks} ranks: "
+        f"{len(plan.graph.computed)} operations, {show_bytes(plan.bytes_predicted)} moved"
     )
-    moved_down = tuple(_shifted(group, (width - place.width) / 2, LEGEND) for group in groups)
-    return Picture(width, place.height + LEGEND, title, (Group(tuple(legend)), *moved_down))
+    return Picture(width, place.height + LEGEND_HEIGHT, title, (legend, *below_legend))
 
 
-# ---- boxes ----------------------------------------------------------------------------------------------------------
+# ---- boxes ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Node:
-    """Rows of texts in a box; of a row the second text stands at its right end. `chips` is the last row."""
+    """A box with rows of texts, placed from left to right; `chips` are the last row."""
 
     style: str
     rows: tuple[tuple[Text, ...], ...]
@@ -102,215 +116,217 @@ class _Node:
 
     @property
     def size(self) -> Point:
-        widths = [sum(text.width for text in row) + 14 * (len(row) - 1) for row in self.rows]
-        widths.append(sum(_chip_width(text) + 4 for text, _ in self.chips))
-        return max(widths) + 2 * PAD, LINE * (len(self.rows) + bool(self.chips)) + PAD
+        widths = [sum(_chip_width(text) + CHIP_GAP for text, _ in self.chips)]
+        for row in self.rows:
+            gaps = TEXT_GAP * (len(row) - 1)
+            widths.append(sum(text.width for text in row) + gaps)
+        lines = len(self.rows)
+        if self.chips:
+            lines += 1
+        return max(widths) + 2 * PADDING, LINE_HEIGHT * lines + PADDING
 
     def at(self, centre: Point) -> Group:
+        """Draw the box around a point."""
         width, height = self.size
-        left, y = centre[0] - width / 2, centre[1] - height / 2
-        shapes: list[Shape] = [
-            Box(left, y, width, height, self.style, 14.0 if self.style == "input" else 6.0)
-        ]
-        y += PAD / 2 - 5
+        left = centre[0] - width / 2
+        top = centre[1] - height / 2
+        radius = 14.0 if self.style == "input" else 6.0
+        shapes: list[Shape] = [Box(left, top, width, height, self.style, radius)]
+        baseline = top + PADDING / 2 - 5
         for row in self.rows:
-            y += LINE
-            x = left + PAD
+            baseline += LINE_HEIGHT
+            x = left + PADDING
             for text in row:
-                shapes.append(
-                    Text(x, y, text.text, text.style, text.size, "start", text.mono, text.bold)
-                )
-                x += text.width + 14
-        x, y = left + PAD, y + LINE
+                shapes.append(text.moved_to(x, baseline))
+                x += text.width + TEXT_GAP
+        baseline += LINE_HEIGHT
+        x = left + PADDING
         for chip, style in self.chips:
-            if style in ("chip", "chip-partial"):
-                shapes.append(Box(x, y - 12, _chip_width(chip), 16, style, 4.0))
-                colour = "join" if style == "chip" else "aggregate"
-                shapes.append(Text(x + 5, y, chip, colour, CHIP, "start", True))
-            else:
-                shapes.append(Text(x, y, chip, style, CHIP))
-            x += _chip_width(chip) + 4
+            shapes += _chip_shapes(chip, style, x, baseline)
+            x += _chip_width(chip) + CHIP_GAP
         return Group(tuple(shapes), self.hint)
 
 
+def _chip_shapes(text: str, style: str, x: float, baseline: float) -> list[Shape]:
+    if style == "chip":
+        colour = "join"
+    elif style == "chip-partial":
+        colour = "aggregate"
+    else:
+        return [Text(x, baseline, text, style, CHIP_FONT)]
+    return [
+        Box(x, baseline - 12, _chip_width(text), 16, style, 4.0),
+        Text(x + 5, baseline, text, colour, CHIP_FONT, mono=True),
+    ]
+
+
 def _chip_width(text: str) -> float:
-    return len(text) * CHIP * 0.602 + 10
+    return len(text) * CHIP_FONT * MONO_WIDTH + 10
 
 
-def _node(plan: Plan, vertex: Vertex, own: Movement | None, brief: bool) -> _Node:
+def _boxes(plan: Plan, drawn: _Drawn, movements: Sequence[EdgeMovement]) -> dict[str, _Node]:
+    into_layout = {each.tensor: each for each in movements if each.user is None}
+    show_einsums = len(plan.graph.vertices) - len(drawn.hidden) <= MAX_DETAILED_TENSORS
+    found: dict[str, _Node] = {}
+    for vertex in plan.graph.vertices:
+        name = drawn.box(vertex.name)
+        if name != MORE_LAYERS:
+            found[name] = _node(plan, vertex, into_layout.get(name), show_einsums)
+        elif name not in found and not vertex.is_input:
+            found[name] = _more_layers_node(plan, drawn, movements)
+    return found
+
+
+def _node(plan: Plan, vertex: Vertex, into_layout: EdgeMovement | None, show_einsum: bool) -> _Node:
+    if vertex.is_input:
+        style = "input"
+    elif vertex.name in plan.graph.outputs:
+        style = "output"
+    else:
+        style = "vertex"
     name = Text(0, 0, shortened(vertex.name, 24), "ink", 13, bold=True)
     rows: list[tuple[Text, ...]] = [(name, Text(0, 0, shape_text(vertex), "faint", 11))]
-    style = (
-        "input" if vertex.is_input else "output" if vertex.name in plan.graph.outputs else "vertex"
-    )
-    chips: list[tuple[str, str]] = []
+    if vertex.einsum is not None and show_einsum:
+        einsum = shortened(vertex.einsum.show(vertex.inputs), 42)
+        rows.append((Text(0, 0, einsum, "ink", 11, mono=True),))
+    chips = _chips(plan, vertex)
+    if into_layout is not None:
+        chips.append((f"+{show_bytes(into_layout.nbytes)}", into_layout.reason))
+    return _Node(style, tuple(rows), tuple(chips), _hint(vertex, into_layout))
+
+
+def _chips(plan: Plan, vertex: Vertex) -> list[tuple[str, str]]:
+    """Return (text, style) of the small tags that say how a tensor is cut and kept."""
+    chips = []
     if vertex.einsum is not None:
-        if not brief:
-            rows.append(
-                (
-                    Text(
-                        0, 0, shortened(vertex.einsum.show(vertex.inputs), 42), "ink", 11, mono=True
-                    ),
-                )
-            )
         for label, parts in plan.parts(vertex.name).items():
             if parts > 1:
-                chips.append(
-                    (
-                        f"{label}:{parts}",
-                        "chip-partial" if label in vertex.einsum.aggregated else "chip",
-                    )
-                )
-        chips = chips or [("not cut", "faint")]
+                partial = label in vertex.einsum.aggregated
+                chips.append((f"{label}:{parts}", "chip-partial" if partial else "chip"))
+        if not chips:
+            chips.append(("not cut", "faint"))
     if vertex.name in plan.resident:
-        chips.append(("lies there", "faint"))
+        chips.append(("resident", "faint"))
     if vertex.name in plan.layouts and vertex.bound and plan.mesh.ranks > 1:
         chips.append((f"kept {layout_text(plan, vertex.name)}", "faint"))
-    if own is not None and own.nbytes:
-        chips.append((f"+{show_bytes(own.nbytes)}", own.way))
-    return _Node(style, tuple(rows), tuple(chips), _hint(vertex, own))
+    return chips
 
 
-def _hint(vertex: Vertex, own: Movement | None) -> str:
+def _hint(vertex: Vertex, into_layout: EdgeMovement | None) -> str:
     lines = [str(vertex), f"{shape_text(vertex)}, {show_bytes(vertex.nbytes)}"]
     if vertex.einsum is not None:
         lines.append(f"{show_count(vertex.einsum.operations())} operations")
-    if own is not None and own.nbytes:
+    if into_layout is not None:
+        reason = REASON_NAMES[into_layout.reason]
         lines.append(
-            f"{show_bytes(own.nbytes)} moved into the layout in which it is kept ({NAMES[own.way]})"
+            f"{show_bytes(into_layout.nbytes)} moved into the layout it is kept in ({reason})"
         )
     return "\n".join(lines)
 
 
-def _more(plan: Plan, drawn: _Drawn, inside: int) -> _Node:
-    def cuts(name: str) -> object:
-        return plan.states.get(name), plan.layouts.get(name)
-
-    alike = all(cuts(name) == cuts(model) for name, model in drawn.hidden.items())
+def _more_layers_node(plan: Plan, drawn: _Drawn, movements: Sequence[EdgeMovement]) -> _Node:
+    nbytes = 0
+    for each in movements:
+        owner = each.tensor if each.user is None else each.user
+        if owner in drawn.hidden:
+            nbytes += each.nbytes
+    alike = True
+    for name, model in drawn.hidden.items():
+        same_state = plan.states.get(name) == plan.states.get(model)
+        same_layout = plan.layouts.get(name) == plan.layouts.get(model)
+        alike = alike and same_state and same_layout
+    head = f"{drawn.layers} more layers like this"
+    amount = f"{len(drawn.hidden):,} tensors, {show_bytes(nbytes)} moved"
+    cuts = "all cut alike" if alike else "some are cut differently: see the table"
     rows = (
-        (Text(0, 0, f"{drawn.layers} more layers like this", "ink", 13, bold=True),),
-        (Text(0, 0, f"{len(drawn.hidden):,} tensors, {show_bytes(inside)} moved", "ink", 11),),
-        (
-            Text(
-                0,
-                0,
-                "all cut alike" if alike else "some are cut in other ways: see the table",
-                "faint",
-                11,
-            ),
-        ),
+        (Text(0, 0, head, "ink", 13, bold=True),),
+        (Text(0, 0, amount, "ink", 11),),
+        (Text(0, 0, cuts, "faint", 11),),
     )
     return _Node("more", rows, (), "")
 
 
-# ---- edges ----------------------------------------------------------------------------------------------------------
+# ---- edges ---------------------------------------------------------------------------------------
 
 
-def _edges(plan: Plan, drawn: _Drawn, moved: Sequence[Movement]) -> dict[Edge, list[Movement]]:
-    found: dict[Edge, list[Movement]] = {}
+def _edges(
+    plan: Plan, drawn: _Drawn, movements: Sequence[EdgeMovement]
+) -> dict[Edge, list[EdgeMovement]]:
+    """Return the edges between boxes, each with what moves along it."""
+    found: dict[Edge, list[EdgeMovement]] = {}
     for vertex in plan.graph.vertices:
         for name in vertex.inputs:
             edge = drawn.box(name), drawn.box(vertex.name)
             if edge[0] != edge[1]:
                 found.setdefault(edge, [])
-    for each in moved:
-        if (
-            each.user is not None
-            and (edge := (drawn.box(each.tensor), drawn.box(each.user))) in found
-        ):
+    for each in movements:
+        if each.user is None:
+            continue
+        edge = drawn.box(each.tensor), drawn.box(each.user)
+        if edge in found:
             found[edge].append(each)
     return found
 
 
-def _edge_groups(edges: Mapping[Edge, list[Movement]], place: Arrangement) -> list[Group]:
-    """Wide ones first, so that narrow ones can be seen; texts last."""
+def _edge_groups(edges: Mapping[Edge, list[EdgeMovement]], place: Arrangement) -> list[Group]:
+    """Draw wide edges first, so that they do not cover narrow ones; texts come last."""
     amounts = {edge: sum(each.nbytes for each in moved) for edge, moved in edges.items()}
-    most = max(amounts.values(), default=0) or 1
-    users, reads = _counts(edges, 0), _counts(edges, 1)
-    curves, labels = [], list[Text]()
-    grounds = list[Shape]()
+    largest = max(amounts.values(), default=0) or 1
+    out_degree = Counter(source for source, _ in edges)
+    in_degree = Counter(target for _, target in edges)
+    curves: list[Group] = []
+    labels: list[Text] = []
+    backgrounds: list[Shape] = []
     for edge in sorted(edges, key=lambda edge: -amounts[edge]):
+        source, target = edge
         amount = amounts[edge]
-        words = [sum(each.words[k] for each in edges[edge]) for k in range(len(WAYS))]
-        way = WAYS[words.index(max(words))] if amount else "stays"
-        curve = Curve(
-            place.routes[edge], way, 1.4 + (WIDEST - 1.4) * sqrt(amount / most) if amount else 1.2
-        )
-        hint = f"{edge[0]} → {edge[1]}: {f'{show_bytes(amount)}, {NAMES[way]}' if amount else NAMES[way]}"
+        if not amount:
+            curve = Curve(place.routes[edge], "stays", STAYING_EDGE)
+            curves.append(Group((curve,), f"{source} → {target}: {REASON_NAMES['stays']}"))
+            continue
+        reason = main_reason(total_words(edges[edge]))
+        width = THINNEST_EDGE + (WIDEST_EDGE - THINNEST_EDGE) * sqrt(amount / largest)
+        curve = Curve(place.routes[edge], reason, width)
+        hint = f"{source} → {target}: {show_bytes(amount)}, {REASON_NAMES[reason]}"
         curves.append(Group((curve,), hint))
-        if amount:
-            label = _label(curve, show_bytes(amount), way, labels, users[edge[0]] > reads[edge[1]])
-            grounds.append(
-                Box(label.x - label.width / 2 - 3, label.y - 11, label.width + 6, 15, "ground", 4.0)
-            )
-            labels.append(label)
-    return [*curves, Group((*grounds, *labels))]
+        at_target = out_degree[source] > in_degree[target]
+        label = _edge_label(curve, show_bytes(amount), labels, at_target)
+        left = label.x - label.width / 2 - 3
+        backgrounds.append(Box(left, label.y - 11, label.width + 6, 15, "ground", 4.0))
+        labels.append(label)
+    return [*curves, Group((*backgrounds, *labels))]
 
 
-def _counts(edges: Mapping[Edge, object], end: int) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for edge in edges:
-        found[edge[end]] = found.get(edge[end], 0) + 1
-    return found
-
-
-def _label(curve: Curve, text: str, style: str, placed: Sequence[Text], low: bool) -> Text:
-    """On the edge, at its end with fewer neighbours; further on where another text stands."""
-    pieces = curve.beziers()
-    piece = pieces[-1] if low else pieces[0]
-    tries = (0.6, 0.7, 0.5, 0.8, 0.4, 0.3) if low else (0.4, 0.3, 0.5, 0.2, 0.6, 0.7)
-    found = []
-    for t in tries:
+def _edge_label(curve: Curve, text: str, placed: Sequence[Text], at_target: bool) -> Text:
+    """Put a text on an edge near one of its ends, where it covers no other text if possible."""
+    beziers = curve.beziers()
+    if at_target:
+        piece = beziers[-1]
+        positions = (0.6, 0.7, 0.5, 0.8, 0.4, 0.3)
+    else:
+        piece = beziers[0]
+        positions = (0.4, 0.3, 0.5, 0.2, 0.6, 0.7)
+    tried = []
+    for t in positions:
         weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
-        x, y = (
-            sum(weight * point[k] for weight, point in zip(weights, piece, strict=True))
-            for k in (0, 1)
-        )
-        label = Text(x, y + 4, text, style, 11, "middle", bold=True)
+        x = sum(weight * point[0] for weight, point in zip(weights, piece, strict=True))
+        y = sum(weight * point[1] for weight, point in zip(weights, piece, strict=True))
+        label = Text(x, y + 4, text, curve.style, 11, "middle", bold=True)
         if not overlap(label, placed):
             return label
-        found.append(label)
-    return found[0]
+        tried.append(label)
+    return tried[0]
 
 
-# ---- the rest -------------------------------------------------------------------------------------------------------
-
-
-def _legend() -> list[Shape]:
+def _legend() -> tuple[Group, float]:
+    """Return the legend and its width."""
     shapes: list[Shape] = []
     x = MARGIN
-    for way, name in NAMES.items():
-        shapes.append(Box(x, 14, 18, 5, way, 2.0))
-        text = Text(x + 24, 21, name, way, 11)
+    right = x
+    for reason, name in REASON_NAMES.items():
+        text = Text(x + 24, 21, name, reason, 11)
+        shapes.append(Box(x, 14, 18, 5, reason, 2.0))
         shapes.append(text)
+        right = text.x + text.width
         x += text.width + 46
-    return shapes
-
-
-def _shifted(group: Group, right: float, down: float) -> Group:
-    def moved(shape: Shape) -> Shape:
-        if isinstance(shape, Curve):
-            return Curve(
-                tuple((x + right, y + down) for x, y in shape.points), shape.style, shape.line
-            )
-        if isinstance(shape, Box):
-            return Box(
-                shape.x + right,
-                shape.y + down,
-                shape.width,
-                shape.height,
-                shape.style,
-                shape.radius,
-            )
-        return Text(
-            shape.x + right,
-            shape.y + down,
-            shape.text,
-            shape.style,
-            shape.size,
-            shape.anchor,
-            shape.mono,
-            shape.bold,
-        )
-
-    return Group(tuple(moved(shape) for shape in group.shapes), group.hint)
+    return Group(tuple(shapes)), right + MARGIN

@@ -1,11 +1,12 @@
-"""The report page: a plan, and what became of it in a run, as one HTML file that needs nothing from elsewhere."""
+"""The report page: a plan, and what a run measured, as one self-contained HTML file."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
@@ -24,6 +25,13 @@ from einmpi.version import __version__
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")
 
 
+@dataclass(frozen=True)
+class _Section:
+    anchor: str
+    heading: str
+    html: str
+
+
 def write_report(
     file: str | os.PathLike[str],
     plan: Plan,
@@ -33,7 +41,7 @@ def write_report(
     program: str = "",
     title: str = "",
 ) -> None:
-    """Write the page. `measured` is the JSON of a run; what is not given has no section."""
+    """Write the page. `measured` is the JSON of a run. What is not given gets no section."""
     text = page(plan, comparison, timeline, measured, program, title)
     replace_file(file, [text.encode()])
 
@@ -46,28 +54,25 @@ def page(
     program: str = "",
     title: str = "",
 ) -> str:
-    """The text of the page."""
-    title = title or "A plan of einmpi"
+    """Return the HTML of the page."""
+    title = title or "einmpi plan"
+    tracks = None if timeline is None else timeline_data(timeline)
+    merged = 0 if tracks is None else tracks["merged"]
+    sections = _sections(plan, comparison, timeline, merged, program)
+    links = []
+    body = []
+    for section in sections:
+        links.append(f'<a href="#{section.anchor}">{section.heading}</a>')
+        head = f'<section id="{section.anchor}">\n<h2>{section.heading}</h2>'
+        body.append(f"{head}\n{section.html}\n</section>")
     script = "\n".join(_file(name) for name in SCRIPTS)
-    tracks = timeline_data(timeline) if timeline else None
     data = {"layouts": layouts_data(plan), "timeline": tracks}
-    # Only the script whose hash stands here runs, and nothing is fetched from anywhere, whatever a program says.
-    allowed = base64.b64encode(sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; script-src 'sha256-{allowed}'; style-src 'unsafe-inline'; base-uri 'none'; "
-        "form-action 'none'"
-    )
-    merged = tracks["merged"] if tracks else 0
-    sections = list(_sections(plan, comparison, timeline, merged, program))
-    links = " ".join(f'<a href="#{key}">{head}</a>' for key, head, _ in sections)
-    body = "\n".join(
-        f'<section id="{key}">\n<h2>{head}</h2>\n{text}\n</section>' for key, head, text in sections
-    )
+    newline = "\n"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy" content="{_content_policy(script)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
 <style>
@@ -78,10 +83,10 @@ def page(
 <h1>{escape(title)}</h1>
 <p class="faint">{escape(_subtitle(plan))}</p>
 {figures(plan, measured)}
-<nav aria-label="Sections">{links}</nav>
+<nav aria-label="Sections">{" ".join(links)}</nav>
 </header>
 <main>
-{body}
+{newline.join(body)}
 </main>
 <footer><p>einmpi {escape(__version__)}, plan {escape(plan.digest)}</p></footer>
 <div id="tip" role="tooltip" hidden></div>
@@ -96,8 +101,17 @@ def _file(name: str) -> str:
     return (files("einmpi.report") / "page" / name).read_text(encoding="utf-8")
 
 
+def _content_policy(script: str) -> str:
+    """Allow this one script to run, and nothing to be fetched, whatever a program contains."""
+    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
 def _json(data: object) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Return JSON that cannot end the script element that contains it."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
@@ -108,61 +122,61 @@ def _subtitle(plan: Plan) -> str:
 
 def _sections(
     plan: Plan, comparison: Comparison | None, timeline: Timeline | None, merged: int, program: str
-) -> Iterator[tuple[str, str, str]]:
-    """(anchor, heading, HTML) of each section that there is something for."""
+) -> list[_Section]:
+    found = []
     if program.strip():
-        yield (
-            "program",
-            "Program",
-            f'<pre tabindex="0"><code>{escape(program.strip(chr(10)))}</code></pre>',
-        )
-    yield "plan", "Graph and cuts", _GRAPH.format(svg=svg(graph_picture(plan)))
-    yield "tensors", "Who holds what", _TENSORS
-    yield (
-        "table",
-        "Predicted and measured" if timeline else "What moves",
-        tensor_table(plan, timeline),
-    )
-    if timeline:
-        yield "time", "Timeline", _timeline(timeline, merged)
-    if comparison:
-        yield "strategies", "Strategies", comparison_table(plan, comparison)
+        text = escape(program.strip("\n"))
+        found.append(_Section("program", "Program", f'<pre tabindex="0"><code>{text}</code></pre>'))
+    picture = svg(graph_picture(plan))
+    found.append(_Section("plan", "Graph and cuts", _GRAPH.format(svg=picture)))
+    found.append(_Section("tensors", "Who holds what", _TENSORS))
+    head = "What moves" if timeline is None else "Predicted and measured"
+    found.append(_Section("table", head, tensor_table(plan, timeline)))
+    if timeline is not None:
+        found.append(_Section("time", "Timeline", _timeline(timeline, merged)))
+    if comparison is not None:
+        found.append(_Section("strategies", "Strategies", comparison_table(plan, comparison)))
+    return found
 
 
-_GRAPH = """<p>Every box is a tensor: an input, a result of an EinSum, or (green) an output. The small tags say into how
-many parts each label is cut; an orange one is aggregated, so that the ranks hold partial results. An edge is as wide as
-what moves on it.</p>
+_GRAPH = """<p>Each box is a tensor: an input, the result of an EinSum, or (green) an output. The
+tags say into how many parts each label is cut. A label with an orange tag is aggregated, so each
+rank holds a partial result. The wider an edge, the more bytes move along it.</p>
 <div class="tools">
-<button id="graph-in">Zoom in</button><button id="graph-out">Zoom out</button><button id="graph-fit">Fit</button>
-<span class="faint">Ctrl and the wheel zoom, dragging scrolls.</span></div>
-<div class="scroll" id="graph" tabindex="0" role="region" aria-label="The graph and its cuts">{svg}</div>"""
+<button id="graph-in">Zoom in</button><button id="graph-out">Zoom out</button>
+<button id="graph-fit">Fit</button>
+<span class="faint">Ctrl + wheel zooms, dragging scrolls.</span></div>
+<div class="scroll" id="graph" tabindex="0" role="region" aria-label="The graph and its cuts">
+{svg}</div>"""
 
-_TENSORS = """<p>How each tensor lies on the ranks when it is made, kept and read. A colour is a rank; a block with
-several numbers is on all of these ranks, with + each of them has a partial result of it. Further dimensions are
-unfolded into several pictures. Many short runs of indices of the same ranks are drawn as one; the pointer tells which
-they are.</p>
-<div class="tools"><label>Find a tensor <input id="tensor-filter" type="search" autocomplete="off"></label>
-<label>Only rank <input id="tensor-rank" type="number" min="0" placeholder="all" autocomplete="off"></label></div>
+_TENSORS = """<p>The layout of each tensor on the ranks when it is made, kept and read. Each colour
+is a rank. A block with several numbers is held by all of these ranks; with + between the numbers,
+each of them holds a partial result. Tensors with more than two cut dimensions are shown as several
+pictures. Many short index ranges of the same ranks are drawn as one block; point at it to see
+them.</p>
+<div class="tools">
+<label>Find a tensor <input id="tensor-filter" type="search" autocomplete="off"></label>
+<label>Only rank <input id="tensor-rank" type="number" min="0" placeholder="all"
+autocomplete="off"></label></div>
 <div class="cards" id="cards"></div>
 <div class="tools"><button id="tensor-more" hidden></button></div>"""
 
 
 def _timeline(timeline: Timeline, merged: int) -> str:
-    keys = "".join(
-        f'<span class="key"><i class="k-{kind}"></i>{kind} {100 * share:.1f}%</span>'
-        for kind, share in time_by_kind(timeline).items()
-    )
-    note = (
-        f"<p>Steps shorter than {merged:,} µs are drawn together with their neighbours.</p>"
-        if merged
-        else ""
-    )
+    keys = ""
+    for kind, share in time_by_kind(timeline).items():
+        keys += f'<span class="key"><i class="k-{kind}"></i>{kind} {100 * share:.1f}%</span>'
+    note = ""
+    if merged:
+        note = f"<p>Neighbouring steps shorter than {merged:,} µs are drawn as one.</p>"
     label = f"Timeline of {timeline.ranks} ranks over {timeline.seconds:.3g} seconds"
     return f"""<div>{keys}</div>{note}
 <div class="tools">
-<button id="track-in">Zoom in</button><button id="track-out">Zoom out</button><button id="track-reset">Reset</button>
+<button id="track-in">Zoom in</button><button id="track-out">Zoom out</button>
+<button id="track-reset">Reset</button>
 <span class="faint" id="track-range"></span></div>
-<canvas id="track" tabindex="0" role="application" aria-describedby="track-keys" aria-label="{label}"></canvas>
-<p class="faint" id="track-keys">The wheel zooms, dragging moves, Shift and the wheel go to other ranks. With the
-keyboard: arrows go from step to step and from rank to rank, + and - zoom, 0 resets.</p>
+<canvas id="track" tabindex="0" role="application" aria-describedby="track-keys"
+aria-label="{label}"></canvas>
+<p class="faint" id="track-keys">The wheel zooms, dragging moves, Shift + wheel scrolls through the
+ranks. Keyboard: arrow keys move between steps and ranks, + and - zoom, 0 resets.</p>
 <div class="unseen" id="track-said" aria-live="polite"></div>"""

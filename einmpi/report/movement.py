@@ -1,94 +1,99 @@
-"""What a plan moves on each edge of the graph, tensor by tensor; and how each tensor lies on the ranks on its way."""
+"""What a plan moves along each edge of the graph, and the layouts that each tensor goes through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from einmpi.planner.factor import factor
 from einmpi.planner.make_plan import Plan
 from einmpi.planner.memory import operand_cuts, output_cuts
-from einmpi.planner.text.summary import symbols
-from einmpi.planner.traffic import edge_traffic
+from einmpi.planner.text.summary import movements
 
-WAYS = ("join", "aggregate", "repartition")  # copies for a join, partial results, changes of cut
-PARTIAL = -2  # an axis whose ranks hold partial results of the same block
-EVERYWHERE = -1  # an axis whose ranks hold the same
+REASONS = ("join", "aggregate", "repartition")  # why words move: copies, partial results, new cuts
+PARTIAL = -2  # a mesh axis along which each rank holds a partial result of the same block
+EVERYWHERE = -1  # a mesh axis along which every rank holds the same block
+
+Words = tuple[int, int, int]  # one amount for each of REASONS
+Cuts = tuple[int, ...]  # for each mesh axis a dimension of the tensor, EVERYWHERE or PARTIAL
 
 
 @dataclass(frozen=True)
-class Movement:
-    """A tensor on its way to a vertex that reads it; or, where `user` is None, into the layout in which it is kept."""
+class EdgeMovement:
+    """All movement of a tensor to one vertex, or (`user` is None) into the layout it is kept in."""
 
     tensor: str
     user: str | None
-    words: tuple[int, int, int]  # in each of WAYS
+    words: Words
     nbytes: int
 
     @property
-    def way(self) -> str:
-        """The way that moves most; empty where nothing moves."""
-        return WAYS[self.words.index(max(self.words))] if self.nbytes else ""
+    def reason(self) -> str:
+        """The reason for most of the movement; empty if nothing moves."""
+        return main_reason(self.words)
 
 
-def movements(plan: Plan) -> tuple[Movement, ...]:
-    """One for each pair of a tensor and its user; together they move what the plan moves."""
-    # All tensors that have a layout are given as pinned: then they are the same ones as in the plan.
-    whole = factor(plan.graph, plan.resident, plan.layouts)
-    found: dict[tuple[str, str | None], list[int]] = {}
-    for edge in whole.edges:
-        target = whole.variables[edge.target]
-        ends = [target] if edge.source is None else [whole.variables[edge.source], target]
-        cuts = [symbols(plan, end) for end in ends]
-        words = edge_traffic(plan.mesh, edge, cuts).words
-        total = found.setdefault(
-            (edge.tensor, target.name if target.kind == "vertex" else None), [0, 0, 0]
-        )
-        for column, amount in enumerate(words):
-            total[column] += edge.weight * amount
-    size = {vertex.name: np.dtype(vertex.dtype).itemsize for vertex in plan.graph.vertices}
-    return tuple(
-        Movement(
-            tensor,
-            user,
-            (join, aggregate, repartition),
-            (join + aggregate + repartition) * size[tensor],
-        )
-        for (tensor, user), (join, aggregate, repartition) in found.items()
-    )
+def main_reason(words: Words) -> str:
+    """Return the reason with the most words; empty if no words move."""
+    if not any(words):
+        return ""
+    return REASONS[words.index(max(words))]
 
 
-def ways_it_lies(plan: Plan, name: str) -> dict[tuple[int, ...], tuple[list[str], list[str]]]:
-    """The layouts of a tensor in the order of its life: for each axis of the mesh a dimension, EVERYWHERE or PARTIAL.
+def total_words(movements: Sequence[EdgeMovement]) -> Words:
+    """Add up the words of several movements, reason by reason."""
+    join = sum(each.words[0] for each in movements)
+    aggregate = sum(each.words[1] for each in movements)
+    repartition = sum(each.words[2] for each in movements)
+    return join, aggregate, repartition
 
-    With each goes when it lies so: ("made", "kept"), and the vertices that read it so.
+
+def edge_movements(plan: Plan) -> tuple[EdgeMovement, ...]:
+    """Return one record for each pair of a tensor that moves and its user.
+
+    Together they move exactly what the plan moves.
     """
-    graph, vertex = plan.graph, plan.graph[name]
-    found: dict[tuple[int, ...], tuple[list[str], list[str]]] = {}
+    found: dict[tuple[str, str | None], EdgeMovement] = {}
+    for each in movements(plan):
+        edge = each.tensor, each.user
+        before = found.get(edge, EdgeMovement(each.tensor, each.user, (0, 0, 0), 0))
+        join, aggregate, repartition = before.words
+        words = join + each.copied, aggregate + each.combined, repartition + each.recut
+        found[edge] = EdgeMovement(each.tensor, each.user, words, before.nbytes + each.nbytes)
+    return tuple(found.values())
 
-    def at(cuts: Sequence[int | None]) -> tuple[list[str], list[str]]:
-        return found.setdefault(tuple(EVERYWHERE if cut is None else cut for cut in cuts), ([], []))
+
+@dataclass
+class LayoutUse:
+    """When a tensor has a layout: on being made or kept, and for the vertices that read it."""
+
+    events: list[str] = field(default_factory=list)  # of "made" and "kept"
+    readers: list[str] = field(default_factory=list)
+
+
+def layouts_of(plan: Plan, name: str) -> dict[Cuts, LayoutUse]:
+    """Return the layouts of a tensor and what each is for: made, kept, then read."""
+    graph = plan.graph
+    vertex = graph[name]
+    found: dict[Cuts, LayoutUse] = {}
+
+    def use_of(cuts: Sequence[int | None]) -> LayoutUse:
+        key = tuple(EVERYWHERE if cut is None else cut for cut in cuts)
+        return found.setdefault(key, LayoutUse())
 
     if vertex.einsum is not None:
-        aggregated, state = vertex.einsum.aggregated, plan.states[name]
-        made = output_cuts(graph, name, state)
-        at(
-            [
-                PARTIAL if label in aggregated else cut
-                for label, cut in zip(state, made, strict=True)
-            ]
-        )[0].append("made")
+        state = plan.states[name]
+        made = list(output_cuts(graph, name, state))
+        for axis, label in enumerate(state):
+            if label in vertex.einsum.aggregated:
+                made[axis] = PARTIAL
+        use_of(made).events.append("made")
     if name in plan.layouts:
-        at(plan.layouts[name])[0].append("kept")
+        use_of(plan.layouts[name]).events.append("kept")
     for user in graph.consumers[name]:
         for operand, read in enumerate(graph[user].inputs):
-            users = (
-                at(operand_cuts(graph, user, operand, plan.states[user]))[1]
-                if read == name
-                else [user]
-            )
-            if user not in users:
-                users.append(user)
+            if read != name:
+                continue
+            readers = use_of(operand_cuts(graph, user, operand, plan.states[user])).readers
+            if user not in readers:
+                readers.append(user)
     return found

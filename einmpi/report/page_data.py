@@ -1,65 +1,87 @@
-"""The numbers that the script of a report page draws from: layouts of tensors, and the timeline, in few bytes."""
+"""The data that the script of a report page draws from, in few bytes: layouts and the timeline."""
 
 from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.make_plan import Plan
-from einmpi.report.movement import ways_it_lies
+from einmpi.report.movement import LayoutUse, layouts_of
 from einmpi.report.timeline import KINDS, Timeline
 
-MOST_SPANS = 250_000
-MOST_LABELS = 1 << 20  # characters
-USERS_NAMED = 3
+MAX_SPANS = 250_000
+MAX_LABEL_CHARACTERS = 1 << 20
+MAX_READERS_NAMED = 3
+REGION = re.compile(r"\[[^]]*:[^]]*\]")
 
 
 def layouts_data(plan: Plan) -> dict[str, Any]:
-    """For each tensor: name, dtype, bound, names of dimensions, and its layouts as (when, cut of each mesh axis).
+    """Return the mesh, and of each tensor: name, dtype, bound, names of dimensions, layouts.
 
-    The script works out the blocks from this, in the way of schedule/regions.py; a test compares the two.
+    A layout is a text that says when the tensor has it, and the cut of each mesh axis. The script
+    works out the blocks from this as schedule/regions.py does; a test compares the two.
     """
     tensors = []
     for vertex in plan.graph.vertices:
-        layouts = [[_when(*when), *cuts] for cuts, when in ways_it_lies(plan, vertex.name).items()]
-        tensors.append(
-            [vertex.name, vertex.dtype, vertex.bound, _dimensions(plan.graph, vertex), layouts]
-        )
-    extents = sorted({extent for vertex in plan.graph.vertices for extent in vertex.bound})
+        layouts = []
+        for cuts, use in layouts_of(plan, vertex.name).items():
+            layouts.append([_use_text(use), *cuts])
+        dimensions = _dimensions(plan.graph, vertex)
+        tensors.append([vertex.name, vertex.dtype, vertex.bound, dimensions, layouts])
+    extents = {extent for vertex in plan.graph.vertices for extent in vertex.bound}
     return {
         "mesh": plan.mesh.factors,
-        "windows": {str(e): plan.mesh.windows(e) for e in extents},
+        "windows": {str(extent): plan.mesh.windows(extent) for extent in sorted(extents)},
         "tensors": tensors,
     }
 
 
-def _when(made: Sequence[str], users: Sequence[str]) -> str:
-    """ "made, kept; for B, C and 3 more"."""
-    more = f" and {len(users) - USERS_NAMED} more" if len(users) > USERS_NAMED else ""
-    readers = [f"for {', '.join(users[:USERS_NAMED])}{more}"] if users else []
-    return "; ".join([*([", ".join(made)] if made else []), *readers])
+def _use_text(use: LayoutUse) -> str:
+    """Return when a tensor has a layout: "made, kept; for B, C, D and 3 more"."""
+    parts = []
+    if use.events:
+        parts.append(", ".join(use.events))
+    if use.readers:
+        readers = f"for {', '.join(use.readers[:MAX_READERS_NAMED])}"
+        others = len(use.readers) - MAX_READERS_NAMED
+        if others > 0:
+            readers += f" and {others} more"
+        parts.append(readers)
+    return "; ".join(parts)
 
 
 def _dimensions(graph: EinGraph, vertex: Vertex) -> list[str]:
-    """Labels of the dimensions: a computed tensor's own, of an input those with which it is read first."""
+    """Return the labels of a tensor's dimensions; those of an input come from its first reader."""
     if vertex.einsum is not None:
         return list(vertex.einsum.output)
-    for name in graph.consumers[vertex.name][:1]:
-        user = graph[name]
-        assert user.einsum is not None
-        index = user.einsum.operands[user.inputs.index(vertex.name)]
-        return [
-            entry if isinstance(entry, str) else f"dimension {k}" for k, entry in enumerate(index)
-        ]
-    return [f"dimension {k}" for k in range(len(vertex.bound))]
+    names = [f"dimension {number}" for number in range(len(vertex.bound))]
+    readers = graph.consumers[vertex.name]
+    if readers:
+        reader = graph[readers[0]]
+        assert reader.einsum is not None
+        index = reader.einsum.operands[reader.inputs.index(vertex.name)]
+        for number, entry in enumerate(index):
+            if isinstance(entry, str):
+                names[number] = entry
+    return names
 
 
-# ---- the timeline ---------------------------------------------------------------------------------------------------
+# ---- the timeline --------------------------------------------------------------------------------
+
+
+class _Work(NamedTuple):
+    """What the page says about a span. Spans that do the same share it."""
+
+    kind: str
+    vertex: str
+    label: str
+    nbytes: int
+    operations: int
 
 
 @dataclass(frozen=True)
@@ -68,93 +90,122 @@ class _Ticks:
 
     start: int
     end: int
-    step: tuple[str, str, str, int, int]  # kind, vertex, label, bytes, operations
+    work: _Work
+
+    @property
+    def length(self) -> int:
+        return self.end - self.start
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
-    """Each distinct step once; each rank's spans as text: numbers of few bytes each, in base 64.
+    """Return each distinct step once, and the spans of each rank in base 64.
 
-    A span is three numbers: the gap before it, its length, and the number of its step less that of the last one.
+    A span is three numbers: the gap before it, its length, and the number of its step relative to
+    the step after that of the span before.
     """
-    origin = min((span.start for span in timeline.spans), default=0.0)
-    tracks: list[list[_Ticks]] = [[] for _ in range(timeline.ranks)]
-    labels = _labels(timeline)
-    for span in timeline.spans:
-        start, end = round((span.start - origin) * 1e6), round((span.end - origin) * 1e6)
-        what = span.kind, span.vertex, labels[span.label], span.nbytes, span.operations
-        tracks[span.rank].append(_Ticks(start, max(start, end), what))
-    tracks, merged = _few(tracks, MOST_SPANS)
-    steps: dict[tuple[str, str, str, int, int], int] = {}
+    tracks, merged = _merge_down_to(_tracks(timeline), MAX_SPANS)
+    numbers_of: dict[_Work, int] = {}
     texts = []
     for track in tracks:
         numbers: list[int] = []
-        before, last = 0, -1
-        for each in track:
-            step = steps.setdefault(each.step, len(steps))
-            numbers += (
-                _zigzag(each.start - before),
-                each.end - each.start,
-                _zigzag(step - last - 1),
-            )
-            before, last = each.end, step
-        texts.append(base64.b64encode(bytes(_bytes(numbers))).decode())
+        end_before = 0
+        step_before = -1
+        for span in track:
+            step = numbers_of.setdefault(span.work, len(numbers_of))
+            numbers.append(_zigzag(span.start - end_before))
+            numbers.append(span.length)
+            numbers.append(_zigzag(step - step_before - 1))
+            end_before = span.end
+            step_before = step
+        texts.append(base64.b64encode(_variable_length(numbers)).decode())
+    steps = []
+    for work in numbers_of:
+        kind = KINDS.index(work.kind)
+        steps.append([kind, work.vertex, work.label, work.nbytes, work.operations])
     return {
         "seconds": timeline.seconds,
         "kinds": KINDS,
-        "steps": [[KINDS.index(kind), *rest] for kind, *rest in steps],
+        "steps": steps,
         "tracks": texts,
         "merged": merged,
     }
 
 
+def _tracks(timeline: Timeline) -> list[list[_Ticks]]:
+    origin = min((span.start for span in timeline.spans), default=0.0)
+    tracks: list[list[_Ticks]] = [[] for _ in range(timeline.ranks)]
+    labels = _labels(timeline)
+    for span in timeline.spans:
+        start = round((span.start - origin) * 1e6)
+        end = round((span.end - origin) * 1e6)
+        label = labels[span.label]
+        work = _Work(span.kind, span.vertex, label, span.nbytes, span.operations)
+        tracks[span.rank].append(_Ticks(start, max(start, end), work))
+    return tracks
+
+
 def _labels(timeline: Timeline) -> dict[str, str]:
-    """Each label as it is shown: in one line; without regions, which differ from rank to rank, where it is too much."""
+    """Return each label on one line, and without regions if there is too much text.
+
+    Regions make the labels of the same step differ from rank to rank.
+    """
     lines = {span.label: " ".join(span.label.split()) for span in timeline.spans}
-    if sum(map(len, lines)) <= MOST_LABELS:
+    if sum(map(len, lines)) <= MAX_LABEL_CHARACTERS:
         return lines
-    return {label: re.sub(r"\[[^]]*:[^]]*\]", "[…]", line) for label, line in lines.items()}
+    return {label: REGION.sub("[…]", line) for label, line in lines.items()}
 
 
-def _few(tracks: list[list[_Ticks]], most: int) -> tuple[list[list[_Ticks]], int]:
-    """At most so many spans: neighbours shorter than some time become one. (tracks, that time in microseconds)."""
-    short, found = 0, tracks
+def _merge_down_to(tracks: list[list[_Ticks]], most: int) -> tuple[list[list[_Ticks]], int]:
+    """Merge neighbouring short spans until at most so many are left.
+
+    Return them, and the length in microseconds below which spans were merged.
+    """
+    limit = 0
+    found = tracks
     while sum(map(len, found)) > most:
-        short = max(1, 2 * short)
-        found = [_merged(track, short) for track in tracks]
-        if short > 1 << 50:  # all are one by now; there are as many ranks as that
+        limit = max(1, 2 * limit)
+        found = [_merge_shorter_than(track, limit) for track in tracks]
+        if limit > 1 << 50:  # each rank has one span by now: there are more ranks than spans wanted
             break
-    return found, short
+    return found, limit
 
 
-def _merged(track: list[_Ticks], short: int) -> list[_Ticks]:
+def _merge_shorter_than(track: list[_Ticks], limit: int) -> list[_Ticks]:
     found: list[_Ticks] = []
-    for is_short, group in groupby(track, key=lambda each: each.end - each.start < short):
+    for is_short, group in groupby(track, key=lambda span: span.length < limit):
         spans = list(group)
-        if not is_short or len(spans) == 1:
+        if is_short and len(spans) > 1:
+            found.append(_merged(spans))
+        else:
             found += spans
-            continue
-        time: dict[str, int] = {}
-        for each in spans:
-            time[each.step[0]] = time.get(each.step[0], 0) + each.end - each.start
-        longest = max(KINDS, key=lambda kind: time.get(kind, -1))
-        nbytes, operations = (
-            sum(each.step[3] for each in spans),
-            sum(each.step[4] for each in spans),
-        )
-        step = (longest, "", f"{len(spans)} short steps", nbytes, operations)
-        found.append(_Ticks(spans[0].start, spans[-1].end, step))
     return found
 
 
+def _merged(spans: list[_Ticks]) -> _Ticks:
+    """Return one span of the kind that took longest."""
+    time = dict.fromkeys(KINDS, -1)
+    nbytes = 0
+    operations = 0
+    for span in spans:
+        time[span.work.kind] = max(0, time[span.work.kind]) + span.length
+        nbytes += span.work.nbytes
+        operations += span.work.operations
+    kind = max(KINDS, key=lambda each: time[each])
+    work = _Work(kind, "", f"{len(spans)} short steps", nbytes, operations)
+    return _Ticks(spans[0].start, spans[-1].end, work)
+
+
 def _zigzag(number: int) -> int:
-    """Small numbers of either sign as small numbers."""
+    """Map small numbers of either sign to small numbers that are not negative."""
     return 2 * number if number >= 0 else -2 * number - 1
 
 
-def _bytes(numbers: Iterable[int]) -> Iterator[int]:
-    """Seven bits a byte, the low ones first; the high bit says that more follow."""
+def _variable_length(numbers: Iterable[int]) -> bytes:
+    """Encode seven bits a byte, low bits first; the high bit says that more follow."""
+    encoded = bytearray()
     for number in numbers:
         while number > 127:
-            yield number & 127 | 128
+            encoded.append(number & 127 | 128)
             number >>= 7
-        yield number
+        encoded.append(number)
+    return bytes(encoded)

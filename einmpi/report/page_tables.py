@@ -1,8 +1,8 @@
-"""The figures and tables of a report page: what was planned, beside what was measured."""
+"""The figures and tables of a report page: what was planned, next to what was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -10,102 +10,98 @@ from typing import Any
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.make_plan import Plan
 from einmpi.planner.prices import FLOPS_PER_BYTE
-from einmpi.planner.text.explain import Comparison, one_level
-from einmpi.report.graph_picture import NAMES, layout_text
-from einmpi.report.movement import WAYS, Movement, movements
+from einmpi.planner.text.explain import Comparison, note_line, one_level
+from einmpi.report.graph_picture import REASON_NAMES, layout_text
+from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.timeline import KINDS, Timeline
 from einmpi.units import show_bytes, show_count, show_seconds
 
-ROWS = 100  # shown at first: a browser takes long to arrange thousands
+ROWS_SHOWN = 100  # at first: a browser takes long to lay out thousands of rows
+LONG_TEXT = 50  # characters; a cell with more has a tooltip
+
+
+# ---- the headline --------------------------------------------------------------------------------
 
 
 def figures(plan: Plan, measured: Mapping[str, Any] | None) -> str:
-    """The headline: a few numbers that tell most."""
-    moved, peak = plan.bytes_predicted, plan.peak
-    cards = []
-    if measured:
-        seconds = measured["seconds"]
-        rate = measured["flops"] / seconds["run"] / 1e9 if seconds["run"] else 0.0
-        cards.append(
-            (f"{seconds['run']:.3g} s", f"run, {seconds['total']:.3g} s in all; {rate:.3g} Gop/s")
-        )
-        found = measured["bytes_moved"]
-        verdict = (
-            '<span class="good">as planned</span>'
-            if found == moved
-            else (f'<span class="bad">{show_bytes(moved)} planned</span>')
-        )
-        busiest = show_bytes(measured["bytes_moved_max_rank"])
-        cards.append((show_bytes(found), f"moved, {verdict}; {busiest} to the busiest rank"))
-        cards.append(
-            (
-                show_bytes(measured["bytes_peak"]),
-                f"peak memory of a rank; {show_bytes(peak)} planned",
-            )
-        )
-    else:
-        cards.append(
-            (
-                show_bytes(moved),
-                f"moved in all; {show_bytes(plan.bytes_busiest)} to the busiest rank",
-            )
-        )
-        cards.append((show_bytes(peak), "peak memory of a rank"))
-        cards.append((f"{plan.graph.operations():.3g}", "operations"))
+    """Return the headline: the few numbers that say most. `measured` is the JSON of a run."""
+    cards = _planned_cards(plan) if measured is None else _measured_cards(plan, measured)
     if plan.machine is not None and plan.seconds_predicted is not None:
-        cards.append(
-            (
-                show_seconds(plan.seconds_predicted),
-                f"predicted, by a machine {escape(plan.machine.source)}",
-            )
-        )
+        caption = f"predicted; machine: {escape(plan.machine.source)}"
+        cards.append((show_seconds(plan.seconds_predicted), caption))
     if plan.nodes > 1:
         cards.append(_between_nodes(plan, measured))
     cards.append(_certificate(plan))
-    shown = "".join(
-        f'<div class="figure"><b>{escape(number)}</b><span class="faint">{text}</span></div>'
-        for number, text in cards
-    )
+    shown = ""
+    for number, text in cards:
+        caption = f'<span class="faint">{text}</span>'
+        shown += f'<div class="figure"><b>{escape(number)}</b>{caption}</div>'
     return f'<div class="figures">{shown}</div>'
+
+
+def _planned_cards(plan: Plan) -> list[tuple[str, str]]:
+    busiest = show_bytes(plan.bytes_busiest)
+    return [
+        (show_bytes(plan.bytes_predicted), f"moved in total; {busiest} to the busiest rank"),
+        (show_bytes(plan.peak), "peak memory per rank"),
+        (f"{plan.graph.operations():.3g}", "operations"),
+    ]
+
+
+def _measured_cards(plan: Plan, measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    run = measured["seconds"]["run"]
+    total = measured["seconds"]["total"]
+    rate = measured["flops"] / run / 1e9 if run else 0.0
+    moved = measured["bytes_moved"]
+    if moved == plan.bytes_predicted:
+        verdict = '<span class="good">as planned</span>'
+    else:
+        verdict = f'<span class="bad">{show_bytes(plan.bytes_predicted)} planned</span>'
+    busiest = show_bytes(measured["bytes_moved_max_rank"])
+    return [
+        (f"{run:.3g} s", f"run; {total:.3g} s in total; {rate:.3g} Gop/s"),
+        (show_bytes(moved), f"moved, {verdict}; {busiest} to the busiest rank"),
+        (
+            show_bytes(measured["bytes_peak"]),
+            f"peak memory per rank; {show_bytes(plan.peak)} planned",
+        ),
+    ]
 
 
 def _between_nodes(plan: Plan, measured: Mapping[str, Any] | None) -> tuple[str, str]:
     planned = "–" if plan.bytes_between is None else show_bytes(plan.bytes_between)
     level = "" if plan.knows_nodes else f"; {one_level(plan)}"
-    if measured:
-        return show_bytes(
-            measured["bytes_between"]
-        ), f"between the {plan.nodes} nodes; {planned} planned{level}"
-    return planned, f"between the {plan.nodes} nodes{level}"
+    if measured is None:
+        return planned, f"between the {plan.nodes} nodes{level}"
+    moved = show_bytes(measured["bytes_between"])
+    return moved, f"between the {plan.nodes} nodes; {planned} planned{level}"
 
 
 def _certificate(plan: Plan) -> tuple[str, str]:
     if plan.kind == "exact":
-        return "exact", "no cut of this graph on this mesh moves less"
+        return "exact", "no way of cutting this graph on this mesh moves less"
     if not plan.lower_bound:
-        return "no bound", "how little can be moved is not known"
-    return (
-        f"{plan.words_predicted / plan.lower_bound:.2f}×",
-        "the lower bound on what must be moved",
-    )
+        return "no bound", "no lower bound on what must be moved is known"
+    ratio = plan.words_predicted / plan.lower_bound
+    return f"{ratio:.2f}×", "the lower bound on what must be moved"
 
 
-# ---- tensors --------------------------------------------------------------------------------------------------------
+# ---- tensors -------------------------------------------------------------------------------------
 
 
 @dataclass
-class _Seen:
-    """What the timeline shows of a tensor, summed over ranks."""
+class _Measured:
+    """What the timeline says about a tensor, summed over ranks."""
 
     computing: float = 0.0
     moving: float = 0.0
     nbytes: int = 0
 
 
-def _seen(timeline: Timeline) -> dict[str, _Seen]:
-    found: dict[str, _Seen] = {}
+def _measured_by_tensor(timeline: Timeline) -> dict[str, _Measured]:
+    found: dict[str, _Measured] = {}
     for span in timeline.spans:
-        tensor = found.setdefault(span.vertex, _Seen())
+        tensor = found.setdefault(span.vertex, _Measured())
         if span.kind == "kernel":
             tensor.computing += span.end - span.start
         elif span.kind in ("exchange", "reduce"):
@@ -115,122 +111,144 @@ def _seen(timeline: Timeline) -> dict[str, _Seen]:
 
 
 def time_by_kind(timeline: Timeline) -> dict[str, float]:
-    """The part of all ranks' time that each kind of step took; "idle" is the rest."""
-    whole = timeline.seconds * timeline.ranks or 1.0
-    found = dict.fromkeys(KINDS, 0.0)
+    """Return the share of all ranks' time that each kind of step took; the rest is "idle"."""
+    total = timeline.seconds * timeline.ranks or 1.0
+    shares = dict.fromkeys(KINDS, 0.0)
     for span in timeline.spans:
-        found[span.kind] += (span.end - span.start) / whole
-    return {
-        **{kind: share for kind, share in found.items() if share},
-        "idle": max(0.0, 1 - sum(found.values())),
-    }
+        shares[span.kind] += (span.end - span.start) / total
+    found = {kind: share for kind, share in shares.items() if share}
+    found["idle"] = max(0.0, 1 - sum(shares.values()))
+    return found
 
 
 def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
-    """A row for each tensor: what of it was to move, and what did; where the time was to go, and where it went."""
-    moves: dict[str, list[Movement]] = {vertex.name: [] for vertex in plan.graph.vertices}
-    for each in movements(plan):
+    """Return a table with a row for each tensor: bytes and shares of the time.
+
+    Each is shown as planned and, if there is a timeline, as measured.
+    """
+    vertices = plan.graph.vertices
+    moves: dict[str, list[EdgeMovement]] = {vertex.name: [] for vertex in vertices}
+    for each in edge_movements(plan):
         moves[each.tensor].append(each)
-    seen = _seen(timeline) if timeline else {}
-    nbytes = {name: sum(each.nbytes for each in own) for name, own in moves.items()}
-    predicted = _shares(
-        {vertex.name: _cost(plan, vertex, nbytes[vertex.name]) for vertex in plan.graph.vertices}
-    )
-    measured = _shares(
-        {name: seen[name].computing + seen[name].moving if name in seen else 0.0 for name in moves}
-    )
-    longest = max([*predicted.values(), *measured.values()], default=0.0)
-    most = max(nbytes.values(), default=0)
+    planned_bytes = {name: sum(each.nbytes for each in own) for name, own in moves.items()}
+    costs = {vertex.name: _cost(plan, vertex, planned_bytes[vertex.name]) for vertex in vertices}
+    predicted = _shares(costs)
+    times = dict.fromkeys(moves, 0.0)
+    measured = dict.fromkeys(moves, _Measured())
+    if timeline is not None:
+        for name, tensor in _measured_by_tensor(timeline).items():
+            if name in moves:
+                measured[name] = tensor
+                times[name] = tensor.computing + tensor.moving
+    took = _shares(times)
+    longest = max([*predicted.values(), *took.values()], default=0.0)
+    most_bytes = max(planned_bytes.values(), default=0)
     rows: list[str] = []
-    for vertex in plan.graph.vertices:
+    for vertex in vertices:
         name = vertex.name
-        cells = [*_planned_cells(plan, vertex, moves[name])]
-        if timeline:
-            cells += _measured_cells(seen.get(name, _Seen()), nbytes[name], timeline.ranks)
-            cells.append(_bars(longest, predicted[name], measured[name]))
+        cells = _planned_cells(plan, vertex, moves[name])
+        if timeline is not None:
+            cells += _measured_cells(measured[name], planned_bytes[name], timeline.ranks)
+            cells.append(_predicted_and_measured_bars(longest, predicted[name], took[name]))
         else:
-            cells += [_bars(most, nbytes[name]), _bars(longest, predicted[name])]
-        hidden = " hidden" if len(rows) >= ROWS else ""
+            cells.append(_bar(most_bytes, planned_bytes[name]))
+            cells.append(_bar(longest, predicted[name]))
+        hidden = " hidden" if len(rows) >= ROWS_SHOWN else ""
         rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
-    heads = ["tensor", "what it is", "cuts", "moved", "mostly"]
-    heads += (
-        ["measured", "computing", "moving", "share of the time"]
-        if timeline
-        else ["", "share of the work"]
-    )
+    heads = ["tensor", "definition", "cuts", "moved", "main reason"]
+    if timeline is not None:
+        heads += ["measured", "computing", "moving", "share of the time"]
+    else:
+        heads += ["", "share of the work"]
+    all_rows = "\n".join(rows)
+    filter_input = '<input id="table-filter" type="search" autocomplete="off">'
     return f"""{_notes(plan, timeline)}
-<div class="tools"><label>Find a row <input id="table-filter" type="search" autocomplete="off"></label>
+<div class="tools"><label>Filter rows {filter_input}</label>
 <button id="table-all" hidden>Show all {len(rows):,} rows</button></div>
-<div class="scroll" tabindex="0" role="region" aria-label="Table of tensors"><table id="tensor-table">
+<div class="scroll" tabindex="0" role="region" aria-label="Table of tensors">
+<table id="tensor-table">
 <thead><tr>{_heads(heads, left=(0, 1, 2, 4, 8))}</tr></thead>
 <tbody>
-{chr(10).join(rows)}
+{all_rows}
 </tbody></table></div>"""
 
 
-def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[Movement]) -> Iterator[str]:
-    words = [sum(each.words[k] for each in moves) for k in range(len(WAYS))]
-    yield _left(vertex.name)
-    yield _left(
-        vertex.einsum.show(vertex.inputs) if vertex.einsum is not None else "input", "mono wide"
-    )
-    yield _left(_cuts(plan, vertex))
-    yield _cell(show_bytes(sum(each.nbytes for each in moves)))
-    yield _left(NAMES[WAYS[words.index(max(words))]] if any(words) else "")
+def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[EdgeMovement]) -> list[str]:
+    definition = "input"
+    if vertex.einsum is not None:
+        definition = vertex.einsum.show(vertex.inputs)
+    reason = main_reason(total_words(moves))
+    return [
+        _left(vertex.name),
+        _left(definition, "mono wide"),
+        _left(_cuts(plan, vertex)),
+        _cell(show_bytes(sum(each.nbytes for each in moves))),
+        _left(REASON_NAMES[reason] if reason else ""),
+    ]
 
 
-def _measured_cells(seen: _Seen, planned: int, ranks: int) -> Iterator[str]:
-    yield _cell(show_bytes(seen.nbytes), "" if seen.nbytes == planned else "bad")
-    yield _cell(_time(seen.computing / ranks))
-    yield _cell(_time(seen.moving / ranks))
+def _measured_cells(measured: _Measured, planned: int, ranks: int) -> list[str]:
+    as_planned = measured.nbytes == planned
+    return [
+        _cell(show_bytes(measured.nbytes), "" if as_planned else "bad"),
+        _cell(_time(measured.computing / ranks)),
+        _cell(_time(measured.moving / ranks)),
+    ]
 
 
 def _notes(plan: Plan, timeline: Timeline | None) -> str:
-    weighed = f"The planner weighs a byte that moves like {FLOPS_PER_BYTE} operations"
-    if plan.machine is not None:
-        weighed = f"Seconds are those of a machine {escape(plan.machine.source)}, with what moves for a vertex"
+    if plan.machine is None:
+        model = f"The planner counts each byte moved as {FLOPS_PER_BYTE} operations."
+    else:
+        source = escape(plan.machine.source)
+        model = f"The predicted time of a vertex includes what moves for it (machine: {source})."
     if timeline is None:
-        return f"<p>{weighed}; the last column is each tensor's share of the whole by that measure.</p>"
-    return f"""<p>Bytes are those of the tensor itself on its way to whoever needs it; red ones differ from the plan.
-Times are means over the ranks. {weighed}: the blue bar is the share of the time by that measure, the green one the
-measured share. Kernels that are done together count for the last of them.</p>"""
+        return f"<p>{model} The last column is each tensor's share of the total in this model.</p>"
+    return f"""<p>The bytes are those of the tensor itself, moved to the vertices that read
+it; bytes that differ from the plan are red. Times are means over the ranks; fused kernels count
+for the last of them. {model} In the last column the blue bar is the share of the time in this
+model, the green bar the measured share.</p>"""
 
 
 def _shares(amounts: Mapping[str, float]) -> dict[str, float]:
-    whole = sum(amounts.values()) or 1
-    return {name: amount / whole for name, amount in amounts.items()}
+    total = sum(amounts.values()) or 1
+    return {name: amount / total for name, amount in amounts.items()}
 
 
 def _cost(plan: Plan, vertex: Vertex, nbytes: int) -> int:
-    """The planner's measure of time, for all ranks together; what several ranks compute again counts again."""
+    """Return the planner's measure of time, summed over ranks, with repeated work counted again."""
     if plan.machine is not None:
         return plan.bills[vertex.name].time if vertex.name in plan.bills else 0
     if vertex.einsum is None:
         return FLOPS_PER_BYTE * nbytes
-    again = plan.mesh.parts(plan.states[vertex.name], [None])[0]
-    return vertex.einsum.operations() * again + FLOPS_PER_BYTE * nbytes
+    repetitions = plan.mesh.parts(plan.states[vertex.name], [None])[0]
+    return vertex.einsum.operations() * repetitions + FLOPS_PER_BYTE * nbytes
 
 
 def _cuts(plan: Plan, vertex: Vertex) -> str:
-    cut = (
-        []
-        if vertex.is_input
-        else [f"{x}:{parts}" for x, parts in plan.parts(vertex.name).items() if parts > 1]
-    )
+    cuts = []
+    if not vertex.is_input:
+        for label, parts in plan.parts(vertex.name).items():
+            if parts > 1:
+                cuts.append(f"{label}:{parts}")
     if vertex.name in plan.layouts and vertex.bound:
-        cut.append(f"kept {layout_text(plan, vertex.name)}")
-    return " ".join(cut) or "–"
+        cuts.append(f"kept {layout_text(plan, vertex.name)}")
+    return " ".join(cuts) or "–"
 
 
 def _time(seconds: float) -> str:
-    return "" if not seconds else f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if not seconds:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s"
 
 
-# ---- strategies -----------------------------------------------------------------------------------------------------
+# ---- strategies ----------------------------------------------------------------------------------
 
 
 def comparison_table(plan: Plan, comparison: Comparison) -> str:
-    """The strategies side by side; the plan of this page is marked."""
+    """Return a table of the strategies, with the plan of this page marked."""
     heads = (
         "strategy",
         "moved",
@@ -243,55 +261,68 @@ def comparison_table(plan: Plan, comparison: Comparison) -> str:
     most = max((each.bytes_predicted for each in comparison.plans), default=0)
     rows = []
     for each in comparison.plans:
-        moved, busiest = each.bytes_predicted, each.bytes_busiest
         cells = [
             _left(each.strategy),
-            _cell(show_bytes(moved)),
-            _bars(most, moved),
-            _cell(show_bytes(busiest)),
+            _cell(show_bytes(each.bytes_predicted)),
+            _bar(most, each.bytes_predicted),
+            _cell(show_bytes(each.bytes_busiest)),
             _cell(show_bytes(each.peak)),
             _cell(show_count(each.lower_bound)),
             _cell(show_count(each.paper_cost)),
         ]
         chosen = ' class="chosen"' if each.strategy == plan.strategy else ""
         rows.append(f"<tr{chosen}>{''.join(cells)}</tr>")
-    refused = comparison.text.split("\n")[1 + len(comparison.plans) :]
-    notes = "".join(f'<p class="faint">{escape(line)}</p>' for line in refused)
-    return f"""<div class="scroll" tabindex="0" role="region" aria-label="Strategies side by side"><table>
+    notes = ""
+    for note in comparison.notes:
+        notes += f'<p class="faint">{escape(note_line(note))}</p>'
+    return f"""<div class="scroll" tabindex="0" role="region" aria-label="Comparison of strategies">
+<table>
 <thead><tr>{_heads(heads, left=(0, 2))}</tr></thead>
 <tbody>{"".join(rows)}</tbody></table></div>{notes}"""
 
 
-# ---- cells ----------------------------------------------------------------------------------------------------------
+# ---- cells ---------------------------------------------------------------------------------------
 
 
 def _heads(names: Sequence[str], left: Sequence[int]) -> str:
-    return "".join(
-        f'<th scope="col"{" class=left" * (k in left)}>{name}</th>' for k, name in enumerate(names)
-    )
+    cells = []
+    for column, name in enumerate(names):
+        side = " class=left" if column in left else ""
+        cells.append(f'<th scope="col"{side}>{name}</th>')
+    return "".join(cells)
 
 
-def _cell(text: str, kind: str = "") -> str:
+def _cell(text: str, style: str = "") -> str:
     shown = escape(text)
-    look = f' class="{kind}"' if kind else ""
-    hint = f' title="{shown}"' if len(text) > 50 else ""
-    return f"<td{look}{hint}>{shown}</td>"
+    attributes = ""
+    if style:
+        attributes += f' class="{style}"'
+    if len(text) > LONG_TEXT:
+        attributes += f' title="{shown}"'
+    return f"<td{attributes}>{shown}</td>"
 
 
-def _left(text: str, more: str = "") -> str:
-    return _cell(text, f"left {more}".strip())
+def _left(text: str, style: str = "") -> str:
+    return _cell(text, f"left {style}".strip())
 
 
-def _bars(longest: float, one: float, two: float | None = None) -> str:
-    """Bars beside one another; the longest of the column fills it."""
-    shown = [(one, "bar")] if two is None else [(one, "bar"), (two, "bar two")]
-    bars = "".join(
-        f'<span class="{kind}" style="width:{100 * x / (longest or 1):.1f}%"></span>'
-        for x, kind in shown
-    )
-    said = (
-        f"{100 * one:.1f}% predicted, {100 * two:.1f}% measured"
-        if two is not None
-        else (f"{100 * one / (longest or 1):.1f}% of the longest")
-    )
-    return f'<td class="bars" title="{said}" aria-label="{said}">{bars}</td>'
+def _bar(longest: float, value: float) -> str:
+    """Return a cell with a bar; the longest bar of the column fills it."""
+    percent = 100 * value / (longest or 1)
+    return _bars_cell([("bar", percent)], f"{percent:.1f}% of the longest")
+
+
+def _predicted_and_measured_bars(longest: float, predicted: float, measured: float) -> str:
+    bars = [
+        ("bar", 100 * predicted / (longest or 1)),
+        ("bar two", 100 * measured / (longest or 1)),
+    ]
+    text = f"{100 * predicted:.1f}% predicted, {100 * measured:.1f}% measured"
+    return _bars_cell(bars, text)
+
+
+def _bars_cell(bars: Iterable[tuple[str, float]], text: str) -> str:
+    shown = ""
+    for style, percent in bars:
+        shown += f'<span class="{style}" style="width:{percent:.1f}%"></span>'
+    return f'<td class="bars" title="{text}" aria-label="{text}">{shown}</td>'

@@ -1,9 +1,9 @@
-"""Pictures as boxes, curves and texts, each with a style; as SVG for a page or for a file of its own."""
+"""Pictures made of boxes, curves and texts, each with a style; written as SVG."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from typing import TypeAlias
@@ -12,11 +12,15 @@ from einmpi.report.arrange import Point
 
 SANS = "'DejaVu Sans', 'Segoe UI', Helvetica, Arial, sans-serif"
 MONO = "'DejaVu Sans Mono', Menlo, Consolas, monospace"
+# The width of a character relative to the font size.
+MONO_WIDTH = 0.602
+BOLD_WIDTH = 0.64
+PLAIN_WIDTH = 0.57
 
 
 @dataclass(frozen=True)
 class Style:
-    """Colours on a light ground, then on a dark one. Text has no edge."""
+    """Colours on a light background, then on a dark one. Text has a fill and no edge."""
 
     fill: str
     edge: str
@@ -26,7 +30,7 @@ class Style:
     dashes: str = ""
 
 
-# Text has a contrast of at least 4.5 to its ground, in both.
+# Text has a contrast of at least 4.5 to its background in both colour schemes.
 STYLES = {
     "input": Style("#ffffff", "#57606a", "#161b22", "#8b949e"),
     "vertex": Style("#f6f8fa", "#57606a", "#1c2128", "#8b949e"),
@@ -46,6 +50,8 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Box:
+    """A rectangle with round corners."""
+
     x: float
     y: float
     width: float
@@ -56,13 +62,14 @@ class Box:
 
 @dataclass(frozen=True)
 class Curve:
-    """Through points, up and down at each of them."""
+    """A smooth line through points, vertical at each of them."""
 
     points: tuple[Point, ...]
     style: str
     line: float
 
     def beziers(self) -> list[tuple[Point, Point, Point, Point]]:
+        """Return the cubic Bézier curves between neighbouring points."""
         pieces = []
         for (x0, y0), (x1, y1) in pairwise(self.points):
             bend = (y1 - y0) / 2
@@ -72,6 +79,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Text:
+    """One line of text; (x, y) is the start, middle or end of its baseline."""
+
     x: float
     y: float
     text: str
@@ -83,8 +92,17 @@ class Text:
 
     @property
     def width(self) -> float:
-        """About: fonts differ."""
-        return len(self.text) * self.size * (0.602 if self.mono else 0.64 if self.bold else 0.57)
+        """An estimate: fonts differ."""
+        if self.mono:
+            width = MONO_WIDTH
+        elif self.bold:
+            width = BOLD_WIDTH
+        else:
+            width = PLAIN_WIDTH
+        return len(self.text) * self.size * width
+
+    def moved_to(self, x: float, y: float) -> Text:
+        return replace(self, x=x, y=y)
 
 
 Shape: TypeAlias = Box | Curve | Text
@@ -92,7 +110,7 @@ Shape: TypeAlias = Box | Curve | Text
 
 @dataclass(frozen=True)
 class Group:
-    """Shapes that are one thing, and what a pointer on them tells."""
+    """Shapes that belong together, and the tooltip that they share."""
 
     shapes: tuple[Shape, ...]
     hint: str = ""
@@ -100,68 +118,101 @@ class Group:
 
 @dataclass(frozen=True)
 class Picture:
+    """Groups of shapes on a rectangle."""
+
     width: float
     height: float
     title: str
     groups: tuple[Group, ...]
 
 
-def svg(picture: Picture, of_its_own: bool = False) -> str:
-    """For a page, whose style sheet has `css()`; or with colours and fonts in it, as a file of its own."""
-    size = f'width="{picture.width:.0f}" height="{picture.height:.0f}"'
-    space = 'xmlns="http://www.w3.org/2000/svg" ' if of_its_own else ""
-    fonts = f' font-family="{SANS}"' if of_its_own else ""
-    parts = [
-        f'<svg {space}viewBox="0 0 {picture.width:.0f} {picture.height:.0f}" {size}{fonts} role="img" '
-        f'aria-label="{escape(picture.title)}">'
-    ]
-    if of_its_own:
-        parts.append(f"<title>{escape(picture.title)}</title>")
+def shifted(group: Group, right: float, down: float) -> Group:
+    """Return a group with all its shapes moved."""
+    shapes: list[Shape] = []
+    for shape in group.shapes:
+        if isinstance(shape, Curve):
+            points = tuple((x + right, y + down) for x, y in shape.points)
+            shapes.append(replace(shape, points=points))
+        else:
+            shapes.append(replace(shape, x=shape.x + right, y=shape.y + down))
+    return Group(tuple(shapes), group.hint)
+
+
+def svg(picture: Picture, standalone: bool = False) -> str:
+    """Return SVG for a page that includes `css()`, or a standalone file with its own colours."""
+    width = f"{picture.width:.0f}"
+    height = f"{picture.height:.0f}"
+    title = escape(picture.title)
+    head = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    if standalone:
+        head = f'xmlns="http://www.w3.org/2000/svg" {head} font-family="{SANS}"'
+    parts = [f'<svg {head} role="img" aria-label="{title}">']
+    if standalone:
+        parts.append(f"<title>{title}</title>")
     for group in picture.groups:
-        shapes = "".join(_shape(shape, of_its_own) for shape in group.shapes)
-        parts.append(
-            f"<g><title>{escape(group.hint)}</title>{shapes}</g>" if group.hint else shapes
-        )
-    return "\n".join([*parts, "</svg>"])
+        shapes = "".join(_shape(shape, standalone) for shape in group.shapes)
+        if group.hint:
+            shapes = f"<g><title>{escape(group.hint)}</title>{shapes}</g>"
+        parts.append(shapes)
+    parts.append("</svg>")
+    return "\n".join(parts)
 
 
-def _shape(shape: Shape, of_its_own: bool) -> str:
-    style = STYLES[shape.style]
+def _shape(shape: Shape, standalone: bool) -> str:
     if isinstance(shape, Text):
-        look = (
-            f'fill="{style.fill}"' if of_its_own else f'class="t-{shape.style}{" m" * shape.mono}"'
-        )
-        look += f' font-family="{MONO}"' if of_its_own and shape.mono else ""
-        look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
-        look += ' font-weight="bold"' if shape.bold else ""
-        return f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" {look}>{escape(shape.text)}</text>'
-    look = f'class="s-{shape.style}"'
+        return _text(shape, standalone)
     if isinstance(shape, Box):
-        if of_its_own:
-            dashes = f' stroke-dasharray="{style.dashes}"' if style.dashes else ""
-            look = f'fill="{style.fill}" stroke="{style.edge}" stroke-width="{style.line}"{dashes}'
-        return (
-            f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
-            f'rx="{shape.radius:g}" {look}/>'
-        )
+        return _box(shape, standalone)
+    return _curve(shape, standalone)
+
+
+def _text(shape: Text, standalone: bool) -> str:
+    if standalone:
+        look = f'fill="{STYLES[shape.style].fill}"'
+        if shape.mono:
+            look += f' font-family="{MONO}"'
+    elif shape.mono:
+        look = f'class="t-{shape.style} m"'
+    else:
+        look = f'class="t-{shape.style}"'
+    if shape.anchor != "start":
+        look += f' text-anchor="{shape.anchor}"'
+    if shape.bold:
+        look += ' font-weight="bold"'
+    place = f'x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}"'
+    return f"<text {place} {look}>{escape(shape.text)}</text>"
+
+
+def _box(shape: Box, standalone: bool) -> str:
+    look = f'class="s-{shape.style}"'
+    if standalone:
+        style = STYLES[shape.style]
+        look = f'fill="{style.fill}" stroke="{style.edge}" stroke-width="{style.line}"'
+        if style.dashes:
+            look += f' stroke-dasharray="{style.dashes}"'
+    place = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
+    size = f'width="{shape.width:.1f}" height="{shape.height:.1f}" rx="{shape.radius:g}"'
+    return f"<rect {place} {size} {look}/>"
+
+
+def _curve(shape: Curve, standalone: bool) -> str:
     x, y = shape.points[0]
     path = f"M{x:.1f},{y:.1f}"
-    for _, *rest in shape.beziers():
-        path += "C" + " ".join(f"{x:.1f},{y:.1f}" for x, y in rest)
-    look = (
-        f'fill="none" stroke="{style.edge}" stroke-opacity="0.8"'
-        if of_its_own
-        else f'class="e-{shape.style}"'
-    )
+    for _, *controls in shape.beziers():
+        path += "C" + " ".join(f"{x:.1f},{y:.1f}" for x, y in controls)
+    look = f'class="e-{shape.style}"'
+    if standalone:
+        look = f'fill="none" stroke="{STYLES[shape.style].edge}" stroke-opacity="0.8"'
     return f'<path d="{path}" stroke-width="{shape.line:.1f}" {look}/>'
 
 
 def css() -> str:
-    """The style sheet of pictures in a page, light and dark."""
-    dark = "".join(
-        _rules(name, style.dark_fill, style.dark_edge, style) for name, style in STYLES.items()
-    )
-    light = "".join(_rules(name, style.fill, style.edge, style) for name, style in STYLES.items())
+    """Return the style sheet for pictures in a page, light and dark."""
+    light = ""
+    dark = ""
+    for name, style in STYLES.items():
+        light += _rules(name, style.fill, style.edge, style)
+        dark += _rules(name, style.dark_fill, style.dark_edge, style)
     return f"{light}@media (prefers-color-scheme: dark) {{\n{dark}}}\n"
 
 
@@ -174,14 +225,18 @@ def _rules(name: str, fill: str, edge: str, style: Style) -> str:
     )
 
 
-def shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
+def shortened(text: str, length: int) -> str:
+    """Cut off what exceeds a number of characters."""
+    if len(text) <= length:
+        return text
+    return text[: length - 1] + "…"
 
 
 def overlap(one: Text, others: Sequence[Text]) -> bool:
-    """Whether a text in the middle of its place covers another one."""
-    return any(
-        abs(one.x - other.x) < (one.width + other.width) / 2 + 4
-        and abs(one.y - other.y) < other.size + 2
-        for other in others
-    )
+    """Whether a text anchored in its middle covers another such text."""
+    for other in others:
+        near_x = abs(one.x - other.x) < (one.width + other.width) / 2 + 4
+        near_y = abs(one.y - other.y) < other.size + 2
+        if near_x and near_y:
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""The graph of a plan as a picture for a paper or a slide: `einmpi plan --plot`. PNG is drawn by matplotlib."""
+"""The graph of a plan as a picture for a paper or a slide (`einmpi plan --plot`): SVG or PNG."""
 
 from __future__ import annotations
 
@@ -13,36 +13,40 @@ from einmpi.errors import InputError
 from einmpi.files.replace import replace_file
 from einmpi.planner.make_plan import Plan
 from einmpi.report.graph_picture import graph_picture
-from einmpi.report.picture import STYLES, Box, Curve, Picture, Shape, svg
+from einmpi.report.picture import STYLES, Box, Curve, Picture, Shape, Text, svg
 
 PIXELS_PER_INCH = 100
-POINTS = 72 / PIXELS_PER_INCH  # of a pixel
-SHARPNESS = 2  # pixels of the file for a pixel of the picture
+POINTS_PER_PIXEL = 72 / PIXELS_PER_INCH
+PNG_SCALE = 2  # pixels in the file for each pixel of the picture
 
 
 def write_plot(file: str | os.PathLike[str], plan: Plan) -> None:
-    """Write the graph with its cuts; the file's suffix says how."""
+    """Write the graph with its cuts in the format that the file's suffix names."""
     check_plot(file)
-    replace_file(file, [PLOTS[PurePath(file).suffix.lower()](graph_picture(plan))])
+    encode = ENCODERS[PurePath(file).suffix.lower()]
+    replace_file(file, [encode(graph_picture(plan))])
 
 
 def check_plot(file: str | os.PathLike[str]) -> None:
-    """Whether `write_plot` can write such a file: known before there is a plan."""
+    """Raise an error if `write_plot` cannot write such a file. No plan is needed to ask."""
     suffix = PurePath(file).suffix.lower()
-    if suffix not in PLOTS:
-        raise InputError(
-            os.fspath(file), "unknown kind of picture", f"a file that ends in {' or '.join(PLOTS)}"
-        )
+    if suffix not in ENCODERS:
+        expected = f"a file name that ends in {' or '.join(ENCODERS)}"
+        raise InputError(os.fspath(file), "unknown picture format", expected)
     if suffix == ".png" and find_spec("matplotlib") is None:
-        allowed = "pip install 'einmpi[plot]', or a file that ends in .svg"
-        raise InputError(os.fspath(file), "this needs matplotlib", allowed)
+        raise InputError(
+            os.fspath(file),
+            "PNG pictures need matplotlib, which is not installed",
+            "a file name that ends in .svg",
+            "or install einmpi[plot]",
+        )
 
 
-def _svg(picture: Picture) -> bytes:
-    return f"{svg(picture, of_its_own=True)}\n".encode()
+def _svg_file(picture: Picture) -> bytes:
+    return f"{svg(picture, standalone=True)}\n".encode()
 
 
-def _png(picture: Picture) -> bytes:
+def _png_file(picture: Picture) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(picture.width / PIXELS_PER_INCH, picture.height / PIXELS_PER_INCH))
@@ -54,59 +58,72 @@ def _png(picture: Picture) -> bytes:
         for shape in group.shapes:
             _draw(axes, shape)
     drawn = BytesIO()
-    figure.savefig(drawn, format="png", dpi=PIXELS_PER_INCH * SHARPNESS)
+    figure.savefig(drawn, format="png", dpi=PIXELS_PER_INCH * PNG_SCALE)
     return drawn.getvalue()
 
 
 def _draw(axes: Any, shape: Shape) -> None:
-    from matplotlib.patches import FancyBboxPatch, PathPatch
-    from matplotlib.path import Path
+    if isinstance(shape, Box):
+        _draw_box(axes, shape)
+    elif isinstance(shape, Curve):
+        _draw_curve(axes, shape)
+    else:
+        _draw_text(axes, shape)
+
+
+def _draw_box(axes: Any, shape: Box) -> None:
+    from matplotlib.patches import FancyBboxPatch
 
     style = STYLES[shape.style]
-    if isinstance(shape, Box):
-        corners = f"round,pad=0,rounding_size={min(shape.radius, shape.height / 2)}"
-        axes.add_patch(
-            FancyBboxPatch(
-                (shape.x, shape.y),
-                shape.width,
-                shape.height,
-                boxstyle=corners,
-                facecolor=style.fill,
-                edgecolor=style.edge,
-                linewidth=style.line * POINTS,
-                linestyle="--" if style.dashes else "-",
-                zorder=2,
-            )
-        )
-    elif isinstance(shape, Curve):
-        pieces = shape.beziers()
-        points = [pieces[0][0], *(point for _, *rest in pieces for point in rest)]
-        codes = [Path.MOVETO, *[Path.CURVE4] * (len(points) - 1)]
-        axes.add_patch(
-            PathPatch(
-                Path(points, codes),
-                fill=False,
-                edgecolor=style.edge,
-                linewidth=shape.line * POINTS,
-                alpha=0.8,
-                zorder=1,
-            )
-        )
-    else:
-        align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
-        axes.text(
-            shape.x,
-            shape.y,
-            shape.text,
-            color=style.fill,
-            fontsize=shape.size * POINTS,
-            ha=align,
-            va="baseline",
-            family="DejaVu Sans Mono" if shape.mono else "DejaVu Sans",
-            weight="bold" if shape.bold else "normal",
-            parse_math=False,
-            zorder=3,
-        )
+    radius = min(shape.radius, shape.height / 2)
+    box = FancyBboxPatch(
+        (shape.x, shape.y),
+        shape.width,
+        shape.height,
+        boxstyle=f"round,pad=0,rounding_size={radius}",
+        facecolor=style.fill,
+        edgecolor=style.edge,
+        linewidth=style.line * POINTS_PER_PIXEL,
+        linestyle="--" if style.dashes else "-",
+        zorder=2,
+    )
+    axes.add_patch(box)
 
 
-PLOTS: dict[str, Callable[[Picture], bytes]] = {".svg": _svg, ".png": _png}
+def _draw_curve(axes: Any, shape: Curve) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    points = [shape.points[0]]
+    for _, *controls in shape.beziers():
+        points += controls
+    codes = [Path.MOVETO, *[Path.CURVE4] * (len(points) - 1)]
+    curve = PathPatch(
+        Path(points, codes),
+        fill=False,
+        edgecolor=STYLES[shape.style].edge,
+        linewidth=shape.line * POINTS_PER_PIXEL,
+        alpha=0.8,
+        zorder=1,
+    )
+    axes.add_patch(curve)
+
+
+def _draw_text(axes: Any, shape: Text) -> None:
+    alignment = {"start": "left", "middle": "center", "end": "right"}
+    axes.text(
+        shape.x,
+        shape.y,
+        shape.text,
+        color=STYLES[shape.style].fill,
+        fontsize=shape.size * POINTS_PER_PIXEL,
+        ha=alignment[shape.anchor],
+        va="baseline",
+        family="DejaVu Sans Mono" if shape.mono else "DejaVu Sans",
+        weight="bold" if shape.bold else "normal",
+        parse_math=False,
+        zorder=3,
+    )
+
+
+ENCODERS: dict[str, Callable[[Picture], bytes]] = {".svg": _svg_file, ".png": _png_file}

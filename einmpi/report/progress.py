@@ -1,30 +1,31 @@
-"""How far a run is: a bar on a terminal, now and then a line in a log. Rank 0 shows its own steps."""
+"""How far a run has come: a bar on a terminal, an occasional line in a log, by rank 0."""
 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
 from itertools import accumulate
 from threading import Event, Thread
 from time import perf_counter
-from typing import Any
 
 from einmpi.comm.base import Comm
 from einmpi.process.terminal import CLEAR, screen
 from einmpi.report.record import Work, work_of
+from einmpi.report.terminal import console_for
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 from einmpi.units import show_bytes
 
-BETWEEN_BARS, BETWEEN_LINES = 0.2, 30.0  # seconds
-STALE = 1.0  # seconds after which a bar is drawn anew though nothing but time has passed
-WORTH = 16  # operations that a byte takes as long as
-_BAR, _NARROW = 24, 60  # columns
+BAR_INTERVAL = 0.2  # seconds
+LINE_INTERVAL = 30.0
+REDRAW_AFTER = 1.0  # seconds after which a bar is drawn again though no step has begun
+OPERATIONS_PER_BYTE = 16  # that take as long as moving a byte
+BAR_WIDTH = 24  # columns
+LEAST_WIDTH_FOR_BAR = 60
 
 
 class Progress:
-    """Hears of every step of the runs, and only notes it. While it is open, a thread shows how far they are."""
+    """Counts the steps of all repeats of a run. While it is open, a thread shows how far it is."""
 
     def __init__(
         self,
@@ -33,112 +34,142 @@ class Progress:
         repeats: int = 1,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.comm, self.schedule, self.repeats, self.clock = comm, schedule, repeats, clock
-        self.stream, self.width = screen()
-        self.between = BETWEEN_BARS if self.width else BETWEEN_LINES
-        self.received, self.start = comm.received, clock()
-        self.at = 0, self.start  # steps that have begun, and when the last one did
+        self.comm = comm
+        self.schedule = schedule
+        self.repeats = repeats
+        self.clock = clock
+        self.stream, self.width = screen()  # the width is 0 where there is no terminal
+        self.interval = BAR_INTERVAL if self.width else LINE_INTERVAL
+        self.received_before = comm.received
+        self.start = clock()
+        # How many steps have begun and when the last one did: a single value, read by the thread.
+        self.begun = 0, self.start
+        self.steps_shown = 0  # how many had begun when something was shown last
+        self.time_shown = 0.0
         self.works: list[Work | None] = []  # of the steps; empty until something is shown
-        self.done: list[
-            float
-        ] = []  # part of the work that is done before each step, and at the end
-        self.shown = 0, 0.0  # how many steps had begun when something was shown, and when that was
+        self.done: list[float] = []  # the part of the work done before each step, and at the end
         self.closed = Event()
         self.thread: Thread | None = None
 
     def __call__(self, step: Step) -> None:
-        self.at = self.at[0] + 1, self.clock()
+        """Note that a step begins. This is all that a run pays for."""
+        self.begun = self.begun[0] + 1, self.clock()
 
     def open(self) -> None:
         self.closed.clear()
-        self.thread = Thread(target=self._watch, daemon=True, name="progress")
+        self.thread = Thread(target=self._show_until_closed, daemon=True, name="progress")
         self.thread.start()
 
     def close(self) -> None:
-        """Take the bar away, before anything else is written."""
+        """Remove the bar, before anything else is written."""
         self.closed.set()
+        is_writing = False
         if self.thread is not None:
+            # On a terminal that is stopped the thread cannot finish; that must not stop the run.
             self.thread.join(timeout=1.0)
-        # A thread that still writes does so to a terminal that is stopped, which must not stop the run.
-        if self.shown[0] and self.width and (self.thread is None or not self.thread.is_alive()):
+            is_writing = self.thread.is_alive()
+        if self.steps_shown and self.width and not is_writing:
             self._write(CLEAR)
         self.thread = None
-        self.shown = 0, 0.0
+        self.steps_shown = 0
+        self.time_shown = 0.0
 
-    def _watch(self) -> None:
-        while not self.closed.wait(self.between):
+    def _show_until_closed(self) -> None:
+        while not self.closed.wait(self.interval):
             self.show()
 
     def show(self) -> None:
         """Show how far the run is, if there is anything new."""
-        (count, since), now = self.at, self.clock()
-        if count == 0 or (self.width and count == self.shown[0] and now < self.shown[1] + STALE):
+        steps, step_start = self.begun
+        now = self.clock()
+        is_new = steps != self.steps_shown or now >= self.time_shown + REDRAW_AFTER
+        if steps == 0 or (self.width and not is_new):
             return
-        self.shown = count, now
+        self.steps_shown = steps
+        self.time_shown = now
         if not self.done:
-            self.works = [work_of(step) for step in self.schedule.steps]
-            weights = [work.operations + WORTH * work.nbytes if work else 0 for work in self.works]
-            self.done = [done / (sum(weights) or 1) for done in accumulate(weights, initial=0)]
-        run, step = divmod(count - 1, len(self.works))
-        before, after = ((run + self.done[k]) / self.repeats for k in (step, step + 1))
-        # Inside a long step the bar goes on as fast as before, but not beyond the step.
-        passed = (now - self.start) / (since - self.start) if since > self.start else 1.0
-        part = max(before, min(before * passed, after))
-        left = (now - self.start) * (1 - part) / part if part else None
-        work = next(
-            (work for work in self.works[step:] if work), None
-        )  # a Free is shown as what comes next
-        vertex, kind = (work.vertex, work.kind) if work else ("", "")
+            self._weigh_steps()
+        repeat, step = divmod(steps - 1, len(self.works))
+        part = self._part_done(repeat, step, step_start, now)
+        left = None
+        if part:
+            left = (now - self.start) * (1 - part) / part
+        # The work of the current step, or of the next one if it has none.
+        work = next((work for work in self.works[step:] if work is not None), None)
         if self.width:
-            self._write(CLEAR + self._bar(part, vertex, kind, left) + "\r")
+            self._write(CLEAR + self._bar(part, work, left) + "\r")
         else:
-            vertices = len({work.vertex for work in self.works if work and work.kind == "kernel"})
-            about = f", about {_about(left)} left" if left is not None else ""
-            self._write(f"einmpi: {part:.0%} {vertex} of {vertices} vertices{about}\n")
+            self._write(self._line(part, work, left))
 
-    def _bar(self, part: float, vertex: str, kind: str, left: float | None) -> str:
-        from rich.console import Console
+    def _weigh_steps(self) -> None:
+        self.works = [work_of(step) for step in self.schedule.steps]
+        weights = []
+        for work in self.works:
+            if work is None:
+                weights.append(0)
+            else:
+                weights.append(work.operations + OPERATIONS_PER_BYTE * work.nbytes)
+        total = sum(weights) or 1
+        self.done = [done / total for done in accumulate(weights, initial=0)]
+
+    def _part_done(self, repeat: int, step: int, step_start: float, now: float) -> float:
+        """Return how much of the work is done, from 0 to 1.
+
+        Inside a long step the bar goes on as fast as before, but not beyond the step.
+        """
+        before = (repeat + self.done[step]) / self.repeats
+        after = (repeat + self.done[step + 1]) / self.repeats
+        growth = 1.0
+        if step_start > self.start:
+            growth = (now - self.start) / (step_start - self.start)
+        return max(before, min(before * growth, after))
+
+    def _line(self, part: float, work: Work | None, left: float | None) -> str:
+        vertices = set()
+        for each in self.works:
+            if each is not None and each.kind == "kernel":
+                vertices.add(each.vertex)
+        vertex = "" if work is None else work.vertex
+        time_left = "" if left is None else f", {_about(left)}"
+        return f"einmpi: {part:.0%} {vertex} of {len(vertices)} vertices{time_left}\n"
+
+    def _bar(self, part: float, work: Work | None, left: float | None) -> str:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        moved = self.comm.received - self.received
-        texts = [
-            f"{part:4.0%}",
-            vertex,
-            kind,
-            f"{show_bytes(moved)} received" if self.comm.size > 1 else "",
-            f"about {_about(left)} left" if left is not None else "",
-        ]
-        line = Text("  ".join(text for text in texts if text), no_wrap=True, overflow="ellipsis")
-        colours: Any = None if os.environ.get("NO_COLOR") else "standard"
-        shown = io.StringIO()
-        # The last column stays empty: some terminals begin a new line when it is filled.
-        console = Console(
-            file=shown,
-            force_terminal=True,
-            width=max(1, self.width - 1),
-            color_system=colours,
-            highlight=False,
-        )
+        texts = [f"{part:4.0%}"]
+        if work is not None:
+            texts += [work.vertex, work.kind]
+        if self.comm.size > 1:
+            texts.append(f"{show_bytes(self.comm.received - self.received_before)} received")
+        if left is not None:
+            texts.append(_about(left))
+        line = Text("  ".join(texts), no_wrap=True, overflow="ellipsis")
         grid = Table.grid(padding=(0, 1, 0, 0))
-        if self.width < _NARROW:
+        if self.width < LEAST_WIDTH_FOR_BAR:
             grid.add_row(line)
         else:
-            grid.add_row(ProgressBar(total=1.0, completed=part, width=_BAR), line)
-        console.print(grid, end="")
-        return shown.getvalue().split("\n")[0].rstrip()
+            grid.add_row(ProgressBar(total=1.0, completed=part, width=BAR_WIDTH), line)
+        stream = io.StringIO()
+        # The last column stays empty: some terminals begin a new line when it is filled.
+        console_for(stream, max(1, self.width - 1)).print(grid, end="")
+        return stream.getvalue().split("\n")[0].rstrip()
 
     def _write(self, text: str) -> None:
         try:
             self.stream.write(text)
             self.stream.flush()
-        except (OSError, ValueError):  # nobody looks any more; that is no reason to end a run
+        except (OSError, ValueError):  # the terminal is gone; that is no reason to end a run
             self.closed.set()
 
 
 def _about(seconds: float) -> str:
-    """2 min, 40 s, 3.5 h: an estimate has few digits."""
+    """Return an estimate with few digits: "about 2 min left"."""
     if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+        time = f"{seconds:.0f} s"
+    elif seconds < 6000:
+        time = f"{seconds / 60:.0f} min"
+    else:
+        time = f"{seconds / 3600:.1f} h"
+    return f"about {time} left"

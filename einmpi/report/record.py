@@ -1,4 +1,4 @@
-"""Records when a rank does its steps, and gathers the records of all ranks on rank 0."""
+"""A recorder of when a rank does its steps. Rank 0 gathers the records of all ranks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.base import Comm, uncounted
@@ -19,7 +19,7 @@ from einmpi.schedule.steps import Step
 
 @dataclass(frozen=True)
 class Work:
-    """What a step is about, and how much it is."""
+    """What a step does, and how much of it."""
 
     kind: str
     vertex: str
@@ -41,15 +41,18 @@ def work_of(step: Step) -> Work | None:
 
 
 class Recorder:
-    """Hears of the steps of one run. Between `begin` and `finish`, which all ranks call, it only notes the time."""
+    """Records the steps of one run.
+
+    All ranks call `begin` and `finish`; in between, a step costs no more than reading the clock.
+    """
 
     def __init__(self, comm: Comm, checkpoints: Checkpoints | None = None) -> None:
-        self.comm, self.checkpoints = comm, checkpoints
+        self.comm = comm
+        self.checkpoints = checkpoints
         self.steps: list[Step] = []
-        self.times: list[float] = []
-        self.saving: list[
-            float
-        ] = []  # seconds that checkpoints have taken so far: no part of the step before
+        self.times: list[float] = []  # when each step began
+        # Seconds that checkpoints had taken by then: they do not count towards the step before.
+        self.saving: list[float] = []
         self.clocks: list[Reading] = []
 
     def __call__(self, step: Step) -> None:
@@ -62,39 +65,43 @@ class Recorder:
         self.clocks = compare_clocks(self.comm)
 
     def finish(self) -> Timeline | None:
-        """The timeline of all ranks, on rank 0."""
+        """Return the timeline of all ranks on rank 0, None on the others."""
         self.times.append(perf_counter())
         if self.checkpoints is not None:
             self.saving.append(self.checkpoints.seconds)
-        own = self._rows()
-        after = compare_clocks(self.comm)
-        records = _to_first(self.comm, own)
+        own = self._own_record()
+        clocks_after = compare_clocks(self.comm)
+        records = _gather(self.comm, own)
         if self.comm.rank > 0:
             return None
-        for record, before, later in zip(records, self.clocks, after, strict=True):
-            record.times = on_first_clock(record.times, before, later)
+        for record, before, after in zip(records, self.clocks, clocks_after, strict=True):
+            record.times = on_first_clock(record.times, before, after)
         return _timeline(records)
 
-    def _rows(self) -> _Record:
-        texts: dict[str, int] = {}
+    def _own_record(self) -> _Record:
+        texts: dict[str, int] = {}  # each with its number
         groups: dict[tuple[int, ...], int] = {}
         ends = np.array(self.times[1:])
         if self.saving:
             ends -= np.diff(self.saving)
-        times, rows = [], []
+        times = []
+        rows = []
         for step, start, end in zip(self.steps, self.times, ends.tolist(), strict=False):
             work = work_of(step)
-            if work is not None:
-                label = " ".join(str(step).split())
-                vertex, line = (texts.setdefault(text, len(texts)) for text in (work.vertex, label))
-                group, to = (
-                    groups.setdefault(work.group, len(groups)),
-                    -1 if work.to is None else work.to,
-                )
-                rows.append(
-                    (KINDS.index(work.kind), vertex, line, work.nbytes, work.operations, group, to)
-                )
-                times.append((start, end))
+            if work is None:
+                continue
+            label = " ".join(str(step).split())
+            row = (
+                KINDS.index(work.kind),
+                texts.setdefault(work.vertex, len(texts)),
+                texts.setdefault(label, len(texts)),
+                work.nbytes,
+                work.operations,
+                groups.setdefault(work.group, len(groups)),
+                _NOBODY if work.to is None else work.to,
+            )
+            rows.append(row)
+            times.append((start, end))
         index = json.dumps([list(texts), list(groups)]).encode()
         return _Record(
             np.array(times).reshape(-1, 2), np.array(rows, np.int64).reshape(-1, _COLUMNS), index
@@ -102,70 +109,77 @@ class Recorder:
 
 
 _COLUMNS = 7  # kind, vertex, label, bytes, operations, group, to
+_NOBODY = -1  # instead of the rank that a step sends to
 
 
 @dataclass
 class _Record:
-    """The spans of a rank, as it sends them."""
+    """The spans of a rank in the form in which it sends them."""
 
-    times: np.ndarray  # start and end of each
-    numbers: np.ndarray  # _COLUMNS of each; vertex, label and group are places in the index
+    times: npt.NDArray[np.float64]  # start and end of each span
+    numbers: npt.NDArray[np.int64]  # _COLUMNS of each; vertex, label and group refer to the index
     index: bytes  # JSON: each text once, each group once
 
 
-def _to_first(comm: Comm, own: _Record) -> list[_Record]:
-    """Those of all ranks, on rank 0; not counted as moved."""
+def _gather(comm: Comm, own: _Record) -> list[_Record]:
+    """Return the records of all ranks on rank 0. This does not count as data moved."""
     records = [own]
     with uncounted(comm):
         if comm.rank > 0:
-            index = np.frombuffer(own.index, np.uint8)
-            for part in (
-                np.array([len(own.times), index.size]),
-                own.times.ravel(),
-                own.numbers.ravel(),
-                index,
-            ):
-                comm.sendrecv(0, part, None, None)
-        for rank in range(1, comm.size) if comm.rank == 0 else ():
-            sizes = np.empty(2, np.int64)
-            comm.sendrecv(None, None, rank, sizes)
-            count, length = map(int, sizes)
-            times, numbers = np.empty(2 * count), np.empty(_COLUMNS * count, np.int64)
-            index = np.empty(length, np.uint8)
-            for part in (times, numbers, index):
-                comm.sendrecv(None, None, rank, part)
-            records.append(
-                _Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes())
-            )
+            _send(comm, own)
+        else:
+            for rank in range(1, comm.size):
+                records.append(_receive(comm, rank))
     return records
 
 
+def _send(comm: Comm, record: _Record) -> None:
+    index = np.frombuffer(record.index, np.uint8)
+    sizes = np.array([len(record.times), index.size])
+    for part in (sizes, record.times.ravel(), record.numbers.ravel(), index):
+        comm.sendrecv(0, part, None, None)
+
+
+def _receive(comm: Comm, rank: int) -> _Record:
+    sizes = np.empty(2, np.int64)
+    comm.sendrecv(None, None, rank, sizes)
+    count, length = map(int, sizes)
+    times = np.empty(2 * count)
+    numbers = np.empty(_COLUMNS * count, np.int64)
+    index = np.empty(length, np.uint8)
+    for part in (times, numbers, index):
+        comm.sendrecv(None, None, rank, part)
+    return _Record(times.reshape(-1, 2), numbers.reshape(-1, _COLUMNS), index.tobytes())
+
+
 def _timeline(records: Sequence[_Record]) -> Timeline:
-    """The run begins when the first rank does. Ranks share what is alike: a group may have as many members as there are
-    ranks."""
-    first = min((float(record.times.min()) for record in records if record.times.size), default=0.0)
-    shared: dict[Any, Any] = {}
+    """Put the records of all ranks together. The run begins when its first step does."""
+    begin = min((float(record.times.min()) for record in records if record.times.size), default=0.0)
+    # Equal texts and groups are shared by all spans: a group may have as many members as there are
+    # ranks.
+    shared_texts: dict[str, str] = {}
+    shared_groups: dict[tuple[int, ...], tuple[int, ...]] = {}
     spans = []
     for rank, record in enumerate(records):
-        texts, lists = json.loads(record.index)
-        texts = [shared.setdefault(text, text) for text in texts]
-        groups = [shared.setdefault(group, group) for group in map(tuple, lists)]
-        for (start, end), row in zip(
-            (record.times - first).tolist(), record.numbers.tolist(), strict=True
-        ):
+        own_texts, own_groups = json.loads(record.index)
+        texts = [shared_texts.setdefault(text, text) for text in own_texts]
+        groups = []
+        for members in map(tuple, own_groups):
+            groups.append(shared_groups.setdefault(members, members))
+        times = (record.times - begin).tolist()
+        for (start, end), row in zip(times, record.numbers.tolist(), strict=True):
             kind, vertex, label, nbytes, operations, group, to = row
-            spans.append(
-                Span(
-                    rank,
-                    KINDS[kind],
-                    texts[vertex],
-                    texts[label],
-                    start,
-                    max(start, end),
-                    nbytes,
-                    operations,
-                    groups[group],
-                    None if to < 0 else to,
-                )
+            span = Span(
+                rank,
+                KINDS[kind],
+                texts[vertex],
+                texts[label],
+                start,
+                max(start, end),
+                nbytes,
+                operations,
+                groups[group],
+                None if to == _NOBODY else to,
             )
+            spans.append(span)
     return Timeline(len(records), max((span.end for span in spans), default=0.0), tuple(spans))

@@ -1,14 +1,15 @@
-"""What a run gave and what it took, gathered from all ranks: as JSON and as text for people."""
+"""The results and costs of a run, gathered from all ranks: as JSON and as text for people."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
@@ -18,61 +19,77 @@ from einmpi.planner.text.explain import one_level
 from einmpi.report.timeline import Timeline
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
-PIECE = 2**20  # elements
+NORM_BLOCK_ELEMENTS = 2**20
+
+Array: TypeAlias = npt.NDArray[Any]
+Number: TypeAlias = float | int
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a tensor; None where it has no elements, or no order."""
+    """The norm and extremes of a tensor. Empty and complex tensors have no extremes."""
 
     norm: float
-    least: float | int | None
-    greatest: float | int | None
+    least: Number | None
+    greatest: Number | None
 
 
 def figures(comm: Comm, arrays: Mapping[str, DistArray]) -> dict[str, Figures]:
-    """Norm, least and greatest value of each tensor, on all ranks. Every element counts once."""
-    own = {
-        name: _of_block(array.host)
-        for name, array in arrays.items()
-        if array.layout.owns(comm.rank)
-    }
+    """Return norm, least and greatest value of each tensor, on all ranks."""
+    own = {}
+    for name, array in arrays.items():
+        if array.layout.owns(comm.rank):
+            own[name] = _figures_of_block(array.host)
     blocks = [json.loads(text) for text in comm.allgather_text(json.dumps(own))]
     found = {}
     for name in arrays:
-        parts = [block[name] for block in blocks if name in block]
-        ends = [part[1:] for part in parts if part[1] is not None]
-        least = _first([low for low, _ in ends], min)
-        greatest = _first([high for _, high in ends], max)
-        norms = [part[0] for part in parts]
+        norms = []
+        low = []
+        high = []
+        for block in blocks:
+            if name not in block:
+                continue
+            norm, least, greatest = block[name]
+            norms.append(norm)
+            if least is not None:
+                low.append(least)
+                high.append(greatest)
         norm = math.nan if any(map(math.isnan, norms)) else math.hypot(*norms)
-        found[name] = Figures(norm, least, greatest)
+        found[name] = Figures(norm, _extreme(low, min), _extreme(high, max))
     return found
 
 
-def _of_block(array: np.ndarray) -> tuple[float, float | int | None, float | int | None]:
+def _figures_of_block(array: Array) -> tuple[float, Number | None, Number | None]:
     if array.size == 0:
         return 0.0, None, None
-    wide = np.complex128 if array.dtype.kind == "c" else np.float64
+    is_complex = array.dtype.kind == "c"
+    wide = np.complex128 if is_complex else np.float64
     flat = array.reshape(-1)
+    norms = []
     with np.errstate(all="ignore"):
-        # Piece by piece: the array may be larger than memory.
-        pieces = (flat[k : k + PIECE].astype(wide, copy=False) for k in range(0, flat.size, PIECE))
-        norm = math.hypot(*(float(np.linalg.norm(piece)) for piece in pieces))
-    if array.dtype.kind == "c":
+        # Block by block: the array may be larger than memory.
+        for start in range(0, flat.size, NORM_BLOCK_ELEMENTS):
+            block = flat[start : start + NORM_BLOCK_ELEMENTS].astype(wide, copy=False)
+            norms.append(float(np.linalg.norm(block)))
+    norm = math.hypot(*norms)
+    if is_complex:
         return norm, None, None
     return norm, array.min().item(), array.max().item()
 
 
-def _first(values: Sequence[Any], choose: Any) -> Any:
-    """The least or greatest; a value that is no number wins, as in numpy."""
-    odd = [value for value in values if value != value]
-    return odd[0] if odd else choose(values) if values else None
+def _extreme(
+    values: Sequence[Number], choose: Callable[[Sequence[Number]], Number]
+) -> Number | None:
+    """Return the least or greatest value; nan wins, as in numpy."""
+    for value in values:
+        if math.isnan(value):
+            return value
+    return choose(values) if values else None
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What all ranks together, and the busiest of them, moved and held."""
+    """What all ranks together, and the busiest of them, moved and held, in bytes."""
 
     moved: int
     moved_most: int
@@ -85,17 +102,17 @@ class Totals:
 
 
 def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
-    """`others` are those of Totals that are added up over the ranks, in their order."""
+    """Gather the totals of all ranks. `others` are the later fields of Totals, in their order."""
     own = " ".join(map(str, (received, peak, *others)))
-    moved, peaks, *added = zip(
-        *(map(int, text.split()) for text in comm.allgather_text(own)), strict=True
-    )
-    return Totals(sum(moved), max(moved), max(peaks), *map(sum, added))
+    rows = [tuple(map(int, text.split())) for text in comm.allgather_text(own)]
+    moved, peaks, *columns = zip(*rows, strict=True)
+    sums = [sum(column) for column in columns]
+    return Totals(sum(moved), max(moved), max(peaks), *sums)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything about a finished run."""
+    """All there is to say about a finished run."""
 
     job: Job
     plan: Plan
@@ -106,9 +123,9 @@ class Report:
     figures: Mapping[str, Figures]
     threads: str
     kernels: str = ""  # what was compiled
-    resumed_from: str | None = None  # the last vertex that an earlier run has done
+    resumed_from: str | None = None  # the last vertex that an earlier run had done
     checkpoints: int = 0
-    timeline: Timeline | None = None  # where the run was recorded
+    timeline: Timeline | None = None  # if the run was recorded
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -134,84 +151,87 @@ class Report:
             "checkpoints": self.checkpoints,
             "seconds_predicted": plan.seconds_predicted,
             "seconds": dict(self.seconds),
-            "outputs": {
-                name: {
-                    "shape": list(array.shape),
-                    "dtype": array.dtype.name,
-                    "norm": _finite(self.figures[name].norm),
-                }
-                for name, array in self.outputs.items()
-            },
+            "outputs": {},
         }
+        for name, array in self.outputs.items():
+            data["outputs"][name] = {
+                "shape": list(array.shape),
+                "dtype": array.dtype.name,
+                "norm": _finite(self.figures[name].norm),
+            }
         if len(self.seconds_all) > 1:
             data["seconds_all"] = list(self.seconds_all)
         return data
 
     def __str__(self) -> str:
         """The time it took, what moved, and a line for each output."""
-        plan, seconds = self.plan, self.seconds
-        ranks = counted(plan.ranks, "rank")
-        kinds = ("plan", "load", "run", *(("checkpoint",) if self.checkpoints else ()), "store")
-        parts = ", ".join(f"{name} {seconds[name]:.2f}" for name in kinds)
-        name = self.job.title or self.job.source.name
-        lines = [
-            f"{name}: {seconds['total']:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"
-        ]
-        if plan.ranks > 1:
-            moved, busiest, peak, planned = map(
-                show_bytes, (self.totals.moved, self.totals.moved_most, self.totals.peak, plan.peak)
-            )
-            against = (
-                "as planned"
-                if self.totals.moved == plan.bytes_predicted
-                else (f"planned {show_bytes(plan.bytes_predicted)}")
-            )
-            lines.append(
-                f"  moved {moved} ({against}), {busiest} to the busiest rank; "
-                f"peak memory {peak} a rank (planned {planned})"
-            )
-        if plan.nodes > 1:
-            between = show_bytes(self.totals.between)
-            lines.append(
-                f"  {between} of it between the {plan.nodes} nodes ({self._between_planned()}"
-                f"{'' if plan.knows_nodes else '; ' + one_level(plan)})"
-            )
-        if plan.seconds_predicted is not None:
-            lines.append(
-                f"  run in {show_seconds(seconds['run'])} ({show_seconds(plan.seconds_predicted)} predicted)"
-            )
+        lines = [self._time_line()]
+        if self.plan.ranks > 1:
+            lines.append(self._moved_line())
+        if self.plan.nodes > 1:
+            lines.append(self._between_nodes_line())
+        if self.plan.seconds_predicted is not None:
+            run = show_seconds(self.seconds["run"])
+            predicted = show_seconds(self.plan.seconds_predicted)
+            lines.append(f"  run in {run} ({predicted} predicted)")
         if self.totals.shuffled:
-            lines.append(
-                f"  {show_bytes(self.totals.shuffled)} of the inputs were read by one rank for another"
-            )
+            shuffled = show_bytes(self.totals.shuffled)
+            lines.append(f"  {shuffled} of the inputs were read by one rank for another")
         if self.totals.spilled:
-            lines.append(
-                f"  {show_bytes(self.totals.spilled)} were written to scratch files, "
-                f"{show_bytes(self.totals.fetched)} read from them"
-            )
+            spilled = show_bytes(self.totals.spilled)
+            fetched = show_bytes(self.totals.fetched)
+            lines.append(f"  {spilled} were written to scratch files, {fetched} read from them")
         targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
-            figures = f"{_show(self.figures[name], array)}{targets.get(name, '')}"
-            lines.append(f"  {name}  {array.dtype} {show_shape(array.shape)}  {figures}")
+            figures = _show_figures(self.figures[name], array)
+            target = targets.get(name, "")
+            lines.append(f"  {name}  {array.dtype} {show_shape(array.shape)}  {figures}{target}")
         return "\n".join(lines)
 
-    def _between_planned(self) -> str:
-        predicted = self.plan.bytes_between
-        assert predicted is not None  # ranks that run count it where the plan could not
+    def _time_line(self) -> str:
+        phases = ["plan", "load", "run", "store"]
+        if self.checkpoints:
+            phases.insert(3, "checkpoint")
+        parts = ", ".join(f"{name} {self.seconds[name]:.2f}" for name in phases)
+        name = self.job.title or self.job.source.name
+        ranks = counted(self.plan.ranks, "rank")
+        total = self.seconds["total"]
+        return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"
+
+    def _moved_line(self) -> str:
+        moved = show_bytes(self.totals.moved)
+        against = _against_plan(self.totals.moved, self.plan.bytes_predicted)
+        busiest = show_bytes(self.totals.moved_most)
+        peak = show_bytes(self.totals.peak)
+        planned = show_bytes(self.plan.peak)
         return (
-            "as planned" if predicted == self.totals.between else f"planned {show_bytes(predicted)}"
+            f"  moved {moved} ({against}), {busiest} to the busiest rank; "
+            f"peak memory {peak} a rank (planned {planned})"
         )
+
+    def _between_nodes_line(self) -> str:
+        predicted = self.plan.bytes_between
+        assert predicted is not None  # ranks that run count it if the plan could not
+        note = _against_plan(self.totals.between, predicted)
+        if not self.plan.knows_nodes:
+            note += f"; {one_level(self.plan)}"
+        between = show_bytes(self.totals.between)
+        return f"  {between} of it between the {self.plan.nodes} nodes ({note})"
+
+
+def _against_plan(measured: int, planned: int) -> str:
+    return "as planned" if measured == planned else f"planned {show_bytes(planned)}"
 
 
 def _finite(value: float) -> float | None:
-    """JSON knows no infinity and no nan."""
+    """Replace infinity and nan, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
-def _show(found: Figures, array: DistArray) -> str:
+def _show_figures(found: Figures, array: DistArray) -> str:
     if array.size == 0:
         return "empty"
     norm = f"norm {found.norm:.6g}"
-    return (
-        norm if found.least is None else f"{norm}  min {found.least:.6g}  max {found.greatest:.6g}"
-    )
+    if found.least is None:
+        return norm
+    return f"{norm}  min {found.least:.6g}  max {found.greatest:.6g}"

@@ -1,22 +1,22 @@
-"""Where the time of a run went: computing, moving and waiting, vertex by vertex."""
+"""Where the time of a run went, vertex by vertex: computing, moving and waiting."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from einmpi.planner.text.explain import Row
 from einmpi.planner.text.summary import Note
-from einmpi.report.timeline import Timeline
+from einmpi.report.timeline import Span, Timeline
 from einmpi.units import show_bytes
 
-_SHOWN = 20  # vertices that took longest
+MAX_ROWS = 20  # vertices that have a row of their own: those that took longest
 
 
 @dataclass(frozen=True)
 class VertexTimes:
-    """Seconds are the mean of the ranks that have steps; operations and bytes are those of all ranks."""
+    """Seconds as means over the ranks that have steps; operations and bytes as sums."""
 
     name: str
     kernel: float = 0.0
@@ -41,84 +41,101 @@ class VertexTimes:
         }
 
 
-def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes, ...]:
-    """Of every tensor that was computed or moved, in the order of `names`."""
-    names = list(dict.fromkeys([*names, *(span.vertex for span in timeline.spans)]))
-    busy = len({span.rank for span in timeline.spans}) or 1
-    kernels: dict[str, dict[int, float]] = {name: {} for name in names}  # seconds of each rank
-    moving, waiting = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
-    operations, nbytes = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
-    seen = set()
-    for span, wait in zip(timeline.spans, _waits(timeline), strict=True):
-        name, took = span.vertex, span.end - span.start
+@dataclass
+class _Sums:
+    """What all spans of a tensor add up to."""
+
+    kernel: dict[int, float] = field(default_factory=dict)  # seconds of each rank
+    communication: float = 0.0
+    waiting: float = 0.0
+    operations: int = 0
+    nbytes: int = 0
+
+    def add(self, span: Span, waited: float) -> None:
+        took = span.end - span.start
         if span.kind == "kernel":
-            kernels[name][span.rank] = kernels[name].get(span.rank, 0.0) + took
-            operations[name] += span.operations
-        elif span.kind in ("exchange", "reduce"):
-            waiting[name] += wait
-            moving[name] += took - wait
-            nbytes[name] += span.nbytes
+            self.kernel[span.rank] = self.kernel.get(span.rank, 0.0) + took
+            self.operations += span.operations
         else:
-            continue
-        seen.add(name)
-    return tuple(
-        VertexTimes(
+            self.waiting += waited
+            self.communication += took - waited
+            self.nbytes += span.nbytes
+
+    def times(self, name: str, ranks: int) -> VertexTimes:
+        return VertexTimes(
             name,
-            sum(kernels[name].values()) / busy,
-            max(kernels[name].values(), default=0.0),
-            moving[name] / busy,
-            waiting[name] / busy,
-            operations[name],
-            nbytes[name],
+            kernel=sum(self.kernel.values()) / ranks,
+            slowest_kernel=max(self.kernel.values(), default=0.0),
+            communication=self.communication / ranks,
+            waiting=self.waiting / ranks,
+            operations=self.operations,
+            nbytes=self.nbytes,
         )
-        for name in names
-        if name in seen
-    )
+
+
+def vertex_times(timeline: Timeline, names: Sequence[str]) -> tuple[VertexTimes, ...]:
+    """Return the times of every tensor that was computed or moved, in the order of `names`."""
+    sums: dict[str, _Sums] = {}
+    for span, waited in zip(timeline.spans, _waits(timeline), strict=True):
+        if span.kind in ("kernel", "exchange", "reduce"):
+            sums.setdefault(span.vertex, _Sums()).add(span, waited)
+    busy_ranks = len({span.rank for span in timeline.spans})
+    known = set(names)
+    order = [name for name in names if name in sums]
+    order += [name for name in sums if name not in known]
+    return tuple(sums[name].times(name, busy_ranks) for name in order)
 
 
 def _waits(timeline: Timeline) -> list[float]:
-    """Of each span: how long the rank was there before the last one of its group came."""
-    found = [0.0] * len(timeline.spans)
+    """Return for each span how long its rank waited for the last one of its group."""
+    waits = [0.0] * len(timeline.spans)
     for members in timeline.meetings():
-        last = max(timeline.spans[place].start for place in members.values())
+        last_start = max(timeline.spans[place].start for place in members.values())
         for place in members.values():
             span = timeline.spans[place]
-            found[place] = min(last, span.end) - span.start
-    return found
+            waits[place] = min(last_start, span.end) - span.start
+    return waits
 
 
-# ---- as a table -----------------------------------------------------------------------------------------------------
+# ---- as a table ----------------------------------------------------------------------------------
 
 
 def summary_rows(vertices: Sequence[VertexTimes]) -> list[Row]:
-    """A row for each of the slowest vertices, one for the others, one for all; the head first."""
-    order = sorted(vertices, key=lambda each: -each.seconds)  # of equal ones the first stays so
-    shown = order if len(order) <= _SHOWN + 1 else order[:_SHOWN]
-    others = order[len(shown) :]
-    rows = [*shown, *([_sum(f"{len(others)} others", others)] if others else ())]
+    """Return the heads, a row for each of the slowest vertices, one for the others, and the sum."""
+    order = sorted(vertices, key=lambda vertex: -vertex.seconds)
+    count = len(order)
+    if count > MAX_ROWS + 1:  # a row for one other vertex would say less than its own
+        count = MAX_ROWS
+    shown = order[:count]
+    others = order[count:]
+    if others:
+        shown.append(_total(f"{len(others)} others", others))
     if len(order) > 1:
-        rows.append(_sum("in all", order))
-    head: Row = ("vertex", "computing s", "moving s", "waiting s", "GFLOP/s", "GB/s", "imbalance")
-    return [head, *map(_row, rows)]
+        shown.append(_total("in all", order))
+    heads: Row = ("vertex", "computing s", "moving s", "waiting s", "GFLOP/s", "GB/s", "imbalance")
+    return [heads, *map(_row, shown)]
 
 
 def summary_notes(peak: int, planned: int) -> list[Note]:
     return [("peak memory", f"{show_bytes(peak)} a rank, {show_bytes(planned)} planned")]
 
 
-def _sum(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
+def _total(name: str, vertices: Sequence[VertexTimes]) -> VertexTimes:
     return VertexTimes(
         name,
-        sum(each.kernel for each in vertices),
-        sum(each.slowest_kernel for each in vertices),
-        sum(each.communication for each in vertices),
-        sum(each.waiting for each in vertices),
-        sum(each.operations for each in vertices),
-        sum(each.nbytes for each in vertices),
+        sum(vertex.kernel for vertex in vertices),
+        sum(vertex.slowest_kernel for vertex in vertices),
+        sum(vertex.communication for vertex in vertices),
+        sum(vertex.waiting for vertex in vertices),
+        sum(vertex.operations for vertex in vertices),
+        sum(vertex.nbytes for vertex in vertices),
     )
 
 
 def _row(vertex: VertexTimes) -> Row:
+    imbalance = "–"
+    if vertex.kernel:
+        imbalance = f"{vertex.slowest_kernel / vertex.kernel:.2f}"
     return (
         vertex.name,
         f"{vertex.kernel:.4f}",
@@ -126,7 +143,7 @@ def _row(vertex: VertexTimes) -> Row:
         f"{vertex.waiting:.4f}",
         _rate(vertex.operations, vertex.kernel),
         _rate(vertex.nbytes, vertex.communication),
-        f"{vertex.slowest_kernel / vertex.kernel:.2f}" if vertex.kernel else "–",
+        imbalance,
     )
 
 

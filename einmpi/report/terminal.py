@@ -1,4 +1,4 @@
-"""Tables for a terminal: with colours, and no wider than it is. Elsewhere the same is plain text."""
+"""Tables for a terminal, coloured and no wider than it is; elsewhere the same as plain text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from einmpi.planner.make_plan import Plan
 from einmpi.planner.text.explain import (
@@ -24,9 +24,13 @@ from einmpi.planner.text.summary import Note
 from einmpi.process.terminal import columns
 from einmpi.report.summary import VertexTimes, summary_notes, summary_rows
 
-_EINSUM = 20  # columns at least for the text of a vertex
-# Columns that a narrow terminal goes without, the first one first.
-_DISPENSABLE = (
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+COLUMN_GAP = 2  # blanks
+LEAST_EINSUM_WIDTH = 20  # columns for the text of a vertex
+# Columns that are left out on a narrow terminal, the least important first.
+OPTIONAL_COLUMNS = (
     "paper's cost",
     "lower bound",
     "repartition",
@@ -41,95 +45,139 @@ _DISPENSABLE = (
 
 
 def plan_text(plan: Plan) -> str:
-    """EXPLAIN; on a terminal the vertices that move most are red, those that move nothing pale."""
+    """Return EXPLAIN. On a terminal the vertices that move most are red, and idle ones are dim."""
     if not _on_terminal():
         return explain(plan)
     moved = [plan.bills[vertex.name].nbytes for vertex in plan.graph.computed]
     most = max(moved, default=0)
-    styles = [
-        "dim" if amount == 0 else "red" if 2 * amount > most else "yellow" for amount in moved
-    ]
-    return _rendered(heading(plan), vertex_rows(plan), 2, styles, totals(plan))
+    styles = []
+    for amount in moved:
+        if amount == 0:
+            styles.append("dim")
+        elif 2 * amount > most:
+            styles.append("red")
+        else:
+            styles.append("yellow")
+    return _render(heading(plan), vertex_rows(plan), 2, styles, totals(plan))
 
 
 def comparison_text(comparison: Comparison) -> str:
-    """Strategies side by side; on a terminal what moves least is green."""
+    """Return the strategies side by side. On a terminal those that move least are green."""
     if not _on_terminal():
         return comparison.text
     least = min((plan.bytes_predicted for plan in comparison.plans), default=0)
     styles = ["green" if plan.bytes_predicted == least else "" for plan in comparison.plans]
-    return _rendered("", comparison.rows, 1, styles, comparison.notes)
+    return _render("", comparison.rows, 1, styles, comparison.notes)
 
 
 def summary_text(vertices: Sequence[VertexTimes], peak: int, planned: int) -> str:
-    """Where the time went; on a terminal what mostly waits is red, what moves more than it computes yellow."""
-    rows, notes = summary_rows(vertices), summary_notes(peak, planned)
+    """Return where the time went.
+
+    On a terminal a vertex that mostly waits is red, one that moves longer than it computes yellow.
+    """
+    rows = summary_rows(vertices)
+    notes = summary_notes(peak, planned)
     if not _on_terminal():
         return "\n".join([*table_lines(rows), *map(note_line, notes)])
-    styles = [
-        "red" if waiting > computing + moving else "yellow" if moving > computing else ""
-        for computing, moving, waiting in (map(float, row[1:4]) for row in rows[1:])
-    ]
-    return _rendered("", rows, 1, styles, notes)
+    styles = []
+    for row in rows[1:]:
+        computing, moving, waiting = map(float, row[1:4])
+        if waiting > computing + moving:
+            styles.append("red")
+        elif moving > computing:
+            styles.append("yellow")
+        else:
+            styles.append("")
+    return _render("", rows, 1, styles, notes)
 
 
 def _on_terminal() -> bool:
     return columns(sys.stdout) > 0
 
 
-def _rendered(
+def console_for(stream: io.StringIO, width: int) -> Console:
+    """Return a rich console that renders for a terminal of this width."""
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        force_terminal=True,
+        width=width,
+        color_system=None if os.environ.get("NO_COLOR") else "standard",
+        highlight=False,
+    )
+
+
+def _render(
     title: str, rows: Sequence[Row], left: int, styles: Sequence[str], notes: Sequence[Note]
 ) -> str:
-    """Everything goes to rich as Text: [i,j] is no markup."""
-    from rich.console import Console
+    """Render a table whose first `left` columns are aligned to the left."""
+    # All strings are wrapped in Text: rich would take [i,j] for markup.
     from rich.table import Table
     from rich.text import Text
 
     width = columns(sys.stdout)
-    colours: Any = None if os.environ.get("NO_COLOR") else "standard"
-    shown = io.StringIO()
-    console = Console(
-        file=shown, force_terminal=True, width=width, color_system=colours, highlight=False
-    )
-    kept = _columns(rows, left, width)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column, size in kept.items():
-        side: Any = "left" if column < left else "right"
-        table.add_column(Text(rows[0][column]), justify=side, width=size, overflow="fold")
+    widths = _column_widths(rows, left, width)
+    heads = rows[0]
+    table = Table(box=None, pad_edge=False, padding=(0, COLUMN_GAP, 0, 0), header_style="bold")
+    for column, size in widths.items():
+        table.add_column(
+            Text(heads[column]),
+            justify="left" if column < left else "right",
+            width=size,
+            overflow="fold",
+        )
     for row, style in zip(rows[1:], styles, strict=True):
-        table.add_row(*(Text(row[column]) for column in kept), style=style)
+        table.add_row(*(Text(row[column]) for column in widths), style=style)
+    stream = io.StringIO()
+    console = console_for(stream, width)
     if title:
         console.print(Text(title, style="bold"))
     console.print(table)
-    if len(kept) < len(rows[0]):
-        missing = [name for column, name in enumerate(rows[0]) if column not in kept]
-        console.print(Text(f"no room for: {', '.join(missing)}", style="dim"))
-    for word, text in notes:
-        line = Table.grid()
-        line.add_column(width=WORD, style="cyan")
-        line.add_column(overflow="fold")
-        line.add_row(Text(word), Text(text))
-        console.print(line if word else Text(text))
-    return shown.getvalue().rstrip("\n")
+    left_out = [name for column, name in enumerate(heads) if column not in widths]
+    if left_out:
+        console.print(Text(f"no room for: {', '.join(left_out)}", style="dim"))
+    for note in notes:
+        console.print(_note_renderable(note))
+    return stream.getvalue().rstrip("\n")
 
 
-def _columns(rows: Sequence[Row], left: int, width: int) -> dict[int, int]:
-    """The columns that a terminal has room for, and the width of each.
+def _note_renderable(note: Note) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
 
-    EinSums wrap, and so do heads. A number in two lines would be read as two numbers, so some columns go instead.
+    word, text = note
+    if not word:
+        return Text(text)
+    line = Table.grid()
+    line.add_column(width=WORD, style="cyan")
+    line.add_column(overflow="fold")
+    line.add_row(Text(word), Text(text))
+    return line
+
+
+def _column_widths(rows: Sequence[Row], left: int, width: int) -> dict[int, int]:
+    """Return the columns that a terminal has room for, and the width of each.
+
+    EinSums and heads may wrap. A number on two lines would be read as two numbers, so on a narrow
+    terminal columns of numbers are left out instead.
     """
-    wide = {column: max(map(len, cells)) for column, cells in enumerate(zip(*rows, strict=True))}
-    room = width - 2 * (len(wide) - 1)  # two blanks between columns
-    if sum(wide.values()) <= room:
-        return wide
-    least = {
-        column: max(map(len, [*rows[0][column].split(), *(row[column] for row in rows[1:])]))
-        for column in wide
-    }
+    full = {}
+    least = {}
+    for column, head in enumerate(rows[0]):
+        cells = [len(row[column]) for row in rows[1:]]
+        full[column] = max([len(head), *cells])
+        least[column] = max([*map(len, head.split()), *cells], default=0)
+    room = width - COLUMN_GAP * (len(full) - 1)
+    if sum(full.values()) <= room:
+        return full
     if left > 1:
-        least[0] = min(least[0], _EINSUM)
-    order = [column for name in _DISPENSABLE for column in wide if rows[0][column] == name]
-    while order and sum(least.values()) > room:
-        del least[order.pop(0)]
-        room += 2
-    return {**least, 0: min(wide[0], least[0] + max(0, room - sum(least.values())))}
+        least[0] = min(least[0], LEAST_EINSUM_WIDTH)
+    heads = list(rows[0])
+    for name in OPTIONAL_COLUMNS:
+        if name in heads and sum(least.values()) > room:
+            del least[heads.index(name)]
+            room += COLUMN_GAP
+    spare = max(0, room - sum(least.values()))
+    least[0] = min(full[0], least[0] + spare)
+    return least

@@ -1,21 +1,29 @@
-"""A timeline as a trace file that Perfetto and Chrome show: one track a rank, arrows where ranks send to each other."""
+"""A timeline as a trace file for Perfetto or Chrome: a track for each rank, arrows for messages."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from einmpi.files.replace import replace_file
-from einmpi.report.timeline import Timeline
+from einmpi.report.timeline import Span, Timeline
 
-_PROCESS = 1  # viewers take process 0 for the idle task of a system
-Ticks = list[tuple[int, int]]  # start and end of each span, in whole nanoseconds
+PROCESS = 1  # viewers take process 0 for the idle task of a system
+
+
+@dataclass(frozen=True)
+class _Ticks:
+    """When a span starts and ends, in whole nanoseconds."""
+
+    start: int
+    end: int
 
 
 def write_trace(file: str | os.PathLike[str], timeline: Timeline) -> None:
-    """An event a line: traces are large, and so neither this program nor others need all of it at once."""
+    """Write one event per line, so that a large trace need not be held in memory as a whole."""
     replace_file(file, (line.encode() for line in _lines(timeline)))
 
 
@@ -29,44 +37,54 @@ def _lines(timeline: Timeline) -> Iterator[str]:
 
 
 def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace: names of tracks, then spans, then arrows."""
     yield _event("M", "process_name", 0, args={"name": "einmpi"})
     for rank in range(timeline.ranks):
         yield _event("M", "thread_name", rank, args={"name": f"rank {rank}"})
         yield _event("M", "thread_sort_index", rank, args={"sort_index": rank})
     ticks = _ticks(timeline)
-    for span, (start, end) in zip(timeline.spans, ticks, strict=True):
-        amounts = {"bytes": span.nbytes, "operations": span.operations}
-        args = {"step": span.label} | {name: amount for name, amount in amounts.items() if amount}
-        yield _event(
-            "X",
-            span.vertex,
-            span.rank,
-            cat=span.kind,
-            ts=start / 1000,
-            dur=(end - start) / 1000,
-            args=args,
-        )
+    for span, tick in zip(timeline.spans, ticks, strict=True):
+        yield _span_event(span, tick)
     yield from _arrows(timeline, ticks)
 
 
-def _ticks(timeline: Timeline) -> Ticks:
-    """Nothing on a track overlaps, also where rounding would have it so: viewers leave out what does."""
-    found: Ticks = []
-    last, now = -1, 0
+def _span_event(span: Span, tick: _Ticks) -> dict[str, Any]:
+    args: dict[str, Any] = {"step": span.label}
+    if span.nbytes:
+        args["bytes"] = span.nbytes
+    if span.operations:
+        args["operations"] = span.operations
+    return _event(
+        "X",
+        span.vertex,
+        span.rank,
+        cat=span.kind,
+        ts=tick.start / 1000,
+        dur=(tick.end - tick.start) / 1000,
+        args=args,
+    )
+
+
+def _ticks(timeline: Timeline) -> list[_Ticks]:
+    """Round times so that spans on a track do not overlap: viewers leave out those that do."""
+    found = []
+    rank = -1
+    end_before = 0
     for span in timeline.spans:
-        if span.rank != last:
-            last, now = span.rank, 0
-        start = max(now, round(span.start * 1e9))
-        now = max(start, round(span.end * 1e9))
-        found.append((start, now))
+        if span.rank != rank:
+            rank = span.rank
+            end_before = 0
+        start = max(end_before, round(span.start * 1e9))
+        end_before = max(start, round(span.end * 1e9))
+        found.append(_Ticks(start, end_before))
     return found
 
 
-def _arrows(timeline: Timeline, ticks: Ticks) -> Iterator[dict[str, Any]]:
-    """From each step that sends to the same step of one rank that receives: all pairs would hide everything.
+def _arrows(timeline: Timeline, ticks: list[_Ticks]) -> Iterator[dict[str, Any]]:
+    """Yield an arrow from each step that sends to one rank that receives, not to all of them.
 
-    An arrow leaves at the start of its step, and arrives just before the end of the other one: at the end itself the
-    next step begins.
+    An arrow leaves at the start of its step. It arrives just before the end of the other step,
+    because at the end itself the next step begins.
     """
     number = 0
     for members in timeline.meetings():
@@ -74,19 +92,18 @@ def _arrows(timeline: Timeline, ticks: Ticks) -> Iterator[dict[str, Any]]:
             span = timeline.spans[place]
             if span.to is None or span.to not in members:
                 continue
-            (leaves, left), (came, gone) = ticks[place], ticks[members[span.to]]
-            arrives = gone - 1
-            if (
-                leaves < left and max(came, leaves) <= arrives
-            ):  # else the clocks were not good enough
-                number += 1
-                yield _event(
-                    "s", span.vertex, span.rank, cat=span.kind, ts=leaves / 1000, id=number
-                )
-                yield _event(
-                    "f", span.vertex, span.to, cat=span.kind, ts=arrives / 1000, id=number, bp="e"
-                )
+            sender = ticks[place]
+            receiver = ticks[members[span.to]]
+            leaves = sender.start
+            arrives = receiver.end - 1
+            clocks_agree = leaves < sender.end and max(receiver.start, leaves) <= arrives
+            if not clocks_agree:
+                continue
+            number += 1
+            shared = {"cat": span.kind, "id": number}
+            yield _event("s", span.vertex, span.rank, ts=leaves / 1000, **shared)
+            yield _event("f", span.vertex, span.to, ts=arrives / 1000, bp="e", **shared)
 
 
 def _event(phase: str, name: str, rank: int, **more: Any) -> dict[str, Any]:
-    return {"ph": phase, "name": name, "pid": _PROCESS, "tid": rank, **more}
+    return {"ph": phase, "name": name, "pid": PROCESS, "tid": rank, **more}

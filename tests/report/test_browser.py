@@ -1,4 +1,4 @@
-"""The report page in a real browser: it draws, zooms, and answers to the pointer and the keyboard."""
+"""The report page in a real browser: it draws, zooms, and responds to pointer and keyboard."""
 
 import shutil
 import time
@@ -11,7 +11,7 @@ from timelines import recorded
 import einmpi
 from einmpi.planner.text.explain import compare
 from einmpi.report.html import write_report
-from einmpi.report.movement import PARTIAL, ways_it_lies
+from einmpi.report.movement import PARTIAL, layouts_of
 from einmpi.report.timeline import Span, Timeline
 from einmpi.schedule.layout import Layout
 
@@ -35,7 +35,10 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1200,900",
 )
-EVIL = "</script></pre><img src=x onerror=document.title='broken'><script>document.title='broken'</script>"
+EVIL = (
+    "</script></pre><img src=x onerror=document.title='broken'>"
+    "<script>document.title='broken'</script>"
+)
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +123,9 @@ def painted(page, canvas):
         const pen = copy.getContext('2d', { willReadFrequently: true }), seen = new Set();
         pen.drawImage(canvas, 0, 0);
         const data = pen.getImageData(0, 0, canvas.width, canvas.height).data;
-        for (let k = 0; k < data.length; k += 4) seen.add(data[k] << 16 | data[k + 1] << 8 | data[k + 2]);
+        for (let k = 0; k < data.length; k += 4) {
+          seen.add(data[k] << 16 | data[k + 1] << 8 | data[k + 2]);
+        }
         return seen.size""",
         canvas,
     )
@@ -209,7 +214,7 @@ def test_tensors_are_painted(page, attention):
     for card, vertex in zip(cards[:4], attention[1].graph.vertices, strict=False):
         page.execute_script("arguments[0].scrollIntoView()", card)
         canvases = card.find_elements("tag name", "canvas")
-        assert len(canvases) == len(ways_it_lies(attention[1], vertex.name))
+        assert len(canvases) == len(layouts_of(attention[1], vertex.name))
         assert canvases[0].get_attribute("aria-label").startswith(f"{vertex.name}, ")
         assert (
             settled(lambda canvas=canvases[0]: painted(page, canvas), lambda count: count >= 4) >= 4
@@ -276,7 +281,7 @@ def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name
     write_report(tmp_path / "page.html", plan)
     browser.get((tmp_path / "page.html").as_uri())
     for number, vertex in enumerate(plan.graph.vertices):
-        for k, cuts in enumerate(ways_it_lies(plan, vertex.name)):
+        for k, cuts in enumerate(layouts_of(plan, vertex.name)):
             blocks = browser.execute_script(
                 "return blocksOf(arguments[0], arguments[1])", number, k
             )

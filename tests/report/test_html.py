@@ -24,9 +24,9 @@ from einmpi.models.llama import MODELS, llama_program
 from einmpi.planner.text.explain import compare
 from einmpi.report import page_data
 from einmpi.report.arrange import arrange
-from einmpi.report.graph_picture import MORE, graph_picture
+from einmpi.report.graph_picture import MORE_LAYERS, graph_picture
 from einmpi.report.html import page, write_report
-from einmpi.report.movement import movements, ways_it_lies
+from einmpi.report.movement import LayoutUse, edge_movements, layouts_of
 from einmpi.report.page_data import timeline_data
 from einmpi.report.page_tables import time_by_kind
 from einmpi.report.picture import STYLES, Box, Text, svg
@@ -65,7 +65,7 @@ def sections(text):
     return [attrs["id"] for tag, attrs in Elements(text).found if tag == "section"]
 
 
-# ---- what moves -----------------------------------------------------------------------------------------------------
+# ---- what moves ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -73,23 +73,23 @@ def sections(text):
 def test_edges_move_what_the_plan_moves(name, ranks):
     for strategy in ("eindecomp", "sqrt", "replicate"):
         plan = einmpi.plan(load(name), ranks, strategy=strategy)
-        moved = movements(plan)
+        moved = edge_movements(plan)
         assert sum(each.nbytes for each in moved) == plan.bytes_predicted
         for column, way in enumerate(("join", "aggregate", "repartition")):
             billed = sum(getattr(bill.words, way) for bill in plan.bills.values())
             assert sum(each.words[column] for each in moved) == billed
 
 
-def test_a_tensor_lies_as_the_plan_says():
+def test_a_tensor_has_the_layouts_of_the_plan():
     plan = einmpi.plan(load("chain"), 8)
     assert sorted(plan.states["Z_1"]) == ["i", "j", "k"]
-    made, wanted = ways_it_lies(plan, "Z_1").items()
-    assert (sorted(made[0]), made[1]) == ([-2, 0, 1], (["made"], []))
-    assert (sorted(wanted[0]), wanted[1]) == ([0, 0, 1], ([], ["Z"]))
-    assert list(ways_it_lies(plan, "Z").values()) == [(["made", "kept"], [])]
+    made, wanted = layouts_of(plan, "Z_1").items()
+    assert (sorted(made[0]), made[1]) == ([-2, 0, 1], LayoutUse(["made"], []))
+    assert (sorted(wanted[0]), wanted[1]) == ([0, 0, 1], LayoutUse([], ["Z"]))
+    assert list(layouts_of(plan, "Z").values()) == [LayoutUse(["made", "kept"], [])]
 
 
-# ---- the drawing ----------------------------------------------------------------------------------------------------
+# ---- the drawing ---------------------------------------------------------------------------------
 
 
 @st.composite
@@ -206,7 +206,7 @@ def test_text_of_the_page_can_be_read():
         assert contrast(colours["ground"], colours["ink"]) >= 4.5, "the tooltip"
 
 
-# ---- the page -------------------------------------------------------------------------------------------------------
+# ---- the page ------------------------------------------------------------------------------------
 
 
 def test_a_dry_plan_has_no_measured_parts():
@@ -307,10 +307,10 @@ def test_small_and_odd_graphs(ranks):
     ):
         plan = einmpi.plan(einmpi.program(program, **inputs), ranks)
         Elements(page(plan))
-        ElementTree.fromstring(svg(graph_picture(plan), of_its_own=True))
+        ElementTree.fromstring(svg(graph_picture(plan), standalone=True))
 
 
-# ---- the timeline's numbers -----------------------------------------------------------------------------------------
+# ---- the timeline's numbers ----------------------------------------------------------------------
 
 
 def unpacked(text):
@@ -355,7 +355,7 @@ def test_spans_come_back():
 def test_too_many_spans_are_merged(monkeypatch):
     plan = einmpi.plan(load("attention"), 8)
     timeline = made_up(plan)
-    monkeypatch.setattr(page_data, "MOST_SPANS", 60)
+    monkeypatch.setattr(page_data, "MAX_SPANS", 60)
     data = timeline_data(timeline)
     tracks = [unpacked(track) for track in data["tracks"]]
     assert 8 <= sum(map(len, tracks)) <= 60 and data["merged"] > 0
@@ -380,7 +380,7 @@ def test_too_many_labels_lose_their_regions(monkeypatch):
         if vertex == "A" and "load" in line
     }
     assert len(regions) == 8 and "load A[240, 240] ← […] of A" not in regions
-    monkeypatch.setattr(page_data, "MOST_LABELS", 100)
+    monkeypatch.setattr(page_data, "MAX_LABEL_CHARACTERS", 100)
     lines = {
         line for _, vertex, line, *_ in timeline_data(timeline)["steps"] if vertex in ("A", "Z_1")
     }
@@ -399,7 +399,7 @@ def test_shares_of_the_time():
     }
 
 
-# ---- large ----------------------------------------------------------------------------------------------------------
+# ---- large ---------------------------------------------------------------------------------------
 
 
 def test_a_large_run_is_a_small_page(tmp_path):
@@ -428,7 +428,7 @@ def test_repeated_layers_are_drawn_once():
         if "more layers" in text or " tensors, " in text
     )
     assert layers >= 3 and drawn + hidden == len(plan.graph.vertices)
-    assert MORE not in plan.graph.by_name
+    assert MORE_LAYERS not in plan.graph.by_name
 
 
 def test_many_tensors_that_do_not_repeat_are_drawn_briefly():
@@ -444,7 +444,7 @@ def test_many_tensors_that_do_not_repeat_are_drawn_briefly():
     assert not any("Σ" in text for text in texts)
 
 
-# ---- plots and the command line -------------------------------------------------------------------------------------
+# ---- plots and the command line ------------------------------------------------------------------
 
 
 def test_plot_as_svg(tmp_path):
@@ -474,7 +474,7 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
     plan = einmpi.plan(load("softmax"), 2)
     with pytest.raises(
         InputError,
-        match=r"plan\.jpg: unknown kind of picture; expected a file that ends in \.svg or \.png",
+        match=r"plan\.jpg: unknown picture format; expected a file name .* in \.svg or \.png",
     ):
         write_plot("plan.jpg", plan)
     with pytest.raises(
@@ -484,7 +484,9 @@ def test_what_cannot_be_written(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="No such file or directory"):
         write_report(tmp_path / "none" / "plan.html", plan)
     monkeypatch.setattr("einmpi.report.plot.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"this needs matplotlib; pip install 'einmpi\[plot\]'"):
+    with pytest.raises(
+        InputError, match=r"need matplotlib.* ends in \.svg; or install einmpi\[plot\]"
+    ):
         write_plot(tmp_path / "plan.png", plan)
 
 

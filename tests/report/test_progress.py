@@ -1,4 +1,4 @@
-"""How far a run is: on a terminal, through the launcher to one, and in a log."""
+"""Progress of a run: on a terminal, on the launcher's terminal, and in a log."""
 
 import fcntl
 import io
@@ -48,7 +48,7 @@ def percent(text):
 
 def test_lines_in_a_log(monkeypatch, schedule):
     shown, clock, stream, _ = made(monkeypatch, schedule, 0, repeats=2)
-    assert shown.between == 30
+    assert shown.interval == 30
     shown.show()  # nothing has begun
     for _ in range(2):
         for step in schedule.steps:
@@ -95,7 +95,7 @@ def test_a_bar_is_drawn_when_there_is_news(monkeypatch, schedule):
     assert stream.getvalue().count(CLEAR) == 3  # at once, and after each second
     shown(schedule.steps[1])
     shown.show()
-    assert stream.getvalue().count(CLEAR) == 4 and shown.between >= 0.1
+    assert stream.getvalue().count(CLEAR) == 4 and shown.interval >= 0.1
 
 
 def test_a_terminal_that_is_gone_is_no_failure(monkeypatch, schedule):
@@ -108,7 +108,7 @@ def test_a_terminal_that_is_gone_is_no_failure(monkeypatch, schedule):
 
 
 def test_the_launcher_tells_what_it_has(monkeypatch, tmp_path):
-    """Its ranks write a bar to its terminal, and nothing where that is on another machine, or gone."""
+    """Ranks write a bar to their launcher's terminal, unless it is on another machine or gone."""
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)

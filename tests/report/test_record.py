@@ -1,4 +1,4 @@
-"""Runs that are recorded: timelines, trace files and summaries, of ranks that are threads and of real ones."""
+"""Recorded runs: timelines, trace files and summaries, on threads and on real ranks."""
 
 import json
 import re
@@ -113,7 +113,7 @@ def test_clocks_that_differ_are_put_on_one_axis(monkeypatch):
         assert max(span.start for span in spans) < min(span.end for span in spans) + 0.5
 
 
-# ---- a timeline that is known ---------------------------------------------------------------------------------------
+# ---- a timeline that is known --------------------------------------------------------------------
 
 PAIR = (0, 1)
 KNOWN = Timeline(
@@ -186,7 +186,7 @@ def test_events_of_a_known_timeline(tmp_path):
     }
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------
+# ---- the command ---------------------------------------------------------------------------------
 
 TABLE = re.compile(
     r"^vertex +computing s +moving s +waiting s +GFLOP/s +GB/s +imbalance$", re.MULTILINE

@@ -142,7 +142,7 @@ def test_figures_of_large_results(monkeypatch):
     """Results may be larger than memory: they are looked at piece by piece."""
     job, arrays = CASES["complex"]
     wanted = np.linalg.norm(einmpi.reference(job, arrays)["Z"])
-    monkeypatch.setattr(results, "PIECE", 5)
+    monkeypatch.setattr(results, "NORM_BLOCK_ELEMENTS", 5)
     outputs = einmpi.run(job, arrays)
     assert results.figures(ALONE, outputs)["Z"].norm == pytest.approx(wanted, rel=1e-12)
 

@@ -24,6 +24,7 @@ class Movement:
     """A tensor on its way: from where it is made, or stored, to where it is stored, or read."""
 
     tensor: str
+    user: str | None  # the vertex that reads it there; None where it is stored
     copied: int  # words that move as copies,
     combined: int  # as partial results,
     recut: int  # or because the tensor is cut along other dimensions
@@ -43,13 +44,15 @@ def movements(plan: Plan) -> Iterator[Movement]:
         source = None if edge.source is None else problem.variables[edge.source]
         cuts = [symbols(plan, end) for end in (source, target) if end is not None]
         tensor = plan.graph[edge.tensor]
-        copied, combined, recut = edge_traffic(plan.mesh, edge, cuts).words
+        words = edge_traffic(plan.mesh, edge, cuts).words
+        copied, combined, recut = (edge.weight * amount for amount in words)
         if not copied + combined + recut:
             continue
         made = [edge.source_symbols[symbol] for symbol in cuts[0]] if source else []
         wanted = [edge.target_symbols[symbol] for symbol in cuts[-1]]
         yield Movement(
             edge.tensor,
+            target.name if target.kind == "vertex" else None,
             copied,
             combined,
             recut,
@@ -58,7 +61,7 @@ def movements(plan: Plan) -> Iterator[Movement]:
             uses=_uses(plan, edge, target),
             made=plan.mesh.parts(made, range(edge.ndim)) if source else (),
             wanted=plan.mesh.parts(wanted, range(edge.ndim)),
-            nbytes=(copied + combined + recut) * np.dtype(tensor.dtype).itemsize * edge.weight,
+            nbytes=(copied + combined + recut) * np.dtype(tensor.dtype).itemsize,
         )
 
 
