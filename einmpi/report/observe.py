@@ -1,4 +1,4 @@
-"""Who listens to the steps of a run: the note of what a rank does, progress, and a recorder where one is wanted."""
+"""The observers of a run's steps: progress, a recorder, and the note of what a rank is doing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from einmpi.report.timeline import Timeline
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
 
-# Spans of all ranks up to which rank 0 gathers them without being asked to, for the summary on a terminal.
-MOST_UNASKED = 200_000
+# Up to this many spans, of all ranks, are gathered for the summary on a terminal without a request.
+MAX_SPANS_UNREQUESTED = 200_000
 
 
 class Observer:
-    """What is heard of the runs of a schedule. The last run is recorded."""
+    """Observes the repeated runs of a schedule, and records the last one on request."""
 
     def __init__(
         self,
@@ -33,28 +33,35 @@ class Observer:
         checkpoints: Checkpoints | None = None,
         wait: Callable[[], None] = lambda: None,
     ) -> None:
-        self.comm, self.repeats, self.runs = comm, repeats, 0
-        self.wait = (
-            wait  # for what was started: kernels on a GPU run on after the step that starts them
-        )
+        self.comm = comm
+        self.repeats = repeats
+        self.runs = 0  # that have begun
+        self.wait = wait  # until kernels are done: on a GPU they outlast the step that starts them
         self.recorder = Recorder(comm, checkpoints) if record else None
-        self.progress = Progress(comm, schedule, repeats) if comm.rank == 0 and not quiet else None
-        self.timeline: Timeline | None = None  # on rank 0, when it was recorded
+        self.progress: Progress | None = None
+        if comm.rank == 0 and not quiet:
+            self.progress = Progress(comm, schedule, repeats)
+        self.timeline: Timeline | None = None  # on rank 0, after a recorded run
 
     @contextmanager
     def run(self, note: Callable[[str], None]) -> Iterator[Callable[[Step], None]]:
-        """One of the runs: the function that wants to hear of its steps. All ranks come here."""
+        """Observe one run. Yield the function to call at the start of each step.
+
+        All ranks call this. `note` gets the text of each step.
+        """
         self.runs += 1
         recorder = self.recorder if self.runs == self.repeats else None
-        listeners: list[Callable[[Step], None]] = [
-            each for each in (recorder, self.progress) if each is not None
-        ]
+        observers: list[Callable[[Step], None]] = []
+        if recorder is not None:
+            observers.append(recorder)
+        if self.progress is not None:
+            observers.append(self.progress)
 
-        def hear(step: Step) -> None:
+        def on_step(step: Step) -> None:
             if recorder is not None:
                 self.wait()
-            for listener in listeners:
-                listener(step)
+            for observer in observers:
+                observer(step)
             note(" ".join(str(step).split()))
 
         if recorder is not None:
@@ -63,7 +70,7 @@ class Observer:
             self.progress.open()
         with on_abort(self._close):
             try:
-                yield hear
+                yield on_step
             finally:
                 self._close()
         if recorder is not None:
@@ -75,6 +82,7 @@ class Observer:
 
 
 def is_interactive(comm: Comm, schedule: Schedule) -> bool:
-    """Whether rank 0 writes to a terminal, and there is not too much to gather for it; alike on all ranks."""
-    few = comm.size * len(schedule.steps) <= MOST_UNASKED
-    return on_first_rank(comm, lambda: "yes" if few and columns(sys.stdout) else "") == "yes"
+    """Whether rank 0 writes to a terminal and a recording is small; the same on all ranks."""
+    is_small = comm.size * len(schedule.steps) <= MAX_SPANS_UNREQUESTED
+    answer = on_first_rank(comm, lambda: "yes" if is_small and columns(sys.stdout) else "")
+    return answer == "yes"
