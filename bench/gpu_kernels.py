@@ -19,8 +19,7 @@ import cupy
 import numpy as np
 
 import einmpi
-from einmpi.kernels.cuda import dispatch as cuda
-from einmpi.kernels.cuda import group as cuda_group
+from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Group, Kernel, Load, Store
@@ -207,7 +206,7 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
         name: np.broadcast_to(np.zeros((), like), shape) for name, shape in case.shapes.items()
     }
     schedule = group_kernels(
-        lower(einmpi.plan(einmpi.program(case.program, **shapes), ranks=1), 0), cuda_group.RULE
+        lower(einmpi.plan(einmpi.program(case.program, **shapes), ranks=1), 0), group.RULE
     )
     kind = {"float16": next(iter(arrays.values())).dtype} if dtype == "bfloat16" else {}
     # The same memory every time, as a pool gives it.
@@ -225,13 +224,13 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
     def run() -> Any:
         for step in schedule.steps:
             if isinstance(step, Kernel):
-                cuda.compute(
+                dispatch.compute_einsum(
                     step.einsum,
                     [slots[slot.name] for slot in step.operands],
                     slots[step.target.name],
                 )
             elif isinstance(step, Group):
-                assert cuda_group.compute(
+                assert group.compute_group(
                     step, {slot.name: slots[slot.name] for slot in step.outer}
                 )
         return slots[result]

@@ -12,8 +12,7 @@ from einmpi.graph.arithmetic import infer
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import DTYPES, OPS, Arg, Call
 from einmpi.kernels import reference
-from einmpi.kernels.cuda import dispatch as cuda
-from einmpi.kernels.cuda import group as cuda_group
+from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.scalar_source import STORED
 from einmpi.kernels.cuda.source import expression_source
 from einmpi.kernels.grouping import group_kernels
@@ -43,7 +42,9 @@ CONTRACTIONS = (
 def compute(cupy, einsum, dtype, operands, index=(), **options):
     """As numpy's array, what `cuda.compute` makes of numpy's arrays; every element has to be written."""
     target = cupy.asarray(np.full(einsum.bound, 77, dtype))
-    cuda.compute(einsum, [on_device(cupy, array) for array in operands], target, index, **options)
+    dispatch.compute_einsum(
+        einsum, [on_device(cupy, array) for array in operands], target, index, **options
+    )
     return target.get()
 
 
@@ -128,9 +129,9 @@ DISTANCES = (  # text, dtypes of X and Y, shapes, and whether cuBLAS computes it
 
 def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
     """With fast_math, within the bound of the CPU's way."""
-    made, prepare = [], cuda.prepare_distance
+    made, prepare = [], dispatch.prepare_distance
     monkeypatch.setattr(
-        cuda, "prepare_distance", lambda *given: made.append(prepare(*given)) or made[-1]
+        dispatch, "prepare_distance", lambda *given: made.append(prepare(*given)) or made[-1]
     )
     x, y = (
         numbers(shape, dtype, seed)
@@ -152,14 +153,14 @@ def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
 def check_alignment(cupy):
     """A row may be aligned where its array is not, so what was prepared for one address need not do for another."""
     einsum, kind, _ = vertex("Z[i] = X[1,i] + 1", {"X": np.zeros((2, 64), "float32")})
-    numbers, before = np.arange(200, dtype="float32"), len(cuda.CALLS.found)
+    numbers, before = np.arange(200, dtype="float32"), len(dispatch.CALLS.entries)
     for first in (
         1,
         2,
     ):  # the row begins at byte 4 + 268, which is aligned, then at byte 8 + 268, which is not
         x = numbers[first : first + 134].reshape(2, 67)[:, :64]
         np.testing.assert_array_equal(compute(cupy, einsum, kind, [x]), x[1] + 1)
-    assert len(cuda.CALLS.found) == before + 2
+    assert len(dispatch.CALLS.entries) == before + 2
 
 
 def check_gathers(cupy):
@@ -209,16 +210,16 @@ GROUPS = {
 
 def check_group(cupy, name, dtype, monkeypatch):
     """All vertices in one kernel, which writes what the reference has."""
-    monkeypatch.setattr(cuda_group, "FEW", 1)
+    monkeypatch.setattr(group, "MIN_ROWS", 1)
     text, shapes = GROUPS[name]
     arrays = random_arrays(dtype, shapes)
     job = einmpi.program(text, **arrays)
-    schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), cuda_group.RULE)
-    (group,) = [step for step in schedule.steps if isinstance(step, Group)]
+    schedule = group_kernels(lower(einmpi.plan(job, ranks=1), 0), group.RULE)
+    (step,) = [step for step in schedule.steps if isinstance(step, Group)]
     assert not any(isinstance(step, Kernel) for step in schedule.steps)
-    slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in group.reads}
-    slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in group.writes}
-    assert cuda_group.compute(group, slots)
+    slots = {slot.name: cupy.asarray(arrays[slot.name]) for slot in step.reads}
+    slots |= {slot.name: cupy.asarray(np.full(slot.shape, 77, dtype)) for slot in step.writes}
+    assert group.compute_group(step, slots)
     wanted = reference.evaluate(
         job.graph, {key: array.astype("float64") for key, array in arrays.items()}
     )["Z"]

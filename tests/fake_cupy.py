@@ -227,7 +227,7 @@ def _garbage(shape: Any, dtype: Any) -> np.ndarray:
 def compute(
     einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False
 ) -> None:
-    """einmpi.kernels.cuda.dispatch.compute, by numpy."""
+    """einmpi.kernels.cuda.dispatch.compute_einsum, by numpy."""
     from einmpi.kernels.cpu.dispatch import compute_einsum as on_host
 
     numbers = {label: indices(runs) for label, runs in index}
@@ -235,19 +235,20 @@ def compute(
 
 
 def prepare(*given: Any) -> Any:
-    """einmpi.kernels.cuda.dispatch.prepare, by numpy."""
+    """einmpi.kernels.cuda.dispatch.prepare_einsum, by numpy."""
     einsum, _, _, *options = given
     return lambda operands, target: compute(einsum, operands, target, *options)
 
 
 def install(monkeypatch: Any, **settings: Any) -> None:
     """As if cupy were installed, and kernels for it."""
-    from einmpi.runtime.gpu import backend as backend_cupy
+    from einmpi.kernels.cuda import dispatch, group
+    from einmpi.runtime.gpu import backend
 
     for name, module in make(**settings).items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(backend_cupy.cuda, "compute", compute)
-    monkeypatch.setattr(backend_cupy.cuda, "prepare", prepare)
-    monkeypatch.setattr(backend_cupy.cuda_group, "compute", lambda step, arrays, fast_math: False)
-    monkeypatch.setattr(backend_cupy, "_stations", {})
+    monkeypatch.setattr(dispatch, "compute_einsum", compute)
+    monkeypatch.setattr(dispatch, "prepare_einsum", prepare)
+    monkeypatch.setattr(group, "compute_group", lambda step, arrays, fast_math: False)
+    monkeypatch.setattr(backend, "_stations", {})
     _alive.clear()

@@ -31,7 +31,7 @@ EFFECTS = {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}
 # Packages that few modules may import.
 ONLY = {
     "mpi4py": {"comm/mpi.py"},
-    "cupy": {"kernels/cuda/driver.py", "runtime/gpu/binding.py"},
+    "cupy": {"kernels/cuda/driver.py"},
     "h5py": {"files/hdf5.py", "files/hdf5_writing.py"},
 }
 HEAVY = (

@@ -130,7 +130,6 @@ def _probe_numba() -> Any:
 
 def _probe_cupy() -> Any:
     from einmpi.kernels.cuda import driver
-    from einmpi.runtime.gpu import binding as gpus
 
     cupy = driver.cupy()
     seen = [
@@ -138,7 +137,7 @@ def _probe_cupy() -> Any:
         for number in range(cupy.cuda.runtime.getDeviceCount())
     ]
     names = [f"{found['name'].decode()} ({show_bytes(found['totalGlobalMem'])})" for found in seen]
-    return {"cupy": cupy.__version__, "devices": names, "nccl": gpus.nccl_version()}
+    return {"cupy": cupy.__version__, "devices": names, "nccl": driver.nccl_version()}
 
 
 PROBES: dict[str, Callable[[], Any]] = {

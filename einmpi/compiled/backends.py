@@ -48,8 +48,8 @@ def on_host(job: Job, comm: Comm) -> Workplace:
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:
     from einmpi.compiled.gpu_inputs import DeviceInputs
-    from einmpi.runtime.gpu import binding as gpus
     from einmpi.runtime.gpu.backend import CupyBackend, station_of
+    from einmpi.runtime.gpu.binding import check_memory as check_gpu_memory
 
     station = station_of(comm, job.path or job.source.name)
     # TF32 is faster and rounds more, which is what fast_math allows.
@@ -59,7 +59,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
         backend,
         station.comm,
         lambda inputs: DeviceInputs(inputs, backend, comm),
-        lambda place, needed: gpus.check_memory(place, station.gpu, needed),
+        lambda place, needed: check_gpu_memory(place, station.gpu, needed),
         f"{station.gpu}{messages}",
     )
 

@@ -1,9 +1,12 @@
-"""One EinSum on a GPU: a product of matrices by cuBLAS, everything else by one generated kernel, compiled once."""
+"""One EinSum on a GPU: matrix products by cuBLAS, everything else by one generated kernel.
+
+The first call with arrays of a given shape prepares all that it can; further calls only launch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -14,246 +17,312 @@ from einmpi.graph.scalar import Arg, Scalar
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.cuda import driver
-from einmpi.kernels.cuda.blas import prepare_product
+from einmpi.kernels.cuda.blas import MatrixProduct, prepare_product
 from einmpi.kernels.cuda.distance import prepare_distance
-from einmpi.kernels.cuda.launch import Calls, Launch, compiled, key_of
-from einmpi.kernels.cuda.nest import PACK, THREADS, Nest, Plan
+from einmpi.kernels.cuda.driver import DeviceArray
+from einmpi.kernels.cuda.launch import (
+    Launch,
+    PreparedCalls,
+    compile_kernel,
+    key_of,
+    prepare_launch,
+)
+from einmpi.kernels.cuda.nest import BLOCK_THREADS, PACK_BYTES, CudaNest, Parameter, WorkSplit
 from einmpi.kernels.cuda.scalar_source import Fold
-from einmpi.kernels.cuda.source import source
-from einmpi.kernels.cuda.work_split import make_plan
+from einmpi.kernels.cuda.source import kernel_source
+from einmpi.kernels.cuda.work_split import split_work
 from einmpi.kernels.loop_nest import IndexedArray
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
 from einmpi.schedule.regions import Runs, indices, length, whole
 
-Prepared: TypeAlias = Callable[[Sequence[Any], Any], None]  # of operands and target
-Index: TypeAlias = tuple[
-    tuple[str, Runs], ...
-]  # the indices that a label's positions stand for, where that matters
-CALLS = Calls()
+PreparedCall: TypeAlias = Callable[[Sequence[DeviceArray], DeviceArray], None]
+# For labels whose values are used: the indices that positions along the label stand for.
+LabelRuns: TypeAlias = tuple[tuple[str, Runs], ...]
+
+CALLS = PreparedCalls()
+PARTS_LABEL = "parts, joined"  # no label of a program can look like this
 
 
-def compute(
+def compute_einsum(
     einsum: EinSum,
-    operands: Sequence[Any],
-    target: Any,
-    index: Index = (),
+    operands: Sequence[DeviceArray],
+    target: DeviceArray,
+    index: LabelRuns = (),
     fast_math: bool = False,
     tf32: bool = False,
 ) -> None:
-    """Fill `target`, which is none of the operands. Extents are those of the arrays. `fast_math` allows what rounds
-    more, `tf32` products of float32 with ten bits of fraction."""
+    """Fill `target`, which must not share memory with an operand.
+
+    The extents of the EinSum are those of the arrays. `fast_math` allows methods that round more;
+    `tf32` allows float32 products with a fraction of ten bits.
+    """
     key = (*map(key_of, operands), key_of(target), index, fast_math, tf32)
-    CALLS.get(einsum, key, lambda: prepare(einsum, operands, target, index, fast_math, tf32))(
-        operands, target
-    )
+    CALLS.get(
+        einsum, key, lambda: prepare_einsum(einsum, operands, target, index, fast_math, tf32)
+    )(operands, target)
 
 
-def prepare(
-    einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool, tf32: bool
-) -> Prepared:
-    """The same for any arrays that look like these: dtypes, extents, strides, and how far from aligned they are."""
+def prepare_einsum(
+    einsum: EinSum,
+    operands: Sequence[DeviceArray],
+    target: DeviceArray,
+    index: LabelRuns,
+    fast_math: bool,
+    tf32: bool,
+) -> PreparedCall:
+    """Return the call for all arrays with the dtypes, extents, strides and alignment of these."""
     if 0 in einsum.bound:
         return lambda operands, target: None
-    rule, extent = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None, einsum.extent
-    if rule and any(extent[label] == 0 for label in einsum.aggregated):
-        if rule.neutral is None:
-            raise ValueError(f"{einsum.aggregation} of nothing has no value")
-        neutral = rule.neutral
-        return lambda operands, target: target.fill(neutral)
-    if any(step % array.itemsize for array in operands for step in array.strides):
-
-        def dense(operands: Sequence[Any], target: Any) -> None:
-            compute(
-                einsum, [driver.contiguous(array) for array in operands], target, index, fast, tf32
-            )
-
-        return dense
-    distance = prepare_distance(einsum, operands, target, generate) if fast else None
-    if distance is not None:
-        return distance
+    if any(einsum.extent[label] == 0 for label in einsum.aggregated):
+        return _fill_with_neutral(einsum)
+    for array in operands:
+        if any(stride % array.itemsize for stride in array.strides):
+            return _with_contiguous_operands(einsum, index, fast_math, tf32)
+    if fast_math:
+        distance = prepare_distance(einsum, operands, target, compute_generated)
+        if distance is not None:
+            return distance
     contraction = recognise_contraction(einsum)
-    product = contraction and prepare_product(contraction, operands, target, tf32)
-    if product:
-        label = max(
-            (x for x in product.copied if extent[x] >= 2 * MIN_MATRIX_SIDE),
-            key=lambda x: extent[x],
-            default="",
-        )
-        if product.bytes > MAX_TEMPORARY_BYTES and label:
-            return _halves(einsum, label, fast, tf32)
-        return product.with_copies(generate) if product.bytes else product
-    return _generated(einsum, operands, target, index, fast)
+    if contraction is not None:
+        product = prepare_product(contraction, operands, target, tf32)
+        if product is not None:
+            return _prepare_matrix_product(einsum, product, fast_math, tf32)
+    return _prepare_generated(einsum, operands, target, index, fast_math)
 
 
-def _halves(einsum: EinSum, label: str, fast: bool, tf32: bool) -> Prepared:
-    """One half of a label after the other, so that copies stay small."""
+def _fill_with_neutral(einsum: EinSum) -> PreparedCall:
+    """Return the call for an aggregation over nothing."""
+    assert einsum.aggregation is not None
+    neutral = AGGREGATIONS[einsum.aggregation].neutral
+    if neutral is None:
+        raise ValueError(f"{einsum.aggregation} of nothing has no value")
+    return lambda operands, target: target.fill(neutral)
+
+
+def _with_contiguous_operands(
+    einsum: EinSum, index: LabelRuns, fast_math: bool, tf32: bool
+) -> PreparedCall:
+    """Return the call for operands whose strides are not whole elements: it copies them."""
+
+    def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+        copies = [driver.contiguous(array) for array in operands]
+        compute_einsum(einsum, copies, target, index, fast_math, tf32)
+
+    return call
+
+
+# ---- matrix products ----------------------------------------------------------------------------
+
+
+def _prepare_matrix_product(
+    einsum: EinSum, product: MatrixProduct, fast_math: bool, tf32: bool
+) -> PreparedCall:
+    """Return the call for a matrix product, in halves if its temporary copies are large."""
+    if not product.temporary_bytes:
+        return product
+    if product.temporary_bytes > MAX_TEMPORARY_BYTES:
+        # Halving a shorter label would make the matrices thin.
+        long_labels = [
+            x for x in product.halvable_labels if einsum.extent[x] >= 2 * MIN_MATRIX_SIDE
+        ]
+        if long_labels:
+            longest = max(long_labels, key=lambda label: einsum.extent[label])
+            return _in_halves(einsum, longest, fast_math, tf32)
+    return product.with_copies(compute_generated)
+
+
+def _in_halves(einsum: EinSum, label: str, fast_math: bool, tf32: bool) -> PreparedCall:
+    """Return the call that computes one half of a label after the other."""
     size = einsum.extent[label]
     halves = []
     for start, stop in ((0, size // 2), (size // 2, size)):
-        extents = tuple((x, stop - start if x == label else n) for x, n in einsum.extents)
-        halves.append((slice(start, stop), replace(einsum, extents=extents)))
+        extents = []
+        for name, extent in einsum.extents:
+            extents.append((name, stop - start if name == label else extent))
+        halves.append((slice(start, stop), replace(einsum, extents=tuple(extents))))
 
-    def run(operands: Sequence[Any], target: Any) -> None:
+    def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
         for part, half in halves:
-            views = [
-                _part(array, entries, label, part)
-                for array, entries in zip(
-                    (*operands, target), (*einsum.operands, einsum.output), strict=True
-                )
-            ]
-            compute(half, views[:-1], views[-1], (), fast, tf32)
+            views = []
+            for array, entries in zip(operands, einsum.operands, strict=True):
+                views.append(_part_of(array, entries, label, part))
+            target_view = _part_of(target, einsum.output, label, part)
+            compute_einsum(half, views, target_view, (), fast_math, tf32)
 
-    return run
+    return call
 
 
-def _part(array: Any, entries: Sequence[Any], label: str, part: slice) -> Any:
+def _part_of(array: DeviceArray, entries: Sequence[Any], label: str, part: slice) -> DeviceArray:
+    """Return the view of a part of a label."""
     return array[tuple(part if entry == label else slice(None) for entry in entries)]
 
 
-def generate(einsum: EinSum, operands: Sequence[Any], target: Any) -> None:
-    """Fill `target` by a generated kernel, whatever the EinSum."""
-    key = ("generate", *map(key_of, operands), key_of(target))
-    CALLS.get(einsum, key, lambda: _generated(einsum, operands, target, (), False))(
+# ---- generated kernels --------------------------------------------------------------------------
+
+
+def compute_generated(einsum: EinSum, operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+    """Fill `target` by a generated kernel, even if cuBLAS could do it."""
+    key = ("generated", *map(key_of, operands), key_of(target))
+    CALLS.get(einsum, key, lambda: _prepare_generated(einsum, operands, target, (), False))(
         operands, target
     )
 
 
-def _generated(
-    einsum: EinSum, operands: Sequence[Any], target: Any, index: Index, fast: bool
-) -> Prepared:
+def _prepare_generated(
+    einsum: EinSum,
+    operands: Sequence[DeviceArray],
+    target: DeviceArray,
+    index: LabelRuns,
+    fast_math: bool,
+) -> PreparedCall:
+    """Return the call of a generated kernel.
+
+    Labels whose values are used become further operands: a counter if the values are consecutive,
+    else an array of indices.
+    """
     function, entries, labels = number_operands(einsum)
-    views = [
-        apply_constant_indices(array, own) for array, own in zip(operands, entries, strict=False)
-    ]
-    offsets = [
-        view.data.ptr - array.data.ptr for (view, _), array in zip(views, operands, strict=True)
-    ]
-    layouts = [
-        IndexedArray(array.dtype.name, array.shape, array.strides, own) for array, own in views
-    ]
+    layouts = []
+    offsets = []  # in bytes, from an operand to what is left of it without constant indices
+    aligned = target.data.ptr % PACK_BYTES == 0
+    for array, own_entries in zip(operands, entries, strict=False):
+        view, view_entries = apply_constant_indices(array, own_entries)
+        layouts.append(IndexedArray(view.dtype.name, view.shape, view.strides, view_entries))
+        offsets.append(view.data.ptr - array.data.ptr)
+        aligned = aligned and view.data.ptr % PACK_BYTES == 0
     cupy = driver.cupy()
-    first: dict[int, int] = {}  # of an operand that counts: where it begins
-    given: list[Any] = []
+    first_values: dict[int, int] = {}  # of the operands that are counters
+    index_arrays: list[DeviceArray] = []  # empty for counters
     for number, label in enumerate(labels, len(operands)):
         runs = dict(index).get(label, whole(einsum.extent[label]))
         if len(runs) == 1:
-            first[number] = runs[0][0]
-        given.append(cupy.asarray(indices(() if len(runs) == 1 else runs)))
+            first_values[number] = runs[0][0]
+            index_arrays.append(cupy.asarray(indices(())))
+        else:
+            index_arrays.append(cupy.asarray(indices(runs)))
+            aligned = False
         layouts.append(IndexedArray("int64", (length(runs),), (8,), (label,)))
-    call = _Call(function, tuple(layouts), einsum, tuple(first), fast)
-    aligned = all(
-        (array.data.ptr + offset) % PACK == 0
-        for array, offset in zip(operands, offsets, strict=True)
-    )
-    run = call.prepare(
-        target, first, aligned and target.data.ptr % PACK == 0 and not len(given) > len(first)
-    )
+    kernel = _GeneratedKernel(einsum, function, tuple(layouts), first_values, aligned, fast_math)
+    run_kernel = kernel.prepare(target)
 
-    def generated(operands: Sequence[Any], target: Any) -> None:
-        pointers = [
+    def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+        addresses = [
             array.data.ptr + offset for array, offset in zip(operands, offsets, strict=True)
         ]
-        run([*pointers, *(array.data.ptr for array in given)], target)
+        run_kernel([*addresses, *(array.data.ptr for array in index_arrays)], target)
 
-    return generated
+    return call
 
 
-class _Call:
-    """A kernel, or two where the aggregated loops go in parts."""
+@dataclass(frozen=True)
+class _GeneratedKernel:
+    """A kernel for an EinSum; a second kernel follows it if the sums are split into parts."""
 
-    def __init__(
-        self,
-        function: Scalar,
-        layouts: tuple[IndexedArray, ...],
-        einsum: EinSum,
-        counted: tuple[int, ...],
-        fast: bool,
-    ) -> None:
-        self.function, self.layouts, self.counted, self.fast = function, layouts, counted, fast
-        self.aggregation, self.output, self.extents = (
-            einsum.aggregation,
-            einsum.output,
-            einsum.extents,
-        )
+    einsum: EinSum
+    function: Scalar
+    layouts: tuple[IndexedArray, ...]  # of the operands
+    first_values: Mapping[int, int]
+    aligned: bool
+    fast_math: bool
 
-    def plan(self, target: Any, aligned: bool) -> Plan:
-        layout = IndexedArray(target.dtype.name, target.shape, target.strides, self.output)
-        return make_plan(
+    def split(self, target: DeviceArray) -> WorkSplit:
+        layout = IndexedArray(target.dtype.name, target.shape, target.strides, self.einsum.output)
+        return split_work(
             self.function,
             self.layouts,
             layout,
-            self.aggregation,
-            self.extents,
-            self.counted,
-            aligned,
+            self.einsum.aggregation,
+            self.einsum.extents,
+            tuple(self.first_values),
+            self.aligned,
         )
 
-    def prepare(
-        self, target: Any, first: Mapping[int, int], aligned: bool
-    ) -> Callable[[list[int], Any], None]:
-        """A function of the operands' pointers and the target."""
-        plan = self.plan(target, aligned)
-        if plan.parts == 1:
-            launch = _launch(plan, first, self.fast)
-            return lambda pointers, target: launch([*pointers, target.data.ptr])
-        assert self.aggregation is not None
-        total = Fold(
-            self.aggregation, self.function, tuple(layout.dtype for layout in self.layouts)
-        ).total
+    def prepare(self, target: DeviceArray) -> Callable[[list[int], DeviceArray], None]:
+        """Return a function of the operands' addresses and the target."""
+        split = self.split(target)
+        if split.parts > 1:
+            return self.prepare_parts(target)
+        launch = _launch(split, self.first_values, self.fast_math)
+        return lambda addresses, target: launch([*addresses, target.data.ptr])
+
+    def prepare_parts(self, target: DeviceArray) -> Callable[[list[int], DeviceArray], None]:
+        """Return a function that computes parts of the sums, and then joins the parts."""
+        einsum = self.einsum
+        assert einsum.aggregation is not None
+        types = tuple(layout.dtype for layout in self.layouts)
+        total_type = Fold(einsum.aggregation, self.function, types).total
         cupy = driver.cupy()
-        plan = self.plan(cupy.empty(target.shape, total), aligned)
-        shape, launch = (plan.parts, *target.shape), _launch(plan, first, self.fast)
-        label = "parts, joined"  # no label of a program's looks like this
-        extents = (*((x, n) for x, n in self.extents if x in self.output), (label, plan.parts))
+        split = self.split(cupy.empty(target.shape, total_type))
+        launch = _launch(split, self.first_values, self.fast_math)
+        shape = (split.parts, *target.shape)
+        extents = [(label, extent) for label, extent in einsum.extents if label in einsum.output]
         join = EinSum(
-            self.output, ((label, *self.output),), Arg(0), self.aggregation, (label,), extents
+            einsum.output,
+            ((PARTS_LABEL, *einsum.output),),
+            Arg(0),
+            einsum.aggregation,
+            (PARTS_LABEL,),
+            (*extents, (PARTS_LABEL, split.parts)),
         )
 
-        def both(pointers: list[int], target: Any) -> None:
-            parts = cupy.empty(shape, total)
-            launch([*pointers, parts.data.ptr])
-            generate(join, [parts], target)
+        def run_both(addresses: list[int], target: DeviceArray) -> None:
+            parts = cupy.empty(shape, total_type)
+            launch([*addresses, parts.data.ptr])
+            compute_generated(join, [parts], target)
 
-        return both
+        return run_both
 
 
-def _launch(plan: Plan, first: Mapping[int, int], fast: bool) -> Callable[[list[int]], None]:
-    nest = plan.nest
-    gathers, names = nest.gathers, list(nest.parameters())
-    if any(plan.jumps[m][g][1] == 0 for m, g in gathers):
-        raise IndexError("an index is out of range; 0 to -1")
-    values = [
-        first[x] if letter == "b" else 0 if letter in "ptr" else plan.value(letter, x, y)
-        for letter, x, y in names
-    ]
-    places = [(place, x) for place, (letter, x, _) in enumerate(names) if letter == "p"]
-    launch = Launch(
-        kernel_of(nest, fast), ((plan.blocks, plan.parts), (THREADS,)), tuple(values), tuple(places)
-    )
-    if not gathers:
-        return launch
+def _launch(
+    split: WorkSplit, first_values: Mapping[int, int], fast_math: bool
+) -> Callable[[list[int]], None]:
+    """Return a function of the addresses of all arrays that starts a kernel."""
+    nest = split.nest
+    for array, number in nest.gathers:
+        if split.gathered[array][number].extent == 0:
+            raise IndexError("an index is out of range; 0 to -1")
+
+    def argument(parameter: Parameter) -> int:
+        if parameter.role == "first":
+            return first_values[parameter.numbers[0]]
+        if parameter.role in ("report", "wants_range"):
+            return 0
+        return split.argument(parameter)
+
+    grid = ((split.blocks, split.parts), (BLOCK_THREADS,))
+    launch = prepare_launch(compiled_nest(nest, fast_math), grid, nest.parameters(), argument)
+    return _with_index_check(launch, split) if nest.gathers else launch
+
+
+def _with_index_check(launch: Launch, split: WorkSplit) -> Callable[[list[int]], None]:
+    """Return the launch of a kernel that gathers, with an error if an index is out of range."""
     cupy = driver.cupy()
-    told_at, report_at = names.index(("t", 0, 0)), names.index(("r", 0, 0))
+    gathers = split.nest.gathers
+    parameters = list(split.nest.parameters())
+    report_position = parameters.index(Parameter("report"))
+    wants_range_position = parameters.index(Parameter("wants_range"))
 
-    def checked(pointers: list[int]) -> None:
-        told = cupy.zeros(1 + 2 * len(gathers), np.int64)
+    def checked(addresses: list[int]) -> None:
+        # Whether an index is out of range, then the lowest and the highest index of each gather.
+        report = cupy.zeros(1 + 2 * len(gathers), np.int64)
         values = list(launch.values)
-        for place, array in (*launch.places, (told_at, len(pointers))):
-            values[place] = [*pointers, told.data.ptr][array]
-        launch.kernel(*launch.shape, tuple(values))
-        if not int(told[0]):
+        for position, array in launch.pointers:
+            values[position] = addresses[array]
+        values[report_position] = report.data.ptr
+        launch.kernel(*launch.grid, tuple(values))
+        if not int(report[0]):
             return
-        # Once more, to see how far out of range they are.
-        told[1::2], told[2::2], values[report_at] = 2**63 - 1, -(2**63), 1
-        launch.kernel(*launch.shape, tuple(values))
-        for (m, g), (low, high) in zip(
-            gathers, told[1:].get().reshape(-1, 2).tolist(), strict=True
-        ):
-            check_index_range(low, high, plan.jumps[m][g][1])
+        # Run it once more, to find out how far out of range the indices are.
+        report[1::2] = 2**63 - 1
+        report[2::2] = -(2**63)
+        values[wants_range_position] = 1
+        launch.kernel(*launch.grid, tuple(values))
+        ranges = report[1:].get().reshape(-1, 2).tolist()
+        for (array, number), (lowest, highest) in zip(gathers, ranges, strict=True):
+            check_index_range(lowest, highest, split.gathered[array][number].extent)
 
     return checked
 
 
 @lru_cache(maxsize=4096)
-def kernel_of(nest: Nest, fast: bool) -> Any:
-    return compiled(source(nest), fast)
+def compiled_nest(nest: CudaNest, fast_math: bool) -> Any:
+    return compile_kernel(kernel_source(nest), fast_math)

@@ -1,36 +1,69 @@
-"""CuPy, imported here when it is first needed, and what an array of its library is."""
+"""The only module that imports CuPy, and only when a GPU is first needed.
+
+The rest of the package asks here for CuPy, for NCCL, and whether an array is in GPU memory.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import warnings
+from typing import Any, TypeAlias
 
 from einmpi.errors import InputError
 
-EXTRAS = "pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' with an older driver; or backend numpy"
+DeviceArray: TypeAlias = Any  # a cupy.ndarray; CuPy has no type annotations
+
+WORKING_CUPY = "a working installation of CuPy, or backend numpy"
+HOW_TO_INSTALL = "pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' for an older driver"
 
 
 def cupy(place: str = "GPU") -> Any:
-    """The module cupy; an error that says what to install where it does not work."""
+    """Return the module cupy.
+
+    Raise an InputError at `place` that says what to install if CuPy is missing or does not load.
+    """
     try:
-        import cupy  # type: ignore[import-not-found]
+        import cupy  # type: ignore[import-not-found]  # an optional dependency
     except ImportError as error:
-        missing = (
-            "is not installed"
-            if isinstance(error, ModuleNotFoundError) and error.name == "cupy"
-            else (f"does not load: {' '.join(str(error).split()):.200}")
-        )
-        raise InputError(place, f"backend cupy needs CuPy, which {missing}", EXTRAS) from None
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            problem = "is not installed"
+        else:
+            message = " ".join(str(error).split())
+            problem = f"does not load: {message:.200}"
+        raise InputError(
+            place, f"backend cupy needs CuPy, which {problem}", WORKING_CUPY, HOW_TO_INSTALL
+        ) from None
     return cupy
 
 
-def contiguous(array: Any) -> Any:
-    """An array of CuPy's with its elements in order, one after another: itself where it is that. CuPy's own function
-    would make a vector of a number."""
-    return array if array.flags.c_contiguous else cupy().ascontiguousarray(array)
+def nccl() -> Any | None:
+    """Return CuPy's NCCL module, or None if CuPy finds no NCCL library."""
+    cupy()
+    with warnings.catch_warnings(action="ignore"):  # CuPy warns at length if NCCL is missing
+        from cupy.cuda import nccl  # type: ignore[import-not-found]  # an optional dependency
+
+    return nccl if nccl.available else None
+
+
+def nccl_version() -> str:
+    """Return the version of the NCCL library that CuPy has found, or "" if there is none."""
+    module = nccl()
+    if module is None:
+        return ""
+    number = int(module.get_version())  # 22809 is 2.28.9
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def contiguous(array: DeviceArray) -> DeviceArray:
+    """Return a C-contiguous GPU array with the same values: the array itself if it is contiguous.
+
+    Unlike cupy.ascontiguousarray, this keeps an array without dimensions as it is.
+    """
+    if array.flags.c_contiguous:
+        return array
+    return cupy().ascontiguousarray(array)
 
 
 def is_device_array(array: Any) -> bool:
-    """Whether an array lies on a GPU; cupy need not be there to tell."""
-    return hasattr(
-        type(array), "__cuda_array_interface__"
-    )  # of the array itself it would be put together
+    """Tell whether an array is in GPU memory. CuPy need not be installed for this."""
+    # Asking the type is cheap; on an instance the attribute would be assembled on every access.
+    return hasattr(type(array), "__cuda_array_interface__")

@@ -1,4 +1,8 @@
-"""The text of a CUDA kernel that does several vertices, row by row."""
+"""The text of a CUDA kernel that computes a group of vertices, row by row.
+
+A team of threads owns a row. Each thread keeps its share of every tensor of the group in registers,
+and the team joins its totals where a vertex aggregates the row.
+"""
 
 from __future__ import annotations
 
@@ -8,188 +12,269 @@ from functools import partial
 
 from einmpi.graph.scalar import Arg, Scalar, walk
 from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
+from einmpi.kernels.cuda.nest import Parameter, loop_parameters
 from einmpi.kernels.cuda.scalar_source import COMPUTED, HALVES, STORED, Fold, Steps, convert, stored
-from einmpi.kernels.cuda.source_parts import Text, count_of, join_team, product, signature, unravel
+from einmpi.kernels.cuda.source_parts import (
+    KernelText,
+    add_loop_indices,
+    add_team_total,
+    counter_text,
+    extent_product,
+    kernel_head,
+)
 from einmpi.kernels.loop_nest import Access
 
-BLOCK = 256  # threads, where a team is no larger
+GROUP_BLOCK_THREADS = 256  # threads of a block, unless one team has more
 
 
 @dataclass(frozen=True)
-class Made:
-    """A vertex: over Args, of which the first ones are what the vertices make, and the others are read."""
+class Stage:
+    """A vertex of a group. Its Args are first the results of all stages, then the reads."""
 
     function: Scalar
     aggregation: str | None
     dtype: str
-    inside: bool  # it has a value for every place inside a row, not one a row
+    inside: bool  # it has a value for every position inside a row, rather than one for the row
 
 
 @dataclass(frozen=True)
 class GroupNest:
-    """All that the text of a kernel depends on. Loops: the rows, then what is inside one."""
+    """All that the text of a group's kernel depends on.
 
-    made: tuple[Made, ...]
+    The loops are those over rows, then those over the positions inside a row. The arrays are the
+    reads, then the outputs.
+    """
+
+    stages: tuple[Stage, ...]
     reads: tuple[Access, ...]
-    counted: tuple[int, ...]  # reads that are no arrays, but count a loop
-    outputs: tuple[int, ...]  # those made that are stored
-    rows: int
+    counters: tuple[int, ...]  # reads that are not arrays: the value of a loop counter
+    outputs: tuple[int, ...]  # stages whose results are stored
+    row_loops: int
     loops: int
     team: int  # threads that share a row
-    each: int  # places of a row that a thread has
-    pack: int  # of them that lie behind one another: the inside loop counts packs
-    wide: bool  # places need 64 bits
+    values_per_thread: int  # positions of a row that a thread owns
+    pack: int  # neighbouring positions that a thread owns; the inside loop counts packs
+    wide: bool  # offsets need 64 bits
 
     @property
     def teams(self) -> int:
-        return max(1, BLOCK // self.team)
+        return max(1, GROUP_BLOCK_THREADS // self.team)
 
     @property
     def types(self) -> tuple[str, ...]:
-        return (*(made.dtype for made in self.made), *(read.dtype for read in self.reads))
+        """The dtypes of the Args of every stage."""
+        return (*(stage.dtype for stage in self.stages), *(read.dtype for read in self.reads))
 
-    def parameters(self) -> Iterator[tuple[str, int, int]]:
-        """The names of a kernel's arguments, as Nest has them; arrays are the reads, then the outputs."""
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield the arguments of the kernel in order."""
         arrays = range(len(self.reads) + len(self.outputs))
-        yield from (("p", m, 0) for m in arrays if m not in self.counted)
-        for k in range(self.loops):
-            yield from ((letter, k, 0) for letter in "nmz")
-        for m in arrays:
-            if m in self.counted:
-                yield "b", m, 0
+        for array in arrays:
+            if array not in self.counters:
+                yield Parameter("array", (array,))
+        yield from loop_parameters(self.loops)
+        for array in arrays:
+            if array in self.counters:
+                yield Parameter("first", (array,))
             else:
-                yield from (("s", m, k) for k in self.along(m))
+                yield from (Parameter("stride", (array, loop)) for loop in self.loops_of(array))
 
-    def along(self, m: int) -> tuple[int, ...]:
-        """The loops along which an array has a stride."""
-        if m < len(self.reads):
-            return self.reads[m].loops
-        inside = self.made[self.outputs[m - len(self.reads)]].inside
-        return tuple(range(self.loops if inside else self.rows))
+    def loops_of(self, array: int) -> tuple[int, ...]:
+        """Return the loops that an array depends on."""
+        if array < len(self.reads):
+            return self.reads[array].loops
+        stage = self.stages[self.outputs[array - len(self.reads)]]
+        return tuple(range(self.loops if stage.inside else self.row_loops))
 
-    def is_inside(self, m: int) -> bool:
-        return any(loop >= self.rows for loop in self.reads[m].loops)
+    def is_inside(self, read: int) -> bool:
+        """Tell whether a read has a value for every position inside a row."""
+        return any(loop >= self.row_loops for loop in self.reads[read].loops)
+
+    def is_kept(self, read: int) -> bool:
+        """Tell whether several stages use a read, so that it stays in registers."""
+        arg = Arg(len(self.stages) + read)
+        users = [stage for stage in self.stages if arg in walk(stage.function)]
+        return len(users) > 1
 
 
 def group_source(nest: GroupNest) -> str:
-    text, inner = Text(), range(nest.rows, nest.loops)
+    """Return the whole text, whose entry point is the function `kernel`."""
+    text = KernelText()
+    rows = range(nest.row_loops)
     text.add(
+        f"// A team of {nest.team} threads computes a row; a block has {nest.teams} teams.",
         f"const int lane = threadIdx.x % {nest.team}, slot = threadIdx.x / {nest.team};",
-        f"const I count = {product(range(nest.rows))};",
+        f"const I rows = {extent_product(rows)};",
         f"const I own = (I)blockIdx.x * {nest.teams} + slot;",
-        "I flat = least(own, count - 1);",
-        f"const I places = {product(inner)};",
+        "I flat = least(own, rows - 1);",
+        f"const I positions = {extent_product(range(nest.row_loops, nest.loops))};",
     )
-    unravel(text, "flat", range(nest.rows))
-    again = {
-        m
-        for m in range(len(nest.reads))
-        if m not in nest.counted and nest.is_inside(m) and _is_kept(nest, m)
-    }
-    for m in sorted(again):
-        text.add(f"{COMPUTED[nest.reads[m].dtype]} kept{m}[{nest.each}];")
-    for number in range(len(nest.made)):
-        _stage(nest, number, text, again)
-        again -= _args(nest, number)
-    types = [STORED[nest.types[len(nest.made) + m]] for m in range(len(nest.reads))]
-    types += [STORED[nest.made[number].dtype] for number in nest.outputs]
-    start = signature(
-        list(nest.parameters()), types, len(nest.reads), nest.wide, nest.team * nest.teams
-    )
-    return DEVICE + COMMON + "\n".join([*start, *("  " + line for line in text.lines), "}", ""])
+    add_loop_indices(text, "flat", rows)
+    unread: set[int] = set()  # reads to be kept in registers that no stage has read yet
+    for read in range(len(nest.reads)):
+        if read not in nest.counters and nest.is_inside(read) and nest.is_kept(read):
+            unread.add(read)
+            text.add(f"{COMPUTED[nest.reads[read].dtype]} kept{read}[{nest.values_per_thread}];")
+    for number in range(len(nest.stages)):
+        text.add(f"// Stage {number}")
+        _StageWriter(nest, number, text, unread).write()
+        unread -= _reads_of(nest, number)
+    array_types = [STORED[read.dtype] for read in nest.reads]
+    array_types += [STORED[nest.stages[number].dtype] for number in nest.outputs]
+    threads = nest.team * nest.teams
+    head = kernel_head(list(nest.parameters()), array_types, len(nest.reads), nest.wide, threads)
+    body = ["  " + line for line in text.lines]
+    return DEVICE + COMMON + "\n".join([*head, *body, "}", ""])
 
 
-def _args(nest: GroupNest, number: int) -> set[int]:
-    """The reads of a vertex."""
-    positions = {
-        node.position for node in walk(nest.made[number].function) if isinstance(node, Arg)
-    }
-    return {position - len(nest.made) for position in positions if position >= len(nest.made)}
+def _reads_of(nest: GroupNest, number: int) -> set[int]:
+    """Return the reads of a stage."""
+    reads = set()
+    for node in walk(nest.stages[number].function):
+        if isinstance(node, Arg) and node.position >= len(nest.stages):
+            reads.add(node.position - len(nest.stages))
+    return reads
 
 
-def _stage(nest: GroupNest, number: int, text: Text, again: set[int]) -> None:
-    """A vertex: for every place of the row, or folded over it. `again`: what is read now and kept for later."""
-    made = nest.made[number]
-    fold = Fold(made.aggregation, made.function, nest.types) if made.aggregation else None
-    kind, is_stored = COMPUTED[made.dtype], number in nest.outputs
-    m = len(nest.reads) + nest.outputs.index(number) if is_stored else 0
-    if fold:
-        text.add(f"{COMPUTED[fold.dtype]} total{number} = {fold.start(fold.dtype)};")
-    if made.inside:
-        text.add(f"{kind} made{number}[{nest.each}];")
-    if fold or made.inside:
-        text.add("#pragma unroll")
-        text.open(f"for (int u = 0; u < {nest.each // nest.pack}; ++u)")
-        text.add(f"const I place = lane + u * {nest.team};", "I deep = least(place, places - 1);")
-        unravel(text, "deep", range(nest.rows, nest.loops))
-        for read in sorted(_args(nest, number)):
-            if (
-                nest.is_inside(read)
-                and read not in nest.counted
-                and (read in again or not _is_kept(nest, read))
-            ):
-                kind_read = f"Pack<{STORED[nest.reads[read].dtype]}, {nest.pack}>"
-                text.add(
-                    f"const {kind_read} pack{read} = *reinterpret_cast<const {kind_read}*>"
-                    f"(p{read} + {_place(nest, read)});"
-                )
-        if made.inside and is_stored:
-            text.add(f"Pack<{STORED[made.dtype]}, {nest.pack}> result;")
-    for part in range(nest.pack if fold or made.inside else 1):
-        where = f"[u * {nest.pack} + {part}]"
-        steps = Steps(nest.types, partial(_read, nest, again, part), f"w{number}_{part}_")
-        if fold:
-            taken = fold.take(steps, f"total{number}")
-            text.add(*steps.lines, f"if (place < places) total{number} = {taken};")
+@dataclass
+class _StageWriter:
+    """What writes the text of one stage: for every position of the row, or folded over them."""
+
+    nest: GroupNest
+    number: int
+    text: KernelText
+    unread: set[int]  # kept reads that this stage, if it uses them, is the first to read
+
+    def __post_init__(self) -> None:
+        self.stage = self.nest.stages[self.number]
+        self.result = f"made{self.number}"
+        self.is_stored = self.number in self.nest.outputs
+
+    def write(self) -> None:
+        if self.stage.aggregation is not None:
+            fold = Fold(self.stage.aggregation, self.stage.function, self.nest.types)
+            self.write_fold(fold)
+        elif self.stage.inside:
+            self.write_positions()
         else:
-            value = _rounded(steps.value(made.function, made.dtype), made.dtype)
-            name = f"made{number}{where}" if made.inside else f"const {kind} made{number}"
-            text.add(*steps.lines, f"{name} = {value};")
-        for read in sorted(again & _args(nest, number)):
-            text.add(f"kept{read}{where} = load(pack{read}.at[{part}]);")
-        if made.inside and is_stored:
-            text.add(
-                f"result.at[{part}] = {stored(f'made{number}{where}', made.dtype, made.dtype)};"
-            )
-    if made.inside and is_stored:
-        text.add(
-            f"if (own < count && place < places) *reinterpret_cast<Pack<{STORED[made.dtype]}, {nest.pack}>*>"
-            f"(p{m} + {_place(nest, m)}) = result;"
+            steps = self.steps(0)
+            value = _rounded(steps.value(self.stage.function, self.stage.dtype), self.stage.dtype)
+            kind = COMPUTED[self.stage.dtype]
+            self.text.add(*steps.lines, f"const {kind} {self.result} = {value};")
+        if self.is_stored and not self.stage.inside:
+            value = stored(self.result, self.stage.dtype, self.stage.dtype)
+            array = self.output_array()
+            target = f"array{array}[{_offset_text(self.nest, array)}]"
+            self.text.add(f"if (own < rows && lane == 0) {target} = {value};")
+
+    def write_fold(self, fold: Fold) -> None:
+        """Fold the values of a row: each thread its own, then the whole team."""
+        total = f"total{self.number}"
+        kind = COMPUTED[fold.dtype]
+        self.text.add(f"{kind} {total} = {fold.start(fold.dtype)};")
+        self.text.add("#pragma unroll")
+        with self.text.block(self.position_loop()):
+            self.write_position_start()
+            for part in range(self.nest.pack):
+                steps = self.steps(part)
+                taken = fold.take(steps, total)
+                self.text.add(*steps.lines, f"if (position < positions) {total} = {taken};")
+                self.keep_reads(part)
+        add_team_total(self.text, total, kind, fold, self.nest.team, self.nest.teams)
+        dtype = self.stage.dtype
+        value = _rounded(convert(total, fold.dtype, dtype), dtype)
+        self.text.add(f"const {COMPUTED[dtype]} {self.result} = {value};")
+
+    def write_positions(self) -> None:
+        """Compute a value for every position of the row."""
+        dtype = self.stage.dtype
+        kind = f"Pack<{STORED[dtype]}, {self.nest.pack}>"
+        self.text.add(f"{COMPUTED[dtype]} {self.result}[{self.nest.values_per_thread}];")
+        self.text.add("#pragma unroll")
+        with self.text.block(self.position_loop()):
+            self.write_position_start()
+            if self.is_stored:
+                self.text.add(f"{kind} result;")
+            for part in range(self.nest.pack):
+                steps = self.steps(part)
+                value = _rounded(steps.value(self.stage.function, dtype), dtype)
+                own_value = f"{self.result}[{_register_text(self.nest, part)}]"
+                self.text.add(*steps.lines, f"{own_value} = {value};")
+                self.keep_reads(part)
+                if self.is_stored:
+                    self.text.add(f"result.at[{part}] = {stored(own_value, dtype, dtype)};")
+            if self.is_stored:
+                array = self.output_array()
+                address = f"array{array} + {_offset_text(self.nest, array)}"
+                self.text.add(
+                    f"if (own < rows && position < positions) "
+                    f"*reinterpret_cast<{kind}*>({address}) = result;"
+                )
+
+    def position_loop(self) -> str:
+        return f"for (int u = 0; u < {self.nest.values_per_thread // self.nest.pack}; ++u)"
+
+    def write_position_start(self) -> None:
+        """Compute the loop indices of a position, and read what no stage has read before."""
+        nest = self.nest
+        self.text.add(
+            f"const I position = lane + u * {nest.team};",
+            "I deep = least(position, positions - 1);",
         )
-    if fold or made.inside:
-        text.close()
-    if fold:
-        join_team(text, f"total{number}", COMPUTED[fold.dtype], fold, nest.team, nest.teams)
-        value = _rounded(convert(f"total{number}", fold.dtype, made.dtype), made.dtype)
-        text.add(f"const {kind} made{number} = {value};")
-    if not made.inside and is_stored:
-        result = stored(f"made{number}", made.dtype, made.dtype)
-        text.add(f"if (own < count && lane == 0) p{m}[{_place(nest, m)}] = {result};")
+        add_loop_indices(self.text, "deep", range(nest.row_loops, nest.loops))
+        for read in sorted(_reads_of(nest, self.number)):
+            if read in nest.counters or not nest.is_inside(read):
+                continue
+            if nest.is_kept(read) and read not in self.unread:
+                continue  # an earlier stage has kept it
+            kind = f"Pack<{STORED[nest.reads[read].dtype]}, {nest.pack}>"
+            self.text.add(
+                f"const {kind} pack{read} = *reinterpret_cast<const {kind}*>"
+                f"(array{read} + {_offset_text(nest, read)});"
+            )
+
+    def keep_reads(self, part: int) -> None:
+        """Keep in registers what this stage is the first to read."""
+        for read in sorted(self.unread & _reads_of(self.nest, self.number)):
+            register = f"kept{read}[{_register_text(self.nest, part)}]"
+            self.text.add(f"{register} = load(pack{read}.at[{part}]);")
+
+    def steps(self, part: int) -> Steps:
+        """Return an empty list of statements for a position of a pack."""
+        read_text = partial(_read_text, self.nest, self.unread, part)
+        return Steps(self.nest.types, read_text, f"w{self.number}_{part}_")
+
+    def output_array(self) -> int:
+        return len(self.nest.reads) + self.nest.outputs.index(self.number)
 
 
 def _rounded(text: str, dtype: str) -> str:
-    """A value as it would be after it was stored."""
+    """Return a value as it would be after storing it: half precision is computed in single."""
     return f"load(Cell<{STORED[dtype]}>::of({text}))" if dtype in HALVES else text
 
 
-def _is_kept(nest: GroupNest, m: int) -> bool:
-    """Whether what is read is used by several vertices, so that it stays in registers."""
-    return sum(Arg(len(nest.made) + m) in walk(made.function) for made in nest.made) > 1
+def _register_text(nest: GroupNest, part: int) -> str:
+    """Return which of a thread's values belongs to a position of the current pack."""
+    return f"u * {nest.pack} + {part}"
 
 
-def _read(nest: GroupNest, again: set[int], part: int, position: int) -> str:
-    where = f"[u * {nest.pack} + {part}]"
-    if position < len(nest.made):
-        return f"made{position}" + where * nest.made[position].inside
-    m = position - len(nest.made)
-    if m in nest.counted:
-        return count_of(m, nest.reads[m].loops, nest.loops - 1, nest.pack, str(part))
-    if not nest.is_inside(m):
-        return f"load(p{m}[{_place(nest, m)}])"
-    return (
-        f"kept{m}{where}" if _is_kept(nest, m) and m not in again else f"load(pack{m}.at[{part}])"
-    )
+def _read_text(nest: GroupNest, unread: set[int], part: int, position: int) -> str:
+    """Return the value of an Arg: the result of a stage, or a read."""
+    register = _register_text(nest, part)
+    if position < len(nest.stages):
+        if nest.stages[position].inside:
+            return f"made{position}[{register}]"
+        return f"made{position}"
+    read = position - len(nest.stages)
+    if read in nest.counters:
+        return counter_text(read, nest.reads[read].loops, nest.loops - 1, nest.pack, str(part))
+    if not nest.is_inside(read):
+        return f"load(array{read}[{_offset_text(nest, read)}])"
+    if nest.is_kept(read) and read not in unread:
+        return f"kept{read}[{register}]"
+    return f"load(pack{read}.at[{part}])"
 
 
-def _place(nest: GroupNest, m: int) -> str:
-    return " + ".join(f"i{k} * s{m}_{k}" for k in nest.along(m)) or "0"
+def _offset_text(nest: GroupNest, array: int) -> str:
+    """Return the offset of an array's element at the loop indices."""
+    terms = [f"i{loop} * stride{array}_{loop}" for loop in nest.loops_of(array)]
+    return " + ".join(terms) or "0"

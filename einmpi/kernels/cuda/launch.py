@@ -1,61 +1,93 @@
-"""What CuPy makes of a kernel's text, and calls that are prepared once."""
+"""Compiled kernels, and calls that are prepared once and then repeated.
+
+A repeated call only fills in addresses: everything else about it was worked out the first time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from einmpi.kernels.cuda import driver
-from einmpi.kernels.cuda.nest import PACK
+from einmpi.kernels.cuda.driver import DeviceArray
+from einmpi.kernels.cuda.nest import PACK_BYTES, Parameter
 
-# numpy rounds after every operation: a product that is fused with a sum would give a·b − a·b ≠ 0. Where one rounding is
-# wanted, a kernel says so.
-OPTIONS = ("-std=c++17", "--fmad=false")
-FAST = ("-std=c++17", "--use_fast_math")
-MOST = 4096  # prepared calls
+# numpy rounds after every operation. A product fused with a sum would round once, and a·b − a·b
+# would not be 0. Kernels ask for a fused operation where they want one.
+EXACT_OPTIONS = ("-std=c++17", "--fmad=false")
+FAST_OPTIONS = ("-std=c++17", "--use_fast_math")
+MAX_PREPARED_CALLS = 4096
+
+Grid = tuple[tuple[int, int], tuple[int]]  # blocks in both directions, threads of a block
+T = TypeVar("T")
 
 
-def compiled(text: str, fast: bool) -> Any:
-    """A kernel from its text. CuPy keeps compiled ones on disk; several processes may start at once."""
-    return (
-        driver.cupy().RawModule(code=text, options=FAST if fast else OPTIONS).get_function("kernel")
-    )
+def compile_kernel(text: str, fast: bool) -> Any:
+    """Compile the function `kernel` of a CUDA text.
+
+    CuPy caches compiled kernels on disk, and several processes may compile at the same time.
+    """
+    options = FAST_OPTIONS if fast else EXACT_OPTIONS
+    return driver.cupy().RawModule(code=text, options=options).get_function("kernel")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all of its arguments but the pointers."""
+    """A kernel with all of its arguments except the addresses of arrays."""
 
     kernel: Any
-    shape: tuple[tuple[int, int], tuple[int]]  # blocks, threads
+    grid: Grid
     values: tuple[int, ...]
-    places: tuple[tuple[int, int], ...]  # which argument is the pointer to which array
+    pointers: tuple[tuple[int, int], ...]  # (position of an argument, the array it points to)
 
-    def __call__(self, pointers: Sequence[int]) -> None:
+    def __call__(self, addresses: Sequence[int]) -> None:
         values = list(self.values)
-        for place, array in self.places:
-            values[place] = pointers[array]
-        self.kernel(*self.shape, tuple(values))
+        for position, array in self.pointers:
+            values[position] = addresses[array]
+        self.kernel(*self.grid, tuple(values))
 
 
-class Calls:
-    """What was prepared for an object and a key. By identity: to hash a tree takes longer than a small kernel."""
+def prepare_launch(
+    kernel: Any, grid: Grid, parameters: Iterable[Parameter], argument: Callable[[Parameter], int]
+) -> Launch:
+    """Work out the arguments of a kernel; `argument` gives those that are not addresses."""
+    values = []
+    pointers = []
+    for position, parameter in enumerate(parameters):
+        if parameter.role == "array":
+            pointers.append((position, parameter.numbers[0]))
+            values.append(0)
+        else:
+            values.append(argument(parameter))
+    return Launch(kernel, grid, tuple(values), tuple(pointers))
+
+
+class PreparedCalls:
+    """Prepared calls by the object they belong to and a key.
+
+    Objects are compared by identity: hashing an EinSum takes longer than a small kernel.
+    """
 
     def __init__(self) -> None:
-        self.found: dict[tuple[int, Hashable], tuple[Any, Any]] = {}
+        self.entries: dict[tuple[int, Hashable], tuple[Any, Any]] = {}
 
-    def get(self, owner: Any, key: Hashable, make: Callable[[], Any]) -> Any:
-        entry = self.found.get((id(owner), key))
+    def get(self, owner: Any, key: Hashable, prepare: Callable[[], T]) -> T:
+        """Return the call of an owner and a key; prepare it if there is none yet."""
+        entry = self.entries.get((id(owner), key))
         if entry is None:
-            made = make()
-            if len(self.found) >= MOST:
-                self.found.clear()
-            # The owner is kept too, so that no other object gets its identity.
-            entry = self.found[id(owner), key] = owner, made
-        return entry[1]
+            call = prepare()
+            if len(self.entries) >= MAX_PREPARED_CALLS:
+                self.entries.clear()
+            # Keep a reference to the owner, so that no other object gets the same id.
+            entry = self.entries[id(owner), key] = owner, call
+        found: T = entry[1]
+        return found
 
 
-def key_of(array: Any) -> Hashable:
-    """All of an array that a prepared call depends on. Parts of it may be aligned where it is not itself."""
-    return array.dtype, array.shape, array.strides, array.data.ptr % PACK
+def key_of(array: DeviceArray) -> Hashable:
+    """Return everything about an array that a prepared call depends on.
+
+    The alignment is part of it: a view into an array may be aligned although the array is not.
+    """
+    return array.dtype, array.shape, array.strides, array.data.ptr % PACK_BYTES

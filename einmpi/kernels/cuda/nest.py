@@ -1,116 +1,188 @@
-"""What the text of a CUDA kernel depends on, and what the kernel is told when it is started."""
+"""The description of one CUDA kernel: its loop nest, and the arguments of a launch.
+
+A nest holds all that the text of a kernel depends on: which loops there are and how threads share
+them. Extents, strides and addresses are arguments, so one compiled text serves every size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from einmpi.graph.scalar import Scalar
-from einmpi.kernels.loop_nest import Access, Axis, Range
+from einmpi.kernels.loop_nest import Access, Axis
 
-THREADS = 256  # of a block, in every kernel of one vertex
-WARP = 32  # threads that can hand values to one another without a barrier
-PACK = 16  # bytes that a thread reads at once
+BLOCK_THREADS = 256  # threads of a block, in every kernel that computes one vertex
+WARP_THREADS = 32  # threads that exchange values without a barrier
+PACK_BYTES = 16  # the most that a thread reads or writes with one instruction
+WIDE_OFFSET = 2**30  # offsets from here on take 64 bits; rounding up to whole blocks adds some
+
+
+class Parameter(NamedTuple):
+    """One argument of a kernel: its role, and the array, loop or gather that it belongs to.
+
+    Roles: `array` is a pointer; `extent`, `multiplier` and `shift` belong to a loop (see
+    `divider`); `stride` to an array and a loop; `gather_stride` and `gather_extent` to an array and
+    one of its gathered dimensions; `first` is where a loop counter that is read begins. `report` is
+    the buffer that tells of indices out of range, `wants_range` asks for the range of these
+    indices, `part_length` is the share of the aggregated loops of one part, and `part_stride` the
+    distance between the outputs of two parts.
+    """
+
+    role: str
+    numbers: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.role + "_".join(str(number) for number in self.numbers)
+
+
+class TileShape(NamedTuple):
+    """The part of a tile that one thread computes, and how deep a tile reaches into the sum."""
+
+    rows: int
+    columns: int
+    depth: int
+
+
+NO_TILE = TileShape(0, 0, 0)
 
 
 @dataclass(frozen=True)
 class Term:
-    """A part of ⊗ that depends on rows or on columns alone, but for the depth: computed once, kept in a tile."""
+    """A part of ⊗ that depends only on the rows, or only on the columns, beside the depth.
+
+    A tile computes it once for each row or column, and keeps it in shared memory.
+    """
 
     expression: Scalar
     dtype: str
     is_row: bool
-    deep: bool  # neighbours in memory go along the depth
+    along_depth: bool  # neighbours in memory are neighbours along the depth
+
+
+class GatheredDimension(NamedTuple):
+    """A dimension of an operand that is indexed by an expression."""
+
+    stride: int  # in elements
+    extent: int
 
 
 @dataclass(frozen=True)
-class Nest:
-    """All that the text of a kernel depends on. Loops: the output's, then the aggregated ones; the last one of each is
-    the fastest. A tile's rows and columns are the last two of the output."""
+class CudaNest:
+    """All that the text of a kernel for one vertex depends on.
 
-    way: str  # a key of cuda_source.WAYS
-    function: Scalar  # over Args; in a tile over its terms
+    The loops of the output come first, then the aggregated ones; in both groups the last loop is
+    the fastest. The rows and columns of a tile are the last two loops of the output.
+    """
+
+    scheme: str  # how threads share the work: a key of source.SCHEMES
+    function: Scalar  # over the operands; in a tile over its terms
     reads: tuple[Access, ...]
     out: Access
     aggregation: str | None
-    outputs: int
+    output_loops: int
     loops: int
-    wide: bool  # places need 64 bits
-    counted: tuple[int, ...] = ()  # reads that are no arrays, but count a loop
-    turned: tuple[int, ...] = ()  # reads that lie along the last but one loop of the output
-    edge: int = 0  # of the squares in which they are read
-    pack: int = 1  # neighbours that a thread takes at once, of the last aggregated loop if `along`, else of the output
-    packed: tuple[
-        int, ...
-    ] = ()  # reads that have such neighbours; the others have one value for all of them
-    team: int = 1  # threads that fold one result
-    along: bool = False  # neighbours in a team go along the aggregated loops
-    each: int = 1  # elements that a thread computes
-    tile: tuple[int, int, int] = (0, 0, 0)  # rows and columns of a thread, depth
+    wide: bool  # offsets need 64 bits
+    counters: tuple[int, ...] = ()  # reads that are not arrays: the value of a loop counter
+    transposed: tuple[int, ...] = ()  # reads that are dense along the last but one output loop
+    square_edge: int = 0  # edge of the squares in which the transposed reads are loaded
+    # Neighbours that a thread processes at once: along the last aggregated loop if
+    # `lane_is_aggregated`, else along the last loop of the output.
+    pack: int = 1
+    packed: tuple[int, ...] = ()  # reads with such neighbours; others have one value for the pack
+    team: int = 1  # threads that compute one result together
+    lane_is_aggregated: bool = False  # neighbouring threads of a team share the aggregated loops
+    elements_per_thread: int = 1
+    tile: TileShape = NO_TILE
     terms: tuple[Term, ...] = ()
 
     @property
-    def row(self) -> int:
-        return self.outputs - 2
+    def row_loop(self) -> int:
+        return self.output_loops - 2
 
     @property
-    def column(self) -> int:
-        return self.outputs - 1
+    def column_loop(self) -> int:
+        return self.output_loops - 1
 
     @property
     def gathers(self) -> tuple[tuple[int, int], ...]:
-        return tuple((m, g) for m, read in enumerate(self.reads) for g in range(len(read.gathers)))
+        """Every gathered dimension as (read, number among the gathers of that read)."""
+        found = []
+        for read, access in enumerate(self.reads):
+            found += [(read, number) for number in range(len(access.gathers))]
+        return tuple(found)
 
-    def parameters(self) -> Iterator[tuple[str, int, int]]:
-        """The names of a kernel's arguments, in order: pointers p, with the output's last; t, what it tells; extents n
-        of the loops and what divides by them, m and z; strides s; of a gather its stride j and extent e; first values b
-        of what counts; c, how much of the aggregated loops a part takes, and o, how far apart parts of the output
-        are."""
-        for m in range(len(self.reads) + 1):
-            if m not in self.counted:
-                yield "p", m, 0
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield the arguments of the kernel in order. The output is the last array."""
+        for array in range(len(self.reads) + 1):
+            if array not in self.counters:
+                yield Parameter("array", (array,))
         if self.gathers:
-            yield from (("t", 0, 0), ("r", 0, 0))
-        for k in range(self.loops):
-            yield from ((letter, k, 0) for letter in "nmz")
-        for m, access in enumerate((*self.reads, self.out)):
-            if m in self.counted:
-                yield "b", m, 0
+            yield Parameter("report")
+            yield Parameter("wants_range")
+        yield from loop_parameters(self.loops)
+        for array, access in enumerate((*self.reads, self.out)):
+            if array in self.counters:
+                yield Parameter("first", (array,))
             else:
-                yield from (("s", m, k) for k in access.loops)
-            for g in range(len(access.gathers)):
-                yield from (("j", m, g), ("e", m, g))
-        yield from (("c", 0, 0), ("o", 0, 0))
+                yield from (Parameter("stride", (array, loop)) for loop in access.loops)
+            for number in range(len(access.gathers)):
+                yield Parameter("gather_stride", (array, number))
+                yield Parameter("gather_extent", (array, number))
+        yield Parameter("part_length")
+        yield Parameter("part_stride")
+
+
+def loop_parameters(loops: int) -> Iterator[Parameter]:
+    """Yield the arguments that describe loops: their extents, and how to divide by these."""
+    for loop in range(loops):
+        yield Parameter("extent", (loop,))
+        yield Parameter("multiplier", (loop,))
+        yield Parameter("shift", (loop,))
 
 
 @dataclass(frozen=True)
-class Plan:
-    nest: Nest
-    axes: tuple[Axis, ...]  # strides in elements
-    jumps: tuple[tuple[Range, ...], ...]  # stride and extent of each gathered dimension
-    blocks: int
-    parts: int  # of the aggregated loops; more than one: a second kernel joins them
-    span: int  # values, or packs of them, in a part
+class WorkSplit:
+    """A nest with its sizes, and the number of thread blocks that share the work."""
 
-    def value(self, letter: str, x: int, y: int) -> int:
-        """An argument that is no pointer."""
-        if letter == "n":
-            return self.axes[x].extent
-        if letter in "mz":
-            return divider(self.axes[x].extent, self.nest.wide)[letter == "z"]
-        if letter == "s":
-            return self.axes[y].strides[x]
-        if letter in "je":
-            return self.jumps[x][y][letter == "e"]
-        if letter == "c":
-            return self.span
+    nest: CudaNest
+    axes: tuple[Axis, ...]  # one for each loop; strides in elements
+    gathered: tuple[tuple[GatheredDimension, ...], ...]  # of each operand
+    blocks: int
+    parts: int  # of the aggregated loops; if there are several, a second kernel joins them
+    part_length: int  # values of the aggregated loops, or packs of values, in a part
+
+    def argument(self, parameter: Parameter) -> int:
+        """Return the value of a parameter that depends on neither addresses nor label ranges."""
+        role, numbers = parameter
+        if role == "extent":
+            return self.axes[numbers[0]].extent
+        if role in ("multiplier", "shift"):
+            multiplier, shift = divider(self.axes[numbers[0]].extent, self.nest.wide)
+            return multiplier if role == "multiplier" else shift
+        if role == "stride":
+            array, loop = numbers
+            return self.axes[loop].strides[array]
+        if role in ("gather_stride", "gather_extent"):
+            array, number = numbers
+            dimension = self.gathered[array][number]
+            return dimension.stride if role == "gather_stride" else dimension.extent
+        if role == "part_length":
+            return self.part_length
+        assert role == "part_stride", role
         results = prod(axis.extent for axis in self.axes if not axis.aggregated)
-        return results if self.nest.along else results * self.nest.pack
+        return results if self.nest.lane_is_aggregated else results * self.nest.pack
 
 
 def divider(extent: int, wide: bool) -> tuple[int, int]:
-    """What `quotient` of cuda_words divides by."""
+    """Return the two numbers with which the device function `quotient` divides by an extent.
+
+    A product and a shift are faster than a division, and exact for dividends below 2³¹. Wide
+    offsets are divided by the extent itself.
+    """
     if wide:
         return extent, 0
     shift = 31 + (extent - 1).bit_length()

@@ -1,4 +1,8 @@
-"""The text of a CUDA kernel: one kernel a vertex. It holds no word of a user's, only what a checked tree says."""
+"""The text of the CUDA kernel that computes one vertex.
+
+A scheme says how threads share the work: each computes a few elements (map, transpose), a team
+folds the values of one result (fold), or a block computes a tile of rows and columns (tile).
+"""
 
 from __future__ import annotations
 
@@ -6,217 +10,262 @@ from collections.abc import Callable, Sequence
 
 from einmpi.graph.scalar import Scalar
 from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
-from einmpi.kernels.cuda.nest import THREADS, Nest
+from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, stored
 from einmpi.kernels.cuda.source_parts import (
-    Text,
+    KernelText,
+    add_loop_indices,
+    add_team_total,
+    extent_product,
     fold_of,
-    join_team,
-    part_place,
-    place_of,
-    product,
-    signature,
+    kernel_head,
+    offset_text,
+    output_offset_text,
     steps_of,
-    unravel,
 )
-from einmpi.kernels.cuda.tiles import tile
+from einmpi.kernels.cuda.tiles import add_tile
 
-BLOCK = 128  # values of a sum before what they give is added to the total
-
-
-def source(nest: Nest) -> str:
-    """The whole text; its function is called `kernel`."""
-    return DEVICE + COMMON + body(nest)
+# Values that a thread adds up before it adds their sum to its total, which may be of a wider type.
+SUMMED_TOGETHER = 128
 
 
-def body(nest: Nest) -> str:
-    text = Text()
-    WAYS[nest.way](nest, text)
-    types = [STORED[access.dtype] for access in (*nest.reads, nest.out)]
-    start = signature(list(nest.parameters()), types, len(nest.reads), nest.wide, THREADS)
-    return "\n".join([*text.outside, *start, *("  " + line for line in text.lines), "}", ""])
+def kernel_source(nest: CudaNest) -> str:
+    """Return the whole text, whose entry point is the function `kernel`.
+
+    It contains no text of the user's, only what a checked expression tree says.
+    """
+    text = KernelText()
+    SCHEMES[nest.scheme](nest, text)
+    array_types = [STORED[access.dtype] for access in (*nest.reads, nest.out)]
+    parameters = list(nest.parameters())
+    head = kernel_head(parameters, array_types, len(nest.reads), nest.wide, BLOCK_THREADS)
+    body = ["  " + line for line in text.lines]
+    return DEVICE + COMMON + "\n".join([*text.functions, *head, *body, "}", ""])
 
 
-def _pack_type(nest: Nest, m: int) -> str:
-    return f"Pack<{STORED[(*nest.reads, nest.out)[m].dtype]}, {nest.pack}>"
+def _pack_type(nest: CudaNest, array: int) -> str:
+    dtype = (*nest.reads, nest.out)[array].dtype
+    return f"Pack<{STORED[dtype]}, {nest.pack}>"
 
 
-def _read_packs(nest: Nest, text: Text) -> None:
+def _add_pack_reads(nest: CudaNest, text: KernelText) -> None:
+    """Read the packs of all operands that have them, each with one instruction."""
     steps = steps_of(nest, "g")
-    for m in nest.packed:
-        kind, place = _pack_type(nest, m), place_of(nest, m, steps)
+    for read in nest.packed:
+        kind = _pack_type(nest, read)
+        address = f"array{read} + {offset_text(nest, read, steps)}"
         steps.lines.append(
-            f"const {kind} pack{m} = *reinterpret_cast<const {kind}*>(p{m} + {place});"
+            f"const {kind} pack{read} = *reinterpret_cast<const {kind}*>({address});"
         )
     text.add(*steps.lines)
 
 
-# ---- no ⊕ -----------------------------------------------------------------------------------------------------------
+# ---- without an aggregation ---------------------------------------------------------------------
 
 
-def _map(nest: Nest, text: Text) -> None:
-    """Neighbouring threads compute neighbours; a thread that has none left does the last one again, and keeps it."""
-    loops = range(nest.outputs)
+def _add_map(nest: CudaNest, text: KernelText) -> None:
+    """Let neighbouring threads compute neighbouring elements.
+
+    A thread beyond the end computes the last element too, but does not store it.
+    """
+    count = nest.elements_per_thread
+    loops = range(nest.output_loops)
     text.add(
-        f"const I total = {product(loops)};",
-        f"const I first = (I)blockIdx.x * {THREADS * nest.each} + threadIdx.x;",
+        f"// Each thread computes {count} times {nest.pack} elements.",
+        f"const I total = {extent_product(loops)};",
+        f"const I first = (I)blockIdx.x * {BLOCK_THREADS * count} + threadIdx.x;",
         "#pragma unroll",
     )
-    text.open(f"for (int u = 0; u < {nest.each}; ++u)")
-    text.add(f"const I own = first + u * {THREADS};", "I flat = least(own, total - 1);")
-    unravel(text, "flat", loops)
-    if nest.pack == 1:
-        _store_map(nest, text, steps_of(nest), "own < total")
-    else:
-        m = len(nest.reads)
-        _read_packs(nest, text)
-        text.add(f"{_pack_type(nest, m)} result;")
-        for part in range(nest.pack):
-            steps = steps_of(nest, f"v{part}_", str(part))
-            value = steps.value(nest.function, nest.out.dtype)
-            text.add(
-                *steps.lines,
-                f"result.at[{part}] = {stored(value, nest.out.dtype, nest.out.dtype)};",
-            )
+    with text.block(f"for (int u = 0; u < {count}; ++u)"):
         text.add(
-            f"if (own < total) *reinterpret_cast<{_pack_type(nest, m)}*>(p{m} + {place_of(nest, m)}) = result;"
+            f"const I own = first + u * {BLOCK_THREADS};",
+            "I flat = least(own, total - 1);",
         )
-    text.close()
+        add_loop_indices(text, "flat", loops)
+        if nest.pack == 1:
+            _add_element(nest, text, steps_of(nest), "own < total")
+        else:
+            _add_pack(nest, text)
 
 
-def _store_map(nest: Nest, text: Text, steps: Steps, condition: str) -> None:
-    value = steps.value(nest.function, nest.out.dtype)
+def _add_element(nest: CudaNest, text: KernelText, steps: Steps, condition: str) -> None:
+    """Compute the element at the loop indices, and store it under a condition."""
+    out = len(nest.reads)
+    dtype = nest.out.dtype
+    value = steps.value(nest.function, dtype)
     text.add(*steps.lines)
-    text.add(
-        f"if ({condition}) p{len(nest.reads)}[{place_of(nest, len(nest.reads))}] = "
-        f"{stored(value, nest.out.dtype, nest.out.dtype)};"
-    )
+    target = f"array{out}[{offset_text(nest, out)}]"
+    text.add(f"if ({condition}) {target} = {stored(value, dtype, dtype)};")
 
 
-def _turn(nest: Nest, text: Text) -> None:
-    """In squares: what lies across is read along its own lines, through shared memory."""
-    y, x, edge, lines = nest.row, nest.column, nest.edge, THREADS // nest.edge
-    for m in nest.turned:
-        text.add(f"__shared__ {STORED[nest.reads[m].dtype]} turned{m}[{edge}][{edge + 1}];")
+def _add_pack(nest: CudaNest, text: KernelText) -> None:
+    """Compute a pack of neighbouring elements, and store it with one instruction."""
+    out = len(nest.reads)
+    dtype = nest.out.dtype
+    kind = _pack_type(nest, out)
+    _add_pack_reads(nest, text)
+    text.add(f"{kind} result;")
+    for part in range(nest.pack):
+        steps = steps_of(nest, f"v{part}_", str(part))
+        value = steps.value(nest.function, dtype)
+        text.add(*steps.lines, f"result.at[{part}] = {stored(value, dtype, dtype)};")
+    address = f"array{out} + {offset_text(nest, out)}"
+    text.add(f"if (own < total) *reinterpret_cast<{kind}*>({address}) = result;")
+
+
+def _add_transpose(nest: CudaNest, text: KernelText) -> None:
+    """Compute squares of elements. Transposed operands go through shared memory.
+
+    Threads read a transposed operand along its own lines, and use it along the output's.
+    """
+    row = nest.row_loop
+    column = nest.column_loop
+    edge = nest.square_edge
+    lines = BLOCK_THREADS // edge
+    for read in nest.transposed:
+        kind = STORED[nest.reads[read].dtype]
+        # One more column than needed: a column is then spread over all banks of the memory.
+        text.add(f"__shared__ {kind} transposed{read}[{edge}][{edge + 1}];")
     text.add(
         f"const int tx = threadIdx.x % {edge}, ty = threadIdx.x / {edge};",
-        f"const I across = (n{x}_0 + {edge - 1}) / {edge}, down = (n{y}_0 + {edge - 1}) / {edge};",
+        f"const I squares_across = (extent{column} + {edge - 1}) / {edge}, "
+        f"squares_down = (extent{row} + {edge - 1}) / {edge};",
         "I flat = blockIdx.x;",
-        f"const I x0 = flat % across * {edge}; flat /= across;",
-        f"const I y0 = flat % down * {edge}; flat /= down;",
+        f"const I first_column = flat % squares_across * {edge}; flat /= squares_across;",
+        f"const I first_row = flat % squares_down * {edge}; flat /= squares_down;",
     )
-    unravel(text, "flat", range(nest.outputs - 2))
-    text.add("#pragma unroll")
-    text.open(f"for (int u = 0; u < {edge}; u += {lines})")
-    text.add(f"const I i{x} = least(x0 + ty + u, n{x}_0 - 1), i{y} = least(y0 + tx, n{y}_0 - 1);")
-    text.add(*(f"turned{m}[ty + u][tx] = p{m}[{place_of(nest, m)}];" for m in nest.turned))
-    text.close()
+    add_loop_indices(text, "flat", range(nest.output_loops - 2))
+    text.add("// Load the square of each transposed array.", "#pragma unroll")
+    with text.block(f"for (int u = 0; u < {edge}; u += {lines})"):
+        text.add(
+            f"const I i{column} = least(first_column + ty + u, extent{column} - 1), "
+            f"i{row} = least(first_row + tx, extent{row} - 1);"
+        )
+        for read in nest.transposed:
+            text.add(f"transposed{read}[ty + u][tx] = array{read}[{offset_text(nest, read)}];")
     text.add("__syncthreads();", "#pragma unroll")
-    text.open(f"for (int u = 0; u < {edge}; u += {lines})")
-    text.add(f"const I i{x} = least(x0 + tx, n{x}_0 - 1), i{y} = least(y0 + ty + u, n{y}_0 - 1);")
-    steps = steps_of(
-        nest, "v", "", lambda m: f"load(turned{m}[tx][ty + u])" if m in nest.turned else None
-    )
-    _store_map(nest, text, steps, f"x0 + tx < n{x}_0 && y0 + ty + u < n{y}_0")
-    text.close()
+
+    def from_shared_memory(read: int) -> str | None:
+        return f"load(transposed{read}[tx][ty + u])" if read in nest.transposed else None
+
+    with text.block(f"for (int u = 0; u < {edge}; u += {lines})"):
+        text.add(
+            f"const I i{column} = least(first_column + tx, extent{column} - 1), "
+            f"i{row} = least(first_row + ty + u, extent{row} - 1);"
+        )
+        steps = steps_of(nest, "v", "", from_shared_memory)
+        inside = f"first_column + tx < extent{column} && first_row + ty + u < extent{row}"
+        _add_element(nest, text, steps, inside)
 
 
-# ---- ⊕ --------------------------------------------------------------------------------------------------------------
+# ---- with an aggregation ------------------------------------------------------------------------
 
 
-def _fold(nest: Nest, text: Text) -> None:
-    """A team of threads goes over the values of a result, each in steps of the team; then they join. With packs of
-    results a thread has several totals, with packs of values several parts of one total."""
+def _add_fold(nest: CudaNest, text: KernelText) -> None:
+    """Let a team of threads fold the values of one result, and then join their totals.
+
+    A thread has one total, or one for each result of a pack where packs go along the output.
+    """
     fold = fold_of(nest, [access.dtype for access in nest.reads])
-    outer, inner, team, pack = (
-        range(nest.outputs),
-        range(nest.outputs, nest.loops),
-        nest.team,
-        nest.pack,
-    )
-    results, kept = THREADS // team, 1 if nest.along else pack
-    total, part = COMPUTED[fold.total], COMPUTED[fold.dtype]
-    mate, slot = f"threadIdx.x % {team}", f"threadIdx.x / {team}"
-    if not nest.along:
-        mate, slot = f"threadIdx.x / {results}", f"threadIdx.x % {results}"
+    results = BLOCK_THREADS // nest.team
+    totals = 1 if nest.lane_is_aggregated else nest.pack
+    total_type = COMPUTED[fold.total]
+    _add_fold_start(nest, text, fold, totals)
+    _add_fold_loop(nest, text, fold, totals)
+    if nest.lane_is_aggregated:
+        add_team_total(text, "total[0]", total_type, fold, nest.team, results)
+    elif nest.team > 1:
+        _add_member_totals(nest, fold, text, total_type, totals)
+    out = len(nest.reads)
+    for number in range(totals):
+        value = stored(f"total[{number}]", fold.total, nest.out.dtype)
+        target = f"array{out}[{output_offset_text(nest)} + {number}]"
+        text.add(f"if (member == 0 && own < results) {target} = {value};")
+
+
+def _add_fold_start(nest: CudaNest, text: KernelText, fold: Fold, totals: int) -> None:
+    """Declare what a thread works on, its totals, and its share of the aggregated loops."""
+    team = nest.team
+    results = BLOCK_THREADS // team
+    output_loops = range(nest.output_loops)
+    aggregated_loops = range(nest.output_loops, nest.loops)
+    if nest.lane_is_aggregated:
+        member = f"threadIdx.x % {team}"
+        slot = f"threadIdx.x / {team}"
+    else:
+        member = f"threadIdx.x / {results}"
+        slot = f"threadIdx.x % {results}"
     text.add(
-        f"const int mate = {mate}, slot = {slot};",
-        f"const I results = {product(outer)};",
+        f"// A team of {team} threads computes a result; a block has {results} teams.",
+        f"const int member = {member}, slot = {slot};",
+        f"const I results = {extent_product(output_loops)};",
         f"const I own = (I)blockIdx.x * {results} + slot;",
         "I flat = least(own, results - 1);",
     )
-    unravel(text, "flat", outer)
+    add_loop_indices(text, "flat", output_loops)
     text.add(
-        "const I begin = (I)blockIdx.y * c0_0;",
-        f"const I end = least(begin + c0_0, {product(inner)});",
-        f"{total} total[{kept}];",
+        "const I begin = (I)blockIdx.y * part_length;",
+        f"const I end = least(begin + part_length, {extent_product(aggregated_loops)});",
+        f"{COMPUTED[fold.total]} total[{totals}];",
         "#pragma unroll",
-        f"for (int c = 0; c < {kept}; ++c) total[c] = {fold.start(fold.total)};",
+        f"for (int c = 0; c < {totals}; ++c) total[c] = {fold.start(fold.total)};",
     )
-    step = team * BLOCK
-    text.open(f"for (I from = begin + mate; from < end; from += {step})")
-    text.add(
-        f"const I to = least(from + {step}, end);",
-        f"{part} part[{pack}];",
-        "#pragma unroll",
-        f"for (int c = 0; c < {pack}; ++c) part[c] = {fold.start(fold.dtype)};",
-        "#pragma unroll 4",
-    )
-    text.open(f"for (I j = from; j < to; j += {team})")
-    text.add("I deep = j;")
-    unravel(text, "deep", inner)
-    _read_packs(nest, text)
-    for number in range(pack):
-        steps = steps_of(nest, f"v{number}_", str(number))
-        taken = fold.take(steps, f"part[{number}]")
-        text.add(*steps.lines, f"part[{number}] = {taken};")
-    text.close()
-    place = "total[c]" if kept > 1 else "total[0]"
-    joined = fold.join(place, f"Cast<{total}>::of(part[c])")
-    text.add("#pragma unroll", f"for (int c = 0; c < {pack}; ++c) {place} = {joined};")
-    text.close()
-    if nest.along:
-        join_team(text, "total[0]", total, fold, team, results)
-    elif team > 1:
-        _join_mates(nest, fold, text, total, kept)
-    m = len(nest.reads)
-    for number in range(kept):
-        value, place = (
-            stored(f"total[{number}]", fold.total, nest.out.dtype),
-            f"{part_place(nest)} + {number}",
+
+
+def _add_fold_loop(nest: CudaNest, text: KernelText, fold: Fold, totals: int) -> None:
+    """Fold a thread's values, every team-th one, a limited number of them at a time."""
+    pack = nest.pack
+    step = nest.team * SUMMED_TOGETHER
+    with text.block(f"for (I from = begin + member; from < end; from += {step})"):
+        text.add(
+            f"const I to = least(from + {step}, end);",
+            f"{COMPUTED[fold.dtype]} part[{pack}];",
+            "#pragma unroll",
+            f"for (int c = 0; c < {pack}; ++c) part[c] = {fold.start(fold.dtype)};",
+            "#pragma unroll 4",
         )
-        text.add(f"if (mate == 0 && own < results) p{m}[{place}] = {value};")
+        with text.block(f"for (I j = from; j < to; j += {nest.team})"):
+            text.add("I deep = j;")
+            add_loop_indices(text, "deep", range(nest.output_loops, nest.loops))
+            _add_pack_reads(nest, text)
+            for number in range(pack):
+                steps = steps_of(nest, f"v{number}_", str(number))
+                taken = fold.take(steps, f"part[{number}]")
+                text.add(*steps.lines, f"part[{number}] = {taken};")
+        total = "total[c]" if totals > 1 else "total[0]"
+        joined = fold.join(total, f"Cast<{COMPUTED[fold.total]}>::of(part[c])")
+        text.add("#pragma unroll", f"for (int c = 0; c < {pack}; ++c) {total} = {joined};")
 
 
-def _join_mates(nest: Nest, fold: Fold, text: Text, total: str, kept: int) -> None:
-    """⊕ over threads that are far apart, in a tree."""
-    results = THREADS // nest.team
-    text.add(f"__shared__ {total} joined[{THREADS}];", "#pragma unroll")
-    text.open(f"for (int c = 0; c < {kept}; ++c)")
-    text.add("__syncthreads();", "joined[threadIdx.x] = total[c];", "#pragma unroll")
-    text.open(f"for (int half = {nest.team // 2}; half; half /= 2)")
-    pair = fold.join("joined[threadIdx.x]", f"joined[threadIdx.x + half * {results}]")
-    text.add("__syncthreads();", f"if (mate < half) joined[threadIdx.x] = {pair};")
-    text.close()
-    text.add("total[c] = joined[threadIdx.x];")
-    text.close()
+def _add_member_totals(
+    nest: CudaNest, fold: Fold, text: KernelText, total_type: str, totals: int
+) -> None:
+    """Join the totals of a team whose threads are not neighbours, in a tree in shared memory."""
+    results = BLOCK_THREADS // nest.team
+    text.add(f"__shared__ {total_type} joined[{BLOCK_THREADS}];", "#pragma unroll")
+    with text.block(f"for (int c = 0; c < {totals}; ++c)"):
+        text.add("__syncthreads();", "joined[threadIdx.x] = total[c];", "#pragma unroll")
+        with text.block(f"for (int half = {nest.team // 2}; half; half /= 2)"):
+            pair = fold.join("joined[threadIdx.x]", f"joined[threadIdx.x + half * {results}]")
+            text.add("__syncthreads();", f"if (member < half) joined[threadIdx.x] = {pair};")
+        text.add("total[c] = joined[threadIdx.x];")
 
 
-WAYS: dict[str, Callable[[Nest, Text], None]] = {
-    "map": _map,
-    "turn": _turn,
-    "fold": _fold,
-    "tile": tile,
+SCHEMES: dict[str, Callable[[CudaNest, KernelText], None]] = {
+    "map": _add_map,
+    "transpose": _add_transpose,
+    "fold": _add_fold,
+    "tile": add_tile,
 }
 
 
 def expression_source(function: Scalar, types: Sequence[str], dtype: str) -> str:
-    """⊗ alone, as a function of one element of each operand as it lies in memory."""
-    steps = Steps(types, lambda m: f"load(x{m})")
+    """Return ⊗ alone, as a function of one element of each operand as it is stored in memory."""
+    steps = Steps(types, lambda operand: f"load(x{operand})")
     value = steps.value(function, dtype)
-    given = ", ".join(f"{STORED[kind]} x{m}" for m, kind in enumerate(types))
+    arguments = ", ".join(f"{STORED[kind]} x{operand}" for operand, kind in enumerate(types))
     lines = [
-        f"FN {STORED[dtype]} otimes({given}) {{",
+        f"FN {STORED[dtype]} otimes({arguments}) {{",
         *steps.lines,
         f"return {stored(value, dtype, dtype)};",
         "}",

@@ -1,150 +1,186 @@
-"""Parts of the text of CUDA kernels: how they begin, coordinates, what is read, how a team of threads joins totals."""
+"""Building blocks of generated CUDA kernels: signature, loop indices, reads, totals of a team.
+
+In the text, `i0`, `i1`, … are the indices of the loops, `array0`, `array1`, … the arrays; the
+other arguments are named after their role, such as `extent2` or `stride0_2` (see nest.Parameter).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from einmpi.kernels.cuda.nest import WARP, Nest
+from einmpi.kernels.cuda.nest import WARP_THREADS, CudaNest, Parameter
 from einmpi.kernels.cuda.scalar_source import Fold, Steps
+
+# Arguments that are not offsets into an array keep 64 bits.
+LONG_ROLES = ("multiplier", "shift", "first", "wants_range", "gather_extent")
 
 
 @dataclass
-class Text:
+class KernelText:
+    """The text of a kernel while it is written, line by line."""
+
     lines: list[str] = field(default_factory=list)
-    outside: list[str] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)  # lines in front of the kernel
     depth: int = 0
 
     def add(self, *lines: str) -> None:
         self.lines += ["  " * self.depth + line for line in lines]
 
-    def open(self, line: str) -> None:
-        self.add(line + " {")
+    @contextmanager
+    def block(self, head: str, end: str = "}") -> Iterator[None]:
+        """Write `head {`, then what the caller adds, indented, then `end`."""
+        self.add(head + " {")
         self.depth += 1
-
-    def close(self, count: int = 1) -> None:
-        for _ in range(count):
-            self.depth -= 1
-            self.add("}")
+        yield
+        self.depth -= 1
+        self.add(end)
 
 
-def signature(
-    names: Sequence[tuple[str, int, int]],
-    types: Sequence[str],
-    reads: int,
+def kernel_head(
+    parameters: Sequence[Parameter],
+    array_types: Sequence[str],
+    read_count: int,
     wide: bool,
     threads: int,
 ) -> list[str]:
-    """How a kernel begins: its arguments, all of 64 bits, then these as what they are."""
-    given = ", ".join(
-        f"{'const ' * (m < reads)}{types[m]}* __restrict__ p{m}"
-        if letter == "p"
-        else "Long* told"
-        if letter == "t"
-        else f"Long {letter}{m}_{y}_"
-        for letter, m, y in names
-    )
-    lines = [
-        f"typedef {'Long' if wide else 'int'} I;",
-        f'extern "C" __global__ void __launch_bounds__({threads}) kernel({given}) {{',
+    """Return the first lines of a kernel: the type of indices, then the arguments.
+
+    Every number arrives in 64 bits, whatever it is used for, and is converted first of all.
+    """
+    arguments = []
+    conversions = []
+    for parameter in parameters:
+        if parameter.role == "array":
+            array = parameter.numbers[0]
+            const = "const " if array < read_count else ""
+            arguments.append(f"{const}{array_types[array]}* __restrict__ {parameter.name}")
+        elif parameter.role == "report":
+            arguments.append(f"Long* {parameter.name}")
+        else:
+            kind = "Long" if parameter.role in LONG_ROLES else "I"
+            given = f"given_{parameter.name}"
+            arguments.append(f"Long {given}")
+            conversions.append(f"  const {kind} {parameter.name} = ({kind}){given};")
+    index_type = "Long" if wide else "int"
+    function = f'extern "C" __global__ void __launch_bounds__({threads}) kernel'
+    return [
+        f"typedef {index_type} I;  // of indices and offsets",
+        f"{function}({', '.join(arguments)}) {{",
+        *conversions,
     ]
-    for letter, m, y in names:
-        if letter not in "pt":
-            kind = "Long" if letter in "mzbre" else "I"  # those are no places
-            lines.append(f"  const {kind} {letter}{m}_{y} = ({kind}){letter}{m}_{y}_;")
-    return lines
 
 
-def unravel(text: Text, flat: str, loops: Sequence[int]) -> None:
-    """The coordinates i0, i1, … of a flat index, the last loop the fastest. `flat` is a name that may be changed."""
-    for k in reversed(loops[1:]):
+def add_loop_indices(text: KernelText, flat: str, loops: Sequence[int]) -> None:
+    """Split a flat index into the indices i0, i1, … of loops, of which the last is the fastest.
+
+    `flat` is the name of a variable, which is used up.
+    """
+    for loop in reversed(loops[1:]):
         text.add(
-            f"const I q{k} = quotient({flat}, m{k}_0, z{k}_0);",
-            f"const I i{k} = {flat} - q{k} * n{k}_0;",
-            f"{flat} = q{k};",
+            f"const I quotient{loop} = quotient({flat}, multiplier{loop}, shift{loop});",
+            f"const I i{loop} = {flat} - quotient{loop} * extent{loop};",
+            f"{flat} = quotient{loop};",
         )
     if loops:
         text.add(f"const I i{loops[0]} = {flat};")
 
 
-def product(loops: Sequence[int]) -> str:
-    return " * ".join(f"n{k}_0" for k in loops) or "(I)1"
+def extent_product(loops: Sequence[int]) -> str:
+    """Return the product of the extents of loops, as text."""
+    return " * ".join(f"extent{loop}" for loop in loops) or "(I)1"
 
 
 def steps_of(
-    nest: Nest,
+    nest: CudaNest,
     prefix: str = "v",
     part: str = "",
-    given: Callable[[int], str | None] = lambda m: None,
+    from_shared_memory: Callable[[int], str | None] = lambda read: None,
 ) -> Steps:
-    """Statements at the coordinates i0, i1, …, for this part of a pack; `given` has the text of what is in shared
-    memory."""
-    lane = nest.loops - 1 if nest.along else nest.outputs - 1
+    """Return an empty list of statements that read operands at the indices i0, i1, …
 
-    def read(m: int) -> str:
-        known = given(m)
-        if known is not None:
-            return known
-        if m in nest.counted:
-            return count_of(m, nest.reads[m].loops, lane, nest.pack, part)
-        if m in nest.packed:
-            return f"load(pack{m}.at[{part}])"
-        return f"load(p{m}[{place_of(nest, m, steps)}])"
+    `part` is the position in a pack. `from_shared_memory` gives the text of reads that are in
+    shared memory already, and None for the others.
+    """
+    lane = nest.loops - 1 if nest.lane_is_aggregated else nest.output_loops - 1
 
-    steps = Steps([access.dtype for access in nest.reads], read, prefix)
+    def read_text(read: int) -> str:
+        shared = from_shared_memory(read)
+        if shared is not None:
+            return shared
+        if read in nest.counters:
+            return counter_text(read, nest.reads[read].loops, lane, nest.pack, part)
+        if read in nest.packed:
+            return f"load(pack{read}.at[{part}])"
+        return f"load(array{read}[{offset_text(nest, read, steps)}])"
+
+    steps = Steps([access.dtype for access in nest.reads], read_text, prefix)
     return steps
 
 
-def count_of(m: int, loops: Sequence[int], lane: int, pack: int, part: str) -> str:
-    """The value of a read that counts a loop, if any; along the lane a loop counts packs."""
-    times = f" * {pack} + {part}" if lane in loops and pack > 1 else ""
-    return f"(b{m}_0 + {f'i{loops[0]}{times}' if loops else '0'})"
+def counter_text(read: int, loops: Sequence[int], lane: int, pack: int, part: str) -> str:
+    """Return the value of a read that counts a loop; the lane counts packs, not elements."""
+    if not loops:
+        return f"(first{read} + 0)"
+    if lane in loops and pack > 1:
+        return f"(first{read} + i{loops[0]} * {pack} + {part})"
+    return f"(first{read} + i{loops[0]})"
 
 
-def place_of(nest: Nest, m: int, steps: Steps | None = None) -> str:
-    """Where the element of an array lies. Nothing is read out of bounds, whatever the index of a gather."""
-    access = (*nest.reads, nest.out)[m]
-    terms = [f"i{k} * s{m}_{k}" for k in access.loops]
-    for g, gather in enumerate(access.gathers):
-        assert steps is not None
+def offset_text(nest: CudaNest, array: int, steps: Steps | None = None) -> str:
+    """Return the offset of an array's element. An index out of range reads element 0 instead.
+
+    Gathers need `steps`, to which the statements that compute and check the indices are added.
+    """
+    access = (*nest.reads, nest.out)[array]
+    terms = [f"i{loop} * stride{array}_{loop}" for loop in access.loops]
+    for number, gather in enumerate(access.gathers):
+        assert steps is not None, "only operands are gathered"
         index = steps.value(gather, "int64")
-        fits = steps.keep(f"0 <= {index} && {index} < e{m}_{g}", "bool")
-        number = 1 + 2 * nest.gathers.index((m, g))
+        in_range = steps.keep(f"0 <= {index} && {index} < gather_extent{array}_{number}", "bool")
+        lowest = 1 + 2 * nest.gathers.index((array, number))
         steps.lines += [
-            f"if (!{fits}) told[0] = 1;",
-            f"if (r0_0) atomicMin(told + {number}, {index});",
-            f"if (r0_0) atomicMax(told + {number + 1}, {index});",
+            f"if (!{in_range}) report[0] = 1;",
+            f"if (wants_range) atomicMin(report + {lowest}, {index});",
+            f"if (wants_range) atomicMax(report + {lowest + 1}, {index});",
         ]
-        terms.append(f"(I)({fits} ? {index} : 0) * j{m}_{g}")
+        terms.append(f"(I)({in_range} ? {index} : 0) * gather_stride{array}_{number}")
     return " + ".join(terms) or "0"
 
 
-def part_place(nest: Nest) -> str:
-    return f"{place_of(nest, len(nest.reads))} + (I)blockIdx.y * o0_0"
+def output_offset_text(nest: CudaNest) -> str:
+    """Return the offset of a result in the output of this block's part."""
+    return f"{offset_text(nest, len(nest.reads))} + (I)blockIdx.y * part_stride"
 
 
-def fold_of(nest: Nest, types: Sequence[str]) -> Fold:
+def fold_of(nest: CudaNest, types: Sequence[str]) -> Fold:
     assert nest.aggregation is not None
     return Fold(nest.aggregation, nest.function, tuple(types))
 
 
-def join_team(text: Text, name: str, kind: str, fold: Fold, team: int, teams: int) -> None:
-    """⊕ over a team of neighbouring threads, so that each of them has it: in warps, then from warp to warp."""
+def add_team_total(
+    text: KernelText, total: str, kind: str, fold: Fold, team: int, teams: int
+) -> None:
+    """Join the totals of a team of neighbouring threads, so that each thread has the result.
+
+    Threads of a warp exchange their totals directly, warps through shared memory.
+    """
     text.add("#pragma unroll")
-    text.open(f"for (int half = {min(team, WARP) // 2}; half; half /= 2)")
-    text.add(f"{name} = {fold.join(name, f'from_lane({name}, half)')};")
-    text.close()
-    warps = team // WARP
+    with text.block(f"for (int half = {min(team, WARP_THREADS) // 2}; half; half /= 2)"):
+        text.add(f"{total} = {fold.join(total, f'from_lane({total}, half)')};")
+    warps = team // WARP_THREADS
     if warps < 2:
         return
-    text.open("")
-    text.add(
-        f"__shared__ {kind} warps[{warps * teams}];",
-        f"if (threadIdx.x % {WARP} == 0) warps[threadIdx.x / {WARP}] = {name};",
-        "__syncthreads();",
-        f"{name} = warps[threadIdx.x / {team} * {warps}];",
-        "#pragma unroll",
-    )
-    text.open(f"for (int w = 1; w < {warps}; ++w)")
-    text.add(f"{name} = {fold.join(name, f'warps[threadIdx.x / {team} * {warps} + w]')};")
-    text.close(2)
+    with text.block(""):
+        first_warp = f"threadIdx.x / {team} * {warps}"
+        text.add(
+            f"__shared__ {kind} warps[{warps * teams}];",
+            f"if (threadIdx.x % {WARP_THREADS} == 0) "
+            f"warps[threadIdx.x / {WARP_THREADS}] = {total};",
+            "__syncthreads();",
+            f"{total} = warps[{first_warp}];",
+            "#pragma unroll",
+        )
+        with text.block(f"for (int w = 1; w < {warps}; ++w)"):
+            text.add(f"{total} = {fold.join(total, f'warps[{first_warp} + w]')};")

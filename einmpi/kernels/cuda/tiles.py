@@ -1,195 +1,240 @@
-"""The text of a CUDA kernel for ⊕ over what rows and columns share: products of matrices in any semiring, distances."""
+"""The text of a CUDA kernel in tiles: ⊕ over values that rows and columns share.
+
+Matrix products in any semiring, and distances. 16 × 16 threads compute a tile of the output, each
+some rows and columns in registers; the operands pass through shared memory, a few steps at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from einmpi.kernels.cuda.nest import THREADS, Nest, Term
+from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest, Term
 from einmpi.kernels.cuda.scalar_source import COMPUTED, Fold, Steps, stored, weight_of, width_of
-from einmpi.kernels.cuda.source_parts import Text, fold_of, part_place, product, steps_of, unravel
+from einmpi.kernels.cuda.source_parts import (
+    KernelText,
+    add_loop_indices,
+    extent_product,
+    fold_of,
+    output_offset_text,
+    steps_of,
+)
 
-UNROLLED = 2**13  # weight of the text of an inner loop, at the most
+TILE_THREADS = 16  # threads along each side of a tile
+VECTOR_BYTES = 16  # of shared memory that a thread reads with one instruction
+MAX_UNROLLED_WEIGHT = 2**13  # length of an unrolled inner loop, in the units of weight_of
 
 
-def tile(nest: Nest, text: Text) -> None:
-    """A block of threads computes a tile: 16 × 16 threads, each some rows and columns that stay in registers. What the
-    next step needs is read while this one is computed."""
+def add_tile(nest: CudaNest, text: KernelText) -> None:
+    """Write a kernel that reads the next step's operands while it computes this one's."""
     rows, columns, depth = nest.tile
-    row, column, inner = nest.row, nest.column, range(nest.outputs, nest.loops)
     fold = fold_of(nest, [term.dtype for term in nest.terms])
-    total = COMPUTED[fold.dtype]
-    _take(nest, fold, text)
-    for t, term in enumerate(nest.terms):
-        kind, length = COMPUTED[term.dtype], _length(nest, term)
+    _add_take(nest, fold, text)
+    _add_tile_start(nest, fold, text)
+    _add_fetch(nest, text)
+    _add_keep(nest, text)
+    _add_multiply(nest, text)
+    text.add("int now = 0;", "fetch(begin);", "keep(0);", "__syncthreads();")
+    with text.block(f"for (I j = begin; j < end; j += {depth})"):
+        text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
+        unrolled = MAX_UNROLLED_WEIGHT // (rows * columns * weight_of(nest.function))
+        whole_step = (
+            f"#pragma unroll {max(1, min(depth, unrolled))}",
+            f"for (int k = 0; k < {depth}; ++k) multiply(now, k);",
+        )
+        if fold.repeats:  # beyond the end the last value is taken again, which changes nothing
+            text.add(*whole_step)
+        else:
+            with text.block(f"if (j + {depth} <= end)"):
+                text.add(*whole_step)
+            with text.block("else"):
+                text.add("#pragma unroll 1")
+                text.add("for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);")
+        text.add("if (goes_on) keep(now ^ 1);", "__syncthreads();", "now ^= 1;")
+    _add_tile_store(nest, fold, text)
+
+
+def _add_tile_start(nest: CudaNest, fold: Fold, text: KernelText) -> None:
+    """Declare the shared memory, the place of the tile, and the totals of a thread."""
+    rows, columns, depth = nest.tile
+    tile_rows = TILE_THREADS * rows
+    tile_columns = TILE_THREADS * columns
+    text.add(
+        f"// A block computes {tile_rows} by {tile_columns} results, {depth} values at a time."
+    )
+    for number, term in enumerate(nest.terms):
+        kind = COMPUTED[term.dtype]
+        line = _length(nest, term) + _padding(term)
         text.add(
-            f"alignas(16) __shared__ {kind} tile{t}[2][{depth}][{length + _pad(term)}];",
-            f"{kind} fetched{t}[{_fetches(nest, term)}];",
+            f"alignas(16) __shared__ {kind} tile{number}[2][{depth}][{line}];",
+            f"{kind} fetched{number}[{_fetch_count(nest, term)}];",
         )
     text.add(
-        "const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;",
-        f"const I across = (n{column}_0 + {16 * columns - 1}) / {16 * columns};",
-        f"const I down = (n{row}_0 + {16 * rows - 1}) / {16 * rows};",
+        f"const int tx = threadIdx.x % {TILE_THREADS}, ty = threadIdx.x / {TILE_THREADS};",
+        f"const I tiles_across = (extent{nest.column_loop} + {tile_columns - 1}) / {tile_columns};",
+        f"const I tiles_down = (extent{nest.row_loop} + {tile_rows - 1}) / {tile_rows};",
         "I flat = blockIdx.x;",
-        f"const I c0 = flat % across * {16 * columns}; flat /= across;",
-        f"const I r0 = flat % down * {16 * rows}; flat /= down;",
+        f"const I first_column = flat % tiles_across * {tile_columns}; flat /= tiles_across;",
+        f"const I first_row = flat % tiles_down * {tile_rows}; flat /= tiles_down;",
     )
-    unravel(text, "flat", range(nest.outputs - 2))
+    add_loop_indices(text, "flat", range(nest.output_loops - 2))
+    aggregated_loops = range(nest.output_loops, nest.loops)
     text.add(
-        "const I begin = (I)blockIdx.y * c0_0;",
-        f"const I end = least(begin + c0_0, {product(inner)});",
-        f"{total} total[{rows}][{columns}];",
+        "const I begin = (I)blockIdx.y * part_length;",
+        f"const I end = least(begin + part_length, {extent_product(aggregated_loops)});",
+        f"{COMPUTED[fold.dtype]} total[{rows}][{columns}];",
         "#pragma unroll",
         f"for (int u = 0; u < {rows}; ++u)",
         "  #pragma unroll",
         f"  for (int v = 0; v < {columns}; ++v) total[u][v] = {fold.start(fold.dtype)};",
     )
-    _fetch(nest, text)
-    _keep(nest, text)
-    _multiply(nest, text)
-    text.add("int now = 0;", "fetch(begin);", "keep(0);", "__syncthreads();")
-    text.open(f"for (I j = begin; j < end; j += {depth})")
-    text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
-    unrolled = max(1, min(depth, UNROLLED // (rows * columns * weight_of(nest.function))))
-    if fold.repeats:  # beyond the end the last value is taken again
-        text.add(
-            f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);"
-        )
-    else:
-        text.open(f"if (j + {depth} <= end)")
-        text.add(
-            f"#pragma unroll {unrolled}", f"for (int k = 0; k < {depth}; ++k) multiply(now, k);"
-        )
-        text.close()
-        text.open("else")
-        text.add("#pragma unroll 1", "for (int k = 0; k < (int)(end - j); ++k) multiply(now, k);")
-        text.close()
-    text.add("if (goes_on) keep(now ^ 1);", "__syncthreads();", "now ^= 1;")
-    text.close()
-    text.add("#pragma unroll")
-    text.open(f"for (int u = 0; u < {rows}; ++u)")
-    text.add("#pragma unroll")
-    text.open(f"for (int v = 0; v < {columns}; ++v)")
-    place = {
-        True: _within("u", "ty", rows, nest.terms, True),
-        False: _within("v", "tx", columns, nest.terms, False),
-    }
-    text.add(f"const I i{row} = r0 + {place[True]}, i{column} = c0 + {place[False]};")
+
+
+def _add_tile_store(nest: CudaNest, fold: Fold, text: KernelText) -> None:
+    """Store the totals that are inside the output."""
+    row = nest.row_loop
+    column = nest.column_loop
+    row_in_tile = _line_in_tile("u", "ty", nest.tile.rows, nest.terms, True)
+    column_in_tile = _line_in_tile("v", "tx", nest.tile.columns, nest.terms, False)
     value = stored("total[u][v]", fold.dtype, nest.out.dtype)
-    text.add(
-        f"if (i{row} < n{row}_0 && i{column} < n{column}_0) p{len(nest.reads)}[{part_place(nest)}] = {value};"
-    )
-    text.close(2)
+    text.add("#pragma unroll")
+    with text.block(f"for (int u = 0; u < {nest.tile.rows}; ++u)"):
+        text.add("#pragma unroll")
+        with text.block(f"for (int v = 0; v < {nest.tile.columns}; ++v)"):
+            text.add(
+                f"const I i{row} = first_row + {row_in_tile}, "
+                f"i{column} = first_column + {column_in_tile};",
+                f"if (i{row} < extent{row} && i{column} < extent{column}) "
+                f"array{len(nest.reads)}[{output_offset_text(nest)}] = {value};",
+            )
 
 
-def _take(nest: Nest, fold: Fold, text: Text) -> None:
-    """⊕ of a total and of ⊗ over the terms, as a function."""
+def _add_take(nest: CudaNest, fold: Fold, text: KernelText) -> None:
+    """Write the function `take`: ⊕ of a total and of ⊗ over the terms."""
     types = [term.dtype for term in nest.terms]
-    steps = Steps(types, lambda t: f"x{t}")
+    steps = Steps(types, lambda number: f"x{number}")
     taken = fold.take(steps, "total")
-    given = ", ".join(f"{COMPUTED[dtype]} x{t}" for t, dtype in enumerate(types))
+    arguments = ", ".join(f"{COMPUTED[dtype]} x{number}" for number, dtype in enumerate(types))
     kind = COMPUTED[fold.dtype]
-    text.outside += [
-        f"FN {kind} take({kind} total, {given}) {{",
+    text.functions += [
+        f"FN {kind} take({kind} total, {arguments}) {{",
         *("  " + line for line in steps.lines),
         f"  return {taken};",
         "}",
     ]
 
 
-def _length(nest: Nest, term: Term) -> int:
-    return 16 * nest.tile[not term.is_row]
+def _length(nest: CudaNest, term: Term) -> int:
+    """Return the number of rows, or columns, of a whole tile."""
+    return TILE_THREADS * (nest.tile.rows if term.is_row else nest.tile.columns)
 
 
-def _pad(term: Term) -> int:
-    """Numbers after each line of a tile: what is written along the depth would all go to one bank of the memory."""
-    return max(1, 16 // width_of(term.dtype)) if term.deep else 0
+def _padding(term: Term) -> int:
+    """Return how many numbers follow each line of a tile without being used.
+
+    Without them, values that are written along the depth would all go to one memory bank.
+    """
+    if not term.along_depth:
+        return 0
+    return max(1, VECTOR_BYTES // width_of(term.dtype))
 
 
 def _pack(count: int, terms: Sequence[Term], is_row: bool) -> int:
-    """How many neighbours a thread takes at once: 16 bytes of the widest term."""
+    """Return how many neighbouring lines a thread reads at once: 16 bytes of the widest term."""
     widest = max(width_of(term.dtype) for term in terms if term.is_row == is_row)
-    return min(count, max(1, 16 // widest))
+    return min(count, max(1, VECTOR_BYTES // widest))
 
 
-def _within(which: str, thread: str, count: int, terms: Sequence[Term], is_row: bool) -> str:
-    """Which line of the tile is a thread's number `which`: packs of neighbours, so that no bank is asked twice."""
+def _line_in_tile(number: str, thread: str, count: int, terms: Sequence[Term], is_row: bool) -> str:
+    """Return which line of the tile is a thread's line `number`, as text.
+
+    Threads own packs of neighbouring lines in turn, so that no memory bank is asked twice.
+    """
     pack = _pack(count, terms, is_row)
-    return f"{which} / {pack} * {16 * pack} + {thread} * {pack} + {which} % {pack}"
+    return f"{number} / {pack} * {TILE_THREADS * pack} + {thread} * {pack} + {number} % {pack}"
 
 
-def _fetches(nest: Nest, term: Term) -> int:
-    return max(1, -(-_length(nest, term) * nest.tile[2] // THREADS))
+def _fetch_count(nest: CudaNest, term: Term) -> int:
+    """Return how many values of a term each thread fetches for one step."""
+    return max(1, -(-_length(nest, term) * nest.tile.depth // BLOCK_THREADS))
 
 
-def _each(nest: Nest, term: Term, text: Text) -> None:
-    """A loop over what a thread fetches of a term: `line` of the tile and `step` of the depth."""
-    length, depth = _length(nest, term), nest.tile[2]
+@contextmanager
+def _fetch_loop(nest: CudaNest, term: Term, text: KernelText) -> Iterator[None]:
+    """Write a loop over the values of a term that a thread fetches.
+
+    In the loop, `line` is the line of the tile and `step` the position along the depth.
+    """
     text.add("#pragma unroll")
-    text.open(f"for (int q = 0; q < {_fetches(nest, term)}; ++q)")
-    text.add(f"const int e = threadIdx.x + q * {THREADS};")
-    divisor = depth if term.deep else length
-    names = ("step", "line") if term.deep else ("line", "step")
-    text.add(f"const int {names[0]} = e % {divisor}, {names[1]} = e / {divisor};")
+    with text.block(f"for (int q = 0; q < {_fetch_count(nest, term)}; ++q)"):
+        text.add(f"const int e = threadIdx.x + q * {BLOCK_THREADS};")
+        if term.along_depth:
+            depth = nest.tile.depth
+            text.add(f"const int step = e % {depth}, line = e / {depth};")
+        else:
+            length = _length(nest, term)
+            text.add(f"const int line = e % {length}, step = e / {length};")
+        yield
 
 
-def _fetch(nest: Nest, text: Text) -> None:
-    inner = range(nest.outputs, nest.loops)
-    text.open("auto fetch = [&](const I j)")
-    for t, term in enumerate(nest.terms):
-        _each(nest, term, text)
-        loop, start = (nest.row, "r0") if term.is_row else (nest.column, "c0")
-        text.add(
-            f"const I i{loop} = least({start} + line, n{loop}_0 - 1);",
-            "I deep = least(j + step, end - 1);",
-        )
-        unravel(text, "deep", inner)
-        steps = steps_of(nest)
-        value = steps.value(term.expression, term.dtype)
-        text.add(*steps.lines, f"fetched{t}[q] = {value};")
-        text.close()
-    text.close()
-    text.lines[-1] += ";"
+def _add_fetch(nest: CudaNest, text: KernelText) -> None:
+    """Write the function `fetch`: global memory to registers."""
+    with text.block("auto fetch = [&](const I j)", end="};"):
+        for number, term in enumerate(nest.terms):
+            if term.is_row:
+                loop = nest.row_loop
+                first = "first_row"
+            else:
+                loop = nest.column_loop
+                first = "first_column"
+            with _fetch_loop(nest, term, text):
+                text.add(
+                    f"const I i{loop} = least({first} + line, extent{loop} - 1);",
+                    "I deep = least(j + step, end - 1);",
+                )
+                add_loop_indices(text, "deep", range(nest.output_loops, nest.loops))
+                steps = steps_of(nest)
+                value = steps.value(term.expression, term.dtype)
+                text.add(*steps.lines, f"fetched{number}[q] = {value};")
 
 
-def _keep(nest: Nest, text: Text) -> None:
-    text.open("auto keep = [&](const int side)")
-    for t, term in enumerate(nest.terms):
-        _each(nest, term, text)
-        text.add(
-            f"if (e < {_length(nest, term) * nest.tile[2]}) tile{t}[side][step][line] = fetched{t}[q];"
-        )
-        text.close()
-    text.close()
-    text.lines[-1] += ";"
+def _add_keep(nest: CudaNest, text: KernelText) -> None:
+    """Write the function `keep`: registers to one of the two halves of shared memory."""
+    with text.block("auto keep = [&](const int side)", end="};"):
+        for number, term in enumerate(nest.terms):
+            values = _length(nest, term) * nest.tile.depth
+            with _fetch_loop(nest, term, text):
+                text.add(f"if (e < {values}) tile{number}[side][step][line] = fetched{number}[q];")
 
 
-def _multiply(nest: Nest, text: Text) -> None:
+def _add_multiply(nest: CudaNest, text: KernelText) -> None:
+    """Write the function `multiply`: one position of the depth for all totals of a thread."""
     rows, columns, _ = nest.tile
-    text.open("auto multiply = [&](const int side, const int k)")
-    for t, term in enumerate(nest.terms):
-        count, thread = (rows, "ty") if term.is_row else (columns, "tx")
-        pack = _pack(count, nest.terms, term.is_row)
-        kind = f"Pack<{COMPUTED[term.dtype]}, {pack}>"
+    with text.block("auto multiply = [&](const int side, const int k)", end="};"):
+        values = []
+        for number, term in enumerate(nest.terms):
+            if term.is_row:
+                count = rows
+                thread = "ty"
+                line = "u"
+            else:
+                count = columns
+                thread = "tx"
+                line = "v"
+            pack = _pack(count, nest.terms, term.is_row)
+            kind = f"Pack<{COMPUTED[term.dtype]}, {pack}>"
+            place = f"tile{number}[side][k][u * {TILE_THREADS * pack} + {thread} * {pack}]"
+            text.add(
+                f"{kind} x{number}[{count // pack}];",
+                "#pragma unroll",
+                f"for (int u = 0; u < {count // pack}; ++u) "
+                f"x{number}[u] = *reinterpret_cast<const {kind}*>(&{place});",
+            )
+            values.append(f"x{number}[{line} / {pack}].at[{line} % {pack}]")
         text.add(
-            f"{kind} x{t}[{count // pack}];",
             "#pragma unroll",
-            f"for (int u = 0; u < {count // pack}; ++u) x{t}[u] = *reinterpret_cast<const {kind}*>"
-            f"(&tile{t}[side][k][u * {16 * pack} + {thread} * {pack}]);",
+            f"for (int u = 0; u < {rows}; ++u)",
+            "  #pragma unroll",
+            f"  for (int v = 0; v < {columns}; ++v) "
+            f"total[u][v] = take(total[u][v], {', '.join(values)});",
         )
-    text.add(
-        "#pragma unroll",
-        f"for (int u = 0; u < {rows}; ++u)",
-        "  #pragma unroll",
-        f"  for (int v = 0; v < {columns}; ++v) total[u][v] = take(total[u][v], {_taken(nest)});",
-    )
-    text.close()
-    text.lines[-1] += ";"
-
-
-def _taken(nest: Nest) -> str:
-    def one(t: int, term: Term) -> str:
-        count, which = (nest.tile[0], "u") if term.is_row else (nest.tile[1], "v")
-        pack = _pack(count, nest.terms, term.is_row)
-        return f"x{t}[{which} / {pack}].at[{which} % {pack}]"
-
-    return ", ".join(one(t, term) for t, term in enumerate(nest.terms))

@@ -11,11 +11,9 @@ import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.kernels.cuda import dispatch as cuda
-from einmpi.kernels.cuda import driver
-from einmpi.kernels.cuda import group as cuda_group
-from einmpi.kernels.cuda.launch import Calls
-from einmpi.kernels.cuda.nest import PACK
+from einmpi.kernels.cuda import dispatch, driver, group
+from einmpi.kernels.cuda.launch import PreparedCalls
+from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.grouping import group_kernels
 from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
 from einmpi.runtime.gpu.binding import Gpu, bind
@@ -59,7 +57,7 @@ class CupyBackend:
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math, self.tf32 = fast_math, tf32
         self.cupy = driver.cupy()
-        self.calls = Calls()
+        self.calls = PreparedCalls()
         self.reserved = 0
         self.resident: dict[Any, Any] = {}  # blocks of inputs that stay between calls
 
@@ -144,28 +142,32 @@ class CupyBackend:
 
     def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None:
         # What a step's arrays look like never changes; where they lie does.
-        places = tuple([array.data.ptr % PACK for array in (*operands, target)])
+        places = tuple([array.data.ptr % PACK_BYTES for array in (*operands, target)])
         self.calls.get(step, places, lambda: self._prepared(step, operands, target))(
             operands, target
         )
 
-    def _prepared(self, step: Kernel, operands: Sequence[Any], target: Any) -> cuda.Prepared:
+    def _prepared(
+        self, step: Kernel, operands: Sequence[Any], target: Any
+    ) -> dispatch.PreparedCall:
         if not step.select:
-            return cuda.prepare(
+            return dispatch.prepare_einsum(
                 step.einsum, operands, target, step.index, self.fast_math, self.tf32
             )
 
         def run(operands: Sequence[Any], target: Any) -> None:
             chosen = selected(step, operands, self.cupy.asarray)
-            cuda.compute(step.einsum, chosen, target, step.index, self.fast_math, self.tf32)
+            dispatch.compute_einsum(
+                step.einsum, chosen, target, step.index, self.fast_math, self.tf32
+            )
 
         return run
 
     def arrange(self, schedule: Schedule) -> Schedule:
-        return group_kernels(schedule, cuda_group.RULE)
+        return group_kernels(schedule, group.RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
-        return cuda_group.compute(
+        return group.compute_group(
             step, {slot.name: arrays[slot.name] for slot in step.outer}, self.fast_math
         )
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import warnings
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from einmpi.comm.base import Comm, together
 from einmpi.errors import InputError, one_of
-from einmpi.kernels.cuda.driver import cupy
+from einmpi.kernels.cuda.driver import cupy, nccl
 from einmpi.units import show_bytes
 
 WAYS = (
@@ -79,24 +77,15 @@ def bind(comm: Comm, place: str) -> Gpu:
     return Gpu(number, name, memory, ranks[identity], way)
 
 
-def choose(wish: str, distinct: bool, aware: bool, nccl: bool) -> str:
+def choose(wish: str, distinct: bool, aware: bool, has_nccl: bool) -> str:
     """How messages go between GPUs. An MPI library that does not say that it takes device memory crashes on it, and
     NCCL refuses two ranks on one GPU."""
-    if wish == "nccl" and not (distinct and nccl):
-        reason = "each rank needs a GPU of its own" if nccl else "CuPy finds no NCCL library"
+    if wish == "nccl" and not (distinct and has_nccl):
+        reason = "each rank needs a GPU of its own" if has_nccl else "CuPy finds no NCCL library"
         raise InputError(VARIABLE, f"nccl does not work here: {reason}", one_of(WAYS))
     if wish:
         return wish
-    return "mpi" if aware else "nccl" if distinct and nccl else "host"
-
-
-def nccl() -> Any | None:
-    """CuPy's module for NCCL; None where there is no such library."""
-    cupy()
-    with warnings.catch_warnings(action="ignore"):  # CuPy says at length what is missing
-        from cupy.cuda import nccl  # type: ignore[import-not-found]
-
-    return nccl if nccl.available else None
+    return "mpi" if aware else "nccl" if distinct and has_nccl else "host"
 
 
 def check_memory(place: str, gpu: Gpu, needed: int) -> None:
@@ -130,12 +119,3 @@ def _wish() -> str:
     if wish and wish not in WAYS:
         raise InputError(VARIABLE, f"unknown way {wish!r}", one_of(WAYS, wish))
     return wish
-
-
-def nccl_version() -> str:
-    """Of the NCCL library that CuPy has found; empty where there is none."""
-    found = nccl()
-    if found is None:
-        return ""
-    number = int(found.get_version())  # 22809 is 2.28.9
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"

@@ -25,7 +25,6 @@ from einmpi.comm.base import (
     sendrecv_bytes,
 )
 from einmpi.kernels.cuda import driver
-from einmpi.runtime.gpu import binding as gpus
 from einmpi.runtime.gpu.copies import DeviceCopies, as_bytes, cut
 from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES
 
@@ -208,7 +207,7 @@ class NcclComm(DeviceComm):
 
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         super().__init__(host, copies)
-        self.nccl: Any = gpus.nccl()
+        self.nccl: Any = driver.nccl()
         assert self.nccl is not None, "the way was chosen without it"
         kind, numbers = json.loads(on_first_rank(host, self._unique_id))
         identity = bytes(numbers) if kind == "bytes" else tuple(numbers)

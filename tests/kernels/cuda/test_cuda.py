@@ -37,10 +37,9 @@ from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex
 from language.test_property import programs, settled
 
 from einmpi.kernels import reference
-from einmpi.kernels.cuda import dispatch as cuda
-from einmpi.kernels.cuda import group as cuda_group
-from einmpi.kernels.cuda import launch as cuda_launch
+from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.device_functions import COMMON
+from einmpi.kernels.cuda.launch import EXACT_OPTIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 NVCC = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
@@ -56,9 +55,9 @@ def cupy(monkeypatch):
 
 def forget():
     """No kernel of one library is left for another one."""
-    for calls in (cuda.CALLS, cuda_group.CALLS):
-        calls.found.clear()
-    for kernels in (cuda.kernel_of, cuda_group.group_kernel):
+    for calls in (dispatch.CALLS, group.CALLS):
+        calls.entries.clear()
+    for kernels in (dispatch.compiled_nest, group.compiled_group):
         kernels.cache_clear()
 
 
@@ -110,15 +109,15 @@ def test_copies_for_a_product_stay_small(cupy, monkeypatch):
     arrays = random_arrays("float64", {"A": (9, 40, 8), "B": (8, 9, 5)})
     einsum, kind, operands = vertex("Z[i,k] = sum(A[a,i,b] * B[b,a,k])", arrays)
     shapes, empty = [], cupy.empty
-    monkeypatch.setattr(cuda, "MAX_TEMPORARY_BYTES", 9 * 8 * 8 * 10)
-    monkeypatch.setattr(cuda, "MIN_MATRIX_SIDE", 2)
+    monkeypatch.setattr(dispatch, "MAX_TEMPORARY_BYTES", 9 * 8 * 8 * 10)
+    monkeypatch.setattr(dispatch, "MIN_MATRIX_SIDE", 2)
     monkeypatch.setattr(
         cupy, "empty", lambda shape, dtype: shapes.append(shape) or empty(shape, dtype)
     )
     found = compute(cupy, einsum, kind, operands)
     np.testing.assert_allclose(found, reference.compute(einsum, operands, kind), rtol=1e-12)
     assert len(shapes) >= 4
-    assert max(np.prod(shape) for shape in shapes) * 8 <= cuda.MAX_TEMPORARY_BYTES
+    assert max(np.prod(shape) for shape in shapes) * 8 <= dispatch.MAX_TEMPORARY_BYTES
 
 
 @pytest.mark.parametrize("name", ["softmax"])
@@ -200,7 +199,7 @@ def texts(cupy, monkeypatch):
         found.append(text)
         return lambda *given: None
 
-    monkeypatch.setattr(cuda, "compiled", take)
+    monkeypatch.setattr(dispatch, "compile_kernel", take)
     return found
 
 
@@ -233,7 +232,7 @@ def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
         "Z[i,j] = " + " + ".join(f"{name}[j,i]" for name in names), arrays
     )
     compute(cupy, einsum, kind, operands)
-    tiles = re.findall(r"__shared__ double turned[0-9]+\[([0-9]+)\]\[([0-9]+)\];", texts[0])
+    tiles = re.findall(r"__shared__ double transposed[0-9]+\[([0-9]+)\]\[([0-9]+)\];", texts[0])
     assert tiles
     assert sum(8 * int(a) * int(b) for a, b in tiles) <= 48 * 2**10
 
@@ -265,7 +264,7 @@ def test_texts_compile_without_spills(cupy, texts, tmp_path):
         command = [
             NVCC,
             "-arch=sm_90",
-            *cuda_launch.OPTIONS,
+            *EXACT_OPTIONS,
             "-cubin",
             "-Xptxas",
             "-v",

@@ -25,9 +25,9 @@ from cuda_cases import (
 from kernels.cpu.test_compiled import LAYOUTS, NAMED, SIZES, vertex
 
 from einmpi.kernels import reference
-from einmpi.kernels.cuda import dispatch as cuda
+from einmpi.kernels.cuda import dispatch
 from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
-from einmpi.kernels.cuda.launch import OPTIONS
+from einmpi.kernels.cuda.launch import EXACT_OPTIONS
 
 
 def _missing():
@@ -84,7 +84,7 @@ def test_every_operation_in_every_dtype(cupy):
             given, args = operation_signature(kind, operands)
             text += f'extern "C" __global__ void run{number}({given}) {{ Long i = blockIdx.x * 256 + threadIdx.x; '
             text += f"if (i < n) y[i] = k{number}::otimes({args}); }}\n"
-        module = cupy.RawModule(code=text, options=OPTIONS)
+        module = cupy.RawModule(code=text, options=EXACT_OPTIONS)
         for number, (einsum, kind, operands) in enumerate(part):
             target = cupy.empty(operands[0].shape, kind)
             given = (*map(cupy.asarray, operands), target, target.size)
@@ -141,11 +141,11 @@ def test_more_than_two_to_the_31_elements(cupy):
     einsum, _, _ = vertex("Z[i,j] = ~X[i,j]", {"X": np.zeros((1, 2), bool)})
     whole = replace(einsum, extents=(("i", 1), ("j", count)))
     target = cupy.zeros((1, count), bool)
-    cuda.compute(whole, [x], target)
+    dispatch.compute_einsum(whole, [x], target)
     assert bool((target == ~(x.view(np.int8) != 0)).all())
     total, _, _ = vertex("Z = sum(X[i,j])", {"X": np.zeros((1, 2), bool)})
     result = cupy.zeros((), np.int64)
-    cuda.compute(replace(total, extents=(("i", 1), ("j", count))), [x], result)
+    dispatch.compute_einsum(replace(total, extents=(("i", 1), ("j", count))), [x], result)
     assert int(result) == int((x.view(np.int8) != 0).sum())
 
 

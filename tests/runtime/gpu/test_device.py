@@ -20,11 +20,12 @@ import einmpi
 from einmpi.cli.main import main
 from einmpi.comm.base import ALONE
 from einmpi.comm.threads import ThreadComm, run_threads
-from einmpi.compiled import gpu_inputs as inputs_device
+from einmpi.compiled import gpu_inputs
 from einmpi.errors import InputError
-from einmpi.runtime.gpu import binding as gpus
-from einmpi.runtime.gpu import comm as comm_device
-from einmpi.runtime.gpu import copies as device_copies
+from einmpi.kernels.cuda import driver
+from einmpi.runtime.gpu import binding
+from einmpi.runtime.gpu import comm as gpu_comm
+from einmpi.runtime.gpu import copies as gpu_copies
 from einmpi.runtime.gpu.backend import station_of
 
 CASES = cases()
@@ -33,10 +34,10 @@ CASES = cases()
 @pytest.fixture
 def small_pieces(monkeypatch):
     """So that even small tensors are many of them."""
-    monkeypatch.setattr(device_copies, "PIECE", 480)
-    monkeypatch.setattr(inputs_device, "PIECE", 480)
-    monkeypatch.setattr(comm_device, "PIECE", 64)
-    monkeypatch.setattr(comm_device, "MESSAGE_BUFFER_BYTES", 400)
+    monkeypatch.setattr(gpu_copies, "PIECE", 480)
+    monkeypatch.setattr(gpu_inputs, "PIECE", 480)
+    monkeypatch.setattr(gpu_comm, "PIECE", 64)
+    monkeypatch.setattr(gpu_comm, "MESSAGE_BUFFER_BYTES", 400)
 
 
 def on_gpu(job):
@@ -56,10 +57,10 @@ def test_every_case_on_threads(name, monkeypatch, small_pieces):
         )
 
 
-@pytest.mark.parametrize("way", gpus.WAYS)
+@pytest.mark.parametrize("way", binding.WAYS)
 def test_every_way_of_messages(way, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=6, nccl=True)
-    monkeypatch.setenv(gpus.VARIABLE, way)
+    monkeypatch.setenv(binding.VARIABLE, way)
     for name in ("chain, odd", "four dimensions", "semiring"):
         job, arrays = CASES[name]
         expected = einmpi.reference(job, arrays)
@@ -78,7 +79,7 @@ def test_results_stay_on_the_gpu(monkeypatch):
     fake_cupy.install(monkeypatch)
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
     step = einmpi.compile(job, ALONE)
-    cupy, numbers = gpus.cupy(), np.arange(5.0)
+    cupy, numbers = driver.cupy(), np.arange(5.0)
     out = step({"X": cupy.asarray(8 * numbers), "W": numbers})["Y"]
     assert isinstance(out.local, cupy.ndarray) and out.dtype == np.float64
     again = step({"X": out, "W": einmpi.DistArray.from_global(numbers)})["Y"]
@@ -90,7 +91,7 @@ def test_numbers_on_the_gpu(monkeypatch):
     """CuPy's ascontiguousarray makes a vector of a number."""
     fake_cupy.install(monkeypatch)
     job = einmpi.program("n = sum(X[i]) + s; Z[i] = X[i] * s", X=(5,), s=())
-    number, numbers = gpus.cupy().asarray(np.array(2.0)), np.arange(5.0)
+    number, numbers = driver.cupy().asarray(np.array(2.0)), np.arange(5.0)
     for each in (job, on_gpu(job)):
         step = einmpi.compile(each, ALONE)
         first = step({"X": numbers, "s": number})
@@ -113,9 +114,9 @@ def test_a_call_does_little_before_its_first_kernel(monkeypatch):
         nonlocal calls
         calls += event == "call" and frame.f_code.co_filename.startswith(package)
 
-    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", lambda *given: kernel)
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare_einsum", lambda *given: kernel)
     step = einmpi.compile(on_gpu(einmpi.load(JOBS / "chain.toml", s=8)), ALONE)
-    arrays = {name: gpus.cupy().asarray(np.ones((8, 8))) for name in "ABCDE"}
+    arrays = {name: driver.cupy().asarray(np.ones((8, 8))) for name in "ABCDE"}
     step(arrays)
     counts.clear()
     others = {name: array.copy() for name, array in arrays.items()}  # that look alike
@@ -184,7 +185,7 @@ def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fake_cupy.Event, "record", noted)
     monkeypatch.setattr(fake_cupy.Stream, "wait_event", waited)
-    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", counted)
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare_einsum", counted)
     arrays = {
         name: np.random.default_rng(ord(name)).standard_normal((20, 40 if name == "D" else 20))
         for name in "ABD"
@@ -211,7 +212,7 @@ class ThroughDevice:
         """Arrays to the device and, changed, back; or as they are on a rank that has them in the slow tier."""
         if self.host:
             return call(*arrays)
-        cupy = gpus.cupy()
+        cupy = driver.cupy()
         devices = [None if array is None else cupy.asarray(array) for array in arrays]
         done = call(*devices)
         for array, device in zip(arrays, devices, strict=True):
@@ -242,7 +243,7 @@ class ThroughDevice:
 )
 def test_messages(way, mixed, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=3, nccl=True)
-    monkeypatch.setenv(gpus.VARIABLE, way)
+    monkeypatch.setenv(binding.VARIABLE, way)
     received = run_threads(
         3, lambda comm: run_all(ThroughDevice(station_of(comm, "test").comm, mixed))
     )
@@ -258,7 +259,7 @@ def test_copies_between_tiers(data):
     """Of any boxes of arrays, in both directions, in the order in which they are begun."""
     with pytest.MonkeyPatch.context() as patch:
         fake_cupy.install(patch)
-        cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
+        cupy, copies = driver.cupy(), gpu_copies.DeviceCopies()
         shape = tuple(data.draw(st.lists(st.integers(1, 6), max_size=4)))
         sides = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
         box = (*(slice(*side) for side in sides), ...)
@@ -279,7 +280,7 @@ def test_copies_between_tiers(data):
 
 def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
     fake_cupy.install(monkeypatch)
-    cupy, copies = gpus.cupy(), device_copies.DeviceCopies()
+    cupy, copies = driver.cupy(), gpu_copies.DeviceCopies()
     first = copies.memory.array(80).view(np.float64)
     first[...] = np.arange(10)
     fast, place = cupy.empty(10), first.ctypes.data
@@ -300,7 +301,7 @@ def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
 
 def test_ranks_take_gpus_in_turn(monkeypatch):
     fake_cupy.install(monkeypatch, gpus=2)
-    bound = run_threads(5, lambda comm: gpus.bind(comm, "test"))
+    bound = run_threads(5, lambda comm: binding.bind(comm, "test"))
     assert [gpu.number for gpu in bound] == [0, 1, 0, 1, 0]
     assert [gpu.ranks for gpu in bound] == [3, 2, 3, 2, 3]
     assert {gpu.way for gpu in bound} == {"host"}
@@ -321,7 +322,7 @@ def test_ranks_take_gpus_in_turn(monkeypatch):
     ],
 )
 def test_which_way_messages_go(wish, distinct, aware, nccl, way):
-    assert gpus.choose(wish, distinct, aware, nccl) == way
+    assert binding.choose(wish, distinct, aware, nccl) == way
 
 
 def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
@@ -329,7 +330,7 @@ def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
 
     def on_rank(comm):
         comm.cuda_aware = comm.rank != 2
-        return gpus.bind(comm, "test").way
+        return binding.bind(comm, "test").way
 
     assert run_threads(4, on_rank) == ["host"] * 4
 
@@ -355,13 +356,14 @@ def test_refusals(monkeypatch):
     job = on_gpu(einmpi.program("Y[i] = X[i]", X=(2**31,)))
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "program: backend cupy needs CuPy, which is not installed; pip install 'einmpi[cuda13]', or "
-        "'einmpi[cuda12]' with an older driver; or backend numpy"
+        "program: backend cupy needs CuPy, which is not installed; expected a working installation "
+        "of CuPy, or backend numpy; pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' for an older "
+        "driver"
     )
     fake_cupy.install(monkeypatch, gpus=0)
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "program: backend cupy needs a GPU: CUDA sees none; CUDA_VISIBLE_DEVICES may hide them; an NVIDIA GPU with its "
-        "driver, or backend numpy"
+        "program: backend cupy needs a GPU: CUDA sees none; CUDA_VISIBLE_DEVICES may hide them; "
+        "expected an NVIDIA GPU with its driver, or backend numpy"
     )
     fake_cupy.install(monkeypatch)
     assert refused(
@@ -370,12 +372,12 @@ def test_refusals(monkeypatch):
         "program: this needs 32.0 GiB on one GPU; expected at most the 8.0 GiB of the Paper GPU; "
         '[plan] memory = "…", or more GPUs'
     )
-    monkeypatch.setenv(gpus.VARIABLE, "nccl")
+    monkeypatch.setenv(binding.VARIABLE, "nccl")
     monkeypatch.setattr("einmpi.runtime.gpu.backend._stations", {})
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; expected one of mpi, nccl, host"
     )
-    monkeypatch.setenv(gpus.VARIABLE, "ncll")
+    monkeypatch.setenv(binding.VARIABLE, "ncll")
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "EINMPI_GPU_MESSAGES: unknown way 'ncll'; expected one of mpi, nccl, host (did you mean nccl?)"
     )
@@ -427,9 +429,9 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
         os.kill(os.getpid(), signal.SIGUSR1)
         return fake_cupy.prepare(*arguments)
 
-    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", stopping)
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare_einsum", stopping)
     assert main(command) == 75
-    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare", fake_cupy.prepare)
+    monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare_einsum", fake_cupy.prepare)
     assert main([*command, "--resume", "--trace", "trace.json"]) == 0
     said = capfd.readouterr()
     assert "goes on after Z_1" in said.err and "; Paper GPU" in said.out

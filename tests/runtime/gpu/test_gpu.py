@@ -16,11 +16,12 @@ from runtime.test_spill import between, least_memory, with_files
 import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.errors import EinmpiError
+from einmpi.kernels.cuda import driver
 from einmpi.report.compare import TOLERANCE, relative_error
-from einmpi.runtime.gpu import binding as gpus
+from einmpi.runtime.gpu import binding
 
 try:
-    gpus.devices()
+    binding.devices()
     NO_GPU = ""
 except EinmpiError as error:
     NO_GPU = str(error)
@@ -83,7 +84,7 @@ def test_bfloat16(tmp_path):
 
 
 def test_results_stay_on_the_gpu():
-    cupy = gpus.cupy()
+    cupy = driver.cupy()
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
     step, numbers = einmpi.compile(job, ALONE), np.arange(5.0)
     out = step({"X": cupy.asarray(8 * numbers), "W": numbers})["Y"]
@@ -115,7 +116,7 @@ backend = "cupy"
 def test_copies_between_tiers():
     from einmpi.runtime.gpu.copies import DeviceCopies
 
-    cupy, copies = gpus.cupy(), DeviceCopies()
+    cupy, copies = driver.cupy(), DeviceCopies()
     values = np.arange(300 * 500 * 7.0).reshape(300, 500, 7)
     slow = copies.memory.array(values.nbytes).view(np.float64).reshape(values.shape)
     slow[...] = values
@@ -159,8 +160,8 @@ def test_nccl_with_itself():
     from einmpi.runtime.gpu.comm import NcclComm
     from einmpi.runtime.gpu.copies import DeviceCopies
 
-    cupy = gpus.cupy()
-    if not gpus.nccl_version():
+    cupy = driver.cupy()
+    if not driver.nccl_version():
         pytest.skip("CuPy finds no NCCL library")
     comm = NcclComm(ALONE, DeviceCopies())
     send, receive = cupy.arange(10**6), cupy.zeros(10**6, np.int64)

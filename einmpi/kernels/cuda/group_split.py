@@ -1,0 +1,269 @@
+"""How the threads of a GPU share a group of vertices: teams, packs, and the arrays of the kernel.
+
+The dimensions of a group are its rows and, inside a row, those that all its vertices go over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Scalar, rebuild
+from einmpi.kernels.cuda.group_source import GroupNest, Stage
+from einmpi.kernels.cuda.nest import PACK_BYTES, WARP_THREADS, WIDE_OFFSET, Parameter, divider
+from einmpi.kernels.loop_nest import Access
+from einmpi.kernels.operands import number_operands
+from einmpi.schedule.steps import Group, Kernel
+
+MAX_VALUES_PER_THREAD = 32  # values of a row that a thread keeps in registers
+
+
+@dataclass(frozen=True)
+class InsideDimension:
+    """A dimension inside a row."""
+
+    labels: tuple[str, ...]  # of every kernel; "" for kernels that have one value for the row
+    extent: int
+
+
+def inside_dimensions(
+    kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]
+) -> tuple[InsideDimension, ...] | None:
+    """Return the dimensions inside a row.
+
+    Return None if kernels do not go over the same positions in the same order: a thread would need
+    values that another thread keeps.
+    """
+    made: set[str] = set()  # slots that kernels of the group write
+    orders: list[tuple[str, ...]] = []  # the labels inside a row, for each kernel
+    extents: tuple[int, ...] | None = None
+    for number, kernel in enumerate(kernels):
+        einsum = kernel.einsum
+        row_labels = {labels[number] for labels in rows}
+        inside = tuple(label for label in einsum.labels if label not in row_labels)
+        if einsum.aggregated and any(label in einsum.output for label in inside):
+            return None
+        order: tuple[str, ...] | None = None
+        for slot, index in zip(kernel.operands, einsum.operands, strict=True):
+            if slot.name not in made:
+                continue
+            own = tuple(e for e in index if isinstance(e, str) and e not in row_labels)
+            if own and order not in (None, own):
+                return None
+            order = own or order
+        if order is None:
+            order = inside
+        if sorted(order) != sorted(inside):
+            return None
+        if order:
+            sizes = tuple(einsum.extent[label] for label in order)
+            if extents not in (None, sizes):
+                return None
+            extents = sizes
+        orders.append(order)
+        made.add(kernel.target.name)
+    if not extents:
+        return None
+    dimensions = []
+    for position, extent in enumerate(extents):
+        labels = tuple(order[position] if order else "" for order in orders)
+        dimensions.append(InsideDimension(labels, extent))
+    return tuple(dimensions)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An array, or a loop counter, that a group reads."""
+
+    slot: str  # "" for a counter
+    dtype: str
+    first: int  # the first value of a counter
+    strides: tuple[int, ...]  # along rows and inside dimensions, in elements
+
+
+@dataclass(frozen=True)
+class GroupSplit:
+    """The nest of a group with its sizes."""
+
+    nest: GroupNest
+    slots: tuple[str, ...]  # of the arrays, in the order of the kernel's pointers; "": a counter
+    extents: tuple[int, ...]  # of rows, then of inside dimensions
+    strides: tuple[tuple[int, ...], ...]  # of reads and outputs along these, in elements
+    first_values: tuple[int, ...]  # of the reads that are counters; 0 for the others
+
+    def argument(self, parameter: Parameter) -> int:
+        """Return the value of a parameter that is not an address."""
+        role, numbers = parameter
+        if role == "extent":
+            return self.extents[numbers[0]]
+        if role in ("multiplier", "shift"):
+            multiplier, shift = divider(self.extents[numbers[0]], self.nest.wide)
+            return multiplier if role == "multiplier" else shift
+        if role == "first":
+            return self.first_values[numbers[0]]
+        assert role == "stride", role
+        array, loop = numbers
+        return self.strides[array][loop]
+
+
+@dataclass
+class _Splitter:
+    """What collects the stages, reads and outputs of a group, kernel by kernel."""
+
+    kernels: Sequence[Kernel]
+    rows: Sequence[Sequence[str]]
+    dimensions: Sequence[InsideDimension]
+    slot_strides: Mapping[str, tuple[int, ...]]  # in bytes
+    inner_slots: set[str]  # that only the group uses
+    makers: dict[str, int] = field(default_factory=dict)  # slot → number of the kernel
+    reads: dict[_Read, int] = field(default_factory=dict)  # with their numbers
+    stages: list[Stage] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)  # kernels whose results are stored
+    output_strides: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(self, number: int) -> None:
+        """Take the next kernel."""
+        kernel = self.kernels[number]
+        einsum = kernel.einsum
+        function, indices, labels = number_operands(einsum)
+        args = []
+        for slot, index in zip(kernel.operands, indices, strict=False):
+            if slot.name in self.makers:
+                args.append(Arg(self.makers[slot.name]))
+            else:
+                strides = self.strides_of(number, index, slot.name, slot.dtype)
+                args.append(self.arg_of(_Read(slot.name, slot.dtype, 0, strides)))
+        for label in labels:
+            runs = dict(kernel.index).get(label)
+            first = runs[0][0] if runs else 0
+            strides = tuple(int(name == label) for name in self.loop_labels(number))
+            args.append(self.arg_of(_Read("", "int64", first, strides)))
+        self.makers[kernel.target.name] = number
+        self.stages.append(self.stage_of(number, einsum, function, args))
+        if kernel.target.name not in self.inner_slots:
+            target = kernel.target
+            strides = self.strides_of(number, einsum.output, target.name, target.dtype)
+            self.outputs.append(number)
+            self.output_strides.append(strides)
+
+    def stage_of(self, number: int, einsum: EinSum, function: Scalar, args: Sequence[Arg]) -> Stage:
+        def renumbered(leaf: Scalar) -> Scalar:
+            return args[leaf.position] if isinstance(leaf, Arg) else leaf
+
+        row_labels = {labels[number] for labels in self.rows}
+        return Stage(
+            rebuild(function, renumbered),
+            einsum.aggregation if einsum.aggregated else None,
+            self.kernels[number].target.dtype,
+            any(label not in row_labels for label in einsum.output),
+        )
+
+    def arg_of(self, read: _Read) -> Arg:
+        """Return the Arg of a read; equal reads of several kernels are one."""
+        return Arg(len(self.kernels) + self.reads.setdefault(read, len(self.reads)))
+
+    def loop_labels(self, number: int) -> list[str]:
+        """Return the labels of a kernel for the rows, then for the inside dimensions."""
+        labels = [row[number] for row in self.rows]
+        labels += [dimension.labels[number] for dimension in self.dimensions]
+        return labels
+
+    def strides_of(
+        self, number: int, index: Sequence[Any], slot: str, dtype: str
+    ) -> tuple[int, ...]:
+        """Return the strides of a slot along the loops, in elements."""
+        itemsize = np.dtype(dtype).itemsize
+        strides = []
+        for name in self.loop_labels(number):
+            dimensions = zip(self.slot_strides[slot], index, strict=True)
+            step = sum(stride for stride, entry in dimensions if entry == name)
+            strides.append(step // itemsize)
+        return tuple(strides)
+
+
+def split_group(
+    step: Group, slot_strides: Mapping[str, tuple[int, ...]], aligned: bool
+) -> GroupSplit | None:
+    """Choose how threads share a group; None if it has to be computed kernel by kernel.
+
+    `aligned` says that every slot begins at a multiple of PACK_BYTES.
+    """
+    kernels = step.kernels
+    rows = step.rows
+    dimensions = inside_dimensions(kernels, rows)
+    if dimensions is None:
+        return None
+    inner_slots = {slot.name for slot in step.inner}
+    splitter = _Splitter(kernels, rows, dimensions, slot_strides, inner_slots)
+    for number in range(len(kernels)):
+        splitter.add(number)
+    reads = list(splitter.reads)
+    counters = tuple(number for number, read in enumerate(reads) if not read.slot)
+    extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
+    extents += [dimension.extent for dimension in dimensions]
+    strides = [read.strides for read in reads] + splitter.output_strides
+    dtypes = [read.dtype for read in reads]
+    dtypes += [splitter.stages[number].dtype for number in splitter.outputs]
+    pack = _pack_size(strides, dtypes, counters, extents, len(rows)) if aligned else 1
+    extents[-1] //= pack
+    for array, own in enumerate(strides):
+        if array not in counters:
+            strides[array] = (*own[:-1], own[-1] * pack)
+    positions = prod(extents[len(rows) :])
+    team = WARP_THREADS
+    while positions * pack > team * MAX_VALUES_PER_THREAD:
+        team *= 2
+    reach = prod(extents)
+    for own in strides:
+        steps = zip(own, extents, strict=True)
+        reach = max(reach, sum(abs(stride) * extent for stride, extent in steps))
+    accesses = []
+    for read in reads:
+        loops = tuple(loop for loop, stride in enumerate(read.strides) if stride)
+        accesses.append(Access(read.dtype, loops, False))
+    nest = GroupNest(
+        stages=tuple(splitter.stages),
+        reads=tuple(accesses),
+        counters=counters,
+        outputs=tuple(splitter.outputs),
+        row_loops=len(rows),
+        loops=len(extents),
+        team=team,
+        values_per_thread=-(-positions // team) * pack,
+        pack=pack,
+        wide=reach >= WIDE_OFFSET,
+    )
+    slots = [read.slot for read in reads]
+    slots += [kernels[number].target.name for number in splitter.outputs]
+    first_values = tuple(read.first for read in reads)
+    return GroupSplit(nest, tuple(slots), tuple(extents), tuple(strides), first_values)
+
+
+def _pack_size(
+    strides: Sequence[Sequence[int]],
+    dtypes: Sequence[str],
+    counters: Sequence[int],
+    extents: Sequence[int],
+    row_loops: int,
+) -> int:
+    """Return how many neighbours a thread reads at once: 16 bytes, if every array has them."""
+    used = []  # arrays with values inside a row
+    for array, own in enumerate(strides):
+        if array not in counters and any(own[row_loops:]):
+            used.append(array)
+    if len(extents) != row_loops + 1 or any(strides[array][-1] != 1 for array in used):
+        return 1
+    widest = max(np.dtype(dtypes[array]).itemsize for array in used)
+    pack = min(8, PACK_BYTES // widest)
+    # A pack must begin at a multiple of its size in every row.
+    steps = [extents[-1]]
+    for array in used:
+        steps += strides[array][:-1]
+    while pack > 1 and any(step % pack for step in steps):
+        pack //= 2
+    return pack

@@ -1,0 +1,112 @@
+"""The work of one EinSum that threads are to share: its loops, and what its operands depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from einmpi.graph.scalar import Arg, Scalar, walk
+from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, GatheredDimension, WorkSplit
+from einmpi.kernels.loop_nest import Access, Axis, IndexedArray
+
+BUSY_THREADS = 2**18  # threads that keep a large GPU busy
+BUSY_BLOCKS = 1024  # blocks that do so
+SHARED_MEMORY_BYTES = 48 * 2**10  # that every GPU gives to a block
+# The most that a thread repeats, in the units of weight_of: a longer text compiles slowly.
+MAX_REPEATED_WEIGHT = 400
+
+
+def size_of(axes: Iterable[Axis]) -> int:
+    """Return the number of positions of several loops."""
+    return prod(axis.extent for axis in axes)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An EinSum with the layouts of its arrays. The output is the last array."""
+
+    function: Scalar
+    layouts: tuple[IndexedArray, ...]  # of the operands
+    target: IndexedArray
+    aggregation: str | None
+    axes: tuple[Axis, ...]  # strides in elements
+    gathered: tuple[tuple[GatheredDimension, ...], ...]  # of each operand
+    counters: tuple[int, ...]  # operands that are not arrays: the values of a label
+    aligned: bool  # every array begins at a multiple of PACK_BYTES
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        return tuple(layout.dtype for layout in self.layouts)
+
+    def itemsize(self, array: int) -> int:
+        dtypes = (*self.types, self.target.dtype)
+        return np.dtype(dtypes[array]).itemsize
+
+    def nest(self, scheme: str, axes: Sequence[Axis]) -> CudaNest:
+        """Return the nest of these loops, without what is special to a scheme."""
+        accesses = []
+        for array, layout in enumerate((*self.layouts, self.target)):
+            gathers = tuple(entry for entry in layout.index if not isinstance(entry, str))
+            loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[array])
+            accesses.append(Access(layout.dtype, loops, False, gathers))
+        return CudaNest(
+            scheme,
+            self.function,
+            tuple(accesses[:-1]),
+            accesses[-1],
+            self.aggregation,
+            sum(not axis.aggregated for axis in axes),
+            len(axes),
+            self.needs_wide_offsets(axes),
+            self.counters,
+        )
+
+    def work_split(
+        self, nest: CudaNest, axes: Sequence[Axis], blocks: int, parts: int = 1
+    ) -> WorkSplit:
+        """Return the split of these loops into blocks and, of the aggregated ones, into parts."""
+        depth = size_of(axes[nest.output_loops :])
+        return WorkSplit(nest, tuple(axes), self.gathered, blocks, parts, -(-depth // parts))
+
+    def needs_wide_offsets(self, axes: Sequence[Axis]) -> bool:
+        """Tell whether an offset, or a number of threads, may not fit into 32 bits."""
+        largest = max(
+            size_of(axis for axis in axes if not axis.aggregated),
+            size_of(axis for axis in axes if axis.aggregated),
+        )
+        for array in range(len(self.layouts) + 1):
+            reach = sum(abs(axis.strides[array]) * axis.extent for axis in axes)
+            if array < len(self.gathered):
+                reach += sum(abs(stride) * extent for stride, extent in self.gathered[array])
+            largest = max(largest, reach)
+        return largest >= WIDE_OFFSET
+
+    def output_axes(self) -> list[Axis]:
+        """Return the loops of the output, from its longest stride to its shortest."""
+        axes = [axis for axis in self.axes if not axis.aggregated]
+        return sorted(axes, key=lambda axis: (-abs(axis.strides[-1]), axis.extent))
+
+    def aggregated_axes(self) -> list[Axis]:
+        """Return the aggregated loops, from the longest stride to the shortest."""
+        axes = [axis for axis in self.axes if axis.aggregated]
+        return sorted(axes, key=lambda axis: (-max(map(abs, axis.strides)), axis.extent))
+
+    def axes_of_operand(self, operand: int) -> list[Axis]:
+        """Return the loops that an operand depends on, including those of its indices."""
+        own = [axis for axis in self.axes if axis.strides[operand]]
+        return own + self.axes_of_gathers(operand)
+
+    def axes_of_gathers(self, operand: int) -> list[Axis]:
+        """Return the loops that the indices of an operand's gathers depend on."""
+        axes: list[Axis] = []
+        for entry in self.layouts[operand].index:
+            if isinstance(entry, str):
+                continue
+            for node in walk(entry):
+                if isinstance(node, Arg):
+                    axes += self.axes_of_operand(node.position)
+        return axes
