@@ -22,7 +22,7 @@ def cupy(place: str = "GPU") -> Any:
     Raise an InputError at `place` that says what to install if CuPy is missing or does not load.
     """
     try:
-        import cupy  # type: ignore[import-not-found]  # an optional dependency
+        import cupy
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             problem = "is not installed"
@@ -39,7 +39,7 @@ def nccl() -> Any | None:
     """Return CuPy's NCCL module, or None if CuPy finds no NCCL library."""
     cupy()
     with warnings.catch_warnings(action="ignore"):  # CuPy warns at length if NCCL is missing
-        from cupy.cuda import nccl  # type: ignore[import-not-found]  # an optional dependency
+        from cupy.cuda import nccl
 
     return nccl if nccl.available else None
 
