@@ -27,7 +27,7 @@ from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
 from einmpi.planner.machine import read_machine
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import STRATEGIES
 from einmpi.units import show_bandwidth, show_bytes
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))

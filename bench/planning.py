@@ -16,7 +16,8 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.planner.bounds import lower_bound_words
-from einmpi.planner.make_plan import STRATEGIES, Options, make_plan
+from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
 
@@ -88,7 +89,7 @@ def rows(
     for name in graphs:
         graph = GRAPHS[name]()
         for count in ranks:
-            for strategy in STRATEGIES if name in ALL_STRATEGIES else STRATEGIES[:1]:
+            for strategy in STRATEGIES if name in ALL_STRATEGIES else (DEFAULT_STRATEGY,):
                 try:
                     plans = [
                         make_plan(graph, count, Options(strategy, roles=ROLES))

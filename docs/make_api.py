@@ -7,7 +7,7 @@ from pathlib import Path
 
 import einmpi
 from einmpi.compiled.program import Compiled
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 
 PAGE = Path(__file__).with_name("python_api.md")
 FUNCTIONS = ("load", "program", "plan", "run", "compile", "open_dataset", "einsum", "reference")
@@ -81,11 +81,15 @@ def body(thing):
 
 
 def members(kind):
-    """The properties and methods that a class defines itself, in the order of the source.
+    """The properties and methods that a class defines, in the order of the source.
 
     Those of Compiled, but for its call, are steps of a run that the command line takes one by one.
     """
-    for name, member in vars(kind).items():
+    own = {}
+    for base in reversed(kind.__mro__):
+        if base.__module__.startswith("einmpi."):
+            own |= vars(base)
+    for name, member in own.items():
         if name.startswith("_") and name != "__call__":
             continue
         if isinstance(member, property):

@@ -22,7 +22,7 @@ from einmpi.language.numpy_einsum import program_text, split_arguments
 from einmpi.language.parse import build_graph
 from einmpi.language.statements import Inputs
 from einmpi.language.syntax import Source
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.units import parse_bytes
 
@@ -84,7 +84,9 @@ def _job(
 ) -> Job:
     source = Source("program", text)
     graph = build_graph(source, inputs, sizes, outputs)
-    return Job("", "", source, dtype, sizes, (), (), STRATEGIES[0], None, "numpy", False, {}, graph)
+    return Job(
+        "", "", source, dtype, sizes, (), (), DEFAULT_STRATEGY, None, "numpy", False, {}, graph
+    )
 
 
 def options_of(

@@ -16,7 +16,7 @@ from distributed import assert_close
 from paths import JOBS
 
 import einmpi
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import STRATEGIES
 
 # Divisible by all rank counts up to 8, 12 and 16 where it matters, and not at all.
 SIZES: dict[str, dict[str, dict[str, int]]] = {

@@ -10,7 +10,7 @@ import pytest
 from paths import ROOT
 
 import einmpi
-from einmpi.planner.text.explain import compare
+from einmpi.planner.text.compare import compare
 
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.toml"))
 RANKS = (1, 4, 6, 8)

@@ -245,7 +245,8 @@ def plan(options: argparse.Namespace, comm: Comm) -> int:
 
 def _plan(options: argparse.Namespace) -> None:
     from einmpi.api import plan as make_plan
-    from einmpi.planner.text.explain import as_json, compare
+    from einmpi.planner.text.compare import compare
+    from einmpi.planner.text.explain import as_json
     from einmpi.planner.text.relations import relations
     from einmpi.report.plot import check_plot, write_plot
     from einmpi.report.terminal import comparison_text, plan_text

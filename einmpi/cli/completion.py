@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from einmpi.graph.scalar import DTYPES
 from einmpi.job.job import BACKENDS
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import STRATEGIES
 
 SHELLS = ("bash", "zsh", "fish")
 _WORDS = {"--strategy": STRATEGIES, "--backend": BACKENDS, "--dtype": DTYPES}

@@ -15,7 +15,7 @@ from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.strategies import place
+from einmpi.planner.placement import place
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.copies import on_host

@@ -26,7 +26,7 @@ from einmpi.language.toml_document import (
     table,
     whole_number,
 )
-from einmpi.planner.plan import ROLES, STRATEGIES
+from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
 from einmpi.units import check_bytes, parse_bytes
 
 BACKENDS = ("numpy", "cupy")
@@ -149,7 +149,7 @@ def _sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
 def _settings(document: Document) -> tuple[str, int | None, str, bool, dict[str, tuple[str, ...]]]:
     """strategy, memory, backend, fast_math, roles."""
     return (
-        choice(document, ("plan", "strategy"), STRATEGIES, "eindecomp"),
+        choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY),
         _memory(document),
         choice(document, ("run", "backend"), BACKENDS, "numpy"),
         get(document, ("run", "fast_math"), bool) or False,

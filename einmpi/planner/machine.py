@@ -58,13 +58,13 @@ class Machine:
             raise InputError(
                 self.name,
                 "says nothing about messages between nodes",
-                "einmpi calibrate on two nodes",
+                "a section [between], which einmpi calibrate writes on two nodes",
             )
         if ranks > nodes and not self.inside:
             raise InputError(
                 self.name,
                 "says nothing about messages inside a node",
-                "einmpi calibrate with two ranks a node",
+                "a section [inside], which einmpi calibrate writes with two ranks per node",
             )
 
     def __str__(self) -> str:
@@ -117,13 +117,13 @@ def _time(document: Document, path: tuple[str, ...], parse: Callable[[str, str],
         raise InputError(
             document.place(path),
             f"there is no {path[-1]} in [{path[0]}]",
-            f'such as {path[-1]} = "{_EXAMPLES[path[-1]]}"',
+            f'a value such as {path[-1]} = "{_EXAMPLES[path[-1]]}"',
         )
     if not isinstance(given, str):
         raise InputError(
             document.place(path),
             f"{path[-1]} is {kind_of(given)}",
-            "a string with a unit is wanted",
+            "a string with a unit",
         )
     return parse(given, document.place(path))
 

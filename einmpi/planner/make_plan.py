@@ -9,9 +9,10 @@ from dataclasses import replace
 from einmpi.errors import InputError, one_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.mesh import Mesh, prime_factors
-from einmpi.planner.plan import DEFAULT, STRATEGIES, Options, Plan
+from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
+from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 __all__ = ["MAX_RANKS", "Options", "Plan", "make_plan"]
 
@@ -57,7 +58,10 @@ def _meshes(ranks: int, options: Options) -> list[Mesh]:
     nodes = 1 if options.uneven else options.nodes
     counted = nodes if nodes > 1 else ranks
     found = [counted]
-    if options.strategy == DEFAULT and max(prime_factors(counted), default=1) > LARGE_PRIME:
+    if (
+        options.strategy == DEFAULT_STRATEGY
+        and max(prime_factors(counted), default=1) > LARGE_PRIME
+    ):
         found.append(
             next(
                 n for n in range(counted, 0, -1) if max(prime_factors(n), default=1) <= LARGE_PRIME

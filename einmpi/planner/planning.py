@@ -17,10 +17,11 @@ from einmpi.planner.machine import Machine
 from einmpi.planner.memory import least_bytes, peak_bound, peak_bytes, stage_of
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.paper.costs import graph_cost
-from einmpi.planner.plan import DEFAULT, Options, Plan
+from einmpi.planner.placement import place
+from einmpi.planner.plan import Options, Plan
 from einmpi.planner.prices import Prices
 from einmpi.planner.search import EXACT_AXES, search
-from einmpi.planner.strategies import PARTITIONERS, place
+from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.planner.traffic import bills
 from einmpi.units import counted
 
@@ -48,7 +49,7 @@ class Planning:
     def __post_init__(self) -> None:
         tied = (
             len(self.mesh.factors) > EXACT_AXES
-            and self.options.strategy == DEFAULT
+            and self.options.strategy == DEFAULT_STRATEGY
             and not self.small
         )
         tie = repeated_layers(self.graph) if tied else {}
@@ -86,8 +87,7 @@ class Planning:
         if not short or not self.small or self.wanted or len(self.mesh.factors) <= EXACT_AXES:
             return []
         found = (
-            PARTITIONERS[strategy](self.graph, self.mesh.ranks, {})
-            for strategy in ("eindecomp-paper", "sqrt")
+            strategy.choose_parts(self.graph, self.mesh.ranks, {}) for strategy in (PAPER, SQRT)
         )
         return [
             self.placed(
@@ -116,8 +116,8 @@ class Planning:
             number, ndim = self.problem.number["tensor", name], len(self.graph[name].bound)
             self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
             self.wanted[number] = self.mesh.parts(cuts, range(ndim))
-        if self.options.strategy != DEFAULT:
-            choice = PARTITIONERS[self.options.strategy](
+        if self.options.strategy != DEFAULT_STRATEGY:
+            choice = STRATEGIES[self.options.strategy].choose_parts(
                 self.graph, self.mesh.ranks, self.options.roles
             )
             self.notes, self.partitionings = dict(choice.notes), choice.partitionings
@@ -198,7 +198,7 @@ class Planning:
     def solve(self, price: int) -> Solution:
         """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much
         of the graph again and again on many ranks."""
-        bytes_only = self.options.strategy == DEFAULT and not self.rates
+        bytes_only = self.options.strategy == DEFAULT_STRATEGY and not self.rates
         # Where the search is not exact in any case, work is weighed from the start.
         weigh_work = bytes_only and len(self.mesh.factors) > EXACT_AXES
         try:

@@ -14,7 +14,8 @@ from typing import Any
 
 from einmpi.files.replace import replace_file
 from einmpi.planner.make_plan import Plan
-from einmpi.planner.text.explain import Comparison, heading
+from einmpi.planner.text.compare import Comparison
+from einmpi.planner.text.explain import heading
 from einmpi.report.graph_picture import graph_picture
 from einmpi.report.page_data import layouts_data, timeline_data
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind

@@ -10,7 +10,9 @@ from typing import Any
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.make_plan import Plan
 from einmpi.planner.prices import FLOPS_PER_BYTE
-from einmpi.planner.text.explain import Comparison, note_line, one_level
+from einmpi.planner.text.compare import Comparison
+from einmpi.planner.text.explain import one_level
+from einmpi.planner.text.tables import note_line
 from einmpi.report.graph_picture import REASON_NAMES, layout_text
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
 from einmpi.report.timeline import KINDS, Timeline

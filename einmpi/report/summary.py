@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from einmpi.planner.text.explain import Row
-from einmpi.planner.text.summary import Note
+from einmpi.planner.text.tables import Note, Row
 from einmpi.report.timeline import Span, Timeline
 from einmpi.units import show_bytes
 

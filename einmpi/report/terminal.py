@@ -9,18 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from einmpi.planner.make_plan import Plan
-from einmpi.planner.text.explain import (
-    WORD,
-    Comparison,
-    Row,
-    explain,
-    heading,
-    note_line,
-    table_lines,
-    totals,
-    vertex_rows,
-)
-from einmpi.planner.text.summary import Note
+from einmpi.planner.text.compare import Comparison
+from einmpi.planner.text.explain import explain, heading, totals, vertex_rows
+from einmpi.planner.text.tables import KEYWORD_COLUMNS, Note, Row, note_line, table_lines
 from einmpi.process.terminal import columns
 from einmpi.report.summary import VertexTimes, summary_notes, summary_rows
 
@@ -150,7 +141,7 @@ def _note_renderable(note: Note) -> RenderableType:
     if not word:
         return Text(text)
     line = Table.grid()
-    line.add_column(width=WORD, style="cyan")
+    line.add_column(width=KEYWORD_COLUMNS, style="cyan")
     line.add_column(overflow="fold")
     line.add_row(Text(word), Text(text))
     return line

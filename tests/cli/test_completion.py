@@ -11,7 +11,7 @@ from einmpi.cli.completion import SHELLS, script
 from einmpi.cli.main import COMMANDS, make_parser
 from einmpi.graph.scalar import DTYPES
 from einmpi.job.job import BACKENDS
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import STRATEGIES
 
 
 @pytest.fixture(scope="module")

@@ -261,7 +261,7 @@ def test_plan_on_nodes_with_a_machine(machine, capsys):
     assert text.startswith("64 ranks on 8 nodes (mesh 2·2·2 | 2·2·2), strategy eindecomp\n")
     assert (
         " between nodes\n" in text
-        and "made small   these seconds, by a machine in a test\n" in text
+        and "objective    these seconds, by a machine in a test\n" in text
     )
     assert (
         main(

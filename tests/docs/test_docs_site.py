@@ -64,6 +64,18 @@ def test_modules_page_equals_the_docstrings():
         assert script["description"](path), f"{path} has no docstring"
 
 
+def test_tables_equal_the_records():
+    script = runpy.run_path(str(ROOT / "docs" / "make_tables.py"), run_name="make_tables")
+    found = set()
+    for path in (ROOT / "docs").glob("*.md"):
+        text = path.read_text()
+        found |= set(re.findall(r"<!-- table: ([\w-]+) -->", text))
+        assert text == script["renewed"](text), (
+            f"{path.name}: python docs/make_tables.py writes its tables anew"
+        )
+    assert found == set(script["TABLES"])
+
+
 def test_site_has_every_page():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = re.findall(r"^ +- .*: (\S+\.md)$", nav, re.MULTILINE)

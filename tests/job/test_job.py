@@ -12,7 +12,7 @@ from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.job.job import read_job
 from einmpi.language.toml_document import key_positions
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import STRATEGIES
 from einmpi.units import parse_bytes
 
 ARITHMETIC = "whole numbers, earlier sizes, + - * // % ** and brackets"

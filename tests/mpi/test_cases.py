@@ -5,7 +5,7 @@ memory.
 import pytest
 from run_cases import CASES, check_case
 
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import STRATEGIES
 
 pytestmark = pytest.mark.mpi(min_size=1)
 # Many ranks on few cores take long: beyond this, two strategies that cut differently are enough.

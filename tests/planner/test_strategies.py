@@ -15,11 +15,20 @@ from target_graphs import llama
 import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.paper.dynamic_program import decompose
 from einmpi.planner.paper.viable import viable
-from einmpi.planner.plan import STRATEGIES
-from einmpi.planner.strategies import PARTITIONERS, Choice, place
+from einmpi.planner.placement import place
+from einmpi.planner.plan import Options
+from einmpi.planner.strategies import (
+    DEFAULT_STRATEGY,
+    STRATEGIES,
+    Choice,
+    Strategy,
+    register_strategy,
+)
+from einmpi.planner.text.compare import compare
 
 ROLES = {"sequence": ("s", "t"), "head": ("h",), "hidden": ("d",)}
 LLAMA_ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}
@@ -38,23 +47,55 @@ def cuts(graph: EinGraph, choice: Choice) -> dict[str, str]:
     return found
 
 
-def test_there_is_one_for_every_strategy_but_the_planner_itself() -> None:
-    assert ("eindecomp", *PARTITIONERS) == STRATEGIES
+def test_only_the_exact_planner_has_no_rule() -> None:
+    without = [name for name, strategy in STRATEGIES.items() if strategy.partition is None]
+    assert without == ["eindecomp"] == [DEFAULT_STRATEGY]
+    assert all(name == strategy.name for name, strategy in STRATEGIES.items())
+
+
+def test_a_strategy_registered_at_run_time_is_planned_with_and_listed() -> None:
+    """It cuts the first label of each vertex, and needs a label with the role batch."""
+
+    def cut_first_label(graph, ranks, roles):
+        parts = {}
+        for vertex in graph.computed:
+            parts[vertex.name] = (ranks, *(1 for _ in vertex.einsum.labels[1:]))
+        return Choice(parts, {"Z": f"cut for the batch {roles['batch'][0]}"})
+
+    try:
+        register_strategy(
+            Strategy("first-label", "along its first label", cut_first_label, ("batch",))
+        )
+        job = einmpi.program("Z[i,k] = sum(X[i,j] * Y[j,k])", X=(8, 8), Y=(8, 8))
+        with pytest.raises(InputError, match="strategy first-label needs the role batch"):
+            einmpi.plan(job, 4, strategy="first-label")
+        text = str(make_plan(job.graph, 4, Options("first-label", roles={"batch": ("i",)})))
+        assert "strategy first-label" in text
+        assert "cuts         i in 4 (Z)" in text
+        assert "Z: cut for the batch i" in text
+        with pytest.raises(InputError, match="replicate, first-label \\(did you mean first-label"):
+            make_plan(job.graph, 4, Options("first-labl"))
+        comparison = compare(lambda name: make_plan(job.graph, 4, Options(name)))
+        assert "first-label: [roles]: strategy first-label needs the role batch" in comparison.text
+        with pytest.raises(ValueError, match="there already is a strategy 'first-label'"):
+            register_strategy(Strategy("first-label", "twice", cut_first_label))
+    finally:
+        STRATEGIES.pop("first-label", None)
 
 
 @pytest.mark.parametrize("ranks", [1, 4, 7, 8])
 def test_the_papers_algorithm(ranks: int) -> None:
-    choice = PARTITIONERS["eindecomp-paper"](chain(10), ranks, {})
+    choice = STRATEGIES["eindecomp-paper"].choose_parts(chain(10), ranks, {})
     assert choice == Choice(decompose(chain(10), ranks), {})
     small = graph_of("Y[i] = X[i] + 1", X=(3,))
-    assert PARTITIONERS["eindecomp-paper"](small, 4, {}).notes == {
+    assert STRATEGIES["eindecomp-paper"].choose_parts(small, 4, {}).notes == {
         "Y": "only 2 of 4 ways fit its labels"
     }
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 7, 8, 12, 64, 100])
 def test_sqrt_cuts_every_label(ranks: int) -> None:
-    choice = PARTITIONERS["sqrt"](chain(1), ranks, {})
+    choice = STRATEGIES["sqrt"].choose_parts(chain(1), ranks, {})
     root = isqrt(ranks)
     assert choice.partitionings == {
         "Z_1": (root,) * 3,
@@ -63,13 +104,13 @@ def test_sqrt_cuts_every_label(ranks: int) -> None:
         "Z": (root,) * 2,
     }
     small = graph_of("Y[i] = sum(X[i,j,k])", X=(3, 1, 5))
-    assert PARTITIONERS["sqrt"](small, ranks, {}).partitionings == {
+    assert STRATEGIES["sqrt"].choose_parts(small, ranks, {}).partitionings == {
         "Y": (min(root, 3), 1, min(root, 5))
     }
 
 
 def test_replicate_cuts_nothing() -> None:
-    choice = PARTITIONERS["replicate"](attention(), 8, {})
+    choice = STRATEGIES["replicate"].choose_parts(attention(), 8, {})
     assert not choice.notes
     assert all(prod(parts) == 1 for parts in choice.partitionings.values())
     assert set(cuts(attention(), choice)) == set(choice.partitionings)
@@ -77,12 +118,12 @@ def test_replicate_cuts_nothing() -> None:
 
 def test_attention_cuts_heads_and_falls_back_to_the_sequence() -> None:
     graph = attention()
-    choice = PARTITIONERS["attention"](graph, 8, ROLES)
+    choice = STRATEGIES["attention"].choose_parts(graph, 8, ROLES)
     assert set(cuts(graph, choice).values()) == {"h8"}  # even Y adds over the heads
     assert not choice.notes
     text = "Y[s,h,d] = X[s,h,d] * 2; Z[s,a] = sum(W[s,b] * V[b,a]); n[a] = sum(U[a,c])"
     other = graph_of(text, X=(16, 8, 4), W=(16, 4), V=(4, 6), U=(6, 5))
-    choice = PARTITIONERS["attention"](other, 8, {"head": ("h",), "sequence": ("s",)})
+    choice = STRATEGIES["attention"].choose_parts(other, 8, {"head": ("h",), "sequence": ("s",)})
     assert cuts(other, choice) == {"Y": "h8", "Z": "s8", "n": "a4"}
     assert choice.notes == {
         "Z": "no head label: cut sequence s",
@@ -93,10 +134,10 @@ def test_attention_cuts_heads_and_falls_back_to_the_sequence() -> None:
 def test_data_model_and_sequence_on_a_llama_layer() -> None:
     graph, _ = llama()
     for strategy, label in (("data", "b8"), ("sequence", "s8")):
-        choice = PARTITIONERS[strategy](graph, 8, LLAMA_ROLES)
+        choice = STRATEGIES[strategy].choose_parts(graph, 8, LLAMA_ROLES)
         assert set(cuts(graph, choice).values()) == {label}
         assert not choice.notes
-    choice = PARTITIONERS["model"](graph, 8, LLAMA_ROLES)
+    choice = STRATEGIES["model"].choose_parts(graph, 8, LLAMA_ROLES)
     found = cuts(graph, choice)
     assert set(found.values()) == {"f8", "b8"}
     assert {name for name, cut in found.items() if cut == "b8"} == set(choice.notes)
@@ -105,7 +146,7 @@ def test_data_model_and_sequence_on_a_llama_layer() -> None:
 
 def test_megatron_cuts_heads_then_hidden_then_the_sequence() -> None:
     graph, _ = llama()
-    choice = PARTITIONERS["megatron"](graph, 8, LLAMA_ROLES)
+    choice = STRATEGIES["megatron"].choose_parts(graph, 8, LLAMA_ROLES)
     found = cuts(graph, choice)
     for vertex in graph.computed:
         labels = vertex.einsum.labels
@@ -130,7 +171,7 @@ def test_megatron_cuts_heads_then_hidden_then_the_sequence() -> None:
 )
 def test_prime_factors_go_to_the_first_label_as_far_as_they_fit(ranks: int, expected: str) -> None:
     graph = graph_of("Y[t,s] = X[s,t] + 1", X=(4, 3))
-    choice = PARTITIONERS["sequence"](graph, ranks, {"sequence": ("s", "t")})
+    choice = STRATEGIES["sequence"].choose_parts(graph, ranks, {"sequence": ("s", "t")})
     assert cuts(graph, choice)["Y"] == " ".join(reversed(expected.split()))
     used = prod(choice.partitionings["Y"])
     assert choice.notes == (
@@ -148,7 +189,7 @@ def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everythin
         B=(64, 32),
         outputs=["Y", "Z", "m", "n"],
     )
-    choice = PARTITIONERS["data"](graph, 64, {"batch": ("b",)})
+    choice = STRATEGIES["data"].choose_parts(graph, 64, {"batch": ("b",)})
     assert cuts(graph, choice) == {"Y": "b8", "Z": "i2 k32", "n": "j64", "m": ""}
     assert choice.notes == {
         "Y": "only 8 of 64 ways fit its labels",
@@ -164,32 +205,32 @@ def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everythin
         (
             "attention",
             {},
-            '[roles]: strategy attention needs the role head; expected such as head = ["h"]',
+            '[roles]: strategy attention needs the role head; expected a list of labels, such as head = ["h"]',
         ),
         (
             "attention",
             {"head": ()},
-            '[roles]: strategy attention needs the role head; expected such as head = ["h"]',
+            '[roles]: strategy attention needs the role head; expected a list of labels, such as head = ["h"]',
         ),
         (
             "data",
             {"head": ("h",)},
-            '[roles]: strategy data needs the role batch; expected such as batch = ["b"]',
+            '[roles]: strategy data needs the role batch; expected a list of labels, such as batch = ["b"]',
         ),
         (
             "model",
             {},
-            '[roles]: strategy model needs the role hidden; expected such as hidden = ["f"]',
+            '[roles]: strategy model needs the role hidden; expected a list of labels, such as hidden = ["f"]',
         ),
         (
             "sequence",
             {},
-            '[roles]: strategy sequence needs the role sequence; expected such as sequence = ["s"]',
+            '[roles]: strategy sequence needs the role sequence; expected a list of labels, such as sequence = ["s"]',
         ),
         (
             "megatron",
             {"sequence": ("s",)},
-            '[roles]: strategy megatron needs the role head or hidden; expected such as head = ["h"]',
+            '[roles]: strategy megatron needs the role head or hidden; expected a list of labels, such as head = ["h"]',
         ),
         (
             "attention",
@@ -207,7 +248,7 @@ def test_roles_that_do_not_fit(
     strategy: str, roles: dict[str, tuple[str, ...]], message: str
 ) -> None:
     with pytest.raises(InputError) as error:
-        PARTITIONERS[strategy](attention(), 8, roles)
+        STRATEGIES[strategy].choose_parts(attention(), 8, roles)
     assert str(error.value) == message
 
 
@@ -224,13 +265,14 @@ def test_every_strategy_cuts_any_graph_into_at_most_as_many_parts_as_extents_all
         role: tuple(random.sample(labels, random.randint(1, min(3, len(labels)))))
         for role in LLAMA_ROLES
     }
-    for ranks, (strategy, cut) in itertools.product((1, 4, 6, 30), PARTITIONERS.items()):
-        found = cut(graph, ranks, roles).partitionings
+    rules = [strategy for strategy in STRATEGIES.values() if strategy.partition is not None]
+    for ranks, strategy in itertools.product((1, 4, 6, 30), rules):
+        found = strategy.choose_parts(graph, ranks, roles).partitionings
         assert list(found) == [vertex.name for vertex in graph.computed]
         for vertex in graph.computed:
             extents = [extent for _, extent in vertex.einsum.extents]
             assert all(d <= extent for d, extent in zip(found[vertex.name], extents, strict=True))
-            if strategy != "sqrt":
+            if strategy.name != "sqrt":
                 assert ranks % prod(found[vertex.name]) == 0
 
 

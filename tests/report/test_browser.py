@@ -9,7 +9,7 @@ from paths import ROOT
 from timelines import recorded
 
 import einmpi
-from einmpi.planner.text.explain import compare
+from einmpi.planner.text.compare import compare
 from einmpi.report.html import write_report
 from einmpi.report.movement import PARTIAL, layouts_of
 from einmpi.report.timeline import Span, Timeline

@@ -14,7 +14,7 @@ import pytest
 from paths import ROOT
 
 import einmpi
-from einmpi.planner.text.explain import compare
+from einmpi.planner.text.compare import compare
 from einmpi.report.terminal import comparison_text, plan_text
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,22 +1,21 @@
-"""EXPLAIN: a plan as text for people, and as the JSON of the contract for programs."""
+"""EXPLAIN: a plan as text for people, and as JSON for programs (docs/reading_a_plan.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from einmpi.errors import InputError
 from einmpi.graph.eingraph import Vertex
-from einmpi.planner.make_plan import Plan
-from einmpi.planner.plan import STRATEGIES
-from einmpi.planner.prices import BETWEEN, BYTES
-from einmpi.planner.text.summary import Note, in_words
+from einmpi.planner.plan_data import PlanData
+from einmpi.planner.prices import BETWEEN
+from einmpi.planner.text.summary import in_words
+from einmpi.planner.text.tables import Note, Row, note_line, table_lines
 from einmpi.units import show_bytes, show_count, show_seconds
 
+MOST_LAYOUTS = 12  # that are listed; more are counted
 
-def as_json(plan: Plan) -> dict[str, Any]:
-    """The contract's JSON of a plan."""
+
+def as_json(plan: PlanData) -> dict[str, Any]:
+    """Return a plan as JSON. Its keys are documented and do not change."""
     return {
         "ranks": plan.ranks,
         "ranks_used": plan.mesh.ranks,
@@ -35,7 +34,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
+def _vertex_json(plan: PlanData, vertex: Vertex) -> dict[str, Any]:
     bill = plan.bills[vertex.name]
     words = {
         "join": bill.words.join,
@@ -52,196 +51,141 @@ def _vertex_json(plan: Plan, vertex: Vertex) -> dict[str, Any]:
     }
 
 
-Row = tuple[str, ...]
-WORD = 13  # columns of the word that begins a note
+def explain(plan: PlanData) -> str:
+    """Return one line per vertex, then the totals, then a summary of the plan in words."""
+    lines = [heading(plan)]
+    lines += table_lines(vertex_rows(plan), left=2)
+    lines += [note_line(note) for note in totals(plan)]
+    return "\n".join(lines)
 
 
-def explain(plan: Plan) -> str:
-    """One line a vertex, then the totals, then the plan in words."""
-    return "\n".join(
-        [heading(plan), *table_lines(vertex_rows(plan), left=2), *map(note_line, totals(plan))]
-    )
-
-
-def heading(plan: Plan) -> str:
+def heading(plan: PlanData) -> str:
     return f"{where(plan)}, strategy {plan.strategy}"
 
 
-def where(plan: Plan) -> str:
-    """64 ranks on 8 nodes (mesh 2·2·2 | 2·2·2)."""
-    levels = plan.mesh.factors[: plan.mesh.node_axes], plan.mesh.factors[plan.mesh.node_axes :]
-    mesh = " | ".join("·".join(map(str, level)) for level in levels if level) or "1"
-    idle = f", {plan.ranks - plan.mesh.ranks} idle" if plan.mesh.ranks < plan.ranks else ""
+def where(plan: PlanData) -> str:
+    """Return the ranks and their mesh: "64 ranks on 8 nodes (mesh 2·2·2 | 2·2·2)"."""
+    between_nodes = plan.mesh.factors[: plan.mesh.node_axes]
+    inside_nodes = plan.mesh.factors[plan.mesh.node_axes :]
+    levels = []
+    for factors in (between_nodes, inside_nodes):
+        if factors:
+            levels.append("·".join(map(str, factors)))
+    mesh = " | ".join(levels) or "1"
+    ranks = "1 rank" if plan.ranks == 1 else f"{plan.ranks} ranks"
     nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
-    return f"{plan.ranks} rank{'s' * (plan.ranks > 1)}{nodes} (mesh {mesh}{idle})"
+    unused = plan.ranks - plan.mesh.ranks
+    idle = f", {unused} idle" if unused else ""
+    return f"{ranks}{nodes} (mesh {mesh}{idle})"
 
 
-def vertex_rows(plan: Plan) -> list[Row]:
-    """The table of vertices, its head first."""
-    between, timed = plan.nodes > 1 and plan.knows_nodes, plan.machine is not None
-    more = ("between nodes",) * between + ("seconds",) * timed
-    rows: list[Row] = [("vertex", "cuts", "join", "aggregate", "repartition", "bytes", *more)]
+def vertex_rows(plan: PlanData) -> list[Row]:
+    """Return the table of vertices, its head first."""
+    show_between = plan.nodes > 1 and plan.knows_nodes
+    show_time = plan.machine is not None
+    head = ["vertex", "cuts", "join", "aggregate", "repartition", "bytes"]
+    if show_between:
+        head.append("between nodes")
+    if show_time:
+        head.append("seconds")
+    rows = [tuple(head)]
     for vertex in plan.graph.computed:
         bill = plan.bills[vertex.name]
-        more = (show_bytes(bill.between),) * between + (
-            show_seconds(plan.seconds_of(bill.time)),
-        ) * timed
-        rows.append(
-            (
-                str(vertex),
-                _cuts(plan, vertex.name),
-                show_count(bill.words.join),
-                show_count(bill.words.aggregate),
-                show_count(bill.words.repartition),
-                show_bytes(bill.nbytes),
-                *more,
-            )
-        )
+        row = [
+            str(vertex),
+            _cuts(plan, vertex.name),
+            show_count(bill.words.join),
+            show_count(bill.words.aggregate),
+            show_count(bill.words.repartition),
+            show_bytes(bill.nbytes),
+        ]
+        if show_between:
+            row.append(show_bytes(bill.between))
+        if show_time:
+            row.append(show_seconds(plan.seconds_of(bill.time)))
+        rows.append(tuple(row))
     return rows
 
 
-def totals(plan: Plan) -> list[Note]:
-    """What stands below the table."""
+def totals(plan: PlanData) -> list[Note]:
+    """Return the notes below the table of vertices."""
     notes: list[Note] = [("", f"{name}: {note}") for name, note in plan.notes.items()]
-    stored = [f"{name} {_layout(plan, name)}" for name in plan.layouts]
-    if stored:
-        more = f", … {len(stored)} in all" if len(stored) > 12 else ""
-        notes.append(("layouts", ", ".join(stored[:12]) + more))
-    notes.append(
-        (
-            "moved",
-            f"{show_count(plan.words_predicted)} words, {show_bytes(plan.bytes_predicted)}; "
-            f"{show_bytes(plan.bytes_busiest)} to the busiest rank{_between(plan)}",
-        )
-    )
+    if plan.layouts:
+        notes.append(("layouts", _layouts(plan)))
+    notes.append(("moved", _moved(plan)))
     if not plan.knows_nodes:
         notes.append(("nodes", one_level(plan)))
-    if plan.seconds_predicted is not None:
-        notes += _seconds(plan, plan.seconds_predicted)
-    outside = (
-        f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times"
-        if plan.spilled
-        else ""
-    )
-    ahead = f"; up to {show_bytes(plan.ahead)} of it for reading files ahead" if plan.ahead else ""
-    notes.append(("peak memory", f"{show_bytes(plan.peak)} a rank{outside}{ahead}"))
+    if plan.machine is not None:
+        notes.append(("seconds", _seconds(plan)))
+        notes.append(("objective", f"these seconds, by a machine {plan.machine.source}"))
+    notes.append(("peak memory", _peak_memory(plan)))
     notes.append(("certificate", _certificate(plan)))
     if plan.machine is None and plan.mesh.nodes > 1:
-        notes.append(("made small", f"bytes; one between nodes counts as {BETWEEN}"))
+        notes.append(("objective", f"bytes; one between nodes counts as {BETWEEN}"))
     notes.append(("digest", plan.digest))
     return notes + in_words(plan)
 
 
-def _between(plan: Plan) -> str:
-    if plan.nodes == 1 or plan.bytes_between is None:
-        return ""
-    return f"; {show_bytes(plan.bytes_between)} between nodes"
+def _layouts(plan: PlanData) -> str:
+    """Return the parts of each stored tensor's dimensions: "A [2,4], B [8,1]"."""
+    listed = []
+    for name, layout in list(plan.layouts.items())[:MOST_LAYOUTS]:
+        parts = plan.mesh.parts(layout, range(len(plan.graph[name].bound)))
+        listed.append(f"{name} [{','.join(map(str, parts))}]")
+    if len(plan.layouts) > MOST_LAYOUTS:
+        listed.append(f"… {len(plan.layouts)} in all")
+    return ", ".join(listed)
 
 
-def one_level(plan: Plan) -> str:
-    """What a plan does not know about nodes, and why."""
-    why = "inputs lie on a mesh that does not know them"
-    if plan.uneven:
-        why = f"they have different numbers of ranks{'' if plan.ranks % plan.nodes else ', or these are not in order'}"
+def _moved(plan: PlanData) -> str:
+    words = show_count(plan.words_predicted)
+    total = show_bytes(plan.bytes_predicted)
+    busiest = show_bytes(plan.bytes_busiest)
+    text = f"{words} words, {total}; {busiest} to the busiest rank"
+    if plan.nodes > 1 and plan.bytes_between is not None:
+        text += f"; {show_bytes(plan.bytes_between)} between nodes"
+    return text
+
+
+def one_level(plan: PlanData) -> str:
+    """Return why the mesh does not show the nodes, and what the plan assumes instead."""
+    if not plan.uneven:
+        why = "inputs lie on a mesh that does not know them"
+    elif plan.ranks % plan.nodes:
+        why = "they have different numbers of ranks"
+    else:
+        why = "they have different numbers of ranks, or these are not in order"
     return f"{why}; planned as if all ranks were equally near"
 
 
-def _seconds(plan: Plan, whole: float) -> list[Note]:
+def _seconds(plan: PlanData) -> str:
+    """Return the predicted seconds, and how much of them is computing and moving."""
     bills = plan.bills.values()
     kinds = {
         "computing": sum(bill.computing for bill in bills),
-        "inside nodes": sum(b.moving_inside for b in bills),
+        "inside nodes": sum(bill.moving_inside for bill in bills),
         "between nodes": sum(bill.moving_between for bill in bills),
     }
-    parts = ", ".join(
-        f"{kind} {show_seconds(plan.seconds_of(time))}" for kind, time in kinds.items() if time
-    )
-    assert plan.machine is not None
-    return [
-        ("seconds", f"{show_seconds(whole)} predicted: {parts or 'nothing to do'}"),
-        ("made small", f"these seconds, by a machine {plan.machine.source}"),
-    ]
+    parts = []
+    for kind, time in kinds.items():
+        if time:
+            parts.append(f"{kind} {show_seconds(plan.seconds_of(time))}")
+    whole = plan.seconds_predicted
+    assert whole is not None, "a plan with a machine predicts seconds"
+    return f"{show_seconds(whole)} predicted: {', '.join(parts) or 'nothing to do'}"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    plans: tuple[Plan, ...]
-    rows: tuple[Row, ...]  # the table, its head first
-    notes: tuple[Note, ...]  # what stands below it
-
-    @property
-    def text(self) -> str:
-        return "\n".join([*table_lines(self.rows), *map(note_line, self.notes)])
+def _peak_memory(plan: PlanData) -> str:
+    text = f"{show_bytes(plan.peak)} a rank"
+    if plan.spilled:
+        text += f"; up to {show_bytes(plan.spilled)} more are kept outside of it at times"
+    if plan.ahead:
+        text += f"; up to {show_bytes(plan.ahead)} of it for reading files ahead"
+    return text
 
 
-def compare(make: Callable[[str], Plan]) -> Comparison:
-    """All strategies side by side; one that does not apply says why. Then what the one does that moves least."""
-    rows: list[Row] = []
-    plans: list[Plan] = []
-    refused: list[Note] = []
-    for name in STRATEGIES:
-        try:
-            plan = make(name)
-        except InputError as error:
-            refused.append(("", f"{name}: {error}"))
-            continue
-        plans.append(plan)
-        cells = {
-            "strategy": name,
-            "words": show_count(plan.words_predicted),
-            "bytes": show_bytes(plan.bytes_predicted),
-        }
-        if plan.nodes > 1 and plan.bytes_between is not None:
-            cells["between nodes"] = show_bytes(plan.bytes_between)
-        if plan.seconds_predicted is not None:
-            cells["seconds"] = show_seconds(plan.seconds_predicted)
-        cells |= {
-            "busiest rank": show_bytes(plan.bytes_busiest),
-            "peak memory": show_bytes(plan.peak),
-            "lower bound": show_count(plan.lower_bound),
-            "gap": _gap(plan),
-            "paper's cost": show_count(plan.paper_cost),
-        }
-        rows += [tuple(cells)] * (not rows) + [tuple(cells.values())]
-    return Comparison(tuple(plans), tuple(rows) or (("strategy",),), (*refused, *_winner(plans)))
-
-
-def _winner(plans: Sequence[Plan]) -> list[Note]:
-    if len(plans) < 2:
-        return []
-    order = sorted(plans, key=_measure)  # of equal ones the first stays so
-    least = [plan.strategy for plan in order if _measure(plan) == _measure(order[0])]
-    others = (
-        f", as {'do' if len(least) > 2 else 'does'} {', '.join(least[1:])}"
-        if len(least) > 1
-        else ""
-    )
-    next_one = order[len(least)] if len(least) < len(order) else None
-    against = f"; {next_one.strategy} is next with {_amount(next_one)}" if next_one else ""
-    does = "moves least" if order[0].machine is None else "takes least"
-    first = f"{least[0]} {does}, {_amount(order[0])}{others}{against}"
-    return [("", first), *in_words(order[0])]
-
-
-def _measure(plan: Plan) -> float:
-    """What was made small."""
-    if plan.seconds_predicted is not None:
-        return plan.seconds_predicted
-    return float(BYTES.bytes(plan.bytes_predicted, plan.bytes_between or 0))
-
-
-def _amount(plan: Plan) -> str:
-    if plan.seconds_predicted is not None:
-        return show_seconds(plan.seconds_predicted)
-    between = (
-        f", {show_bytes(plan.bytes_between)} of it between nodes"
-        if plan.nodes > 1 and plan.bytes_between
-        else ""
-    )
-    return f"{show_bytes(plan.bytes_predicted)}{between}"
-
-
-def _gap(plan: Plan) -> str:
+def gap(plan: PlanData) -> str:
+    """Return how far the words moved are above the lower bound: "exact", "3.1%", or "–" for 0."""
     if plan.kind == "exact":
         return "exact"
     if plan.lower_bound == 0:
@@ -250,33 +194,12 @@ def _gap(plan: Plan) -> str:
     return f"{tenths / 10:.1f}%"
 
 
-def _certificate(plan: Plan) -> str:
+def _certificate(plan: PlanData) -> str:
     if plan.kind == "exact":
         return "exact: no cut of this graph on this mesh moves less"
-    bound = f"lower bound {show_count(plan.lower_bound)} words"
-    return f"{bound}, gap {_gap(plan)}"
+    return f"lower bound {show_count(plan.lower_bound)} words, gap {gap(plan)}"
 
 
-def _cuts(plan: Plan, name: str) -> str:
+def _cuts(plan: PlanData, name: str) -> str:
     cut = [f"{label}:{parts}" for label, parts in plan.parts(name).items() if parts > 1]
     return " ".join(cut) or "–"
-
-
-def _layout(plan: Plan, name: str) -> str:
-    parts = plan.mesh.parts(plan.layouts[name], range(len(plan.graph[name].bound)))
-    return f"[{','.join(map(str, parts))}]"
-
-
-def note_line(note: Note) -> str:
-    word, text = note
-    return f"{word:<{WORD}}{text}" if word else text
-
-
-def table_lines(rows: Sequence[Row], left: int = 1) -> list[str]:
-    """Columns side by side, the first `left` of them aligned to the left."""
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
-    aligned = [str.ljust if k < left else str.rjust for k in range(len(widths))]
-    return [
-        "  ".join(align(c, w) for align, c, w in zip(aligned, row, widths, strict=True))
-        for row in rows
-    ]

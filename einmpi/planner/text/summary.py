@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from einmpi.planner.factor import Edge, Variable, factor
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan_data import PlanData
+from einmpi.planner.text.tables import Note
 from einmpi.planner.traffic import edge_traffic
 from einmpi.units import show_bytes
 
 _NAMES, _GROUPS = 6, 3  # that are listed; the rest is counted
 
-Note = tuple[str, str]  # a word, and what is to be said to it: a line of EXPLAIN
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -36,7 +36,7 @@ class Movement:
     nbytes: int  # that move
 
 
-def movements(plan: Plan) -> Iterator[Movement]:
+def movements(plan: PlanData) -> Iterator[Movement]:
     """Everything that a plan moves between ranks, in the order of the graph."""
     problem = factor(plan.graph, plan.resident, plan.layouts)
     for edge in problem.edges:
@@ -65,7 +65,7 @@ def movements(plan: Plan) -> Iterator[Movement]:
         )
 
 
-def symbols(plan: Plan, end: Variable) -> tuple[int, ...]:
+def symbols(plan: PlanData, end: Variable) -> tuple[int, ...]:
     """What each axis of the mesh cuts there, by number."""
     whole = len(end.extents)
     if end.kind == "tensor":
@@ -77,7 +77,7 @@ def symbols(plan: Plan, end: Variable) -> tuple[int, ...]:
     )
 
 
-def _uses(plan: Plan, edge: Edge, target: Variable) -> int:
+def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
     if target.kind == "vertex":
         return 1
     return sum(
@@ -88,7 +88,7 @@ def _uses(plan: Plan, edge: Edge, target: Variable) -> int:
 # ---- as text --------------------------------------------------------------------------------------------------------
 
 
-def in_words(plan: Plan) -> list[Note]:
+def in_words(plan: PlanData) -> list[Note]:
     """At most four lines, each with what a plan does: cuts, sends, combines, moves most."""
     if plan.mesh.ranks == 1:
         return [("cuts", "nothing: one rank does it all")]
@@ -106,7 +106,7 @@ def in_words(plan: Plan) -> list[Note]:
     return [(word, "; ".join(parts)) for word, parts in lines.items() if parts]
 
 
-def _cuts(plan: Plan) -> list[str]:
+def _cuts(plan: PlanData) -> list[str]:
     """The most frequent cuts first. Labels of different vertices may have the same name."""
     groups: _Groups[tuple[tuple[tuple[str, int], ...], int]] = _Groups("vertices")
     for name, state in plan.states.items():
@@ -127,7 +127,7 @@ def _cuts(plan: Plan) -> list[str]:
     return groups.listed(show)
 
 
-def _copies(plan: Plan, moved: Sequence[Movement]) -> list[str]:
+def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     groups: _Groups[tuple[int, int]] = _Groups("tensors")
     for move in moved:
         if move.copied:
@@ -152,7 +152,7 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
     )
 
 
-def _combines(plan: Plan, moved: Sequence[Movement]) -> list[str]:
+def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     groups: _Groups[tuple[int, str]] = _Groups("tensors")
     for move in moved:
         if move.combined:

@@ -21,7 +21,7 @@ from einmpi.planner.paper import dynamic_program as paper
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.paper.dynamic_program import decompose, is_tree, longest_paths
 from einmpi.planner.paper.viable import viable
-from einmpi.planner.strategies import PARTITIONERS
+from einmpi.planner.strategies import STRATEGIES
 
 GOLDEN = [
     (1, 4, 5_734_400, 6_963_200),
@@ -37,7 +37,9 @@ GOLDEN = [
 def test_golden_costs_of_the_chain(skew: int, ranks: int, eindecomp: int, sqrt: int) -> None:
     graph = chain(skew)
     assert graph_cost(graph, decompose(graph, ranks)) == eindecomp
-    assert graph_cost(graph, PARTITIONERS["sqrt"](graph, ranks, {}).partitionings) == sqrt
+    assert (
+        graph_cost(graph, STRATEGIES["sqrt"].choose_parts(graph, ranks, {}).partitionings) == sqrt
+    )
     tables = factors(graph, ranks)
     assert eliminated(tables) == eindecomp
     if ranks < 64:
@@ -212,13 +214,15 @@ def test_a_large_graph_takes_seconds() -> None:
 def test_same_on_every_hash_seed() -> None:
     code = """
 import einmpi
-from einmpi.planner.strategies import PARTITIONERS
+from einmpi.planner.strategies import STRATEGIES
 for name in ("chain", "attention"):
     job = einmpi.load(f"jobs/{name}.toml")
-    for strategy, cut in PARTITIONERS.items():
-        if job.roles or strategy in ("eindecomp-paper", "sqrt"):
+    for strategy in STRATEGIES.values():
+        if strategy.partition is None:
+            continue
+        if job.roles or strategy.name in ("eindecomp-paper", "sqrt"):
             roles = job.roles and {**job.roles, "batch": ("a",)}
-            print([cut(job.graph, ranks, roles) for ranks in (2, 12, 16)])
+            print([strategy.choose_parts(job.graph, ranks, roles) for ranks in (2, 12, 16)])
 """
     printed = [
         subprocess.run(

@@ -10,9 +10,10 @@ import run_cases
 import einmpi
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.planner.make_plan import Options, make_plan
-from einmpi.planner.plan import STRATEGIES
+from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text import summary as words
-from einmpi.planner.text.explain import compare, explain
+from einmpi.planner.text.compare import compare
+from einmpi.planner.text.explain import explain
 from einmpi.planner.text.summary import in_words, movements
 from einmpi.schedule.lower import lower
 from einmpi.schedule.steps import Exchange, Group, Kernel, Reduce

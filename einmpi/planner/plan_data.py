@@ -1,0 +1,115 @@
+"""What a plan records, and what follows from that by arithmetic alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from einmpi.graph.eingraph import EinGraph
+from einmpi.planner.machine import Machine
+from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, stage_of
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.traffic import Bill
+
+
+@dataclass(frozen=True)
+class PlanData:
+    """The data of a plan. The texts of planner/text are made from it; `Plan` is the public class."""
+
+    graph: EinGraph
+    mesh: Mesh  # it may have fewer ranks than there are: the last ranks are idle
+    ranks: int
+    strategy: str
+    states: Mapping[str, tuple[str | None, ...]]  # vertex → the label that each axis cuts
+    layouts: Mapping[str, tuple[int | None, ...]]  # tensor → the dimension that each axis cuts
+    bills: Mapping[str, Bill]  # vertex → what it moves and how long it takes
+    peak: int  # bytes of tensors and message buffers on the fullest rank
+    kind: str  # of certificate: "exact" or "gap"
+    lower_bound: int  # words
+    paper_cost: int  # words, by the paper's cost model
+    notes: Mapping[str, str]  # vertex → where the strategy's rule could not be followed
+    resident: tuple[str, ...] = ()  # inputs that are already where they are needed
+    memory: int | None = None  # the limit asked for, in bytes per rank
+    spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
+    nodes: int = 1  # that the ranks run on
+    uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
+    # Bytes between nodes counted from the schedules, where the mesh does not know the nodes.
+    counted: int | None = None
+    machine: Machine | None = None  # whose time is the objective; None: bytes are
+    ahead: int = 0  # bytes of the peak that are used only for reading files ahead
+    seconds: float = field(default=0.0, compare=False)  # that planning took
+
+    @property
+    def digest(self) -> str:
+        """A short hash, equal for equal plans on every rank and every machine."""
+        parts = [str(self.graph), str(self.ranks), str(self.mesh.ranks), self.strategy]
+        parts += [f"{name}:{state}" for name, state in self.states.items()]
+        parts += [f"{name}:{layout}" for name, layout in self.layouts.items()]
+        parts += [f"{name}: resident" for name in self.resident]
+        if self.mesh.nodes > 1:
+            parts.append(f"{self.mesh.nodes} nodes")
+        if self.machine is not None:
+            parts.append(f"machine {self.machine.digest}")
+        if self.stage != MESSAGE_BUFFER_BYTES:
+            parts.append(f"messages: {self.stage}")
+        if self.spilled:
+            parts.append(f"memory: {self.memory}")
+        return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def stage(self) -> int:
+        """Size of a message buffer, in bytes."""
+        return stage_of(self.memory)
+
+    @property
+    def words_predicted(self) -> int:
+        """Words that move between ranks, in all."""
+        return sum(bill.words.total for bill in self.bills.values())
+
+    @property
+    def bytes_predicted(self) -> int:
+        """Bytes that move between ranks, in all."""
+        return sum(bill.nbytes for bill in self.bills.values())
+
+    @property
+    def bytes_busiest(self) -> int:
+        """Bytes that the busiest rank receives: the total, shared equally by all ranks."""
+        return -(-self.bytes_predicted // self.mesh.ranks)
+
+    @property
+    def knows_nodes(self) -> bool:
+        """Whether the mesh shows all nodes; if not, the plan treats all ranks as equally near."""
+        if self.uneven:
+            return False
+        each = self.ranks // self.nodes
+        on_one_node = self.mesh.ranks <= each
+        return on_one_node or self.mesh.ranks == each * self.mesh.nodes
+
+    @property
+    def bytes_between(self) -> int | None:
+        """Bytes that move between nodes.
+
+        Where the mesh does not know the nodes, this is None until a run has counted them.
+        """
+        if self.knows_nodes:
+            return sum(bill.between for bill in self.bills.values())
+        return self.counted
+
+    @property
+    def seconds_predicted(self) -> float | None:
+        """Duration of a run without loading and storing; None where no machine was measured."""
+        if self.machine is None:
+            return None
+        return self.seconds_of(sum(bill.time for bill in self.bills.values()))
+
+    def seconds_of(self, picoseconds: int) -> float:
+        """Return the seconds of one rank, given picoseconds of all ranks together as in `bills`."""
+        return picoseconds / self.mesh.ranks / 1e12
+
+    def parts(self, name: str) -> dict[str, int]:
+        """Return the number of parts that each label of a vertex is cut into."""
+        einsum = self.graph[name].einsum
+        assert einsum is not None, f"{name} is an input"
+        counts = self.mesh.parts(self.states[name], einsum.labels)
+        return dict(zip(einsum.labels, counts, strict=True))

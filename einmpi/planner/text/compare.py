@@ -1,0 +1,103 @@
+"""The plans of all strategies side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from einmpi.errors import InputError
+from einmpi.planner.plan import Plan
+from einmpi.planner.prices import BYTES
+from einmpi.planner.strategies import STRATEGIES
+from einmpi.planner.text.explain import gap
+from einmpi.planner.text.summary import in_words
+from einmpi.planner.text.tables import Note, Row, note_line, table_lines
+from einmpi.units import show_bytes, show_count, show_seconds
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The plans of one graph by several strategies, as a table with notes."""
+
+    plans: tuple[Plan, ...]
+    rows: tuple[Row, ...]  # the table, its head first
+    notes: tuple[Note, ...]  # below the table
+
+    @property
+    def text(self) -> str:
+        return "\n".join([*table_lines(self.rows), *map(note_line, self.notes)])
+
+
+def compare(make: Callable[[str], Plan]) -> Comparison:
+    """Compare the plans that `make` returns for each strategy's name.
+
+    A strategy that does not apply says why. Below the table, the best plan is summarised in words.
+    """
+    head: Row = ("strategy",)
+    rows: list[Row] = []
+    plans: list[Plan] = []
+    refused: list[Note] = []
+    for name in STRATEGIES:
+        try:
+            plan = make(name)
+        except InputError as error:
+            refused.append(("", f"{name}: {error}"))
+            continue
+        plans.append(plan)
+        cells = _cells(plan)
+        head = tuple(cells)
+        rows.append(tuple(cells.values()))
+    return Comparison(tuple(plans), (head, *rows), (*refused, *_winner(plans)))
+
+
+def _cells(plan: Plan) -> dict[str, str]:
+    """Return a plan's row of the table: heading of a column → what stands in it."""
+    cells = {
+        "strategy": plan.strategy,
+        "words": show_count(plan.words_predicted),
+        "bytes": show_bytes(plan.bytes_predicted),
+    }
+    if plan.nodes > 1 and plan.bytes_between is not None:
+        cells["between nodes"] = show_bytes(plan.bytes_between)
+    if plan.seconds_predicted is not None:
+        cells["seconds"] = show_seconds(plan.seconds_predicted)
+    cells["busiest rank"] = show_bytes(plan.bytes_busiest)
+    cells["peak memory"] = show_bytes(plan.peak)
+    cells["lower bound"] = show_count(plan.lower_bound)
+    cells["gap"] = gap(plan)
+    cells["paper's cost"] = show_count(plan.paper_cost)
+    return cells
+
+
+def _winner(plans: Sequence[Plan]) -> list[Note]:
+    """Return which strategy is best, which ones do as well, which one is next, and its summary."""
+    if len(plans) < 2:
+        return []
+    order = sorted(plans, key=_objective)  # of equal ones the first stays first
+    best = order[0]
+    equal = [plan.strategy for plan in order if _objective(plan) == _objective(best)]
+    verb = "moves least" if best.machine is None else "takes least"
+    text = f"{best.strategy} {verb}, {_amount(best)}"
+    if len(equal) > 1:
+        does = "does" if len(equal) == 2 else "do"
+        text += f", as {does} {', '.join(equal[1:])}"
+    if len(equal) < len(order):
+        next_plan = order[len(equal)]
+        text += f"; {next_plan.strategy} is next with {_amount(next_plan)}"
+    return [("", text), *in_words(best)]
+
+
+def _objective(plan: Plan) -> float:
+    """Return what the plan minimises: seconds, or bytes with those between nodes weighted."""
+    if plan.seconds_predicted is not None:
+        return plan.seconds_predicted
+    return float(BYTES.bytes(plan.bytes_predicted, plan.bytes_between or 0))
+
+
+def _amount(plan: Plan) -> str:
+    if plan.seconds_predicted is not None:
+        return show_seconds(plan.seconds_predicted)
+    text = show_bytes(plan.bytes_predicted)
+    if plan.nodes > 1 and plan.bytes_between:
+        text += f", {show_bytes(plan.bytes_between)} of it between nodes"
+    return text

@@ -1,0 +1,29 @@
+"""Columns of text side by side, and notes below them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Row = tuple[str, ...]
+Note = tuple[str, str]  # a keyword, which may be empty, and the text that belongs to it
+
+KEYWORD_COLUMNS = 13  # width of the keyword that begins a note
+
+
+def note_line(note: Note) -> str:
+    keyword, text = note
+    if not keyword:
+        return text
+    return f"{keyword:<{KEYWORD_COLUMNS}}{text}"
+
+
+def table_lines(rows: Sequence[Row], left: int = 1) -> list[str]:
+    """Return the rows with their columns aligned, the first `left` columns to the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = []
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            cells.append(cell.ljust(width) if column < left else cell.rjust(width))
+        lines.append("  ".join(cells))
+    return lines
