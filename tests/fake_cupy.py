@@ -250,5 +250,5 @@ def install(monkeypatch: Any, **settings: Any) -> None:
     monkeypatch.setattr(dispatch, "compute_einsum", compute)
     monkeypatch.setattr(dispatch, "prepare_einsum", prepare)
     monkeypatch.setattr(group, "compute_group", lambda step, arrays, fast_math: False)
-    monkeypatch.setattr(backend, "_stations", {})
+    monkeypatch.setattr(backend, "_contexts", {})
     _alive.clear()

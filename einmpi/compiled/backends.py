@@ -48,19 +48,19 @@ def on_host(job: Job, comm: Comm) -> Workplace:
 
 def on_gpu(job: Job, comm: Comm) -> Workplace:
     from einmpi.compiled.gpu_inputs import DeviceInputs
-    from einmpi.runtime.gpu.backend import CupyBackend, station_of
+    from einmpi.runtime.gpu.backend import CupyBackend, gpu_context
     from einmpi.runtime.gpu.binding import check_memory as check_gpu_memory
 
-    station = station_of(comm, job.path or job.source.name)
+    context = gpu_context(comm, job.path or job.source.name)
     # TF32 is faster and rounds more, which is what fast_math allows.
-    backend = CupyBackend(station, job.fast_math, tf32=job.fast_math, scratch=job.scratch)
-    messages = f", messages by {station.gpu.way}" if comm.size > 1 else ""
+    backend = CupyBackend(context, job.fast_math, tf32=job.fast_math, scratch=job.scratch)
+    messages = f", messages by {context.gpu.transport}" if comm.size > 1 else ""
     return Workplace(
         backend,
-        station.comm,
+        context.comm,
         lambda inputs: DeviceInputs(inputs, backend, comm),
-        lambda place, needed: check_gpu_memory(place, station.gpu, needed),
-        f"{station.gpu}{messages}",
+        lambda place, needed: check_gpu_memory(place, context.gpu, needed),
+        f"{context.gpu}{messages}",
     )
 
 

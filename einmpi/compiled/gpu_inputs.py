@@ -1,4 +1,7 @@
-"""Inputs for slots on a GPU: read or made in host memory, copied piece by piece while the next piece is read."""
+"""Inputs for slots on a GPU: read or generated in host memory, then copied to the GPU.
+
+While one piece is copied, the next one is read.
+"""
 
 from __future__ import annotations
 
@@ -12,56 +15,66 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Inputs
 from einmpi.files.reading import Reading
-from einmpi.kernels.cuda.driver import contiguous, is_device_array
+from einmpi.kernels.cuda.driver import DeviceArray, contiguous, is_device_array
 from einmpi.runtime.gpu.backend import CupyBackend
-from einmpi.runtime.gpu.copies import PIECE, on_host
+from einmpi.runtime.gpu.copies import PINNED_BUFFER_BYTES, Event, HostArray, on_host
 from einmpi.schedule.regions import Region, chunks, elements, flat_range, packed, shape
 from einmpi.schedule.steps import Load
 
+# Fills an array with a part of a region; the second region is the part's place in the whole.
+ReadPart = Callable[[Region, Region, HostArray], None]
+
 
 class DeviceInputs:
-    """What the execute loop asks for, from `inputs`, which knows only host memory, and `comm`, which does too."""
+    """The storage of the execute loop for a GPU.
+
+    `inputs` and `comm` know only host memory.
+    """
 
     def __init__(self, inputs: Inputs, backend: CupyBackend, comm: Comm) -> None:
-        self.inputs, self.backend, self.copies, self.comm = inputs, backend, backend.copies, comm
-        # Blocks that are read in the background; the event after which their slots' memory is used for nothing else.
-        self.begun: dict[str, tuple[np.ndarray, Any]] = {}
+        self.inputs = inputs
+        self.backend = backend
+        self.copies = backend.copies
+        self.comm = comm
+        # Blocks that are read in the background, by tensor, and for each the event after which the
+        # memory of its slot is free.
+        self.begun: dict[str, tuple[HostArray, Event]] = {}
 
     def begin(self, step: Load, make: Callable[[], Any], comm: Comm, outside: bool) -> None:
-        """Into host memory: where the slot is, or for this alone. The slot is made here in any case, so that the copy
-        to it waits for no kernel that begins later."""
+        """Begin to read into host memory: the slot itself if it is there, else a block.
+
+        The slot is made in any case, so that the copy to it need not wait for later kernels.
+        """
         if outside:
             self.inputs.begin(step, make, self.comm)
             return
 
-        def make_block() -> np.ndarray:
+        def make_block() -> HostArray:
             make()
-            block = self._block(step)
-            self.begun[step.tensor] = block, self.copies.so_far()
+            block = self._allocate_block(step)
+            self.begun[step.tensor] = block, self.copies.event_after_kernels()
             return block
 
-        self.inputs.begin(replace(step, place=_place(step)), make_block, self.comm)
+        self.inputs.begin(replace(step, place=_place_in_block(step)), make_block, self.comm)
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         given = self.inputs.given.get(step.tensor)
         if is_device_array(given):
             self._fill_from_device(step, given, target)
-        elif step.tensor not in self.begun and isinstance(
-            target, np.ndarray
-        ):  # a slot in the slow tier
+            return
+        in_slow_tier = isinstance(target, np.ndarray)
+        if in_slow_tier and step.tensor not in self.begun:
             self.inputs.fill(step, target, self.comm)
-        elif self._in_pieces(step):
-            self._fill_in_pieces(
-                step,
-                target,
-                lambda there, _, values: self.inputs.read(
-                    replace(step, region=there), values, packed(there), self.comm
-                ),
-            )
-        else:
-            self._fill_from_host(step, target)
+        elif self._can_read_parts(step):
 
-    def block(self, step: Load, comm: Comm) -> Any:
+            def read(part: Region, _: Region, values: HostArray) -> None:
+                self.inputs.read(replace(step, region=part), values, packed(part), self.comm)
+
+            self._fill_by_parts(step, target, read)
+        else:
+            self._fill_from_block(step, target)
+
+    def block(self, step: Load, comm: Comm) -> DeviceArray:
         given = self.inputs.given.get(step.tensor)
         if is_device_array(given):
             return self.backend.region_of(given, step.region, step.slot.shape)
@@ -78,16 +91,22 @@ class DeviceInputs:
             self.backend.resident[key] = array
         return array
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- how slots are filled -------------------------------------------------------------------
 
-    def _block(self, step: Load) -> np.ndarray:
-        """Host memory for what is loaded. A number has room for one, also where none comes."""
-        return self.backend.allocate_slow(
-            shape(step.region) if step.slot.shape else (1,), step.slot.dtype
-        )
+    def _allocate_block(self, step: Load) -> HostArray:
+        """Return host memory for what is loaded.
 
-    def _in_pieces(self, step: Load) -> bool:
-        """Whether this rank can take any part when it likes: made here, or read by nobody else and not in chunks."""
+        A tensor without dimensions takes one element, even on a rank that loads nothing.
+        """
+        extents = shape(step.region) if step.slot.shape else (1,)
+        return self.backend.allocate_slow(extents, step.slot.dtype)
+
+    def _can_read_parts(self, step: Load) -> bool:
+        """Tell whether this rank can read any part at any time.
+
+        It can if it generates the tensor, or if no other rank takes part and the dataset is not
+        stored in chunks.
+        """
         if self.inputs.keep or step.tensor in self.begun:
             return False
         dataset = self.inputs.dataset(step.tensor)
@@ -98,37 +117,44 @@ class DeviceInputs:
         nothing = np.empty((0,) * len(step.region), step.slot.dtype)
         return Reading(dataset, step.layout, self.comm.rank, nothing, step.region, step.place).alone
 
-    def _fill_in_pieces(
-        self, step: Load, target: Any, read: Callable[[Region, Region, np.ndarray], None]
-    ) -> None:
-        """`read` fills an array with a part of the region, which lies at a place in a block of its own."""
-        self.copies.after_kernels()
-        itemsize, extents = np.dtype(step.slot.dtype).itemsize, step.slot.shape or (1,)
-        regions = (
-            chunks(region, max(1, PIECE // itemsize))
-            for region in (step.region, packed(step.region), step.place)
-        )
-        for number, (there, within, here) in enumerate(zip(*regions, strict=True)):
-            buffer = self.copies.pinned("up", number, elements(there) * itemsize)
-            read(there, within, buffer.view(step.slot.dtype).reshape(shape(there)))
-            run = flat_range(here, extents)
+    def _fill_by_parts(self, step: Load, target: DeviceArray, read: ReadPart) -> None:
+        """Read a part into a pinned buffer while the part before it is copied to the GPU."""
+        self.copies.wait_for_kernels()
+        dtype = step.slot.dtype
+        itemsize = np.dtype(dtype).itemsize
+        extents = step.slot.shape or (1,)
+        count = max(1, PINNED_BUFFER_BYTES // itemsize)
+        parts = chunks(step.region, count)
+        parts_of_block = chunks(packed(step.region), count)
+        places = chunks(step.place, count)
+        for turn, (part, within, place) in enumerate(
+            zip(parts, parts_of_block, places, strict=True)
+        ):
+            buffer = self.copies.pinned_buffer("up", turn, elements(part) * itemsize)
+            read(part, within, buffer.view(dtype).reshape(shape(part)))
+            run = flat_range(place, extents)
             if run is not None:
-                copied = self.copies.start_up(buffer, target.reshape(-1)[slice(*run)])
+                copied = self.copies.start_upload(buffer, target.reshape(-1)[slice(*run)])
             else:
-                staged = self.backend.allocate((elements(there),), step.slot.dtype)
-                self.copies.after_kernels()  # kernels may have used this memory
-                copied = self.copies.start_up(buffer, staged)
-                self.copies.before_kernels(copied)
-                self.backend.unpack(staged, target, here)
-            self.copies.busy["up", number % 2] = copied
-        self.copies.before_kernels(self.copies.event(self.copies.up))
+                staged = self.backend.allocate((elements(part),), dtype)
+                self.copies.wait_for_kernels()  # they may have used this memory before
+                copied = self.copies.start_upload(buffer, staged)
+                self.copies.delay_kernels_until(copied)
+                self.backend.unpack(staged, target, place)
+            self.copies.in_use_until["up", turn % 2] = copied
+        self.copies.delay_kernels_until(self.copies.record_event(self.copies.to_device))
 
-    def _fill_from_host(self, step: Load, target: Any) -> None:
-        """By way of a block in host memory: all ranks read it together, or it was begun before."""
-        values, free = (
-            self.begun.pop(step.tensor) if step.tensor in self.begun else (self._block(step), None)
-        )
-        self.inputs.fill(replace(step, place=_place(step)), values, self.comm)
+    def _fill_from_block(self, step: Load, target: Any) -> None:
+        """Fill a slot from a block in host memory.
+
+        All ranks read the block together, or it was begun before.
+        """
+        memory_is_free = None
+        if step.tensor in self.begun:
+            values, memory_is_free = self.begun.pop(step.tensor)
+        else:
+            values = self._allocate_block(step)
+        self.inputs.fill(replace(step, place=_place_in_block(step)), values, self.comm)
         if not elements(step.region):
             return
         if isinstance(target, np.ndarray):
@@ -136,24 +162,24 @@ class DeviceInputs:
             return
         run = flat_range(step.place, step.slot.shape or (1,))
         if run is not None:
-            self.copies.begin(values.reshape(-1), target.reshape(-1)[slice(*run)], free).join()
+            flat_target = target.reshape(-1)[slice(*run)]
+            self.copies.begin(values.reshape(-1), flat_target, memory_is_free).join()
             return
 
-        def read(_: Region, within: Region, piece: np.ndarray) -> None:
+        def read(_: Region, within: Region, piece: HostArray) -> None:
             piece[...] = values[tuple(slice(*runs[0]) for runs in within)]
 
-        self._fill_in_pieces(step, target, read)
+        self._fill_by_parts(step, target, read)
 
     def _fill_from_device(self, step: Load, given: Any, target: Any) -> None:
-        """From an array that every rank has on its GPU."""
-        values = self.backend.region_of(
-            given, step.region, shape(step.region) if step.slot.shape else ()
-        )
-        self.backend.unpack(
-            on_host(values) if isinstance(target, np.ndarray) else values, target, step.place
-        )
+        """Fill a slot from an array that every rank has on its GPU."""
+        extents = shape(step.region) if step.slot.shape else ()
+        values = self.backend.region_of(given, step.region, extents)
+        if isinstance(target, np.ndarray):
+            values = on_host(values)
+        self.backend.unpack(values, target, step.place)
 
 
-def _place(step: Load) -> Region:
-    """Of what is loaded, in host memory for that alone."""
+def _place_in_block(step: Load) -> Region:
+    """Return where what is loaded goes in a block of its own."""
     return packed(step.region) if step.slot.shape else step.place

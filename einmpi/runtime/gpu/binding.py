@@ -1,4 +1,4 @@
-"""Which GPU a rank works on, who shares it, and how messages go between GPUs."""
+"""Which GPU a rank uses, which ranks share it, and how messages travel between GPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from einmpi.errors import InputError, one_of
 from einmpi.kernels.cuda.driver import cupy, nccl
 from einmpi.units import show_bytes
 
-WAYS = (
-    "mpi",
-    "nccl",
-    "host",
-)  # the MPI library takes device memory; NCCL; through pinned host memory
-VARIABLE = "EINMPI_GPU_MESSAGES"  # one of WAYS, where the user knows better
+# How messages travel: the MPI library takes device memory; NCCL; through pinned host memory.
+TRANSPORTS = ("mpi", "nccl", "host")
+TRANSPORT_VARIABLE = "EINMPI_GPU_MESSAGES"  # one of TRANSPORTS, to override the choice
 
 
 @dataclass(frozen=True)
@@ -27,22 +24,23 @@ class Gpu:
     number: int  # among those that the process sees
     name: str
     memory: int  # bytes
-    ranks: int  # that work on it
-    way: str  # of messages: one of WAYS
+    ranks: int  # that share it
+    transport: str  # of messages: one of TRANSPORTS
 
     def __str__(self) -> str:
         shared = f", shared by {self.ranks} ranks" if self.ranks > 1 else ""
         return f"{self.name}{shared}"
 
 
-def devices(place: str = "GPU") -> int:
-    """How many GPUs this process sees; an error where there are none."""
+def count_gpus(place: str = "GPU") -> int:
+    """Return how many GPUs this process sees. Raise an InputError at `place` if there are none."""
     runtime = cupy(place).cuda.runtime
     try:
         count = int(runtime.getDeviceCount())
         reason = "CUDA sees none; CUDA_VISIBLE_DEVICES may hide them"
     except runtime.CUDARuntimeError as error:
-        count, reason = 0, " ".join(str(error).split())
+        count = 0
+        reason = " ".join(str(error).split())
     if not count:
         raise InputError(
             place,
@@ -52,70 +50,85 @@ def devices(place: str = "GPU") -> int:
     return count
 
 
-def number_of(rank_on_node: int, count: int) -> int:
-    """Ranks of a node take its GPUs in turn. One that a batch system shows a single GPU takes that."""
-    return rank_on_node % count
-
-
 def bind(comm: Comm, place: str) -> Gpu:
-    """Choose this rank's GPU and make it the current one. All ranks call it."""
-    number, name, memory, identity = together(comm, lambda: _own(comm, place))
-    wish = together(comm, _wish, lambda wish: wish or "none")
-    texts = comm.allgather_text(f"{identity} {int(comm.cuda_aware)} {int(nccl() is not None)}")
-    found = [text.split() for text in texts]
-    ranks = Counter(each[0] for each in found)
-    distinct = max(ranks.values()) == 1 < comm.size  # one rank alone has nobody to meet
-    way = together(
-        comm,
-        lambda: choose(
-            wish,
-            distinct,
-            all(each[1] == "1" for each in found),
-            all(each[2] == "1" for each in found),
-        ),
-    )
-    return Gpu(number, name, memory, ranks[identity], way)
+    """Choose this rank's GPU and make it the current one. All ranks call this together."""
+    own = together(comm, lambda: _select_gpu(comm, place))
+    wish = together(comm, _wished_transport, lambda wish: wish or "none")
+    has_nccl = nccl() is not None
+    texts = comm.allgather_text(f"{own.identity} {int(comm.cuda_aware)} {int(has_nccl)}")
+    facts = [text.split() for text in texts]
+    ranks_on_gpu = Counter(identity for identity, _, _ in facts)
+    # NCCL needs at least two ranks, and a GPU for each of them.
+    own_gpus = comm.size > 1 and max(ranks_on_gpu.values()) == 1
+    all_aware = all(aware == "1" for _, aware, _ in facts)
+    all_nccl = all(available == "1" for _, _, available in facts)
+    transport = together(comm, lambda: choose_transport(wish, own_gpus, all_aware, all_nccl))
+    return Gpu(own.number, own.name, own.memory, ranks_on_gpu[own.identity], transport)
 
 
-def choose(wish: str, distinct: bool, aware: bool, has_nccl: bool) -> str:
-    """How messages go between GPUs. An MPI library that does not say that it takes device memory crashes on it, and
-    NCCL refuses two ranks on one GPU."""
-    if wish == "nccl" and not (distinct and has_nccl):
+def choose_transport(wish: str, own_gpus: bool, cuda_aware: bool, has_nccl: bool) -> str:
+    """Return how messages travel between GPUs.
+
+    `own_gpus` says that no two ranks share a GPU, which NCCL refuses. An MPI library that does not
+    report to be CUDA-aware would crash on device memory, so it never gets any.
+    """
+    nccl_works = own_gpus and has_nccl
+    if wish == "nccl" and not nccl_works:
         reason = "each rank needs a GPU of its own" if has_nccl else "CuPy finds no NCCL library"
-        raise InputError(VARIABLE, f"nccl does not work here: {reason}", one_of(WAYS))
+        raise InputError(
+            TRANSPORT_VARIABLE, f"nccl does not work here: {reason}", one_of(TRANSPORTS)
+        )
     if wish:
         return wish
-    return "mpi" if aware else "nccl" if distinct and has_nccl else "host"
+    if cuda_aware:
+        return "mpi"
+    return "nccl" if nccl_works else "host"
 
 
 def check_memory(place: str, gpu: Gpu, needed: int) -> None:
-    """Refuse a plan whose ranks do not fit on their GPU together."""
-    if needed * gpu.ranks > gpu.memory:
+    """Raise an InputError if the ranks that share a GPU need more memory than it has."""
+    total = needed * gpu.ranks
+    if total > gpu.memory:
         ranks = f" for {gpu.ranks} ranks" if gpu.ranks > 1 else ""
         raise InputError(
             place,
-            f"this needs {show_bytes(needed * gpu.ranks)}{ranks} on one GPU",
-            f'at most the {show_bytes(gpu.memory)} of the {gpu.name}; [plan] memory = "…", or more '
-            "GPUs",
+            f"this needs {show_bytes(total)}{ranks} on one GPU",
+            f"at most the {show_bytes(gpu.memory)} of the {gpu.name}",
+            'use more GPUs, or limit the memory with [plan] memory = "…"',
         )
 
 
-def _own(comm: Comm, place: str) -> tuple[int, str, int, str]:
-    """(number, name, bytes, an identity that no other GPU anywhere has)."""
+@dataclass(frozen=True)
+class _OwnGpu:
+    """What a rank knows about its GPU by itself."""
+
+    number: int
+    name: str
+    memory: int
+    identity: str  # unique among all GPUs of all nodes
+
+
+def _select_gpu(comm: Comm, place: str) -> _OwnGpu:
+    """Make a GPU the current one: the ranks of a node take its GPUs in turn."""
     runtime = cupy(place).cuda.runtime
-    number = number_of(comm.rank_on_node, devices(place))
+    # If the batch system shows each rank a single GPU, every rank takes number 0.
+    number = comm.rank_on_node % count_gpus(place)
     runtime.setDevice(number)
-    found = runtime.getDeviceProperties(number)
-    # A part of a GPU (MIG) has an identifier of its own, but its bus is that of the whole.
-    unique = (
-        bytes(found.get("uuid", b"")).hex()
-        or f"{platform.node()}/{runtime.deviceGetPCIBusId(number)}"
-    )
-    return number, found["name"].decode(), int(found["totalGlobalMem"]), unique.replace(" ", "_")
+    properties = runtime.getDeviceProperties(number)
+    # A slice of a GPU (MIG) has a UUID of its own, but the bus id of the whole GPU.
+    identity = bytes(properties.get("uuid", b"")).hex()
+    if not identity:
+        identity = f"{platform.node()}/{runtime.deviceGetPCIBusId(number)}"
+    name = properties["name"].decode()
+    memory = int(properties["totalGlobalMem"])
+    return _OwnGpu(number, name, memory, identity.replace(" ", "_"))
 
 
-def _wish() -> str:
-    wish = os.environ.get(VARIABLE, "")
-    if wish and wish not in WAYS:
-        raise InputError(VARIABLE, f"unknown way {wish!r}", one_of(WAYS, wish))
+def _wished_transport() -> str:
+    """Return the transport that the user asks for, or ""."""
+    wish = os.environ.get(TRANSPORT_VARIABLE, "")
+    if wish and wish not in TRANSPORTS:
+        raise InputError(
+            TRANSPORT_VARIABLE, f"there is no transport {wish!r}", one_of(TRANSPORTS, wish)
+        )
     return wish

@@ -1,6 +1,8 @@
-"""Messages between slots on GPUs: a Comm around another one. Through pinned host memory, by NCCL, or as they are.
+"""Messages between arrays in GPU memory: a communicator around another one.
 
-A rank may hold a tensor on its GPU while another has it in host memory, so all cut messages alike.
+Messages are staged: copied through pinned host memory, piece by piece. NCCL and CUDA-aware MPI
+libraries need no staging. A rank may have a tensor on its GPU while another rank has it in host
+memory, so all ranks cut messages into the same pieces.
 """
 
 from __future__ import annotations
@@ -25,24 +27,29 @@ from einmpi.comm.base import (
     sendrecv_bytes,
 )
 from einmpi.kernels.cuda import driver
-from einmpi.runtime.gpu.copies import DeviceCopies, as_bytes, cut
+from einmpi.runtime.gpu.copies import DeviceCopies, Event, HostArray, as_bytes, pieces_of_bytes
 from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES
 
-PIECE = 2**22  # bytes of a message on their way through the host while the next ones are copied
+# Bytes of a message that MPI passes on while the GPU copies the pieces before and after it.
+STAGED_PIECE_BYTES = 2**22
 
 
-class DeviceComm:
-    """Through pinned host memory: while a piece is passed on, the next one comes from the GPU and the one before goes
-    to it."""
+class StagedComm:
+    """Messages through pinned host memory.
+
+    While MPI passes on a piece, the next one is copied from the GPU and the one before to it.
+    """
 
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
-        self.host, self.copies = host, copies
-        self.rank, self.size, self.cores, self.nodes = host.rank, host.size, host.cores, host.nodes
-        self.ranks_on_node, self.rank_on_node, self.cuda_aware = (
-            host.ranks_on_node,
-            host.rank_on_node,
-            host.cuda_aware,
-        )
+        self.host = host
+        self.copies = copies
+        self.rank = host.rank
+        self.size = host.size
+        self.cores = host.cores
+        self.nodes = host.nodes
+        self.ranks_on_node = host.ranks_on_node
+        self.rank_on_node = host.rank_on_node
+        self.cuda_aware = host.cuda_aware
 
     @property
     def received(self) -> int:
@@ -60,57 +67,67 @@ class DeviceComm:
     def received_between(self, amount: int) -> None:
         self.host.received_between = amount
 
-    # ---- payload ----------------------------------------------------------------------------------------------------
+    # ---- payload --------------------------------------------------------------------------------
 
     def sendrecv(self, to: int | None, send: Any, source: int | None, receive: Any) -> None:
-        outgoing = cut(send, PIECE) if to is not None else []
-        incoming = cut(receive, PIECE) if source is not None else []
+        outgoing = [] if to is None else pieces_of_bytes(send, STAGED_PIECE_BYTES)
+        incoming = [] if source is None else pieces_of_bytes(receive, STAGED_PIECE_BYTES)
 
-        def pass_on(number: int, out: np.ndarray | None, into: np.ndarray | None) -> None:
+        def pass_on(send_piece: HostArray | None, receive_piece: HostArray | None) -> None:
+            # One of the two messages may have more pieces than the other.
             self.host.sendrecv(
-                to if out is not None else None, out, source if into is not None else None, into
+                None if send_piece is None else to,
+                send_piece,
+                None if receive_piece is None else source,
+                receive_piece,
             )
 
-        self._through_host(list(zip_longest(outgoing, incoming)), pass_on)
+        self._stage(list(zip_longest(outgoing, incoming)), pass_on)
 
     def alltoallv(
         self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts
     ) -> None:
-        size = send.dtype.itemsize
-        outgoing, incoming = _scaled(send_counts, size), _scaled(receive_counts, size)
-        # The caller has made the two buffers, so they are small: one piece.
-        self._through_host(
-            [(as_bytes(send), as_bytes(receive))],
-            lambda number, out, into: self.host.alltoallv(group, out, outgoing, into, incoming),
-        )
+        itemsize = send.dtype.itemsize
+        send_bytes = _scaled(send_counts, itemsize)
+        receive_bytes = _scaled(receive_counts, itemsize)
+
+        def pass_on(send_piece: Any, receive_piece: Any) -> None:
+            self.host.alltoallv(group, send_piece, send_bytes, receive_piece, receive_bytes)
+
+        # The caller has allocated both buffers, so they are small: one piece.
+        self._stage([(as_bytes(send), as_bytes(receive))], pass_on)
 
     def allgatherv(self, group: Group, buffer: Any, counts: Counts) -> None:
-        for number, windows in enumerate(_windows(buffer, counts, len(group))):
-            self._gather(group, number, windows)
-        self._landed("gather")
+        for turn, windows in enumerate(_windows(buffer, counts, len(group))):
+            self._gather(group, turn, windows)
+        self._delay_kernels("gather")
 
-    def _gather(self, group: Group, number: int, windows: Sequence[Any]) -> None:
-        """A part of each member's piece. Those of the round before are still on their way to the GPU."""
+    def _gather(self, group: Group, turn: int, windows: Sequence[Any]) -> None:
+        """Gather one window of each member, while the GPU still copies those of the last turn."""
         sizes = [window.size for window in windows]
-        buffer = self.copies.pinned("gather", number, sum(sizes))
-        parts, me = pieces_of(buffer, sizes), group.index(self.rank)
-        if driver.is_device_array(windows[me]):
-            self.copies.after_kernels()
-            self.copies.start_down(windows[me], parts[me]).synchronize()
+        buffer = self.copies.pinned_buffer("gather", turn, sum(sizes))
+        parts = pieces_of(buffer, sizes)
+        own = group.index(self.rank)
+        if driver.is_device_array(windows[own]):
+            self.copies.wait_for_kernels()
+            self.copies.start_download(windows[own], parts[own]).synchronize()
         else:
-            parts[me][...] = windows[me]
+            parts[own][...] = windows[own]
         self.host.allgatherv(group, buffer, sizes)
         for member, (part, window) in enumerate(zip(parts, windows, strict=True)):
-            if member != me and driver.is_device_array(window):
-                self.copies.start_up(part, window)
-            elif member != me:
+            if member == own:
+                continue
+            if driver.is_device_array(window):
+                self.copies.start_upload(part, window)
+            else:
                 window[...] = part
-        self.copies.busy["gather", number % 2] = self.copies.event(self.copies.up)
+        uploaded = self.copies.record_event(self.copies.to_device)
+        self.copies.in_use_until["gather", turn % 2] = uploaded
 
     def reduce_scatter(self, group: Group, send: Any, counts: Counts, receive: Any) -> bool:
         if send.dtype.name not in SUMMABLE:
             return False
-        # It is used for small messages only.
+        # This is used for small messages only.
         values = self.copies.download(send) if driver.is_device_array(send) else send
         summed = np.empty(receive.shape, receive.dtype)
         done = self.host.reduce_scatter(group, values, counts, summed)
@@ -120,7 +137,7 @@ class DeviceComm:
             receive[...] = summed
         return done
 
-    # ---- control ----------------------------------------------------------------------------------------------------
+    # ---- control --------------------------------------------------------------------------------
 
     def same(self, text: str) -> int | None:
         return self.host.same(text)
@@ -134,168 +151,180 @@ class DeviceComm:
     def free(self) -> None:
         self.host.free()
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- staging --------------------------------------------------------------------------------
 
-    def _through_host(
-        self, rounds: Sequence[tuple[Any, Any]], pass_on: Callable[..., None]
+    def _stage(
+        self,
+        rounds: Sequence[tuple[Any, Any]],
+        pass_on: Callable[[HostArray | None, HostArray | None], None],
     ) -> None:
-        """Round by round what is sent and what is received; what lies in host memory already is not copied."""
-        self.copies.after_kernels()
-        fetched = self._fetched(0, rounds[0][0]) if rounds else (None, None)
-        for number, (_, receive) in enumerate(rounds):
-            (out, event), fetched = fetched, (None, None)
-            if number + 1 < len(rounds):
-                fetched = self._fetched(number + 1, rounds[number + 1][0])
-            staged = driver.is_device_array(receive)
-            into = self.copies.pinned("receive", number, receive.size) if staged else receive
-            if event is not None:
-                event.synchronize()
-            pass_on(number, out, into)
-            if staged:
-                self.copies.busy["receive", number % 2] = self.copies.start_up(into, receive)
-        self._landed("receive")
+        """Pass on pairs of a piece to send and a piece to receive.
 
-    def _fetched(self, number: int, send: Any) -> tuple[np.ndarray | None, Any]:
-        """(where it can be sent from, the event after which it is there)."""
+        Pieces in host memory are passed on in place.
+        """
+        self.copies.wait_for_kernels()
+        staged = self._start_send(0, rounds[0][0]) if rounds else (None, None)
+        for turn, (_, receive) in enumerate(rounds):
+            send, sent = staged
+            if turn + 1 < len(rounds):
+                staged = self._start_send(turn + 1, rounds[turn + 1][0])
+            is_staged = driver.is_device_array(receive)
+            buffer = receive
+            if is_staged:
+                buffer = self.copies.pinned_buffer("receive", turn, receive.size)
+            if sent is not None:
+                sent.synchronize()
+            pass_on(send, buffer)
+            if is_staged:
+                uploaded = self.copies.start_upload(buffer, receive)
+                self.copies.in_use_until["receive", turn % 2] = uploaded
+        self._delay_kernels("receive")
+
+    def _start_send(self, turn: int, send: Any) -> tuple[HostArray | None, Event]:
+        """Return from where a piece can be sent, and the event after which it can be."""
         if not driver.is_device_array(send):
             return send, None
-        buffer = self.copies.pinned("send", number, send.size)
-        return buffer, self.copies.start_down(send, buffer)
+        buffer = self.copies.pinned_buffer("send", turn, send.size)
+        return buffer, self.copies.start_download(send, buffer)
 
-    def _landed(self, kind: str) -> None:
-        """Kernels wait for what is on its way to the GPU."""
-        for number in (0, 1):
-            if (kind, number) in self.copies.busy:
-                self.copies.before_kernels(self.copies.busy[kind, number])
+    def _delay_kernels(self, purpose: str) -> None:
+        """Let kernels wait for pieces that are on their way to the GPU."""
+        for turn in (0, 1):
+            if (purpose, turn) in self.copies.in_use_until:
+                self.copies.delay_kernels_until(self.copies.in_use_until[purpose, turn])
 
 
-class AwareComm(DeviceComm):
-    """An MPI library that takes device memory gets it."""
+class CudaAwareComm(StagedComm):
+    """Messages by an MPI library that takes device memory."""
 
     def sendrecv(self, to: int | None, send: Any, source: int | None, receive: Any) -> None:
-        self._wait_for_kernels()
-        self.host.sendrecv(
-            to,
-            None if to is None else as_bytes(send),
-            source,
-            None if source is None else as_bytes(receive),
-        )
+        self._synchronize_kernels()
+        send_bytes = None if to is None else as_bytes(send)
+        receive_bytes = None if source is None else as_bytes(receive)
+        self.host.sendrecv(to, send_bytes, source, receive_bytes)
 
     def alltoallv(
         self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts
     ) -> None:
-        self._wait_for_kernels()
-        size = send.dtype.itemsize
+        self._synchronize_kernels()
+        itemsize = send.dtype.itemsize
         self.host.alltoallv(
             group,
             as_bytes(send),
-            _scaled(send_counts, size),
+            _scaled(send_counts, itemsize),
             as_bytes(receive),
-            _scaled(receive_counts, size),
+            _scaled(receive_counts, itemsize),
         )
 
     def allgatherv(self, group: Group, buffer: Any, counts: Counts) -> None:
-        self._wait_for_kernels()
+        self._synchronize_kernels()
         self.host.allgatherv(group, as_bytes(buffer), _scaled(counts, buffer.dtype.itemsize))
 
-    def _wait_for_kernels(self) -> None:
+    def _synchronize_kernels(self) -> None:
+        """Wait for the kernels that make what is sent, or still use the memory that is filled."""
         self.copies.cuda.get_current_stream().synchronize()
 
 
-class NcclComm(DeviceComm):
-    """NCCL, on the stream of the kernels: the host waits for nothing. All ranks have GPUs of their own."""
+class NcclComm(StagedComm):
+    """Messages by NCCL on the stream of the kernels, so that the host waits for nothing.
+
+    Every rank has a GPU of its own.
+    """
 
     def __init__(self, host: Comm, copies: DeviceCopies) -> None:
         super().__init__(host, copies)
         self.nccl: Any = driver.nccl()
-        assert self.nccl is not None, "the way was chosen without it"
+        assert self.nccl is not None, "NCCL was chosen although it is missing"
         kind, numbers = json.loads(on_first_rank(host, self._unique_id))
         identity = bytes(numbers) if kind == "bytes" else tuple(numbers)
         self.members = self.nccl.NcclCommunicator(host.size, identity, host.rank)
 
     def _unique_id(self) -> str:
-        """With which ranks find each other. CuPy 14 has bytes for it, older ones have numbers."""
-        found = self.nccl.get_unique_id()
-        return json.dumps([type(found).__name__, list(found)])
+        """Return the identifier by which ranks find each other: bytes in CuPy 14, else numbers."""
+        identity = self.nccl.get_unique_id()
+        return json.dumps([type(identity).__name__, list(identity)])
 
     def sendrecv(self, to: int | None, send: Any, source: int | None, receive: Any) -> None:
         count(self, sendrecv_bytes(self, to, send, source, receive))
-        self._exchange(
-            [] if to is None else [(to, as_bytes(send))],
-            [] if source is None else [(source, as_bytes(receive))],
-        )
+        sends = [] if to is None else [(to, as_bytes(send))]
+        receives = [] if source is None else [(source, as_bytes(receive))]
+        self._exchange(sends, receives)
 
     def alltoallv(
         self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts
     ) -> None:
         count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
-        size = send.dtype.itemsize
+        itemsize = send.dtype.itemsize
+        send_pieces = pieces_of(as_bytes(send), _scaled(send_counts, itemsize))
+        receive_pieces = pieces_of(as_bytes(receive), _scaled(receive_counts, itemsize))
         self._exchange(
-            list(zip(group, pieces_of(as_bytes(send), _scaled(send_counts, size)), strict=True)),
-            list(
-                zip(group, pieces_of(as_bytes(receive), _scaled(receive_counts, size)), strict=True)
-            ),
+            list(zip(group, send_pieces, strict=True)),
+            list(zip(group, receive_pieces, strict=True)),
         )
 
     def allgatherv(self, group: Group, buffer: Any, counts: Counts) -> None:
         count(self, allgatherv_bytes(self, group, buffer, counts))
-        me = group.index(self.rank)
+        own = group.index(self.rank)
         for windows in _windows(buffer, counts, len(group)):
-            others = [
-                (rank, window)
-                for rank, window in zip(group, windows, strict=True)
-                if rank != self.rank
-            ]
-            self._exchange([(rank, windows[me]) for rank, _ in others], others)
+            sends = []
+            receives = []
+            for rank, window in zip(group, windows, strict=True):
+                if rank != self.rank:
+                    sends.append((rank, windows[own]))
+                    receives.append((rank, window))
+            self._exchange(sends, receives)
 
     def _exchange(
         self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]
     ) -> None:
-        """Messages of bytes, all at once. What lies in host memory goes through the GPU's."""
+        """Exchange messages of bytes, all at once. Host arrays pass through device memory."""
         stream = self.copies.cuda.get_current_stream()
-        outgoing = [
-            (rank, self._on_device(piece, filled=True)) for rank, piece in sends if piece.size
-        ]
-        incoming = [
-            (rank, self._on_device(piece, filled=False), piece)
-            for rank, piece in receives
-            if piece.size
-        ]
+        outgoing = []
+        for rank, piece in sends:
+            if piece.size:
+                outgoing.append((rank, self._on_device(piece, copy_values=True)))
+        incoming = []
+        for rank, piece in receives:
+            if piece.size:
+                incoming.append((rank, self._on_device(piece, copy_values=False), piece))
         self.nccl.groupStart()
-        for rank, piece in outgoing:
-            self.members.send(piece.data.ptr, piece.size, self.nccl.NCCL_UINT8, rank, stream.ptr)
-        for rank, piece, _ in incoming:
-            self.members.recv(piece.data.ptr, piece.size, self.nccl.NCCL_UINT8, rank, stream.ptr)
+        for rank, array in outgoing:
+            self.members.send(array.data.ptr, array.size, self.nccl.NCCL_UINT8, rank, stream.ptr)
+        for rank, array, _ in incoming:
+            self.members.recv(array.data.ptr, array.size, self.nccl.NCCL_UINT8, rank, stream.ptr)
         self.nccl.groupEnd()
-        for _, arrived, piece in incoming:
-            if arrived is not piece:
-                self.copies.download(arrived, piece)
+        for _, array, piece in incoming:
+            if array is not piece:
+                self.copies.download(array, piece)
 
-    def _on_device(self, piece: Any, filled: bool) -> Any:
+    def _on_device(self, piece: Any, copy_values: bool) -> Any:
+        """Return the piece itself, or for a host array an array of its size on the GPU."""
         if driver.is_device_array(piece):
             return piece
         array = driver.cupy().empty(piece.shape, piece.dtype)
-        if filled:
+        if copy_values:
             self.copies.upload(piece, array)
         return array
 
 
 def _scaled(counts: Counts, itemsize: int) -> list[int]:
+    """Return counts of elements as counts of bytes."""
     return [int(count) * itemsize for count in counts]
 
 
 def _windows(buffer: Any, counts: Counts, members: int) -> list[list[Any]]:
-    """All members' pieces a part at a time, so that a round of them fits into a buffer for messages."""
+    """Cut the pieces of all members into windows; one window of each fits a message buffer."""
     pieces = pieces_of(as_bytes(buffer), _scaled(counts, buffer.dtype.itemsize))
-    most, at_a_time = max(piece.size for piece in pieces), max(1, MESSAGE_BUFFER_BYTES // members)
-    return [
-        [piece[start : start + at_a_time] for piece in pieces]
-        for start in range(0, most, at_a_time)
-    ]
+    longest = max(piece.size for piece in pieces)
+    window_bytes = max(1, MESSAGE_BUFFER_BYTES // members)
+    windows = []
+    for start in range(0, longest, window_bytes):
+        windows.append([piece[start : start + window_bytes] for piece in pieces])
+    return windows
 
 
-COMMS: dict[str, Callable[[Comm, DeviceCopies], Comm]] = {
-    "host": DeviceComm,
-    "mpi": AwareComm,
+COMMS_BY_TRANSPORT: dict[str, Callable[[Comm, DeviceCopies], Comm]] = {
+    "host": StagedComm,
+    "mpi": CudaAwareComm,
     "nccl": NcclComm,
 }

@@ -1,139 +1,181 @@
-"""Copies between host and GPU through pinned memory, on streams of their own: kernels go on meanwhile.
+"""Copies between host and GPU, on streams of their own, so that kernels run meanwhile.
 
-Kernels are on the current stream. A copy waits for those that were started before it, and those after it for the copy.
+Kernels run on the current stream. A copy waits for the kernels that were started before it, and
+kernels that are started after it wait for the copy. Arrays in ordinary host memory pass through
+pinned buffers, piece by piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.kernels.cuda import driver
+from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.runtime.gpu.pinned import PinnedMemory
 
-PIECE = 2**24  # bytes in one pinned buffer; copies below a few MiB do not reach the bus's speed
+# Bytes of a pinned buffer. Copies of less than a few MiB do not reach the speed of the bus.
+PINNED_BUFFER_BYTES = 2**24
+
+HostArray: TypeAlias = npt.NDArray[Any]
+Event: TypeAlias = Any  # cupy.cuda.Event
+Stream: TypeAlias = Any  # cupy.cuda.Stream
 
 
 class DeviceCopies:
-    """The streams and pinned buffers of a rank, two of each kind: one is copied while the host works on the other."""
+    """The streams and pinned buffers of a rank.
+
+    There are two buffers for each purpose: the GPU copies one while the host works on the other.
+    """
 
     def __init__(self) -> None:
         self.cuda = driver.cupy().cuda
-        self.down = self.cuda.Stream(non_blocking=True)  # device → host
-        self.up = self.cuda.Stream(non_blocking=True)  # host → device
-        self.memory = PinnedMemory(self.cuda, lambda: [self.event(self.down), self.event(self.up)])
-        self.buffers: dict[tuple[str, int], np.ndarray] = {}
-        self.busy: dict[tuple[str, int], Any] = {}  # the event after which a buffer is free
+        self.to_host: Stream = self.cuda.Stream(non_blocking=True)
+        self.to_device: Stream = self.cuda.Stream(non_blocking=True)
+        self.memory = PinnedMemory(self.cuda, self._events_after_copies)
+        self.buffers: dict[tuple[str, int], npt.NDArray[np.uint8]] = {}
+        # The event after which a buffer may be overwritten.
+        self.in_use_until: dict[tuple[str, int], Event] = {}
 
-    # ---- any two arrays ---------------------------------------------------------------------------------------------
+    # ---- any two arrays -------------------------------------------------------------------------
 
-    def begin(self, source: Any, target: Any, after: Any = None) -> DeviceCopy:
-        """Copy between host and device, or on the device: after an event, or the kernels so far, beside all others."""
-        if not isinstance(source, np.ndarray) and not isinstance(target, np.ndarray):
+    def begin(self, source: Any, target: Any, after: Event = None) -> DeviceCopy:
+        """Begin a copy between host and device, or on the device.
+
+        It starts after an event, by default after the kernels that were started so far.
+        """
+        from_host = isinstance(source, np.ndarray)
+        if not from_host and not isinstance(target, np.ndarray):
             target[...] = source
-            return DeviceCopy(self, self.so_far())
-        runtime, up = self.cuda.runtime, isinstance(source, np.ndarray)
-        kind, stream = (
-            (runtime.memcpyHostToDevice, self.up) if up else (runtime.memcpyDeviceToHost, self.down)
-        )
-        stream.wait_event(self.so_far() if after is None else after)
-        width, rows = _rows(source, target)
-        for there, here, count, pitch, other in rows:
-            # In pinned memory both run in the background; in other memory CUDA makes a copy of its own first.
+            return DeviceCopy(self, self.event_after_kernels())
+        runtime = self.cuda.runtime
+        if from_host:
+            kind = runtime.memcpyHostToDevice
+            stream = self.to_device
+        else:
+            kind = runtime.memcpyDeviceToHost
+            stream = self.to_host
+        stream.wait_event(self.event_after_kernels() if after is None else after)
+        row_bytes, blocks = _blocks_of_rows(source, target)
+        for block in blocks:
+            # From and to pinned memory this runs in the background. For other memory CUDA first
+            # makes a copy of its own.
             runtime.memcpy2DAsync(
-                address(target) + here,
-                other,
-                address(source) + there,
-                pitch,
-                width,
-                count,
+                address(target) + block.target_offset,
+                block.target_stride,
+                address(source) + block.source_offset,
+                block.source_stride,
+                row_bytes,
+                block.rows,
                 kind,
                 stream.ptr,
             )
-        return DeviceCopy(self, self.event(stream))
+        return DeviceCopy(self, self.record_event(stream))
 
-    # ---- one copy, not waited for -----------------------------------------------------------------------------------
+    # ---- one copy that is not waited for --------------------------------------------------------
 
-    def start_down(self, source: Any, target: np.ndarray) -> Any:
-        """From the device to pinned memory; the event after which it is there. Both are contiguous."""
-        self._copy(target, source, self.cuda.runtime.memcpyDeviceToHost, self.down)
-        return self.event(self.down)
+    def start_download(self, source: DeviceArray, target: HostArray) -> Event:
+        """Start a copy to pinned memory, and return the event after which it is done.
 
-    def start_up(self, source: np.ndarray, target: Any) -> Any:
-        self._copy(target, source, self.cuda.runtime.memcpyHostToDevice, self.up)
-        return self.event(self.up)
+        Both arrays are contiguous.
+        """
+        self._start(target, source, self.cuda.runtime.memcpyDeviceToHost, self.to_host)
+        return self.record_event(self.to_host)
 
-    def _copy(self, target: Any, source: Any, kind: int, stream: Any) -> None:
+    def start_upload(self, source: HostArray, target: DeviceArray) -> Event:
+        """Start a copy from pinned memory, and return the event after which it is done."""
+        self._start(target, source, self.cuda.runtime.memcpyHostToDevice, self.to_device)
+        return self.record_event(self.to_device)
+
+    def _start(self, target: Any, source: Any, kind: int, stream: Stream) -> None:
         if source.nbytes:
             self.cuda.runtime.memcpyAsync(
                 address(target), address(source), source.nbytes, kind, stream.ptr
             )
 
-    def event(self, stream: Any) -> Any:
-        found = self.cuda.Event(disable_timing=True)
-        found.record(stream)
-        return found
+    # ---- who waits for whom ---------------------------------------------------------------------
 
-    def so_far(self) -> Any:
-        """The event after which the kernels that were started are done."""
-        return self.event(self.cuda.get_current_stream())
+    def record_event(self, stream: Stream) -> Event:
+        """Return an event after which all work is done that a stream has so far."""
+        event = self.cuda.Event(disable_timing=True)
+        event.record(stream)
+        return event
 
-    def after_kernels(self) -> None:
-        """What is copied from here on waits for the kernels so far: they make it, or still use the memory."""
-        kernels = self.so_far()
-        self.down.wait_event(kernels)
-        self.up.wait_event(kernels)
+    def event_after_kernels(self) -> Event:
+        """Return an event after which the kernels that were started so far are done."""
+        return self.record_event(self.cuda.get_current_stream())
 
-    def before_kernels(self, copied: Any) -> None:
-        """Kernels from here on wait for a copy."""
+    def _events_after_copies(self) -> list[Event]:
+        return [self.record_event(self.to_host), self.record_event(self.to_device)]
+
+    def wait_for_kernels(self) -> None:
+        """Let copies from here on wait for the kernels so far, which still use the memory."""
+        kernels = self.event_after_kernels()
+        self.to_host.wait_event(kernels)
+        self.to_device.wait_event(kernels)
+
+    def delay_kernels_until(self, copied: Event) -> None:
+        """Let kernels from here on wait for a copy."""
         self.cuda.get_current_stream().wait_event(copied)
 
-    def pinned(self, kind: str, number: int, nbytes: int) -> np.ndarray:
-        """A buffer for one of the two turns, free to be used again."""
-        key = kind, number % 2
-        if key in self.busy:
-            self.busy.pop(key).synchronize()
+    def pinned_buffer(self, purpose: str, turn: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return one of the two buffers for a purpose, once it may be overwritten."""
+        key = purpose, turn % 2
+        if key in self.in_use_until:
+            self.in_use_until.pop(key).synchronize()
         if key not in self.buffers or self.buffers[key].size < nbytes:
-            buffer = self.memory.array(max(nbytes, PIECE))
+            buffer = self.memory.array(max(nbytes, PINNED_BUFFER_BYTES))
             if buffer is None:
                 raise MemoryError(f"no {nbytes} bytes of pinned memory on the host")
             self.buffers[key] = buffer
         return self.buffers[key][:nbytes]
 
-    # ---- whole arrays -----------------------------------------------------------------------------------------------
+    # ---- whole arrays ---------------------------------------------------------------------------
 
-    def upload(self, values: np.ndarray, target: Any) -> None:
-        """Contiguous values of any memory; they may change as soon as this returns."""
-        self.after_kernels()
-        source, flat = values.reshape(-1).view(np.uint8), as_bytes(target)
-        for number, start in enumerate(range(0, source.size, PIECE)):
-            part = source[start : start + PIECE]
-            buffer = self.pinned("up", number, part.size)
-            np.copyto(buffer, part)
-            self.busy["up", number % 2] = self.start_up(buffer, flat[start : start + part.size])
-        self.before_kernels(self.event(self.up))
+    def upload(self, values: HostArray, target: DeviceArray) -> None:
+        """Copy contiguous values in any host memory; they may change as soon as this returns."""
+        self.wait_for_kernels()
+        source = values.reshape(-1).view(np.uint8)
+        target_bytes = as_bytes(target)
+        for turn, start in enumerate(range(0, source.size, PINNED_BUFFER_BYTES)):
+            piece = source[start : start + PINNED_BUFFER_BYTES]
+            buffer = self.pinned_buffer("up", turn, piece.size)
+            np.copyto(buffer, piece)
+            copied = self.start_upload(buffer, target_bytes[start : start + piece.size])
+            self.in_use_until["up", turn % 2] = copied
+        self.delay_kernels_until(self.record_event(self.to_device))
 
-    def download(self, source: Any, values: np.ndarray | None = None) -> np.ndarray:
-        """The values of a contiguous array, in `values` if they are given. Done when this returns."""
+    def download(self, source: DeviceArray, values: HostArray | None = None) -> HostArray:
+        """Return the values of a contiguous array, in `values` if that is given.
+
+        While the host copies a piece out of one pinned buffer, the GPU fills the other.
+        """
         if values is None:
             values = np.empty(source.shape, source.dtype)
-        self.after_kernels()
-        flat, target = as_bytes(source), values.reshape(-1).view(np.uint8)
-        starts = range(0, target.size, PIECE)
-        coming: list[Any] = []
-        for number in range(len(starts) + 1):
-            if number < len(starts):
-                part = flat[starts[number] : starts[number] + PIECE]
-                buffer = self.pinned("down", number, part.size)
-                coming.append((self.start_down(part, buffer), buffer, starts[number]))
-            if number:
-                event, buffer, start = coming[number - 1]
-                event.synchronize()
-                np.copyto(target[start : start + buffer.size], buffer)
+        self.wait_for_kernels()
+        source_bytes = as_bytes(source)
+        target = values.reshape(-1).view(np.uint8)
+        previous: tuple[Event, HostArray, int] | None = None
+        for turn, start in enumerate(range(0, target.size, PINNED_BUFFER_BYTES)):
+            piece = source_bytes[start : start + PINNED_BUFFER_BYTES]
+            buffer = self.pinned_buffer("down", turn, piece.size)
+            copied = self.start_download(piece, buffer)
+            if previous is not None:
+                _copy_out(*previous, target)
+            previous = copied, buffer, start
+        if previous is not None:
+            _copy_out(*previous, target)
         return values
+
+
+def _copy_out(copied: Event, buffer: HostArray, start: int, target: HostArray) -> None:
+    """Copy a pinned buffer to its place in the target, once the GPU has filled it."""
+    copied.synchronize()
+    np.copyto(target[start : start + buffer.size], buffer)
 
 
 @dataclass(frozen=True)
@@ -141,60 +183,84 @@ class DeviceCopy:
     """A copy that has begun."""
 
     copies: DeviceCopies
-    event: Any
+    event: Event
 
     def join(self) -> None:
-        self.copies.before_kernels(self.event)
+        self.copies.delay_kernels_until(self.event)
 
     def wait(self) -> None:
         self.event.synchronize()
 
 
 def address(array: Any) -> int:
+    """Return where an array begins, in host or device memory."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
-def _rows(source: Any, target: Any) -> tuple[int, list[tuple[int, int, int, int, int]]]:
-    """Two arrays of the same shape as rows of so many bytes that lie in one piece in both: (bytes, [(where the first
-    row is in the source, and in the target, how many rows, bytes from one to the next in the source, and in the
-    target)])."""
-    extents, inner, width = target.shape, target.ndim, target.dtype.itemsize
+class _Rows(NamedTuple):
+    """Rows at equal distances, in bytes."""
+
+    source_offset: int
+    target_offset: int
+    rows: int
+    source_stride: int
+    target_stride: int
+
+
+def _blocks_of_rows(source: Any, target: Any) -> tuple[int, list[_Rows]]:
+    """Describe two arrays of one shape as rows that are contiguous in both.
+
+    Return the bytes of a row, and the rows in blocks that CUDA copies with one call.
+    """
+    extents = target.shape
+    row_bytes = target.dtype.itemsize
+    outer = target.ndim  # the dimensions that are not part of a row
     if 0 in extents:
         return 0, []
-    while inner and (
-        extents[inner - 1] == 1 or source.strides[inner - 1] == target.strides[inner - 1] == width
-    ):
-        inner -= 1
-        width *= extents[inner]
-    if inner == 0:
-        return width, [(0, 0, 1, width, width)]
-    count, pitch, other = extents[inner - 1], source.strides[inner - 1], target.strides[inner - 1]
-    found = []
-    for position in np.ndindex(extents[: inner - 1]):
-        there, here = (
-            sum(k * stride for k, stride in zip(position, array.strides, strict=False))
-            for array in (source, target)
+    while outer:
+        strides = {source.strides[outer - 1], target.strides[outer - 1]}
+        if extents[outer - 1] != 1 and strides != {row_bytes}:
+            break
+        outer -= 1
+        row_bytes *= extents[outer]
+    if outer == 0:
+        return row_bytes, [_Rows(0, 0, 1, row_bytes, row_bytes)]
+    blocks = []
+    for position in np.ndindex(extents[: outer - 1]):
+        block = _Rows(
+            _offset(position, source.strides),
+            _offset(position, target.strides),
+            extents[outer - 1],
+            source.strides[outer - 1],
+            target.strides[outer - 1],
         )
-        found.append((there, here, count, pitch, other))
-    return width, found
+        blocks.append(block)
+    return row_bytes, blocks
+
+
+def _offset(position: Sequence[int], strides: Sequence[int]) -> int:
+    """Return the offset in bytes of a position in the first dimensions of an array."""
+    return sum(index * stride for index, stride in zip(position, strides, strict=False))
 
 
 def as_bytes(array: Any) -> Any:
-    """A contiguous array, on host or device, as bytes one after another. Nothing is copied."""
+    """Return a contiguous array, on host or device, as a vector of bytes, without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
-def cut(array: Any, nbytes: int) -> Sequence[Any]:
-    """Its bytes in pieces of so many; both ends of a message cut alike."""
+def pieces_of_bytes(array: Any, nbytes: int) -> list[Any]:
+    """Return the bytes of an array in pieces of a given size; both ends of a message cut alike."""
     flat = as_bytes(array)
     return [flat[start : start + nbytes] for start in range(0, flat.size, nbytes)]
 
 
 def on_host(array: Any) -> Any:
-    """The array, or a copy in the host's memory of one that lies on a GPU."""
+    """Return the array itself if it is in host memory, and a copy in host memory otherwise."""
     if not driver.is_device_array(array):
         return array
     cupy = driver.cupy()
-    found = driver.contiguous(cupy.asarray(array))  # it may be of another library
-    # A small one is there long before there are pinned buffers to copy it through.
-    return cupy.asnumpy(found) if found.nbytes <= PIECE else DeviceCopies().download(found)
+    values = driver.contiguous(cupy.asarray(array))  # it may be another library's array
+    if values.nbytes <= PINNED_BUFFER_BYTES:
+        # A small array is copied faster than pinned buffers are allocated.
+        return cupy.asnumpy(values)
+    return DeviceCopies().download(values)

@@ -1,4 +1,7 @@
-"""Pinned memory of the host, which a GPU copies from and to while the host goes on."""
+"""Pinned host memory: memory that a GPU copies from and to while the host goes on.
+
+Pinned memory cannot be swapped out and takes long to allocate, so blocks are used again.
+"""
 
 from __future__ import annotations
 
@@ -7,40 +10,48 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 
 class PinnedMemory:
-    """Blocks that are used again when nobody refers to them any more and the copies that were begun are done: the host
-    would write over what a GPU still reads."""
+    """Blocks of pinned memory.
 
-    def __init__(self, cuda: Any, begun: Callable[[], list[Any]]) -> None:
-        self.cuda, self.begun = (
-            cuda,
-            begun,
-        )  # `begun` gives events after which all copies so far are done
-        self.idle: dict[
-            int, list[tuple[list[Any], Any]]
-        ] = {}  # by size: what to wait for, and the block
+    A block is used again when nothing refers to it any more and all copies that were begun by then
+    are done. Otherwise the host would overwrite what a GPU still reads.
 
-    def array(self, nbytes: int, most: int | None = None) -> np.ndarray | None:
-        """Bytes in a block that was used before, or in a new one; None for a new one above `most` bytes, or where the
-        system gives no more."""
-        for number, (events, block) in enumerate(self.idle.get(nbytes, ())):
+    `begun_copies` returns events after which all copies begun so far are done.
+    """
+
+    def __init__(self, cuda: Any, begun_copies: Callable[[], list[Any]]) -> None:
+        self.cuda = cuda
+        self.begun_copies = begun_copies
+        # By size: the events to wait for, and the block.
+        self.unused: dict[int, list[tuple[list[Any], Any]]] = {}
+
+    def array(self, nbytes: int, limit: int | None = None) -> npt.NDArray[np.uint8] | None:
+        """Return an array of bytes in pinned memory.
+
+        Return None if that takes a new block of more than `limit` bytes, or if the system has no
+        more pinned memory.
+        """
+        for number, (events, block) in enumerate(self.unused.get(nbytes, ())):
             if all(event.done for event in events):
-                del self.idle[nbytes][number]
-                return self._lent(nbytes, block)
-        if most is not None and nbytes > most:
+                del self.unused[nbytes][number]
+                return self._array_on(nbytes, block)
+        if limit is not None and nbytes > limit:
             return None
         try:
-            return self._lent(nbytes, self.cuda.alloc_pinned_memory(max(nbytes, 1)))
+            block = self.cuda.alloc_pinned_memory(max(nbytes, 1))
         except self.cuda.runtime.CUDARuntimeError:
             return None
+        return self._array_on(nbytes, block)
 
-    def _lent(self, nbytes: int, block: Any) -> np.ndarray:
+    def _array_on(self, nbytes: int, block: Any) -> npt.NDArray[np.uint8]:
         array = np.frombuffer(block, np.uint8, nbytes)
-        # Views keep the array alive, so it goes with the last of them. Not at the end of the process: CUDA may be gone.
-        weakref.finalize(array, self._back, nbytes, block).atexit = False
+        # Views keep the array alive, so it is collected after the last of them. At the end of the
+        # process nothing is given back, because CUDA may be gone by then.
+        weakref.finalize(array, self._give_back, nbytes, block).atexit = False
         return array
 
-    def _back(self, nbytes: int, block: Any) -> None:
-        self.idle.setdefault(nbytes, []).append((self.begun(), block))
+    def _give_back(self, nbytes: int, block: Any) -> None:
+        self.unused.setdefault(nbytes, []).append((self.begun_copies(), block))

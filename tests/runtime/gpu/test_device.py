@@ -26,7 +26,7 @@ from einmpi.kernels.cuda import driver
 from einmpi.runtime.gpu import binding
 from einmpi.runtime.gpu import comm as gpu_comm
 from einmpi.runtime.gpu import copies as gpu_copies
-from einmpi.runtime.gpu.backend import station_of
+from einmpi.runtime.gpu.backend import gpu_context
 
 CASES = cases()
 
@@ -34,9 +34,9 @@ CASES = cases()
 @pytest.fixture
 def small_pieces(monkeypatch):
     """So that even small tensors are many of them."""
-    monkeypatch.setattr(gpu_copies, "PIECE", 480)
-    monkeypatch.setattr(gpu_inputs, "PIECE", 480)
-    monkeypatch.setattr(gpu_comm, "PIECE", 64)
+    monkeypatch.setattr(gpu_copies, "PINNED_BUFFER_BYTES", 480)
+    monkeypatch.setattr(gpu_inputs, "PINNED_BUFFER_BYTES", 480)
+    monkeypatch.setattr(gpu_comm, "STAGED_PIECE_BYTES", 64)
     monkeypatch.setattr(gpu_comm, "MESSAGE_BUFFER_BYTES", 400)
 
 
@@ -57,10 +57,10 @@ def test_every_case_on_threads(name, monkeypatch, small_pieces):
         )
 
 
-@pytest.mark.parametrize("way", binding.WAYS)
+@pytest.mark.parametrize("way", binding.TRANSPORTS)
 def test_every_way_of_messages(way, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=6, nccl=True)
-    monkeypatch.setenv(binding.VARIABLE, way)
+    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, way)
     for name in ("chain, odd", "four dimensions", "semiring"):
         job, arrays = CASES[name]
         expected = einmpi.reference(job, arrays)
@@ -243,9 +243,9 @@ class ThroughDevice:
 )
 def test_messages(way, mixed, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=3, nccl=True)
-    monkeypatch.setenv(binding.VARIABLE, way)
+    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, way)
     received = run_threads(
-        3, lambda comm: run_all(ThroughDevice(station_of(comm, "test").comm, mixed))
+        3, lambda comm: run_all(ThroughDevice(gpu_context(comm, "test").comm, mixed))
     )
     assert received == run_threads(3, run_all)
 
@@ -291,9 +291,9 @@ def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
     assert second.ctypes.data != place
     copy.join()
     np.testing.assert_array_equal(cupy.asnumpy(fast), np.arange(10))
-    copies.down.synchronize()
+    copies.to_host.synchronize()
     assert copies.memory.array(80).ctypes.data == place
-    assert copies.memory.array(81, most=80) is None
+    assert copies.memory.array(81, limit=80) is None
 
 
 # ---- which GPU, which way -------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_ranks_take_gpus_in_turn(monkeypatch):
     bound = run_threads(5, lambda comm: binding.bind(comm, "test"))
     assert [gpu.number for gpu in bound] == [0, 1, 0, 1, 0]
     assert [gpu.ranks for gpu in bound] == [3, 2, 3, 2, 3]
-    assert {gpu.way for gpu in bound} == {"host"}
+    assert {gpu.transport for gpu in bound} == {"host"}
     assert str(bound[0]) == "Paper GPU, shared by 3 ranks"
 
 
@@ -322,7 +322,7 @@ def test_ranks_take_gpus_in_turn(monkeypatch):
     ],
 )
 def test_which_way_messages_go(wish, distinct, aware, nccl, way):
-    assert binding.choose(wish, distinct, aware, nccl) == way
+    assert binding.choose_transport(wish, distinct, aware, nccl) == way
 
 
 def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
@@ -330,7 +330,7 @@ def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
 
     def on_rank(comm):
         comm.cuda_aware = comm.rank != 2
-        return binding.bind(comm, "test").way
+        return binding.bind(comm, "test").transport
 
     assert run_threads(4, on_rank) == ["host"] * 4
 
@@ -370,16 +370,16 @@ def test_refusals(monkeypatch):
         lambda: einmpi.compile(job, ALONE)({"X": fake_cupy.ndarray(np.broadcast_to(0.0, (2**31,)))})
     ) == (
         "program: this needs 32.0 GiB on one GPU; expected at most the 8.0 GiB of the Paper GPU; "
-        '[plan] memory = "…", or more GPUs'
+        'use more GPUs, or limit the memory with [plan] memory = "…"'
     )
-    monkeypatch.setenv(binding.VARIABLE, "nccl")
-    monkeypatch.setattr("einmpi.runtime.gpu.backend._stations", {})
+    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, "nccl")
+    monkeypatch.setattr("einmpi.runtime.gpu.backend._contexts", {})
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; expected one of mpi, nccl, host"
     )
-    monkeypatch.setenv(binding.VARIABLE, "ncll")
+    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, "ncll")
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "EINMPI_GPU_MESSAGES: unknown way 'ncll'; expected one of mpi, nccl, host (did you mean nccl?)"
+        "EINMPI_GPU_MESSAGES: there is no transport 'ncll'; expected one of mpi, nccl, host (did you mean nccl?)"
     )
 
 

@@ -21,7 +21,7 @@ from einmpi.report.compare import TOLERANCE, relative_error
 from einmpi.runtime.gpu import binding
 
 try:
-    binding.devices()
+    binding.count_gpus()
     NO_GPU = ""
 except EinmpiError as error:
     NO_GPU = str(error)
