@@ -62,6 +62,23 @@ class InputError(EinmpiError, ValueError):
         super().__init__(one_line)
 
 
+class OperationError(TypeError):
+    """An operation has no result for its operands.
+
+    It has the parts of an InputError but no place: whoever knows the place raises the InputError.
+    """
+
+    def __init__(self, what: str, expected: str = "", hint: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.expected = expected
+        self.hint = hint
+
+    def at(self, where: str) -> InputError:
+        """Return the InputError for this place."""
+        return InputError(where, self.what, self.expected, self.hint)
+
+
 class Stopped(EinmpiError):
     """A signal asked all ranks to stop, and they have saved a checkpoint.
 

@@ -9,8 +9,10 @@ from kernels.cpu.test_distance import assert_within_bound, numbers
 
 import einmpi
 from einmpi.graph.arithmetic import infer
+from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import DTYPES, OPS, Arg, Call
+from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Arg, Call
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.scalar_source import STORED
@@ -231,8 +233,8 @@ def check_group(cupy, name, dtype, monkeypatch):
 
 def operations():
     """Every operation with every combination of dtypes: (EinSum, result's dtype, operands)."""
-    for op in OPS:
-        for dtypes in itertools.product(DTYPES, repeat=OPS[op].arity):
+    for op in OPERATIONS:
+        for dtypes in itertools.product(cpu_dtypes(), repeat=OPERATIONS[op].arity):
             if op == "where" and dtypes[0] not in ("bool", "float64"):
                 continue
             node = Call(op, tuple(Arg(k) for k in range(len(dtypes))))

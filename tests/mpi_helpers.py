@@ -13,7 +13,7 @@ from paths import ROOT
 
 from einmpi.comm import mpi as comm_mpi
 from einmpi.comm.base import SUMMABLE, CountingComm
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
 OPEN_MPI = MPIRUN.with_name("ompi_info").exists()
@@ -201,7 +201,7 @@ def message(comm, to, source, dtype, size_of, turn=0):
     check(comm, call, given, wanted, 0 if source in (None, me) else receive.nbytes)
 
 
-def all_three(comm, groups, rng, most=40, dtypes=DTYPES):
+def all_three(comm, groups, rng, most=40, dtypes=cpu_dtypes()):
     """Every collective in each of the groups that this rank is a member of; the draws are alike on all ranks."""
     for group in groups:
         dtype = str(rng.choice(dtypes))
@@ -217,7 +217,7 @@ def all_three(comm, groups, rng, most=40, dtypes=DTYPES):
 
 
 def every_dtype(comm, rng):
-    for dtype in DTYPES:
+    for dtype in cpu_dtypes():
         all_three(comm, [tuple(range(comm.size))] * 2, rng, dtypes=[dtype])
 
 
@@ -251,7 +251,7 @@ def without_elements(comm, rng):
 
 def messages(comm, rng):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for dtype in DTYPES:
+    for dtype in cpu_dtypes():
         for turn in range(2):  # in order: the second must not overtake the first
             message(comm, after, before, dtype, lambda rank: 9 + rank, turn)
     message(comm, after, before, "bool", lambda rank: 0)

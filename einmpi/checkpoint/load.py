@@ -11,15 +11,15 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from einmpi.errors import InputError
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.graph.remainder import needed
 from einmpi.planner.make_plan import MAX_RANKS
 from einmpi.planner.mesh import Mesh
@@ -191,7 +191,7 @@ class SavedTensor:
 
     def _added(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
         assert self.aggregation is not None
-        ufunc: Callable[..., np.ndarray] = getattr(np, AGGREGATIONS[self.aggregation].ufunc)
+        ufunc = AGGREGATIONS[self.aggregation].combine
         with np.errstate(all="ignore"):
             return ufunc(one, two)
 

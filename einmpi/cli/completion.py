@@ -9,12 +9,12 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.job.job import BACKENDS
 from einmpi.planner.strategies import STRATEGIES
 
 SHELLS = ("bash", "zsh", "fish")
-_WORDS = {"--strategy": STRATEGIES, "--backend": BACKENDS, "--dtype": DTYPES}
+_WORDS = {"--strategy": STRATEGIES, "--backend": BACKENDS, "--dtype": cpu_dtypes()}
 _FILES, _FOLDERS, _JOBS = "files", "folders", "jobs"
 _KINDS = {"FILE": _FILES, "DIR": _FOLDERS, "JOB.toml": _JOBS}  # by metavar
 

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from einmpi.errors import EinmpiError, failure
+from einmpi.graph.dtypes import DTYPES
 from einmpi.process.environment import available_cores
 from einmpi.version import __version__
 
@@ -23,7 +24,7 @@ Counts = Sequence[
 ]  # elements, one number for each member of a group; the pieces lie one after another
 
 # Other dtypes travel, but no comm adds them up: MPI knows no float16, and a sum of bool is numpy's own idea.
-SUMMABLE = frozenset({"float32", "float64", "complex64", "complex128", "int32", "int64"})
+SUMMABLE = frozenset(name for name, dtype in DTYPES.items() if dtype.mpi)
 
 
 class Comm(Protocol):

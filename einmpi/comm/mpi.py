@@ -34,6 +34,7 @@ from einmpi.comm.base import (
 )
 from einmpi.comm.nodes import by_node, node_of
 from einmpi.errors import EinmpiError, InputError, failure
+from einmpi.graph.dtypes import DTYPES
 from einmpi.process.environment import is_launched, launcher_size, slurm_step_tasks
 
 _PMI = "srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
@@ -198,7 +199,7 @@ class MpiComm:
         self.ranks_on_node, self.rank_on_node, cores = node_of(self._all, self._mpi)
         self.cores = max(1, cores // self.ranks_on_node)
         self.oversubscribed = self.ranks_on_node > cores
-        self._sums = {name: self._mpi.Datatype.fromcode(np.dtype(name).char) for name in SUMMABLE}
+        self._sums = {name: getattr(self._mpi, DTYPES[name].mpi) for name in SUMMABLE}
 
     @cached_property
     def cuda_aware(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from einmpi.comm.base import Comm
 from einmpi.compiled.inputs import Inputs
 from einmpi.errors import InputError
-from einmpi.graph.scalar import BFLOAT16
+from einmpi.graph.dtypes import DTYPES
 from einmpi.job.job import Job
 from einmpi.runtime.backend import Backend, NumpyBackend
 from einmpi.runtime.execute import Storage
@@ -28,11 +28,13 @@ class Workplace:
 
 
 def on_host(job: Job, comm: Comm) -> Workplace:
-    narrow = next((vertex.name for vertex in job.graph.vertices if vertex.dtype == BFLOAT16), None)
+    narrow = next(
+        (vertex.name for vertex in job.graph.vertices if DTYPES[vertex.dtype].gpu_only), None
+    )
     if narrow is not None:
         raise InputError(
             job.path or job.source.name,
-            f"{narrow} is bfloat16, which needs a GPU",
+            f"{narrow} is {job.graph[narrow].dtype}, which needs a GPU",
             "backend cupy, or another dtype",
         )
     threads = threads_of(comm)

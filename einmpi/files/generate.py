@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from einmpi.files.specs import InputSpec
-from einmpi.graph.scalar import BFLOAT16
+from einmpi.graph.dtypes import DTYPES
 from einmpi.schedule.regions import Box
 
 CHUNK = 2**20  # elements at a time: temporaries stay at a few dozen MiB
@@ -21,8 +21,9 @@ def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> np.ndarray:
     """Elements [start, stop) of the tensor in row-major order."""
     assert spec.random is not None and 0 <= start <= stop
     make, target = GENERATORS[spec.random], np.dtype(dtype)
-    if target.name == BFLOAT16:  # what it has of float32
-        return _rounded(generate(spec, "float32", start, stop), target, spec)
+    wider = DTYPES[target.name].file_dtype
+    if wider != target.name:  # generated in the dtype of files, then rounded
+        return _rounded(generate(spec, wider, start, stop), target, spec)
     with np.errstate(over="ignore"):  # float16 counts up to infinity
         return make(spec, target, start, stop)
 

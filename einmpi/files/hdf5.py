@@ -11,7 +11,7 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import LISTED, Dataset, check_file
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.schedule.regions import Box
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -> np.dtype
     stored: np.dtype = found.dtype
     native = np.dtype(stored.newbyteorder("=").str) if stored.kind in "fcibu" else stored
     enumeration = h5py.check_enum_dtype(stored) is not None
-    if native.name in DTYPES and not enumeration:
+    if native.name in cpu_dtypes() and not enumeration:
         return np.dtype(stored.str)
     shown = _FOREIGN.get(native.kind, native.name)
     if enumeration:
@@ -208,7 +208,9 @@ def _dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -> np.dtype
     elif stored.fields or stored.subdtype:
         shown = "compound" if stored.fields else "of an array type"
     raise InputError(
-        place or file, f"{dataset} in {file} is {shown}, which is not supported", one_of(DTYPES)
+        place or file,
+        f"{dataset} in {file} is {shown}, which is not supported",
+        one_of(cpu_dtypes()),
     )
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import LISTED, Dataset, check_file
-from einmpi.graph.bfloat16 import check_bfloat16
-from einmpi.graph.scalar import BFLOAT16, DTYPES
+from einmpi.graph.dtypes import check_installed, cpu_dtypes
 
 _SAFETENSORS = {
     "F16": "<f2",
@@ -24,7 +23,7 @@ _SAFETENSORS = {
     "I32": "<i4",
     "I64": "<i8",
     "BOOL": "|b1",
-    "BF16": BFLOAT16,
+    "BF16": "bfloat16",
 }
 _LONGEST_HEADER = 100 * 10**6  # bytes, as the format has it
 
@@ -42,10 +41,10 @@ def find_npy(file: str, _: str, place: str) -> Dataset:
         raise InputError(
             place or file, f"{file} cannot be read as .npy: {reason}", "an array of numbers"
         ) from None
-    if found.dtype.newbyteorder("=").name not in DTYPES:
+    if found.dtype.newbyteorder("=").name not in cpu_dtypes():
         shown = "compound" if found.dtype.kind == "V" else found.dtype.name
         raise InputError(
-            place or file, f"{file} is {shown}, which is not supported", one_of(DTYPES)
+            place or file, f"{file} is {shown}, which is not supported", one_of(cpu_dtypes())
         )
     fortran = found.ndim > 1 and found.flags.f_contiguous and not found.flags.c_contiguous
     return Dataset(
@@ -68,7 +67,7 @@ def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
             raise ValueError(f"the header says {numbers} of {tensor}")
         if not first <= last <= status.st_size - start:
             raise ValueError(f"{tensor} ends after the end of the file")
-        check_bfloat16(place or file, _SAFETENSORS.get(code, ""))
+        check_installed(place or file, _SAFETENSORS.get(code, ""))
         if (
             code in _SAFETENSORS
             and last - first != prod(shape) * np.dtype(_SAFETENSORS[code]).itemsize
@@ -83,7 +82,7 @@ def find_safetensors(file: str, tensor: str, place: str) -> Dataset:
         raise InputError(
             place or file,
             f"{tensor} in {file} is {code!s:.20}, which is not supported",
-            one_of(DTYPES),
+            one_of(cpu_dtypes()),
         )
     return Dataset(file, tensor, place, shape, _SAFETENSORS[code], offset=start + first)
 

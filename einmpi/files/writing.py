@@ -18,7 +18,7 @@ from einmpi.files.atomic import FAILURES, begin, claimed, new_draft, publish, re
 from einmpi.files.fill import Distributed, Tensor, fill
 from einmpi.files.hdf5_writing import Kind, Place
 from einmpi.files.specs import COMPRESSIONS, HDF5_SUFFIXES, suffix_of
-from einmpi.graph.scalar import BFLOAT16
+from einmpi.graph.dtypes import DTYPES
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def tensor_of(
 ) -> Tensor:
     """Without a dtype the tensor keeps its own; files have no bfloat16, so it becomes float32. What has no elements or
     no dimensions has no chunks either."""
-    own = "float32" if array.dtype.name == BFLOAT16 else array.dtype.name
+    own = DTYPES[array.dtype.name].file_dtype
     if not array.ndim or not array.size:
         chunks = compression = None
     fitting = (

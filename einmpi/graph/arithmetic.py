@@ -1,74 +1,80 @@
-"""What operations do to dtypes and to constants: numpy's promotion rules, and folding."""
+"""What operations do to dtypes and to constants: numpy's promotion rules, and constant folding."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from einmpi.graph.bfloat16 import as_float16, bfloat16, is_bfloat16
-from einmpi.graph.scalar import (
-    BFLOAT16,
-    CASTS,
-    COMPARISONS,
+from einmpi.errors import OperationError, one_of
+from einmpi.graph.dtypes import (
     DTYPES,
-    OPS,
-    Call,
-    Const,
-    Index,
-    Number,
-    Scalar,
     Type,
+    bfloat16_as_float16,
+    cpu_dtypes,
+    is_bfloat16,
+    numpy_dtype,
 )
+from einmpi.graph.operations import OPERATIONS, Operation
+from einmpi.graph.scalar import Call, Const, Index, Number, Scalar
 
-# ---- dtypes ---------------------------------------------------------------------------------------------------------
+_LARGEST_INTEGER = "an integer from −2**63 to 2**63 − 1"
+
+# ---- dtypes -------------------------------------------------------------------------------------
+
+
+def result_type(op: str, types: tuple[Type, ...]) -> Type:
+    """Return the dtype of `op` by numpy's rules; OperationError if there is none."""
+    return _result_type(OPERATIONS[op], types)
 
 
 @cache
-def result_type(op: str, types: tuple[Type, ...]) -> Type:
-    """numpy's rule for the dtype of `op`; TypeError with the reason where numpy has none."""
-    if op not in CASTS and any(map(is_bfloat16, types)):
-        found = result_type(op, as_float16(types))
-        return bfloat16() if found == np.float16 else found
-    rule, shown = OPS[op], "-" if op == "neg" else op
-    if not rule.takes_complex and any(np.dtype(t).kind == "c" for t in types):
-        raise TypeError(f"{shown} does not take complex numbers")
-    if op in CASTS:
-        if np.dtype(types[0]).kind == "c" and not op.startswith("complex"):
-            raise TypeError(f"{op} does not take complex numbers: use real or imag first")
-        return bfloat16() if op == BFLOAT16 else np.dtype(op)
-    if op == "where":
-        return _strong(np.result_type(*(_sample(t) for t in types[1:])))
-    if op in ("real", "imag"):
-        dtype = np.dtype(types[0])
-        return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
+def _result_type(operation: Operation, types: tuple[Type, ...]) -> Type:
+    has_bfloat16 = any(is_bfloat16(kind) for kind in types)
+    if has_bfloat16 and not operation.is_cast:
+        result = _result_type(operation, bfloat16_as_float16(types))
+        return numpy_dtype("bfloat16") if result == np.float16 else result
+    shown = operation.symbol or operation.name
+    has_complex = any(np.dtype(kind).kind == "c" for kind in types)
+    if has_complex and not operation.takes_complex:
+        raise OperationError(f"{shown} does not take complex numbers", "real arguments")
     try:
-        resolved = getattr(np, rule.ufunc).resolve_dtypes((*(_weak(t) for t in types), None))[-1]
-    except TypeError:
-        names = " and ".join(np.dtype(t).name for t in types)
-        raise TypeError(f"{shown} does not take {names}") from None
-    return _strong(resolved)
+        result = operation.dtypes(types)[-1]
+    except OperationError:
+        raise
+    except TypeError as error:
+        names = " and ".join(np.dtype(kind).name for kind in types)
+        raise OperationError(f"{shown} does not take {names}", _accepted(operation)) from error
+    if result.name not in DTYPES:
+        what = f"the result of {shown} would be {result.name}, which is not supported"
+        raise OperationError(what, one_of(cpu_dtypes()))
+    return result
 
 
-def _weak(kind: Type) -> Type:
-    return np.dtype(bool) if kind is bool else kind
+def _accepted(operation: Operation) -> str:
+    """Return which dtypes an operation takes, all arguments being alike."""
+    accepted = []
+    for name in cpu_dtypes():
+        kind = np.dtype(name)
+        if kind.kind == "c" and not operation.takes_complex:
+            continue
+        try:
+            operation.dtypes((kind,) * operation.arity)
+        except TypeError:
+            continue
+        accepted.append(name)
+    return one_of(accepted)
 
 
-def _sample(kind: Type) -> Any:
-    return kind(0) if isinstance(kind, type) and kind is not bool else np.dtype(kind)
-
-
-def _strong(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.name not in DTYPES:
-        raise TypeError(f"the result would be {dtype.name}, which is not supported")
-    return dtype
+def compute_types(op: str, types: Sequence[Type]) -> tuple[str, ...]:
+    """Return the names of the dtypes to which numpy converts the arguments of `op`."""
+    return tuple(dtype.name for dtype in OPERATIONS[op].dtypes(tuple(types))[:-1])
 
 
 def infer(node: Scalar, leaf: Callable[[Scalar], Type]) -> Type:
-    """The dtype of an expression; `leaf` gives the dtype of an Arg or an Element."""
+    """Return the dtype of an expression; `leaf` gives the dtype of an Arg or an Element."""
     if isinstance(node, Const):
         return type(node.value)
     if isinstance(node, Index):
@@ -79,60 +85,77 @@ def infer(node: Scalar, leaf: Callable[[Scalar], Type]) -> Type:
 
 
 def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
-    """result_type, with constants that an integer result cannot take refused."""
-    result = result_type(op, tuple(types))
-    if np.dtype(result).kind != "i" or op in COMPARISONS or op in CASTS:
+    """Return the dtype of a call; OperationError for a constant that it cannot hold."""
+    operation = OPERATIONS[op]
+    result = _result_type(operation, tuple(types))
+    dtype = np.dtype(result)
+    if dtype.kind != "i" or operation.is_comparison or operation.is_cast:
         return result
-    limits = np.iinfo(np.dtype(result))
+    limits = np.iinfo(dtype)
     for arg in args:
         if isinstance(arg, Const) and not limits.min <= arg.value.real <= limits.max:
-            raise TypeError(f"{arg.value} does not fit into {np.dtype(result).name}")
+            what = f"{arg.value} does not fit into {dtype.name}"
+            raise OperationError(what, f"a number from {limits.min} to {limits.max}")
     if op == "**" and isinstance(args[1], Const) and args[1].value.real < 0:
-        raise TypeError(
-            f"an integer to the power {args[1].value}: write {float(args[1].value.real)}"
+        raise OperationError(
+            f"an integer to the power {args[1].value}",
+            "an exponent of at least 0",
+            f"write {float(args[1].value.real)} for a result in floating point",
         )
     return result
 
 
-# ---- constants ------------------------------------------------------------------------------------------------------
+# ---- constants ----------------------------------------------------------------------------------
 
 
 def call(op: str, *args: Scalar) -> Scalar:
-    """Call, with an operation on constants alone computed here; ValueError where it has no value."""
-    # A cast stays: a constant takes the dtype of the tensor beside it, a cast constant keeps its own.
-    if op in CASTS or not all(isinstance(arg, Const) for arg in args):
-        return Call(op, args)
+    """Return a Call, or its value if all arguments are constants; OperationError if it has none."""
     values = [arg.value for arg in args if isinstance(arg, Const)]
+    # A constant takes the dtype of the tensor beside it, but a cast constant keeps its own.
+    if len(values) < len(args) or OPERATIONS[op].is_cast:
+        return Call(op, args)
     result_type(op, tuple(type(value) for value in values))  # the same rules as for tensors
     value = fold(op, values)
-    # A complex zero has no sign here: its text could not say it.
-    return Const(value + 0.0 if isinstance(value, complex) else value)
+    if isinstance(value, complex):
+        value += 0.0  # the text of a constant cannot show the sign of a complex zero
+    return Const(value)
 
 
 def fold(op: str, values: Sequence[Number]) -> Number:
-    whole = all(type(value) is int for value in values)
-    if whole and op == "**" and values[1].real < 0:
-        values = (float(values[0].real), float(values[1].real))
-    elif whole and op in ("+", "-", "*", "**", "neg"):
-        return _whole(op, [int(value.real) for value in values])
+    """Return the value of an operation on constants."""
+    if all(type(value) is int for value in values):
+        integers = [int(value.real) for value in values]
+        if op == "**" and integers[1] < 0:
+            values = [float(value) for value in integers]
+        elif op in ("+", "-", "*", "**", "neg"):
+            return _fold_integers(op, integers)
     with np.errstate(all="ignore"):
-        if op == "erf":
-            return math.erf(values[0].real)
-        if op == "rsqrt":
-            return fold("/", (1.0, fold("sqrt", values)))
-        if op in ("real", "imag", "where"):
-            return np.asarray(getattr(np, op)(*values)).item()  # type: ignore[no-any-return]
         try:
-            return getattr(np, OPS[op].ufunc)(*values).item()  # type: ignore[no-any-return]
+            result: Any = OPERATIONS[op].function(*values)
         except TypeError:
-            raise ValueError(f"{op} has no value for {', '.join(map(str, values))}") from None
+            shown = ", ".join(map(str, values))
+            raise OperationError(f"{op} has no value for {shown}") from None
+    number: Number = np.asarray(result).item()
+    return number
 
 
-def _whole(op: str, values: Sequence[int]) -> int:
-    if op == "**" and abs(values[0]) > 1 and values[1] * (abs(values[0]).bit_length() - 1) > 63:
-        raise ValueError(f"{values[0]}**{values[1]} is larger than 2**63")
-    a, b = values[0], values[-1]
-    result: int = {"+": a + b, "-": a - b, "*": a * b, "neg": -a}[op] if op != "**" else a**b
+def _fold_integers(op: str, values: Sequence[int]) -> int:
+    """Compute in Python's integers, which do not wrap around."""
+    first = values[0]
+    last = values[-1]
+    if op == "+":
+        result = first + last
+    elif op == "-":
+        result = first - last
+    elif op == "*":
+        result = first * last
+    elif op == "neg":
+        result = -first
+    else:
+        bits = last * (abs(first).bit_length() - 1)
+        if abs(first) > 1 and bits > 63:
+            raise OperationError(f"{first}**{last} is too large", _LARGEST_INTEGER)
+        result = first**last
     if not -(2**63) <= result < 2**63:
-        raise ValueError("an integer here is larger than 2**63")
+        raise OperationError("the value of this integer constant is too large", _LARGEST_INTEGER)
     return result

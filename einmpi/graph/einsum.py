@@ -10,8 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from einmpi.errors import OperationError
+from einmpi.graph.aggregations import AGGREGATIONS, aggregate_type
 from einmpi.graph.arithmetic import infer
+from einmpi.graph.dtypes import Type
 from einmpi.graph.labels import project, unique
+from einmpi.graph.notation import element_text, text
 from einmpi.graph.scalar import (
     Arg,
     Call,
@@ -19,34 +23,10 @@ from einmpi.graph.scalar import (
     Element,
     Index,
     Scalar,
-    Type,
-    element_text,
     labels_of,
     rebuild,
-    text,
     walk,
 )
-
-
-@dataclass(frozen=True)
-class Aggregation:
-    """A commutative, associative ⊕: its numpy ufunc, its neutral element (None: there is none), its symbol."""
-
-    ufunc: str
-    neutral: int | bool | None
-    symbol: str
-    takes_complex: bool = True
-
-
-AGGREGATIONS: dict[str, Aggregation] = {
-    "sum": Aggregation("add", 0, "Σ"),
-    "prod": Aggregation("multiply", 1, "Π"),
-    "max": Aggregation("maximum", None, "max", False),
-    "min": Aggregation("minimum", None, "min", False),
-    "any": Aggregation("logical_or", False, "any"),
-    "all": Aggregation("logical_and", True, "all"),
-}
-SYMBOLS = {rule.symbol: name for name, rule in AGGREGATIONS.items()}
 
 # An operand's index: a label for a plain dimension, an expression over Args and Indexes for a gathered one.
 OperandIndex: TypeAlias = tuple[str | Scalar, ...]
@@ -174,20 +154,6 @@ def make_einsum(
     ), tensors
 
 
-def aggregate_type(aggregation: str | None, kind: Type) -> np.dtype[Any]:
-    """The dtype of an aggregate, by numpy's rules: sums of bool and int32 are int64; any and all are bool."""
-    dtype = np.dtype(kind)
-    if aggregation is None:
-        return dtype
-    if dtype.kind == "c" and not AGGREGATIONS[aggregation].takes_complex:
-        raise TypeError(f"{aggregation} does not take complex numbers")
-    if aggregation in ("any", "all"):
-        return np.dtype(bool)
-    if aggregation in ("sum", "prod") and dtype.kind in "bi":
-        return np.dtype(np.int64)
-    return dtype
-
-
 def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:
     """The dtype of the result, given the operands'; TypeError with the reason where there is none."""
 
@@ -198,7 +164,6 @@ def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:
     for index in einsum.operands:
         for entry in index:
             if not isinstance(entry, (str, Const)) and np.dtype(infer(entry, leaf)).kind != "i":
-                raise TypeError(
-                    f"an index must be an integer, not {np.dtype(infer(entry, leaf)).name}"
-                )
+                found = np.dtype(infer(entry, leaf)).name
+                raise OperationError(f"an index is {found}", "an integer")
     return aggregate_type(einsum.aggregation, infer(einsum.function, leaf))

@@ -7,24 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, infer
+from einmpi.graph.dtypes import Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum, reopen
 from einmpi.graph.labels import fresh, unique
-from einmpi.graph.scalar import Call, Const, Element, Scalar, Type, labels_of
-
-# (⊕, ⊗) with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and reordered.
-DISTRIBUTIVE = frozenset(
-    {
-        ("sum", "*"),
-        ("min", "+"),
-        ("max", "+"),
-        ("any", "&"),
-        ("all", "|"),
-        ("max", "minimum"),
-        ("min", "maximum"),
-    }
-)
+from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
 
 
 def split(graph: EinGraph) -> EinGraph:
@@ -189,7 +178,9 @@ def _distributed(aggregation: str | None, expression: Scalar) -> str:
     """The ⊗ at the root that the aggregation distributes over, or ""."""
     op = expression.op if isinstance(expression, Call) else ""
     op = "*" if op in ("/", "neg") else op
-    return op if (aggregation, op) in DISTRIBUTIVE else ""
+    if aggregation is None or op not in AGGREGATIONS[aggregation].distributes_over:
+        return ""
+    return op
 
 
 def _cast(factor: Scalar, dtype: str) -> Scalar:

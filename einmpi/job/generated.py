@@ -11,8 +11,8 @@ import numpy as np
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.graph.scalar import BFLOAT16
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
@@ -84,7 +84,7 @@ def _limits(
     document: Document, path: KeyPath, random: str, dtype: str
 ) -> tuple[int | float, int | float]:
     """low and high, checked against the dtype."""
-    plain = "float32" if dtype == BFLOAT16 else dtype  # numbers of the same size
+    plain = DTYPES[dtype].file_dtype  # numbers of the same size
     info = {"i": np.iinfo, "f": np.finfo, "c": np.finfo}.get(np.dtype(plain).kind)
     limits: dict[str, int | float] = {"low": 0, "high": 1}
     for key in ("low", "high"):

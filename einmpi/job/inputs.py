@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import INSIDE, InputSpec, suffix_of
-from einmpi.graph.bfloat16 import check_bfloat16
+from einmpi.graph.dtypes import DTYPES, check_installed, cpu_dtypes
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.graph.scalar import CASTS, DTYPES
 from einmpi.job.generated import generated
 from einmpi.language.syntax import integer_text
 from einmpi.language.toml_document import (
@@ -24,7 +23,7 @@ from einmpi.language.toml_document import (
     show,
     table,
 )
-from einmpi.language.vocabulary import RESERVED
+from einmpi.language.vocabulary import is_reserved
 
 _GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident", "parts")
 _FILE_KEYS = ("file", "dataset", "tensor", "rows", "resident", "parts")
@@ -38,7 +37,7 @@ def check_name(place: str, name: str, kind: str, sizes: Mapping[str, int]) -> No
             f"{show(name)} cannot name {kind}",
             "letters, digits and _, not starting with a digit, and no word of Python",
         )
-    if name in RESERVED or name in sizes:
+    if is_reserved(name) or name in sizes:
         what = "a size" if name in sizes else "a word of the language"
         raise InputError(place, f"{name} is {what} and cannot name {kind}", "any other name")
 
@@ -49,9 +48,9 @@ def read_dtype(document: Document, path: KeyPath) -> str | None:
 
 
 def check_dtype(place: str, dtype: str) -> str:
-    check_bfloat16(place, dtype)
-    if dtype not in CASTS:
-        raise InputError(place, f"unknown dtype {show(dtype)}", one_of(DTYPES, dtype))
+    check_installed(place, dtype)
+    if dtype not in DTYPES:
+        raise InputError(place, f"unknown dtype {show(dtype)}", one_of(cpu_dtypes(), dtype))
     return dtype
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import COMPRESSIONS, HDF5_SUFFIXES, OutputSpec, suffix_of
+from einmpi.graph.dtypes import DTYPES, cpu_dtypes
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.scalar import BFLOAT16, DTYPES
 from einmpi.job.inputs import (
     check_file,
     dataset_path,
@@ -102,8 +102,9 @@ def _output(document: Document, name: str, computed: tuple[str, ...]) -> OutputS
 
 
 def _dtype(document: Document, path: KeyPath) -> str | None:
-    if get(document, path, str) == BFLOAT16:
-        raise InputError(document.place(path), "files have no bfloat16", one_of(DTYPES))
+    name = get(document, path, str)
+    if name in DTYPES and DTYPES[name].file_dtype != name:
+        raise InputError(document.place(path), f"files have no {name}", one_of(cpu_dtypes()))
     return read_dtype(document, path)
 
 
@@ -111,10 +112,10 @@ def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
     """What can be said only when shapes and dtypes are known."""
     for spec in outputs:
         vertex = graph[spec.name]
-        own = "float32" if vertex.dtype == BFLOAT16 else vertex.dtype  # files have no bfloat16
+        own = DTYPES[vertex.dtype].file_dtype
         target = np.dtype(spec.dtype or own)
         if not np.can_cast(own, target, "same_kind"):
-            allowed = [dtype for dtype in DTYPES if np.can_cast(own, dtype, "same_kind")]
+            allowed = [dtype for dtype in cpu_dtypes() if np.can_cast(own, dtype, "same_kind")]
             raise InputError(
                 spec.place,
                 f"{spec.name} is {vertex.dtype} and cannot be stored as {target.name}",

@@ -11,7 +11,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from einmpi.graph.scalar import OPS, Call, Scalar, walk
+from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Call, Scalar, walk
 
 PACKED_BYTES = 2**22  # bytes of an operand that are copied at a time, to lie dense along the lanes
 MIN_PACKED_READS = 8  # how often such a copy must be read
@@ -71,7 +72,7 @@ class Nest:
         """How many rows and steps at a time. A long function is not repeated: it would take long to compile."""
         nodes = walk(self.function)
         weight = len(nodes) + 8 * sum(
-            isinstance(n, Call) and OPS[n.op].ufunc in ("exp", "tanh") for n in nodes
+            isinstance(n, Call) and OPERATIONS[n.op].cpu_is_long for n in nodes
         )
         weight *= 3 if any(read.dtype.startswith("complex") for read in self.reads) else 1
         return (2 if self.tiled and weight <= 16 else 1), (

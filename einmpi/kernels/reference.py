@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from einmpi.errors import EinmpiError
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.einsum import AGGREGATIONS, EinSum
+from einmpi.graph.einsum import EinSum
 from einmpi.kernels.ufuncs import apply, reduce_block
 
 BLOCK = 2**21  # elements of a temporary
@@ -59,12 +60,12 @@ def compute(einsum: EinSum, operands: Sequence[np.ndarray], dtype: str) -> np.nd
                 part = evaluate_block(einsum, operands, {**outer, **inner})
                 if einsum.aggregation is not None:
                     part = reduce_block(einsum.aggregation, part, axes, dtype)
-                    ufunc = getattr(np, AGGREGATIONS[einsum.aggregation].ufunc)
+                    ufunc = AGGREGATIONS[einsum.aggregation].combine
                     part = part if total is None else ufunc(total, part)
                 total = part
             if total is None:  # an aggregated label has extent 0
                 assert einsum.aggregation is not None
-                total = AGGREGATIONS[einsum.aggregation].neutral
+                total = AGGREGATIONS[einsum.aggregation].empty
             result[tuple(slice(index.start, index.stop) for index in outer.values())] = total
     return result
 

@@ -11,15 +11,22 @@ from math import isinf, prod
 
 import numpy as np
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, OperationError, one_of
 from einmpi.graph.arithmetic import call, call_type
-from einmpi.graph.einsum import AGGREGATIONS, SYMBOLS
-from einmpi.graph.scalar import OPS, Call, Const, Element, Index, Scalar, labels_of
+from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
 from einmpi.language.macros import MACROS
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.symbols import Piece, Vertices
 from einmpi.language.syntax import Source, entries, labels_in_brackets, parse
-from einmpi.language.vocabulary import CALLABLES, CONSTANTS, REDUCTIONS, called_name, how_to_call
+from einmpi.language.vocabulary import (
+    CONSTANTS,
+    aggregation_named,
+    call_form,
+    callables,
+    called_name,
+    is_callable,
+)
 
 _BINARY = {
     ast.Add: "+",
@@ -114,8 +121,8 @@ class Expressions:
             if isinstance(made, Const):
                 return made, type(made.value)
             return made, call_type(op, args, [kind for _, kind in pieces])
-        except (TypeError, ValueError) as error:
-            raise InputError(self.where(node), str(error)) from None
+        except OperationError as error:
+            raise error.at(self.where(node)) from None
 
     def name(self, node: ast.Name, scope: Scope, env: Env) -> Piece:
         name = node.id
@@ -139,8 +146,8 @@ class Expressions:
             return Const(self.vertices.sizes[name]), int
         if name in CONSTANTS:
             return Const(CONSTANTS[name]), float
-        if name in CALLABLES:
-            raise InputError(self.where(node), f"{name} is a function", how_to_call(name))
+        if is_callable(name):
+            raise InputError(self.where(node), f"{name} is a function", call_form(name))
         names = [
             *(v.name for v in self.known.values() if not v.bound),
             *self.vertices.sizes,
@@ -151,8 +158,8 @@ class Expressions:
     def element(self, node: ast.Subscript, scope: Scope, env: Env) -> Piece:
         assert isinstance(node.value, ast.Name)
         name, parts = node.value.id, entries(node.slice)
-        if name in CALLABLES:
-            raise InputError(self.where(node), f"{name} is a function", how_to_call(name))
+        if is_callable(name):
+            raise InputError(self.where(node), f"{name} is a function", call_form(name))
         if name not in self.known:
             raise InputError(self.where(node), f"unknown tensor {name!r}", one_of(self.known, name))
         vertex = self.known[name]
@@ -184,20 +191,20 @@ class Expressions:
 
     def call(self, node: ast.Call, scope: Scope, env: Env) -> Piece:
         called = called_name(node)
-        if called is None or (called[0] not in CALLABLES and called[0] not in SYMBOLS):
+        if called is None or not (is_callable(called[0]) or aggregation_named(called[0])):
             shown = called[0] if called else ast.unparse(node.func)[:60]
             raise InputError(
-                self.where(node), f"unknown function {shown!r}", one_of(CALLABLES, shown)
+                self.where(node), f"unknown function {shown!r}", one_of(callables(), shown)
             )
         name, labels = called
-        if REDUCTIONS.get(name) in AGGREGATIONS:
+        aggregation = aggregation_named(name)
+        if aggregation is not None:
             body, bound, inner = self.aggregate(node, scope, env)
-            return self.vertices.emit_temporary(body, REDUCTIONS[name], bound, inner, node)
+            return self.vertices.emit_temporary(body, aggregation, bound, inner, node)
         if name in MACROS:
             return self.macro(node, name, labels, scope, env)
-        if labels is not None or node.keywords or len(node.args) != OPS[name].arity:
-            form = f"{name}({', '.join('xyz'[: OPS[name].arity])})"
-            raise InputError(self.where(node), f"{name} is not called like this", form)
+        if labels is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:
+            raise InputError(self.where(node), f"{name} is not called like this", call_form(name))
         return self.apply(name, [self.expression(arg, scope, env) for arg in node.args], node)
 
     def aggregate(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.language.syntax import entries
-from einmpi.language.vocabulary import REDUCTIONS, called_name
+from einmpi.language.vocabulary import binds_labels, called_name
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ def _collect(
     found: list[Occurrence],
 ) -> None:
     match node:
-        case ast.Call(func=ast.Name(id=name)) if name in REDUCTIONS:
+        case ast.Call(func=ast.Name(id=name)) if binds_labels(name):
             nested = True
         case ast.Call(func=ast.Subscript(value=ast.Name(id=name), slice=labels), args=args):
-            if name in REDUCTIONS:
+            if binds_labels(name):
                 hidden = hidden.union(_listed(labels))
             for arg in args:
                 _collect(arg, known, hidden, nested, found)
@@ -98,7 +98,7 @@ def bound_inside(node: ast.expr) -> set[str]:
     return {
         label
         for name, brackets in calls
-        if name in REDUCTIONS and brackets is not None
+        if binds_labels(name) and brackets is not None
         for label in _listed(brackets)
     }
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from einmpi.errors import InputError
-from einmpi.graph.einsum import AGGREGATIONS
 from einmpi.graph.scalar import labels_of
 from einmpi.language.expressions import Expressions
 from einmpi.language.scope import Scope, bound_inside, occurrences
 from einmpi.language.symbols import Vertices
 from einmpi.language.syntax import Declaration, Statement, integer
-from einmpi.language.vocabulary import REDUCTIONS, RESERVED, called_name
+from einmpi.language.vocabulary import aggregation_named, called_name, is_reserved
 
 Inputs: TypeAlias = Mapping[str, tuple[Sequence[int], str]]  # name → shape, dtype
 
@@ -44,7 +43,7 @@ def check_names(vertices: Vertices, program: Sequence[Statement]) -> None:
             raise InputError(
                 place, f"{item.name} is defined twice", "each name once; inputs are defined already"
             )
-        if item.name in RESERVED or item.name in vertices.sizes:
+        if is_reserved(item.name) or item.name in vertices.sizes:
             kind = "a size" if item.name in vertices.sizes else "a word of the language"
             raise InputError(
                 place, f"{item.name} is {kind} and cannot be a tensor", "any other name"
@@ -73,8 +72,8 @@ def build(vertices: Vertices, item: Statement) -> None:
 def _build_root(vertices: Vertices, item: Statement, scope: Scope, labels: tuple[str, ...]) -> None:
     """The statement's own vertex; an aggregation at the root needs no second one."""
     expressions, called = Expressions(vertices), called_name(item.value)
-    aggregation = REDUCTIONS.get(called[0]) if called else None
-    if isinstance(item.value, ast.Call) and aggregation in AGGREGATIONS:
+    aggregation = aggregation_named(called[0]) if called else None
+    if isinstance(item.value, ast.Call) and aggregation is not None:
         body, bound, inner = expressions.aggregate(item.value, scope)
         vertices.refuse_loose(scope)
         if set(labels_of(body[0])) - set(bound) == set(labels):

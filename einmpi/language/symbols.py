@@ -8,15 +8,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from einmpi.errors import InputError, one_of
-from einmpi.graph.bfloat16 import check_bfloat16
+from einmpi.errors import InputError, OperationError, one_of
+from einmpi.graph.aggregations import AGGREGATIONS, with_empty_value
+from einmpi.graph.dtypes import DTYPES, Type, check_installed, cpu_dtypes
 from einmpi.graph.eingraph import Vertex, make_vertex
-from einmpi.graph.einsum import AGGREGATIONS, make_einsum
+from einmpi.graph.einsum import make_einsum
 from einmpi.graph.labels import MAX_EXTENT, fresh
-from einmpi.graph.scalar import CASTS, DTYPES, Element, Scalar, Type, labels_of
+from einmpi.graph.scalar import Element, Scalar, labels_of
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.syntax import Source, Statement, integer
-from einmpi.language.vocabulary import RESERVED
+from einmpi.language.vocabulary import is_reserved
 
 Piece: TypeAlias = tuple[Scalar, Type]  # an expression and its dtype
 
@@ -37,12 +38,12 @@ class Vertices:
     # ---- tensors ----------------------------------------------------------------------------------------------------
 
     def add_input(self, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
-        check_bfloat16(place, dtype)
-        if dtype not in CASTS:
+        check_installed(place, dtype)
+        if dtype not in DTYPES:
             raise InputError(
-                place, f"dtype {dtype!r} of {name} is not supported", one_of(DTYPES, dtype)
+                place, f"dtype {dtype!r} of {name} is not supported", one_of(cpu_dtypes(), dtype)
             )
-        if not name.isidentifier() or name in RESERVED or name in self.sizes:
+        if not name.isidentifier() or is_reserved(name) or name in self.sizes:
             raise InputError(
                 place, f"{name!r} cannot name a tensor", "a name that is no size and no function"
             )
@@ -78,18 +79,19 @@ class Vertices:
         if (
             empty
             and aggregation
-            and AGGREGATIONS[aggregation].neutral is None
+            and AGGREGATIONS[aggregation].empty is None
             and 0 not in einsum.bound
         ):
             raise InputError(
                 self.where(node),
                 f"{aggregation} over {empty[0]}, which has extent 0",
-                "sum, prod, any and all of nothing have a value; max and min have none",
+                "an extent of at least 1",
+                f"only {', '.join(with_empty_value())} have a value for nothing",
             )
         try:
             vertex = make_vertex(name, einsum, tensors, self.known)
-        except TypeError as error:
-            raise InputError(self.where(node), str(error)) from None
+        except OperationError as error:
+            raise error.at(self.where(node)) from None
         self.add(vertex, self.where(node))
         return Element(name, tuple(output)), np.dtype(vertex.dtype)
 

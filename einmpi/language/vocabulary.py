@@ -1,26 +1,49 @@
-"""The words of the language, and how a call of one is written."""
+"""The words of the language as they are now: records may be registered at run time."""
 
 from __future__ import annotations
 
 import ast
 from math import inf, nan, pi
 
-from einmpi.graph.einsum import AGGREGATIONS, SYMBOLS
-from einmpi.graph.scalar import FUNCTIONS
+from einmpi.graph.aggregations import AGGREGATIONS, symbols
+from einmpi.graph.operations import OPERATIONS, functions
 from einmpi.language.macros import MACROS
 
 CONSTANTS = {"inf": inf, "nan": nan, "pi": pi}
-REDUCTIONS = {
-    **{name: name for name in AGGREGATIONS},
-    **SYMBOLS,
-    **{n: n for n, m in MACROS.items() if m.reduces},
-}
-CALLABLES = (*AGGREGATIONS, *MACROS, *FUNCTIONS)
-RESERVED = frozenset([*CALLABLES, *SYMBOLS, *CONSTANTS])
+
+
+def callables() -> tuple[str, ...]:
+    """Return the names that can be called: aggregations, macros and functions."""
+    return (*AGGREGATIONS, *MACROS, *functions())
+
+
+def is_callable(name: str) -> bool:
+    if name in AGGREGATIONS or name in MACROS:
+        return True
+    return name in OPERATIONS and OPERATIONS[name].is_function
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a name is a word of the language, which cannot name a tensor or a size."""
+    return is_callable(name) or name in CONSTANTS or name in symbols()
+
+
+def aggregation_named(name: str) -> str | None:
+    """Return the aggregation with this name or symbol, None if there is none."""
+    if name in AGGREGATIONS:
+        return name
+    return symbols().get(name)
+
+
+def binds_labels(name: str) -> bool:
+    """Return whether a call of this name binds labels: an aggregation or a macro that reduces."""
+    if name in MACROS:
+        return MACROS[name].reduces
+    return aggregation_named(name) is not None
 
 
 def called_name(node: ast.AST) -> tuple[str, ast.expr | None] | None:
-    """(name, labels in brackets) of name(...) or name[labels](...)."""
+    """Return (name, labels in brackets) of name(...) or name[labels](...), else None."""
     match node:
         case ast.Call(func=ast.Name(id=name)):
             return name, None
@@ -29,7 +52,9 @@ def called_name(node: ast.AST) -> tuple[str, ast.expr | None] | None:
     return None
 
 
-def how_to_call(name: str) -> str:
-    """How a function is written."""
-    labels = "[labels]" if name in MACROS and MACROS[name].needs_labels else ""
-    return f"{name}{labels}(...)"
+def call_form(name: str) -> str:
+    """Return how a function, an aggregation or a macro is called, for messages."""
+    if name in OPERATIONS:
+        return OPERATIONS[name].call_text()
+    needs_labels = name in MACROS and MACROS[name].needs_labels
+    return f"{name}[labels](expression)" if needs_labels else f"{name}(expression)"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from einmpi.errors import InputError
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.language.toml_document import Document, get, kind_of, lookup, read_document, table
 from einmpi.units import (
     parse_bandwidth,
@@ -19,7 +19,7 @@ from einmpi.units import (
 )
 
 # What a matrix product can give: numpy adds up int32 and bool as int64.
-PRODUCTS = tuple(dtype for dtype in DTYPES if dtype not in ("int32", "bool"))
+PRODUCTS = tuple(dtype for dtype in cpu_dtypes() if dtype not in ("int32", "bool"))
 _KEYS = ("measured", "inside", "between", "kernels")
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
 _LINK: Mapping[str, Callable[[str, str], int]] = {

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.kernels.cpu.grouping_rule import CPU_GROUPING
@@ -116,7 +116,7 @@ class NumpyBackend:
     def combine(
         self, aggregation: str, array: np.ndarray, region: Region, packed: np.ndarray
     ) -> None:
-        ufunc = getattr(np, AGGREGATIONS[aggregation].ufunc)
+        ufunc = AGGREGATIONS[aggregation].combine
         with np.errstate(all="ignore"):
             for there, here in pieces(region):
                 part = np.atleast_1d(array)[there]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.comm.base import Comm
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.regions import Region, chunks, elements, flat_range
 from einmpi.schedule.steps import MESSAGE_BUFFER_BYTES, Exchange, Reduce, Slot
@@ -237,7 +238,11 @@ def _reduce_at_once(step: Reduce, buffers: Buffers, comm: Comm) -> None:
     """Everybody adds up the pieces in a fixed order; many small ones are left to the communicator, if it can."""
     own = step.reduction.pieces[step.reduction.me]
     many = len(step.group) >= MANY_MEMBERS and step.slot.nbytes <= LITTLE
-    if many and step.aggregation == "sum" and _reduce_scatter(step, buffers, comm):
+    if (
+        many
+        and AGGREGATIONS[step.aggregation].mpi == "SUM"
+        and _reduce_scatter(step, buffers, comm)
+    ):
         return
     others = [
         None if member == step.reduction.me else region

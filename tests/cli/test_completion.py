@@ -9,7 +9,7 @@ from paths import ROOT
 
 from einmpi.cli.completion import SHELLS, script
 from einmpi.cli.main import COMMANDS, make_parser
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.job.job import BACKENDS
 from einmpi.planner.strategies import STRATEGIES
 
@@ -65,7 +65,7 @@ JOBS = {"one.toml", "two.toml", "sub", "two words"}
         (["plan", "one.toml", "--strategy", "=", "ein"], {"eindecomp", "eindecomp-paper"}),
         (["plan", "one.toml", "--strategy", "="], set(STRATEGIES)),
         (["run", "one.toml", "--backend", ""], set(BACKENDS)),
-        (["one.toml", "--dtype", "f"], {dtype for dtype in DTYPES if dtype.startswith("f")}),
+        (["one.toml", "--dtype", "f"], {dtype for dtype in cpu_dtypes() if dtype.startswith("f")}),
         (["plan", "one.toml", "--json", "n"], {"notes.txt"}),
         (["plan", "one.toml", "-n", ""], set()),
         (["completion", ""], set(SHELLS)),

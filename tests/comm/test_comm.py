@@ -28,7 +28,7 @@ from einmpi.comm import mpi as comm_mpi
 from einmpi.comm.base import CountingComm, SelfComm
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 
 # ---- one process and threads ----------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def calls(draw):
         return st.tuples(
             st.sampled_from((exchange, gather, reduce)),
             st.just(group),
-            st.sampled_from(DTYPES),
+            st.sampled_from(cpu_dtypes()),
             counts,
         )
 

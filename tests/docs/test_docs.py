@@ -45,8 +45,9 @@ from einmpi.comm.base import ALONE
 from einmpi.compiled.outputs import check_targets, claim, store
 from einmpi.errors import InputError
 from einmpi.files.specs import COMPRESSIONS, INSIDE
-from einmpi.graph.einsum import AGGREGATIONS
-from einmpi.graph.scalar import BFLOAT16, CASTS, DTYPES, FUNCTIONS, OPS
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.dtypes import DTYPES, cpu_dtypes
+from einmpi.graph.operations import OPERATIONS, functions
 from einmpi.job.generated import RANDOM
 from einmpi.job.outputs import OUTPUT_SUFFIXES
 from einmpi.language.macros import MACROS
@@ -458,7 +459,9 @@ def test_functions_equal_the_code():
         for call, _, taken in table_after("language.md", "## Functions")
     }
     assert shown == {
-        name: (OPS[name].arity, OPS[name].takes_complex) for name in FUNCTIONS if name not in CASTS
+        name: (OPERATIONS[name].arity, OPERATIONS[name].takes_complex)
+        for name in functions()
+        if name not in DTYPES
     }
 
 
@@ -468,8 +471,8 @@ def test_operators_equal_the_code():
         for operator in operators.split():
             name = {"-x": "neg", "~x": "~"}.get(operator, operator)
             shown[name] = taken == "yes"
-            order.append(OPS[name].precedence)
-    assert shown == {name: op.takes_complex for name, op in OPS.items() if op.precedence}
+            order.append(OPERATIONS[name].precedence)
+    assert shown == {name: op.takes_complex for name, op in OPERATIONS.items() if op.precedence}
     assert order == sorted(order)
 
 
@@ -491,17 +494,19 @@ def test_aggregations_equal_the_code():
 def test_dtypes_and_constants_equal_the_code():
     text = PAGES["language.md"].read_text()
     assert (
-        "The dtypes are " + ", ".join(f"`{dtype}`" for dtype in DTYPES) + f", and `{BFLOAT16}` on"
+        "The dtypes are "
+        + ", ".join(f"`{dtype}`" for dtype in cpu_dtypes())
+        + f", and `{BFLOAT16}` on"
         in text
     )
     casts = re.search(
         r"Casts are functions named like the dtypes: (.*?)\. A cast", text, re.DOTALL
     )[1]
-    assert re.findall(r"`(\w+)\(x\)`", casts) == list(CASTS)
+    assert re.findall(r"`(\w+)\(x\)`", casts) == list(DTYPES)
     assert set(
         re.search(r"4\. (.*)\.\n", text)[1].replace("`", "").replace(" or ", ", ").split(", ")
     ) == set(CONSTANTS)
-    assert set(CALLABLES) == {*AGGREGATIONS, *MACROS, *FUNCTIONS}
+    assert set(CALLABLES) == {*AGGREGATIONS, *MACROS, *functions()}
 
 
 def allowed_keys(tmp_path, text):

@@ -11,9 +11,9 @@ from refusals import error
 
 from einmpi.files import load as storage
 from einmpi.files.specs import InputSpec
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 
-LISTED = ", ".join(DTYPES)
+LISTED = ", ".join(cpu_dtypes())
 PLACE = "job.toml:9:1"
 pytestmark = pytest.mark.usefixtures("in_folder")
 

@@ -21,7 +21,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.files import hdf5
 from einmpi.files.datasets import RawReader
-from einmpi.graph.scalar import DTYPES
+from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import execute
 from einmpi.schedule import shared_reads as dealing
@@ -89,7 +89,7 @@ def store(array):
     ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", cpu_dtypes())
 def test_every_dtype_in_every_file(dtype, small, count):
     array = sample((9, 7), dtype)
     for file, name in store(array):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.einsum import AGGREGATIONS, EinSum
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import walk
 from einmpi.kernels.ufuncs import apply, reduce_block
 
@@ -36,10 +37,10 @@ def compute_by_broadcasting(
             for inner in _boxes(einsum, einsum.aggregated, steps):
                 values = _block(einsum, operands, index, {**outer, **inner})
                 part = reduce_block(einsum.aggregation, values, axes, out.dtype.name)
-                total = part if total is None else getattr(np, rule.ufunc)(total, part)
-            if total is None and rule.neutral is None:  # an aggregated label has extent 0
+                total = part if total is None else rule.combine(total, part)
+            if total is None and rule.empty is None:  # an aggregated label has extent 0
                 raise ValueError(f"{einsum.aggregation} of nothing has no value")
-            out[target] = rule.neutral if total is None else total
+            out[target] = rule.empty if total is None else total
 
 
 def _steps(einsum: EinSum) -> dict[str, int]:

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from einmpi.graph.einsum import AGGREGATIONS, EinSum
-from einmpi.graph.scalar import Arg, Scalar, Type
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Scalar
 from einmpi.kernels.cpu.loop_source import source
 from einmpi.kernels.cpu.scalar_source import is_supported
-from einmpi.kernels.folds import WIDE
 from einmpi.kernels.loop_nest import PACKED_BYTES, BoundNest, IndexedArray, Nest, Range, bind_nest
 from einmpi.kernels.operands import (
     apply_constant_indices,
@@ -82,16 +83,14 @@ def compute_by_compiled_loops(
         return
     rule = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None
     if rule and any(extent[label] == 0 for label in einsum.aggregated):
-        if rule.neutral is None:
+        if rule.empty is None:
             raise ValueError(f"{einsum.aggregation} of nothing has no value")
-        out[...] = rule.neutral
+        out[...] = rule.empty
         return
     chunks = _chunks(einsum)
     plain = chunks == 1 and _is_plain(out)
     parts = (
-        out[None]
-        if plain
-        else np.empty((chunks, *out.shape), WIDE.get(out.dtype.name, out.dtype.name))
+        out[None] if plain else np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
     )
     plan, views = prepare(einsum, operands, parts[0, ...], index or {})
     used = _run(
@@ -102,7 +101,7 @@ def compute_by_compiled_loops(
     )
     if not plain:
         with np.errstate(all="ignore"):
-            out[...] = getattr(np, rule.ufunc).reduce(parts[:used], axis=0) if rule else parts[0]
+            out[...] = rule.combine.reduce(parts[:used], axis=0) if rule else parts[0]
 
 
 def prepare(

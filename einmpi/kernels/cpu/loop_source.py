@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from einmpi.graph.einsum import aggregate_type
+from einmpi.graph.aggregations import AGGREGATIONS, aggregate_type
+from einmpi.graph.arithmetic import compute_types
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Call, Const, Scalar
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
-from einmpi.kernels.folds import FOLDS, WIDE, compute_types, neutral
 from einmpi.kernels.loop_nest import Nest
 
 BLOCK_STEPS = 128  # steps of an aggregated loop before what they give is added to the total
@@ -114,9 +115,10 @@ def _reduce(nest: Nest, text: _Text) -> None:
     _steps(nest, fold, text)
     if fold.in_parts:
         slot = fold.slot("total", 0)
-        text.lanes(
-            count, f"{slot} = {fold.join([slot, convert('part[{v}]', fold.dtype, fold.total)])}"
-        )
+        lanes = Lanes(nest, "x")
+        part = convert("part[{v}]", fold.dtype, fold.total)
+        joined = fold.join(lanes, [slot, part])
+        text.lanes(count, *lanes.inside, f"{slot} = {joined}")
     text.depth = outside
     _store(nest, fold, text)
 
@@ -125,12 +127,9 @@ def _steps(nest: Nest, fold: _Fold, text: _Text) -> None:
     """The aggregated loop next to the lanes: several steps at a time, then those that are left."""
     width, (rows, steps) = nest.width, nest.unrolled
     pace = width if nest.folds else 1
-    repeats = not nest.folds and nest.aggregation in (
-        "max",
-        "min",
-        "any",
-        "all",
-    )  # a value may be taken twice
+    assert nest.aggregation is not None
+    # A value may be taken twice.
+    repeats = not nest.folds and AGGREGATIONS[nest.aggregation].is_idempotent
     parts = [("t", "jb", "je", steps)]
     if steps > 1 and not repeats:
         text.add(f"jm = je - (je - jb) % {steps * pace}")
@@ -162,7 +161,9 @@ def _store(nest: Nest, fold: _Fold, text: _Text) -> None:
     if nest.folds:
         text.add(f"h = {nest.width // 2}")
         text.open("while h > 0:")
-        text.lanes("h", f"total[{{v}}] = {fold.join(['total[{v}]', 'total[{v} + h]'])}")
+        lanes = Lanes(nest, "y")
+        joined = fold.join(lanes, ["total[{v}]", "total[{v} + h]"])
+        text.lanes("h", *lanes.inside, f"total[{{v}}] = {joined}")
         text.add("h //= 2")
         text.depth -= 1
     if nest.tiled:
@@ -189,15 +190,17 @@ class _Fold:
 
     @property
     def in_parts(self) -> bool:
-        return self.nest.aggregation in ("sum", "prod") and np.dtype(self.dtype).kind in "fc"
+        assert self.nest.aggregation is not None
+        return AGGREGATIONS[self.nest.aggregation].is_rounded and np.dtype(self.dtype).kind in "fc"
 
     @property
     def total(self) -> str:
-        return WIDE.get(self.dtype, self.dtype) if self.in_parts else self.dtype
+        return DTYPES[self.dtype].accumulator if self.in_parts else self.dtype
 
     def start(self, dtype: str) -> str:
         assert self.nest.aggregation is not None
-        return number(neutral(self.nest.aggregation, dtype), "uint8" if dtype == "bool" else dtype)
+        neutral = AGGREGATIONS[self.nest.aggregation].neutral(np.dtype(dtype))
+        return number(neutral, _word(dtype))
 
     def slot(self, name: str, row: int) -> str:
         """Where a row's lane {v} is kept."""
@@ -206,19 +209,24 @@ class _Fold:
         )
         return f"{name}[{' + '.join([*terms, '{v}'])}]"
 
-    def join(self, values: list[str]) -> str:
+    def join(self, lanes: Lanes, values: list[str]) -> str:
         """⊕ of totals."""
-        return _stored(
-            self._tree([_loaded(value, self.total) for value in values], self.total), self.total
-        )
+        loaded = [_loaded(value, self.total) for value in values]
+        return _stored(self._tree(lanes, loaded, self.total), self.total)
 
-    def _tree(self, values: list[str], dtype: str) -> str:
+    def _tree(self, lanes: Lanes, values: list[str], dtype: str) -> str:
         if len(values) == 1:
             return values[0]
         half = len(values) // 2
-        sides = [self._tree(values[:half], dtype), self._tree(values[half:], dtype)]
+        sides = [
+            self._tree(lanes, values[:half], dtype),
+            self._tree(lanes, values[half:], dtype),
+        ]
         assert self.nest.aggregation is not None
-        return f"({operation(Call(FOLDS[self.nest.aggregation], ()), dtype, sides)})"
+        joined = Call(AGGREGATIONS[self.nest.aggregation].operation, ())
+        text = operation(joined, dtype, sides)
+        # An operation of several statements needs names for its values.
+        return lanes.keep(text, True) if "; " in text else f"({text})"
 
     def take(self, lanes: Lanes, row: int, steps: int) -> None:
         """⊕ of what is there and of ⊗ for some steps."""
@@ -235,9 +243,8 @@ class _Fold:
             return
         values = [lanes.value(function, dtype, row, step) for step in range(steps)]
         there = _loaded(slot, dtype)
-        lanes.inside.append(
-            f"{slot} = {_stored(self._tree([there, self._tree(values, dtype)], dtype), dtype)}"
-        )
+        total = self._tree(lanes, [there, self._tree(lanes, values, dtype)], dtype)
+        lanes.inside.append(f"{slot} = {_stored(total, dtype)}")
 
     def _factors(self, lanes: Lanes) -> tuple[Scalar, ...]:
         """The two factors of ⊗, where it is a real product under a sum."""
@@ -257,7 +264,7 @@ class _Fold:
 
 def _word(dtype: str) -> str:
     """The dtype of numbers in memory."""
-    return "uint8" if dtype == "bool" else dtype
+    return DTYPES[dtype].numba_stored
 
 
 def _loaded(text: str, dtype: str) -> str:

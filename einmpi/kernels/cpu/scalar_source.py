@@ -9,61 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.scalar import CASTS, COMPARISONS, Arg, Call, Const, Scalar, Type, walk
-from einmpi.kernels.folds import compute_types, whole_power
+from einmpi.graph.arithmetic import compute_types, infer
+from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Arg, Call, Const, Scalar, walk
 from einmpi.kernels.loop_nest import Nest
+from einmpi.kernels.powers import whole_power
 
-# numpy divides complex numbers by Smith's method.
-_SMITH = (
-    "{n}s = abs({1}.real) >= abs({1}.imag); {n}p = pick({n}s, {1}.real, {1}.imag); "
-    "{n}q = pick({n}s, {1}.imag, {1}.real); {n}r = {n}q / {n}p; {n}d = {r}(1) / ({n}p + {n}q * {n}r); "
-    "{n}a = {0}.real; {n}b = {0}.imag; {n}z = {n}s & ({n}p == 0); {n}p = abs({n}p); "
-    "{n}x = pick({n}s, {n}a + {n}b * {n}r, {n}a * {n}r + {n}b) * {n}d; "
-    "{n}y = pick({n}s, {n}b - {n}a * {n}r, {n}b * {n}r - {n}a) * {n}d; "
-    "complex(pick({n}z, {n}a / {n}p, {n}x), pick({n}z, {n}b / {n}p, {n}y))"
-)
-_REMAINDER = (
-    "{n}m = fmod({0}, {1}); {n}s = pick(({n}m < 0) != ({1} < 0), {n}m + {1}, {n}m); "
-    "pick({n}m != 0, {n}s, math.copysign({n}m, {1}))"
-)
-
-# The text of an operation on bool, int, float or complex numbers; "" stands for those not listed. {0}, {1} and {2} are
-# the arguments, {t} is their dtype, {r} that of their real part, {n} a new name; "; " ends an assignment.
-TEXTS: dict[str, dict[str, str]] = {
-    "|": {"": "{0} | {1}"},
-    "&": {"": "{0} & {1}"},
-    **{op: {"": f"{{0}} {op} {{1}}"} for op in COMPARISONS},
-    "+": {"b": "{0} | {1}", "": "{0} + {1}"},
-    "-": {"": "{0} - {1}"},
-    "*": {"b": "{0} & {1}", "": "{0} * {1}"},
-    "/": {"f": "{0} / {1}", "c": _SMITH},
-    "%": {
-        "i": "{n}d = pick(({1} == 0) | ({1} == -1), {t}(1), {1}); {0} % {n}d",
-        "f": _REMAINDER,
-    },  # x % -1 may trap
-    "neg": {"": "-{0}"},
-    "~": {"b": "not {0}", "i": "~{0}"},
-    "**": {"f": "math.pow({0}, {1})"},
-    "where": {"": "pick({0}, {1}, {2})"},
-    "exp": {"f": "exp({0})"},
-    "tanh": {"f": "tanh({0})"},
-    **{op: {"f": f"math.{op}({{0}})"} for op in ("log", "log1p", "expm1", "sqrt", "sin", "cos")},
-    "rsqrt": {"f": "{t}(1) / math.sqrt({0})"},
-    "abs": {
-        "b": "{0}",
-        "i": "pick({0} < 0, {t}(-{0}), {0})",
-        "f": "abs({0})",
-        "c": "math.hypot({0}.real, {0}.imag)",
-    },
-    "sign": {"": "{n}s = {t}({0} > 0) - {t}({0} < 0); pick({0} == {0}, {t}({n}s), {0})"},
-    "erf": {"f": "{t}(math.erf(float64({0})))"},
-    "maximum": {"b": "{0} | {1}", "i": "pick({0} > {1}, {0}, {1})", "f": "fmax({0}, {1})"},
-    "minimum": {"b": "{0} & {1}", "i": "pick({0} < {1}, {0}, {1})", "f": "fmin({0}, {1})"},
-    "conj": {"c": "complex({0}.real, -{0}.imag)", "": "{0}"},
-    "real": {"c": "{0}.real", "": "{0}"},
-    "imag": {"c": "{0}.imag", "": "{t}(0)"},
-}
 MAX_NODES = 256  # of a function: a larger one takes too long to compile
 
 
@@ -75,14 +27,14 @@ def is_supported(function: Scalar, leaf: Callable[[Scalar], Type]) -> bool:
     for node in nodes:
         if np.dtype(infer(node, leaf)) == np.float16:
             return False  # numba has no such numbers
-        if not isinstance(node, Call) or node.op in CASTS:
+        if not isinstance(node, Call) or OPERATIONS[node.op].is_cast:
             continue
         dtype = compute_types(node.op, [infer(arg, leaf) for arg in node.args])[-1]
         kind = np.dtype(dtype).kind
         if node.op == "**" and kind in "ic":
             if whole_power(node.args[1], kind) is None:
                 return False
-        elif dtype == "float16" or not TEXTS[node.op].keys() & {kind, ""}:
+        elif dtype == "float16" or not OPERATIONS[node.op].cpu.keys() & {kind, ""}:
             return False
     return True
 
@@ -94,12 +46,12 @@ def operation(node: Call, dtype: str, args: Sequence[str]) -> str:
         return _power(args[0], power, dtype)
     if node.op == "**" and args[1] == number(0.5, dtype):
         return f"pick({args[0]} == -math.inf, {dtype}(math.inf), math.sqrt({args[0]} + {dtype}(0)))"
-    real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-    texts = TEXTS[node.op]
-    text = texts.get(kind, texts.get("", "")).replace("{t}", dtype).replace("{r}", real)
+    record = OPERATIONS[node.op]
+    text = record.cpu[kind] if kind in record.cpu else record.cpu[""]
+    text = text.replace("{t}", dtype).replace("{r}", DTYPES[dtype].real)
     for k, arg in enumerate(args):
         text = text.replace(f"{{{k}}}", arg)
-    if kind != "i" or node.op in COMPARISONS:
+    if kind != "i" or record.is_comparison:
         return text
     *first, last = text.split("; ")  # numba would go on in int64
     return "; ".join([*first, f"{dtype}({last})"])
@@ -202,7 +154,7 @@ class Lanes:
         ]
         return (
             convert(args[0], dtypes[0], node.op)
-            if node.op in CASTS
+            if OPERATIONS[node.op].is_cast
             else operation(node, dtypes[-1], args)
         )
 

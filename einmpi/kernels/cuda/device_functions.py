@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from einmpi.graph.operations import OPERATIONS
+
 # No header is included: the compiler needs to find no files.
 DEVICE = """\
 #define FN static __device__ __forceinline__
@@ -26,11 +28,11 @@ FN double not_a_number(double) { return __longlong_as_double(0x7ff8000000000000L
 template <class T> FN T from_lane(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 FN bool from_lane(bool x, int mask) { return __shfl_xor_sync(0xffffffffu, (int)x, mask) != 0; }
 #if __CUDA_ARCH__ >= 800
-FN float greater(float a, float b) { float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
-FN float lesser(float a, float b) { float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+FN float maximum_(float a, float b) { float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+FN float minimum_(float a, float b) { float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
 #else
-FN float greater(float a, float b) { return a > b || a != a ? a : b; }
-FN float lesser(float a, float b) { return a < b || a != a ? a : b; }
+FN float maximum_(float a, float b) { return a > b || a != a ? a : b; }
+FN float minimum_(float a, float b) { return a < b || a != a ? a : b; }
 #endif
 """
 
@@ -88,27 +90,27 @@ template <class T> FN Complex<T> divide(Complex<T> a, Complex<T> b) {  // Smith'
   T r = b.re / b.im, d = (T)1 / (b.im + b.re * r);
   return {(a.re * r + a.im) * d, (a.im * r - a.re) * d};
 }
-template <class T> FN T whole_rest(T a, T b) {
+template <class T> FN T integer_remainder(T a, T b) {
   if (b == 0 || b == -1) return 0;
   T r = a % b;
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
-template <class T> FN T rest_of(T a, T b, T r) {
+template <class T> FN T signed_remainder(T a, T b, T r) {
   if (r == 0) return b < 0 || (b == 0 && (T)1 / b < 0) ? -(T)0 : (T)0;
   return (r < 0) != (b < 0) ? r + b : r;
 }
-FN int rest(int a, int b) { return whole_rest(a, b); }
-FN Long rest(Long a, Long b) { return whole_rest(a, b); }
-FN float rest(float a, float b) { return rest_of(a, b, fmodf(a, b)); }
-FN double rest(double a, double b) { return rest_of(a, b, fmod(a, b)); }
-template <class T> FN T whole_power(T a, T b) {
+FN int remainder_(int a, int b) { return integer_remainder(a, b); }
+FN Long remainder_(Long a, Long b) { return integer_remainder(a, b); }
+FN float remainder_(float a, float b) { return signed_remainder(a, b, fmodf(a, b)); }
+FN double remainder_(double a, double b) { return signed_remainder(a, b, fmod(a, b)); }
+template <class T> FN T integer_power(T a, T b) {
   if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
   T result = 1;
   for (; b; b >>= 1, a = mul(a, a)) if (b & 1) result = mul(result, a);
   return result;
 }
-FN int power(int a, int b) { return whole_power(a, b); }
-FN Long power(Long a, Long b) { return whole_power(a, b); }
+FN int power(int a, int b) { return integer_power(a, b); }
+FN Long power(Long a, Long b) { return integer_power(a, b); }
 FN float power(float a, float b) { return powf(a, b); }
 FN double power(double a, double b) { return pow(a, b); }
 
@@ -119,75 +121,75 @@ template <class T> FN T invert(T a) { return ~a; }
 FN bool invert(bool a) { return !a; }
 template <class T> FN bool less(T a, T b) { return a < b; }
 template <class T> FN bool less_equal(T a, T b) { return a <= b; }
-template <class T> FN bool more(T a, T b) { return a > b; }
-template <class T> FN bool more_equal(T a, T b) { return a >= b; }
+template <class T> FN bool greater(T a, T b) { return a > b; }
+template <class T> FN bool greater_equal(T a, T b) { return a >= b; }
 template <class T> FN bool equal(T a, T b) { return a == b; }
-template <class T> FN bool unequal(T a, T b) { return a != b; }
+template <class T> FN bool not_equal(T a, T b) { return a != b; }
 template <class T> FN bool equal(Complex<T> a, Complex<T> b) { return a.re == b.re && a.im == b.im; }
-template <class T> FN bool unequal(Complex<T> a, Complex<T> b) { return !equal(a, b); }
+template <class T> FN bool not_equal(Complex<T> a, Complex<T> b) { return !equal(a, b); }
 template <class T> FN T pick(bool c, T a, T b) { return c ? a : b; }
-template <class T> FN T greater(T a, T b) { return a > b || a != a ? a : b; }  // a nan wins
-template <class T> FN T lesser(T a, T b) { return a < b || a != a ? a : b; }
-FN bool greater(bool a, bool b) { return a | b; }
-FN bool lesser(bool a, bool b) { return a & b; }
-template <class T> FN T sign(T a) { return a != a ? a : (T)((a > 0) - (a < 0)); }
+template <class T> FN T maximum_(T a, T b) { return a > b || a != a ? a : b; }  // a nan wins
+template <class T> FN T minimum_(T a, T b) { return a < b || a != a ? a : b; }
+FN bool maximum_(bool a, bool b) { return a | b; }
+FN bool minimum_(bool a, bool b) { return a & b; }
+template <class T> FN T sign_(T a) { return a != a ? a : (T)((a > 0) - (a < 0)); }
 
 // ---- functions ----
 #define BOTH(name, one, two) FN float name(float x) { return one(x); } FN double name(double x) { return two(x); }
-BOTH(exponential, expf, exp) BOTH(logarithm, logf, log) BOTH(log_plus, log1pf, log1p) BOTH(exp_minus, expm1f, expm1)
-BOTH(square_root, sqrtf, sqrt) BOTH(tangent, tanhf, tanh) BOTH(error, erff, erf) BOTH(sine, sinf, sin)
-BOTH(cosine, cosf, cos) BOTH(hyper_sine, sinhf, sinh) BOTH(hyper_cosine, coshf, cosh) BOTH(size, fabsf, fabs)
-FN float angle(float y, float x) { return atan2f(y, x); }
-FN double angle(double y, double x) { return atan2(y, x); }
-FN float length(float x, float y) { return hypotf(x, y); }
-FN double length(double x, double y) { return hypot(x, y); }
-FN bool size(bool a) { return a; }
-FN int size(int a) { return a < 0 ? minus(a) : a; }
-FN Long size(Long a) { return a < 0 ? minus(a) : a; }
-template <class T> FN T size(Complex<T> a) { return length(a.re, a.im); }
-template <class T> FN T root_inverse(T x) { return (T)1 / square_root(x); }
-template <class T> FN T root_power(T a) { return a == -infinity(a) ? infinity(a) : square_root(a + (T)0); }
-template <class T> FN T conjugate(T a) { return a; }
-template <class T> FN Complex<T> conjugate(Complex<T> a) { return {a.re, -a.im}; }
-template <class T> FN T real(T a) { return a; }
-template <class T> FN T real(Complex<T> a) { return a.re; }
-template <class T> FN T imaginary(T a) { return (T)0; }
-template <class T> FN T imaginary(Complex<T> a) { return a.im; }
+BOTH(exp_, expf, exp) BOTH(log_, logf, log) BOTH(log1p_, log1pf, log1p) BOTH(expm1_, expm1f, expm1)
+BOTH(sqrt_, sqrtf, sqrt) BOTH(tanh_, tanhf, tanh) BOTH(erf_, erff, erf) BOTH(sin_, sinf, sin)
+BOTH(cos_, cosf, cos) BOTH(sinh_, sinhf, sinh) BOTH(cosh_, coshf, cosh) BOTH(abs_, fabsf, fabs)
+FN float atan2_(float y, float x) { return atan2f(y, x); }
+FN double atan2_(double y, double x) { return atan2(y, x); }
+FN float hypot_(float x, float y) { return hypotf(x, y); }
+FN double hypot_(double x, double y) { return hypot(x, y); }
+FN bool abs_(bool a) { return a; }
+FN int abs_(int a) { return a < 0 ? minus(a) : a; }
+FN Long abs_(Long a) { return a < 0 ? minus(a) : a; }
+template <class T> FN T abs_(Complex<T> a) { return hypot_(a.re, a.im); }
+template <class T> FN T rsqrt_(T x) { return (T)1 / sqrt_(x); }
+template <class T> FN T root_power(T a) { return a == -infinity(a) ? infinity(a) : sqrt_(a + (T)0); }
+template <class T> FN T conj_(T a) { return a; }
+template <class T> FN Complex<T> conj_(Complex<T> a) { return {a.re, -a.im}; }
+template <class T> FN T real_(T a) { return a; }
+template <class T> FN T real_(Complex<T> a) { return a.re; }
+template <class T> FN T imag_(T a) { return (T)0; }
+template <class T> FN T imag_(Complex<T> a) { return a.im; }
 
 // ---- functions of complex numbers ----
-template <class T> FN Complex<T> exponential(Complex<T> x) {
-  T e = exponential(x.re);
-  return x.im == 0 ? Complex<T>{e, x.im} : Complex<T>{e * cosine(x.im), e * sine(x.im)};
+template <class T> FN Complex<T> exp_(Complex<T> x) {
+  T e = exp_(x.re);
+  return x.im == 0 ? Complex<T>{e, x.im} : Complex<T>{e * cos_(x.im), e * sin_(x.im)};
 }
-template <class T> FN Complex<T> logarithm(Complex<T> x) { return {logarithm(size(x)), angle(x.im, x.re)}; }
-template <class T> FN Complex<T> log_plus(Complex<T> x) { return logarithm(Complex<T>{x.re + 1, x.im}); }
-template <class T> FN Complex<T> exp_minus(Complex<T> x) {
-  T s = sine(x.im / 2);
-  return {exp_minus(x.re) * cosine(x.im) - 2 * s * s, exponential(x.re) * sine(x.im)};
+template <class T> FN Complex<T> log_(Complex<T> x) { return {log_(abs_(x)), atan2_(x.im, x.re)}; }
+template <class T> FN Complex<T> log1p_(Complex<T> x) { return log_(Complex<T>{x.re + 1, x.im}); }
+template <class T> FN Complex<T> expm1_(Complex<T> x) {
+  T s = sin_(x.im / 2);
+  return {expm1_(x.re) * cos_(x.im) - 2 * s * s, exp_(x.re) * sin_(x.im)};
 }
-template <class T> FN Complex<T> square_root(Complex<T> x) {
+template <class T> FN Complex<T> sqrt_(Complex<T> x) {
   if (x.re == 0 && x.im == 0) return {(T)0, x.im};
-  T half = square_root((size(x) + size(x.re)) / 2), other = x.im / (2 * half);
+  T half = sqrt_((abs_(x) + abs_(x.re)) / 2), other = x.im / (2 * half);
   if (x.re >= 0) return {half, other};
-  return {size(other), x.im < 0 || (x.im == 0 && (T)1 / x.im < 0) ? -half : half};
+  return {abs_(other), x.im < 0 || (x.im == 0 && (T)1 / x.im < 0) ? -half : half};
 }
-template <class T> FN Complex<T> root_inverse(Complex<T> x) { return divide(Complex<T>{(T)1, (T)0}, square_root(x)); }
-template <class T> FN Complex<T> tangent(Complex<T> x) {
-  if (size(x.re) > 20) return {x.re < 0 ? (T)-1 : (T)1, 4 * sine(x.im) * cosine(x.im) * exponential(-2 * size(x.re))};
-  T s = hyper_sine(x.re), c = cosine(x.im), d = s * s + c * c;
-  return {s * hyper_cosine(x.re) / d, sine(x.im) * c / d};
+template <class T> FN Complex<T> rsqrt_(Complex<T> x) { return divide(Complex<T>{(T)1, (T)0}, sqrt_(x)); }
+template <class T> FN Complex<T> tanh_(Complex<T> x) {
+  if (abs_(x.re) > 20) return {x.re < 0 ? (T)-1 : (T)1, 4 * sin_(x.im) * cos_(x.im) * exp_(-2 * abs_(x.re))};
+  T s = sinh_(x.re), c = cos_(x.im), d = s * s + c * c;
+  return {s * cosh_(x.re) / d, sin_(x.im) * c / d};
 }
-template <class T> FN Complex<T> sine(Complex<T> x) {
-  return {sine(x.re) * hyper_cosine(x.im), cosine(x.re) * hyper_sine(x.im)}; }
-template <class T> FN Complex<T> cosine(Complex<T> x) {
-  return {cosine(x.re) * hyper_cosine(x.im), -(sine(x.re) * hyper_sine(x.im))}; }
+template <class T> FN Complex<T> sin_(Complex<T> x) {
+  return {sin_(x.re) * cosh_(x.im), cos_(x.re) * sinh_(x.im)}; }
+template <class T> FN Complex<T> cos_(Complex<T> x) {
+  return {cos_(x.re) * cosh_(x.im), -(sin_(x.re) * sinh_(x.im))}; }
 template <class T> FN Complex<T> power(Complex<T> a, Complex<T> b) {
   if (b.re == 0 && b.im == 0) return {(T)1, (T)0};
   if (a.re == 0 && a.im == 0) {
     T gone = b.re > 0 ? (T)0 : not_a_number(b.re);
     return {gone, gone};
   }
-  return exponential(mul(b, logarithm(a)));
+  return exp_(mul(b, log_(a)));
 }
 FN Complex<float> power(Complex<float> a, Complex<float> b) {  // the exponent would lose digits
   return Cast<Complex<float>>::of(power(Cast<Complex<double>>::of(a), Cast<Complex<double>>::of(b))); }
@@ -198,3 +200,9 @@ FN int quotient(int x, Long m, Long s) { return (int)(((unsigned long long)x * (
 FN Long quotient(Long x, Long d, Long) { return x / d; }
 template <class I> FN I least(I a, I b) { return a < b ? a : b; }
 """
+
+
+def device_source() -> str:
+    """Return the C++ text that precedes every kernel, with the sources of registered operations."""
+    sources = [operation.cuda_source for operation in OPERATIONS.values()]
+    return DEVICE + COMMON + "".join(sources)

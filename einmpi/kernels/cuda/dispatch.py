@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einmpi.graph.einsum import AGGREGATIONS, EinSum
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
@@ -93,7 +94,7 @@ def prepare_einsum(
 def _fill_with_neutral(einsum: EinSum) -> PreparedCall:
     """Return the call for an aggregation over nothing."""
     assert einsum.aggregation is not None
-    neutral = AGGREGATIONS[einsum.aggregation].neutral
+    neutral = AGGREGATIONS[einsum.aggregation].empty
     if neutral is None:
         raise ValueError(f"{einsum.aggregation} of nothing has no value")
     return lambda operands, target: target.fill(neutral)

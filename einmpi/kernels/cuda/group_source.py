@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from einmpi.graph.scalar import Arg, Scalar, walk
-from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
+from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.nest import Parameter, loop_parameters
 from einmpi.kernels.cuda.scalar_source import COMPUTED, HALVES, STORED, Fold, Steps, convert, stored
 from einmpi.kernels.cuda.source_parts import (
@@ -123,7 +123,7 @@ def group_source(nest: GroupNest) -> str:
     threads = nest.team * nest.teams
     head = kernel_head(list(nest.parameters()), array_types, len(nest.reads), nest.wide, threads)
     body = ["  " + line for line in text.lines]
-    return DEVICE + COMMON + "\n".join([*head, *body, "}", ""])
+    return device_source() + "\n".join([*head, *body, "}", ""])
 
 
 def _reads_of(nest: GroupNest, number: int) -> set[int]:

@@ -9,62 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.graph.arithmetic import infer
-from einmpi.graph.einsum import aggregate_type
-from einmpi.graph.scalar import CASTS, OPS, Arg, Call, Const, Scalar, Type, walk
-from einmpi.kernels.folds import FOLDS, WIDE, compute_types, neutral, whole_power
+from einmpi.graph.aggregations import AGGREGATIONS, aggregate_type
+from einmpi.graph.arithmetic import compute_types, infer
+from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.scalar import Arg, Call, Const, Scalar, walk
+from einmpi.kernels.powers import whole_power
 
-# The type in which numbers of a dtype are computed, and that in which they lie in memory. Half precision is computed in
-# single and rounded when it is stored: once a vertex.
-COMPUTED = {
-    "bool": "bool",
-    "int32": "int",
-    "int64": "Long",
-    "float16": "float",
-    "bfloat16": "float",
-    "float32": "float",
-    "float64": "double",
-    "complex64": "Complex<float>",
-    "complex128": "Complex<double>",
-}
-STORED = {**COMPUTED, "bool": "unsigned char", "float16": "Half", "bfloat16": "Brain"}
-HALVES = ("float16", "bfloat16")
-WORDS = {
-    "|": "bit_or",
-    "&": "bit_and",
-    "<": "less",
-    "<=": "less_equal",
-    ">": "more",
-    ">=": "more_equal",
-    "==": "equal",
-    "!=": "unequal",
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "divide",
-    "%": "rest",
-    "neg": "minus",
-    "~": "invert",
-    "**": "power",
-    "where": "pick",
-    "exp": "exponential",
-    "log": "logarithm",
-    "log1p": "log_plus",
-    "expm1": "exp_minus",
-    "sqrt": "square_root",
-    "rsqrt": "root_inverse",
-    "abs": "size",
-    "sign": "sign",
-    "tanh": "tangent",
-    "erf": "error",
-    "sin": "sine",
-    "cos": "cosine",
-    "maximum": "greater",
-    "minimum": "lesser",
-    "conj": "conjugate",
-    "real": "real",
-    "imag": "imaginary",
-}
+# The type in which numbers of a dtype are computed, and the type in which they lie in memory. Half
+# precision is computed in single precision and rounded when it is stored, once a vertex.
+COMPUTED = {name: dtype.cuda_type for name, dtype in DTYPES.items()}
+STORED = {name: dtype.cuda_stored for name, dtype in DTYPES.items()}
+HALVES = tuple(name for name, dtype in DTYPES.items() if dtype.is_half)
 
 Read = Callable[[int], str]  # the text of an operand's element, in its computed type
 
@@ -99,7 +55,7 @@ class Steps:
     def apply(self, node: Scalar) -> str:
         assert isinstance(node, Call)
         dtypes = compute_types(node.op, [self.kind(arg) for arg in node.args])
-        if node.op in CASTS:
+        if OPERATIONS[node.op].is_cast:
             text = self.value(node.args[0], dtypes[0])
             if node.op not in HALVES:
                 return convert(text, dtypes[0], node.op)
@@ -107,7 +63,7 @@ class Steps:
         args = [self.value(arg, dtype) for arg, dtype in zip(node.args, dtypes, strict=True)]
         if node.op == "**":
             return self.power(node, args, dtypes[-1])
-        return f"{WORDS[node.op]}({', '.join(args)})"
+        return operation(node.op, args)
 
     def power(self, node: Call, args: Sequence[str], dtype: str) -> str:
         """Small whole powers as products by repeated squaring, in the order of numpy."""
@@ -128,6 +84,14 @@ class Steps:
         return result or number(1, dtype)
 
 
+def operation(name: str, args: Sequence[str]) -> str:
+    """Return the text of an operation on arguments that have the type in which it is computed."""
+    text = OPERATIONS[name].cuda
+    for k, arg in enumerate(args):
+        text = text.replace(f"{{{k}}}", arg)
+    return text
+
+
 def kind_of(node: Scalar, types: Sequence[str]) -> Type:
     # What is computed from bfloat16 is what would be from float16: only where it is stored do the two differ.
     return infer(node, lambda leaf: np.dtype(plain(types[leaf.position])))  # type: ignore[union-attr]
@@ -146,7 +110,7 @@ def weight_of(node: Scalar) -> int:
     """About how long the text of an expression is once it is compiled."""
     parts = walk(node)
     return len(parts) + 8 * sum(
-        isinstance(part, Call) and not OPS[part.op].precedence for part in parts
+        isinstance(part, Call) and OPERATIONS[part.op].is_function for part in parts
     )
 
 
@@ -201,23 +165,26 @@ class Fold:
     @property
     def in_parts(self) -> bool:
         """Whether sums are kept in parts, each of a few values, and these added up in a wider type."""
-        return self.aggregation in ("sum", "prod") and np.dtype(plain(self.dtype)).kind in "fc"
+        is_rounded = AGGREGATIONS[self.aggregation].is_rounded
+        return is_rounded and DTYPES[self.dtype].kind in "fc"
 
     @property
     def total(self) -> str:
-        dtype = "float32" if self.dtype in HALVES else self.dtype
-        return WIDE.get(dtype, dtype) if self.in_parts else dtype
+        if self.in_parts:
+            return DTYPES[self.dtype].accumulator
+        return "float32" if self.dtype in HALVES else self.dtype
 
     @property
     def repeats(self) -> bool:
         """Whether a value may be taken twice."""
-        return self.aggregation in ("max", "min", "any", "all")
+        return AGGREGATIONS[self.aggregation].is_idempotent
 
     def start(self, dtype: str) -> str:
-        return number(neutral(self.aggregation, plain(dtype)), dtype)
+        neutral = AGGREGATIONS[self.aggregation].neutral(np.dtype(plain(dtype)))
+        return number(neutral, dtype)
 
     def join(self, a: str, b: str) -> str:
-        return f"{WORDS[FOLDS[self.aggregation]]}({a}, {b})"
+        return operation(AGGREGATIONS[self.aggregation].operation, (a, b))
 
     def take(self, steps: Steps, total: str) -> str:
         """⊕ of a total and of one more value. The last product of a sum and the sum are one rounding."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from einmpi.graph.scalar import Scalar
-from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
+from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest
 from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, stored
 from einmpi.kernels.cuda.source_parts import (
@@ -40,7 +40,7 @@ def kernel_source(nest: CudaNest) -> str:
     parameters = list(nest.parameters())
     head = kernel_head(parameters, array_types, len(nest.reads), nest.wide, BLOCK_THREADS)
     body = ["  " + line for line in text.lines]
-    return DEVICE + COMMON + "\n".join([*text.functions, *head, *body, "}", ""])
+    return device_source() + "\n".join([*text.functions, *head, *body, "}", ""])
 
 
 def _pack_type(nest: CudaNest, array: int) -> str:

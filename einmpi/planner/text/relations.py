@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from math import prod
 
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.einsum import AGGREGATIONS, EinSum
-from einmpi.graph.scalar import element_text
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.notation import element_text
 from einmpi.planner.paper.costs import Cost, cost_repartition, needs, vertex_cost
 from einmpi.planner.paper.viable import Parts
 

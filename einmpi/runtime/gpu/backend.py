@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.comm.base import Comm
-from einmpi.graph.einsum import AGGREGATIONS
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cuda import dispatch, driver, group
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import PreparedCalls
@@ -122,7 +122,7 @@ class CupyBackend:
         if isinstance(array, np.ndarray):
             self.host.combine(aggregation, array, region, packed)
             return
-        ufunc = getattr(self.cupy, AGGREGATIONS[aggregation].ufunc)
+        ufunc = getattr(self.cupy, AGGREGATIONS[aggregation].combine.__name__)
         source = shaped(packed, region)
         target = _at_least_1d(array)
         for there, here in pieces(region):

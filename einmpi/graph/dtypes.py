@@ -1,0 +1,260 @@
+"""The dtypes of tensors, one record each: how numpy, MPI, CPU kernels, CUDA and files know them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einmpi.errors import OperationError
+
+# A weak type is the Python type of a constant: it adapts to the tensor beside it, as in numpy.
+Type: TypeAlias = np.dtype[Any] | type
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DType:
+    """One dtype.
+
+    Attributes
+    ----------
+    name : str
+        The name in programs and job files, which is numpy's.
+    kind : str
+        numpy's letter: b (bool), i (integer), f (float) or c (complex).
+    itemsize : int
+        Bytes of one number in memory.
+    documentation : str
+        What it holds, for the table of dtypes.
+    cuda_type : str
+        The C++ type in which CUDA kernels compute.
+    cuda_stored : str
+        The C++ type in which CUDA kernels read and write memory.
+    numba_stored : str
+        The numba type of numbers in memory in compiled CPU kernels, "" if numba has none.
+    accumulator : str
+        The dtype in which rounded totals are kept, so that long sums keep their digits.
+    real : str
+        The dtype of the real part.
+    mpi : str
+        The name of the MPI datatype with which MPI can sum, "" if it cannot.
+    file_dtype : str
+        The dtype in which files hold it.
+    gpu_only : bool
+        Whether tensors of this dtype need a GPU.
+    package : str
+        The Python package that makes numpy know the dtype, "" if numpy knows it by itself.
+    """
+
+    name: str
+    kind: str
+    itemsize: int
+    documentation: str
+    cuda_type: str
+    cuda_stored: str
+    numba_stored: str
+    accumulator: str
+    real: str
+    mpi: str
+    file_dtype: str
+    gpu_only: bool = False
+    package: str = ""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether kernels compute it in single precision and round when they store it."""
+        return self.kind == "f" and self.itemsize == 2
+
+
+DTYPES: dict[str, DType] = {}
+
+
+def _add(dtype: DType) -> None:
+    DTYPES[dtype.name] = dtype
+
+
+_add(
+    DType(
+        name="float16",
+        kind="f",
+        itemsize=2,
+        documentation="half precision: 11 bits of precision, up to 65504",
+        cuda_type="float",
+        cuda_stored="Half",
+        numba_stored="",
+        accumulator="float64",
+        real="float16",
+        mpi="",
+        file_dtype="float16",
+    )
+)
+_add(
+    DType(
+        name="float32",
+        kind="f",
+        itemsize=4,
+        documentation="single precision: 24 bits of precision",
+        cuda_type="float",
+        cuda_stored="float",
+        numba_stored="float32",
+        accumulator="float64",
+        real="float32",
+        mpi="FLOAT",
+        file_dtype="float32",
+    )
+)
+_add(
+    DType(
+        name="float64",
+        kind="f",
+        itemsize=8,
+        documentation="double precision: 53 bits of precision",
+        cuda_type="double",
+        cuda_stored="double",
+        numba_stored="float64",
+        accumulator="float64",
+        real="float64",
+        mpi="DOUBLE",
+        file_dtype="float64",
+    )
+)
+_add(
+    DType(
+        name="complex64",
+        kind="c",
+        itemsize=8,
+        documentation="complex, with float32 parts",
+        cuda_type="Complex<float>",
+        cuda_stored="Complex<float>",
+        numba_stored="complex64",
+        accumulator="complex128",
+        real="float32",
+        mpi="C_FLOAT_COMPLEX",
+        file_dtype="complex64",
+    )
+)
+_add(
+    DType(
+        name="complex128",
+        kind="c",
+        itemsize=16,
+        documentation="complex, with float64 parts",
+        cuda_type="Complex<double>",
+        cuda_stored="Complex<double>",
+        numba_stored="complex128",
+        accumulator="complex128",
+        real="float64",
+        mpi="C_DOUBLE_COMPLEX",
+        file_dtype="complex128",
+    )
+)
+_add(
+    DType(
+        name="int32",
+        kind="i",
+        itemsize=4,
+        documentation="integer from −2³¹ to 2³¹ − 1",
+        cuda_type="int",
+        cuda_stored="int",
+        numba_stored="int32",
+        accumulator="int32",
+        real="int32",
+        mpi="INT32_T",
+        file_dtype="int32",
+    )
+)
+_add(
+    DType(
+        name="int64",
+        kind="i",
+        itemsize=8,
+        documentation="integer from −2⁶³ to 2⁶³ − 1",
+        cuda_type="Long",
+        cuda_stored="Long",
+        numba_stored="int64",
+        accumulator="int64",
+        real="int64",
+        mpi="INT64_T",
+        file_dtype="int64",
+    )
+)
+_add(
+    DType(
+        name="bool",
+        kind="b",
+        itemsize=1,
+        documentation="True or False",
+        cuda_type="bool",
+        cuda_stored="unsigned char",
+        numba_stored="uint8",
+        accumulator="bool",
+        real="bool",
+        mpi="",  # a sum of bools is "or" in numpy only
+        file_dtype="bool",
+    )
+)
+_add(
+    DType(
+        name="bfloat16",
+        kind="f",
+        itemsize=2,
+        documentation="8 bits of precision and the range of float32; needs a GPU",
+        cuda_type="float",
+        cuda_stored="Brain",
+        numba_stored="",
+        accumulator="float64",
+        real="bfloat16",
+        mpi="",
+        file_dtype="float32",
+        gpu_only=True,
+        package="ml_dtypes",
+    )
+)
+
+
+def cpu_dtypes() -> tuple[str, ...]:
+    """Return the names of the dtypes that every machine can compute with."""
+    return tuple(name for name, dtype in DTYPES.items() if not dtype.gpu_only)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return numpy's dtype; OperationError if the package that defines it is not installed."""
+    record = DTYPES[name]
+    if record.package:
+        try:
+            __import__(record.package)  # numpy knows the name from then on
+        except ImportError:
+            raise OperationError(
+                f"{record.name} needs the package {record.package}, which is not installed",
+                hint="install einmpi[cuda13] or einmpi[cuda12], or use another dtype",
+            ) from None
+    return np.dtype(name)
+
+
+def check_installed(where: str, name: str) -> None:
+    """Make numpy know a dtype; InputError if the package that defines it is not installed."""
+    if name not in DTYPES:
+        return
+    try:
+        numpy_dtype(name)
+    except OperationError as error:
+        raise error.at(where) from None
+
+
+# ---- promotion ----------------------------------------------------------------------------------
+
+
+def is_bfloat16(kind: Type) -> bool:
+    return isinstance(kind, np.dtype) and kind.name == "bfloat16"
+
+
+def bfloat16_as_float16(kinds: tuple[Type, ...]) -> tuple[Type, ...]:
+    """Replace bfloat16 by the dtype that stands for it in numpy's promotion rules.
+
+    That is float16, or float32 beside float16, because only float32 holds both.
+    """
+    stand_in = np.dtype(np.float16)
+    if stand_in in kinds:
+        stand_in = np.dtype(np.float32)
+    return tuple(stand_in if is_bfloat16(kind) else kind for kind in kinds)

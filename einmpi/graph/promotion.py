@@ -1,0 +1,73 @@
+"""Dtype rules of operations: the dtypes in which numpy computes, and the dtype of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einmpi.errors import OperationError
+from einmpi.graph.dtypes import DTYPES, DType, Type, numpy_dtype
+
+# From the types of the arguments: the dtype to which each argument is converted, then the dtype
+# of the result. Raises TypeError if there is none.
+DtypeRule: TypeAlias = Callable[[tuple[Type, ...]], tuple[np.dtype[Any], ...]]
+
+
+def as_ufunc(ufunc: np.ufunc) -> DtypeRule:
+    """The rule of a numpy ufunc."""
+
+    def rule(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+        # numpy takes int, float and complex as weak types, but not bool.
+        given = [np.dtype(bool) if kind is bool else kind for kind in types]
+        return ufunc.resolve_dtypes((*given, None))
+
+    return rule
+
+
+def as_comparison(ufunc: np.ufunc) -> DtypeRule:
+    """The rule of a comparison: small integers are compared as int64."""
+    resolve = as_ufunc(ufunc)
+
+    def rule(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+        first, second, result = resolve(types)
+        if first.name in ("bool", "int32"):
+            # A constant that does not fit into int32 can still be compared with it.
+            first = np.dtype(np.int64)
+            second = np.dtype(np.int64)
+        return first, second, result
+
+    return rule
+
+
+def as_where(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+    """The rule of where(condition, x, y)."""
+    samples: list[Any] = []
+    for kind in types[1:]:
+        weak = isinstance(kind, type) and kind is not bool
+        samples.append(kind(0) if weak else np.dtype(kind))
+    result = np.result_type(*samples)
+    return np.dtype(bool), result, result, result
+
+
+def as_real_part(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+    """The rule of real(x) and imag(x)."""
+    dtype = np.dtype(types[0])
+    return dtype, np.dtype(DTYPES[dtype.name].real)
+
+
+def as_cast(target: DType) -> DtypeRule:
+    """The rule of a cast to a dtype."""
+
+    def rule(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+        source = np.dtype(types[0])
+        if source.kind == "c" and target.kind != "c":
+            raise OperationError(
+                f"{target.name} does not take complex numbers",
+                "a real argument",
+                "use real or imag first",
+            )
+        return source, numpy_dtype(target.name)
+
+    return rule
