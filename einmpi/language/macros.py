@@ -16,31 +16,40 @@ class Macro:
     """
 
     body: str
+    documentation: str
     reduces: bool = False
     needs_labels: bool = False
     options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 MACROS: dict[str, Macro] = {
-    "relu": Macro("maximum(x, 0)"),
-    "sigmoid": Macro("1 / (1 + exp(-x))"),
-    "silu": Macro("x / (1 + exp(-x))"),
-    "gelu": Macro("0.5 * x * (1 + erf(x / sqrt(2)))"),
-    "mean": Macro("sum[L](x) / n", reduces=True),
-    "var": Macro("d = abs(x - sum[L](x) / n)\nsum[L](d * d) / n", reduces=True),
+    "relu": Macro("maximum(x, 0)", "x, or 0 where x is negative"),
+    "sigmoid": Macro("1 / (1 + exp(-x))", "logistic function"),
+    "silu": Macro("x / (1 + exp(-x))", "x times its sigmoid"),
+    "gelu": Macro("0.5 * x * (1 + erf(x / sqrt(2)))", "x times the normal distribution function"),
+    "mean": Macro("sum[L](x) / n", "mean", reduces=True),
+    "var": Macro("d = abs(x - sum[L](x) / n)\nsum[L](d * d) / n", "variance", reduces=True),
     # A maximum of ±inf must not be subtracted from itself.
     "logsumexp": Macro(
-        "m = max[L](x)\nc = where(abs(m) == inf, 0, m)\nc + log(sum[L](exp(x - c)))", reduces=True
+        "m = max[L](x)\nc = where(abs(m) == inf, 0, m)\nc + log(sum[L](exp(x - c)))",
+        "log of the sum of exp(x)",
+        reduces=True,
     ),
     # One division a row: the sum is 1 at least, so nothing overflows.
-    "softmax": Macro("e = exp(x - max[L](x))\ne * (1 / sum[L](e))", needs_labels=True),
+    "softmax": Macro(
+        "e = exp(x - max[L](x))\ne * (1 / sum[L](e))",
+        "exp(x), scaled to the sum 1",
+        needs_labels=True,
+    ),
     "rmsnorm": Macro(
         "x * rsqrt(sum[L](x * x) / n + eps)",
+        "x over its root mean square",
         needs_labels=True,
         options=MappingProxyType({"eps": 1e-6}),
     ),
     "layernorm": Macro(
         "d = x - sum[L](x) / n\nd * rsqrt(sum[L](d * d) / n + eps)",
+        "x, shifted to mean 0 and scaled to variance 1",
         needs_labels=True,
         options=MappingProxyType({"eps": 1e-5}),
     ),
