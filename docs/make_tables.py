@@ -6,6 +6,10 @@ Such a table stands between the comments <!-- table: NAME --> and <!-- end of ta
 import re
 from pathlib import Path
 
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.operations import OPERATIONS
+from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
 
 DOCS = Path(__file__).parent
@@ -29,8 +33,70 @@ def roles_table():
     return markdown(("key", "type", "default", "meaning"), rows)
 
 
+def yes_or_no(value):
+    return "yes" if value else "no"
+
+
+def aggregations_table():
+    rows = []
+    for name, record in AGGREGATIONS.items():
+        empty = "error" if record.empty is None else str(record.empty)
+        complex_too = yes_or_no(record.takes_complex)
+        cells = [f"`{name}`", record.documentation, f"`{record.symbol}`", empty]
+        rows.append([*cells, record.result_text, complex_too])
+    head = ["aggregation", "⊕", "printed as", "of no values", "dtype of the result", "complex"]
+    return markdown(head, rows)
+
+
+def operators_table():
+    found = [record for record in OPERATIONS.values() if not record.is_function]
+    rows = []
+    for record in sorted(found, key=lambda record: record.precedence):
+        written = f"{record.symbol}x" if record.arity == 1 else record.name
+        escaped = written.replace("|", r"\|")
+        rows.append([f"`{escaped}`", record.documentation, yes_or_no(record.takes_complex)])
+    return markdown(["operator", "meaning", "complex"], rows)
+
+
+def functions_table():
+    rows = []
+    for record in OPERATIONS.values():
+        if record.is_function and not record.is_cast:
+            complex_too = yes_or_no(record.takes_complex)
+            rows.append([f"`{record.call_text()}`", record.documentation, complex_too])
+    return markdown(["function", "meaning", "complex"], rows)
+
+
+def macros_table():
+    rows = []
+    for name, macro in MACROS.items():
+        call = f"`{name}[L](x)`" if macro.needs_labels else f"`{name}(x)`"
+        if macro.reduces:
+            call += f" or `{name}[L](x)`"
+        options = ", ".join(f"`{key}={value}`" for key, value in macro.options.items())
+        definition = macro.body.replace("\n", "; ")
+        rows.append([call, macro.documentation, f"`{definition}`", options])
+    return markdown(["macro", "meaning", "definition", "options"], rows)
+
+
+def dtypes_table():
+    rows = []
+    for name, record in DTYPES.items():
+        in_files = f"`{record.file_dtype}`"
+        rows.append([f"`{name}`", record.documentation, str(record.itemsize), in_files])
+    return markdown(["dtype", "values", "bytes", "in output files"], rows)
+
+
 # The name of a table in the comment before it → the function that makes it.
-TABLES = {"strategies": strategies_table, "roles": roles_table}
+TABLES = {
+    "strategies": strategies_table,
+    "roles": roles_table,
+    "aggregations": aggregations_table,
+    "operators": operators_table,
+    "functions": functions_table,
+    "macros": macros_table,
+    "dtypes": dtypes_table,
+}
 
 
 def renewed(text):

@@ -80,9 +80,3 @@ def test_site_has_every_page():
     nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     listed = re.findall(r"^ +- .*: (\S+\.md)$", nav, re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
-
-
-def test_tables_equal_the_records():
-    script = runpy.run_path(str(ROOT / "docs" / "make_tables.py"), run_name="make_tables")
-    page = (ROOT / "docs" / "language.md").read_text()
-    assert page == script["page"](page), "python docs/make_tables.py writes the tables anew"
