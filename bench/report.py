@@ -2,8 +2,8 @@
 
     python bench/report.py [--layers 48] [--ranks 64] [--repeat 5]
 
-A LLaMA of some layers, with a timeline that is made up but as long as a real one. Opening is the time until the page
-has run its script and drawn the timeline, in headless Chromium: the median of several times.
+The page is that of a LLaMA with some layers and a synthetic timeline as long as a real one. Opening
+is the time until headless Chromium has run the script and drawn the timeline; the median counts.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ FLAGS = (
 )
 
 
-def opening(file: Path, repeat: int) -> list[float]:
-    """Seconds from the start of loading to the drawn page, each time."""
+def opening_times(file: Path, repeat: int) -> list[float]:
+    """Return the seconds from the start of loading to the drawn page, for each repetition."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -55,7 +55,7 @@ def opening(file: Path, repeat: int) -> list[float]:
 def _open(browser: Any, file: Path) -> float:
     browser.get("about:blank")
     browser.get(file.as_uri())
-    # The second frame after loading comes when the first one, with all drawings, is done.
+    # The second frame after loading begins when the first one, with all drawings, is done.
     return browser.execute_async_script(
         "const done = arguments[0];"
         "requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() / 1000)))"
@@ -77,17 +77,15 @@ def main() -> None:
         file = Path(folder) / "page.html"
         start = time.perf_counter()
         write_report(file, plan, timeline=timeline, program=program, title="LLaMA")
-        print(
-            f"{len(plan.graph.vertices):,} tensors, {plan.ranks} ranks, {len(timeline.spans):,} spans"
-        )
+        tensors = len(plan.graph.vertices)
+        print(f"{tensors:,} tensors, {plan.ranks} ranks, {len(timeline.spans):,} spans")
         print(f"written in {time.perf_counter() - start:.2f} s, {show_bytes(file.stat().st_size)}")
         if shutil.which("chromium") and shutil.which("chromedriver"):
-            seconds = opening(file, options.repeat)
-            print(
-                f"opened in {statistics.median(seconds):.2f} s ({', '.join(f'{each:.2f}' for each in seconds)})"
-            )
+            seconds = opening_times(file, options.repeat)
+            each = ", ".join(f"{value:.2f}" for value in seconds)
+            print(f"opened in {statistics.median(seconds):.2f} s ({each})")
         else:
-            print("not opened: there is no Chromium with its driver")
+            print("not opened: Chromium or its driver is not installed")
 
 
 if __name__ == "__main__":

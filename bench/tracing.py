@@ -2,8 +2,8 @@
 
     mpirun -n 2 python bench/tracing.py --size 2000
 
-Runs with a recorder and runs without take turns, in one process, on the same inputs; the medians of the slowest rank's
-seconds are compared. Then what a step pays: one call of the recorder.
+Runs with and without a recorder alternate, in one process, on the same inputs. The medians of the
+slowest rank's seconds are compared. Then the cost of one call of the recorder, paid once per step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Runs:
         self.note = activity_writer(comm.rank)
 
     def seconds(self, record: bool) -> tuple[float, float]:
-        """Of the slowest rank: of the run, and with what comes before and after it."""
+        """Return the seconds of the slowest rank: for the run alone, and with setup and gathering."""
         observer = Observer(self.comm, self.schedule, record=record, quiet=True)
         self.comm.barrier()
         start = time.perf_counter()

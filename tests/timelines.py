@@ -1,4 +1,4 @@
-"""Timelines for tests: recorded on ranks that are threads, or made up."""
+"""Timelines for tests: recorded with threads as ranks, or synthetic."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from einmpi.schedule.lower import lower
 
 
 def recorded(job: einmpi.Job, ranks: int) -> tuple[Plan, Timeline]:
-    """A run on threads: its plan, and what each rank did when."""
+    """Run a job on threads. Return its plan and its timeline."""
     plan, timeline, _ = recorded_run(job, ranks)
     return plan, timeline
 
 
 def recorded_run(job: einmpi.Job, ranks: int) -> tuple[Plan, Timeline, list[int]]:
-    """The same, and the bytes that each rank received."""
+    """The same, with the bytes that each rank received."""
 
     def on_rank(comm: Any) -> Any:
         compiled, recorder = Compiled(job, comm, options_of(job)), Recorder(comm)
@@ -39,18 +39,22 @@ def recorded_run(job: einmpi.Job, ranks: int) -> tuple[Plan, Timeline, list[int]
 
 
 def made_up(plan: Plan) -> Timeline:
-    """As many spans as a run has, with labels that differ from rank to rank like real ones. Nothing is run."""
-    steps = [
-        (work, str(step)) for step in lower(plan, 0).steps if (work := work_of(step)) is not None
-    ]
+    """Return as many spans as a run has, without running anything.
+
+    Labels differ from rank to rank, as those of real runs do.
+    """
+    steps = []
+    for step in lower(plan, 0).steps:
+        work = work_of(step)
+        if work is not None:
+            steps.append((work, str(step)))
     spans = []
     for rank in range(plan.ranks):
         now = 1e-5 * rank
         for k, (work, line) in enumerate(steps):
             label = line.replace("[0:", f"[{rank}:") if work.kind == "load" else line
-            took = (1 + (7 * rank + 13 * k) % 17) * 1e-6 + (
-                work.operations + 16 * work.nbytes
-            ) / 1e12
+            jitter = (1 + (7 * rank + 13 * k) % 17) * 1e-6
+            took = jitter + (work.operations + 16 * work.nbytes) / 1e12
             spans.append(
                 Span(
                     rank,

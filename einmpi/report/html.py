@@ -157,8 +157,8 @@ pictures. Many short index ranges of the same ranks are drawn as one block; poin
 them.</p>
 <div class="tools">
 <label>Find a tensor <input id="tensor-filter" type="search" autocomplete="off"></label>
-<label>Only rank <input id="tensor-rank" type="number" min="0" placeholder="all"
-autocomplete="off"></label></div>
+<label>Show only rank
+<input id="tensor-rank" type="number" min="0" placeholder="all" autocomplete="off"></label></div>
 <div class="cards" id="cards"></div>
 <div class="tools"><button id="tensor-more" hidden></button></div>"""
 

@@ -42,12 +42,12 @@ def layouts_data(plan: Plan) -> dict[str, Any]:
 
 
 def _use_text(use: LayoutUse) -> str:
-    """Return when a tensor has a layout: "made, kept; for B, C, D and 3 more"."""
+    """Return when a tensor has a layout: "made, kept; read by B, C, D and 3 more"."""
     parts = []
     if use.events:
         parts.append(", ".join(use.events))
     if use.readers:
-        readers = f"for {', '.join(use.readers[:MAX_READERS_NAMED])}"
+        readers = f"read by {', '.join(use.readers[:MAX_READERS_NAMED])}"
         others = len(use.readers) - MAX_READERS_NAMED
         if others > 0:
             readers += f" and {others} more"

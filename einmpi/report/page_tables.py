@@ -157,9 +157,9 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
             cells.append(_bar(longest, predicted[name]))
         hidden = " hidden" if len(rows) >= ROWS_SHOWN else ""
         rows.append(f"<tr{hidden}>{''.join(cells)}</tr>")
-    heads = ["tensor", "definition", "cuts", "moved", "main reason"]
+    heads = ["tensor", "definition", "cuts", "to move", "main reason"]
     if timeline is not None:
-        heads += ["measured", "computing", "moving", "share of the time"]
+        heads += ["moved", "computing", "moving", "share of the time"]
     else:
         heads += ["", "share of the work"]
     all_rows = "\n".join(rows)

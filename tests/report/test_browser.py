@@ -55,7 +55,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def attention(tmp_path_factory):
-    """The page of a run on four ranks, with everything on it; its plan and timeline."""
+    """The complete page of a run on four ranks, its plan and its timeline."""
     job = einmpi.load(ROOT / "jobs" / "attention.toml")
     plan, timeline = recorded(job, 4)
     file = tmp_path_factory.mktemp("page") / "attention.html"
@@ -79,7 +79,7 @@ def page(browser, attention):
 
 
 def visible(page):
-    """The part of the time that is seen, in microseconds."""
+    """Return the visible part of the timeline, in microseconds."""
     track = page.find_element("id", "track")
     return float(track.get_attribute("data-from")), float(track.get_attribute("data-to"))
 
@@ -91,7 +91,7 @@ def tip(page):
 
 
 def over(page, element, x, y):
-    """The pointer goes to a place in an element that is scrolled into view."""
+    """Scroll an element into view and move the pointer to a place in it."""
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
     box = element.rect
     actions = webdriver.ActionChains(page)
@@ -108,7 +108,7 @@ def wheel(page, element, amount):
 
 
 def settled(read, wanted):
-    """What is read once it is as wanted; the browser may take a moment."""
+    """Read a value until it is as wanted: the browser may take a moment."""
     for _ in range(600):
         if wanted(value := read()):
             return value
@@ -117,7 +117,7 @@ def settled(read, wanted):
 
 
 def painted(page, canvas):
-    """The number of colours on a canvas."""
+    """Return the number of colours on a canvas."""
     return page.execute_script(
         """const canvas = arguments[0], copy = new OffscreenCanvas(canvas.width, canvas.height);
         const pen = copy.getContext('2d', { willReadFrequently: true }), seen = new Set();
@@ -173,7 +173,7 @@ def test_the_wheel_zooms_and_reset_shows_all(page):
     assert visible(page) == (start, stop)
 
 
-def test_the_pointer_tells_the_step(page, attention):
+def test_the_pointer_describes_the_step(page, attention):
     track = page.find_element("id", "track")
     longest = max(
         (span for span in attention[2].spans if span.rank == 1),
@@ -223,7 +223,7 @@ def test_tensors_are_painted(page, attention):
         assert settled(lambda: tip(page), bool).startswith("rank")
 
 
-def test_one_rank_and_one_tensor_can_be_looked_for(page):
+def test_filters_for_a_rank_and_a_tensor(page):
     page.find_element("id", "tensor-filter").send_keys("t3_")
     names = [head.text for head in page.find_elements("css selector", "#cards h3")]
     assert names and all(name.startswith("T3_") for name in names)
@@ -276,7 +276,7 @@ def test_it_fits_a_phone(page):
     ("name", "ranks"), [("chain", 12), ("attention", 16), ("shortest_path", 7)]
 )
 def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name, ranks):
-    """The page works out for itself who holds what: compared with the regions that a run uses."""
+    """The script computes who holds what itself; a run uses the same regions."""
     plan = einmpi.plan(einmpi.load(ROOT / "jobs" / f"{name}.toml"), ranks)
     write_report(tmp_path / "page.html", plan)
     browser.get((tmp_path / "page.html").as_uri())
@@ -297,7 +297,7 @@ def test_the_script_finds_the_blocks_that_the_ranks_hold(browser, tmp_path, name
             assert PARTIAL not in cuts or not vertex.is_input
 
 
-def test_what_people_write_does_nothing(browser, tmp_path):
+def test_text_from_users_is_never_executed(browser, tmp_path):
     job = einmpi.program("Z[i] = sum(X[i,j])", X=(8, 8))
     timeline = Timeline(
         2, 1.0, (Span(0, "kernel", EVIL, EVIL, 0.0, 1.0), Span(1, "kernel", "Z", EVIL, 0.0, 1.0))

@@ -1,4 +1,4 @@
-"""The report page as text: complete, the same every time, and harmless whatever a program says."""
+"""The HTML of the report page: complete, reproducible, and safe whatever a program contains."""
 
 import base64
 import json
@@ -261,7 +261,7 @@ def test_nothing_comes_from_elsewhere_and_one_script_runs():
 EVIL = "</script></pre><img src=x onerror=alert(1)><script>alert(2)</script>\"'&<b>"
 
 
-def test_what_people_write_is_only_text():
+def test_text_from_users_is_escaped():
     program = f"Z[i] = sum(X[i,j])  # {EVIL}"
     job = einmpi.program(program, X=(8, 8))
     plan = einmpi.plan(job, 4)
@@ -314,7 +314,7 @@ def test_small_and_odd_graphs(ranks):
 
 
 def unpacked(text):
-    """What the script makes of a track: (start, end, step)."""
+    """Decode a track as the script does: (start, end, step)."""
     numbers, value, shift = [], 0, 0
     for byte in base64.b64decode(text):
         value |= (byte & 127) << shift
@@ -331,7 +331,7 @@ def unpacked(text):
     return found
 
 
-def test_spans_come_back():
+def test_spans_survive_encoding():
     _, timeline = recorded(load("attention"), 3)
     data = timeline_data(timeline)
     origin = min(span.start for span in timeline.spans)

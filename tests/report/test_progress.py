@@ -32,7 +32,7 @@ def schedule():
 
 
 def made(monkeypatch, schedule, width, repeats=1):
-    """Progress on a clock that stands still, and what it writes."""
+    """Return a Progress with a clock that stands still, the clock, the stream and the comm."""
     clock, stream, comm = (
         SimpleNamespace(now=100.0),
         io.StringIO(),
@@ -86,7 +86,7 @@ def test_a_bar_goes_on_inside_a_long_step_but_not_beyond_it(monkeypatch, schedul
     assert stream.getvalue().endswith(CLEAR)
 
 
-def test_a_bar_is_drawn_when_there_is_news(monkeypatch, schedule):
+def test_a_bar_is_drawn_only_for_news(monkeypatch, schedule):
     shown, clock, stream, _ = made(monkeypatch, schedule, 40)  # too narrow for more than text
     shown(schedule.steps[0])
     for _ in range(17):
@@ -98,7 +98,7 @@ def test_a_bar_is_drawn_when_there_is_news(monkeypatch, schedule):
     assert stream.getvalue().count(CLEAR) == 4 and shown.interval >= 0.1
 
 
-def test_a_terminal_that_is_gone_is_no_failure(monkeypatch, schedule):
+def test_a_closed_terminal_does_not_fail_the_run(monkeypatch, schedule):
     shown, _, stream, _ = made(monkeypatch, schedule, 80)
     stream.close()
     shown(schedule.steps[0])
@@ -107,7 +107,7 @@ def test_a_terminal_that_is_gone_is_no_failure(monkeypatch, schedule):
     shown.close()
 
 
-def test_the_launcher_tells_what_it_has(monkeypatch, tmp_path):
+def test_ranks_use_the_terminal_of_their_launcher(monkeypatch, tmp_path):
     """Ranks write a bar to their launcher's terminal, unless it is on another machine or gone."""
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal:
@@ -136,8 +136,8 @@ def test_the_launcher_tells_what_it_has(monkeypatch, tmp_path):
     os.close(ours)
 
 
-def test_terminals_of_a_foreign_launcher_do_not_count(monkeypatch):
-    """Open MPI's ranks write to terminals of mpirun's making, also in a pipe."""
+def test_terminals_made_by_open_mpi_are_ignored(monkeypatch):
+    """Open MPI's mpirun gives its ranks terminals even if its own output goes to a pipe."""
     ours, theirs = pty.openpty()
     with open(theirs, "w") as terminal:
         monkeypatch.setenv("TERM", "xterm")

@@ -28,7 +28,7 @@ def job(name, **sizes):
 
 
 def check_trace(data, ranks, moved):
-    """What Perfetto needs, and that the bytes are those that were counted."""
+    """Check what Perfetto needs, and that the bytes equal those counted."""
     tracks = {
         event["tid"]: event["args"]["name"] for event in data if event["name"] == "thread_name"
     }
@@ -131,15 +131,15 @@ KNOWN = Timeline(
 
 
 def test_times_of_vertices():
-    """Rank 0 waits for a second; the third rank has no steps, and does not count."""
+    """Rank 0 waits for a second. The third rank has no steps and does not count."""
     assert vertex_times(KNOWN, ["A", "B", "Z"]) == (
         VertexTimes("A", 0.0, 0.0, communication=0.5, waiting=0.5, operations=0, nbytes=80),
         VertexTimes("Z", kernel=1.0, slowest_kernel=1.5, operations=800),
     )
 
 
-def test_a_late_rank_is_waited_for_no_longer_than_the_step():
-    """One that comes after a step has ended is late by its clock only."""
+def test_waiting_is_never_longer_than_the_step():
+    """If a rank seems to arrive after the step has ended, only its clock is late."""
     spans = (
         Span(0, "reduce", "Z", "", 0.0, 1.0, 8, 0, PAIR, 1),
         Span(1, "reduce", "Z", "", 5.0, 6.0, 8, 0, PAIR, 0),

@@ -105,7 +105,7 @@ def test_comparison(terminal, comparison):
     assert "no room for: paper's cost" in comparison_text(comparison)
 
 
-def test_names_are_no_markup(terminal):
+def test_names_are_not_taken_for_markup(terminal):
     terminal(80)
     plan = einmpi.plan(einmpi.program("red[i,j] = X[i,j] + 1", X=(8, 8)), 2)
     assert "red[i,j] ← X[i,j] + 1" in ESCAPE.sub("", plan_text(plan))
