@@ -38,7 +38,7 @@ class Runs:
         self.note = activity_writer(comm.rank)
 
     def seconds(self, record: bool) -> tuple[float, float]:
-        """Return the seconds of the slowest rank: for the run alone, and with setup and gathering."""
+        """Return the seconds of the slowest rank: of the run alone, and with gathering."""
         observer = Observer(self.comm, self.schedule, record=record, quiet=True)
         self.comm.barrier()
         start = time.perf_counter()
