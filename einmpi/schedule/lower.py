@@ -9,9 +9,9 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.make_plan import Plan
 from einmpi.planner.memory import operand_cuts, output_cuts
-from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
+from einmpi.schedule.layout import PARTIAL, Cuts, Layout, split_further
 from einmpi.schedule.memory import with_begins, with_frees
-from einmpi.schedule.moves import reduced
+from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.spill import with_spills
@@ -108,7 +108,7 @@ class _Lowering:
             self.steps.append(Load(vertex.name, slot, region, packed(region), wanted, kept=True))
             return
         everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
-        pieces = dealt_out(self.plan.mesh, wanted.bound, cuts, everywhere)
+        pieces = split_further(self.plan.mesh, wanted.bound, cuts, everywhere)
         piece = pieces.region(digits)
         place = tuple(
             locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True)
@@ -164,7 +164,7 @@ class _Lowering:
         key = vertex.bound, source, target
         if key not in self.moves:
             have, want = self.layout(vertex, source), self.layout(vertex, target)
-            middle = reduced(self.plan.mesh, have.bound, source, target)
+            middle = middle_layout(self.plan.mesh, have.bound, source, target)
             stored = PARTIAL not in source
             self.moves[key] = (
                 reductions(have, middle, self.rank),

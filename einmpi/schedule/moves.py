@@ -1,6 +1,6 @@
-"""From one layout of a tensor to another: who reduces which piece, who sends what to whom (docs/planner.md).
+"""From one layout of a tensor to another: who aggregates which piece, who sends what to whom.
 
-Every element has one sender for each receiver: the rank that holds it and agrees with the receiver on all other axes.
+See docs/planner.md. Every element that a rank receives has exactly one sender.
 """
 
 from __future__ import annotations
@@ -15,13 +15,25 @@ import numpy as np
 
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.volume import held_factors, replicas_share
-from einmpi.schedule.layout import PARTIAL, Cuts, Layout, dealt_out
+from einmpi.schedule.layout import PARTIAL, Cuts, Layout, rank_strides, split_further
 from einmpi.schedule.regions import Region, Runs, intersect, locate
 from einmpi.schedule.transfers import Moves, Reduction
 
+# A tensor gets from a `source` layout to a `target` layout by way of a `middle` layout, which has
+# no partial results and no replicas that would send the same element twice:
+#
+#     source ── aggregate partial results ──▶ middle ── exchange ──▶ target
+#
+# Example: four ranks hold partial results of a vector of 8 elements, and all of them want all of
+# it. In the middle layout rank r has the elements 2r and 2r + 1. Each rank aggregates those two
+# over all ranks, in place in its source block, and then sends them to the three others.
+#
+# The sender of an element is the rank that holds it in `middle` and has the same digit as the
+# receiver on every axis along which nothing changes. So a rank knows its messages by arithmetic.
+
 
 class Blocks(Protocol):
-    """Elements that each rank has: a layout, or a part of one."""
+    """The elements that each rank has: a layout, or a part of one."""
 
     @property
     def mesh(self) -> Mesh: ...
@@ -30,99 +42,185 @@ class Blocks(Protocol):
     def bound(self) -> tuple[int, ...]: ...
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
-        """The indices of a dimension that the rank with these digits has."""
+        """Return the indices of a dimension that the rank with these digits has."""
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
-        """The axes on whose digits that depends."""
+        """Return the axes on whose digits these indices depend."""
 
 
-def reduced(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Layout:
-    """Where the elements are when partial results have been aggregated, on their way from `source` to `target`.
+def middle_layout(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Layout:
+    """Return where the elements are once partial results are aggregated.
 
-    What the target wants lies there already where that is free. Ranks that all want everything deal the work out; also
-    those of a node deal out what has to come from other nodes.
+    What the target wants is there already wherever that is free. Ranks that will all hold the
+    same divide the work among them: those along an axis of partial results, and replicas if that
+    moves less. The ranks of a node also divide what has to come from other nodes.
     """
     pairs = list(zip(source, target, strict=True))
-    cuts = tuple(t if s in (None, PARTIAL) else s for s, t in pairs)
-    axes = [axis for axis, (s, t) in enumerate(pairs) if s == PARTIAL and t is None]
-    shared = PARTIAL in source and _replicas_share(mesh, len(bound), source, target)
-    crossing = any(s is not None and s != t for s, t in pairs[: mesh.node_axes])
-    summing = PARTIAL in source[: mesh.node_axes]  # from node to node
-    for axis in (axis for axis, pair in enumerate(pairs) if pair == (None, None)):
-        if shared and summing if axis < mesh.node_axes else shared or crossing:
-            axes.append(axis)
-    turning = {t for m, t in zip(cuts, target, strict=True) if t is not None and m != t}
-    return dealt_out(mesh, bound, cuts, axes, turning)
+    has_partials = PARTIAL in source
+    replicas_help = has_partials and _replicas_share(mesh, len(bound), source, target)
+    between_nodes = pairs[: mesh.node_axes]
+    moves_between = any(have is not None and have != want for have, want in between_nodes)
+    partials_between = any(have == PARTIAL for have, _ in between_nodes)
+    cuts = []
+    dividing = []  # axes over which the blocks are divided
+    replicas = []  # the same, but listed after all others
+    for axis, (have, want) in enumerate(pairs):
+        cuts.append(want if have in (None, PARTIAL) else have)
+        if want is None and have == PARTIAL:
+            dividing.append(axis)
+        elif want is None and have is None:
+            if axis < mesh.node_axes:
+                useful = replicas_help and partials_between
+            else:
+                useful = replicas_help or moves_between
+            if useful:
+                replicas.append(axis)
+    recut = set()
+    for cut, want in zip(cuts, target, strict=True):
+        if want is not None and cut != want:
+            recut.add(want)
+    return split_further(mesh, bound, tuple(cuts), dividing + replicas, recut)
 
 
 def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
-    """As the planner's volume has it."""
+    """Decide as the planner does when it counts the words that move."""
 
     def symbol(cut: int | None) -> int:
-        return ndim if cut is None else ndim + 1 if cut == PARTIAL else cut
+        if cut is None:
+            return ndim
+        return ndim + 1 if cut == PARTIAL else cut
 
-    axes = tuple(
-        (f, symbol(s), symbol(t)) for f, s, t in zip(mesh.factors, source, target, strict=True)
-    )
-    return replicas_share(held_factors(axes, ndim), mesh.ranks)
+    axes = []
+    for factor, have, want in zip(mesh.factors, source, target, strict=True):
+        axes.append((factor, symbol(have), symbol(want)))
+    return replicas_share(held_factors(tuple(axes), ndim), mesh.ranks)
 
 
 def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...], int]:
-    """(ranks that differ from `rank` on these axes at most, its own position among them)."""
-    weights = [prod(mesh.factors[axis + 1 :]) for axis in range(len(mesh.factors))]
+    """Return the ranks that differ from `rank` on these axes only, and its position among them."""
+    strides = rank_strides(mesh)
     digits = mesh.digits(rank)
-    first = rank - sum(digits[axis] * weights[axis] for axis in axes)
+    first = rank - sum(digits[axis] * strides[axis] for axis in axes)
     members = np.array([first])
     for axis in axes:
-        members = (members[:, None] + np.arange(mesh.factors[axis]) * weights[axis]).ravel()
+        members = (members[:, None] + np.arange(mesh.factors[axis]) * strides[axis]).ravel()
     group = tuple(members.tolist())
     return group, group.index(rank)
 
 
 def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
-    """The axes along which ranks exchange something on the way from one to the other."""
-    dealt = {axis for axis, _ in middle.splits}
-    pairs = enumerate(zip(middle.cuts, target.cuts, strict=True))
-    return tuple(axis for axis, (m, t) in pairs if axis in dealt or (m is not None and m != t))
+    """Return the axes along which ranks exchange something between the two layouts."""
+    splitting = {axis for axis, _ in middle.splits}
+    axes = []
+    for axis, (have, want) in enumerate(zip(middle.cuts, target.cuts, strict=True)):
+        if axis in splitting or (have is not None and have != want):
+            axes.append(axis)
+    return tuple(axes)
+
+
+def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) -> Reduction:
+    """Return the pieces of `middle` that the ranks with partial results along `axes` aggregate.
+
+    They are places in the blocks of `source`.
+    """
+    group, me = group_of(source.mesh, axes, rank)
+    digits = source.mesh.digits(rank)
+    stored = source.region(digits)
+    pieces = _by_member(tuple(axes), middle, digits, lambda d, runs: locate(runs, stored[d]))
+    return Reduction(group, me, tuple(pieces))
 
 
 def exchange(
     source: Layout, middle: Layout, target: Layout, axes: tuple[int, ...], rank: int
 ) -> Moves:
-    """From `middle`, stored at its places in the blocks of `source`, to `target`, among ranks that differ on `axes`."""
-    group, me = group_of(target.mesh, axes, rank)
-    digits = target.mesh.digits(rank)
-    stored, held, wanted = (layout.region(digits) for layout in (source, middle, target))
-    sends = _by_member(
-        axes, target, digits, lambda d, runs: locate(intersect(held[d], runs), stored[d])
-    )
-    receives = _by_member(
-        axes, middle, digits, lambda d, runs: locate(intersect(runs, wanted[d]), wanted[d])
-    )
-    # Members that all want the same get the same: nothing that changes on these axes is cut in the target.
-    everybody = all(target.cuts[axis] is None for axis in axes)
-    copies = prod(target.mesh.factors[axis] for axis in axes if target.cuts[axis] is None)
+    """Return the moves from `middle` to `target` among ranks that differ on `axes`.
+
+    The elements of `middle` are at their places in the blocks of `source`.
+    """
+    mesh = target.mesh
+    group, me = group_of(mesh, axes, rank)
+    digits = mesh.digits(rank)
+    stored = source.region(digits)
+    held = middle.region(digits)
+    wanted = target.region(digits)
+
+    def place_to_send(dimension: int, theirs: Runs) -> Runs:
+        return locate(intersect(held[dimension], theirs), stored[dimension])
+
+    def place_to_receive(dimension: int, theirs: Runs) -> Runs:
+        return locate(intersect(theirs, wanted[dimension]), wanted[dimension])
+
+    sends = _by_member(axes, target, digits, place_to_send)
+    receives = _by_member(axes, middle, digits, place_to_receive)
+    # Where the target is not cut along these axes, all members want the same elements.
+    gathering = [axis for axis in axes if target.cuts[axis] is None]
+    everybody = len(gathering) == len(axes)
+    copies = prod(mesh.factors[axis] for axis in gathering)
     most = max(middle.most() * copies, target.most())
     return _moves(group, me, sends, receives, everybody, most)
 
 
 def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:
-    """What ranks that differ on `axes` hold goes to all of them, to its place in the blocks of `target`, where each
-    rank has its own already."""
+    """Return the moves by which ranks that differ on `axes` send what they hold to all others.
+
+    Each rank has its own elements at their places in its block of `target` already.
+    """
     group, me = group_of(target.mesh, axes, rank)
     digits = target.mesh.digits(rank)
     wanted = target.region(digits)
     receives = _by_member(axes, held, digits, lambda d, runs: locate(runs, wanted[d]))
     sends = [receives[me]] * len(group)
-    return replace(_moves(group, me, sends, receives, True, target.most()), own=None)
+    moves = _moves(group, me, sends, receives, everybody=True, most=target.most())
+    return replace(moves, own=None)
 
 
 def common(source: Layout, target: Layout, rank: int) -> tuple[Region, Region] | None:
-    """Where what a rank has of both lies: in its block of the one, and of the other."""
+    """Return the places, in a rank's source and target blocks, of the elements in both blocks."""
     digits = source.mesh.digits(rank)
-    one, two = source.region(digits), target.region(digits)
-    there, here = _common(one, two, one), _common(one, two, two)
-    return None if there is None or here is None else (there, here)
+    have = source.region(digits)
+    want = target.region(digits)
+    place_in_source = _common(have, want, have)
+    place_in_target = _common(have, want, want)
+    if place_in_source is None or place_in_target is None:
+        return None
+    return place_in_source, place_in_target
+
+
+def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Moves:
+    """Return the moves between layouts on any two meshes, among all ranks."""
+    most = max(source.most() * target.mesh.ranks, target.most())
+    return collection(source, [target.block(other) for other in range(ranks)], rank, most)
+
+
+def collection(source: Layout, wanted: Sequence[Region | None], rank: int, most: int) -> Moves:
+    """Return the moves by which every rank gets the region that it wants.
+
+    Of the ranks that hold the same elements, the one whose digits agree with the receiver's on
+    all axes that make copies is the sender. A rank looks only at ranks it may exchange with.
+    """
+    stored = source.block(rank)
+    own = wanted[rank]
+    sends: list[Region | None] = [None] * len(wanted)
+    receives: list[Region | None] = [None] * len(wanted)
+    like = rank % source.mesh.ranks  # a rank outside the mesh receives like one that is in it
+    axes = source.cutting_axes()
+    group, _ = group_of(source.mesh, axes, like)
+    if stored is not None:
+        for first in range(0, len(wanted), source.mesh.ranks):
+            for member in group:
+                receiver = first + member
+                theirs = wanted[receiver] if receiver < len(wanted) else None
+                if theirs is not None:
+                    sends[receiver] = _common(stored, theirs, stored)
+    if own is not None:
+
+        def place_to_receive(dimension: int, theirs: Runs) -> Runs:
+            return locate(intersect(theirs, own[dimension]), own[dimension])
+
+        found = _by_member(axes, source, source.mesh.digits(like), place_to_receive)
+        for member, region in zip(group, found, strict=True):
+            receives[member] = region
+    return _moves(tuple(range(len(wanted))), rank, sends, receives, everybody=False, most=most)
 
 
 def _moves(
@@ -133,88 +231,55 @@ def _moves(
     everybody: bool,
     most: int,
 ) -> Moves:
-    """What a rank would send to itself it copies."""
-    source, target = sends[me], receives[me]
+    """Turn the message of a rank to itself into a copy."""
+    source = sends[me]
+    target = receives[me]
+    own = None
+    if source is not None and target is not None:
+        own = source, target
     sends[me] = receives[me] = None
-    own = None if source is None or target is None else (source, target)
     return Moves(group, me, tuple(sends), tuple(receives), own, everybody, most)
 
 
-def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) -> Reduction:
-    """The pieces of `middle` in the blocks of `source`, for the ranks that hold partial results along `axes`."""
-    group, me = group_of(source.mesh, axes, rank)
-    digits = source.mesh.digits(rank)
-    stored = source.region(digits)
-    pieces = _by_member(tuple(axes), middle, digits, lambda d, runs: locate(runs, stored[d]))
-    return Reduction(group, me, tuple(pieces))
-
-
-def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Moves:
-    """Between layouts on any two meshes, among all ranks."""
-    most = max(source.most() * target.mesh.ranks, target.most())
-    return collection(source, [target.block(other) for other in range(ranks)], rank, most)
-
-
-def collection(source: Layout, wanted: Sequence[Region | None], rank: int, most: int) -> Moves:
-    """Every rank gets a region that it wants, from the ranks that hold it. Nobody looks at more than is needed.
-
-    Of the ranks that hold the same, the one that agrees with the receiver on all axes that make copies sends.
-    """
-    stored, own = source.block(rank), wanted[rank]
-    sends: list[Region | None] = [None] * len(wanted)
-    receives: list[Region | None] = [None] * len(wanted)
-    like = rank % source.mesh.ranks  # a rank that is not in the mesh receives like one that is
-    axes = source.cutting_axes()
-    group, _ = group_of(source.mesh, axes, like)
-    if stored is not None:
-        for first in range(0, len(wanted), source.mesh.ranks):
-            for to in (first + member for member in group if first + member < len(wanted)):
-                theirs = wanted[to]
-                sends[to] = None if theirs is None else _common(stored, theirs, stored)
-    if own is not None:
-        found = _by_member(
-            axes,
-            source,
-            source.mesh.digits(like),
-            lambda d, runs: locate(intersect(runs, own[d]), own[d]),
-        )
-        for member, region in zip(group, found, strict=True):
-            receives[member] = region
-    return _moves(tuple(range(len(wanted))), rank, sends, receives, False, most)
-
-
 def _common(one: Region, two: Region, stored: Region) -> Region | None:
-    """Where the elements that two regions share lie in a third; None if there are none."""
+    """Return the places in a third region of the elements that two regions share, if any."""
     shared = []
-    for mine, theirs in zip(one, two, strict=True):
-        shared.append(intersect(mine, theirs))
-        if not shared[-1]:
+    for runs, other_runs in zip(one, two, strict=True):
+        both = intersect(runs, other_runs)
+        if not both:
             return None
+        shared.append(both)
     return tuple(map(locate, shared, stored))
 
 
 def _by_member(
     axes: tuple[int, ...],
-    varying: Blocks,
+    blocks: Blocks,
     digits: Sequence[int],
     place: Callable[[int, Runs], Runs],
 ) -> list[Region | None]:
-    """For each member of the group the places that `place` gives for its runs of every dimension; None for nothing."""
-    mesh = varying.mesh
+    """Return for each member of a group the places of its runs in every dimension.
+
+    `place` gives the places of some runs of a dimension; a member without elements gets None.
+    Members differ on `axes`, but the runs of a dimension depend on few of those: they are worked
+    out once for each combination of digits, not for each member.
+    """
+    mesh = blocks.mesh
     count = prod(mesh.factors[axis] for axis in axes)
-    columns = []
-    for dimension in range(len(varying.bound)):
-        changing = [axis for axis in varying.axes_of(dimension) if axis in axes]
-        found: list[Runs] = []
+    columns = []  # for each dimension, the places of all members
+    for dimension in range(len(blocks.bound)):
+        changing = [axis for axis in blocks.axes_of(dimension) if axis in axes]
+        found: list[Runs] = []  # for each combination of digits on the changing axes
         for values in itertools.product(*(range(mesh.factors[axis]) for axis in changing)):
             changed = list(digits)
             for axis, value in zip(changing, values, strict=True):
                 changed[axis] = value
-            found.append(place(dimension, varying.runs(dimension, changed)))
-        which = np.zeros(count, int)
+            found.append(place(dimension, blocks.runs(dimension, changed)))
+        which = np.zeros(count, int)  # the combination that each member has
         for axis in changing:
-            later = prod(mesh.factors[other] for other in axes[axes.index(axis) + 1 :])
-            which = which * mesh.factors[axis] + np.arange(count) // later % mesh.factors[axis]
+            stride = prod(mesh.factors[other] for other in axes[axes.index(axis) + 1 :])
+            digit = np.arange(count) // stride % mesh.factors[axis]
+            which = which * mesh.factors[axis] + digit
         columns.append([found[k] for k in which.tolist()])
     assert columns, "a number is moved as a vector of one element"
     return [region if all(region) else None for region in zip(*columns, strict=True)]

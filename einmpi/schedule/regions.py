@@ -1,4 +1,4 @@
-"""Runs of indices and products of them: which elements a rank holds under a layout. The only index arithmetic."""
+"""Sets of indices as runs, and regions of tensors as products of them: all index arithmetic."""
 
 from __future__ import annotations
 
@@ -9,62 +9,118 @@ from math import prod
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.planner.mesh import Mesh
 
-Runs: TypeAlias = tuple[
-    tuple[int, int], ...
-]  # [start, stop) each; in order, not empty, not touching
-Region: TypeAlias = tuple[Runs, ...]  # a product: one set of indices for each dimension
+# A run is a range of indices [start, stop). The indices {0, 1, 2, 3, 8, 9} of a dimension are the
+# runs ((0, 4), (8, 10)): in ascending order, none of them empty, no two of them adjacent. So equal
+# sets of indices are equal tuples.
+#
+# A region has runs for each dimension, and consists of all combinations of their indices. The
+# region (((0, 4), (8, 10)), ((5, 6),)) of a matrix has six rows and one column.
+#
+# A region that a rank holds is stored densely in a buffer of the region's shape. There, the places
+# of the rows 0–3, 8 and 9 are 0 to 5. `locate` turns indices into places: the rows ((8, 10),) of
+# this buffer are at the places ((4, 6),).
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+Region: TypeAlias = tuple[Runs, ...]
 Box: TypeAlias = tuple[slice, ...]
 
 
+# ---- size and text ------------------------------------------------------------------------------
+
+
 def one_run(start: int, stop: int) -> Runs:
+    """Return the indices from `start` up to `stop`."""
     return ((start, stop),) if stop > start else ()
 
 
 def whole(extent: int) -> Runs:
+    """Return all indices of a dimension."""
     return one_run(0, extent)
 
 
 def length(runs: Runs) -> int:
+    """Return the number of indices."""
     return sum(stop - start for start, stop in runs)
 
 
 def shape(region: Region) -> tuple[int, ...]:
+    """Return the extents of a region."""
     return tuple(map(length, region))
 
 
 def elements(region: Region) -> int:
+    """Return the number of elements of a region."""
     return prod(shape(region))
 
 
 def packed(region: Region) -> Region:
-    """The place of a region in an array of its own."""
+    """Return the place of a region in a buffer that holds nothing else."""
     return tuple(map(whole, shape(region)))
 
 
 def show_region(region: Region) -> str:
-    """[0:4 8:12, :]-like text: the runs of each dimension, only the first ones where there are many."""
-    return f"[{', '.join(_show_runs(runs) for runs in region)}]"
+    """Return text such as [0:4 8:10, 5:6], with the first runs only where there are many."""
+    return f"[{', '.join(map(_show_runs, region))}]"
 
 
 def _show_runs(runs: Runs) -> str:
     if not runs:
         return "nothing"
     shown = " ".join(f"{start}:{stop}" for start, stop in runs[:3])
-    return shown if len(runs) <= 3 else f"{shown} … ({len(runs)} runs)"
+    if len(runs) > 3:
+        shown += f" … ({len(runs)} runs)"
+    return shown
 
 
-def indices(runs: Runs) -> np.ndarray:
-    """All indices of the runs, in order."""
-    return (
-        np.concatenate([np.arange(start, stop) for start, stop in runs]) if runs else np.arange(0)
-    )
+def indices(runs: Runs) -> npt.NDArray[np.intp]:
+    """Return all indices of the runs, in order."""
+    if not runs:
+        return np.arange(0)
+    return np.concatenate([np.arange(start, stop) for start, stop in runs])
 
 
-def _join(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Runs in order, without empty ones, neighbours that touch made one."""
+# ---- the share of a rank ------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=65536)
+def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
+    """Return the indices of a label that belong to the given digits of a rank.
+
+    `cuts` are the (axis, digit) pairs of the axes that cut the label. Example: on the mesh of
+    6 = 3·2 ranks a label of extent 12 falls into 6 blocks of 2 indices, one for each pair of
+    digits. The cut (0, 1) selects the blocks with the first digit 1: ((4, 8),). The cut (1, 1)
+    selects the blocks with the second digit 1: ((2, 4), (6, 8), (10, 12)).
+    """
+    found = whole(extent)
+    for window in mesh.windows(extent):
+        digit = {axis: value for axis, value in cuts if axis in window}
+        if digit:
+            found = intersect(found, _share_of_window(mesh, extent, window, digit))
+    return found
+
+
+def _share_of_window(mesh: Mesh, extent: int, window: Sequence[int], digit: dict[int, int]) -> Runs:
+    """Return the indices whose block has the given digits.
+
+    The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
+    """
+    blocks = prod(mesh.factors[axis] for axis in window)
+    selected = np.arange(blocks)
+    unit = blocks  # how many blocks in a row have the same digit on the current axis
+    for axis in window:
+        unit //= mesh.factors[axis]
+        if axis in digit:
+            selected = selected[selected // unit % mesh.factors[axis] == digit[axis]]
+    starts = -(-selected * extent // blocks)
+    stops = -(-(selected + 1) * extent // blocks)
+    return _joined(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Drop empty runs and join adjacent ones; the runs are in ascending order."""
     joined: list[tuple[int, int]] = []
     for start, stop in runs:
         if start == stop:
@@ -76,36 +132,16 @@ def _join(runs: Iterable[tuple[int, int]]) -> Runs:
     return tuple(joined)
 
 
-@lru_cache(maxsize=65536)
-def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
-    """The indices of a label or dimension whose digit on each axis is as given by `cuts`: (axis, digit) pairs."""
-    found = whole(extent)
-    for window in mesh.windows(extent):
-        digit = dict(cut for cut in cuts if cut[0] in window)
-        if digit:
-            found = intersect(found, _share_of_window(mesh, extent, window, digit))
-    return found
-
-
-def _share_of_window(mesh: Mesh, extent: int, window: Sequence[int], digit: dict[int, int]) -> Runs:
-    """Index i lies in fine block ⌊i·m/extent⌋ of the window's m blocks; the block's digits decide."""
-    factors = [mesh.factors[axis] for axis in window]
-    blocks = prod(factors)
-    kept, unit = np.arange(blocks), blocks
-    for axis, factor in zip(window, factors, strict=True):
-        unit //= factor
-        if axis in digit:
-            kept = kept[kept // unit % factor == digit[axis]]
-    starts = -(-kept * extent // blocks)
-    stops = -(-(kept + 1) * extent // blocks)
-    return _join(zip(starts.tolist(), stops.tolist(), strict=True))
+# ---- sets of indices ----------------------------------------------------------------------------
 
 
 def intersect(one: Runs, two: Runs) -> Runs:
+    """Return the indices that both have."""
     found = []
     k = m = 0
     while k < len(one) and m < len(two):
-        start, stop = max(one[k][0], two[m][0]), min(one[k][1], two[m][1])
+        start = max(one[k][0], two[m][0])
+        stop = min(one[k][1], two[m][1])
         if start < stop:
             found.append((start, stop))
         if one[k][1] < two[m][1]:
@@ -116,94 +152,123 @@ def intersect(one: Runs, two: Runs) -> Runs:
 
 
 def union(parts: Iterable[Runs]) -> Runs:
-    """The indices of all parts, no two of which have one in common."""
-    return _join(sorted(run for part in parts for run in part))
+    """Return the indices of all parts, which must be disjoint."""
+    return _joined(sorted(itertools.chain.from_iterable(parts)))
 
 
 def subtract(one: Runs, two: Runs) -> Runs:
-    """The indices of the first that the second does not have."""
-    gaps = itertools.pairwise((0, *itertools.chain.from_iterable(two), one[-1][1] if one else 0))
-    return intersect(
-        one, tuple(gap for k, gap in enumerate(gaps) if k % 2 == 0 and gap[0] < gap[1])
-    )
+    """Return the indices of the first that the second does not have."""
+    if not one:
+        return ()
+    last = one[-1][1]
+    gaps = []  # what the second leaves out, up to the end of the first
+    end = 0
+    for start, stop in two:
+        if end < start:
+            gaps.append((end, start))
+        end = stop
+    if end < last:
+        gaps.append((end, last))
+    return intersect(one, tuple(gaps))
 
 
 def locate(inner: Runs, outer: Runs) -> Runs:
-    """Where the indices of `inner` lie when those of `outer`, which has them all, are stored one after another."""
+    """Return the places of the indices `inner` in a buffer that holds the indices `outer`."""
     found = []
-    before = k = 0
+    stored = 0  # how many indices are stored before the current run of `outer`
+    k = 0
     for start, stop in inner:
         while outer[k][1] <= start:
-            before += outer[k][1] - outer[k][0]
+            stored += outer[k][1] - outer[k][0]
             k += 1
         assert outer[k][0] <= start and stop <= outer[k][1], "the inner indices are not all there"
-        found.append((before + start - outer[k][0], before + stop - outer[k][0]))
-    return _join(found)
+        found.append((stored + start - outer[k][0], stored + stop - outer[k][0]))
+    return _joined(found)
 
 
 def split(runs: Runs, pieces: int, which: int) -> Runs:
-    """Piece number `which` when the indices are dealt out, in order, into pieces as equal as can be."""
+    """Divide the indices, in order, into nearly equal pieces and return piece number `which`."""
     count = length(runs)
     return stretch(runs, count * which // pieces, count * (which + 1) // pieces)
 
 
 def stretch(runs: Runs, first: int, last: int) -> Runs:
-    """The indices at the positions from `first` up to `last`, when they are stored one after another."""
-    found, before = [], 0
+    """Return the indices at the places from `first` up to `last`: the inverse of `locate`."""
+    found = []
+    stored = 0
     for start, stop in runs:
-        begin, end = max(first - before, 0), min(last - before, stop - start)
+        begin = max(first - stored, 0)
+        end = min(last - stored, stop - start)
         if begin < end:
             found.append((start + begin, start + end))
-        before += stop - start
+        stored += stop - start
     return tuple(found)
 
 
+# ---- regions in memory --------------------------------------------------------------------------
+
+
 def flat_range(region: Region, extents: Sequence[int]) -> tuple[int, int] | None:
-    """The region as one run of elements in row-major order, or None where it is not one."""
-    start, count, unit, all_taken = 0, 1, 1, True
+    """Return the range of a region among the elements in row-major order; None if it has gaps."""
+    start = 0
+    count = 1
+    stride = 1
+    inner_complete = True  # all inner dimensions are taken as a whole
     for runs, extent in zip(reversed(region), reversed(extents), strict=True):
         if len(runs) != 1:
             return None
-        taken = runs[0][1] - runs[0][0]
-        if not all_taken and taken != 1:
+        first, last = runs[0]
+        taken = last - first
+        if not inner_complete and taken != 1:
             return None
-        start += runs[0][0] * unit
+        start += first * stride
         count *= taken
-        all_taken = all_taken and taken == extent
-        unit *= extent
+        inner_complete = inner_complete and taken == extent
+        stride *= extent
     return start, start + count
 
 
 def chunks(region: Region, limit: int) -> list[Region]:
-    """The region in pieces of at most `limit` elements. Regions of the same shape are cut in the same places."""
+    """Cut a region into pieces of at most `limit` elements.
+
+    Regions of the same shape are cut at the same places.
+    """
     extents = shape(region)
-    counts = []
-    for dimension, extent in enumerate(extents):
+    pieces = []
+    for dimension, runs in enumerate(region):
+        extent = extents[dimension]
         inner = prod(extents[dimension + 1 :])
-        at_a_time = min(extent, max(1, limit // inner)) if inner else 1
-        counts.append(-(-extent // at_a_time) if extent else 0)
-    pieces = [
-        [split(runs, count, k) for k in range(count)]
-        for runs, count in zip(region, counts, strict=True)
-    ]
+        at_a_time = 1
+        if inner:
+            at_a_time = min(extent, max(1, limit // inner))
+        count = -(-extent // at_a_time) if extent else 0
+        pieces.append([split(runs, count, which) for which in range(count)])
     return list(itertools.product(*pieces))
 
 
 def boxes(region: Region, place: Region) -> Iterator[tuple[Box, Box]]:
-    """A region and its place in a buffer, run by run: (slices of the tensor, slices of the buffer).
+    """Yield a region and its place in a buffer, run by run, as (slices there, slices here).
 
-    `place` is where `locate` finds the region: a run of it is a run there.
+    `place` is where `locate` finds the region: a run of the region is a run there.
     """
     for combination in itertools.product(*map(sides, region, place)):
-        yield tuple(pair[0] for pair in combination), tuple(pair[1] for pair in combination)
+        there = tuple(pair[0] for pair in combination)
+        here = tuple(pair[1] for pair in combination)
+        yield there, here
 
 
 def sides(runs: Runs, places: Runs) -> list[tuple[slice, slice]]:
-    """The runs of one dimension, each with its place."""
+    """Return the runs of one dimension, each with its place.
+
+    One run of places may hold several runs one after another.
+    """
     pairs = []
+    k = 0
+    here = places[0][0] if places else 0
     for start, stop in runs:
-        here = places[0][0]
+        if here == places[k][1]:
+            k += 1
+            here = places[k][0]
         pairs.append((slice(start, stop), slice(here, here + stop - start)))
-        left = here + stop - start
-        places = ((left, places[0][1]), *places[1:]) if left < places[0][1] else places[1:]
+        here += stop - start
     return pairs

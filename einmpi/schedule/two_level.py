@@ -1,5 +1,4 @@
-"""Moving level by level, so that little crosses from node to node: sums are formed inside a node first, copies go to
-each node once and are passed on there (docs/planner.md)."""
+"""Moves in two levels, so that little crosses from node to node (docs/planner.md)."""
 
 from __future__ import annotations
 
@@ -16,16 +15,29 @@ from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.transfers import Moves, Reduction
 
+# Partial results are first aggregated inside each node, then between nodes. Copies go to each node
+# once and are passed on there.
+#
+# Example: two nodes of two ranks each. The ranks 0 and 1 hold one half each of a vector, the ranks
+# 2 and 3 hold the same halves, and all four want all of it: nothing need cross between nodes, and
+# one exchange inside each node does it. If only node 0 has the vector, the ranks 2 and 3 get one
+# half each from there and exchange the halves: each element crosses once, not twice.
+
 
 def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
-    """How partial results become `middle`: one step, or one inside of nodes and one between them."""
+    """Return the steps from partial results to `middle`.
+
+    One step; or two, inside nodes and then between them, where partial results are on both.
+    """
     partial = [axis for axis, cut in enumerate(source.cuts) if cut == PARTIAL]
     between = tuple(axis for axis in partial if axis < source.mesh.node_axes)
     inside = partial[len(between) :]
+    if not partial:
+        return []
     if not between or not inside:
-        return [reduction(source, middle, partial, rank)] if partial else []
+        return [reduction(source, middle, partial, rank)]
     return [
-        reduction(source, _Together(middle, between), inside, rank),
+        reduction(source, _Combined(middle, between), inside, rank),
         reduction(source, middle, between, rank),
     ]
 
@@ -33,30 +45,36 @@ def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
 def exchanges(
     source: Layout, middle: Layout, target: Layout, rank: int, stored: bool = False
 ) -> list[Moves]:
-    """How `middle` becomes `target`: the first moves bring elements into the target's block, the others complete it.
+    """Return the moves from `middle` to `target`.
 
-    They move no more than one direct exchange would. What several ranks of a node want comes to one of them, if it has
-    to come from another node. `stored`: a rank has its whole block of `source`, also what others have been dealt.
+    The first moves bring elements into the target's block, the others complete it. Together they
+    move no more than one direct exchange would. What several ranks of a node want from another
+    node comes to one of them, which passes it on. `stored` says that a rank still has its whole
+    block of `source`, not only its part in `middle`.
     """
-    nodes, axes = target.mesh.node_axes, changing_axes(middle, target)
-    inside = tuple(axis for axis in axes if axis >= nodes and target.cuts[axis] is None)
+    node_axes = target.mesh.node_axes
+    axes = changing_axes(middle, target)
+    inside = tuple(axis for axis in axes if axis >= node_axes and target.cuts[axis] is None)
     first = tuple(axis for axis in axes if axis not in inside)
-    if not inside or not any(axis < nodes for axis in first):
+    crosses_nodes = any(axis < node_axes for axis in first)
+    if not inside or not crosses_nodes:
         return [exchange(source, middle, target, axes, rank)]
     moves = exchange(source, middle, target, first, rank)
-    arrived = _Together(middle, first, target)
-    idle = tuple(axis for axis in inside if source.cuts[axis] is None) if stored else ()
-    if not idle:
+    arrived = _Combined(middle, first, target)
+    replicated = tuple(axis for axis in inside if stored and source.cuts[axis] is None)
+    if not replicated:
         return [moves, pass_on(arrived, target, inside, rank)]
-    # Ranks that held the same have dealt it out, but keep what they want of it: the others do not send that.
+    # The ranks along these axes held the same in the source. They fetch different parts of what
+    # is missing, but each keeps all that it has: the others need not send that.
     found = [replace(moves, own=common(source, target, rank), everybody=False)]
-    for dimension in sorted({cut for axis in first if (cut := source.cuts[axis]) is not None}):
-        found.append(pass_on(_Missing(arrived, source, dimension), target, idle, rank))
-    rest = tuple(axis for axis in inside if axis not in idle)
-    if rest:
-        found.append(
-            pass_on(_Together(replace(middle, splits=()), first, target), target, rest, rank)
-        )
+    recut = {source.cuts[axis] for axis in first}
+    for dimension in sorted(cut for cut in recut if cut is not None):
+        missing = _Missing(arrived, source, dimension)
+        found.append(pass_on(missing, target, replicated, rank))
+    others = tuple(axis for axis in inside if axis not in replicated)
+    if others:
+        complete = _Combined(replace(middle, splits=()), first, target)
+        found.append(pass_on(complete, target, others, rank))
     return found
 
 
@@ -84,8 +102,11 @@ def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class _Together:
-    """What the ranks that differ along `axes` have of a layout, together; of it what a rank wants `within` another."""
+class _Combined:
+    """What the ranks that differ along `axes` have of a layout, taken together.
+
+    With `within`, only what a rank's block of that layout contains.
+    """
 
     layout: Layout
     axes: tuple[int, ...]
@@ -100,46 +121,47 @@ class _Together:
         return self.layout.bound
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
-        # Ranks along an axis that deals out have neighbouring pieces: axes between nodes deal out last.
-        whole = replace(
-            self.layout,
-            splits=tuple(pair for pair in self.layout.splits if pair[0] not in self.axes),
-        )
+        found = self._combined_runs(dimension, digits)
+        if self.within is not None:
+            found = intersect(found, self.within.runs(dimension, digits))
+        return found
+
+    def _combined_runs(self, dimension: int, digits: Sequence[int]) -> Runs:
+        # Axes between nodes split last: the pieces of the ranks along such an axis are adjacent,
+        # and together they are what remains without that split.
+        splits = tuple(pair for pair in self.layout.splits if pair[0] not in self.axes)
+        unsplit = replace(self.layout, splits=splits)
         cutting = [axis for axis in self.axes if self.layout.cuts[axis] == dimension]
-        if not any(
-            cut == dimension for _, cut in whole.splits
-        ):  # then the axes cut nothing any more, and that is all
-            kept = tuple(None if axis in cutting else cut for axis, cut in enumerate(whole.cuts))
-            found = replace(whole, cuts=kept).runs(dimension, digits)
-        else:
-            parts = []
-            for values in itertools.product(*(range(self.mesh.factors[axis]) for axis in cutting)):
-                other = dict(zip(cutting, values, strict=True))
-                parts.append(
-                    whole.runs(
-                        dimension, [other.get(axis, digit) for axis, digit in enumerate(digits)]
-                    )
-                )
-            found = union(parts)
-        return (
-            found if self.within is None else intersect(found, self.within.runs(dimension, digits))
-        )
+        if all(split_dimension != dimension for _, split_dimension in splits):
+            # Without these axes the dimension is simply cut less.
+            cuts = list(unsplit.cuts)
+            for axis in cutting:
+                cuts[axis] = None
+            return replace(unsplit, cuts=tuple(cuts)).runs(dimension, digits)
+        parts = []
+        for values in itertools.product(*(range(self.mesh.factors[axis]) for axis in cutting)):
+            changed = list(digits)
+            for axis, value in zip(cutting, values, strict=True):
+                changed[axis] = value
+            parts.append(unsplit.runs(dimension, changed))
+        return union(parts)
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
-        own = {axis for axis in self.layout.axes_of(dimension) if axis not in self.axes}
-        return tuple(
-            sorted(own.union(self.within.axes_of(dimension) if self.within is not None else ()))
-        )
+        axes = set(self.layout.axes_of(dimension)) - set(self.axes)
+        if self.within is not None:
+            axes.update(self.within.axes_of(dimension))
+        return tuple(sorted(axes))
 
 
 @dataclass(frozen=True)
 class _Missing:
-    """Of what arrived, the part that a rank does not have already since it lacks these indices of one dimension.
+    """The elements that arrived and that a rank lacks because of their index in one dimension.
 
-    Dimensions before it are those parts that the rank has: so each missing element belongs to one dimension.
+    In the dimensions before that one the rank has the indices, so each missing element belongs to
+    exactly one dimension: the first in which the rank lacks its index.
     """
 
-    arrived: _Together
+    arrived: _Combined
     known: Layout
     dimension: int
 
@@ -153,10 +175,11 @@ class _Missing:
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
         found = self.arrived.runs(dimension, digits)
-        if dimension > self.dimension:
-            return found
-        keep = subtract if dimension == self.dimension else intersect
-        return keep(found, self.known.runs(dimension, digits))
+        if dimension < self.dimension:
+            return intersect(found, self.known.runs(dimension, digits))
+        if dimension == self.dimension:
+            return subtract(found, self.known.runs(dimension, digits))
+        return found
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         return tuple(sorted({*self.arrived.axes_of(dimension), *self.known.axes_of(dimension)}))

@@ -14,7 +14,7 @@ from einmpi.runtime import transfer
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.layout import PARTIAL, Layout
-from einmpi.schedule.moves import redistribution, reduced
+from einmpi.schedule.moves import middle_layout, redistribution
 from einmpi.schedule.regions import elements, indices, shape
 from einmpi.schedule.steps import Exchange, Reduce, Slot
 from einmpi.schedule.two_level import exchanges, reductions
@@ -45,7 +45,7 @@ def pairs(ranks, bound, count, seed=1, nodes=1):
 def way(mesh, bound, source, target, rank):
     """The steps between two layouts, as lowering has them."""
     have, want = Layout(mesh, bound, source), Layout(mesh, bound, target)
-    middle = reduced(mesh, bound, source, target)
+    middle = middle_layout(mesh, bound, source, target)
     return reductions(have, middle, rank), exchanges(
         have, middle, want, rank, stored=PARTIAL not in source
     )

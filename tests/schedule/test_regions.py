@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan_oracle import axes_of, layouts, owned
 
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Layout, dealt_out, even_layout
+from einmpi.schedule.layout import Layout, split_further, even_layout
 from einmpi.schedule.regions import (
     boxes,
     chunks,
@@ -146,7 +146,7 @@ def test_dealt_out_blocks_hold_everything_once(ranks):
             plain = tuple(cut if isinstance(cut, int) else None for cut in cuts)
             free = [axis for axis, cut in enumerate(plain) if cut is None]
             held = np.zeros(bound, int)
-            dealt = dealt_out(mesh, bound, plain, free)
+            dealt = split_further(mesh, bound, plain, free)
             for rank in range(ranks):
                 region = dealt.block(rank)
                 held[np.ix_(*map(indices, region))] += 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule import shared_reads as dealing
-from einmpi.schedule.layout import Layout, dealt_out
+from einmpi.schedule.layout import Layout, split_further
 from einmpi.schedule.regions import indices
 from einmpi.schedule.shared_reads import Dealing, Grid, deal, grid_of, suits_single_ranks
 
@@ -29,7 +29,7 @@ def layouts(draw):
         ]
         cuts.append(draw(st.sampled_from([None, *fitting])))
     if draw(st.booleans()):
-        return dealt_out(
+        return split_further(
             mesh, bound, tuple(cuts), [axis for axis, cut in enumerate(cuts) if cut is None]
         )
     return Layout(mesh, bound, tuple(cuts))
