@@ -1,4 +1,5 @@
-"""A plan and a rank → the rank's schedule. A block is a pure function of layout and rank: nobody has to be asked."""
+"""From a plan to the schedule of one rank. The block of a rank follows from layout and rank alone,
+so that every rank lowers the plan for itself."""
 
 from __future__ import annotations
 
@@ -30,65 +31,67 @@ from einmpi.schedule.steps import (
 from einmpi.schedule.transfers import Moves, Reduction
 from einmpi.schedule.two_level import exchanges, reductions
 
-_Ways = tuple[
-    list[Reduction], list[Moves]
-]  # the steps that bring a tensor from one layout to another
+# The schedule of rank 0 for Z[i,k] = sum(A[i,j] * B[j,k]) on two ranks, which share the rows of A
+# and Z and both need all of B. Each loads one half of B and sends it to the other:
+#
+#     load      A[32, 4] ← [0:32, 0:4] of A
+#     load      B[4, 4] ← [0:2, 0:4] of B
+#     exchange  B[4, 4] → B[4, 4] among 2 ranks, 64 B received
+#     kernel    Z[32, 4] ← Σ[j](A[i,j] × B[j,k])
+#     free      A[32, 4]
+#     free      B[4, 4]
+#     store     Z[32, 4] → [0:32, 0:4] of Z
 
 
 def lower(plan: Plan, rank: int) -> Schedule:
-    """The schedule of one rank, without looking at those of others."""
+    """Return the schedule of one rank, without looking at the schedules of others."""
     idle = rank >= plan.mesh.ranks
     lowering = _Lowering(plan, 0 if idle else rank)
-    steps = with_frees(lowering.run())
-    if plan.spilled:
-        steps = with_spills(steps, limit=plan.peak)
-    steps = with_begins(steps, limit=plan.peak)
+    lowering.add_steps()
     if idle:
         points = [replace(point, steps=0) for point in lowering.points]
         return Schedule(rank, plan.ranks, plan.digest, (), tuple(points))
+    steps = with_frees(lowering.steps)
+    if plan.spilled:
+        steps = with_spills(steps, limit=plan.peak)
+    steps = with_begins(steps, limit=plan.peak)
     # Save points count the steps before those that manage memory were added.
-    ends = [number for number, step in enumerate(steps) if not step.manages_memory]
-    ends.append(len(steps))
-    points = [replace(point, steps=ends[point.steps]) for point in lowering.points]
+    numbers = [number for number, step in enumerate(steps) if not step.manages_memory]
+    numbers.append(len(steps))
+    points = [replace(point, steps=numbers[point.steps]) for point in lowering.points]
     return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
 
 
 @dataclass
 class _Lowering:
+    """Collects the steps of one rank, vertex by vertex."""
+
     plan: Plan
     rank: int
     steps: list[Step] = field(default_factory=list)
-    stored: dict[str, tuple[Slot, Cuts]] = field(
-        default_factory=dict
-    )  # where each tensor is, and its layout
     points: list[SavePoint] = field(default_factory=list)
-    # Layers repeat: what was worked out for one is kept for the next.
+    # The slot of each tensor so far, and the layout in which the tensor is there.
+    stored: dict[str, tuple[Slot, Cuts]] = field(default_factory=dict)
+    # Layers repeat: blocks and moves are worked out once and used again.
     blocks: dict[tuple[tuple[int, ...], Cuts], Region] = field(default_factory=dict)
-    moves: dict[tuple[tuple[int, ...], Cuts | None, Cuts], _Ways] = field(default_factory=dict)
+    load_moves: dict[tuple[tuple[int, ...], Cuts], list[Moves]] = field(default_factory=dict)
+    moves: dict[tuple[tuple[int, ...], Cuts, Cuts], tuple[list[Reduction], list[Moves]]] = field(
+        default_factory=dict
+    )
 
-    def run(self) -> list[Step]:
+    def add_steps(self) -> None:
         graph = self.plan.graph
         for name in self.plan.resident:
             if graph.consumers[name]:
-                self.load(graph[name], self.first_layout(name))
+                self.load(graph[name], self.loaded_cuts(name))
         for vertex in graph.computed:
             self.compute(vertex)
-        return self.steps
-
-    def first_layout(self, name: str) -> Cuts:
-        """The layout in which an input is loaded: its own, or that of the one vertex that reads it."""
-        own = self.plan.layouts.get(name)
-        if own is not None:
-            return own
-        user = self.plan.graph.consumers[name][0]
-        return operand_cuts(
-            self.plan.graph, user, self.plan.graph[user].inputs.index(name), self.plan.states[user]
-        )
 
     def layout(self, vertex: Vertex, cuts: Cuts) -> Layout:
         return Layout(self.plan.mesh, vertex.bound or (1,), cuts)
 
     def block(self, vertex: Vertex, cuts: Cuts) -> Region:
+        """Return the elements of a tensor that this rank holds."""
         if not vertex.bound:
             return ()
         key = vertex.bound, cuts
@@ -96,91 +99,106 @@ class _Lowering:
             self.blocks[key] = self.layout(vertex, cuts).region(self.plan.mesh.digits(self.rank))
         return self.blocks[key]
 
-    # ---- inputs -----------------------------------------------------------------------------------------------------
+    # ---- inputs ---------------------------------------------------------------------------------
+
+    def loaded_cuts(self, name: str) -> Cuts:
+        """Return the layout in which an input is loaded.
+
+        It is the one that the plan gives it, or the one in which its only reader wants it.
+        """
+        planned = self.plan.layouts.get(name)
+        if planned is not None:
+            return planned
+        graph = self.plan.graph
+        user = graph.consumers[name][0]
+        operand = graph[user].inputs.index(name)
+        return operand_cuts(graph, user, operand, self.plan.states[user])
 
     def load(self, vertex: Vertex, cuts: Cuts) -> None:
-        """One rank loads an element, and it goes from there to others that want it; what is resident lies there."""
+        """Load an input: each element is read by one rank, which sends it to others that want it.
+
+        An input that is resident is on all ranks that want it already.
+        """
         slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
         self.stored[vertex.name] = slot, cuts
-        wanted, digits = self.layout(vertex, cuts), self.plan.mesh.digits(self.rank)
+        digits = self.plan.mesh.digits(self.rank)
+        wanted = self.layout(vertex, cuts)
+        block = wanted.region(digits)
         if vertex.name in self.plan.resident:
-            region = wanted.region(digits)
-            self.steps.append(Load(vertex.name, slot, region, packed(region), wanted, kept=True))
+            self.steps.append(Load(vertex.name, slot, block, packed(block), wanted, kept=True))
             return
-        everywhere = [axis for axis, cut in enumerate(cuts) if cut is None]
-        pieces = split_further(self.plan.mesh, wanted.bound, cuts, everywhere)
+        replicated = [axis for axis, cut in enumerate(cuts) if cut is None]
+        pieces = split_further(self.plan.mesh, wanted.bound, cuts, replicated)
         piece = pieces.region(digits)
-        place = tuple(
-            locate(part, runs) for part, runs in zip(piece, wanted.region(digits), strict=True)
-        )
+        place = tuple(map(locate, piece, block))
         self.steps.append(Load(vertex.name, slot, piece, place, pieces))
-        key = vertex.bound, None, cuts
-        if key not in self.moves:
-            first, *then = exchanges(wanted, pieces, wanted, self.rank)
-            self.moves[key] = [], [replace(first, own=None), *then]
-        if everywhere:
-            moving = self.moves[key][1]
-            self.steps += [
-                Exchange(vertex.name, slot, slot, moves, self.plan.stage) for moves in moving
-            ]
+        if not replicated:
+            return
+        key = vertex.bound, cuts
+        if key not in self.load_moves:
+            first, *others = exchanges(wanted, pieces, wanted, self.rank)
+            self.load_moves[key] = [replace(first, own=None), *others]
+        for moves in self.load_moves[key]:
+            self.steps.append(Exchange(vertex.name, slot, slot, moves, self.plan.stage))
 
-    # ---- computed tensors -------------------------------------------------------------------------------------------
+    # ---- computed tensors -----------------------------------------------------------------------
 
     def compute(self, vertex: Vertex) -> None:
-        graph, state = self.plan.graph, self.plan.states[vertex.name]
+        """Bring the operands to the layouts in which the vertex wants them, and compute it."""
+        graph = self.plan.graph
+        state = self.plan.states[vertex.name]
         einsum = vertex.einsum
         assert einsum is not None
-        operands = [self.read(vertex, operand) for operand in range(len(vertex.inputs))]
-        made = output_cuts(graph, vertex.name, state)
-        slot = slot_for(vertex.name, self.block(vertex, made), vertex.dtype)
+        operands = [self.operand(vertex, operand) for operand in range(len(vertex.inputs))]
+        cuts = output_cuts(graph, vertex.name, state)
+        slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
         self.steps.append(self.kernel(vertex, einsum, state, operands, slot))
-        partial = [label is not None and label in einsum.aggregated for label in state]
-        self.stored[vertex.name] = (
-            slot,
-            tuple(PARTIAL if p else cut for p, cut in zip(partial, made, strict=True)),
-        )
-        layout = self.plan.layouts.get(vertex.name)
-        if layout is not None:
-            final = self.move(vertex, layout, FINAL_LAYOUT)
-            self.stored[vertex.name] = final, layout
+        computed_cuts = []
+        for label, cut in zip(state, cuts, strict=True):
+            is_partial = label is not None and label in einsum.aggregated
+            computed_cuts.append(PARTIAL if is_partial else cut)
+        self.stored[vertex.name] = slot, tuple(computed_cuts)
+        final_cuts = self.plan.layouts.get(vertex.name)
+        if final_cuts is not None:
+            final_slot = self.move(vertex, final_cuts, FINAL_LAYOUT)
+            self.stored[vertex.name] = final_slot, final_cuts
         slot, cuts = self.stored[vertex.name]
         if vertex.name in graph.outputs:
             self.steps.append(Store(vertex.name, slot, self.block(vertex, cuts)))
         self.points.append(SavePoint(vertex.name, len(self.steps), slot, self.layout(vertex, cuts)))
 
-    def read(self, user: Vertex, operand: int) -> Slot:
-        """The slot with what a vertex needs of an operand."""
+    def operand(self, user: Vertex, operand: int) -> Slot:
+        """Return the slot with what a vertex needs of an operand; load and move it if needed."""
         vertex = self.plan.graph[user.inputs[operand]]
-        wanted = operand_cuts(self.plan.graph, user.name, operand, self.plan.states[user.name])
         if vertex.name not in self.stored:
-            self.load(vertex, self.first_layout(vertex.name))
+            self.load(vertex, self.loaded_cuts(vertex.name))
+        wanted = operand_cuts(self.plan.graph, user.name, operand, self.plan.states[user.name])
         return self.move(vertex, wanted, operand_role(user.name, operand))
 
     def move(self, vertex: Vertex, target: Cuts, role: str) -> Slot:
-        """Bring a tensor into a layout: aggregate partial results, then exchange."""
+        """Bring a tensor to a layout: aggregate partial results, then exchange."""
         slot, source = self.stored[vertex.name]
         if source == target:
             return slot
         key = vertex.bound, source, target
         if key not in self.moves:
-            have, want = self.layout(vertex, source), self.layout(vertex, target)
+            have = self.layout(vertex, source)
+            want = self.layout(vertex, target)
             middle = middle_layout(self.plan.mesh, have.bound, source, target)
-            stored = PARTIAL not in source
             self.moves[key] = (
                 reductions(have, middle, self.rank),
-                exchanges(have, middle, want, self.rank, stored),
+                exchanges(have, middle, want, self.rank, stored=PARTIAL not in source),
             )
         reducing, moving = self.moves[key]
         for reduction in reducing:
             assert vertex.einsum is not None and vertex.einsum.aggregation is not None
-            self.steps.append(
-                Reduce(vertex.name, slot, vertex.einsum.aggregation, reduction, self.plan.stage)
-            )
-        made = slot_for(vertex.name, self.block(vertex, target), vertex.dtype, role)
+            aggregation = vertex.einsum.aggregation
+            self.steps.append(Reduce(vertex.name, slot, aggregation, reduction, self.plan.stage))
+        result = slot_for(vertex.name, self.block(vertex, target), vertex.dtype, role)
         for moves in moving:
-            self.steps.append(Exchange(vertex.name, slot, made, moves, self.plan.stage))
-            slot = made  # what has arrived is passed on from there
-        return made
+            self.steps.append(Exchange(vertex.name, slot, result, moves, self.plan.stage))
+            slot = result  # later moves pass on what has arrived
+        return result
 
     def kernel(
         self,
@@ -190,24 +208,24 @@ class _Lowering:
         operands: Sequence[Slot],
         target: Slot,
     ) -> Kernel:
+        """Return the kernel on this rank's share of each label."""
         runs = {label: self.share_of(label, extent, state) for label, extent in einsum.extents}
-        local = replace(
-            einsum, extents=tuple((label, length(runs[label])) for label in einsum.labels)
-        )
-        # A rank needs to know which indices its positions stand for where a label is a number.
+        extents = tuple((label, length(runs[label])) for label in einsum.labels)
+        # Where a label is used as a number, the kernel must know the indices of its positions.
         index = tuple((label, runs[label]) for label in einsum.labels_as_numbers if label in state)
+        # A diagonal is cut along its first dimension; along the others every rank has all of it.
         select = []
         for operand, entries in enumerate(einsum.operands):
             for dimension, entry in enumerate(entries):
-                # A diagonal is cut along its first dimension; of the others every rank has all.
-                if isinstance(entry, str) and entry in state and entries.index(entry) != dimension:
+                if not isinstance(entry, str) or entry not in state:
+                    continue
+                if entries.index(entry) != dimension:
                     select.append((operand, dimension, runs[entry]))
+        local = replace(einsum, extents=extents)
         return Kernel(vertex.name, target, tuple(operands), local, index, tuple(select))
 
     def share_of(self, label: str, extent: int, state: Sequence[str | None]) -> Runs:
+        """Return the indices of a label that this rank computes with."""
         digits = self.plan.mesh.digits(self.rank)
-        return share(
-            self.plan.mesh,
-            extent,
-            tuple((a, digits[a]) for a, cut in enumerate(state) if cut == label),
-        )
+        cuts = tuple((axis, digits[axis]) for axis, cut in enumerate(state) if cut == label)
+        return share(self.plan.mesh, extent, cuts)

@@ -1,4 +1,4 @@
-"""What one rank does: its steps in order, and the points at which a run can be saved."""
+"""The schedule of one rank: its steps in order, and the points at which a run can be saved."""
 
 from __future__ import annotations
 
@@ -11,34 +11,42 @@ from einmpi.schedule.steps import Slot, Step
 
 @dataclass(frozen=True)
 class SavePoint:
-    """A vertex is done when this many steps are. Its tensor lies in a slot; copies that only it needed are gone."""
+    """The point after which a vertex is complete.
+
+    Its tensor is in a slot; slots that only this vertex needed are freed.
+    """
 
     vertex: str
-    steps: int
+    steps: int  # how many steps come before this point
     slot: Slot
-    layout: Layout  # partial results where an axis cuts PARTIAL
-    inside: bool = False  # of a group: not all that is needed from here on need be there
+    layout: Layout  # with partial results where an axis cuts PARTIAL
+    inside: bool = False  # in the middle of a group, where later kernels may lack an operand
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What one rank does, in order. Ranks that the plan leaves idle have no steps, but they come to all points."""
+    """What one rank does, in order.
+
+    Ranks that the plan leaves idle have no steps, but they have all save points.
+    """
 
     rank: int
     ranks: int
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
     points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
-    outside: tuple[Slot, ...] = ()  # in the slow tier when it begins: what a checkpoint brings back
+    outside: tuple[Slot, ...] = ()  # in the slow tier from the start: restored from a checkpoint
 
     @cached_property
     def parts(self) -> tuple[tuple[tuple[Step, ...], SavePoint | None], ...]:
-        """The steps up to each point; then those after the last one."""
-        found, start = [], 0
+        """The steps up to each save point; then those after the last one."""
+        found: list[tuple[tuple[Step, ...], SavePoint | None]] = []
+        start = 0
         for point in self.points:
             found.append((self.steps[start : point.steps], point))
             start = point.steps
-        return (*found, (self.steps[start:], None))
+        found.append((self.steps[start:], None))
+        return tuple(found)
 
     def __str__(self) -> str:
         return "\n".join([f"rank {self.rank} of {self.ranks}", *map(str, self.steps)])

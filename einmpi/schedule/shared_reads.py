@@ -1,5 +1,5 @@
-"""A stored tensor read by many ranks together: in cells, dealt out in the order of the file. Who reads which, who wants
-what of them: arithmetic, so nobody has to ask."""
+"""A stored tensor that many ranks read together: which rank reads which part of the file, and who
+wants what of it. Every rank works this out for itself."""
 
 from __future__ import annotations
 
@@ -11,21 +11,34 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TypeAlias
 
-from einmpi.schedule.layout import Layout
+from einmpi.schedule.layout import Layout, rank_strides
 from einmpi.schedule.regions import Region, Runs
+
+# The file is cut into cells, which are contiguous there or consist of whole chunks. The ranks get
+# equal numbers of cells in the order of the file, read them in rounds, and send each other what
+# they want of them.
+#
+# Example: two ranks want the left and the right half of a matrix that is stored by rows. Reading
+# its own half, each rank would jump from row to row. Instead rank 0 reads the upper half of the
+# file, rank 1 the lower half, and each sends the other the part of its rows that it wants.
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]  # [start, stop) of each dimension
 
-# Shorter runs are left to reading together. From the page cache, single reads of 4 KiB are as fast as reading large
-# pieces and exchanging them; file systems of many machines want more.
-LONG_RUN = 16 * 2**10
-LEAST_CELL, MOST_CELL, CELLS_A_RANK = 64 * 2**10, 4 * 2**20, 8
+# Blocks with shorter runs are read together. From the page cache, single reads of 4 KiB are as fast
+# as reading large cells and exchanging them; file systems of many machines want more.
+LONG_RUN = 16 * 2**10  # bytes
+LEAST_CELL = 64 * 2**10  # bytes
+MOST_CELL = 4 * 2**20  # bytes
+CELLS_A_RANK = 8
 ROUND = 16 * 2**20  # bytes that a rank reads at a time
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A tensor in cells of whole chunks. `shift` says where in its first chunk the tensor begins."""
+    """A tensor in cells of whole chunks, numbered in row-major order.
+
+    `shift` says where in its first chunk the tensor begins.
+    """
 
     shape: tuple[int, ...]
     cell: tuple[int, ...]
@@ -33,37 +46,40 @@ class Grid:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        return tuple(
-            -(-(n + s) // c) for n, c, s in zip(self.shape, self.cell, self.shift, strict=True)
-        )
+        """The number of cells along each dimension."""
+        counts = []
+        for extent, cell, shift in zip(self.shape, self.cell, self.shift, strict=True):
+            counts.append(-(-(extent + shift) // cell))
+        return tuple(counts)
 
     @property
     def cells(self) -> int:
         return prod(self.counts)
 
     def bounds(self, number: int) -> Bounds:
-        """What a cell has of the tensor."""
+        """Return the part of the tensor that a cell contains."""
         found = []
-        for count, extent, cell, shift in zip(
-            *map(reversed, (self.counts, self.shape, self.cell, self.shift)), strict=True
-        ):
-            number, k = divmod(number, count)
-            found.append((max(0, k * cell - shift), min(extent, (k + 1) * cell - shift)))
+        for dimension in reversed(range(len(self.shape))):
+            number, position = divmod(number, self.counts[dimension])
+            cell = self.cell[dimension]
+            start = position * cell - self.shift[dimension]
+            found.append((max(0, start), min(self.shape[dimension], start + cell)))
         return tuple(reversed(found))
 
     def touching(self, region: Region) -> list[int]:
-        """The cells that have elements of a region, in order."""
-        sides = []
-        for runs, cell, shift in zip(region, self.cell, self.shift, strict=True):
-            hit = {
-                k
-                for start, stop in runs
-                for k in range((start + shift) // cell, (stop - 1 + shift) // cell + 1)
-            }
-            sides.append(sorted(hit))
+        """Return the cells that contain elements of a region, in order."""
         numbers = [0]
-        for side, count in zip(sides, self.counts, strict=True):
-            numbers = [number * count + k for number in numbers for k in side]
+        for dimension, runs in enumerate(region):
+            cell = self.cell[dimension]
+            shift = self.shift[dimension]
+            positions: set[int] = set()
+            for start, stop in runs:
+                first = (start + shift) // cell
+                last = (stop - 1 + shift) // cell
+                positions.update(range(first, last + 1))
+            count = self.counts[dimension]
+            ordered = sorted(positions)
+            numbers = [number * count + position for number in numbers for position in ordered]
         return numbers
 
 
@@ -74,22 +90,32 @@ def grid_of(
     first: Sequence[int],
     ranks: int,
 ) -> Grid:
-    """Cells large enough to be read fast, and several for each rank. The tensor begins at `first` in the file's."""
+    """Return a grid with cells that are large enough to be read fast, and several for each rank.
+
+    The tensor begins at the index `first` of the dataset.
+    """
     base = tuple(chunks) if chunks is not None else (1,) * len(shape)
     shift = tuple(start % extent for start, extent in zip(first, base, strict=True))
-    wanted = min(max(prod(shape) * itemsize // (CELLS_A_RANK * ranks), LEAST_CELL), MOST_CELL)
-    cell, size = list(base), prod(base) * itemsize
-    for d in reversed(range(len(shape))):  # the last dimension is the fast one in the file
-        times = min(-(-(shape[d] + shift[d]) // base[d]), max(1, wanted // size))
-        cell[d], size = base[d] * times, size * times
-        if cell[d] < shape[d] + shift[d]:
+    wanted = prod(shape) * itemsize // (CELLS_A_RANK * ranks)
+    wanted = min(max(wanted, LEAST_CELL), MOST_CELL)
+    cell = list(base)
+    nbytes = prod(base) * itemsize
+    for dimension in reversed(range(len(shape))):  # the last dimension is contiguous in the file
+        extent = shape[dimension] + shift[dimension]
+        times = min(-(-extent // base[dimension]), max(1, wanted // nbytes))
+        cell[dimension] *= times
+        nbytes *= times
+        if cell[dimension] < extent:
             break
     return Grid(shape, tuple(cell), shift)
 
 
 @dataclass(frozen=True)
 class Dealing:
-    """The cells of a grid in rounds: rank r reads the r-th part of them, `at_once` cells in each round."""
+    """The cells of a grid, divided among the ranks and read in rounds.
+
+    Rank r reads the r-th part of the cells, `at_once` of them in each round.
+    """
 
     grid: Grid
     layout: Layout
@@ -105,23 +131,27 @@ class Dealing:
         return -(-most // self.at_once)
 
     def own(self, rank: int, turn: int) -> range:
-        """The cells that a rank reads in a round."""
-        first, last = (self.grid.cells * k // self.ranks for k in (rank, rank + 1))
-        return range(
-            min(first + turn * self.at_once, last), min(first + (turn + 1) * self.at_once, last)
-        )
+        """Return the cells that a rank reads in a round."""
+        first = self.grid.cells * rank // self.ranks
+        last = self.grid.cells * (rank + 1) // self.ranks
+        start = first + turn * self.at_once
+        return range(min(start, last), min(start + self.at_once, last))
 
     def coming(self, rank: int) -> list[dict[int, list[int]]]:
-        """For each round: the cells of which a rank wants something, by the rank that reads them."""
+        """Return, for each round, the cells that a rank wants a part of, by their reader."""
         found: list[dict[int, list[int]]] = [{} for _ in range(self.rounds)]
         for cell in self.grid.touching(self.layout.region(self.layout.mesh.digits(rank))):
             reader = ((cell + 1) * self.ranks - 1) // self.grid.cells
-            turn = (cell - self.grid.cells * reader // self.ranks) // self.at_once
+            first = self.grid.cells * reader // self.ranks
+            turn = (cell - first) // self.at_once
             found[turn].setdefault(reader, []).append(cell)
         return found
 
     def going(self, rank: int, turn: int) -> dict[int, list[tuple[int, Region]]]:
-        """(cell, what of it) that each rank wants of those that a rank reads in a round."""
+        """Return what others want of the cells that a rank reads in a round.
+
+        By the rank that wants it: (cell, the part of the cell).
+        """
         found: dict[int, list[tuple[int, Region]]] = {}
         for cell in self.own(rank, turn):
             for user, region in wanted(self.layout, self.grid.bounds(cell)):
@@ -132,76 +162,89 @@ class Dealing:
 def deal(
     layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]
 ) -> Dealing:
+    """Divide a stored tensor among the ranks of a layout."""
     grid = grid_of(layout.bound, itemsize, chunks, first, layout.mesh.ranks)
     return Dealing(grid, layout, max(1, ROUND // (prod(grid.cell) * itemsize)))
 
 
 def wanted(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
-    """The ranks that hold elements within these bounds, each with what it holds of them."""
+    """Yield the ranks that hold elements within these bounds, each with the elements."""
     sides = [_within(layout, dimension, *ends) for dimension, ends in enumerate(bounds)]
-    for copy in _copies(layout):
+    for first in _first_ranks(layout):
         for combination in itertools.product(*sides):
-            yield (
-                copy + sum(part for part, _ in combination),
-                tuple(runs for _, runs in combination),
-            )
+            rank = first + sum(part for part, _ in combination)
+            yield rank, tuple(runs for _, runs in combination)
 
 
 def suits_single_ranks(
     layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]
 ) -> bool:
-    """Whether each rank may read its own block: nobody else wants it, and it is whole chunks, or long runs."""
-    if len(_copies(layout)) > 1:
+    """Return whether each rank may read its own block.
+
+    So it is where no two ranks want the same elements, and blocks are whole chunks or long runs.
+    """
+    if len(_first_ranks(layout)) > 1:
         return False
     if chunks is None:
-        cut = [d for d, extent in enumerate(layout.bound) if layout.axes_of(d) and extent > 1]
-        if not cut:
-            return True
-        shortest = min(stop - start for start, stop, _ in _owners(layout, cut[-1]))
-        return shortest * prod(layout.bound[cut[-1] + 1 :]) * itemsize >= LONG_RUN
-    ends = (
-        (start, first[d], chunks[d])
-        for d in range(len(layout.bound))
-        for start, _, _ in _owners(layout, d)
-    )
-    return all(start == 0 or (start + begin) % chunk == 0 for start, begin, chunk in ends)
+        return _shortest_run(layout) * itemsize >= LONG_RUN
+    for dimension, chunk in enumerate(chunks):
+        for start, _, _ in _owners(layout, dimension):
+            if start > 0 and (start + first[dimension]) % chunk != 0:
+                return False
+    return True
 
 
-def _weights(layout: Layout) -> list[int]:
-    factors = layout.mesh.factors
-    return [prod(factors[axis + 1 :]) for axis in range(len(factors))]
+def _shortest_run(layout: Layout) -> float:
+    """Return the fewest contiguous elements of a block; infinity where nothing is cut."""
+    cut = [
+        dimension
+        for dimension, extent in enumerate(layout.bound)
+        if extent > 1 and layout.axes_of(dimension)
+    ]
+    if not cut:
+        return float("inf")
+    last = cut[-1]
+    shortest = min(stop - start for start, stop, _ in _owners(layout, last))
+    return shortest * prod(layout.bound[last + 1 :])
+
+
+# A rank's number is the sum of its digits times the strides of their axes. Each dimension depends
+# on the digits of some axes, so it determines a part of the number; `_first_ranks` has the part of
+# the axes on which no dimension depends. The number of a rank is the sum of all parts.
 
 
 @lru_cache(maxsize=256)
-def _copies(layout: Layout) -> tuple[int, ...]:
-    """The ranks with digit 0 on all axes that cut: each combination of digits on the others holds a copy."""
-    dealt = {axis for axis, _ in layout.splits}
-    weights, ranks = _weights(layout), [0]
-    for axis, cut in enumerate(layout.cuts):
-        if cut is None and axis not in dealt:
-            ranks = [
-                rank + k * weights[axis] for rank in ranks for k in range(layout.mesh.factors[axis])
-            ]
+def _first_ranks(layout: Layout) -> tuple[int, ...]:
+    """Return the ranks with digit 0 on all axes that cut: one for each copy of the tensor."""
+    cutting = layout.cutting_axes()
+    ranks = [0]
+    for axis, stride in enumerate(rank_strides(layout.mesh)):
+        if axis not in cutting:
+            digits = range(layout.mesh.factors[axis])
+            ranks = [rank + digit * stride for rank in ranks for digit in digits]
     return tuple(ranks)
 
 
 @lru_cache(maxsize=256)
 def _owners(layout: Layout, dimension: int) -> list[tuple[int, int, int]]:
-    """All runs of a dimension in order, with the part of a rank's number that its digits there give."""
-    axes, weights = layout.axes_of(dimension), _weights(layout)
+    """Return all runs of a dimension as (start, stop, part of the owner's number), in order."""
+    axes = layout.axes_of(dimension)
+    strides = rank_strides(layout.mesh)
     found = []
     for values in itertools.product(*(range(layout.mesh.factors[axis]) for axis in axes)):
         digits = [0] * len(layout.mesh.factors)
+        part = 0
         for axis, value in zip(axes, values, strict=True):
             digits[axis] = value
-        part = sum(weights[axis] * value for axis, value in zip(axes, values, strict=True))
-        found += [(start, stop, part) for start, stop in layout.runs(dimension, digits)]
+            part += strides[axis] * value
+        for start, stop in layout.runs(dimension, digits):
+            found.append((start, stop, part))
     return sorted(found)
 
 
 @lru_cache(maxsize=4096)
 def _within(layout: Layout, dimension: int, first: int, last: int) -> tuple[tuple[int, Runs], ...]:
-    """(part of a rank's number, its runs) between two indices of a dimension."""
+    """Return (part of a rank's number, its runs) between two indices of a dimension."""
     owners = _owners(layout, dimension)
     found: dict[int, list[tuple[int, int]]] = {}
     k = max(0, bisect_right(owners, first, key=lambda owner: owner[0]) - 1)

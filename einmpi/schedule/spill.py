@@ -1,12 +1,10 @@
-"""More than fits into memory: what is copied out of it when, and comes back before it is used; what is done in pieces.
-
-Each rank decides for itself: only its own slots are concerned, and messages stay as they are.
-"""
+"""Schedules that need more than fits into memory: which slots leave it and come back when, and
+which kernels are computed in passes. Each rank decides for itself; messages do not change."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -23,40 +21,55 @@ from einmpi.schedule.steps import (
     loads_among,
 )
 
+# Example: memory holds two of the slots a, b and c, which kernels use in the order a, b, c, a, b.
+# When c is loaded, b leaves memory, since its next use is further away than that of a (Belady's
+# rule):
+#
+#     load a; kernel on a
+#     load b; evict b; kernel on b     the copy to the slow tier begins as soon as b has its values
+#     drop b; load c; kernel on c      c gets the memory of b
+#     free c; fetch b; kernel on a     b comes back while the kernel runs
+#     kernel on b
+
 
 def with_spills(steps: Sequence[Step], limit: int) -> list[Step]:
-    """The steps with those added that keep a rank below the limit; kernels that are too large in passes."""
-    return _fetch_early(_evict_early(_Spilling(steps, limit).run()), limit)
+    """Add the steps that keep a rank below `limit` bytes, and cut kernels that are too large."""
+    spilling = _Spilling(steps, limit)
+    spilling.add_steps()
+    return _fetch_early(_evict_early(spilling.done), limit)
 
 
 class _Spilling:
-    """Goes through the steps. When memory is short, the slot goes that is used again last of all (Belady's rule)."""
+    """Goes through the steps and keeps track of which slots are in memory and in the slow tier.
+
+    When memory is short, the slot whose next use is furthest away leaves it.
+    """
 
     def __init__(self, steps: Sequence[Step], limit: int) -> None:
-        self.steps, self.limit = steps, limit
-        # Not ours to move. How many bytes of them a rank may have: one that has fewer would cut kernels otherwise, and
-        # ranks that compute the same would get other bits.
-        self.kept: dict[str, int] = {}
+        self.steps = steps
+        self.limit = limit
+        self.done: list[Step] = []
+        self.memory: dict[str, Slot] = {}
+        self.bytes_in_use = 0
+        self.outside: set[str] = set()  # values are in the slow tier, perhaps in memory too
+        # Inputs that stay between runs must not be moved. Count the most bytes that any rank has
+        # of them: otherwise a rank with fewer bytes would cut its kernels differently, and ranks
+        # that compute the same values would get different bits.
+        self.kept_bytes: dict[str, int] = {}
         for _, load in loads_among(steps):
             if load.kept:
                 itemsize = np.dtype(load.slot.dtype).itemsize
-                self.kept[load.slot.name] = load.layout.most() * itemsize
-        self.memory: dict[str, Slot] = {}
-        self.outside: set[str] = (
-            set()
-        )  # slots whose values are in the slow tier, perhaps in memory too
-        self.held = 0  # bytes of memory
-        self.held_kept = 0  # the most of them that stay, on any rank
-        self.done: list[Step] = []
-        self.uses: dict[str, list[int]] = {}
-        self.kernels: dict[str, list[int]] = {}  # those uses that are kernels
+                self.kept_bytes[load.slot.name] = load.layout.most() * itemsize
+        self.kept_in_use = 0
+        self.uses: dict[str, list[int]] = {}  # the steps that use each slot
+        self.kernel_uses: dict[str, list[int]] = {}  # those of them that are kernels
         for number, step in enumerate(steps):
             for name in {slot.name for slot in (*step.reads, *step.writes)}:
                 self.uses.setdefault(name, []).append(number)
                 if step.kernels:
-                    self.kernels.setdefault(name, []).append(number)
+                    self.kernel_uses.setdefault(name, []).append(number)
 
-    def run(self) -> list[Step]:
+    def add_steps(self) -> None:
         for number, step in enumerate(self.steps):
             for slot in step.frees:
                 self.leave_memory(slot)
@@ -72,103 +85,106 @@ class _Spilling:
                 self.move(number, step)
             # Others need nothing in memory: an output that is stored may be in either tier.
             self.done.append(step)
-        return self.done
 
-    # ---- steps ------------------------------------------------------------------------------------------------------
+    # ---- steps ----------------------------------------------------------------------------------
 
     def move(self, number: int, step: Step) -> None:
-        """Data come or go: in memory, or outside where there is no room or a kernel wants them there."""
+        """Prepare a step that loads or moves data.
+
+        It works in memory, unless there is no room or a kernel wants its result outside.
+        """
         slots = dict.fromkeys((*step.reads, *step.writes))
-        made = step.writes
-        messages = step.working_bytes
-        if step.keeps or (
-            self.fits(step) and not all(self.wanted_outside(number, slot) for slot in made)
-        ):
-            self.bring(number, list(slots), messages)
-            self.outside.difference_update(slot.name for slot in made)
+        if self.works_in_memory(number, step):
+            self.bring(number, list(slots), step.working_bytes)
+            self.outside.difference_update(slot.name for slot in step.writes)
             return
         for slot in slots:
-            if slot.name in self.kept:
+            if slot.name in self.kept_bytes:
                 continue
             if slot.name in self.memory:
                 self.evict(slot)
             elif slot.name not in self.outside:
                 self.done.append(Place(slot))
                 self.outside.add(slot.name)
-        self.make_room(number, messages, ())
+        self.make_room(number, step.working_bytes, ())
 
-    def compute_in_passes(self, number: int, step: Kernel) -> None:
-        inside = tuple(
-            operand for operand, slot in enumerate(step.operands) if slot.name in self.kept
-        )
-        for slot in dict.fromkeys(step.operands):
-            if slot.name in self.memory and slot.name not in self.kept:
-                self.evict(slot)
-        found = in_passes(step, self.limit - self.held_kept, inside)
-        assert found is not None, (
-            f"{step.vertex}: the plan promised that it can be done in {self.limit} bytes"
-        )
-        self.make_room(number, found.buffers, ())
-        self.done += [Place(step.target), found]
-        self.outside.add(step.target.name)
-
-    # ---- memory -----------------------------------------------------------------------------------------------------
-
-    def fits(self, step: Step) -> bool:
-        """Whether a step can be done in memory, when all else is outside."""
-        slots = {
-            slot.name: slot.nbytes
-            for slot in (*step.reads, *step.writes)
-            if slot.name not in self.kept
-        }
-        return self.held_kept + sum(slots.values()) + step.working_bytes <= self.limit
+    def works_in_memory(self, number: int, step: Step) -> bool:
+        if step.keeps:
+            return True
+        if not self.fits(step):
+            return False
+        return not all(self.wanted_outside(number, slot) for slot in step.writes)
 
     def wanted_outside(self, number: int, slot: Slot) -> bool:
-        """Whether the next kernel that uses a slot is done in passes."""
-        later = self.kernels.get(slot.name, [])
-        place = bisect_right(later, number)
-        return place < len(later) and not self.fits(self.steps[later[place]])
+        """Return whether the next kernel that uses a slot is computed in passes."""
+        later = self.kernel_uses.get(slot.name, [])
+        position = bisect_right(later, number)
+        if position == len(later):
+            return False
+        return not self.fits(self.steps[later[position]])
 
-    def bring(self, number: int, slots: Collection[Slot], messages: int) -> None:
-        """Have slots in memory, those that are outside and new ones, and some bytes for messages."""
-        missing = {slot.name: slot for slot in slots if slot.name not in self.memory}
-        self.make_room(
-            number,
-            sum(slot.nbytes for slot in missing.values()) + messages,
-            {slot.name for slot in slots},
+    def compute_in_passes(self, number: int, kernel: Kernel) -> None:
+        """Replace a kernel by passes, from operands outside to a target outside."""
+        for slot in dict.fromkeys(kernel.operands):
+            if slot.name in self.memory and slot.name not in self.kept_bytes:
+                self.evict(slot)
+        inside = []
+        for operand, slot in enumerate(kernel.operands):
+            if slot.name in self.kept_bytes:
+                inside.append(operand)
+        passes = in_passes(kernel, self.limit - self.kept_in_use, inside)
+        assert passes is not None, (
+            f"{kernel.vertex}: the plan promised that it can be done in {self.limit} bytes"
         )
-        for name, slot in missing.items():
-            if name in self.outside:
+        self.make_room(number, passes.buffers, ())
+        self.done += [Place(kernel.target), passes]
+        self.outside.add(kernel.target.name)
+
+    # ---- memory ---------------------------------------------------------------------------------
+
+    def fits(self, step: Step) -> bool:
+        """Return whether a step can be done in memory when everything else is outside."""
+        sizes = {slot.name: slot.nbytes for slot in (*step.reads, *step.writes)}
+        needed = self.kept_in_use + step.working_bytes
+        for name, nbytes in sizes.items():
+            if name not in self.kept_bytes:
+                needed += nbytes
+        return needed <= self.limit
+
+    def bring(self, number: int, slots: Iterable[Slot], working_bytes: int) -> None:
+        """Make sure that slots are in memory: fetch them, or make room for new ones."""
+        used = {slot.name: slot for slot in slots}
+        missing = [slot for slot in used.values() if slot.name not in self.memory]
+        wanted = sum(slot.nbytes for slot in missing) + working_bytes
+        self.make_room(number, wanted, used)
+        for slot in missing:
+            if slot.name in self.outside:
                 self.done.append(Fetch(slot))
-            self.memory[name] = slot
-            self.held += slot.nbytes
-            self.held_kept += self.kept.get(name, 0)
+            self.memory[slot.name] = slot
+            self.bytes_in_use += slot.nbytes
+            self.kept_in_use += self.kept_bytes.get(slot.name, 0)
 
     def make_room(self, number: int, wanted: int, used: Collection[str]) -> None:
-        while self.held + wanted > self.limit:
-            movable = [
-                slot
-                for name, slot in self.memory.items()
-                if name not in used and name not in self.kept
-            ]
+        """Evict slots until so many bytes are free; the slots `used` stay."""
+
+        def priority(slot: Slot) -> tuple[int, bool, int, str]:
+            # Of slots with the same next use, prefer one that need not be copied, then the largest.
+            next_use = self.next_use(slot, number)
+            return next_use, slot.name in self.outside, slot.nbytes, slot.name
+
+        while self.bytes_in_use + wanted > self.limit:
+            movable = []
+            for name, slot in self.memory.items():
+                if name not in used and name not in self.kept_bytes:
+                    movable.append(slot)
             assert movable, f"step {number} does not fit into {self.limit} bytes"
-            # Of those that are used again together, one that need not be copied, then the largest.
-            self.evict(
-                max(
-                    movable,
-                    key=lambda slot: (
-                        self.next_use(slot, number),
-                        slot.name in self.outside,
-                        slot.nbytes,
-                        slot.name,
-                    ),
-                )
-            )
+            self.evict(max(movable, key=priority))
 
     def next_use(self, slot: Slot, number: int) -> int:
+        """Return the next step after `number` that uses a slot, or the number of all steps."""
         uses = self.uses[slot.name]
-        place = bisect_right(uses, number)
-        return uses[place] if place < len(uses) else len(self.steps)
+        position = bisect_right(uses, number)
+        return uses[position] if position < len(uses) else len(self.steps)
 
     def evict(self, slot: Slot) -> None:
         if slot.name not in self.outside:
@@ -179,47 +195,50 @@ class _Spilling:
 
     def leave_memory(self, slot: Slot) -> None:
         if self.memory.pop(slot.name, None) is not None:
-            self.held -= slot.nbytes
+            self.bytes_in_use -= slot.nbytes
 
 
-# ---- copies run beside kernels --------------------------------------------------------------------------------------
+# ---- copies run beside kernels ------------------------------------------------------------------
 
 
 def _evict_early(steps: Sequence[Step]) -> list[Step]:
-    """Each Evict directly behind the step that changed the slot last: its memory stays until it is dropped."""
-    behind: dict[int, list[Step]] = {}
-    changed: dict[str, int] = {}
+    """Move each Evict directly behind the step that wrote the slot last.
+
+    The slot stays in memory until it is dropped.
+    """
+    evicts_after: dict[int, list[Step]] = {}
+    written: dict[str, int] = {}
     for number, step in enumerate(steps):
         for slot in step.writes:
-            changed[slot.name] = number
+            written[slot.name] = number
         for slot in step.evicts:
-            behind.setdefault(changed[slot.name], []).append(step)
+            evicts_after.setdefault(written[slot.name], []).append(step)
     found: list[Step] = []
     for number, step in enumerate(steps):
         if not step.evicts:
             found.append(step)
-        found += behind.get(number, ())
+        found += evicts_after.get(number, ())
     return found
 
 
 def _fetch_early(steps: Sequence[Step], limit: int) -> list[Step]:
-    """Each Fetch as early as there is memory for it, and not before one that is wanted earlier."""
+    """Move each Fetch forward as far as there is memory, but not before an earlier Fetch."""
     needed = bytes_needed(steps)
-    before: dict[int, list[Step]] = {}
+    fetches_before: dict[int, list[Step]] = {}
     moved: set[int] = set()
-    first = 0
-    left: dict[str, int] = {}  # the last step that had to do with a slot
+    last_start = 0
+    last_use: dict[str, int] = {}  # the last step so far that used or dropped a slot
     for number, step in enumerate(steps):
         for slot in step.fetches:
-            size = slot.nbytes
-            not_before = max(first, left[slot.name] + 1)
-            start = earliest_start(steps, needed, number, size, limit, first=not_before)
-            if start is not None:
-                first = start
-                before.setdefault(start, []).append(step)
-                moved.add(number)
-                for k in range(start, number):
-                    needed[k] += size
+            first = max(last_start, last_use[slot.name] + 1)
+            start = earliest_start(steps, needed, number, slot.nbytes, limit, first=first)
+            if start is None:
+                continue
+            last_start = start
+            fetches_before.setdefault(start, []).append(step)
+            moved.add(number)
+            for k in range(start, number):
+                needed[k] += slot.nbytes
         for slot in (*step.reads, *step.writes, *step.places, *step.drops):
-            left[slot.name] = number
-    return reordered(steps, before, moved)
+            last_use[slot.name] = number
+    return reordered(steps, fetches_before, moved)

@@ -422,7 +422,7 @@ class Drop(SlotStep):
 
 
 class Fetch(SlotStep):
-    """Begin to copy a slot from the slow tier to memory. A step that reads it waits for the copy."""
+    """Begin to copy a slot from the slow tier to memory. Steps that read it wait for the copy."""
 
     kind = "spill"
 

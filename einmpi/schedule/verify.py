@@ -1,5 +1,5 @@
-"""Check the schedules of all ranks against each other: every message arrives, every slot is filled once, nothing is
-used after it is freed. For tests and debugging: it paints every element."""
+"""Check that the schedules of all ranks fit together. For tests and debugging: it is slow, as it
+looks at every element."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from einmpi.schedule.steps import Slot, loads_among
 
 
 def verify(schedules: Sequence[Schedule]) -> None:
-    """AssertionError with rank and step where the schedules do not fit together."""
-    assert len({schedule.digest for schedule in schedules}) == 1, (
-        "the schedules are of different plans"
-    )
+    """Raise an AssertionError that names rank and step where the schedules do not fit together.
+
+    Every message must arrive, every slot be filled exactly once before it is read, and no slot be
+    used after it is freed.
+    """
+    digests = {schedule.digest for schedule in schedules}
+    assert len(digests) == 1, "the schedules are of different plans"
     for schedule in schedules:
         _check_slots(schedule)
         _check_tiers(schedule)
@@ -27,9 +30,14 @@ def verify(schedules: Sequence[Schedule]) -> None:
 
 
 def _check_loads(schedules: Sequence[Schedule]) -> None:
-    """All ranks of the mesh load the same tensors in the same order: they may read them together."""
+    """Check that all ranks of the mesh load the same tensors in the same order.
+
+    They may read them together.
+    """
     orders = {}
-    for schedule in (each for each in schedules if each.steps):
+    for schedule in schedules:
+        if not schedule.steps:
+            continue
         loads = [load for _, load in loads_among(schedule.steps)]
         orders[tuple((load.tensor, load.layout, load.kept) for load in loads)] = schedule.rank
         for load in loads:
@@ -40,7 +48,8 @@ def _check_loads(schedules: Sequence[Schedule]) -> None:
 
 
 def _check_slots(schedule: Schedule) -> None:
-    """Each slot is filled whole, each element once, before it is read; and is there when it is used."""
+    """Check that each element of a slot is written once before the slot is read, and that a slot
+    exists when it is used."""
     filled: dict[str, npt.NDArray[np.int8]] = {}  # how often each element of a slot was written
     freed: set[str] = set()
     for number, step in enumerate(schedule.steps):
@@ -109,7 +118,7 @@ def _count_writes(counts: npt.NDArray[np.int8], slot: Slot, place: Region) -> No
 
 
 def _check_messages(schedules: Sequence[Schedule]) -> None:
-    """Between two ranks, messages are sent and received in the same order and have the same shapes."""
+    """Check that between two ranks messages are sent and received in the same order and shapes."""
     sent: dict[tuple[int, int], deque[tuple[str, tuple[int, ...]]]] = defaultdict(deque)
     expected: list[tuple[int, int, str, tuple[int, ...], str]] = []
     for schedule in schedules:
@@ -129,4 +138,4 @@ def _check_messages(schedules: Sequence[Schedule]) -> None:
             f"{where}: rank {source} sends {found}, not {(tensor, extents)}"
         )
     lost = [pair for pair, queue in sent.items() if queue]
-    assert not lost, f"nobody receives what is sent from and to {lost[:4]}"
+    assert not lost, f"messages between these ranks are not received: {lost[:4]}"

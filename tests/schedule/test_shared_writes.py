@@ -11,7 +11,7 @@ from einmpi.schedule.regions import elements, flat_range
 from einmpi.schedule.shared_writes import (
     PAGE,
     STRIPE,
-    grid_of,
+    chunk_counts,
     pieces_of_range,
     rounds_of_bytes,
     rounds_of_chunks,
@@ -98,7 +98,7 @@ def test_chunks_are_dealt_to_all(bound, data, ranks, most):
                 seen += corners
                 counts[rank] += len(corners)
     expected = list(product(*(range(0, *pair) for pair in zip(bound, chunks, strict=True))))  # noqa: PIE808
-    assert sorted(seen) == expected and len(expected) == prod(grid_of(bound, chunks))
+    assert sorted(seen) == expected and len(expected) == prod(chunk_counts(bound, chunks))
     assert max(counts) - min(counts) <= 1
 
 

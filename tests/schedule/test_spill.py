@@ -14,7 +14,7 @@ from einmpi.planner.pieces import MOST_PASSES, block_sizes, counts, pieces_bytes
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import bytes_needed, with_frees
-from einmpi.schedule.passes import PASS_WORTH, in_passes, pieces
+from einmpi.schedule.passes import PASS_OVERHEAD_BYTES, in_passes, pieces
 from einmpi.schedule.regions import elements, indices, stretch
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import with_spills
@@ -226,7 +226,7 @@ def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
                 if operand not in inside and last[operand] != region:
                     fetched, last[operand] = fetched + elements(region) * 8, region
         combined = (-(-n // dict(blocks)["j"]) - 1) * m * k * 8
-        return fetched + combined + PASS_WORTH * passes, fetched
+        return fetched + combined + PASS_OVERHEAD_BYTES * passes, fetched
 
     costs = []
     for i, k_size, j in fitting.tolist():
