@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -40,15 +41,17 @@ class Layout:
 
     def runs(self, dimension: int, digits: Sequence[int]) -> Runs:
         """Return the indices of a dimension that the rank with these digits holds."""
-        cuts = tuple((axis, digits[axis]) for axis, cut in enumerate(self.cuts) if cut == dimension)
-        found = share(self.mesh, self.bound[dimension], cuts)
-        pieces = 1
+        cutting = axes_that_cut(self.cuts, dimension)
+        found = share(
+            self.mesh, self.bound[dimension], tuple((axis, digits[axis]) for axis in cutting)
+        )
+        splitting = self._splitting_axes(dimension)
+        if not splitting:
+            return found
         which = 0
-        for axis, split_dimension in self.splits:
-            if split_dimension == dimension:
-                pieces *= self.mesh.factors[axis]
-                which = which * self.mesh.factors[axis] + digits[axis]
-        return split(found, pieces, which) if pieces > 1 else found
+        for axis in splitting:
+            which = which * self.mesh.factors[axis] + digits[axis]
+        return split(found, ranks_along(self.mesh, splitting), which)
 
     def region(self, digits: Sequence[int]) -> Region:
         """Return the elements that the rank with these digits holds."""
@@ -71,32 +74,53 @@ class Layout:
 
     def cutting_axes(self) -> tuple[int, ...]:
         """Return the axes on whose digits a rank's block depends."""
-        splitting = {axis for axis, _ in self.splits}
-        axes = []
-        for axis, cut in enumerate(self.cuts):
-            if cut is not None or axis in splitting:
-                axes.append(axis)
-        return tuple(axes)
+        copying = set(axes_that_cut(self.cuts, None)) - {axis for axis, _ in self.splits}
+        return tuple(axis for axis in range(len(self.cuts)) if axis not in copying)
 
     def most(self) -> int:
         """Return a bound on the elements of a rank, equal for all ranks."""
         count = 1
         for dimension, extent in enumerate(self.bound):
-            cuts = [axis for axis, cut in enumerate(self.cuts) if cut == dimension]
-            pieces = prod(self.mesh.factors[axis] for axis, cut in self.splits if cut == dimension)
-            count *= -(-longest_share(self.mesh, extent, cuts) // pieces)
+            longest = longest_share(self.mesh, extent, axes_that_cut(self.cuts, dimension))
+            pieces = ranks_along(self.mesh, self._splitting_axes(dimension))
+            count *= -(-longest // pieces)
         return count
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         """Return the axes on whose digits a rank's runs of a dimension depend."""
-        pairs = [*enumerate(self.cuts), *self.splits]
-        return tuple(axis for axis, cut in pairs if cut == dimension)
+        return (*axes_that_cut(self.cuts, dimension), *self._splitting_axes(dimension))
+
+    def _splitting_axes(self, dimension: int) -> list[int]:
+        return [axis for axis, split_dimension in self.splits if split_dimension == dimension]
 
 
-def rank_strides(mesh: Mesh) -> list[int]:
-    """Return how far apart the numbers of two ranks are that are neighbours along each axis."""
-    factors = mesh.factors
-    return [prod(factors[axis + 1 :]) for axis in range(len(factors))]
+def axes_that_cut(cuts: Cuts, dimension: int | None) -> list[int]:
+    """Return the axes that cut a dimension; with None, those that cut nothing."""
+    return [axis for axis, cut in enumerate(cuts) if cut == dimension]
+
+
+def ranks_along(mesh: Mesh, axes: Iterable[int]) -> int:
+    """Return the number of ranks that differ on these axes only."""
+    return prod(mesh.factors[axis] for axis in axes)
+
+
+def digits_along(
+    mesh: Mesh, axes: Sequence[int], digits: Sequence[int]
+) -> Iterator[tuple[int, ...]]:
+    """Yield the digits of the ranks that differ on these axes only, the last axis fastest."""
+    for values in itertools.product(*(range(mesh.factors[axis]) for axis in axes)):
+        changed = list(digits)
+        for axis, value in zip(axes, values, strict=True):
+            changed[axis] = value
+        yield tuple(changed)
+
+
+def rank_of(mesh: Mesh, digits: Sequence[int]) -> int:
+    """Return the rank with these digits."""
+    rank = 0
+    for factor, digit in zip(mesh.factors, digits, strict=True):
+        rank = rank * factor + digit
+    return rank
 
 
 def split_further(
@@ -114,8 +138,7 @@ def split_further(
     """
     left = []  # the indices of each dimension that remain on a rank
     for dimension, extent in enumerate(bound):
-        cut_by = [mesh.factors[axis] for axis, cut in enumerate(cuts) if cut == dimension]
-        left.append(extent // prod(cut_by))
+        left.append(extent // ranks_along(mesh, axes_that_cut(cuts, dimension)))
     # The first dimension that suits is best: its pieces are contiguous in memory.
     candidates = sorted(range(len(bound)), key=lambda dimension: (dimension in recut, dimension))
     splits = []
@@ -143,7 +166,7 @@ def even_layout(mesh: Mesh, bound: tuple[int, ...]) -> Layout:
     for axis in range(len(mesh.factors)):
         chosen = None
         for dimension, extent in enumerate(bound):
-            axes = {other for other, cut in enumerate(cuts) if cut == dimension} | {axis}
+            axes = {*axes_that_cut(tuple(cuts), dimension), axis}
             if any(axes <= set(window) for window in mesh.windows(extent)):
                 chosen = dimension
                 break

@@ -10,7 +10,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.make_plan import Plan
 from einmpi.planner.memory import operand_cuts, output_cuts
-from einmpi.schedule.layout import PARTIAL, Cuts, Layout, split_further
+from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
@@ -127,7 +127,7 @@ class _Lowering:
         if vertex.name in self.plan.resident:
             self.steps.append(Load(vertex.name, slot, block, packed(block), wanted, kept=True))
             return
-        replicated = [axis for axis, cut in enumerate(cuts) if cut is None]
+        replicated = axes_that_cut(cuts, None)
         pieces = split_further(self.plan.mesh, wanted.bound, cuts, replicated)
         piece = pieces.region(digits)
         place = tuple(map(locate, piece, block))

@@ -5,7 +5,6 @@ See docs/planner.md. Every element that a rank receives has exactly one sender.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
@@ -15,7 +14,14 @@ import numpy as np
 
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.volume import held_factors, replicas_share
-from einmpi.schedule.layout import PARTIAL, Cuts, Layout, rank_strides, split_further
+from einmpi.schedule.layout import (
+    PARTIAL,
+    Cuts,
+    Layout,
+    digits_along,
+    ranks_along,
+    split_further,
+)
 from einmpi.schedule.regions import Region, Runs, intersect, locate
 from einmpi.schedule.transfers import Moves, Reduction
 
@@ -55,31 +61,30 @@ def middle_layout(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts
     same divide the work among them: those along an axis of partial results, and replicas if that
     moves less. The ranks of a node also divide what has to come from other nodes.
     """
-    pairs = list(zip(source, target, strict=True))
-    has_partials = PARTIAL in source
-    replicas_help = has_partials and _replicas_share(mesh, len(bound), source, target)
-    between_nodes = pairs[: mesh.node_axes]
-    moves_between = any(have is not None and have != want for have, want in between_nodes)
-    partials_between = any(have == PARTIAL for have, _ in between_nodes)
+    between_nodes = range(mesh.node_axes)
+    partials_between = any(source[axis] == PARTIAL for axis in between_nodes)
+    moves_between = any(source[axis] not in (None, target[axis]) for axis in between_nodes)
+    replicas_help = PARTIAL in source and _replicas_share(mesh, len(bound), source, target)
     cuts = []
-    dividing = []  # axes over which the blocks are divided
-    replicas = []  # the same, but listed after all others
-    for axis, (have, want) in enumerate(pairs):
-        cuts.append(want if have in (None, PARTIAL) else have)
-        if want is None and have == PARTIAL:
-            dividing.append(axis)
-        elif want is None and have is None:
-            if axis < mesh.node_axes:
+    recut = set()
+    partial_axes = []
+    replica_axes = []
+    for axis, (have, want) in enumerate(zip(source, target, strict=True)):
+        cut = want if have in (None, PARTIAL) else have
+        cuts.append(cut)
+        if want is not None:
+            if cut != want:
+                recut.add(want)
+        elif have == PARTIAL:
+            partial_axes.append(axis)
+        elif have is None:
+            if axis in between_nodes:
                 useful = replicas_help and partials_between
             else:
                 useful = replicas_help or moves_between
             if useful:
-                replicas.append(axis)
-    recut = set()
-    for cut, want in zip(cuts, target, strict=True):
-        if want is not None and cut != want:
-            recut.add(want)
-    return split_further(mesh, bound, tuple(cuts), dividing + replicas, recut)
+                replica_axes.append(axis)
+    return split_further(mesh, bound, tuple(cuts), partial_axes + replica_axes, recut)
 
 
 def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
@@ -98,24 +103,23 @@ def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
 
 def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...], int]:
     """Return the ranks that differ from `rank` on these axes only, and its position among them."""
-    strides = rank_strides(mesh)
     digits = mesh.digits(rank)
-    first = rank - sum(digits[axis] * strides[axis] for axis in axes)
-    members = np.array([first])
+    members = np.array([rank])
     for axis in axes:
-        members = (members[:, None] + np.arange(mesh.factors[axis]) * strides[axis]).ravel()
+        stride = prod(mesh.factors[axis + 1 :])
+        along_axis = (np.arange(mesh.factors[axis]) - digits[axis]) * stride
+        members = (members[:, None] + along_axis).ravel()
     group = tuple(members.tolist())
     return group, group.index(rank)
 
 
 def changing_axes(middle: Layout, target: Layout) -> tuple[int, ...]:
     """Return the axes along which ranks exchange something between the two layouts."""
-    splitting = {axis for axis, _ in middle.splits}
-    axes = []
+    axes = [axis for axis, _ in middle.splits]
     for axis, (have, want) in enumerate(zip(middle.cuts, target.cuts, strict=True)):
-        if axis in splitting or (have is not None and have != want):
+        if have is not None and have != want:
             axes.append(axis)
-    return tuple(axes)
+    return tuple(sorted(set(axes)))
 
 
 def reduction(source: Layout, middle: Blocks, axes: Sequence[int], rank: int) -> Reduction:
@@ -155,7 +159,7 @@ def exchange(
     # Where the target is not cut along these axes, all members want the same elements.
     gathering = [axis for axis in axes if target.cuts[axis] is None]
     everybody = len(gathering) == len(axes)
-    copies = prod(mesh.factors[axis] for axis in gathering)
+    copies = ranks_along(mesh, gathering)
     most = max(middle.most() * copies, target.most())
     return _moves(group, me, sends, receives, everybody, most)
 
@@ -265,19 +269,16 @@ def _by_member(
     out once for each combination of digits, not for each member.
     """
     mesh = blocks.mesh
-    count = prod(mesh.factors[axis] for axis in axes)
+    count = ranks_along(mesh, axes)
     columns = []  # for each dimension, the places of all members
     for dimension in range(len(blocks.bound)):
         changing = [axis for axis in blocks.axes_of(dimension) if axis in axes]
         found: list[Runs] = []  # for each combination of digits on the changing axes
-        for values in itertools.product(*(range(mesh.factors[axis]) for axis in changing)):
-            changed = list(digits)
-            for axis, value in zip(changing, values, strict=True):
-                changed[axis] = value
+        for changed in digits_along(mesh, changing, digits):
             found.append(place(dimension, blocks.runs(dimension, changed)))
         which = np.zeros(count, int)  # the combination that each member has
         for axis in changing:
-            stride = prod(mesh.factors[other] for other in axes[axes.index(axis) + 1 :])
+            stride = ranks_along(mesh, axes[axes.index(axis) + 1 :])
             digit = np.arange(count) // stride % mesh.factors[axis]
             which = which * mesh.factors[axis] + digit
         columns.append([found[k] for k in which.tolist()])

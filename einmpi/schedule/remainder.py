@@ -17,24 +17,35 @@ def remaining(schedule: Schedule, done: int) -> Schedule:
     outputs that are complete are stored again, which costs nothing.
     """
     end = schedule.points[done - 1].steps
-    before, after = schedule.steps[:end], schedule.steps[end:]
-    used = {slot.name for step in after for slot in step.reads}
-    again: list[Step] = []
-    for step in before:
-        fills_used = step.completes_slot and any(slot.name in used for slot in step.writes)
-        if fills_used or step.kind == "store":
-            again.append(step)
+    before = schedule.steps[:end]
+    after = schedule.steps[end:]
+    again = _repeated(before, after)
     outside: list[Slot] = []
     if any(step.places or step.evicts for step in schedule.steps):
         # Memory is short: everything begins in the slow tier, and what was in memory is fetched.
         valid, in_memory = _slots_after(before)
-        loaded = {slot for step in again for slot in step.writes}
+        loaded: set[Slot] = set()
+        for step in again:
+            loaded.update(step.writes)
         places = [Place(slot) for slot in valid if slot in loaded]
         outside = [slot for slot in valid if slot not in loaded]
         again = [*places, *again, *map(Fetch, in_memory)]
     shift = len(again) - end
     points = [replace(point, steps=point.steps + shift) for point in schedule.points[done:]]
     return replace(schedule, steps=(*again, *after), points=tuple(points), outside=tuple(outside))
+
+
+def _repeated(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:
+    """Return the steps to repeat: those that fill inputs still in use, and those that store."""
+    used: set[Slot] = set()
+    for step in after:
+        used.update(step.reads)
+    repeated = []
+    for step in before:
+        fills_used = step.completes_slot and used.intersection(step.writes)
+        if fills_used or step.kind == "store":
+            repeated.append(step)
+    return repeated
 
 
 def _slots_after(steps: Sequence[Step]) -> tuple[list[Slot], list[Slot]]:

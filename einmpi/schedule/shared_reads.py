@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from math import prod
 from typing import TypeAlias
 
-from einmpi.schedule.layout import Layout, rank_strides
+from einmpi.schedule.layout import Layout, digits_along, rank_of
 from einmpi.schedule.regions import Region, Runs
 
 # The file is cut into cells, which are contiguous there or consist of whole chunks. The ranks get
@@ -216,27 +216,20 @@ def _shortest_run(layout: Layout) -> float:
 @lru_cache(maxsize=256)
 def _first_ranks(layout: Layout) -> tuple[int, ...]:
     """Return the ranks with digit 0 on all axes that cut: one for each copy of the tensor."""
+    mesh = layout.mesh
     cutting = layout.cutting_axes()
-    ranks = [0]
-    for axis, stride in enumerate(rank_strides(layout.mesh)):
-        if axis not in cutting:
-            digits = range(layout.mesh.factors[axis])
-            ranks = [rank + digit * stride for rank in ranks for digit in digits]
-    return tuple(ranks)
+    others = [axis for axis in range(len(mesh.factors)) if axis not in cutting]
+    return tuple(rank_of(mesh, digits) for digits in digits_along(mesh, others, mesh.digits(0)))
 
 
 @lru_cache(maxsize=256)
 def _owners(layout: Layout, dimension: int) -> list[tuple[int, int, int]]:
     """Return all runs of a dimension as (start, stop, part of the owner's number), in order."""
-    axes = layout.axes_of(dimension)
-    strides = rank_strides(layout.mesh)
+    mesh = layout.mesh
+    zeros = mesh.digits(0)
     found = []
-    for values in itertools.product(*(range(layout.mesh.factors[axis]) for axis in axes)):
-        digits = [0] * len(layout.mesh.factors)
-        part = 0
-        for axis, value in zip(axes, values, strict=True):
-            digits[axis] = value
-            part += strides[axis] * value
+    for digits in digits_along(mesh, layout.axes_of(dimension), zeros):
+        part = rank_of(mesh, digits)
         for start, stop in layout.runs(dimension, digits):
             found.append((start, stop, part))
     return sorted(found)

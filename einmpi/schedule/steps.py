@@ -515,7 +515,10 @@ class Group(Step):
     def inner(self) -> frozenset[Slot]:
         """The slots that are created and freed in the group."""
         made = {kernel.target for kernel in self.kernels}
-        return frozenset(slot for step in self.steps for slot in step.frees if slot in made)
+        freed: set[Slot] = set()
+        for step in self.steps:
+            freed.update(step.frees)
+        return frozenset(made & freed)
 
     @cached_property
     def outer(self) -> Slots:
@@ -528,7 +531,9 @@ class Group(Step):
     @cached_property
     def reads(self) -> Slots:
         made = {kernel.target for kernel in self.kernels}
-        read = [slot for kernel in self.kernels for slot in kernel.operands]
+        read: list[Slot] = []
+        for kernel in self.kernels:
+            read += kernel.operands
         return tuple(slot for slot in read if slot not in made)
 
     @cached_property
@@ -536,12 +541,16 @@ class Group(Step):
         return tuple(kernel.target for kernel in self.kernels if kernel.target not in self.inner)
 
     def allocates(self, slow: Container[str] = ()) -> Slots:
-        begun = [slot for begin in self.begins for slot in begin.allocates(slow)]
+        begun: list[Slot] = []
+        for begin in self.begins:
+            begun += begin.allocates(slow)
         return (*begun, *super().allocates(slow))
 
     @cached_property
     def frees(self) -> Slots:
-        freed = [slot for step in self.steps for slot in step.frees]
+        freed: list[Slot] = []
+        for step in self.steps:
+            freed += step.frees
         return tuple(slot for slot in freed if slot not in self.inner)
 
     def fills(self) -> Iterator[tuple[Slot, Region]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import PARTIAL, Layout
+from einmpi.schedule.layout import PARTIAL, Layout, axes_that_cut, digits_along
 from einmpi.schedule.moves import changing_axes, common, exchange, pass_on, reduction
 from einmpi.schedule.regions import Runs, elements, intersect, subtract, union
 from einmpi.schedule.schedule import Schedule
@@ -29,11 +28,11 @@ def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
 
     One step; or two, inside nodes and then between them, where partial results are on both.
     """
-    partial = [axis for axis, cut in enumerate(source.cuts) if cut == PARTIAL]
-    between = tuple(axis for axis in partial if axis < source.mesh.node_axes)
-    inside = partial[len(between) :]
+    partial = axes_that_cut(source.cuts, PARTIAL)
     if not partial:
         return []
+    between = tuple(axis for axis in partial if axis < source.mesh.node_axes)
+    inside = partial[len(between) :]
     if not between or not inside:
         return [reduction(source, middle, partial, rank)]
     return [
@@ -61,16 +60,19 @@ def exchanges(
         return [exchange(source, middle, target, axes, rank)]
     moves = exchange(source, middle, target, first, rank)
     arrived = _Combined(middle, first, target)
-    replicated = tuple(axis for axis in inside if stored and source.cuts[axis] is None)
+    replicated: tuple[int, ...] = ()
+    if stored:
+        replicated = tuple(axis for axis in inside if source.cuts[axis] is None)
     if not replicated:
         return [moves, pass_on(arrived, target, inside, rank)]
     # The ranks along these axes held the same in the source. They fetch different parts of what
     # is missing, but each keeps all that it has: the others need not send that.
     found = [replace(moves, own=common(source, target, rank), everybody=False)]
     recut = {source.cuts[axis] for axis in first}
-    for dimension in sorted(cut for cut in recut if cut is not None):
-        missing = _Missing(arrived, source, dimension)
-        found.append(pass_on(missing, target, replicated, rank))
+    for dimension in range(len(source.bound)):
+        if dimension in recut:
+            missing = _Missing(arrived, source, dimension)
+            found.append(pass_on(missing, target, replicated, rank))
     others = tuple(axis for axis in inside if axis not in replicated)
     if others:
         complete = _Combined(replace(middle, splits=()), first, target)
@@ -138,13 +140,8 @@ class _Combined:
             for axis in cutting:
                 cuts[axis] = None
             return replace(unsplit, cuts=tuple(cuts)).runs(dimension, digits)
-        parts = []
-        for values in itertools.product(*(range(self.mesh.factors[axis]) for axis in cutting)):
-            changed = list(digits)
-            for axis, value in zip(cutting, values, strict=True):
-                changed[axis] = value
-            parts.append(unsplit.runs(dimension, changed))
-        return union(parts)
+        ranks = digits_along(self.mesh, cutting, digits)
+        return union(unsplit.runs(dimension, others) for others in ranks)
 
     def axes_of(self, dimension: int) -> tuple[int, ...]:
         axes = set(self.layout.axes_of(dimension)) - set(self.axes)

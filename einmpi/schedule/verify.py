@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.schedule.regions import Region, indices, shape
+from einmpi.schedule.regions import Region, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Slot, loads_among
 
@@ -111,10 +111,13 @@ def _names(slots: Sequence[Slot]) -> set[str]:
 
 
 def _count_writes(counts: npt.NDArray[np.int8], slot: Slot, place: Region) -> None:
-    if slot.shape:
+    if not slot.shape:
+        if all(place):  # a number is moved as a vector of one element
+            counts += 1
+    elif place == packed(place):  # the whole slot, or its first part
+        counts[tuple(slice(extent) for extent in shape(place))] += 1
+    else:
         counts[np.ix_(*map(indices, place))] += 1
-    elif all(place):  # a number is moved as a vector of one element
-        counts += 1
 
 
 def _check_messages(schedules: Sequence[Schedule]) -> None:
