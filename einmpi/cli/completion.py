@@ -1,75 +1,49 @@
 """Scripts for bash, zsh and fish that complete commands, options, strategies and job files.
 
-They are made from the command line's own parser, so they know what it knows; completing starts no Python.
+They are made from the table of options. Completing starts no Python.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator
-from dataclasses import dataclass
+from einmpi.cli.help import SUMMARIES
+from einmpi.cli.options import Option, options_of
 
-from einmpi.graph.dtypes import cpu_dtypes
-from einmpi.job.job import BACKENDS
-from einmpi.planner.strategies import STRATEGIES
-
-SHELLS = ("bash", "zsh", "fish")
-_WORDS = {"--strategy": STRATEGIES, "--backend": BACKENDS, "--dtype": cpu_dtypes()}
-_FILES, _FOLDERS, _JOBS = "files", "folders", "jobs"
-_KINDS = {"FILE": _FILES, "DIR": _FOLDERS, "JOB.toml": _JOBS}  # by metavar
+# What to complete for the value of an option, by the start of its metavar.
+_FILE = "FILE"
+_FOLDER = "DIR"
+_JOB_FILE = "JOB.toml"
+_HELP_FLAG = Option(("-h", "--help"), "output", (), "show this help message", is_switch=True)
+_VERSION_FLAG = Option(("--version",), "output", (), "show the version", is_switch=True)
 
 
-@dataclass(frozen=True)
-class Option:
-    flags: tuple[str, ...]  # none: it stands for itself, as a job does
-    help: str
-    takes: bool  # whether a value follows
-    words: tuple[str, ...]  # that are possible values
-    kind: str  # or what kind of file
+def completion_script(shell: str) -> str:
+    """Return the script for bash, zsh or fish."""
+    writers = {"bash": _bash_script, "zsh": _zsh_script, "fish": _fish_script}
+    return writers[shell]()
 
 
-def script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """The script of one of SHELLS."""
-    commands, options = _commands(parser)
-    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](commands, options)
+def _options(command: str) -> list[Option]:
+    return [*options_of(command), _HELP_FLAG]
 
 
-def _commands(parser: argparse.ArgumentParser) -> tuple[dict[str, str], dict[str, list[Option]]]:
-    """What each command is for, and its options; those of "" stand before any command."""
-    (commands,) = (
-        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
-    )
-    about = {action.dest: action.help or "" for action in commands._choices_actions}
-    options = {
-        name: [_option(action) for action in command._actions]
-        for name, command in commands.choices.items()
-    }
-    return about, {
-        "": [_option(action) for action in parser._actions if action is not commands],
-        **options,
-    }
+def _values(option: Option) -> tuple[str, ...]:
+    """Return the words that the value of an option may be, if they are known."""
+    return option.choices or option.suggestions
 
 
-def _option(action: argparse.Action) -> Option:
-    flags = tuple(action.option_strings)
-    words = tuple(map(str, action.choices or _WORDS.get(flags[-1] if flags else "", ())))
-    metavar = action.metavar if isinstance(action.metavar, str) else ""
-    kind = next((kind for start, kind in _KINDS.items() if metavar.startswith(start)), "")
-    return Option(flags, (action.help or "").split(";")[0], action.nargs != 0, words, kind)
+def _file_kind(option: Option) -> str:
+    """Return which files the value of an option may name: one of the constants above, or empty."""
+    for kind in (_FILE, _FOLDER, _JOB_FILE):
+        if option.metavar is not None and option.metavar.startswith(kind):
+            return kind
+    return ""
 
 
-def _with_values(options: dict[str, list[Option]]) -> Iterator[Option]:
-    """Every option that takes a value, once: an option means the same for all commands."""
-    found = {
-        option.flags: option
-        for listed in options.values()
-        for option in listed
-        if option.flags and option.takes
-    }
-    yield from found.values()
+def _short_help(option: Option) -> str:
+    return option.help.split(";")[0]
 
 
-# ---- bash -----------------------------------------------------------------------------------------------------------
+# ---- bash ----------------------------------------------------------------------------------------
 
 _BASH = """\
 # bash completion for einmpi; made by: einmpi completion bash
@@ -78,19 +52,21 @@ _einmpi_files() {  # the files that match a pattern, and folders on the way to t
     compopt -o filenames 2>/dev/null
     while IFS= read -r file; do COMPREPLY+=("$file"); done < <(
         compgen -d -- "$word"
-        [ -z "$1" ] || compgen -f -X "!$1" -- "$word" | while IFS= read -r file; do [ -d "$file" ] || echo "$file"; done
+        [ -z "$1" ] || compgen -f -X "!$1" -- "$word" | while IFS= read -r file; do
+            [ -d "$file" ] || echo "$file"
+        done
     )
 }
 _einmpi() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command= k
     COMPREPLY=()
-    if [ "$word" = = ]; then word=; fi  # bash takes --strategy=NAME for three words
+    if [ "$word" = = ]; then word=; fi  # bash splits --strategy=NAME into three words
     if [ "$before" = = ]; then before=${COMP_WORDS[COMP_CWORD-2]}; fi
     for ((k = 1; k < COMP_CWORD; k++)); do
         case ${COMP_WORDS[k]} in
             @COMMANDS@) command=${COMP_WORDS[k]}; break ;;
             -*) ;;
-            *) command=run; break ;;  # a job: it is run
+            *) command=run; break ;;  # a job file: it is run
         esac
     done
     case $before in
@@ -106,42 +82,47 @@ complete -F _einmpi einmpi
 """
 
 
-def _bash(commands: dict[str, str], options: dict[str, list[Option]]) -> str:
-    def action(option: Option) -> str:
-        if option.words:
-            return f'COMPREPLY=($(compgen -W "{" ".join(option.words)}" -- "$word"))'
-        patterns = {_FILES: "'*'", _FOLDERS: "''", _JOBS: "'*.toml'"}
-        return f"_einmpi_files {patterns[option.kind]}" if option.kind else ":"
-
-    def flags(*names: str) -> str:
-        return " ".join(
-            dict.fromkeys(
-                flag for name in names for option in options[name] for flag in option.flags
-            )
-        )
-
-    values = [
-        f"{'|'.join(option.flags)}) {action(option)}; return ;;" for option in _with_values(options)
-    ]
-    # Before any command, options are those of run.
-    listed = {"": flags("run", ""), **{name: flags(name) for name in commands}}
-    lists = [
-        f'{name}:-*) COMPREPLY=($(compgen -W "{text}" -- "$word")) ;;'
-        for name, text in listed.items()
-    ]
-    positions = [
-        f"{name}:*) {action(option)} ;;"
-        for name in commands
-        for option in options[name]
-        if not option.flags
-    ]
-    filled = _BASH.replace("@COMMANDS@", "|".join(commands)).replace("@ALL@", " ".join(commands))
-    for word, lines in (("@VALUES@", values), ("@OPTIONS@", lists), ("@POSITIONS@", positions)):
-        filled = filled.replace(word, "\n".join(" " * 8 + line for line in lines))
-    return filled
+def _bash_script() -> str:
+    value_lines: dict[tuple[str, ...], str] = {}  # by flags: a flag means the same in all commands
+    flag_lists = {"": _bash_flags([*_options("run"), _VERSION_FLAG])}  # without a command it is run
+    positions = []
+    for command in SUMMARIES:
+        options = _options(command)
+        flag_lists[command] = _bash_flags(options)
+        for option in options:
+            if option.is_positional:
+                positions.append(f"{command}:*) {_bash_action(option)} ;;")
+            elif not option.is_switch:
+                flags = "|".join(option.names)
+                value_lines[option.names] = f"{flags}) {_bash_action(option)}; return ;;"
+    option_lines = []
+    for command, flags in flag_lists.items():
+        option_lines.append(f'{command}:-*) COMPREPLY=($(compgen -W "{flags}" -- "$word")) ;;')
+    script = _BASH.replace("@COMMANDS@", "|".join(SUMMARIES))
+    script = script.replace("@ALL@", " ".join(SUMMARIES))
+    script = script.replace("@VALUES@", _indented(list(value_lines.values())))
+    script = script.replace("@OPTIONS@", _indented(option_lines))
+    return script.replace("@POSITIONS@", _indented(positions))
 
 
-# ---- zsh ------------------------------------------------------------------------------------------------------------
+def _bash_flags(options: list[Option]) -> str:
+    names: list[str] = []
+    for option in options:
+        if not option.is_positional:
+            names += option.names
+    return " ".join(names)
+
+
+def _bash_action(option: Option) -> str:
+    values = _values(option)
+    if values:
+        return f'COMPREPLY=($(compgen -W "{" ".join(values)}" -- "$word"))'
+    patterns = {_FILE: "'*'", _FOLDER: "''", _JOB_FILE: "'*.toml'"}
+    kind = _file_kind(option)
+    return f"_einmpi_files {patterns[kind]}" if kind else ":"
+
+
+# ---- zsh -----------------------------------------------------------------------------------------
 
 _ZSH = """\
 #compdef einmpi
@@ -165,70 +146,86 @@ if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _einmpi "$@"; else compdef 
 """
 
 
-def _zsh(commands: dict[str, str], options: dict[str, list[Option]]) -> str:
-    def specs(option: Option) -> list[str]:
-        files = {_FILES: "_files", _FOLDERS: "_files -/", _JOBS: '_files -g "*.toml"'}
-        values = f"({' '.join(option.words)})" if option.words else files.get(option.kind, " ")
-        if not option.flags:
-            return [f"'*: :{values}'"]
-        meaning = (
-            option.help.replace("'", "’").replace("[", "(").replace("]", ")").replace(":", "\\:")
-        )
-        return [
-            f"'{flag}[{meaning}]{f': :{values}' if option.takes else ''}'" for flag in option.flags
-        ]
-
-    about = [f"        '{name}:{text.replace(chr(39), '’')}'" for name, text in commands.items()]
-    lines = []
-    for name in commands:
-        own = options[name] + (options[""] if name == "run" else [])
-        unique = dict.fromkeys(spec for option in own for spec in specs(option))
-        lines.append(f"        {name}) _arguments {' '.join(unique)} ;;")
-    return _ZSH.replace("@COMMANDS@", "\n".join(about)).replace("@OPTIONS@", "\n".join(lines))
+def _zsh_script() -> str:
+    command_lines = []
+    option_lines = []
+    for command, summary in SUMMARIES.items():
+        command_lines.append(f"'{command}:{_zsh_text(summary)}'")
+        options = _options(command)
+        if command == "run":
+            options.append(_VERSION_FLAG)
+        specifications: list[str] = []
+        for option in options:
+            specifications += _zsh_specifications(option)
+        option_lines.append(f"{command}) _arguments {' '.join(specifications)} ;;")
+    script = _ZSH.replace("@COMMANDS@", _indented(command_lines))
+    return script.replace("@OPTIONS@", _indented(option_lines))
 
 
-# ---- fish -----------------------------------------------------------------------------------------------------------
+def _zsh_specifications(option: Option) -> list[str]:
+    files = {_FILE: "_files", _FOLDER: "_files -/", _JOB_FILE: '_files -g "*.toml"', "": " "}
+    action = files[_file_kind(option)]
+    if _values(option):
+        action = f"({' '.join(_values(option))})"
+    if option.is_positional:
+        return [f"'*: :{action}'"]
+    value = "" if option.is_switch else f": :{action}"
+    text = _zsh_text(_short_help(option)).replace(":", "\\:")
+    return [f"'{flag}[{text}]{value}'" for flag in option.names]
 
 
-def _fish(commands: dict[str, str], options: dict[str, list[Option]]) -> str:
+def _zsh_text(text: str) -> str:
+    """Return the text without characters that end a quoted description."""
+    return text.replace("'", "’").replace("[", "(").replace("]", ")")
+
+
+# ---- fish ----------------------------------------------------------------------------------------
+
+
+def _fish_script() -> str:
     lines = [
         "# fish completion for einmpi; made by: einmpi completion fish",
         "complete -c einmpi -f",
     ]
-    lines += [
-        f"complete -c einmpi -n __fish_use_subcommand -a {name} -d {_quoted(text)}"
-        for name, text in commands.items()
-    ]
-    others = " ".join(name for name in commands if name != "run")
-    files = {
-        _FILES: " -F",
-        _FOLDERS: " -a '(__fish_complete_directories)'",
-        _JOBS: " -a '(__fish_complete_suffix .toml)'",
-    }
-    for name, listed in options.items():
-        condition = {
-            "": "__fish_use_subcommand",
-            "run": f"not __fish_seen_subcommand_from {others}",
-        }.get(name, f"__fish_seen_subcommand_from {name}")
-        for option in listed:
-            flags = "".join(
-                f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}"
-                for flag in option.flags
-            )
-            values = (
-                f" -a {_quoted(' '.join(option.words))}"
-                if option.words
-                else files.get(option.kind, "")
-            )
-            needs = (
-                (" -r" if option.kind == _FILES else " -x") if option.flags and option.takes else ""
-            )
-            meaning = f" -d {_quoted(option.help)}" if option.help and option.flags else ""
-            lines.append(
-                f"complete -c einmpi -n {_quoted(condition)}{flags}{needs}{values}{meaning}"
-            )
+    for command, summary in SUMMARIES.items():
+        lines.append(
+            f"complete -c einmpi -n __fish_use_subcommand -a {command} -d {_fish_quoted(summary)}"
+        )
+    for option in (_VERSION_FLAG, _HELP_FLAG):
+        lines.append(_fish_line("__fish_use_subcommand", option))
+    others = " ".join(command for command in SUMMARIES if command != "run")
+    for command in SUMMARIES:
+        condition = f"__fish_seen_subcommand_from {command}"
+        if command == "run":  # without a command it is run
+            condition = f"not __fish_seen_subcommand_from {others}"
+        lines += [_fish_line(condition, option) for option in _options(command)]
     return "\n".join(lines) + "\n"
 
 
-def _quoted(text: str) -> str:
+def _fish_line(condition: str, option: Option) -> str:
+    words = ["complete -c einmpi -n", _fish_quoted(condition)]
+    kind = _file_kind(option)
+    if not option.is_positional:
+        for flag in option.names:
+            words.append(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}")
+        if not option.is_switch:
+            words.append("-r" if kind == _FILE else "-x")  # a value follows; -x: no file
+    if _values(option):
+        words.append(f"-a {_fish_quoted(' '.join(_values(option)))}")
+    elif kind == _FILE:
+        words.append("-F")
+    elif kind == _FOLDER:
+        words.append("-a '(__fish_complete_directories)'")
+    elif kind == _JOB_FILE:
+        words.append("-a '(__fish_complete_suffix .toml)'")
+    if not option.is_positional:
+        words.append(f"-d {_fish_quoted(_short_help(option))}")
+    return " ".join(words)
+
+
+def _fish_quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _indented(lines: list[str]) -> str:
+    return "\n".join(" " * 8 + line for line in lines)

@@ -1,54 +1,36 @@
-"""What --help prints: options in groups, and examples that work. Unknown words are errors of one line."""
+"""The parser of the command line and what --help prints: options in groups, examples that work."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, Protocol
 
+from einmpi.cli.options import GROUPS, Option, options_of
 from einmpi.errors import InputError
 
-WIDTH = 80  # columns, whatever the terminal has: help is for reading, and for pages
+WIDTH = 80  # columns on every terminal: help is for reading, and for pages
 
-# Groups of options, in this order. A test finds an option that is in none of them.
-GROUPS = {
-    "the job": ("job", "--set", "--dtype"),
-    "ranks": (
-        "--ranks",
-        "--nodes",
-        "--ntasks-per-node",
-        "--cpus-per-task",
-        "--backend",
-        "--timeout",
-        "--time",
-        "--seconds",
-    ),
-    "the plan": ("--strategy", "--compare", "--memory", "--machine", "--show-relations"),
-    "the run": ("--repeat", "--fast-math", "--checkpoint", "--every", "--resume"),
-    "what is printed and written": (
-        "shell",
-        "--out",
-        "--save",
-        "--json",
-        "--report",
-        "--plot",
-        "--trace",
-        "--summary",
-        "--quiet",
-        "--version",
-        "--help",
-    ),
+SUMMARIES = {
+    "run": "run a job (the default)",
+    "check": "parse a job, infer shapes, inspect its files",
+    "plan": "show how a job is partitioned over ranks: EXPLAIN",
+    "verify": "run a job and compare with the reference; writes no outputs",
+    "sbatch": "write a Slurm script with memory and time from the plan",
+    "doctor": "show what is installed here, and whether a run would work",
+    "calibrate": "measure this machine, for plans in seconds",
+    "completion": "print a script for completion in a shell",
 }
 
-# Of every command: what to type, and what it does.
+# What to type for each command, and what it does; "" is the program without a command.
 EXAMPLES = {
     "": (
         ("einmpi jobs/chain.toml", "run a job in this process"),
         ("mpirun -n 4 python -m einmpi jobs/chain.toml", "on four ranks"),
         ("einmpi run jobs/chain.toml -n 4", "the same: starts mpirun itself"),
-        ("einmpi verify jobs/chain.toml -n 4", "compare with the plain evaluator"),
-        ("einmpi check jobs/attention.toml", "parse it, look at its files"),
-        ("einmpi plan jobs/attention.toml -n 64", "how it is cut over 64 ranks"),
+        ("einmpi verify jobs/chain.toml -n 4", "compare with the reference"),
+        ("einmpi check jobs/attention.toml", "parse it, inspect its files"),
+        ("einmpi plan jobs/attention.toml -n 64", "its partitioning over 64 ranks"),
         ("einmpi doctor", "would a run work here?"),
     ),
     "run": (
@@ -56,8 +38,8 @@ EXAMPLES = {
         ("einmpi run jobs/chain.toml -n 4", "on four ranks"),
         ("einmpi run jobs/chain.toml --set s=2000 --set skew=10", "another size"),
         ("einmpi run jobs/chain.toml -n 2 --repeat 5 --json -", "timed, as JSON"),
-        ("einmpi run jobs/chain.toml -n 2 --trace run.json", "who did what when"),
-        ("einmpi run jobs/chain.toml --checkpoint saved --resume", "goes on if killed"),
+        ("einmpi run jobs/chain.toml -n 2 --trace run.json", "a timeline of all ranks"),
+        ("einmpi run jobs/chain.toml --checkpoint saved --resume", "continue a killed run"),
     ),
     "check": (
         ("einmpi check jobs/attention.toml", "shapes, dtypes, files"),
@@ -72,7 +54,7 @@ EXAMPLES = {
     ),
     "verify": (
         ("einmpi verify jobs/chain.toml -n 4", "on four ranks"),
-        ("einmpi verify jobs/softmax.toml --strategy sqrt", "other cuts"),
+        ("einmpi verify jobs/softmax.toml --strategy sqrt", "another strategy"),
     ),
     "sbatch": (
         ("einmpi sbatch jobs/chain.toml --nodes 4 --ntasks-per-node 16", ""),
@@ -80,7 +62,7 @@ EXAMPLES = {
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved", ""),
     ),
     "doctor": (
-        ("einmpi doctor", "look, and let two ranks send messages"),
+        ("einmpi doctor", "also sends messages between two ranks"),
         ("einmpi doctor --json -", "for programs"),
     ),
     "calibrate": (
@@ -96,68 +78,122 @@ EXAMPLES = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """Of the program, or of one of its commands."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = Parser(
+        prog="einmpi",
+        usage="einmpi [--version] [-h] COMMAND ...",
+        description="Extended Einstein summation over MPI.",
+    )
+    # Commands without these flags behave as if they had not been given.
+    parser.set_defaults(checkpoint=None, machine=None, repeat=1, quiet=False)
+    # The description lists the commands: argparse's own list is narrow and wraps their names.
+    commands = parser.add_subparsers(
+        title="commands",
+        description=_format_columns(SUMMARIES.items()),
+        prog="einmpi",
+        dest="command",
+        metavar="COMMAND",
+        required=True,
+        help=argparse.SUPPRESS,
+    )
+    for name, summary in SUMMARIES.items():
+        command = commands.add_parser(name, description=summary)
+        _add_options(command, options_of(name))
+    output = parser.add_argument_group("output")
+    output.add_argument("--version", action=_Version, help="of einmpi and of what it runs on")
+    _add_help_flag(output)
+    return parser
 
-    def __init__(self, **options: Any) -> None:
-        # Flags have one name each: what is cut short means something else when there are more of them.
-        super().__init__(**{**options, "formatter_class": _Formatter, "allow_abbrev": False})
+
+class Parser(argparse.ArgumentParser):
+    """The parser of the program or of one of its commands. An error raises InputError."""
+
+    def __init__(self, **settings: Any) -> None:
+        command = settings["prog"].removeprefix("einmpi").strip()
+        settings["formatter_class"] = _make_formatter
+        settings["epilog"] = _format_examples(EXAMPLES[command])
+        settings["add_help"] = False  # the flag belongs to a group
+        # No abbreviations: a new flag could give another meaning to one.
+        settings["allow_abbrev"] = False
+        super().__init__(**settings)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError("einmpi", message, f"see {self.prog} --help")
-
-    def format_help(self) -> str:
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        for title, actions in grouped(self._actions):
-            formatter.start_section(title)
-            formatter.add_arguments(actions)
-            formatter.end_section()
-        command = self.prog.removeprefix("einmpi").strip()
-        return formatter.format_help() + "\n" + _examples(EXAMPLES[command])
+        raise InputError("einmpi", message, hint=f"see {self.prog} --help")
 
 
-class Version(argparse.Action):
-    """--version: what einmpi runs on is looked up only when somebody asks."""
+class _Version(argparse.Action):
+    """The flag --version. What einmpi runs on is looked up only if it is given."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **options)
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from einmpi.cli.versions import about
+        from einmpi.cli.versions import describe_versions
 
-        print(about())
+        print(describe_versions())
         parser.exit()
 
 
-def grouped(actions: Sequence[argparse.Action]) -> list[tuple[str, list[argparse.Action]]]:
-    """Options by group; the commands come first, under their own heading."""
-    named = {name(action): action for action in actions}
-    commands = named.pop("command", None)
-    groups = [("commands", list(getattr(commands, "_choices_actions", ())))]
-    groups += [
-        (title, [named.pop(word) for word in words if word in named])
-        for title, words in GROUPS.items()
-    ]
-    return [
-        (title, found)
-        for title, found in (*groups, ("other options", list(named.values())))
-        if found
-    ]
+class _ArgumentContainer(Protocol):
+    """A parser, a group or a mutually exclusive group of argparse."""
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
 
 
-def name(action: argparse.Action) -> str:
-    """--ranks, or job."""
-    return action.option_strings[-1] if action.option_strings else action.dest
+def _add_options(command: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    groups: dict[str, Any] = {}
+    exclusive: dict[str, Any] = {}
+    for option in options:
+        if option.group not in groups:
+            groups[option.group] = command.add_argument_group(option.group)
+        target = groups[option.group]
+        if option.excludes:
+            if option.excludes not in exclusive:
+                exclusive[option.excludes] = target.add_mutually_exclusive_group()
+            target = exclusive[option.excludes]
+        _add_option(target, option)
+    last = GROUPS[-1]
+    _add_help_flag(groups[last] if last in groups else command.add_argument_group(last))
 
 
-class _Formatter(argparse.HelpFormatter):
-    def __init__(self, prog: str, **options: Any) -> None:
-        super().__init__(prog, max_help_position=26, width=WIDTH)
+def _add_option(target: _ArgumentContainer, option: Option) -> None:
+    settings: dict[str, Any] = {"help": option.help}
+    if option.is_switch:
+        target.add_argument(*option.names, action="store_true", **settings)
+        return
+    settings["metavar"] = option.metavar
+    settings["type"] = option.type
+    if option.choices:
+        settings["choices"] = option.choices
+    if option.is_positional:
+        target.add_argument(*option.names, **settings)
+        return
+    settings["required"] = option.is_required
+    if option.is_list:
+        target.add_argument(*option.names, action="append", default=[], **settings)
+        return
+    if option.value_if_bare is not None:
+        settings["nargs"] = "?"
+        settings["const"] = option.value_if_bare
+    target.add_argument(*option.names, default=option.default, **settings)
 
 
-def _examples(examples: Sequence[tuple[str, str]]) -> str:
-    column = max(len(command) for command, _ in examples)
-    lines = [f"  {command:<{column}}  {meaning}".rstrip() for command, meaning in examples]
-    return "\n".join(["examples:", *lines, ""])
+def _add_help_flag(target: _ArgumentContainer) -> None:
+    target.add_argument("-h", "--help", action="help", help="show this help message and exit")
+
+
+def _make_formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=26, width=WIDTH)
+
+
+def _format_columns(rows: Iterable[tuple[str, str]]) -> str:
+    """Return two columns as text: commands and what they do."""
+    rows = list(rows)
+    width = max(len(command) for command, _ in rows)
+    return "\n".join(f"{command:<{width}}  {meaning}".rstrip() for command, meaning in rows)
+
+
+def _format_examples(examples: Sequence[tuple[str, str]]) -> str:
+    lines = _format_columns(examples).split("\n")
+    return "\n".join(["examples:", *(f"  {line}" for line in lines)])

@@ -1,4 +1,4 @@
-"""The job that a command line asks for: the job file and what the options change, both checked."""
+"""The job of a command line: the job file, and what flags change in it, both checked."""
 
 from __future__ import annotations
 
@@ -6,66 +6,65 @@ import argparse
 import re
 from dataclasses import replace
 
+from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
 from einmpi.job.job import BACKENDS, Job, read_job
 from einmpi.units import parse_seconds
 
-EVERY = "10min"  # between two checkpoints
-
 
 def load_job(options: argparse.Namespace) -> Job:
-    """The job file with the sizes and the dtype of the command line."""
+    """Return the job file with the sizes and the dtype of the command line."""
     from einmpi.files.load import describe
 
     sizes: dict[str, int] = {}
     for setting in options.set:
         name, _, value = setting.partition("=")
         if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
-            raise InputError(
-                f"--set {setting}", f"{value!r} is not a whole number", "--set NAME=NUMBER"
-            )
+            problem = f"{value!r} is not an integer"
+            raise InputError(f"--set {setting}", problem, "--set NAME=INTEGER")
         sizes[name] = int(value)
     return read_job(options.job, describe, sizes, options.dtype)
 
 
 def checked_job(options: argparse.Namespace) -> Job:
-    """The job of a run, when all that can be checked before it is as it must be."""
+    """Return the job to run, after everything that can be checked before the run."""
     from einmpi.compiled.outputs import check_targets
 
     if options.command == "run":
-        _check_flags(options)
-    job = chosen_backend(load_job(options), options)
+        _check_run_flags(options)
+    job = with_backend(load_job(options), options)
     check_targets(job)
     return replace(job, fast_math=job.fast_math or options.fast_math)
 
 
-def chosen_backend(job: Job, options: argparse.Namespace) -> Job:
-    """The job, with the backend of the command line if it has one."""
+def with_backend(job: Job, options: argparse.Namespace) -> Job:
+    """Return the job with the backend of the command line, if there is one."""
     if options.backend is None:
         return job
     if options.backend not in BACKENDS:
-        raise InputError(
-            "--backend", f"unknown backend {options.backend!r}", one_of(BACKENDS, options.backend)
-        )
+        problem = f"unknown backend {options.backend!r}"
+        raise InputError("--backend", problem, one_of(BACKENDS, options.backend))
     return replace(job, backend=options.backend)
 
 
-def _check_flags(options: argparse.Namespace) -> None:
+def check_checkpoint_flags(options: argparse.Namespace) -> None:
+    """Refuse --every and --resume without --checkpoint, and a wrong interval."""
+    if options.checkpoint is None:
+        for flag in ("resume", "every"):
+            if getattr(options, flag, None):
+                raise InputError(f"--{flag}", "there is no checkpoint folder", "--checkpoint DIR")
+    checkpoint_interval(options)
+
+
+def checkpoint_interval(options: argparse.Namespace) -> float:
+    """Return the seconds between two checkpoints."""
+    return parse_seconds(options.every or CHECKPOINT_INTERVAL, "--every")
+
+
+def _check_run_flags(options: argparse.Namespace) -> None:
     if options.repeat < 1:
-        raise InputError("--repeat", f"{options.repeat} times", "1 or more")
-    if options.checkpoint is None and (options.resume or options.every):
-        raise InputError(
-            "--resume" if options.resume else "--every",
-            "there is no folder",
-            "--checkpoint DIR with it",
-        )
+        raise InputError("--repeat", f"{options.repeat} runs requested", "1 or more")
+    check_checkpoint_flags(options)
     if options.checkpoint is not None and options.repeat > 1:
-        raise InputError(
-            "--checkpoint", f"does not go with --repeat {options.repeat}", "one of the two"
-        )
-    seconds_between(options)
-
-
-def seconds_between(options: argparse.Namespace) -> float:
-    """Of two checkpoints."""
-    return parse_seconds(options.every or EVERY, "--every")
+        problem = f"it cannot be combined with --repeat {options.repeat}"
+        raise InputError("--checkpoint", problem, "only one of them")

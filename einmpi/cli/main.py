@@ -1,207 +1,130 @@
-"""The command line: `einmpi JOB` runs a job; check, plan and verify. Under mpirun rank 0 speaks for all."""
+"""The entry point: `einmpi COMMAND …`, and `einmpi JOB.toml` runs a job."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from einmpi.cli.calibrate.command import add_options as add_calibration
 from einmpi.cli.calibrate.command import calibrate
 from einmpi.cli.commands import check, plan, run, verify
-from einmpi.cli.completion import SHELLS, script
-from einmpi.cli.doctor.command import add_options, doctor
-from einmpi.cli.help import Parser, Version
-from einmpi.cli.job_options import EVERY
+from einmpi.cli.completion import completion_script
+from einmpi.cli.doctor.command import doctor
+from einmpi.cli.help import make_parser
 from einmpi.cli.rank import connect_ranks, fail_to_connect, run_alone, run_rank
-from einmpi.cli.sbatch.command import add_options as add_sbatch_options
 from einmpi.cli.sbatch.command import sbatch
 from einmpi.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
 
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="einmpi", description="Extended Einstein summation over MPI.")
-    parser.add_argument("--version", action=Version, help="of einmpi and of what it runs on")
-    parser.set_defaults(
-        checkpoint=None, machine=None, repeat=1, quiet=False
-    )  # of commands that have no such flags
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, function in COMMANDS.items():
-        command = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
-        if name in WITHOUT_JOB:
-            WITHOUT_JOB[name](command)
-            continue
-        command.add_argument("job", metavar="JOB.toml", help="the job file")
-        command.add_argument(
-            "--set", action="append", default=[], metavar="SIZE=N", help="replace a size of the job"
-        )
-        command.add_argument("--dtype", help="dtype of generated inputs")
-        command.add_argument("--quiet", action="store_true", help="print errors only")
-        if name == "sbatch":
-            add_sbatch_options(command)
-        if name != "check":
-            _add_planning(command, name)
-        if name in ("run", "verify", "sbatch"):
-            command.add_argument(
-                "--backend", help="numpy, or cupy for GPUs; the job's own by default"
-            )
-            command.add_argument(
-                "--fast-math", action="store_true", help="faster arithmetic that rounds more"
-            )
-        if name in ("run", "plan"):
-            command.add_argument(
-                "--report", metavar="FILE.html", help="write a page about it, for any browser"
-            )
-        if name in ("run", "sbatch"):
-            command.add_argument(
-                "--checkpoint",
-                metavar="DIR",
-                help="save finished tensors in this folder on the way",
-            )
-            command.add_argument(
-                "--every", metavar="TIME", help=f"how often: 30s, 1h, 0 for each vertex; {EVERY}"
-            )
-        if name == "run":
-            command.add_argument(
-                "--repeat", type=int, default=1, metavar="N", help="run N times, report the median"
-            )
-            command.add_argument(
-                "--resume", action="store_true", help="go on from the checkpoint, if there is one"
-            )
-            command.add_argument(
-                "--trace", metavar="FILE.json", help="write what every rank did when, for Perfetto"
-            )
-            command.add_argument(
-                "--summary", action="store_true", help="print where the time went, also in a pipe"
-            )
-    return parser
-
-
-def _add_planning(command: argparse.ArgumentParser, name: str) -> None:
-    which = command.add_mutually_exclusive_group()
-    which.add_argument("--strategy", help="how to cut; the job's own by default")
-    command.add_argument("--memory", metavar="BYTES", help="limit a rank, such as 4GiB")
-    command.add_argument(
-        "--machine", metavar="FILE.toml", help="plan for the times that einmpi calibrate measured"
-    )
-    if name == "sbatch":
-        return
-    what = "number of ranks" if name == "plan" else "start this many ranks with mpirun"
-    command.add_argument("-n", "--ranks", type=int, required=name == "plan", metavar="P", help=what)
-    command.add_argument(
-        "--json", metavar="FILE", help="write what is printed as JSON; - is standard output"
-    )
-    if name == "plan":
-        command.add_argument(
-            "--nodes", type=int, default=1, metavar="N", help="that the ranks lie on, evenly"
-        )
-        which.add_argument("--compare", action="store_true", help="all strategies side by side")
-        command.add_argument(
-            "--plot", metavar="FILE.svg", help="draw the graph with its cuts; or FILE.png"
-        )
-        command.add_argument(
-            "--show-relations", metavar="VERTEX", help="join keys, aggregation groups, repartitions"
-        )
+_STARTS_RANKS = ("run", "verify", "calibrate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.reconfigure(errors="replace")  # a terminal without × shows ?
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Run the command line and return the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # there may be none
+            stream.reconfigure(errors="replace")  # a terminal without × shows ?
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         comm = connect_ranks()
     except Exception as error:
         return fail_to_connect(error)
     if comm.size == 1:
-        return run_alone(lambda: _command(given, comm))
-    return run_rank(comm, lambda: _command(given, comm))
+        return run_alone(lambda: _run_command(words, comm))
+    return run_rank(comm, lambda: _run_command(words, comm))
 
 
-def _command(given: list[str], comm: Comm) -> int:
+def _run_command(words: list[str], comm: Comm) -> int:
     from einmpi.comm.base import together
     from einmpi.process.signals import deliver_stop_requests
 
-    options = together(comm, lambda: _parse(given), _what_to_do)
+    options = together(comm, lambda: _parse(_with_command(words)), _fingerprint)
     if options is None:
         return 0
     if options.checkpoint is None:
         deliver_stop_requests()
-    if options.command in ("run", "verify", "calibrate") and options.ranks is not None:
-        return _on_ranks(options, given, comm)
+    if options.command in _STARTS_RANKS and options.ranks is not None:
+        return _run_on_ranks(options, _with_command(words), comm)
     return COMMANDS[options.command](options, comm)
 
 
-def _parse(given: list[str]) -> argparse.Namespace | None:
-    """None where --help or --version was all that was asked for. Without a command it is `run`."""
-    words = [word for word in given if not word.startswith("-")]
-    if words and words[0] not in COMMANDS:
-        if given[:2] == words[:2] != words[:1] and not words[0].endswith(
-            ".toml"
-        ):  # two words, and no job first
-            raise InputError("einmpi", f"unknown command {words[0]!r}", one_of(COMMANDS, words[0]))
-        given.insert(0, "run")
+def _with_command(words: list[str]) -> list[str]:
+    """Return the arguments with the command `run` in front, if they have no command."""
+    positional = [word for word in words if not word.startswith("-")]
+    if not positional or positional[0] in COMMANDS:
+        return words
+    first = positional[0]
+    begins_with_two = len(positional) > 1 and words[:2] == positional[:2]
+    if begins_with_two and not first.endswith(".toml"):  # not a job file: a misspelt command
+        raise InputError("einmpi", f"unknown command {first!r}", one_of(COMMANDS, first))
+    return ["run", *words]
+
+
+def _parse(words: list[str]) -> argparse.Namespace | None:
+    """Parse the command line; return None if it only asked for help or the version."""
     try:
-        return make_parser().parse_args(given)
+        return make_parser().parse_args(words)
     except SystemExit:
         return None
 
 
-def _what_to_do(options: argparse.Namespace | None) -> str:
-    """What all ranks must be asked alike; where the job is found may differ."""
-    return repr(
-        options and sorted((key, value) for key, value in vars(options).items() if key != "job")
-    )
+def _fingerprint(options: argparse.Namespace | None) -> str:
+    """Return what must be the same on all ranks. The path of the job may differ."""
+    if options is None:
+        return "None"
+    settings = {name: value for name, value in vars(options).items() if name != "job"}
+    return repr(sorted(settings.items()))
 
 
-def _on_ranks(options: argparse.Namespace, given: Sequence[str], comm: Comm) -> int:
-    """-n P: one rank is this process, more are started."""
+def _run_on_ranks(options: argparse.Namespace, words: Sequence[str], comm: Comm) -> int:
+    """Run a command with -n P: one rank is this process, several are started with mpirun."""
     from einmpi.cli.launch.launcher import launch
     from einmpi.comm.base import together
     from einmpi.planner.make_plan import MAX_RANKS
 
-    def check() -> None:
+    def check_ranks() -> None:
         if comm.size > 1:
-            raise InputError(
-                "-n", "this process was already started by mpirun", hint="leave out -n"
-            )
+            problem = "this process was already started by mpirun"
+            raise InputError("-n", problem, hint="leave out -n")
         if not 1 <= options.ranks <= MAX_RANKS:
-            raise InputError("-n", f"{options.ranks} ranks", f"1 to {MAX_RANKS}")
+            problem = f"{options.ranks} ranks requested"
+            raise InputError("-n", problem, f"a number from 1 to {MAX_RANKS}")
 
-    together(comm, check)
+    together(comm, check_ranks)
     if options.ranks == 1:
         return COMMANDS[options.command](options, comm)
-    return launch(options.ranks, _without_ranks(given), graceful=options.checkpoint is not None)
+    graceful = options.checkpoint is not None
+    return launch(options.ranks, _without_ranks(words), graceful=graceful)
 
 
-def _without_ranks(given: Sequence[str]) -> list[str]:
-    """The arguments but for -n P, which the ranks must not see."""
+def _without_ranks(words: Sequence[str]) -> list[str]:
+    """Return the arguments without -n P, which the ranks must not see."""
     kept: list[str] = []
-    skip = False
-    for word in given:
-        if skip:
-            skip = False
+    is_value = False  # of -n
+    for word in words:
+        if is_value:
+            is_value = False
         elif word in ("-n", "--ranks"):
-            skip = True
+            is_value = True
         elif not re.match(r"-n[\d=]|--ranks=", word):
             kept.append(word)
     return kept
 
 
 def completion(options: argparse.Namespace, comm: Comm) -> int:
-    """a script that completes commands, options and files in a shell"""
+    """Print the completion script of a shell."""
     from einmpi.comm.base import on_first_rank
 
-    on_first_rank(comm, lambda: print(script(options.shell, make_parser()), end=""))
+    on_first_rank(comm, lambda: print(completion_script(options.shell), end=""))
     return 0
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[[argparse.Namespace, Comm], int]] = {
     "run": run,
     "check": check,
     "plan": plan,
@@ -210,12 +133,4 @@ COMMANDS = {
     "doctor": doctor,
     "calibrate": calibrate,
     "completion": completion,
-}
-# How the others get their options.
-WITHOUT_JOB: dict[str, Callable[[argparse.ArgumentParser], object]] = {
-    "doctor": add_options,
-    "calibrate": add_calibration,
-    "completion": lambda command: command.add_argument(
-        "shell", choices=SHELLS, help="whose script"
-    ),
 }

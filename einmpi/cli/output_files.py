@@ -1,4 +1,4 @@
-"""The files that flags of a command ask for: each is one of its own and can be written. What is printed, as JSON."""
+"""The files that flags ask for: each can be written and is no other file of the command."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ if TYPE_CHECKING:
     from einmpi.job.job import Job
 
 FLAGS = ("json", "report", "trace", "plot", "out", "save")
+_FLAGS_WITH_STDOUT = ("json", "out")  # for which - is standard output
 
 
 def check_files(options: argparse.Namespace, job: Job | None = None) -> None:
-    """Refuse files that cannot be written, or that would take the place of one that the command reads or writes."""
+    """Refuse files that cannot be written, or that the command uses for something else."""
     from einmpi.files.replace import check_replaceable
 
-    taken = {os.path.realpath(file): what for file, what in _files_in_use(options, job)}
+    uses = {os.path.realpath(file): use for file, use in _files_in_use(options, job)}
     for flag in FLAGS:
         file = getattr(options, flag, None)
-        if file is None or (flag in ("json", "out") and file == "-"):
+        if file is None or (file == "-" and flag in _FLAGS_WITH_STDOUT):
             continue
-        place, path = f"--{flag} {file}", os.path.realpath(file)
-        if path in taken and (
-            os.path.isfile(file) or not os.path.exists(file)
-        ):  # /dev/null has room for all
-            raise InputError(place, f"is {taken[path]}", "another file to write")
-        taken[path] = f"the file of --{flag} too"
+        place = f"--{flag} {file}"
+        path = os.path.realpath(file)
+        # Several flags may write to a device such as /dev/null.
+        is_plain = os.path.isfile(file) or not os.path.exists(file)
+        if path in uses and is_plain:
+            raise InputError(place, f"this is {uses[path]}", "another file to write")
+        uses[path] = f"also the file of --{flag}"
         check_replaceable(file, place)
 
 
 def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tuple[str, str]]:
+    """Yield the files that the command reads or writes anyway, and what they are."""
     if options.checkpoint is not None:
         yield options.checkpoint, "the folder of --checkpoint"
     if options.machine is not None:
@@ -44,13 +47,18 @@ def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tupl
     yield job.path, "the job file"
     if job.machine is not None:
         yield job.machine, "the machine file of the job"
-    named = [(spec.file, spec.name) for spec in job.inputs if spec.file is not None]
-    named += [(spec.file, spec.name) for spec in job.outputs]
-    yield from ((file, f"the file of {name} in the job") for file, name in named)
+    for source in job.inputs:
+        if source.file is not None:
+            yield source.file, f"the file of {source.name} in the job"
+    for target in job.outputs:
+        yield target.file, f"the file of {target.name} in the job"
 
 
 def print_or_write(options: argparse.Namespace, text: str, data: object) -> None:
-    """Print the text, unless it is to be quiet, and write the same as JSON; `--json -` prints that instead."""
+    """Print the text, unless --quiet is given, and write the data to the file of --json.
+
+    With `--json -` print the data instead of the text.
+    """
     from einmpi.files.replace import replace_file
 
     if options.json == "-":

@@ -40,7 +40,7 @@ def connect_ranks() -> Comm:
 
 
 def fail_to_connect(error: Exception) -> int:
-    """Report an error of `connect_ranks`, when ranks cannot agree on who prints; return the status."""
+    """Print an error of `connect_ranks`, when ranks cannot agree who prints; return the status."""
     from einmpi.process.environment import is_launched, launcher_rank
 
     rank = launcher_rank()

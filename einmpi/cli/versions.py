@@ -1,6 +1,7 @@
-"""What einmpi runs on: libraries, compilers, GPUs. Nothing is started, and what is missing is said, not raised.
+"""What einmpi runs on: libraries, compilers, GPUs. Missing things are reported, not raised.
 
-`python -m einmpi.cli.versions NAME` prints one of PROBES as JSON: a library that crashes takes only that process along.
+`python -m einmpi.cli.versions NAME` prints one of PROBES as JSON, so that a library that crashes
+takes only that process along.
 """
 
 from __future__ import annotations
@@ -18,39 +19,39 @@ from einmpi.units import counted, show_bytes
 from einmpi.version import __version__
 
 
-def about() -> str:
-    """What `einmpi --version` prints."""
+def describe_versions() -> str:
+    """Return the text of `einmpi --version`."""
     lines = [f"einmpi {__version__}"]
-    for name, tell in _ABOUT.items():
+    for name, describe in _DESCRIPTIONS.items():
         try:
-            text = tell()
+            text = describe()
         except Exception as error:
-            text = f"none: {' '.join(str(error).split()):.200}"
+            reason = " ".join(str(error).split())
+            text = f"none: {reason[:200]}"
         lines.append(f"{name:<8}{text}")
     return "\n".join(lines)
 
 
-def gpus() -> list[str]:
-    """The models of NVIDIA's GPUs that this machine lets us see, without any library."""
-    found = []
+def visible_gpus() -> list[str]:
+    """Return the models of the NVIDIA GPUs that this process can see, without any library."""
+    models = []
     for file in sorted(glob("/proc/driver/nvidia/gpus/*/information")):
         try:
             text = Path(file).read_text()
         except OSError:
             continue
-        found += [
-            line.partition(":")[2].strip()
-            for line in text.splitlines()
-            if line.startswith("Model:")
-        ]
-    return found or [
-        f"NVIDIA GPU {Path(device).name[6:]}" for device in sorted(glob("/dev/nvidia[0-9]*"))
-    ]
+        for line in text.splitlines():
+            if line.startswith("Model:"):
+                models.append(line.partition(":")[2].strip())
+    if models:
+        return models
+    devices = sorted(glob("/dev/nvidia[0-9]*"))
+    return [f"NVIDIA GPU {Path(device).name.removeprefix('nvidia')}" for device in devices]
 
 
 def cupy_version() -> str:
-    """Its packages are named after the CUDA they are for; empty where there is none."""
-    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):
+    """Return the name and version of the CuPy package, or an empty text."""
+    for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy"):  # named after their CUDA
         try:
             return f"{name} {metadata.version(name)}"
         except metadata.PackageNotFoundError:
@@ -58,89 +59,85 @@ def cupy_version() -> str:
     return ""
 
 
-def blas() -> str:
-    """The BLAS that numpy has loaded."""
+def loaded_blas() -> str:
+    """Return the BLAS that numpy has loaded, or an empty text if it is unknown."""
     import numpy  # noqa: F401  # loads it
     from threadpoolctl import threadpool_info
 
     for library in threadpool_info():
         if library["user_api"] == "blas":
+            words = [library["internal_api"], library["version"] or ""]
             threads = counted(library["num_threads"], "thread")
-            return f"{library['internal_api']} {library['version'] or ''} ({threads})".replace(
-                "  ", " "
-            )
+            return f"{' '.join(filter(None, words))} ({threads})"
     return ""
 
 
-def _numpy() -> str:
-    return f"{metadata.version('numpy')}, BLAS {blas() or 'unknown'}"
+def _describe_numpy() -> str:
+    return f"{metadata.version('numpy')}, BLAS {loaded_blas() or 'unknown'}"
 
 
-def _mpi() -> str:
-    from einmpi.comm.mpi import library
-
-    found = library()
+def _describe_mpi() -> str:
+    found = _probe_mpi()
     return f"{found['library']}, mpi4py {found['mpi4py']}"
 
 
-def _hdf5() -> str:
-    from einmpi.files.hdf5 import build
-
-    found = build()
-    return (
-        f"{found['hdf5']} ({'parallel' if found['parallel'] else 'serial'}), h5py {found['h5py']}"
-    )
+def _describe_hdf5() -> str:
+    found = _probe_hdf5()
+    kind = "parallel" if found["parallel"] else "serial"
+    return f"{found['hdf5']} ({kind}), h5py {found['h5py']}"
 
 
-def _gpu() -> str:
-    return ", ".join(filter(None, [", ".join(gpus()) or "none found", cupy_version()]))
+def _describe_gpus() -> str:
+    text = ", ".join(visible_gpus()) or "none found"
+    cupy = cupy_version()
+    return f"{text}, {cupy}" if cupy else text
 
 
-_ABOUT: dict[str, Callable[[], str]] = {
+_DESCRIPTIONS: dict[str, Callable[[], str]] = {
     "Python": platform.python_version,
-    "numpy": _numpy,
-    "MPI": _mpi,
-    "HDF5": _hdf5,
+    "numpy": _describe_numpy,
+    "MPI": _describe_mpi,
+    "HDF5": _describe_hdf5,
     "numba": lambda: metadata.version("numba"),
-    "GPU": _gpu,
+    "GPU": _describe_gpus,
 }
 
 
-# ---- in a process of its own ----------------------------------------------------------------------------------------
+# ---- in a process of its own ---------------------------------------------------------------------
 
 
-def _probe_mpi() -> Any:
+def _probe_mpi() -> dict[str, Any]:
     from einmpi.comm.mpi import library
 
     return library()
 
 
-def _probe_hdf5() -> Any:
+def _probe_hdf5() -> dict[str, Any]:
     from einmpi.files.hdf5 import build
 
     return build()
 
 
-def _probe_numba() -> Any:
+def _probe_numba() -> dict[str, Any]:
     from einmpi.kernels.cpu.cache import cache_folder  # loads numba
 
     folder = cache_folder()
     return {"numba": metadata.version("numba"), "folder": str(folder) if folder else ""}
 
 
-def _probe_cupy() -> Any:
+def _probe_cupy() -> dict[str, Any]:
     from einmpi.kernels.cuda import driver
 
     cupy = driver.cupy()
-    seen = [
-        cupy.cuda.runtime.getDeviceProperties(number)
-        for number in range(cupy.cuda.runtime.getDeviceCount())
-    ]
-    names = [f"{found['name'].decode()} ({show_bytes(found['totalGlobalMem'])})" for found in seen]
-    return {"cupy": cupy.__version__, "devices": names, "nccl": driver.nccl_version()}
+    devices = []
+    for number in range(cupy.cuda.runtime.getDeviceCount()):
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
+        name = properties["name"].decode()
+        devices.append(f"{name} ({show_bytes(properties['totalGlobalMem'])})")
+    return {"cupy": cupy.__version__, "devices": devices, "nccl": driver.nccl_version()}
 
 
-PROBES: dict[str, Callable[[], Any]] = {
+PROBES: dict[str, Callable[[], dict[str, Any]]] = {
     "mpi": _probe_mpi,
     "hdf5": _probe_hdf5,
     "numba": _probe_numba,
@@ -152,7 +149,8 @@ def main() -> None:
     try:
         answer = PROBES[sys.argv[1]]()
     except Exception as error:
-        answer = {"error": " ".join(str(error).split())[:300] or type(error).__name__}
+        reason = " ".join(str(error).split())
+        answer = {"error": reason[:300] or type(error).__name__}
     print(json.dumps(answer))
 
 

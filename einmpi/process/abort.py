@@ -1,4 +1,4 @@
-"""The end of a run that fails: clean up, print one line, end all ranks, and never hang on the way."""
+"""The end of a run that fails: clean up, print one line, end all ranks, and never hang."""
 
 from __future__ import annotations
 

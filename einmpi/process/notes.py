@@ -45,7 +45,7 @@ _activity = _Activity()
 
 
 def activity_writer(rank: int) -> Callable[[str], None]:
-    """Return a function that records what this rank is doing, in the launcher's file if there is one.
+    """Return a function that records what this rank is doing, for a launcher if there is one.
 
     The function is called for every step of a run: it writes to memory and makes no system call.
     """

@@ -124,16 +124,16 @@ def collect_stop_requests() -> Iterator[list[str]]:
     A second SIGTERM does what the first does without this. Use it in the main thread.
     """
     requests: list[str] = []
-    previous: dict[int, Any] = {}
+    previous: dict[signal.Signals, Any] = {}
     for number in (signal.SIGTERM, signal.SIGUSR1):
         handler = signal.getsignal(number)
         if handler is not signal.SIG_IGN:
             previous[number] = handler
 
-    def add_request(number: int, frame: FrameType | None) -> None:
-        requests.append(signal.Signals(number).name)
-        if number == signal.SIGTERM:
-            signal.signal(number, previous[number] or signal.SIG_DFL)
+    def add_request(received: int, frame: FrameType | None) -> None:
+        requests.append(signal.Signals(received).name)
+        if received == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, previous[signal.SIGTERM] or signal.SIG_DFL)
 
     _requests.next_sigterm_is_request = True
     for number in previous:

@@ -106,7 +106,7 @@ def _watch_deadline(rank_pid: int, reader: int, seconds: float) -> NoReturn:
 
 
 def _close_inherited_descriptors(kept: int) -> None:
-    """Close all but standard error and the pipe: a launcher waits until a rank's pipes are closed."""
+    """Close all but standard error and the pipe: a launcher waits for the end of the others."""
     for descriptor in (0, 1):
         os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
     os.closerange(3, kept)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpi_helpers import needs_mpirun, run_mpi
 
-from einmpi.cli.calibrate.clock import seconds_of
+from einmpi.cli.calibrate.clock import measure_seconds
 from einmpi.cli.calibrate.kernels import OTHER, PRODUCT, kernel
 from einmpi.cli.calibrate.messages import byte_time, inside_and_between, latency
 from einmpi.comm.threads import run_threads
@@ -35,7 +35,7 @@ def test_ranks_repeat_equally_often():
 
     def on_rank(comm):
         calls = []
-        seconds = seconds_of(
+        seconds = measure_seconds(
             comm, lambda: calls.append(np.ones(1 + 20_000 * comm.rank).sum()), 0.001
         )
         return len(calls), seconds
@@ -100,7 +100,7 @@ def test_wrong_options_are_said_once(tmp_path):
     """Open MPI's mpirun adds words of its own."""
     for words, line in (
         (["--save", "none/machine.toml"], "--save none/machine.toml: No such file or directory;"),
-        (["--seconds", "nan"], "--seconds: nan seconds; expected more than 0, at most 3600"),
+        (["--seconds", "nan"], "--seconds: nan seconds; expected more than 0 and at most 3600"),
     ):
         done = run_mpi(2, ["-m", "einmpi", "calibrate", *words], cwd=tmp_path)
         assert (done.returncode, done.stdout.count("product"), done.stderr.count(line)) == (2, 0, 1)

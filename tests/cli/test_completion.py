@@ -7,8 +7,9 @@ import sys
 import pytest
 from paths import ROOT
 
-from einmpi.cli.completion import SHELLS, script
-from einmpi.cli.main import COMMANDS, make_parser
+from einmpi.cli.completion import completion_script
+from einmpi.cli.main import COMMANDS
+from einmpi.cli.options import SHELLS, options_of
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.job.job import BACKENDS
 from einmpi.planner.strategies import STRATEGIES
@@ -23,7 +24,7 @@ def folder(tmp_path_factory):
         (path / name).touch()
     (path.parent / "scripts").mkdir()
     for shell in SHELLS:
-        (path.parent / "scripts" / shell).write_text(script(shell, make_parser()))
+        (path.parent / "scripts" / shell).write_text(completion_script(shell))
     return path
 
 
@@ -45,8 +46,11 @@ def bash(folder, *words):
 
 
 def flags(command):
-    (commands,) = (action for action in make_parser()._actions if action.dest == "command")
-    return {flag for action in commands.choices[command]._actions for flag in action.option_strings}
+    found = {"-h", "--help"}
+    for option in options_of(command):
+        if not option.is_positional:
+            found.update(option.names)
+    return found
 
 
 JOBS = {"one.toml", "two.toml", "sub", "two words"}

@@ -14,7 +14,7 @@ from mpi_helpers import MPIRUN, OMPI_SETTINGS, OPEN_MPI, OUTER, needs_mpirun, ru
 from paths import ROOT
 
 from einmpi.cli.doctor import libraries, machine, ranks
-from einmpi.cli.doctor.finding import Finding, answer_of, start
+from einmpi.cli.doctor.finding import Finding, read_answer, start_process
 from einmpi.cli.launch.mpirun import family_in
 
 LIBRARY = {"library": "Open MPI v5.0.11" if OPEN_MPI else "MPICH 5.0.2"}
@@ -81,7 +81,7 @@ def test_a_machine_that_works(tmp_path):
     assert {"GPU", "Slurm", "limits", "/dev/shm", "TMPDIR"} < set(found)
     assert OURS in found["mpi4py"][1] and found["mpirun"][1] == f"{MPIRUN}, of {OURS}"
     assert re.fullmatch(
-        r"two ranks: \d+\.\d µs a message, \d+\.\d GB/s for 16 MiB", found["ping"][1]
+        r"two ranks: \d+\.\d µs per message, \d+\.\d GB/s for 16 MiB", found["ping"][1]
     )
     data = json.loads((tmp_path / "found.json").read_text())
     assert data["works"] is True
@@ -102,7 +102,7 @@ def test_without_mpi4py(tmp_path):
     assert data["works"] is False
     assert found["mpi4py"]["state"] == "problem" and "libmpi.so.12" in found["mpi4py"]["text"]
     assert "pip install 'einmpi[mpich]'" in found["mpi4py"]["advice"]
-    assert found["ping"]["text"] == "left out: it needs mpi4py and mpirun"
+    assert found["ping"]["text"] == "skipped: it needs mpi4py and mpirun"
     assert found["h5py"]["state"] == found["numba"]["state"] == "ok"
 
 
@@ -123,9 +123,9 @@ def test_without_mpirun(bare, tmp_path):
 def test_under_a_launcher():
     done = run_mpi(2, ["-m", "einmpi", "doctor"])
     assert (done.returncode, done.stderr) == (0, "")
-    assert "left out: a launcher has started this process" in done.stdout
+    assert "skipped: a launcher started this process" in done.stdout
     assert done.stdout.count("ping") == 1  # one rank speaks
-    assert done.stdout.endswith("\nnothing speaks against a run here, but none was tried\n")
+    assert done.stdout.endswith("\nno problems found; no test run attempted\n")
 
 
 def test_bad_time_limit():
@@ -133,7 +133,7 @@ def test_bad_time_limit():
     assert (done.returncode, done.stdout, done.stderr) == (
         2,
         "",
-        "--timeout: nan seconds; expected more than 0\n",
+        "--timeout: nan seconds; expected more than 0 seconds\n",
     )
 
 
@@ -144,15 +144,15 @@ def test_srun_instead_of_mpirun(monkeypatch, bare, tmp_path):
     made_up(tmp_path / "tools", "srun", "slurm 24.05")
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", str(tmp_path / "tools"))
-    found = ranks.launcher(LIBRARY)
-    assert found.state == "note" and found.advice.startswith("srun -n P python -m einmpi")
+    found = ranks.examine_mpirun(LIBRARY)
+    assert found.state == "note" and "srun -n P python -m einmpi" in found.advice
 
 
 def test_the_launcher_of_another_library(monkeypatch, bare, tmp_path):
     path = made_up(tmp_path / "tools", "mpirun", OTHER)
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
-    found = ranks.launcher(LIBRARY)
+    found = ranks.examine_mpirun(LIBRARY)
     assert (
         found.state == "problem"
         and str(path) in found.text
@@ -166,7 +166,7 @@ def test_another_mpirun_comes_first_on_the_path(monkeypatch, tmp_path):
     """einmpi run still starts the right one; whoever types mpirun does not."""
     path = made_up(tmp_path / "tools", "mpirun", OTHER)
     monkeypatch.setenv("PATH", str(tmp_path / "tools"), prepend=os.pathsep)
-    found = ranks.launcher(LIBRARY)
+    found = ranks.examine_mpirun(LIBRARY)
     assert (
         found.state == "note"
         and f"the first on PATH is {path}" in found.text
@@ -180,11 +180,11 @@ def test_ranks_that_know_nothing_of_each_other(monkeypatch, bare, tmp_path):
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert ranks.launcher(LIBRARY).state == "ok"
-    found = ranks.ping(60)
+    assert ranks.examine_mpirun(LIBRARY).state == "ok"
+    found = ranks.ping_ranks(60)
     assert (
         found.state == "problem"
-        and "1 rank instead of 2: the launcher is not that of mpi4py's library" in found.text
+        and "1 rank instead of 2: the launcher does not belong to mpi4py's library" in found.text
     )
 
 
@@ -193,7 +193,7 @@ def test_a_launcher_that_fails(monkeypatch, bare, tmp_path):
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = ranks.ping(60)
+    found = ranks.ping_ranks(60)
     assert found.state == "problem" and found.text.endswith("no hosts left")
     assert "EINMPI_DEBUG=1" in found.advice
 
@@ -204,10 +204,10 @@ def test_ranks_that_hang_are_ended(monkeypatch, bare, tmp_path):
     monkeypatch.setattr(sys, "executable", str(bare))
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}{os.pathsep}/usr/bin{os.pathsep}/bin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    found = ranks.ping(3)
+    found = ranks.ping_ranks(3)
     assert (found.state, found.text) == (
         "problem",
-        "two ranks do not reach each other: no answer in 3 s",
+        "two ranks cannot reach each other: no answer in 3 s",
     )
     left = [
         name for name in os.listdir("/proc") if name.isdecimal() and seconds in command_of(name)
@@ -224,17 +224,17 @@ def command_of(pid):
 
 def test_slurm(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ranks.slurm(LIBRARY).text.startswith("none")
+    assert ranks.examine_slurm(LIBRARY).text.startswith("none")
     for name in ("srun", "sbatch"):
         made_up(tmp_path, name, "slurm 24.05")
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
-    assert "srun, sbatch; outside of a job" in ranks.slurm(LIBRARY).text
+    assert "srun, sbatch; outside a job" in ranks.examine_slurm(LIBRARY).text
     for name, value in {"JOB_ID": "17", "NTASKS": "8", "JOB_NUM_NODES": "2"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert "inside job 17: 8 tasks on 2 nodes" in ranks.slurm(LIBRARY).text
-    assert "srun --mpi=pmi2 -n P" in ranks.slurm({"library": "MPICH 5.0.2"}).text
-    assert "srun --mpi=pmix -n P" in ranks.slurm({"library": "Open MPI v5.0.11"}).text
+    assert "inside job 17: 8 tasks on 2 nodes" in ranks.examine_slurm(LIBRARY).text
+    assert "srun --mpi=pmi2 -n P" in ranks.examine_slurm({"library": "MPICH 5.0.2"}).text
+    assert "srun --mpi=pmix -n P" in ranks.examine_slurm({"library": "Open MPI v5.0.11"}).text
 
 
 def test_families_of_libraries():
@@ -261,7 +261,7 @@ def test_a_missing_library_comes_with_advice(name):
 def test_gpus_without_cupy(monkeypatch):
     from einmpi.cli import versions
 
-    monkeypatch.setattr(versions, "gpus", lambda: ["NVIDIA H200"])
+    monkeypatch.setattr(versions, "visible_gpus", lambda: ["NVIDIA H200"])
     found = libraries.PROBES["cupy"]({"error": "No module named 'cupy'"})
     assert (found.state, found.advice[:12]) == (
         "note",
@@ -274,7 +274,7 @@ def test_gpus_without_cupy(monkeypatch):
 
 def test_packages_that_are_missing(monkeypatch):
     monkeypatch.setattr(libraries, "find_spec", lambda name: None if name == "rich" else object())
-    assert list(libraries.packages()) == [
+    assert list(libraries.examine_packages()) == [
         Finding("packages", "problem", "missing: rich", "pip install rich")
     ]
 
@@ -305,31 +305,31 @@ def test_kernels_that_cannot_be_kept(tmp_path):
             {"error": "it was ended by a signal: Segmentation fault"},
         ),
         ("import sys; sys.exit('one\\ntwo')", {"error": "two"}),
-        ("import sys; sys.exit(3)", {"error": "it ended with status 3"}),
+        ("import sys; sys.exit(3)", {"error": "it exited with status 3"}),
         ("import time; time.sleep(60)", {"error": "no answer in 0.5 s"}),
     ],
 )
 def test_answers_of_other_processes(code, answer):
-    assert (
-        answer_of(start([sys.executable, "-S", "-c", code]), 0.5 if "sleep" in code else 60)
-        == answer
-    )
+    process = start_process([sys.executable, "-S", "-c", code])
+    assert read_answer(process, 0.5 if "sleep" in code else 60) == answer
 
 
 def test_folders_and_limits(monkeypatch, tmp_path):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=2**26, free=2**20))
-    assert machine.shared_memory().state == machine.temporary().state == "note"
+    assert (
+        machine.examine_shared_memory().state == machine.examine_temporary_folder().state == "note"
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=2**30, free=2**30))
-    assert machine.shared_memory().state == machine.temporary().state == "ok"
+    assert machine.examine_shared_memory().state == machine.examine_temporary_folder().state == "ok"
     monkeypatch.setattr(machine.tempfile, "gettempdir", lambda: "/tmp/" + "x" * 80)
-    assert machine.temporary().advice == "export TMPDIR=/tmp"
+    assert machine.examine_temporary_folder().advice == "export TMPDIR=/tmp"
     monkeypatch.setattr(machine.resource, "getrlimit", lambda number: (64, 64))
     monkeypatch.setattr(machine, "_has_infiniband", lambda: True)
-    found = machine.limits()
+    found = machine.examine_limits()
     assert (
         found.state == "note"
         and found.advice == "ulimit -l unlimited; ulimit -n 4096; ulimit -s 8192"
     )
     monkeypatch.setattr(machine, "_has_infiniband", lambda: False)
-    assert "ulimit -l" not in machine.limits().advice
+    assert "ulimit -l" not in machine.examine_limits().advice

@@ -11,8 +11,9 @@ import pytest
 from paths import ROOT
 
 import einmpi
-from einmpi.cli.help import EXAMPLES, WIDTH, grouped, name
-from einmpi.cli.main import COMMANDS, make_parser
+from einmpi.cli.help import EXAMPLES, SUMMARIES, WIDTH, make_parser
+from einmpi.cli.main import COMMANDS
+from einmpi.cli.options import GROUPS, OPTIONS, options_of
 
 
 def help_of(command):
@@ -21,15 +22,16 @@ def help_of(command):
     return shown.getvalue()
 
 
-def parsers():
-    parser = make_parser()
-    (commands,) = (action for action in parser._actions if action.dest == "command")
-    return {"": parser, **commands.choices}
+def test_every_command_has_a_summary_and_examples():
+    assert list(SUMMARIES) == list(COMMANDS)
+    assert list(EXAMPLES) == ["", *COMMANDS]
 
 
-def test_every_command_has_examples():
-    assert list(EXAMPLES) == list(parsers())
-    assert set(EXAMPLES) == {"", *COMMANDS}
+def test_every_option_belongs_to_commands_and_a_group():
+    for option in OPTIONS:
+        assert option.group in GROUPS, option.names
+        assert set(option.commands) <= set(COMMANDS) and option.commands, option.names
+        assert option.help, option.names
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
@@ -38,20 +40,26 @@ def test_help_fits(command, monkeypatch):
     text = help_of(command)
     assert text.startswith(f"usage: einmpi {command}".rstrip()) and text.endswith("\n")
     assert max(map(len, text.split("\n"))) <= WIDTH
-    assert "other options" not in text, (
-        "an option is in no group: add it to GROUPS in einmpi/cli/help.py"
-    )
+    for heading in ("positional arguments:", "options:"):  # argparse's own groups
+        assert heading not in text
 
 
-@pytest.mark.parametrize("command", EXAMPLES)
-def test_every_option_is_shown_once(command):
-    actions = parsers()[command]._actions
-    shown = [
-        name(action) for title, found in grouped(actions) if title != "commands" for action in found
-    ]
-    assert sorted(shown) == sorted(name(action) for action in actions if action.dest != "command")
-    for action in actions:
-        assert action.dest == "command" or action.help, f"{name(action)} has no help"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_shown_once_in_its_group(command):
+    text = help_of(command).partition("\n\n")[2]  # without the usage
+    shown = {}
+    for section in text.split("\n\n"):
+        heading, _, lines = section.partition(":\n")
+        shown[heading] = re.findall(r"^  (?:-\w(?: \w+)?, )?(\S+)", lines, re.MULTILINE)
+    for group in GROUPS:
+        names = []
+        for option in options_of(command):
+            if option.group == group:
+                names.append("{bash,zsh,fish}" if option.choices else option.names[-1])
+        if group == "output":
+            names.append("--help")
+        names = ["JOB.toml" if name == "job" else name for name in names]
+        assert shown.get(group, []) == names
 
 
 @pytest.mark.parametrize(

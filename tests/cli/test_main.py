@@ -14,7 +14,8 @@ from mpi_helpers import OPEN_MPI, environment, needs_mpirun, run_mpi
 from paths import ROOT
 
 import einmpi
-from einmpi.cli.main import _without_ranks, main, make_parser
+from einmpi.cli.help import make_parser
+from einmpi.cli.main import _without_ranks, main
 from einmpi.files import load as storage
 
 JOBS = sorted(path.name for path in (ROOT / "jobs").glob("*.toml"))
@@ -303,8 +304,8 @@ BAD_JOBS = {
     ),
     "unknown table": (
         TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',
-        "bad.toml:3:2: unknown key 'sise'; expected one of title, dtype, program, sizes, inputs, outputs,  (did you mean sizes?)"
-        "plan, run, roles",
+        "bad.toml:3:2: unknown key 'sise'; expected one of title, dtype, program, sizes, "
+        "inputs, outputs, plan, run, roles (did you mean sizes?)",
     ),
     "syntax": (
         TITLE + 'program = """\nY[i:3] = i\n  Z[i] = Y[i\n"""\n',
@@ -312,7 +313,7 @@ BAD_JOBS = {
     ),
     "unknown tensor": (
         TITLE + 'program = "Y[i:3] = i; Z[i] = Q[i]"\n',
-        "bad.toml:2:31: unknown tensor 'Q'; expected one of Y",
+        "bad.toml:2:31: unknown tensor 'Q'; expected Y",
     ),
     "label left over": (
         TITLE + "program = '''\nY[i:3,j:3] = i\n\nZ[i] = Y[i,j]\n'''\n",
@@ -353,8 +354,8 @@ BAD_ARGUMENTS = {
     ),
     "unknown command": (
         ["rum", CHAIN],
-        "einmpi: unknown command 'rum'; did you mean run? "
-        "expected one of run, check, plan, verify, sbatch, doctor, calibrate, completion",
+        "einmpi: unknown command 'rum'; expected one of run, check, plan, verify, sbatch, "
+        "doctor, calibrate, completion (did you mean run?)",
     ),
     "no ranks": (
         ["plan", CHAIN],
@@ -363,24 +364,24 @@ BAD_ARGUMENTS = {
     "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks; expected 1 to 4096"),
     "missing file": (
         ["jobs/none.toml"],
-        "jobs/none.toml: there is no such file; a job file in TOML",
+        "jobs/none.toml: there is no such file; expected a job file in TOML",
     ),
-    "a folder": (["check", "jobs"], "jobs: this is a folder; a job file in TOML"),
+    "a folder": (["check", "jobs"], "jobs: this is a folder; expected a job file in TOML"),
     "set without a number": (
         [CHAIN, "--set", "s"],
-        "--set s: '' is not a whole number; expected --set NAME=NUMBER",
+        "--set s: '' is not an integer; expected --set NAME=INTEGER",
     ),
     "set to a word": (
         [CHAIN, "--set", "s=ten"],
-        "--set s=ten: 'ten' is not a whole number; expected --set NAME=NUMBER",
+        "--set s=ten: 'ten' is not an integer; expected --set NAME=INTEGER",
     ),
     "set to two signs": (
         [CHAIN, "--set", "s=--5"],
-        "--set s=--5: '--5' is not a whole number; expected --set NAME=NUMBER",
+        "--set s=--5: '--5' is not an integer; expected --set NAME=INTEGER",
     ),
     "set to half": (
         [CHAIN, "--set", "s=1.5"],
-        "--set s=1.5: '1.5' is not a whole number; expected --set NAME=NUMBER",
+        "--set s=1.5: '1.5' is not an integer; expected --set NAME=INTEGER",
     ),
     "set nothing": (
         [CHAIN, "--set", "=5"],
@@ -441,7 +442,7 @@ def test_debug_shows_the_traceback(folder):
     assert done.returncode != 0 and done.stdout == ""
     assert done.stderr.startswith("Traceback")
     assert done.stderr.strip().endswith(
-        "InputError: jobs/none.toml: there is no such file; a job file in TOML"
+        "InputError: jobs/none.toml: there is no such file; expected a job file in TOML"
     )
 
 

@@ -6,7 +6,8 @@ import h5py
 import numpy as np
 import pytest
 
-from einmpi.cli.main import main, make_parser
+from einmpi.cli.main import main
+from einmpi.cli.options import OPTIONS
 from einmpi.cli.output_files import FLAGS
 from einmpi.cli.sbatch import command
 
@@ -29,10 +30,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_all_flags_that_name_a_file_to_write_are_known():
-    commands = next(action.choices for action in make_parser()._actions if action.dest == "command")
-    options = (option for command in commands.values() for option in command._actions)
-    named = {option.dest for option in options if str(option.metavar).startswith("FILE")}
-    assert named - {"machine"} == set(FLAGS)  # which is read
+    named = {option.names[-1] for option in OPTIONS if str(option.metavar).startswith("FILE")}
+    written = named - {"--machine"}  # which is read
+    assert written == {f"--{flag}" for flag in FLAGS}
 
 
 @pytest.mark.parametrize(
@@ -40,27 +40,33 @@ def test_all_flags_that_name_a_file_to_write_are_known():
     [
         (
             ["calibrate", "--save", "./x.toml", "--json", "x.toml"],
-            "--save ./x.toml: is the file of --json too",
+            "--save ./x.toml: this is also the file of --json",
         ),
         (
             ["run", "job.toml", "--json", "x", "--trace", "y/../x"],
-            "--trace y/../x: is the file of --json too",
+            "--trace y/../x: this is also the file of --json",
         ),
-        (["run", "job.toml", "--report", "out.h5"], "--report out.h5: is the file of Z in the job"),
-        (["verify", "job.toml", "--json", "in.h5"], "--json in.h5: is the file of A in the job"),
+        (
+            ["run", "job.toml", "--report", "out.h5"],
+            "--report out.h5: this is the file of Z in the job",
+        ),
+        (
+            ["verify", "job.toml", "--json", "in.h5"],
+            "--json in.h5: this is the file of A in the job",
+        ),
         (
             ["run", "job.toml", "--checkpoint", "x", "--json", "x"],
-            "--json x: is the folder of --checkpoint",
+            "--json x: this is the folder of --checkpoint",
         ),
         (
             [*PLAN, "--plot", "x.svg", "--report", "link.svg"],
-            "--plot x.svg: is the file of --report too",
+            "--plot x.svg: this is also the file of --report",
         ),
         (
             [*PLAN, "--machine", "m.toml", "--json", "m.toml"],
-            "--json m.toml: is the file of --machine",
+            "--json m.toml: this is the file of --machine",
         ),
-        ([*SBATCH, "--out", "out.h5"], "--out out.h5: is the file of Z in the job"),
+        ([*SBATCH, "--out", "out.h5"], "--out out.h5: this is the file of Z in the job"),
     ],
 )
 def test_two_outputs_in_one_file_are_refused(words, what, capfd):

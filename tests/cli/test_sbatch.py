@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
-from einmpi.cli.main import main, make_parser
+from einmpi.cli.help import make_parser
+from einmpi.cli.main import main
 from einmpi.cli.sbatch import command
-from einmpi.cli.sbatch.command import make_script, parse_limit
-from einmpi.cli.sbatch.estimate import BESIDE, MARGIN, MIB, START, estimate
+from einmpi.cli.sbatch.command import make_script
+from einmpi.cli.sbatch.estimate import MARGIN, MIB, OVERHEAD_BYTES, START_SECONDS, estimate
 from einmpi.cli.sbatch.script import Script, clock, job_name, plain
+from einmpi.cli.sbatch.time_limit import parse_limit
 from einmpi.errors import InputError
 
 JOB = """
@@ -129,10 +131,10 @@ def test_figures_of_the_plan(job):
     found = sbatch_options(text)
     assert (found["nodes"], found["ntasks-per-node"], found["cpus-per-task"]) == ("2", "4", "3")
     memory = int(found["mem"].removesuffix("M"))
-    assert memory - 1 < 4 * (plan.peak + BESIDE) / MIB <= memory
+    assert memory - 1 < 4 * (plan.peak + OVERHEAD_BYTES) / MIB <= memory
     computing, moving = 2 * 4000**3 / 8 / 3e9, plan.bytes_predicted / 8 / 1e8
     files = 3 * 4000**2 * 8 / 2 / 1e8
-    minutes = (MARGIN * (computing + moving + files) + START) / 60
+    minutes = (MARGIN * (computing + moving + files) + START_SECONDS) / 60
     assert clock(int(minutes * 60)) == found["time"]
     assert "einmpi calibrate" in text
 
@@ -148,8 +150,8 @@ def test_memory_for_what_is_read_ahead(tmp_path):
     job = einmpi.load(tmp_path / "job.toml")
     peak = einmpi.plan(job, 1).peak
     for limit, tensors in ((None, peak), (peak + 2**20, peak + 2**20), (2**40, peak + 8 * 2**20)):
-        found = estimate(einmpi.plan(job, 1, memory=limit), "numpy", 1).memory
-        assert found == -(-(tensors + BESIDE) // MIB)
+        found = estimate(einmpi.plan(job, 1, memory=limit), "numpy", 1).memory_mib
+        assert found == -(-(tensors + OVERHEAD_BYTES) // MIB)
 
 
 def test_a_measured_machine(job):
@@ -159,9 +161,9 @@ def test_a_measured_machine(job):
     plan = einmpi.plan(einmpi.load(job, n=8000), 8, nodes=2, machine="machine.toml")
     assert (
         plan.seconds_predicted
-        and estimate(plan, "numpy", 1).seconds > START + 2 * plan.seconds_predicted
+        and estimate(plan, "numpy", 1).seconds > START_SECONDS + 2 * plan.seconds_predicted
     )
-    assert "from times that were measured: on a machine" in text and "einmpi calibrate" not in text
+    assert "from measured times: on a machine" in text and "einmpi calibrate" not in text
     assert f"--machine {job.parent / 'machine.toml'}" in text
 
 
@@ -300,13 +302,13 @@ def test_the_script_is_printed_or_goes_to_a_file_of_its_own(job, capfd):
     assert main([*words, "--out", "./job.toml"]) == 2 and job.read_text() == JOB
     assert (
         capfd.readouterr().err
-        == "--out ./job.toml: is the job file; expected another file to write\n"
+        == "--out ./job.toml: this is the job file; expected another file to write\n"
     )
 
 
 def test_a_job_of_many_years_needs_a_limit(job):
     words = [job, "--nodes", 1, "--ntasks-per-node", 1, "--set", "n=999999"]
-    with pytest.raises(InputError, match=r"takes \d\d,\d{3} days on 1 rank on 1 node"):
+    with pytest.raises(InputError, match=r"the plan predicts \d\d,\d{3} days on 1 rank on 1 node"):
         script(*words)
     assert sbatch_options(script(*words, "--time", "1h"))["time"] == "01:00:00"
 

@@ -1,4 +1,4 @@
-"""How long something takes when all ranks do it at once: the median of its repeats, on the slowest rank."""
+"""The time of an action that all ranks do at once: the median of repeats on the slowest rank."""
 
 from __future__ import annotations
 
@@ -8,19 +8,24 @@ from statistics import median
 
 from einmpi.comm.base import Comm
 
-_LEAST, _MOST = 3, 100  # repeats
+_FEWEST_REPEATS = 3
+_MOST_REPEATS = 100
 
 
-def seconds_of(comm: Comm, action: Callable[[], object], budget: float) -> float:
-    """All ranks call it. They repeat the action equally often, about as long as the budget allows."""
+def measure_seconds(comm: Comm, action: Callable[[], object], budget: float) -> float:
+    """Return the seconds of an action. All ranks call this.
+
+    They repeat the action equally often, for about `budget` seconds.
+    """
     action()  # makes connections, compiles, touches memory
-    repeats = int(budget / max(slowest(comm, _timed(comm, action)), 1e-9))
-    return slowest(
-        comm, median(_timed(comm, action) for _ in range(min(max(repeats, _LEAST), _MOST)))
-    )
+    first = slowest(comm, _time_once(comm, action))
+    repeats = int(budget / max(first, 1e-9))
+    repeats = min(max(repeats, _FEWEST_REPEATS), _MOST_REPEATS)
+    times = [_time_once(comm, action) for _ in range(repeats)]
+    return slowest(comm, median(times))
 
 
-def _timed(comm: Comm, action: Callable[[], object]) -> float:
+def _time_once(comm: Comm, action: Callable[[], object]) -> float:
     comm.barrier()
     start = time.perf_counter()
     action()
@@ -28,5 +33,5 @@ def _timed(comm: Comm, action: Callable[[], object]) -> float:
 
 
 def slowest(comm: Comm, seconds: float) -> float:
-    """The largest number of all ranks, on all ranks: what they decide by it they decide alike."""
-    return max(map(float, comm.allgather_text(repr(seconds))))
+    """Return the largest value of all ranks on all ranks, so that their decisions agree."""
+    return max(float(text) for text in comm.allgather_text(repr(seconds)))

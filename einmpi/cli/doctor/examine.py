@@ -1,4 +1,4 @@
-"""All that the doctor looks at, in order."""
+"""Everything that the doctor examines, in order."""
 
 from __future__ import annotations
 
@@ -7,45 +7,53 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from einmpi.cli.doctor.finding import Finding, answer_of, start
-from einmpi.cli.doctor.libraries import PROBES, numpy_and_blas, packages
-from einmpi.cli.doctor.machine import limits, machine, shared_memory, temporary
-from einmpi.cli.doctor.ranks import NO_MPIRUN, launcher, ping, slurm
+from einmpi.cli.doctor.finding import Finding, read_answer, start_process
+from einmpi.cli.doctor.libraries import PROBES, examine_numpy, examine_packages
+from einmpi.cli.doctor.machine import (
+    examine_limits,
+    examine_machine,
+    examine_shared_memory,
+    examine_temporary_folder,
+)
+from einmpi.cli.doctor.ranks import NO_MPIRUN, examine_mpirun, examine_slurm, ping_ranks
 
-_SECONDS = 60.0  # for a library to load
+_LOADING_SECONDS = 60.0  # for a library
 
 
-def examine(seconds: float, started: bool = False) -> Iterator[Finding]:
-    """One finding after another. `started`: by a launcher, so that no ranks can be started from here."""
-    # All at once: importing takes long. cupy is rarely there, and need not be looked for in vain.
-    names = [name for name in PROBES if name != "cupy" or find_spec("cupy")]
-    probes = {name: start([sys.executable, "-m", "einmpi.cli.versions", name]) for name in names}
+def examine(ping_seconds: float, is_launched: bool = False) -> Iterator[Finding]:
+    """Yield one finding after another.
+
+    `is_launched` says that a launcher started this process, which then cannot start ranks itself.
+    """
+    # All libraries are loaded at the same time because that takes long.
+    processes = {}
+    for name in PROBES:
+        if name == "cupy" and find_spec("cupy") is None:
+            continue
+        command = [sys.executable, "-m", "einmpi.cli.versions", name]
+        processes[name] = start_process(command)
     yield Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")
-    yield numpy_and_blas()
-    yield from packages()
+    yield examine_numpy()
+    yield from examine_packages()
     answers = {}
-    for name, tell in PROBES.items():
-        answers[name] = (
-            answer_of(probes[name], _SECONDS)
-            if name in probes
-            else {"error": "it is not installed"}
-        )
-        yield tell(answers[name])
-    starter = launcher(answers["mpi"])
-    yield starter
-    yield slurm(answers["mpi"])
-    yield machine()
-    yield limits()
-    yield shared_memory()
-    yield temporary()
-    if started:
-        yield Finding(
-            "ping",
-            "note",
-            "left out: a launcher has started this process",
-            "einmpi doctor, without mpirun",
-        )
-    elif "error" in answers["mpi"] or starter.state == "problem" or starter.text == NO_MPIRUN:
-        yield Finding("ping", "note", "left out: it needs mpi4py and mpirun")
+    for name, make_finding in PROBES.items():
+        if name in processes:
+            answers[name] = read_answer(processes[name], _LOADING_SECONDS)
+        else:
+            answers[name] = {"error": "it is not installed"}
+        yield make_finding(answers[name])
+    mpirun = examine_mpirun(answers["mpi"])
+    yield mpirun
+    yield examine_slurm(answers["mpi"])
+    yield examine_machine()
+    yield examine_limits()
+    yield examine_shared_memory()
+    yield examine_temporary_folder()
+    can_start_ranks = mpirun.state != "problem" and mpirun.text != NO_MPIRUN
+    if is_launched:
+        reason = "skipped: a launcher started this process"
+        yield Finding("ping", "note", reason, "run einmpi doctor without mpirun")
+    elif "error" in answers["mpi"] or not can_start_ranks:
+        yield Finding("ping", "note", "skipped: it needs mpi4py and mpirun")
     else:
-        yield ping(seconds)
+        yield ping_ranks(ping_seconds)

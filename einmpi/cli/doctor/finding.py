@@ -1,4 +1,4 @@
-"""What the doctor finds, and how another process is asked something."""
+"""A finding of the doctor, and questions to other processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Finding:
-    """`state` is "ok", "note" (a run works, perhaps without something) or "problem" (a run on several ranks fails)."""
+    """The result of one examination.
+
+    `state` is "ok", "note" (a run works, perhaps with a restriction) or "problem" (a run on several
+    ranks fails).
+    """
 
     name: str
     state: str
@@ -19,7 +23,8 @@ class Finding:
     advice: str = ""  # what to do about it
 
 
-def start(command: list[str]) -> subprocess.Popen[str]:
+def start_process(command: list[str]) -> subprocess.Popen[str]:
+    """Start a process whose answer `read_answer` reads later."""
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -30,26 +35,32 @@ def start(command: list[str]) -> subprocess.Popen[str]:
     )
 
 
-def answer_of(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
-    """The JSON that a process prints, or {"error": why there is none}."""
+def read_answer(process: subprocess.Popen[str], seconds: float) -> dict[str, Any]:
+    """Return the JSON object that a process prints, or {"error": why there is none}."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        process.terminate()  # a launcher then ends its ranks
-        try:
-            process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        _end(process)
         return {"error": f"no answer in {seconds:g} s"}
     for line in out.splitlines():  # a library may print as well
         try:
-            found = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(answer, dict):
+            return answer
     if process.returncode < 0:
         return {"error": f"it was ended by a signal: {signal.strsignal(-process.returncode)}"}
-    words = [line.strip() for line in (err or out).splitlines() if line.strip()]
-    return {"error": f"{words[-1] if words else f'it ended with status {process.returncode}':.300}"}
+    lines = [line.strip() for line in (err or out).splitlines() if line.strip()]
+    if not lines:
+        return {"error": f"it exited with status {process.returncode}"}
+    return {"error": lines[-1][:300]}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.terminate()  # a launcher ends its ranks then
+    try:
+        process.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()

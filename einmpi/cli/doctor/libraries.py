@@ -1,4 +1,4 @@
-"""The doctor looks at libraries. Those that may crash are loaded in a process of their own (einmpi.cli.versions)."""
+"""What the doctor says about libraries. Each is loaded in a process of its own, as it may crash."""
 
 from __future__ import annotations
 
@@ -12,99 +12,78 @@ from einmpi.cli.doctor.finding import Finding
 INSTALL_MPI = (
     "pip install 'einmpi[mpich]', or load your site's MPI (module load …) and pip install mpi4py"
 )
+_OTHER_PACKAGES = ("scipy", "opt_einsum", "rich", "threadpoolctl")
 
 
-def numpy_and_blas() -> Finding:
-    from einmpi.cli.versions import blas
+def examine_numpy() -> Finding:
+    from einmpi.cli.versions import loaded_blas
 
     version = metadata.version("numpy")
     try:
-        found = blas()
-    except ImportError:  # threadpoolctl, which is missed below
-        found = ""
-    if found:
-        return Finding("numpy", "ok", f"{version}, BLAS {found}")
-    return Finding(
-        "numpy",
-        "note",
-        f"{version}, its BLAS is unknown: ranks may use more threads than they have cores",
-        "export OMP_NUM_THREADS=1",
-    )
+        blas = loaded_blas()
+    except ImportError:  # of threadpoolctl, which `examine_packages` reports
+        blas = ""
+    if blas:
+        return Finding("numpy", "ok", f"{version}, BLAS {blas}")
+    problem = f"{version}, unknown BLAS: ranks may use more threads than they have cores"
+    return Finding("numpy", "note", problem, "export OMP_NUM_THREADS=1")
 
 
-def packages() -> Iterator[Finding]:
-    """Those that need no look inside."""
-    missing = [
-        name for name in ("scipy", "opt_einsum", "rich", "threadpoolctl") if find_spec(name) is None
-    ]
+def examine_packages() -> Iterator[Finding]:
+    """Report required packages that are not installed."""
+    missing = [name for name in _OTHER_PACKAGES if find_spec(name) is None]
     if missing:
-        yield Finding(
-            "packages",
-            "problem",
-            f"missing: {', '.join(missing)}",
-            f"pip install {' '.join(missing)}",
-        )
+        problem = f"missing: {', '.join(missing)}"
+        yield Finding("packages", "problem", problem, f"pip install {' '.join(missing)}")
 
 
-def _mpi(answer: dict[str, Any]) -> Finding:
+def _examine_mpi(answer: dict[str, Any]) -> Finding:
     if "error" in answer:
-        return Finding(
-            "mpi4py",
-            "problem",
-            answer["error"].removeprefix("MPI: mpi4py: ").split("; pip")[0],
-            INSTALL_MPI,
-        )
-    device = f" ({answer['device']})" if answer["device"] else ""
-    return Finding(
-        "mpi4py",
-        "ok",
-        f"{answer['mpi4py']}, built as {answer['built']}; found {answer['library']}{device}",
-    )
+        problem = answer["error"].removeprefix("MPI: mpi4py: ").split("; pip")[0]
+        return Finding("mpi4py", "problem", problem, INSTALL_MPI)
+    text = f"{answer['mpi4py']}, built as {answer['built']}; found {answer['library']}"
+    if answer["device"]:
+        text += f" ({answer['device']})"
+    return Finding("mpi4py", "ok", text)
 
 
-def _hdf5(answer: dict[str, Any]) -> Finding:
+def _examine_hdf5(answer: dict[str, Any]) -> Finding:
     if "error" in answer:
         return Finding("h5py", "problem", answer["error"], "pip install h5py")
-    kind = "parallel" if answer["parallel"] else "serial, which is enough"
+    kind = "parallel" if answer["parallel"] else "serial (sufficient)"
     return Finding("h5py", "ok", f"{answer['h5py']}, HDF5 {answer['hdf5']}, {kind}")
 
 
-def _numba(answer: dict[str, Any]) -> Finding:
+def _examine_numba(answer: dict[str, Any]) -> Finding:
     if "error" in answer:
         return Finding("numba", "problem", answer["error"], "pip install numba")
     if not answer["folder"]:
-        return Finding(
-            "numba",
-            "note",
-            f"{answer['numba']}; its kernels cannot be kept, each run compiles them again",
-            "export EINMPI_CACHE_DIR=FOLDER, one that you may write to",
-        )
-    return Finding("numba", "ok", f"{answer['numba']}; kernels are kept in {answer['folder']}")
+        problem = f"{answer['numba']}; kernels cannot be cached, so each run compiles them again"
+        advice = "export EINMPI_CACHE_DIR=FOLDER, with a writable folder"
+        return Finding("numba", "note", problem, advice)
+    return Finding("numba", "ok", f"{answer['numba']}; kernels are cached in {answer['folder']}")
 
 
-def _cupy(answer: dict[str, Any]) -> Finding:
-    from einmpi.cli.versions import gpus
+def _examine_cupy(answer: dict[str, Any]) -> Finding:
+    from einmpi.cli.versions import visible_gpus
 
-    seen = gpus()
     if "error" not in answer and answer["devices"]:
         nccl = f"NCCL {answer['nccl']}" if answer.get("nccl") else "no NCCL"
-        return Finding(
-            "GPU", "ok", f"{', '.join(answer['devices'])}; cupy {answer['cupy']}, {nccl}"
-        )
-    if not seen:
+        devices = ", ".join(answer["devices"])
+        return Finding("GPU", "ok", f"{devices}; cupy {answer['cupy']}, {nccl}")
+    gpus = visible_gpus()
+    if not gpus:
         return Finding("GPU", "ok", "none; everything runs on CPUs")
-    return Finding(
-        "GPU",
-        "note",
-        f"{', '.join(seen)}, but cupy does not work: {answer.get('error', 'it sees no GPU')}",
-        "pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' with an older driver",
-    )
+    reason = answer.get("error", "it sees no GPU")
+    problem = f"{', '.join(gpus)}, but cupy does not work: {reason}"
+    advice = "pip install 'einmpi[cuda13]', or 'einmpi[cuda12]' with an older driver"
+    return Finding("GPU", "note", problem, advice)
 
 
-# Each library is loaded in a process of its own: one that crashes is a finding too.
+# How to turn the answer of einmpi.cli.versions into a finding.
 PROBES: dict[str, Callable[[dict[str, Any]], Finding]] = {
-    "mpi": _mpi,
-    "hdf5": _hdf5,
-    "numba": _numba,
-    "cupy": _cupy,
+    "mpi": _examine_mpi,
+    "hdf5": _examine_hdf5,
+    "numba": _examine_numba,
+    "cupy": _examine_cupy,
 }

@@ -1,4 +1,4 @@
-"""The doctor looks at the machine: cores, memory, limits, folders."""
+"""What the doctor says about the machine: cores, memory, limits, folders."""
 
 from __future__ import annotations
 
@@ -6,79 +6,74 @@ import os
 import resource
 import shutil
 import tempfile
+from typing import NamedTuple
 
 from einmpi.cli.doctor.finding import Finding
 from einmpi.process.environment import available_cores
 from einmpi.units import show_bytes
 
-_SOCKET_PATH = 60  # characters of TMPDIR; a socket's whole path may have 107, and MPI adds to it
-_LITTLE = {
-    "/dev/shm": 2**28,
-    "TMPDIR": 2**28,
-    "stack": 2**23,
-    "open files": 1024,
-    "locked memory": 2**30,
+# The path of a socket may have 107 characters, and MPI adds to TMPDIR.
+_LONGEST_TMPDIR = 60
+_SMALLEST_SHARED_MEMORY = 2**28  # bytes
+_SMALLEST_FREE_SPACE = 2**28  # bytes in TMPDIR
+
+
+class _Limit(NamedTuple):
+    """A limit of the system on processes: its number, what is enough, how to raise it."""
+
+    number: int
+    enough: int
+    advice: str
+
+
+_LOCKED_MEMORY = "locked memory"
+_OPEN_FILES = "open files"
+_LIMITS = {
+    _LOCKED_MEMORY: _Limit(resource.RLIMIT_MEMLOCK, 2**30, "ulimit -l unlimited"),
+    _OPEN_FILES: _Limit(resource.RLIMIT_NOFILE, 1024, "ulimit -n 4096"),
+    "stack": _Limit(resource.RLIMIT_STACK, 2**23, "ulimit -s 8192"),
 }
 
 
-def machine() -> Finding:
-    pages = {
-        name: os.sysconf(f"SC_{name}") * os.sysconf("SC_PAGE_SIZE")
-        for name in ("PHYS_PAGES", "AVPHYS_PAGES")
-    }
-    memory = f"{show_bytes(pages['PHYS_PAGES'])} of memory, {show_bytes(pages['AVPHYS_PAGES'])} of it unused"
-    return Finding(
-        "machine",
-        "ok",
-        f"{len(available_cores())} of {os.cpu_count()} cores; {memory}{_allowance()}",
-    )
+def examine_machine() -> Finding:
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    memory = show_bytes(os.sysconf("SC_PHYS_PAGES") * page_bytes)
+    unused = show_bytes(os.sysconf("SC_AVPHYS_PAGES") * page_bytes)
+    cores = f"{len(available_cores())} of {os.cpu_count()} cores"
+    text = f"{cores}; {memory} of memory, {unused} of it unused{_memory_allowance()}"
+    return Finding("machine", "ok", text)
 
 
-def _allowance() -> str:
-    """What a container or a batch system leaves of the memory."""
+def _memory_allowance() -> str:
+    """Say how much of the memory a container or a batch system allows."""
     try:
         with open("/sys/fs/cgroup/memory.max", encoding="utf-8") as file:
             return f"; this group of processes may use {show_bytes(int(file.read()))}"
-    except (OSError, ValueError):  # no limit is "max"
+    except (OSError, ValueError):  # without a limit it says "max"
         return ""
 
 
-def limits() -> Finding:
-    soft = {name: resource.getrlimit(number)[0] for name, number in _LIMITS.items()}
-    low = [
-        name
-        for name, limit in soft.items()
-        if limit != resource.RLIM_INFINITY and limit < _LITTLE[name]
-    ]
-    if not _has_infiniband():
-        low = [name for name in low if name != "locked memory"]  # only such networks want it
-    text = ", ".join(f"{name} {_limit(name, limit)}" for name, limit in soft.items())
-    if low:
-        return Finding(
-            "limits",
-            "note",
-            f"{text}; little: {', '.join(low)}",
-            "; ".join(_RAISE[name] for name in low),
-        )
-    return Finding("limits", "ok", text)
+def examine_limits() -> Finding:
+    shown = []
+    low = []
+    for name, limit in _LIMITS.items():
+        value = resource.getrlimit(limit.number)[0]
+        shown.append(f"{name} {_show_limit(name, value)}")
+        # Only InfiniBand and its like need locked memory.
+        matters = name != _LOCKED_MEMORY or _has_infiniband()
+        if matters and value != resource.RLIM_INFINITY and value < limit.enough:
+            low.append(name)
+    text = ", ".join(shown)
+    if not low:
+        return Finding("limits", "ok", text)
+    advice = "; ".join(_LIMITS[name].advice for name in low)
+    return Finding("limits", "note", f"{text}; too low: {', '.join(low)}", advice)
 
 
-_LIMITS = {
-    "locked memory": resource.RLIMIT_MEMLOCK,
-    "open files": resource.RLIMIT_NOFILE,
-    "stack": resource.RLIMIT_STACK,
-}
-_RAISE = {
-    "locked memory": "ulimit -l unlimited",
-    "open files": "ulimit -n 4096",
-    "stack": "ulimit -s 8192",
-}
-
-
-def _limit(name: str, limit: int) -> str:
-    if limit == resource.RLIM_INFINITY:
+def _show_limit(name: str, value: int) -> str:
+    if value == resource.RLIM_INFINITY:
         return "unlimited"
-    return str(limit) if name == "open files" else show_bytes(limit)
+    return str(value) if name == _OPEN_FILES else show_bytes(value)
 
 
 def _has_infiniband() -> bool:
@@ -88,38 +83,30 @@ def _has_infiniband() -> bool:
         return False
 
 
-def shared_memory() -> Finding:
-    """MPI passes messages between the ranks of a machine through it."""
+def examine_shared_memory() -> Finding:
+    """Examine /dev/shm, through which MPI passes messages between the ranks of a machine."""
     try:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
-        return Finding("/dev/shm", "note", "not here: messages on one machine may be slow")
-    if size < _LITTLE["/dev/shm"]:
-        return Finding(
-            "/dev/shm",
-            "note",
-            f"{show_bytes(size)} is little for the messages of many ranks",
-            "mount -o remount,size=2G /dev/shm, or docker run --shm-size=2g",
-        )
-    return Finding("/dev/shm", "ok", show_bytes(size))
+        return Finding("/dev/shm", "note", "missing: messages on one machine may be slow")
+    if size >= _SMALLEST_SHARED_MEMORY:
+        return Finding("/dev/shm", "ok", show_bytes(size))
+    problem = f"{show_bytes(size)} may be too small for messages between many ranks"
+    advice = "mount -o remount,size=2G /dev/shm, or docker run --shm-size=2g"
+    return Finding("/dev/shm", "note", problem, advice)
 
 
-def temporary() -> Finding:
+def examine_temporary_folder() -> Finding:
+    use_another = "export TMPDIR=FOLDER, with a folder that has free space"
     try:
         folder = tempfile.gettempdir()
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        return Finding(
-            "TMPDIR", "problem", str(error.strerror or error), "export TMPDIR=FOLDER, one with room"
-        )
+        return Finding("TMPDIR", "problem", str(error.strerror or error), use_another)
     text = f"{folder}, {show_bytes(free)} free"
-    if len(folder) > _SOCKET_PATH:
-        return Finding(
-            "TMPDIR",
-            "note",
-            f"{text}; too long for the sockets of some MPI libraries",
-            "export TMPDIR=/tmp",
-        )
-    if free < _LITTLE["TMPDIR"]:
-        return Finding("TMPDIR", "note", f"{text}: little", "export TMPDIR=FOLDER, one with room")
+    if len(folder) > _LONGEST_TMPDIR:
+        problem = f"{text}; the path is too long for the sockets of some MPI libraries"
+        return Finding("TMPDIR", "note", problem, "export TMPDIR=/tmp")
+    if free < _SMALLEST_FREE_SPACE:
+        return Finding("TMPDIR", "note", f"{text}, which is little", use_another)
     return Finding("TMPDIR", "ok", text)

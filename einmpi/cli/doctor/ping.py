@@ -1,6 +1,6 @@
-"""Two ranks that send messages to each other, timed: `python -m einmpi.cli.doctor.ping start` starts them with mpirun.
+"""Two ranks that send messages to each other; rank 0 prints the times as one line of JSON.
 
-Rank 0 prints one line of JSON.
+`python -m einmpi.cli.doctor.ping start` starts both with mpirun.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from einmpi.comm.base import Comm
 from einmpi.comm.mpi import comm_of
 from einmpi.errors import EinmpiError
 
-SMALL, LARGE = 1, 2**24  # bytes
-_TURNS = {SMALL: 100, LARGE: 3}
+_SMALL_BYTES = 1
+_LARGE_BYTES = 2**24
 
 
 def main() -> int:
@@ -28,23 +28,22 @@ def main() -> int:
         comm = comm_of()
     except EinmpiError as error:
         return print_error(error)
-    if comm.size != 2:  # the launcher is of another library, which has told the ranks nothing
-        return print_error(
-            EinmpiError(
-                f"{comm.size} rank instead of 2: the launcher is not that of mpi4py's library"
-            )
-        )
-    seconds = {size: _one_way(comm, size, turns) for size, turns in _TURNS.items()}
+    if comm.size != 2:  # a launcher of another library tells the ranks nothing
+        problem = "the launcher does not belong to mpi4py's library"
+        return print_error(EinmpiError(f"{comm.size} rank instead of 2: {problem}"))
+    latency = _one_way_seconds(comm, _SMALL_BYTES, rounds=100)
+    transfer = _one_way_seconds(comm, _LARGE_BYTES, rounds=3)
     if comm.rank == 0:
-        print(json.dumps({"latency": seconds[SMALL], "bandwidth": LARGE / seconds[LARGE]}))
+        print(json.dumps({"latency": latency, "bandwidth": _LARGE_BYTES / transfer}))
     return 0
 
 
-def _one_way(comm: Comm, size: int, turns: int) -> float:
-    """Seconds that a message of so many bytes takes: the quickest of some turns there and back, halved."""
-    message, other = np.zeros(size, np.uint8), 1 - comm.rank
-    best = float("inf")
-    for _ in range(turns + 1):  # the first makes the connection
+def _one_way_seconds(comm: Comm, nbytes: int, rounds: int) -> float:
+    """Return half the time of the fastest round trip of a message."""
+    message = np.zeros(nbytes, np.uint8)
+    other = 1 - comm.rank
+    fastest = float("inf")
+    for _ in range(rounds + 1):  # the first one makes the connection
         comm.barrier()
         start = time.perf_counter()
         if comm.rank == 0:
@@ -53,8 +52,8 @@ def _one_way(comm: Comm, size: int, turns: int) -> float:
         else:
             comm.sendrecv(None, None, other, message)
             comm.sendrecv(other, message, None, None)
-        best = min(best, time.perf_counter() - start)
-    return best / 2
+        fastest = min(fastest, time.perf_counter() - start)
+    return fastest / 2
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The doctor looks at what starts ranks, and lets two of them send messages to each other."""
+"""What the doctor says about launchers, and two ranks that send messages to each other."""
 
 from __future__ import annotations
 
@@ -7,77 +7,71 @@ import shutil
 import sys
 from typing import Any
 
-from einmpi.cli.doctor.finding import Finding, answer_of, start
+from einmpi.cli.doctor.finding import Finding, read_answer, start_process
 from einmpi.cli.doctor.libraries import INSTALL_MPI
 from einmpi.cli.launch.mpirun import family_in, family_of, mpirun_command
 from einmpi.errors import InputError
 
-_NAMES = {
+NO_MPIRUN = "there is no mpirun"
+_FAMILY_NAMES = {
     "mpich": "MPICH",
     "openmpi": "Open MPI",
     "intel": "Intel MPI",
     "other": "an unknown library",
 }
-NO_MPIRUN = "there is no mpirun"
+_PMI_OF_FAMILY = {"mpich": "pmi2", "openmpi": "pmix"}
 
 
-def launcher(library: dict[str, Any]) -> Finding:
+def examine_mpirun(mpi: dict[str, Any]) -> Finding:
+    """Examine whether mpirun belongs to the MPI library that mpi4py has found."""
     try:
         path = mpirun_command(2)[0]
     except InputError:
         if shutil.which("srun"):
-            return Finding(
-                "mpirun",
-                "note",
-                NO_MPIRUN,
-                "srun -n P python -m einmpi JOB.toml starts ranks as well",
-            )
+            advice = "start ranks with srun -n P python -m einmpi JOB.toml"
+            return Finding("mpirun", "note", NO_MPIRUN, advice)
         return Finding("mpirun", "problem", NO_MPIRUN, INSTALL_MPI)
-    family, wanted = family_of(path), family_in(library.get("library", ""))
-    whose = f"{path}, of {_NAMES[family]}"
-    if wanted not in (family, "other") and family != "other":
-        advice = (
-            f"use the mpirun of {_NAMES[wanted]}: put its folder first on PATH, or load its module"
-        )
-        return Finding(
-            "mpirun", "problem", f"{whose}, but mpi4py has found {_NAMES[wanted]}", advice
-        )
+    family = family_of(path)
+    library_family = family_in(mpi.get("library", ""))
+    text = f"{path}, of {_FAMILY_NAMES[family]}"
+    if family != library_family and "other" not in (family, library_family):
+        library = _FAMILY_NAMES[library_family]
+        problem = f"{text}, but mpi4py has found {library}"
+        advice = f"use the mpirun of {library}: put its folder first on PATH, or load its module"
+        return Finding("mpirun", "problem", problem, advice)
     first = shutil.which("mpirun")
     if first is not None and not os.path.samefile(first, path):
-        return Finding(
-            "mpirun",
-            "note",
-            f"{whose}; but the first on PATH is {first}, of {_NAMES[family_of(first)]}",
-            f"einmpi run JOB.toml -n P, or {path} -n P python -m einmpi JOB.toml",
-        )
-    return Finding("mpirun", "ok", whose)
+        problem = f"{text}; but the first on PATH is {first}, of {_FAMILY_NAMES[family_of(first)]}"
+        advice = f"einmpi run JOB.toml -n P, or {path} -n P python -m einmpi JOB.toml"
+        return Finding("mpirun", "note", problem, advice)
+    return Finding("mpirun", "ok", text)
 
 
-def slurm(library: dict[str, Any]) -> Finding:
-    found = [name for name in ("srun", "sbatch") if shutil.which(name)]
-    if not found:
+def examine_slurm(mpi: dict[str, Any]) -> Finding:
+    commands = [name for name in ("srun", "sbatch") if shutil.which(name)]
+    if not commands:
         return Finding("Slurm", "ok", "none; mpirun starts the ranks")
-    job, tasks, nodes = (
-        os.environ.get(f"SLURM_{name}", "?") for name in ("JOB_ID", "NTASKS", "JOB_NUM_NODES")
-    )
-    inside = (
-        f"inside job {job}: {tasks} tasks on {nodes} nodes" if job != "?" else "outside of a job"
-    )
-    plugin = {"mpich": "pmi2", "openmpi": "pmix"}.get(family_in(library.get("library", "")))
-    how = f"srun {f'--mpi={plugin} ' if plugin else ''}-n P python -m einmpi JOB.toml"
-    return Finding("Slurm", "ok", f"{', '.join(found)}; {inside}; {how}")
+    job = os.environ.get("SLURM_JOB_ID")
+    where = "outside a job"
+    if job is not None:
+        tasks = os.environ.get("SLURM_NTASKS", "?")
+        nodes = os.environ.get("SLURM_JOB_NUM_NODES", "?")
+        where = f"inside job {job}: {tasks} tasks on {nodes} nodes"
+    pmi = _PMI_OF_FAMILY.get(family_in(mpi.get("library", "")))
+    srun = f"srun --mpi={pmi}" if pmi else "srun"
+    usage = f"{srun} -n P python -m einmpi JOB.toml"
+    return Finding("Slurm", "ok", f"{', '.join(commands)}; {where}; {usage}")
 
 
-def ping(seconds: float) -> Finding:
-    answer = answer_of(start([sys.executable, "-m", "einmpi.cli.doctor.ping", "start"]), seconds)
+def ping_ranks(seconds: float) -> Finding:
+    """Let two ranks send messages to each other."""
+    process = start_process([sys.executable, "-m", "einmpi.cli.doctor.ping", "start"])
+    answer = read_answer(process, seconds)
     if "error" in answer:
-        return Finding(
-            "ping",
-            "problem",
-            f"two ranks do not reach each other: {answer['error']}",
-            "EINMPI_DEBUG=1 python -m einmpi.cli.doctor.ping start shows all that mpirun says",
-        )
-    latency, bandwidth = answer["latency"] * 1e6, answer["bandwidth"] / 1e9
-    return Finding(
-        "ping", "ok", f"two ranks: {latency:.1f} µs a message, {bandwidth:.1f} GB/s for 16 MiB"
-    )
+        problem = f"two ranks cannot reach each other: {answer['error']}"
+        advice = "EINMPI_DEBUG=1 python -m einmpi.cli.doctor.ping start shows all output of mpirun"
+        return Finding("ping", "problem", problem, advice)
+    latency = answer["latency"] * 1e6
+    bandwidth = answer["bandwidth"] / 1e9
+    text = f"two ranks: {latency:.1f} µs per message, {bandwidth:.1f} GB/s for 16 MiB"
+    return Finding("ping", "ok", text)

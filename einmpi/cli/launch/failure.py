@@ -1,4 +1,4 @@
-"""Why a run under mpirun failed, in one line: from the ranks' last lines and the launcher's words."""
+"""Why a run under mpirun failed, in one line: from the ranks' last lines and the launcher's."""
 
 from __future__ import annotations
 

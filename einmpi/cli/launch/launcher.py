@@ -124,7 +124,7 @@ def _collect_signals(graceful: bool) -> Iterator[list[signal.Signals]]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-# ---- what the launcher and its ranks share --------------------------------------------------------
+# ---- what the launcher and its ranks share -------------------------------------------------------
 
 
 class _NotesFiles:
@@ -189,7 +189,7 @@ def _share_notes(ranks: int) -> Iterator[_NotesFiles]:
         yield _NotesFiles(path, ranks, listener)
 
 
-# ---- while mpirun runs ----------------------------------------------------------------------------
+# ---- while mpirun runs ---------------------------------------------------------------------------
 
 
 class _LaunchedRun:

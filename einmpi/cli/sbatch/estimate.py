@@ -1,4 +1,4 @@
-"""How much memory and time to ask a batch system for, and what that is based on. Rather too much than too little."""
+"""How much memory and time to request from a batch system, and why. Too much beats too little."""
 
 from __future__ import annotations
 
@@ -10,60 +10,65 @@ from einmpi.planner.plan import Plan
 from einmpi.units import show_bytes
 
 MIB = 2**20
-# What a rank takes beside its tensors: Python, MPI and compiled kernels; workspace of kernels; files being read.
-BESIDE = 512 * MIB
-START = 300  # seconds: many ranks import from a slow file system, kernels are compiled
-MARGIN = 2  # a time limit ends a job: twice of what is predicted
-# Without a measured machine: operations a second of a rank's core, or of its GPU, and bytes a second. Slow on purpose.
-OPERATIONS = {"numpy": 10**9, "cupy": 10**12}
-BYTES = 10**8
+# Bytes of a rank beside its tensors: Python, MPI, compiled kernels and their workspace, files.
+OVERHEAD_BYTES = 512 * MIB
+START_SECONDS = 300  # many ranks import from a slow file system, and kernels are compiled
+MARGIN = 2  # Slurm kills a job at its time limit: request twice the prediction
+# Assumed speeds without a measured machine, slow on purpose: operations per second of a core or of
+# a GPU, and bytes per second of a file system or a network.
+OPERATIONS_PER_SECOND = {"numpy": 10**9, "cupy": 10**12}
+BYTES_PER_SECOND = 10**8
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """`why` are lines for people."""
+    """The needs of a run."""
 
-    memory: int  # MiB a node
-    seconds: int
-    why: Sequence[str]
+    memory_mib: int  # per node
+    seconds: int  # of the whole run
+    explanation: Sequence[str]  # lines for people
 
 
 def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
-    """For a node and the whole run. `threads` are those of a rank."""
-    each = plan.ranks // plan.nodes
-    memory = ceil(each * (plan.peak + BESIDE) / MIB)
-    why = [
-        f"Memory: {each} times {show_bytes(plan.peak)} for the tensors of a rank, by the plan, and "
-        f"{BESIDE // MIB} MiB for Python, MPI, kernels and files."
-    ]
-    ends = [*plan.graph.inputs, *(plan.graph[name] for name in plan.graph.outputs)]
-    passing = sum(vertex.nbytes for vertex in ends) / (plan.nodes * BYTES)
-    start = f"{MARGIN} times that, and {START // 60} minutes for the start"
-    rate_of_bytes = f"{BYTES // 10**6} MB/s"
+    """Estimate memory and time of a run with this many threads per rank."""
+    ranks_per_node = plan.ranks // plan.nodes
+    memory_mib = ceil(ranks_per_node * (plan.peak + OVERHEAD_BYTES) / MIB)
+    memory_text = (
+        f"Memory: {ranks_per_node} × {show_bytes(plan.peak)} for the tensors of a rank, "
+        f"by the plan, each plus {OVERHEAD_BYTES // MIB} MiB for Python, MPI, kernels and files."
+    )
+    tensors_in_files = [*plan.graph.inputs, *(plan.graph[name] for name in plan.graph.outputs)]
+    file_bytes = sum(vertex.nbytes for vertex in tensors_in_files)
+    file_seconds = file_bytes / (plan.nodes * BYTES_PER_SECOND)
+    speed = f"{BYTES_PER_SECOND // 10**6} MB/s"
     if plan.seconds_predicted is not None and plan.machine is not None:
-        run = plan.seconds_predicted
-        why += [
-            f"Time: {_shown(run)} by the plan, from times that were measured: {plan.machine.source};",
-            f"inputs and outputs at {rate_of_bytes} a node: {_shown(passing)}; {start}.",
+        run_seconds = plan.seconds_predicted
+        time_text = [
+            f"Time: {_show(run_seconds)} by the plan, from measured times: {plan.machine.source};",
         ]
     else:
-        rate = OPERATIONS[backend] * (threads if backend == "numpy" else 1)
-        computing = plan.graph.operations() / (rate * plan.mesh.ranks)
-        moving = plan.bytes_predicted / (BYTES * plan.mesh.ranks)
-        run = computing + moving
-        why += [
-            "Time: guessed for a slow machine; `einmpi calibrate` measures yours, and --machine makes this better:",
-            f"{rate / 1e9:g} Gop/s a rank: {_shown(computing)}; {rate_of_bytes} to a rank: {_shown(moving)};",
-            f"inputs and outputs at {rate_of_bytes} a node: {_shown(passing)}; {start}.",
+        per_second = OPERATIONS_PER_SECOND[backend]
+        if backend == "numpy":
+            per_second *= threads
+        computing = plan.graph.operations() / (per_second * plan.mesh.ranks)
+        moving = plan.bytes_predicted / (BYTES_PER_SECOND * plan.mesh.ranks)
+        run_seconds = computing + moving
+        time_text = [
+            "Time: assumes a slow machine; `einmpi calibrate` measures yours, for --machine:",
+            f"{per_second / 1e9:g} Gop/s per rank: {_show(computing)}; "
+            f"{speed} to each rank: {_show(moving)};",
         ]
-    return Estimate(memory, ceil(MARGIN * (run + passing)) + START, why)
-
-
-def _shown(seconds: float) -> str:
-    return (
-        f"{seconds / 60:.0f} min"
-        if seconds >= 100
-        else f"{seconds:.0f} s"
-        if seconds >= 1
-        else "less than 1 s"
+    time_text.append(
+        f"inputs and outputs at {speed} per node: {_show(file_seconds)}; "
+        f"{MARGIN} times that, plus {START_SECONDS // 60} minutes for the start."
     )
+    seconds = ceil(MARGIN * (run_seconds + file_seconds)) + START_SECONDS
+    return Estimate(memory_mib, seconds, [memory_text, *time_text])
+
+
+def _show(seconds: float) -> str:
+    if seconds >= 100:
+        return f"{seconds / 60:.0f} min"
+    if seconds >= 1:
+        return f"{seconds:.0f} s"
+    return "less than 1 s"

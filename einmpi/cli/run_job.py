@@ -1,0 +1,186 @@
+"""The run of a job as the flags ask for it: checkpoints, repeats, recording, stored outputs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from einmpi.cli.job_options import checked_job, checkpoint_interval
+from einmpi.cli.output_files import check_files
+from einmpi.units import counted
+
+if TYPE_CHECKING:
+    from einmpi.checkpoint.save import Checkpoints
+    from einmpi.comm.base import Comm
+    from einmpi.compiled.program import Measured
+    from einmpi.job.job import Job
+    from einmpi.report.results import Report, Totals
+    from einmpi.schedule.schedule import Schedule
+
+
+def run_job(
+    options: argparse.Namespace,
+    comm: Comm,
+    stop_requests: Sequence[str] = (),
+    keep_outputs: bool = True,
+) -> tuple[Report, Checkpoints | None]:
+    """Run the job of a command line; with `keep_outputs`, write its outputs to their files.
+
+    The run stops at its next checkpoint when `stop_requests` is no longer empty.
+    """
+    from einmpi.checkpoint.save import claim_folder
+    from einmpi.comm.base import on_first_rank, together
+    from einmpi.compiled.outputs import claim
+    from einmpi.process.notes import activity_writer
+
+    start = time.perf_counter()
+    job = together(comm, lambda: checked_job(options))
+    # Only rank 0 writes these files, and other ranks may not see their folders.
+    on_first_rank(comm, lambda: check_files(options, job))
+    # The first activity also tells a launcher that all ranks handle signals now.
+    activity_writer(comm.rank)("preparing the run")
+    with ExitStack() as claims:
+        if keep_outputs:
+            claims.enter_context(claim(job, comm))
+        if options.checkpoint is not None:
+            claims.enter_context(claim_folder(options.checkpoint, comm))
+        return _run_claimed_job(job, options, comm, stop_requests, keep_outputs, start)
+
+
+def _run_claimed_job(
+    job: Job,
+    options: argparse.Namespace,
+    comm: Comm,
+    stop_requests: Sequence[str],
+    keep_outputs: bool,
+    start: float,
+) -> tuple[Report, Checkpoints | None]:
+    """Run a job whose output files no other run can write. `start` is when the command began."""
+    from einmpi.api import options_of
+    from einmpi.checkpoint.resume import prepare
+    from einmpi.compiled.inputs import Inputs
+    from einmpi.compiled.outputs import store
+    from einmpi.process.notes import activity_writer
+    from einmpi.report.observe import Observer
+    from einmpi.report.results import Report, figures
+
+    checkpoints = _open_checkpoints(job, options, comm, stop_requests)
+    compiled, plan, schedule, given = prepare(
+        job,
+        comm,
+        lambda job: options_of(job, options.strategy, options.memory, machine=options.machine),
+        checkpoints,
+    )
+    should_record = _should_record(options, comm, schedule)
+    wait = compiled.backend.wait
+    observer = Observer(
+        comm, schedule, options.repeat, should_record, options.quiet, checkpoints, wait
+    )
+    planned = time.perf_counter()
+
+    note = activity_writer(comm.rank)
+    keep_inputs = options.repeat > 1 and not plan.spilled
+    inputs = Inputs(compiled.job, given, compiled.files, keep=keep_inputs)
+    measured = []
+    for _ in range(options.repeat):
+        with observer.run(note) as compiled.on_step:
+            outputs, measured_run = compiled.run(plan, schedule, inputs, checkpoints)
+        measured.append(measured_run)
+
+    note("storing the results")
+    before_storing = time.perf_counter()
+    if keep_outputs:
+        store(job, plan.digest, outputs)
+    end = time.perf_counter()
+    run_seconds = [each.seconds for each in measured]
+    seconds = {
+        "plan": planned - start,
+        "load": measured[0].seconds_loading,
+        "run": median(run_seconds),
+        "checkpoint": checkpoints.seconds if checkpoints else 0.0,
+        "store": end - before_storing,
+        "total": end - start,
+    }
+    report = Report(
+        job,
+        plan,
+        _gather_totals(comm, schedule, measured),
+        seconds,
+        run_seconds,
+        outputs,
+        figures(comm, outputs),
+        compiled.work.text,
+        _compilation_text(),
+        timeline=observer.timeline,
+    )
+    if checkpoints is not None:
+        resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None
+        report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
+    return report, checkpoints
+
+
+def _open_checkpoints(
+    job: Job, options: argparse.Namespace, comm: Comm, stop_requests: Sequence[str]
+) -> Checkpoints | None:
+    from einmpi.checkpoint.resume import open_checkpoints
+
+    if options.checkpoint is None:
+        return None
+    return open_checkpoints(
+        job,
+        comm,
+        options.checkpoint,
+        checkpoint_interval(options),
+        options.resume,
+        stop_requests,
+        options.quiet,
+    )
+
+
+def _gather_totals(comm: Comm, schedule: Schedule, measured: Sequence[Measured]) -> Totals:
+    """Add up over all ranks what the last run moved and held; inputs are read in the first run."""
+    from einmpi.report.results import totals
+    from einmpi.schedule.memory import spilled_bytes
+
+    last = measured[-1]
+    return totals(
+        comm,
+        last.received,
+        last.peak,
+        measured[0].shuffled,
+        last.between,
+        last.spilled,
+        spilled_bytes(schedule),
+        last.fetched,
+    )
+
+
+def is_recording_requested(options: argparse.Namespace) -> bool:
+    """Return whether a flag needs the times of all steps."""
+    return options.command == "run" and bool(options.summary or options.trace or options.report)
+
+
+def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) -> bool:
+    """Return whether to record the times of all steps: on request, or for a user at a terminal."""
+    from einmpi.report.observe import is_interactive
+
+    if is_recording_requested(options):
+        return True
+    if options.command != "run" or options.quiet or options.json == "-":
+        return False
+    return is_interactive(comm, schedule)
+
+
+def _compilation_text() -> str:
+    """Return how many kernels rank 0 compiled, or nothing if all were cached."""
+    from einmpi.kernels.cpu.compiled import STATISTICS
+
+    if not STATISTICS.compiled:
+        return ""
+    kernels = counted(STATISTICS.compiled, "kernel")
+    return f"; {kernels} compiled in {STATISTICS.compile_seconds:.2f} s"
