@@ -38,8 +38,8 @@ EXAMPLES = {
         ("einmpi run jobs/chain.toml -n 4", "on four ranks"),
         ("einmpi run jobs/chain.toml --set s=2000 --set skew=10", "another size"),
         ("einmpi run jobs/chain.toml -n 2 --repeat 5 --json -", "timed, as JSON"),
-        ("einmpi run jobs/chain.toml -n 2 --trace run.json", "a timeline of all ranks"),
-        ("einmpi run jobs/chain.toml --checkpoint saved --resume", "continue a killed run"),
+        ("einmpi run jobs/chain.toml -n 2 --trace run.json", "a timeline"),
+        ("einmpi run jobs/chain.toml --checkpoint saved --resume", "can continue"),
     ),
     "check": (
         ("einmpi check jobs/attention.toml", "shapes, dtypes, files"),
