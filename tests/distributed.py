@@ -96,7 +96,7 @@ def copied(schedule: Schedule) -> tuple[int, int]:
 def check_schedules(
     plan: Plan, schedules: list[Schedule], received: list[int], peaks: list[int]
 ) -> None:
-    """Check that schedules fit together and that each rank moved and held what its schedule says."""
+    """Check that schedules fit together, and that ranks moved and held what they say."""
     verify(schedules)
     assert received == [
         sum(s.nbytes for s in each.steps if isinstance(s, Exchange | Reduce)) for each in schedules
