@@ -25,7 +25,7 @@ def is_supported(function: Scalar, leaf: Callable[[Scalar], Type]) -> bool:
     if len(nodes) > MAX_NODES:
         return False
     for node in nodes:
-        if np.dtype(infer(node, leaf)) == np.float16:
+        if not DTYPES[np.dtype(infer(node, leaf)).name].numba_stored:
             return False  # numba has no such numbers
         if not isinstance(node, Call) or OPERATIONS[node.op].is_cast:
             continue
