@@ -20,7 +20,6 @@ rounding are not compared.
 """
 
 import ast
-import configparser
 import contextlib
 import doctest
 import io
@@ -31,6 +30,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -528,9 +528,8 @@ def readme_command(name):
 
 
 def extras():
-    config = configparser.ConfigParser()
-    config.read(ROOT / "setup.cfg")
-    return set(config["options.extras_require"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return set(project["optional-dependencies"])
 
 
 @pytest.mark.parametrize("name", ["run command", "test command"])
