@@ -6,6 +6,7 @@ Each way to compute it has an estimated time; the fastest way within the limits 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -55,15 +56,43 @@ def choose_batches(contraction: Contraction, dtypes: Labels, strides: Strides) -
     """Return the cheapest way to compute a contraction; None if it is not a matrix product."""
     extent = dict(contraction.extents)
     dtype = plain(dtypes[-1])
-    itemsize = np.dtype(dtype).itemsize
-    labels = []
+    layouts = _array_layouts(contraction, dtypes, strides)
+    if not _is_matrix_product(*(tuple(layout.stride) for layout in layouts)):
+        return None
+    best = None
+    lowest_cost = 0.0
+    for lowering in candidate_lowerings(layouts, extent, dtype):
+        if lowering.kernel != "matmul":
+            continue
+        rows, depth, columns = lowering.matrix
+        if not rows and not columns:
+            continue
+        storages = _storages(layouts, lowering.copies, extent, dtype)
+        loops = _merge_loops(lowering.loops, storages, extent)
+        batches = Batches(storages, loops, rows, depth, columns)
+        if not _within_limits(batches, extent):
+            continue
+        cost = _seconds(batches, extent, np.dtype(dtype).itemsize)
+        if best is None or cost < lowest_cost:
+            best = batches
+            lowest_cost = cost
+    return best
+
+
+def _array_layouts(contraction: Contraction, dtypes: Labels, strides: Strides) -> list[ArrayLayout]:
+    """Return the strides of each array, and whether it has to be copied.
+
+    Copies take care of labels that only one array has: a factor is summed over them, and the
+    output repeats along them. They also convert to the dtype of the output.
+    """
+    extent = dict(contraction.extents)
+    labels = []  # of each array, without those that have a single value
     for index in contraction.indices:
         labels.append(dict.fromkeys(label for label in index if extent[label] > 1))
+    users = Counter(itertools.chain.from_iterable(labels))
     layouts = []
     for array, own_labels in enumerate(labels):
-        # Copies take care of labels that only this array has: a factor is summed over them, and
-        # the output repeats along them.
-        shared = [label for label in own_labels if sum(label in other for other in labels) > 1]
+        shared = [label for label in own_labels if users[label] > 1]
         needs_copy = len(shared) < len(own_labels) or dtypes[array] != dtypes[-1]
         stride = dict.fromkeys(shared, 0)
         for label, step in zip(contraction.indices[array], strides[array], strict=True):
@@ -71,28 +100,25 @@ def choose_batches(contraction: Contraction, dtypes: Labels, strides: Strides) -
                 stride[label] += step  # a label that occurs twice goes along the diagonal
         order = tuple(sorted(shared, key=lambda label: -abs(stride[label])))
         layouts.append(ArrayLayout(stride, order, needs_copy, needs_copy))
-    if not _is_matrix_product(*(tuple(layout.stride) for layout in layouts)):
-        return None
-    best = None
-    lowest_cost = 0.0
-    for way in candidate_lowerings(layouts, extent, dtype):
-        rows, depth, columns = way.matrix
-        if way.kernel != "matmul" or not (rows or columns):
-            continue
-        storages = []
-        for copy_order, layout in zip(way.copies, layouts, strict=True):
-            if copy_order is None:
-                in_elements = {label: step // itemsize for label, step in layout.stride.items()}
-                storages.append(Storage(None, in_elements))
-            else:
-                storages.append(Storage(copy_order, dense_strides(copy_order, extent)))
-        loops = _merge_loops(way.loops, storages, extent)
-        batches = Batches(tuple(storages), loops, rows, depth, columns)
-        cost = _seconds(batches, extent, itemsize)
-        if _within_limits(batches, extent) and (best is None or cost < lowest_cost):
-            best = batches
-            lowest_cost = cost
-    return best
+    return layouts
+
+
+def _storages(
+    layouts: Sequence[ArrayLayout],
+    copy_orders: Sequence[Labels | None],
+    extent: Mapping[str, int],
+    dtype: str,
+) -> tuple[Storage, ...]:
+    """Return how each array, or its copy, is stored."""
+    itemsize = np.dtype(dtype).itemsize
+    storages = []
+    for layout, copy_order in zip(layouts, copy_orders, strict=True):
+        if copy_order is None:
+            in_elements = {label: step // itemsize for label, step in layout.stride.items()}
+            storages.append(Storage(None, in_elements))
+        else:
+            storages.append(Storage(copy_order, dense_strides(copy_order, extent)))
+    return tuple(storages)
 
 
 def _is_matrix_product(left: Labels, right: Labels, output: Labels) -> bool:
@@ -113,24 +139,30 @@ def _merge_loops(
 ) -> tuple[Labels, ...]:
     """Merge loops that follow one another in every array; return them with the longest first."""
 
-    def follow(outer: Labels, inner: Labels) -> bool:
-        for storage in storages:
-            inner_size = storage.stride.get(inner[0], 0) * extent[inner[0]]
-            if storage.stride.get(outer[-1], 0) != inner_size:
-                return False
-        return True
-
     groups: list[Labels] = [(label,) for label in loops]
-    merged = True
-    while merged:
-        merged = False
-        for outer, inner in itertools.permutations(groups, 2):
-            if follow(outer, inner):
-                groups = [group for group in groups if group not in (outer, inner)]
-                groups.append(outer + inner)
-                merged = True
-                break
+    pair = _pair_to_merge(groups, storages, extent)
+    while pair is not None:
+        outer, inner = pair
+        groups.remove(outer)
+        groups.remove(inner)
+        groups.append(outer + inner)
+        pair = _pair_to_merge(groups, storages, extent)
     return tuple(sorted(groups, key=lambda group: (-size_of(group, extent), group)))
+
+
+def _pair_to_merge(
+    groups: Sequence[Labels], storages: Sequence[Storage], extent: Mapping[str, int]
+) -> tuple[Labels, Labels] | None:
+    """Return two loops of which one step of the first is the whole length of the second."""
+    for outer, inner in itertools.permutations(groups, 2):
+        merges = True
+        for storage in storages:
+            step = storage.stride.get(outer[-1], 0)
+            length = storage.stride.get(inner[0], 0) * extent[inner[0]]
+            merges = merges and step == length
+        if merges:
+            return outer, inner
+    return None
 
 
 def _seconds(batches: Batches, extent: Mapping[str, int], itemsize: int) -> float:

@@ -76,17 +76,17 @@ class MatrixProduct:
     output: Labels
     dtype: np.dtype[Any]
     copies: tuple[_Copy | None, ...]  # of both factors and the output
-    # Rows, columns and depth of a matrix product as cuBLAS sees it, and how many there are.
-    sizes: tuple[int, int, int, int]
-    operations: tuple[int, int]  # PLAIN, TRANSPOSED or CONJUGATE_TRANSPOSED
-    first_factor: int  # the factor that cuBLAS gets first
-    line_strides: tuple[int, ...]  # of each matrix
-    batch_strides: tuple[int, ...]  # between the matrices of a batch
-    scales: npt.NDArray[Any]  # factors of the product, and of what the target had before
-    scales_address: int
-    array_type: int  # cuBLAS's constant
+    # For cuBLAS, which takes the factors in its own order.
+    first_factor: int  # the factor that cuBLAS takes first: 0 or 1
+    is_batched: bool
+    head: tuple[int, ...]  # what to do with both factors; rows, columns, depth; the scale's address
+    first_matrix: tuple[int, ...]  # type, stride of lines and, in a batch, stride of matrices
+    second_matrix: tuple[int, ...]
+    target_scale: int  # the address of the factor of what the target had before
+    out_matrix: tuple[int, ...]  # also how many matrices a batch has
     sum_type: int
-    offsets: tuple[tuple[int, ...], ...]  # in bytes, for each call, in each array
+    offsets: tuple[tuple[int, int, int], ...]  # of each call, in bytes, in these three matrices
+    scales: npt.NDArray[Any]  # both scales, which have to stay in memory
 
     @property
     def temporary_bytes(self) -> int:
@@ -134,49 +134,48 @@ class MatrixProduct:
 
     def multiply(self, addresses: Sequence[int]) -> None:
         """Call cuBLAS for one batch after the other."""
-        first = self.first_factor
-        second = 1 - first
-        rows, columns, depth, count = self.sizes
-        kind = self.array_type
-        lines = self.line_strides
-        between = self.batch_strides
-        alpha = self.scales_address
-        beta = alpha + self.scales.itemsize
+        first = addresses[self.first_factor]
+        second = addresses[1 - self.first_factor]
+        out = addresses[2]
         cuda = self.cupy.cuda
         blas = cuda.cublas
         handle = cuda.device.get_cublas_handle()
         mode = blas.getMathMode(handle)
         blas.setMathMode(handle, NO_REDUCED_PRECISION_SUMS)
-        # The arguments are grouped as cuBLAS documents them: one line for each matrix.
-        head = (handle, *self.operations, rows, columns, depth, alpha)
+        gemm = blas.gemmStridedBatchedEx if self.is_batched else blas.gemmEx
         try:
-            for offsets in self.offsets:
-                at = [address + offset for address, offset in zip(addresses, offsets, strict=True)]
-                if count == 1:
-                    left = (at[first], kind, lines[first])
-                    right = (at[second], kind, lines[second])
-                    out = (at[2], kind, lines[2])
-                    blas.gemmEx(*head, *left, *right, beta, *out, self.sum_type, -1)
-                else:
-                    left_batch = (at[first], kind, lines[first], between[first])
-                    right_batch = (at[second], kind, lines[second], between[second])
-                    out_batch = (at[2], kind, lines[2], between[2], count)
-                    blas.gemmStridedBatchedEx(
-                        *head, *left_batch, *right_batch, beta, *out_batch, self.sum_type, -1
-                    )
+            for first_offset, second_offset, out_offset in self.offsets:
+                gemm(
+                    handle,
+                    *self.head,
+                    first + first_offset,
+                    *self.first_matrix,
+                    second + second_offset,
+                    *self.second_matrix,
+                    self.target_scale,
+                    out + out_offset,
+                    *self.out_matrix,
+                    self.sum_type,
+                    -1,  # the algorithm: cuBLAS's choice
+                )
         finally:
             blas.setMathMode(handle, mode)
 
 
-def _prepare_calls(
-    batches: Batches,
-    contraction: Contraction,
-    arrays: Sequence[DeviceArray],
-    tf32: bool,
-    add_to_target: bool,
-) -> MatrixProduct:
-    """Work out everything about a product that does not depend on addresses."""
-    dtype = arrays[-1].dtype
+@dataclass
+class _Factors:
+    """How cuBLAS takes both factors and the output."""
+
+    strides: list[dict[str, int]]  # of the arrays or their copies, in elements
+    operations: list[int]  # PLAIN, TRANSPOSED or CONJUGATE_TRANSPOSED
+    copies: list[_Copy | None]
+    out_is_transposed: bool
+
+
+def _prepare_factors(
+    batches: Batches, contraction: Contraction, arrays: Sequence[DeviceArray]
+) -> _Factors:
+    """Choose what cuBLAS transposes and conjugates, and what a copy has to do."""
     extent = dict(contraction.extents)
     strides = [dict(storage.stride) for storage in batches.storages]
     # The transpose of a product is the product of the transposes in the other order.
@@ -201,37 +200,62 @@ def _prepare_calls(
         else:
             index = contraction.indices[array]
             copies.append(_temporary_copy(index, copy_order, extent, conjugate, array == 2))
+    return _Factors(strides, operations, copies, out_is_transposed == TRANSPOSED)
+
+
+def _prepare_calls(
+    batches: Batches,
+    contraction: Contraction,
+    arrays: Sequence[DeviceArray],
+    tf32: bool,
+    add_to_target: bool,
+) -> MatrixProduct:
+    """Work out everything about a product that does not depend on addresses."""
+    dtype = arrays[-1].dtype
+    extent = dict(contraction.extents)
+    factors = _prepare_factors(batches, contraction, arrays)
     rows = size_of(batches.rows, extent)
     columns = size_of(batches.columns, extent)
     depth = size_of(batches.depth, extent)
     batch = batches.loops[0] if batches.loops else ()
-    count = size_of(batch, extent)
+    batch_size = size_of(batch, extent)
     array_type, sum_type = TYPES[dtype.name]
     if tf32 and dtype.name in ("float32", "complex64"):
         sum_type = TF32_SUMS
     scale_dtype = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
     scales = np.array([contraction.scale, int(add_to_target)], scale_dtype)
-    line_strides = []
-    for stride, side in zip(strides, batches.sides, strict=True):
-        line_strides.append(_line_stride(stride, *side, extent))
+    scale_address = scales.ctypes.data
+    matrices = []
+    for stride, side in zip(factors.strides, batches.sides, strict=True):
+        matrix = [array_type, _line_stride(stride, *side, extent)]
+        if batch_size > 1:
+            matrix.append(stride.get(batch[-1], 0))
+        matrices.append(tuple(matrix))
+    if factors.out_is_transposed:
+        first, second = 1, 0
+        rows, columns = columns, rows
+    else:
+        first, second = 0, 1
+    operations = (factors.operations[first], factors.operations[second])
+    offsets = []
+    for call in _call_offsets(batches.loops[1:], factors.strides, extent, dtype.itemsize):
+        offsets.append((call[first], call[second], call[2]))
     return MatrixProduct(
         cupy=driver.cupy(),
         positions=contraction.positions,
         output=contraction.indices[2],
         dtype=dtype,
-        copies=tuple(copies),
-        sizes=(columns, rows, depth, count) if out_is_transposed else (rows, columns, depth, count),
-        operations=(
-            (operations[1], operations[0]) if out_is_transposed else (operations[0], operations[1])
-        ),
-        first_factor=1 if out_is_transposed else 0,
-        line_strides=tuple(line_strides),
-        batch_strides=tuple(stride.get(batch[-1], 0) if batch else 0 for stride in strides),
-        scales=scales,
-        scales_address=scales.ctypes.data,
-        array_type=array_type,
+        copies=tuple(factors.copies),
+        first_factor=first,
+        is_batched=batch_size > 1,
+        head=(*operations, rows, columns, depth, scale_address),
+        first_matrix=matrices[first],
+        second_matrix=matrices[second],
+        target_scale=scale_address + scales.itemsize,
+        out_matrix=(*matrices[2], batch_size) if batch_size > 1 else matrices[2],
         sum_type=sum_type,
-        offsets=tuple(_call_offsets(batches.loops[1:], strides, extent, dtype.itemsize)),
+        offsets=tuple(offsets),
+        scales=scales,
     )
 
 

@@ -173,7 +173,7 @@ class WorkSplit:
         if role == "part_length":
             return self.part_length
         assert role == "part_stride", role
-        results = prod(axis.extent for axis in self.axes if not axis.aggregated)
+        results = prod(axis.extent for axis in self.axes[: self.nest.output_loops])
         return results if self.nest.lane_is_aggregated else results * self.nest.pack
 
 

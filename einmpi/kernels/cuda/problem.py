@@ -25,6 +25,18 @@ def size_of(axes: Iterable[Axis]) -> int:
     return prod(axis.extent for axis in axes)
 
 
+def outer_and_inner(axes: Iterable[Axis]) -> tuple[list[Axis], list[Axis]]:
+    """Return the loops of the output, and the aggregated loops."""
+    outer = []
+    inner = []
+    for axis in axes:
+        if axis.aggregated:
+            inner.append(axis)
+        else:
+            outer.append(axis)
+    return outer, inner
+
+
 @dataclass(frozen=True)
 class Problem:
     """An EinSum with the layouts of its arrays. The output is the last array."""
@@ -48,6 +60,7 @@ class Problem:
 
     def nest(self, scheme: str, axes: Sequence[Axis]) -> CudaNest:
         """Return the nest of these loops, without what is special to a scheme."""
+        outer, _ = outer_and_inner(axes)
         accesses = []
         for array, layout in enumerate((*self.layouts, self.target)):
             gathers = tuple(entry for entry in layout.index if not isinstance(entry, str))
@@ -59,7 +72,7 @@ class Problem:
             tuple(accesses[:-1]),
             accesses[-1],
             self.aggregation,
-            sum(not axis.aggregated for axis in axes),
+            len(outer),
             len(axes),
             self.needs_wide_offsets(axes),
             self.counters,
@@ -74,10 +87,8 @@ class Problem:
 
     def needs_wide_offsets(self, axes: Sequence[Axis]) -> bool:
         """Tell whether an offset, or a number of threads, may not fit into 32 bits."""
-        largest = max(
-            size_of(axis for axis in axes if not axis.aggregated),
-            size_of(axis for axis in axes if axis.aggregated),
-        )
+        outer, inner = outer_and_inner(axes)
+        largest = max(size_of(outer), size_of(inner))
         for array in range(len(self.layouts) + 1):
             reach = sum(abs(axis.strides[array]) * axis.extent for axis in axes)
             if array < len(self.gathered):
@@ -87,13 +98,13 @@ class Problem:
 
     def output_axes(self) -> list[Axis]:
         """Return the loops of the output, from its longest stride to its shortest."""
-        axes = [axis for axis in self.axes if not axis.aggregated]
-        return sorted(axes, key=lambda axis: (-abs(axis.strides[-1]), axis.extent))
+        outer, _ = outer_and_inner(self.axes)
+        return sorted(outer, key=lambda axis: (-abs(axis.strides[-1]), axis.extent))
 
     def aggregated_axes(self) -> list[Axis]:
         """Return the aggregated loops, from the longest stride to the shortest."""
-        axes = [axis for axis in self.axes if axis.aggregated]
-        return sorted(axes, key=lambda axis: (-max(map(abs, axis.strides)), axis.extent))
+        _, inner = outer_and_inner(self.axes)
+        return sorted(inner, key=lambda axis: (-max(map(abs, axis.strides)), axis.extent))
 
     def axes_of_operand(self, operand: int) -> list[Axis]:
         """Return the loops that an operand depends on, including those of its indices."""

@@ -25,6 +25,7 @@ from einmpi.kernels.cuda.problem import (
     MAX_REPEATED_WEIGHT,
     SHARED_MEMORY_BYTES,
     Problem,
+    outer_and_inner,
     size_of,
 )
 from einmpi.kernels.cuda.scalar_source import weight_of
@@ -53,9 +54,7 @@ def split_work(
     arrays = (*layouts, target)
     sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
     axes = [_in_elements(axis, sizes) for axis in axes_of(arrays, extents)]
-    gathered = []
-    for layout, size in zip(layouts, sizes, strict=False):
-        gathered.append(_gathered_dimensions(layout, size))
+    gathered = [_gathered_dimensions(layout) for layout in layouts]
     has_aggregated = any(axis.aggregated for axis in axes)
     problem = Problem(
         function,
@@ -75,7 +74,9 @@ def split_work(
     return split_results(problem)
 
 
-def _gathered_dimensions(layout: IndexedArray, itemsize: int) -> tuple[GatheredDimension, ...]:
+def _gathered_dimensions(layout: IndexedArray) -> tuple[GatheredDimension, ...]:
+    """Return the dimensions of an operand that are indexed by an expression."""
+    itemsize = np.dtype(layout.dtype).itemsize
     dimensions = []
     for entry, stride, extent in zip(layout.index, layout.strides, layout.shape, strict=True):
         if not isinstance(entry, str):
@@ -215,8 +216,9 @@ def split_results(problem: Problem) -> WorkSplit:
         axes = [*outer, lane, *inner]
         arrays = range(len(problem.layouts) + 1)  # the output is stored in packs too
     packs = _pack_lane(problem, axes, lane, arrays)
-    results = size_of(axis for axis in packs.axes if not axis.aggregated)
-    depth = size_of(axis for axis in packs.axes if axis.aggregated)
+    packed_outer, packed_inner = outer_and_inner(packs.axes)
+    results = size_of(packed_outer)
+    depth = size_of(packed_inner)
     team = _team_size(results, depth, lane.aggregated)
     blocks = -(-results // (BLOCK_THREADS // team))
     parts = 1
