@@ -1,17 +1,16 @@
-"""The cheapest way to do a contraction by BLAS: which operands are copied, how, and in which pieces."""
+"""Contractions: sums of products of one or two operands, which BLAS can compute."""
 
 from __future__ import annotations
 
 import cmath
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import NamedTuple, TypeAlias
 
 from einmpi.graph.einsum import EinSum
+from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar
 
 Labels: TypeAlias = tuple[str, ...]
@@ -21,7 +20,10 @@ Strides: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Contraction:
-    """`scale` times a product of the operands at `positions`, or their conjugates, summed to the output's labels."""
+    """`scale` times the product of some operands, summed over the labels the output does not have.
+
+    The factors are the operands at `positions`; a factor is conjugated where `conj` says so.
+    """
 
     positions: tuple[int, ...]
     conj: tuple[bool, ...]
@@ -30,52 +32,105 @@ class Contraction:
     scale: Number
 
 
+class _Product(NamedTuple):
+    """A constant times operands, each given by its position and whether it is conjugated."""
+
+    scale: Number
+    factors: tuple[tuple[int, bool], ...]
+
+
 @lru_cache(maxsize=4096)
 def recognise_contraction(einsum: EinSum) -> Contraction | None:
-    """The EinSum as a contraction; None where it is none."""
-    try:
-        scale, leaves = _product(einsum.function, False)
-        usable = (
-            einsum.aggregation in (None, "sum") and 1 <= len(leaves) <= 2 and cmath.isfinite(scale)
-        )
-    except (TypeError, OverflowError):
+    """Return the EinSum as a contraction, or None if it is not one.
+
+    A contraction sums a constant times one or two operands that are indexed by labels alone, such
+    as sum(-2 * A[i,j] * conj(B[j,k])). Elementwise work is left to other kernels, but an outer
+    product is a contraction even though it sums nothing.
+    """
+    product = _finite_product(einsum.function)
+    if product is None or einsum.aggregation not in (None, "sum"):
         return None
-    labels = [
-        tuple(entry for entry in einsum.operands[k] if isinstance(entry, str)) for k, _ in leaves
-    ]
-    if not usable or labels != [einsum.operands[k] for k, _ in leaves]:
-        return None  # too many operands, or a gather
-    kept = [set(index) & set(einsum.output) for index in labels]
-    if not einsum.aggregated and (len(kept) == 1 or kept[0] <= kept[1] or kept[1] <= kept[0]):
-        return None  # elementwise work, no outer product
-    scale *= prod(
-        einsum.extent[label]
-        for label in einsum.aggregated
-        if not any(label in index for index in labels)
+    positions = [position for position, _ in product.factors]
+    indices: list[Labels] = []
+    for position in positions:
+        index = einsum.operands[position]
+        labels = tuple(entry for entry in index if isinstance(entry, str))
+        if len(labels) < len(index):
+            return None  # the operand is gathered
+        indices.append(labels)
+    if not einsum.aggregated and not _is_outer_product(indices, einsum.output):
+        return None
+    # A sum over a label that no factor has adds up equal values.
+    missing = drop_labels(einsum.aggregated, unique(*indices))
+    return Contraction(
+        positions=tuple(positions),
+        conj=tuple(conjugated for _, conjugated in product.factors),
+        indices=(*indices, einsum.output),
+        extents=einsum.extents,
+        scale=product.scale * size_of(missing, einsum.extent),
     )
-    positions, conj = zip(*leaves, strict=True)
-    return Contraction(positions, conj, (*labels, einsum.output), einsum.extents, scale)
 
 
-def _product(node: Scalar, conj: bool) -> tuple[Any, tuple[tuple[int, bool], ...]]:
-    """A product as its constant and its operands, each conjugated or not; TypeError where it is no product."""
+def _finite_product(function: Scalar) -> _Product | None:
+    """Return ⊗ as a finite constant times one or two operands; None if it is anything else."""
+    try:
+        product = _as_product(function, conjugate=False)
+        if product is None or not cmath.isfinite(product.scale):
+            return None
+    except OverflowError:  # an integer that is too large for a float
+        return None
+    return product if len(product.factors) in (1, 2) else None
+
+
+def _as_product(node: Scalar, conjugate: bool) -> _Product | None:
+    """Return an expression, or its conjugate, as a product; None if it is not one.
+
+    The conjugate of a product is the product of the conjugates, so a `conj` is passed down to the
+    operands and constants inside it. Two of them cancel out.
+    """
     if isinstance(node, Const):
-        return (node.value.conjugate() if conj else node.value), ()
+        value = node.value.conjugate() if conjugate else node.value
+        return _Product(value, ())
     if isinstance(node, Arg):
-        return 1, ((node.position, conj),)
+        return _Product(1, ((node.position, conjugate),))
     if not isinstance(node, Call) or node.op not in ("*", "conj", "neg"):
-        raise TypeError("no product")
-    parts = [_product(arg, conj != (node.op == "conj")) for arg in node.args]
-    scale = prod((part[0] for part in parts), start=-1 if node.op == "neg" else 1)
-    return scale, tuple(leaf for part in parts for leaf in part[1])
+        return None
+    if node.op == "conj":
+        conjugate = not conjugate
+    scale: Number = -1 if node.op == "neg" else 1
+    factors: tuple[tuple[int, bool], ...] = ()
+    for argument in node.args:
+        product = _as_product(argument, conjugate)
+        if product is None:
+            return None
+        scale = scale * product.scale
+        factors += product.factors
+    return _Product(scale, factors)
 
 
-def dense_strides(index: Labels, extent: Extent, dtype: str) -> tuple[int, ...]:
-    """Those of a C-contiguous array."""
-    return tuple(
-        np.dtype(dtype).itemsize * size_of(index[k + 1 :], extent) for k in range(len(index))
-    )
+def _is_outer_product(indices: list[Labels], output: Labels) -> bool:
+    """Return whether each of two factors has a label of the output that the other one lacks."""
+    kept = [set(index) & set(output) for index in indices]
+    left = kept[0]
+    right = kept[-1]
+    return bool(left - right) and bool(right - left)
+
+
+def keep_labels(labels: Iterable[str], kept: Container[str]) -> Labels:
+    """Return the labels that are among those kept, in order."""
+    return tuple(label for label in labels if label in kept)
+
+
+def drop_labels(labels: Iterable[str], dropped: Container[str]) -> Labels:
+    """Return the labels that are not among those dropped, in order."""
+    return tuple(label for label in labels if label not in dropped)
 
 
 def size_of(labels: Iterable[str], extent: Extent) -> int:
+    """Return the product of the labels' extents."""
     return prod(extent[label] for label in labels)
+
+
+def dense_strides(index: Labels, extent: Extent, itemsize: int) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous array, in bytes."""
+    return tuple(itemsize * size_of(index[axis + 1 :], extent) for axis in range(len(index)))

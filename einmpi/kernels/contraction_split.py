@@ -1,86 +1,122 @@
-"""The pieces of a contraction: none needs more than a set number of bytes of temporaries."""
+"""Split a contraction so that its temporaries fit into a set number of bytes: the output is cut
+into parts, and where it is too small for that, the sums are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from einmpi.kernels.contraction import Contraction, Extent, Labels, Strides, dense_strides, size_of
-from einmpi.kernels.lowering import Lowering, cheapest_lowering
+from einmpi.graph.labels import unique
+from einmpi.kernels.contraction import (
+    Contraction,
+    Extent,
+    Labels,
+    dense_strides,
+    drop_labels,
+    keep_labels,
+    size_of,
+)
+from einmpi.kernels.lowering import Lowering, StoredArray, cheapest_lowering
 
-MAX_TEMPORARY_BYTES = (
-    56 * 2**20
-)  # bytes of temporaries at a time, at the most: kernels stay below 64 MiB, all in all
-MIN_MATRIX_SIDE = 128  # rows or columns that a matrix keeps when it is halved for that
+# With what else a kernel allocates, it stays below 64 MiB.
+MAX_TEMPORARY_BYTES = 56 * 2**20
+MIN_MATRIX_SIDE = 128  # rows or columns that splitting leaves to a matrix
 
-Part: TypeAlias = Mapping[str, tuple[int, int]]
-PartialLowering: TypeAlias = tuple[Lowering, Part]
-Summands: TypeAlias = tuple[PartialLowering, ...]
+Part: TypeAlias = Mapping[str, tuple[int, int]]  # start and stop of each label that was split
+
+
+class LoweredPart(NamedTuple):
+    """A part of a contraction's labels and the way to contract it."""
+
+    lowering: Lowering
+    part: Part
+
+
+Summands: TypeAlias = tuple[LoweredPart, ...]  # that are added up to one part of the output
 
 
 def split_to_fit_memory(
-    contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part
+    contraction: Contraction, arrays: tuple[StoredArray, ...], dtype: str, part: Part
 ) -> Iterator[Summands]:
-    """The output in parts that need no more than MAX_TEMPORARY_BYTES bytes of temporaries, and what is added up for each of them."""
-    plan, extent = cheapest_lowering(contraction, dtypes, strides, dtype), dict(contraction.extents)
-    if plan.bytes <= MAX_TEMPORARY_BYTES:
-        yield ((plan, part),)
+    """Yield parts of the output that each need at most MAX_TEMPORARY_BYTES of temporaries.
+
+    Halving a label of the output that the largest copy has halves that copy. Where this would cut
+    matrices into thin strips, other labels of the output are halved; and where the output itself
+    is small, the contracted labels are, so that the part becomes a sum of several products.
+    """
+    lowering = cheapest_lowering(contraction, arrays, dtype)
+    if lowering.temporary_bytes <= MAX_TEMPORARY_BYTES:
+        yield (LoweredPart(lowering, part),)
         return
+    extent = dict(contraction.extents)
     output = contraction.indices[-1]
-    largest = max((copy for copy in plan.copies if copy), key=lambda copy: size_of(copy, extent))
-    usable = [label for label in largest if label in output and _is_thick(plan, label, extent)]
-    if not usable and size_of(output, extent) * np.dtype(dtype).itemsize > MAX_TEMPORARY_BYTES // 8:
-        usable = [label for label in output if extent[label] > 1]
-    if usable:
-        for half, place in _halves(contraction, usable, part):
-            yield from split_to_fit_memory(half, dtypes, strides, dtype, place)
-    else:  # the output is small, and the sums are long
-        dense = dense_strides(output, extent, dtype)
-        yield tuple(
-            _summands(contraction, (*dtypes[:-1], dtype), (*strides[:-1], dense), dtype, part)
-        )
+    itemsize = np.dtype(dtype).itemsize
+    candidates = keep_labels(_largest_copy(lowering, extent), output)
+    labels = [label for label in candidates if _leaves_large_matrices(lowering, label, extent)]
+    is_large = size_of(output, extent) * itemsize > MAX_TEMPORARY_BYTES // 8
+    if not labels and is_large:
+        labels = [label for label in output if extent[label] > 1]
+    if labels:
+        for half, half_part in _halves(contraction, labels, part):
+            yield from split_to_fit_memory(half, arrays, dtype, half_part)
+    else:  # the output is small and the sums are long
+        total = StoredArray(dtype, dense_strides(output, extent, itemsize))
+        yield tuple(_split_sum(contraction, (*arrays[:-1], total), dtype, part))
 
 
-def _summands(
-    contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str, part: Part
-) -> Iterator[PartialLowering]:
-    plan = cheapest_lowering(contraction, dtypes, strides, dtype)
-    inner = [
-        label
-        for copy in plan.copies[:-1]
-        for label in copy or ()
-        if label not in contraction.indices[-1]
-    ]
-    if plan.bytes <= MAX_TEMPORARY_BYTES // 2 or not inner:
-        yield plan, part
+def _split_sum(
+    contraction: Contraction, arrays: tuple[StoredArray, ...], dtype: str, part: Part
+) -> Iterator[LoweredPart]:
+    """Yield parts of the contracted labels that are small enough to be copied.
+
+    Half of the memory is left for the total and for the summand that is added to it next.
+    """
+    lowering = cheapest_lowering(contraction, arrays, dtype)
+    copied = unique(*(order or () for order in lowering.copies[:-1]))
+    contracted = drop_labels(copied, contraction.indices[-1])
+    if lowering.temporary_bytes <= MAX_TEMPORARY_BYTES // 2 or not contracted:
+        yield LoweredPart(lowering, part)
         return
-    for half, place in _halves(contraction, inner, part):
-        yield from _summands(half, dtypes, strides, dtype, place)
+    for half, half_part in _halves(contraction, contracted, part):
+        yield from _split_sum(half, arrays, dtype, half_part)
 
 
 def bytes_needed(summands: Summands) -> int:
-    """Bytes of temporaries: the copies, and where there are several summands the total and one of them."""
-    return max(plan.bytes + (2 * plan.result if len(summands) > 1 else 0) for plan, _ in summands)
+    """Return the most bytes of temporaries that are needed at a time to compute some summands.
+
+    A single product goes straight to the output. Several are added to a total, one by one, so the
+    total and one product exist beside the copies.
+    """
+    results = 0 if len(summands) == 1 else 2
+    return max(
+        lowering.temporary_bytes + results * lowering.result_bytes for lowering, _ in summands
+    )
 
 
 def _halves(
     contraction: Contraction, labels: Sequence[str], part: Part
 ) -> Iterator[tuple[Contraction, Part]]:
-    """Both halves of the longest of some labels."""
+    """Yield both halves of the longest of some labels."""
     extent = dict(contraction.extents)
-    label = max(labels, key=lambda x: extent[x])
-    start, stop = part.get(label, (0, extent[label]))
-    for half in ((start, (start + stop) // 2), ((start + stop) // 2, stop)):
-        extents = tuple(
-            (x, half[1] - half[0] if x == label else size) for x, size in contraction.extents
-        )
-        yield replace(contraction, extents=extents), {**part, label: half}
+    longest = max(labels, key=lambda label: extent[label])
+    start, stop = part.get(longest, (0, extent[longest]))
+    middle = (start + stop) // 2
+    for half in ((start, middle), (middle, stop)):
+        extents = {**extent, longest: half[1] - half[0]}
+        yield replace(contraction, extents=tuple(extents.items())), {**part, longest: half}
 
 
-def _is_thick(plan: Lowering, label: str, extent: Extent) -> bool:
-    """Whether a label can be halved without making thin matrices of those that BLAS gets."""
-    groups = [group for group in plan.matrix if label in group]
+def _largest_copy(lowering: Lowering, extent: Extent) -> Labels:
+    """Return the labels of the largest temporary."""
+    orders = [order for order in lowering.copies if order]
+    return max(orders, key=lambda order: size_of(order, extent))
+
+
+def _leaves_large_matrices(lowering: Lowering, label: str, extent: Extent) -> bool:
+    """Return whether halving a label leaves matrices large enough for BLAS to be fast."""
+    groups = [group for group in lowering.matrix if label in group]
     return all(size_of(group, extent) >= 2 * MIN_MATRIX_SIDE for group in groups)

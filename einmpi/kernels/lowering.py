@@ -1,7 +1,10 @@
-"""The cheapest way to do a contraction by BLAS: which operands are copied, how, and in which pieces."""
+"""Turn a contraction into matrix products: every label becomes a row, a column, a contracted label
+or a loop. An array whose strides do not allow that is copied; the cheapest combination wins.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -10,171 +13,308 @@ from typing import NamedTuple
 
 import numpy as np
 
-from einmpi.kernels.contraction import Contraction, Extent, Labels, Strides, size_of
+from einmpi.graph.labels import unique
+from einmpi.kernels.contraction import (
+    Contraction,
+    Extent,
+    Labels,
+    dense_strides,
+    drop_labels,
+    keep_labels,
+    size_of,
+)
 
-# Nanoseconds an element or a call, for eight-byte numbers on one core; only their ratios matter.
-MULTIPLY_ADD, DIRECT, COPY, TURN, CALL = 0.1, 1.0, 1.0, 3.0, 200.0
+# Nanoseconds per element, or per call, for eight-byte numbers on one core. Only ratios matter.
+MULTIPLY_ADD_NS = 0.1
+DIRECT_NS = 1.0
+COPY_NS = 1.0
+TRANSPOSE_NS = 3.0
+CALL_NS = 200.0
+
+
+class StoredArray(NamedTuple):
+    """How an array is stored; BLAS cannot use it in place if it is unaligned or byte-swapped."""
+
+    dtype: str
+    strides: tuple[int, ...]
+    usable_in_place: bool = True
+
+
+class MatrixLabels(NamedTuple):
+    """The labels of the rows, of the contracted dimension and of the columns of a product."""
+
+    rows: Labels
+    contracted: Labels
+    columns: Labels
+
+
+NO_MATRIX = MatrixLabels((), (), ())
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """A kernel and what is done before and after it. `copies` and `conj` go over the factors, then the output."""
+    """One numpy call that computes a contraction, with the copies made before and after it.
 
-    kernel: str
-    copies: tuple[
-        Labels | None, ...
-    ]  # the order in memory of a temporary; None: the array is used where it lies
+    `copies` and `conjugated` have an entry for each factor and one for the output. A copy is given
+    by the order of its labels in memory; None means that the array is used in place.
+    """
+
+    kernel: str  # "reduce", "multiply", "einsum" or "matmul"
+    copies: tuple[Labels | None, ...]
     cost: float
     loops: Labels = ()
-    matrix: tuple[Labels, ...] = (
-        (),
-        (),
-        (),
-    )  # the labels of the rows, of the inner dimension, of the columns
-    dtype: str = ""  # of the product, before it goes to the output
-    conj: tuple[bool, ...] = ()
-    scaled: int = -1  # what is multiplied by the constant
-    bytes: int = 0  # of the temporaries
-    result: int = 0  # bytes of the product
+    matrix: MatrixLabels = NO_MATRIX
+    dtype: str = ""  # of the product, before it is converted to the output's
+    conjugated: tuple[bool, ...] = ()
+    scaled: int = -1  # the array that is multiplied by the constant
+    temporary_bytes: int = 0
+    result_bytes: int = 0
 
 
 class ArrayLayout(NamedTuple):
-    """Where an array lies: its strides, its labels from the longest to the shortest, and if it must be copied."""
+    """The strides of an array by label, and its labels from the longest stride to the shortest."""
 
     stride: Extent
     order: Labels
-    forced: bool  # for any kernel
-    foreign: bool  # for BLAS
+    must_copy: bool  # whatever the kernel
+    must_copy_for_blas: bool
 
 
 @lru_cache(maxsize=4096)
 def cheapest_lowering(
-    contraction: Contraction, dtypes: Labels, strides: Strides, dtype: str
+    contraction: Contraction, arrays: tuple[StoredArray, ...], dtype: str
 ) -> Lowering:
-    """The cheapest way to contract arrays of these dtypes and strides, the output last; `dtype` is the product's."""
+    """Return the cheapest way to contract the factors into the last array.
+
+    Labels of extent 1 play no part. Neither do labels that only one array has: a factor is summed
+    over them when it is copied, and the product is repeated along those of the output.
+
+    Parameters
+    ----------
+    contraction
+        The contraction, whose extents are those of the arrays.
+    arrays
+        The factors in the order of `contraction.positions`, then the output.
+    dtype
+        The dtype in which products are computed.
+    """
     extent = dict(contraction.extents)
-    indices = [
-        dict.fromkeys(label for label in index if extent[label] > 1)
-        for index in contraction.indices
-    ]
-    # Of every array the labels that another one has: a factor is summed over the rest, the output repeats along it.
-    kept = [
-        tuple(label for label in index if sum(label in other for other in indices) > 1)
-        for index in indices
-    ]
-    sizes = [size_of(index, extent) for index in kept]
-    conj = [
-        flag and name[0] == "c"
-        for flag, name in zip((*contraction.conj, False), dtypes, strict=True)
-    ]
-    if any(conj) and conj[:-1] == [name[0] == "c" for name in dtypes[:-1]]:
-        conj = [
-            not flag and k == len(conj) - 1 for k, flag in enumerate(conj)
-        ]  # conjugate the product instead
-    scaled, limit = (
-        contraction.scale != 1 and dtypes[-1][0] in "fc" and not conj[-1],
-        sizes[-1] // 8,
-    )
+    trivial = [label for label in extent if extent[label] <= 1]
+    indices = [drop_labels(unique(index), trivial) for index in contraction.indices]
+    shared = [_shared_labels(index, indices) for index in indices]
+    sizes = [size_of(labels, extent) for labels in shared]
+    conjugated = _conjugated(contraction, arrays)
+    output = len(arrays) - 1
+    # An integer product, or one that is conjugated, is scaled at the end.
+    can_scale_early = arrays[output].dtype[0] in "fc" and not conjugated[output]
+    scales_early = can_scale_early and contraction.scale != 1
     layouts = []
-    for k, index in enumerate(kept):
-        steps = list(
-            zip(contraction.indices[k], strides[k], strict=True)
-        )  # a label may occur twice: the diagonal
-        stride = {label: sum(step for other, step in steps if other == label) for label in index}
-        order = tuple(sorted(index, key=lambda label: -abs(stride[label])))
-        forced = (
-            len(index) < len(indices[k])
-            or conj[k] > conj[-1]
-            or (scaled and sizes[k] == min(sizes) <= limit)
-        )
-        layouts.append(ArrayLayout(stride, order, forced, forced or dtypes[k] != dtype))
-    plan = min(candidate_lowerings(layouts, extent, dtype), key=lambda plan: plan.cost)
-    copied = [k for k, copy in enumerate(plan.copies) if copy is not None]
-    where = min(
-        (k for k in copied if scaled and sizes[k] <= sizes[-1]),
-        key=lambda k: sizes[k],
-        default=len(sizes) - 1,
+    for k, labels in enumerate(shared):
+        stride = _stride_by_label(contraction.indices[k], arrays[k].strides, labels)
+        order = tuple(sorted(labels, key=lambda label: -abs(stride[label])))
+        has_own_labels = len(labels) < len(indices[k])
+        is_conjugated_factor = conjugated[k] and k != output
+        # To copy and scale a small factor is cheaper than to scale a large output.
+        scales_this = scales_early and sizes[k] == min(sizes) <= sizes[output] // 8
+        must_copy = has_own_labels or is_conjugated_factor or scales_this
+        is_usable = arrays[k].usable_in_place and arrays[k].dtype == dtype
+        layouts.append(ArrayLayout(stride, order, must_copy, must_copy or not is_usable))
+    best = min(candidate_lowerings(layouts, extent, dtype), key=lambda lowering: lowering.cost)
+    copied = [k for k, order in enumerate(best.copies) if order is not None]
+    # The constant goes to the smallest copy, or else to the output.
+    scaled = output
+    if scales_early:
+        small_copies = [k for k in copied if sizes[k] <= sizes[output]]
+        scaled = min(small_copies, key=lambda k: sizes[k], default=output)
+    itemsize = np.dtype(dtype).itemsize
+    return replace(
+        best,
+        dtype=dtype,
+        conjugated=conjugated,
+        scaled=scaled,
+        temporary_bytes=itemsize * sum(sizes[k] for k in copied),
+        result_bytes=itemsize * size_of(indices[output], extent),
     )
-    size, result = (
-        np.dtype(dtype).itemsize * n
-        for n in (sum(sizes[k] for k in copied), size_of(indices[-1], extent))
-    )
-    return replace(plan, dtype=dtype, conj=tuple(conj), scaled=where, bytes=size, result=result)
+
+
+def _shared_labels(index: Labels, indices: Sequence[Labels]) -> Labels:
+    """Return the labels of one array that at least one other array has too."""
+    arrays_with = Counter(chain.from_iterable(indices))
+    return tuple(label for label in index if arrays_with[label] > 1)
+
+
+def _conjugated(contraction: Contraction, arrays: Sequence[StoredArray]) -> tuple[bool, ...]:
+    """Return which factors are conjugated, and whether the product is.
+
+    To conjugate a real factor changes nothing. If all complex factors are conjugated, the product
+    is conjugated instead: that needs no copies of the factors.
+    """
+    is_complex = [array.dtype[0] == "c" for array in arrays[:-1]]
+    flags = [flag and own for flag, own in zip(contraction.conj, is_complex, strict=True)]
+    if any(flags) and flags == is_complex:
+        return (False,) * len(flags) + (True,)
+    return (*flags, False)
+
+
+def _stride_by_label(index: Labels, strides: Sequence[int], labels: Labels) -> dict[str, int]:
+    """Return the strides of some labels; a label that occurs twice walks along the diagonal."""
+    found = dict.fromkeys(labels, 0)
+    for label, stride in zip(index, strides, strict=True):
+        if label in found:
+            found[label] += stride
+    return found
 
 
 def candidate_lowerings(
     layouts: Sequence[ArrayLayout], extent: Extent, dtype: str
 ) -> Iterator[Lowering]:
-    """Ways to contract: without BLAS and almost without copies, or by BLAS with some."""
-    a, b, target = layouts[0], layouts[-2], layouts[-1]
-    inner = [label for label in a.stride if label not in target.stride]
-    copies = [layout.order if layout.forced else None for layout in layouts]
-    if target.foreign and (inner or len(layouts) == 2):
-        copies[-1] = target.order
+    """Yield the ways to contract arrays with these layouts, the output's being the last one.
+
+    Without BLAS few arrays need to be copied; BLAS is faster, but takes nothing but matrices whose
+    rows or columns are contiguous. A single factor is only summed, and that needs no choice.
+    """
+    target = layouts[-1]
     if len(layouts) == 2:
-        yield Lowering("reduce", (None, copies[-1]), 0.0)
+        copy = target.order if target.must_copy_for_blas else None
+        yield Lowering("reduce", (None, copy), 0.0)
         return
-    size = np.dtype(dtype).itemsize
-    width = size / 8 * (2 if dtype[0] == "c" else 1)
-    abreast = a.order[-1:] == b.order[-1:] or not {*a.order[-1:], *b.order[-1:]} <= set(
-        a.stride
-    ) & set(b.stride)
-    cost = DIRECT * width * (1 if abreast else 4) * size_of({*a.stride, *b.stride}, extent)
-    cost += sum(COPY * size_of(copy, extent) for copy in copies if copy is not None)
-    yield Lowering("einsum" if inner else "multiply", tuple(copies), cost)
-    if not inner or dtype[0] not in "fc":
-        return
-    left, right = ([x for x in y.stride if x not in z.stride] for y, z in ((a, b), (b, a)))
-    batch = tuple(label for label in a.stride if label in b.stride and label in target.stride)
-    for extra in chain.from_iterable(combinations(left + right, count) for count in range(3)):
-        loops, viewed = batch + extra, False
-        options = [
-            dict.fromkeys(tuple(x for x in y.order if x in group and x not in extra) for y in pair)
-            for group, pair in ((left, (a, target)), (inner, (a, b)), (right, (b, target)))
-        ]
-        for rows, depth, columns in product(*options):
-            sides = ((rows, depth), (depth, columns), (rows, columns))
-            orders = [
-                _copy_order(layout, side, extent, size)
-                for layout, side in zip(layouts, sides, strict=True)
-            ]
-            m, k, n = (size_of(group, extent) for group in (rows, depth, columns))
-            cost = (CALL + MULTIPLY_ADD * width * (m + 2) * (n + 2) * (k + 8)) * size_of(
-                loops, extent
-            )
-            for layout, order in zip(layouts, orders, strict=True):
-                if order is not None:
-                    cost += (COPY if order[-1:] == layout.order[-1:] else TURN) * size_of(
-                        order, extent
-                    )
-            yield Lowering("matmul", tuple(orders), cost, loops, (rows, depth, columns))
-            viewed = viewed or orders == [None, None, None]
-        if viewed:
-            return  # loops over smaller matrices can save no copy
+    contracted = drop_labels(layouts[0].stride, target.stride)
+    yield _direct_lowering(layouts, contracted, extent, dtype)
+    if contracted and dtype[0] in "fc":
+        yield from _matrix_lowerings(layouts, contracted, extent, dtype)
+
+
+def _direct_lowering(
+    layouts: Sequence[ArrayLayout], contracted: Sequence[str], extent: Extent, dtype: str
+) -> Lowering:
+    """Return the lowering that lets numpy multiply, and sum, element by element.
+
+    numpy is several times slower if the two factors are contiguous along different labels that
+    both of them have: whichever its inner loop follows, it jumps through the other factor.
+    """
+    left, right, target = layouts
+    copies = [layout.order if layout.must_copy else None for layout in layouts]
+    if contracted and target.must_copy_for_blas:
+        copies[-1] = target.order
+    fastest = {*left.order[-1:], *right.order[-1:]}
+    common = left.stride.keys() & right.stride.keys()
+    same_direction = left.order[-1:] == right.order[-1:] or not fastest <= common
+    slowdown = 1 if same_direction else 4
+    cost = DIRECT_NS * _width(dtype) * slowdown * size_of({*left.stride, *right.stride}, extent)
+    for order in copies:
+        if order is not None:
+            cost += COPY_NS * size_of(order, extent)
+    return Lowering("einsum" if contracted else "multiply", tuple(copies), cost)
+
+
+def _width(dtype: str) -> float:
+    """Return the time of an operation in this dtype relative to an eight-byte real number."""
+    eights = np.dtype(dtype).itemsize / 8
+    return eights * 2 if dtype[0] == "c" else eights
+
+
+def _matrix_lowerings(
+    layouts: Sequence[ArrayLayout], contracted: Sequence[str], extent: Extent, dtype: str
+) -> Iterator[Lowering]:
+    """Yield lowerings to batches of matrix products.
+
+    Labels of the left factor and the output become rows, those of the right factor and the output
+    columns, and those of all three arrays loops over products. Up to two labels of the rows and
+    columns may become loops as well: smaller matrices can fit strides that larger ones do not.
+    Several labels in a row, or a column, are tried in each order in which an array has them.
+    """
+    left, right, target = layouts
+    left_only = drop_labels(left.stride, right.stride)
+    right_only = drop_labels(right.stride, left.stride)
+    batch = keep_labels(keep_labels(left.stride, right.stride), target.stride)
+    free = left_only + right_only
+    contracted_orders = _orders_in_memory(contracted, (left, right))
+    for extra in chain(combinations(free, 0), combinations(free, 1), combinations(free, 2)):
+        row_orders = _orders_in_memory(drop_labels(left_only, extra), (left, target))
+        column_orders = _orders_in_memory(drop_labels(right_only, extra), (right, target))
+        loops = batch + extra
+        any_in_place = False
+        for rows, depth, columns in product(row_orders, contracted_orders, column_orders):
+            matrix = MatrixLabels(rows, depth, columns)
+            lowering = _matrix_lowering(layouts, loops, matrix, extent, dtype)
+            yield lowering
+            any_in_place = any_in_place or lowering.copies == (None, None, None)
+        if any_in_place:
+            return  # smaller matrices cannot save another copy
+
+
+def _orders_in_memory(labels: Sequence[str], layouts: Sequence[ArrayLayout]) -> list[Labels]:
+    """Return the different orders in which arrays have some labels, slowest label first."""
+    orders = [keep_labels(layout.order, labels) for layout in layouts]
+    return list(dict.fromkeys(orders))
+
+
+def _matrix_lowering(
+    layouts: Sequence[ArrayLayout], loops: Labels, matrix: MatrixLabels, extent: Extent, dtype: str
+) -> Lowering:
+    """Return the lowering to matrix products of given rows, columns and contracted labels.
+
+    The estimated time grows with the number of products, the multiplications in each of them (a
+    few more than there are: small matrices are slow) and the copies.
+    """
+    rows, contracted, columns = matrix
+    sides = ((rows, contracted), (contracted, columns), (rows, columns))
+    row_count = size_of(rows, extent)
+    depth = size_of(contracted, extent)
+    column_count = size_of(columns, extent)
+    work = MULTIPLY_ADD_NS * _width(dtype) * (row_count + 2) * (column_count + 2) * (depth + 8)
+    cost = (CALL_NS + work) * size_of(loops, extent)
+    itemsize = np.dtype(dtype).itemsize
+    copies = []
+    for layout, side in zip(layouts, sides, strict=True):
+        order = _copy_order(layout, side, extent, itemsize)
+        copies.append(order)
+        if order is not None:
+            keeps_direction = order[-1:] == layout.order[-1:]
+            cost += (COPY_NS if keeps_direction else TRANSPOSE_NS) * size_of(order, extent)
+    return Lowering("matmul", tuple(copies), cost, loops, matrix)
 
 
 def _copy_order(
-    layout: ArrayLayout, side: tuple[Labels, Labels], extent: Extent, size: int
+    layout: ArrayLayout, side: tuple[Labels, Labels], extent: Extent, itemsize: int
 ) -> Labels | None:
-    """The order in memory of the best copy that is a stack of matrices for BLAS; None: the array is one already."""
-    if not layout.foreign and _blasable(layout.stride, side, extent, size):
+    """Return the order of the labels in a copy that BLAS can use, or None if none is needed.
+
+    `side` has the labels of the rows and of the columns of the matrices that the array consists of;
+    its other labels number the matrices. Of the orders that BLAS can use, one that keeps the label
+    with the shortest stride is copied line by line instead of transposed.
+    """
+    if not layout.must_copy_for_blas and _is_blas_matrix(layout.stride, side, extent, itemsize):
         return None
-    outer = tuple(label for label in layout.order if label not in side[0] + side[1])
-    orders = (layout.order, outer + side[0] + side[1], outer + side[1] + side[0])
-    strides = [
-        {label: size * size_of(order[k + 1 :], extent) for k, label in enumerate(order)}
-        for order in orders
-    ]
-    fitting = [tuple(stride) for stride in strides if _blasable(stride, side, extent, size)]
-    return max(fitting, key=lambda order: order[-1:] == layout.order[-1:])
+    first, second = side
+    outer = drop_labels(layout.order, first + second)
+    fitting: list[Labels] = []
+    for order in (layout.order, outer + first + second, outer + second + first):
+        stride = dict(zip(order, dense_strides(order, extent, itemsize), strict=True))
+        if _is_blas_matrix(stride, side, extent, itemsize):
+            fitting.append(order)
+    for order in fitting:
+        if order[-1:] == layout.order[-1:]:
+            return order
+    return fitting[0]
 
 
-def _blasable(stride: Extent, side: tuple[Labels, Labels], extent: Extent, size: int) -> bool:
-    """Whether two groups of labels are the dimensions of a matrix, or a vector, that matmul gives to BLAS as it is."""
-    if any(stride[x] != stride[y] * extent[y] for group in side for x, y in pairwise(group)):
-        return False
-    steps = sorted((stride[group[-1]], size_of(group, extent)) for group in side if group)
+def _is_blas_matrix(
+    stride: Extent, side: tuple[Labels, Labels], extent: Extent, itemsize: int
+) -> bool:
+    """Return whether BLAS can use an array in place as matrices with these rows and columns.
+
+    The labels of a group must walk through memory like a single one. Then either the rows or the
+    columns must be contiguous, and the others must not overlap. A vector may have any stride.
+    """
+    steps: list[tuple[int, int]] = []
+    for group in side:
+        for outer, inner in pairwise(group):
+            if stride[outer] != stride[inner] * extent[inner]:
+                return False
+        if group:
+            steps.append((stride[group[-1]], size_of(group, extent)))
     if len(steps) < 2:
-        return all(step > 0 and step % size == 0 for step, _ in steps)
-    (fast, count), (slow, _) = steps
-    return fast == size and slow % size == 0 and slow >= count * size
+        return all(step > 0 and step % itemsize == 0 for step, _ in steps)
+    (short, count), (long, _) = sorted(steps)
+    return short == itemsize and long % itemsize == 0 and long >= count * itemsize

@@ -1,61 +1,97 @@
-"""What a kernel computes and with what: operands in order, indices as operands, constant indices taken off."""
+"""The operands of a kernel: labels whose values are used become further operands, and constant
+indices are applied beforehand.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Arg, Const, Index, Scalar, rebuild, walk
 
+Array: TypeAlias = npt.NDArray[Any]
+# What indexes the dimensions of an array: labels, or expressions of a gather.
+IndexEntries: TypeAlias = tuple[str | Scalar, ...]
+
+
+class NumberedOperands(NamedTuple):
+    """⊗ and the indices of the operands, written over numbered operands alone.
+
+    The values of `labels` are the last operands, one array for each label.
+    """
+
+    function: Scalar
+    indices: tuple[IndexEntries, ...]
+    labels: tuple[str, ...]
+
 
 def expressions_of(einsum: EinSum) -> Iterator[Scalar]:
+    """Yield ⊗ and every index expression of a gather."""
     yield einsum.function
     for index in einsum.operands:
-        yield from (entry for entry in index if not isinstance(entry, str))
+        yield from gathers_of(index)
+
+
+def gathers_of(index: IndexEntries) -> tuple[Scalar, ...]:
+    """Return the entries of an index that are expressions and not labels."""
+    return tuple(entry for entry in index if not isinstance(entry, str))
 
 
 @lru_cache(maxsize=1024)
-def number_operands(
-    einsum: EinSum,
-) -> tuple[Scalar, tuple[tuple[str | Scalar, ...], ...], tuple[str, ...]]:
-    """⊗ and the operands' indices over Args alone, and the labels whose values are further operands."""
-    nodes = [node for part in expressions_of(einsum) for node in walk(part)]
-    labels = unique(node.label for node in nodes if isinstance(node, Index))
+def number_operands(einsum: EinSum) -> NumberedOperands:
+    """Replace every use of a label's value by an operand that holds these values.
 
-    def leaf(node: Scalar) -> Scalar:
-        return (
-            Arg(len(einsum.operands) + labels.index(node.label))
-            if isinstance(node, Index)
-            else node
-        )
+    In Z[i] = A[i] + i, for example, the label i becomes a second operand with the index (i,).
+    """
+    used: list[str] = []
+    for expression in expressions_of(einsum):
+        used += (node.label for node in walk(expression) if isinstance(node, Index))
+    labels = unique(used)
 
-    indices = [
-        tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in index)
-        for index in einsum.operands
-    ]
-    return rebuild(einsum.function, leaf), (*indices, *((label,) for label in labels)), labels
+    def as_operand(leaf: Scalar) -> Scalar:
+        if isinstance(leaf, Index):
+            return Arg(len(einsum.operands) + labels.index(leaf.label))
+        return leaf
+
+    def renumber(entry: str | Scalar) -> str | Scalar:
+        return entry if isinstance(entry, str) else rebuild(entry, as_operand)
+
+    indices = [tuple(map(renumber, index)) for index in einsum.operands]
+    label_indices = [(label,) for label in labels]
+    return NumberedOperands(
+        function=rebuild(einsum.function, as_operand),
+        indices=(*indices, *label_indices),
+        labels=labels,
+    )
 
 
-def apply_constant_indices(
-    array: Any, entries: tuple[str | Scalar, ...]
-) -> tuple[Any, tuple[str | Scalar, ...]]:
-    """An operand, of any array library, without the dimensions that have a constant index."""
-    if any(isinstance(entry, Const) for entry in entries):
-        places = [
-            int(entry.value.real) if isinstance(entry, Const) else slice(None) for entry in entries
-        ]
-        for place, extent in zip(places, array.shape, strict=True):
-            if isinstance(place, int):
-                check_index_range(place, place, extent)
-        array = array[(*places, ...)]  # ...: a view even where no dimension is left
-        entries = tuple(entry for entry in entries if not isinstance(entry, Const))
-    return array, entries
+def apply_constant_indices(array: Any, entries: IndexEntries) -> tuple[Any, IndexEntries]:
+    """Return an operand, and what indexes it, without the dimensions that have a constant index.
+
+    The array may be of any library. The result is a view, even where no dimension is left.
+    """
+    if not any(isinstance(entry, Const) for entry in entries):
+        return array, entries
+    places: list[int | slice] = []
+    remaining: list[str | Scalar] = []
+    for entry, extent in zip(entries, array.shape, strict=True):
+        if isinstance(entry, Const):
+            place = int(entry.value.real)
+            check_index_range(place, place, extent)
+            places.append(place)
+        else:
+            places.append(slice(None))
+            remaining.append(entry)
+    return array[(*places, ...)], tuple(remaining)
 
 
 def check_index_range(low: int, high: int, extent: int) -> None:
+    """Raise IndexError unless 0 ≤ low and high < extent."""
     if low < 0 or high >= extent:
         raise IndexError(
             f"an index from {low} to {high} is out of range; expected 0 to {extent - 1}"

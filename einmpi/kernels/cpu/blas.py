@@ -1,175 +1,223 @@
-"""Sums of products of one or two operands as (batched) matrix products at BLAS speed, with the fewest copies."""
+"""Contractions computed by numpy: as matrix products at BLAS speed, with as few copies as possible.
+
+Which copies are made, and of which parts, is decided in lowering and contraction_split.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from einmpi.kernels.contraction import Contraction, Labels, dense_strides, size_of
+from einmpi.graph.labels import unique
+from einmpi.graph.scalar import Number
+from einmpi.kernels.contraction import (
+    Contraction,
+    Labels,
+    dense_strides,
+    drop_labels,
+    keep_labels,
+    size_of,
+)
 from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split_to_fit_memory
-from einmpi.kernels.lowering import Lowering
+from einmpi.kernels.lowering import Lowering, StoredArray
+from einmpi.kernels.operands import Array
 
-EXACT = 2**53  # float64 holds every integer up to here
-
-Labelled: TypeAlias = tuple[
-    np.ndarray, Labels
-]  # a label for each axis, every label once and none of extent 1
+MAX_EXACT_INTEGER = 2**53  # float64 holds every integer up to here
 
 
-def compute_by_blas(
-    contraction: Contraction, operands: Sequence[np.ndarray], out: np.ndarray
-) -> None:
-    """The contraction of the operands, written into `out`, whose dtype is that of the EinSum."""
+class LabelledArray(NamedTuple):
+    """An array with a label for each axis: every label once, and none of extent 1."""
+
+    array: Array
+    labels: Labels
+
+
+def compute_by_blas(contraction: Contraction, operands: Sequence[Array], out: Array) -> None:
+    """Contract the operands into `out`, whose dtype is that of the EinSum."""
     if 0 in (extent for _, extent in contraction.extents):
         out[...] = 0
         return
     arrays = [*(operands[k] for k in contraction.positions), out]
-    names, strides = tuple(map(_name, arrays)), tuple(array.strides for array in arrays)
+    stored = tuple(map(_stored, arrays))
     dtype = _product_dtype(contraction, out.dtype, arrays[:-1])
     with np.errstate(all="ignore"):
-        for summands in split_to_fit_memory(contraction, names, strides, dtype, {}):
-            _add_up(contraction, summands, arrays, dtype)
-
-
-def _add_up(
-    contraction: Contraction, summands: Summands, arrays: Sequence[np.ndarray], dtype: str
-) -> None:
-    """A part of the output. A sum of several pieces stays in the dtype of the products until the end."""
-
-    def views(part: Part) -> list[Labelled]:
-        return [
-            _view(array, index, part)
-            for array, index in zip(arrays, contraction.indices, strict=True)
-        ]
-
-    (plan, part), *others = summands
-    *factors, target = views(part)
-    if not others:
-        _run(plan, [*factors, target], contraction.scale)
-        return
-    total, term = np.empty(target[0].shape, dtype), np.empty(target[0].shape, dtype)
-    _run(plan, [*factors, (total, target[1])], contraction.scale)
-    for plan, part in others:
-        _run(plan, [*views(part)[:-1], (term, target[1])], contraction.scale)
-        total += term
-    _fill(target, (total, target[1]))
-
-
-def _name(array: np.ndarray) -> str:
-    """Its dtype, with a mark where BLAS cannot take the array as it lies."""
-    return array.dtype.name + ("" if array.flags.aligned and array.dtype.isnative else ", unusable")
+        for summands in split_to_fit_memory(contraction, stored, dtype, {}):
+            _compute_part(contraction, summands, arrays, dtype)
 
 
 def workspace_bytes(contraction: Contraction, dtypes: Sequence[str], dtype: str) -> int:
-    """Bytes of temporaries that `contract` makes at once for C-contiguous arrays; for integers the most it may make."""
-    extent, names = dict(contraction.extents), (*(dtypes[k] for k in contraction.positions), dtype)
+    """Return the bytes of temporaries that `compute_by_blas` needs for C-contiguous arrays.
+
+    For integers it is an upper bound, since their values decide how they are multiplied.
+    """
+    extent = dict(contraction.extents)
     if 0 in extent.values():
         return 0
-    pairs = zip(names, contraction.indices, strict=True)
-    strides = tuple(dense_strides(index, extent, name) for name, index in pairs)
-    inner = _product_dtype(contraction, np.dtype(dtype), ())
-    return max(map(bytes_needed, split_to_fit_memory(contraction, names, strides, inner, {})))
+    names = [*(dtypes[k] for k in contraction.positions), dtype]
+    stored = []
+    for name, index in zip(names, contraction.indices, strict=True):
+        strides = dense_strides(index, extent, np.dtype(name).itemsize)
+        stored.append(StoredArray(name, strides))
+    product_dtype = _product_dtype(contraction, np.dtype(dtype), ())
+    parts = split_to_fit_memory(contraction, tuple(stored), product_dtype, {})
+    return max(map(bytes_needed, parts))
 
 
-def _product_dtype(
-    contraction: Contraction, dtype: np.dtype[Any], factors: Iterable[np.ndarray]
-) -> str:
-    """float16 is summed in float32; integers are multiplied by BLAS as float64, if that holds any sum of them."""
+def _stored(array: Array) -> StoredArray:
+    is_usable = array.flags.aligned and array.dtype.isnative
+    return StoredArray(array.dtype.name, array.strides, is_usable)
+
+
+def _product_dtype(contraction: Contraction, dtype: np.dtype[Any], factors: Iterable[Array]) -> str:
+    """Return the dtype in which products are computed and summed.
+
+    float16 is summed in float32. BLAS multiplies integers as float64, provided that no sum of
+    them can exceed the integers that float64 holds exactly.
+    """
+    if dtype == np.float16:
+        return "float32"
     if dtype.kind != "i" or len(contraction.positions) == 1:
-        return "float32" if dtype == np.float16 else dtype.name
-    terms = prod(
-        extent for label, extent in contraction.extents if label not in contraction.indices[-1]
-    )
-    limit = (
-        terms
-        * abs(contraction.scale)
-        * prod(max(1, -int(array.min()), int(array.max())) for array in factors)
-    )
-    return "float64" if terms > 1 and limit <= EXACT else dtype.name
+        return dtype.name
+    extent = dict(contraction.extents)
+    terms = size_of(drop_labels(extent, contraction.indices[-1]), extent)
+    largest = prod(max(1, -int(array.min()), int(array.max())) for array in factors)
+    limit = terms * abs(contraction.scale) * largest
+    return "float64" if terms > 1 and limit <= MAX_EXACT_INTEGER else dtype.name
 
 
-def _run(plan: Lowering, views: list[Labelled], scale: Any) -> None:
-    """Copy the factors, multiply, copy to the output; conjugate and scale what the plan says."""
+def _compute_part(
+    contraction: Contraction, summands: Summands, arrays: Sequence[Array], dtype: str
+) -> None:
+    """Compute one part of the output as a sum of products.
+
+    A sum of several products stays in their dtype until it is complete.
+    """
+
+    def views_of(part: Part) -> list[LabelledArray]:
+        pairs = zip(arrays, contraction.indices, strict=True)
+        return [_view(array, index, part) for array, index in pairs]
+
+    first, *others = summands
+    *factors, target = views_of(first.part)
+    if not others:
+        _execute(first.lowering, [*factors, target], contraction.scale)
+        return
+    total = LabelledArray(np.empty(target.array.shape, dtype), target.labels)
+    term = LabelledArray(np.empty(target.array.shape, dtype), target.labels)
+    _execute(first.lowering, [*factors, total], contraction.scale)
+    for lowering, part in others:
+        factors = views_of(part)[:-1]
+        _execute(lowering, [*factors, term], contraction.scale)
+        np.add(total.array, term.array, out=total.array)
+    _copy_into(target, total)
+
+
+def _execute(lowering: Lowering, views: list[LabelledArray], scale: Number) -> None:
+    """Copy the factors, multiply, and copy the product to the output.
+
+    On the way the arrays that the lowering names are conjugated and scaled.
+    """
     parts = list(views)
-    for k, order in enumerate(plan.copies):
+    for k, order in enumerate(lowering.copies):
         if order is not None:
-            shape = dict(zip(views[k][1], views[k][0].shape, strict=True))
-            parts[k] = np.empty([shape[label] for label in order], plan.dtype), order
+            extent = dict(zip(views[k].labels, views[k].array.shape, strict=True))
+            shape = [extent[label] for label in order]
+            parts[k] = LabelledArray(np.empty(shape, lowering.dtype), order)
+    output = len(parts) - 1
     for k, (array, _) in enumerate(parts):
-        if k == len(parts) - 1:
-            _apply(plan, parts)
+        if k == output:
+            _multiply(lowering, parts)
         elif parts[k] is not views[k]:
-            _fill(parts[k], views[k])
-        if plan.conj[k]:
+            _copy_into(parts[k], views[k])
+        if lowering.conjugated[k]:
             np.conjugate(array, out=array)
-        if plan.scaled == k and scale != 1:  # an integer may wrap around
-            whole = array.dtype.kind in "bi"
-            np.multiply(
-                array,
-                np.array(scale % 2**64, "u8").astype(array.dtype) if whole else scale,
-                out=array,
-            )
-    if parts[-1] is not views[-1]:
-        _fill(views[-1], parts[-1])
+        if lowering.scaled == k and scale != 1:
+            np.multiply(array, _constant(scale, array.dtype), out=array)
+    if parts[output] is not views[output]:
+        _copy_into(views[output], parts[output])
 
 
-def _apply(plan: Lowering, parts: list[Labelled]) -> None:
-    """The kernel on the factors, into the last of the parts."""
-    loops, (rows, inner, columns), (out, labels) = plan.loops, plan.matrix, parts[-1]
-    if plan.kernel == "reduce":
-        _fill(parts[1], parts[0])
-    elif (
-        plan.kernel == "multiply"
-    ):  # numpy is faster if the innermost loop goes along the first factor
-        a, b = (
-            _stack(part, labels)
-            for part in sorted(parts[:2], key=lambda part: not {*labels[-1:]} <= {*part[1]})
-        )
-        np.multiply(a, b, out=out, dtype=plan.dtype, casting="unsafe")
-    elif plan.kernel == "einsum":
-        names = list(dict.fromkeys(parts[0][1] + parts[1][1]))
-        x, y, z = ([names.index(label) for label in index] for _, index in parts)
+def _constant(scale: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the constant for an array of this dtype; an integer wraps around like its products."""
+    if dtype.kind in "bi":
+        return np.array(scale % 2**64, "u8").astype(dtype)
+    return scale
+
+
+def _multiply(lowering: Lowering, parts: list[LabelledArray]) -> None:
+    """Write the product of the first parts, computed as the lowering says, into the last one."""
+    out, labels = parts[-1]
+    if lowering.kernel == "reduce":
+        _copy_into(parts[1], parts[0])
+    elif lowering.kernel == "multiply":
+        # numpy is faster if its innermost loop walks along the first factor.
+        first, second = parts[:2]
+        if labels and labels[-1] not in first.labels:
+            first, second = second, first
+        left = _stack(first, labels)
+        right = _stack(second, labels)
+        np.multiply(left, right, out=out, dtype=lowering.dtype, casting="unsafe")
+    elif lowering.kernel == "einsum":
+        names = unique(parts[0].labels, parts[1].labels)
+        left_axes, right_axes, out_axes = (list(map(names.index, part.labels)) for part in parts)
         np.einsum(
-            parts[0][0], x, parts[1][0], y, z, out=out, dtype=np.dtype(plan.dtype), casting="unsafe"
+            parts[0].array,
+            left_axes,
+            parts[1].array,
+            right_axes,
+            out_axes,
+            out=out,
+            dtype=np.dtype(lowering.dtype),
+            casting="unsafe",
         )
     else:
-        a, b = _stack(parts[0], loops, rows, inner), _stack(parts[1], loops, inner, columns)
-        np.matmul(a, b, out=_stack(parts[2], loops, rows, columns))
+        rows, contracted, columns = lowering.matrix
+        left = _stack(parts[0], lowering.loops, rows, contracted)
+        right = _stack(parts[1], lowering.loops, contracted, columns)
+        np.matmul(left, right, out=_stack(parts[2], lowering.loops, rows, columns))
 
 
-def _view(array: np.ndarray, index: Labels, part: Part) -> Labelled:
-    region: Any = tuple(slice(*part.get(label, (None,))) for label in index)
-    array, labels = array[(..., *region)], tuple(dict.fromkeys(index))
-    if len(labels) < len(index):
-        array = np.einsum(
-            array, [labels.index(label) for label in index], list(range(len(labels)))
-        )  # the diagonal
-    kept = [axis for axis, extent in enumerate(array.shape) if extent != 1]
-    return array.reshape([array.shape[axis] for axis in kept]), tuple(labels[axis] for axis in kept)
+def _view(array: Array, index: Labels, part: Part) -> LabelledArray:
+    """Return a part of an array, its diagonal where a label repeats, without axes of extent 1."""
+    labels = index
+    if part:
+        array = array[(..., *(slice(*part.get(label, (None,))) for label in index))]
+    if len(set(index)) < len(index):
+        labels = unique(index)
+        axes = [labels.index(label) for label in index]
+        array = np.einsum(array, axes, list(range(len(labels))))
+    if 1 in array.shape:
+        labels = tuple(x for x, extent in zip(labels, array.shape, strict=True) if extent != 1)
+        array = array.reshape([extent for extent in array.shape if extent != 1])
+    return LabelledArray(array, labels)
 
 
-def _stack(part: Labelled, loops: Labels, *groups: Labels) -> np.ndarray:
-    """A view: an axis for each label of `loops`, of extent 1 for one it lacks, then one for each group of labels."""
+def _stack(part: LabelledArray, loops: Labels, *groups: Labels) -> Array:
+    """Return a view with an axis for each label of `loops`, then one for each group of labels.
+
+    A label of `loops` that the array lacks becomes an axis of extent 1.
+    """
     array, labels = part
     extent = dict(zip(labels, array.shape, strict=True))
-    shape = [
-        *(extent.get(label, 1) for label in loops),
-        *(size_of(group, extent) for group in groups),
-    ]
-    return array.transpose([labels.index(x) for x in chain(loops, *groups) if x in extent]).reshape(
-        shape
-    )
+    order = keep_labels(chain(loops, *groups), extent)
+    shape = [extent.get(label, 1) for label in loops]
+    shape += [size_of(group, extent) for group in groups]
+    return array.transpose([labels.index(label) for label in order]).reshape(shape)
 
 
-def _fill(target: Labelled, source: Labelled) -> None:
-    """Every copy is made here: permuted, cast, summed over labels that only the source has, repeated along the rest."""
-    summed = tuple(label for label in source[1] if label not in target[1])
-    array, axes = _stack(source, target[1] + summed), tuple(range(-len(summed), 0))
+def _copy_into(target: LabelledArray, source: LabelledArray) -> None:
+    """Copy an array into another one, whatever the order of their labels and their dtypes.
+
+    Labels that only the source has are summed; along those that only the target has, it repeats.
+    """
+    summed = drop_labels(source.labels, target.labels)
+    array = _stack(source, target.labels + summed)
     if summed:
-        np.add.reduce(array, axis=axes, dtype=target[0].dtype, out=target[0])
+        axes = tuple(range(-len(summed), 0))
+        np.add.reduce(array, axis=axes, dtype=target.array.dtype, out=target.array)
     else:
-        np.copyto(target[0], array, casting="unsafe")
+        np.copyto(target.array, array, casting="unsafe")

@@ -1,8 +1,9 @@
-"""Sums of squared differences by BLAS, as |x|² + |y|² − 2 x·y: several times faster, and less exact for near points."""
+"""Squared distances by BLAS, as |x|² + |y|² − 2 x·y: several times faster than the sum of squared
+differences, and less exact for points that are close to each other.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
@@ -12,85 +13,90 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.einsum import EinSum
+from einmpi.kernels.boxes import Box, boxes
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.distances import DISTANCE_DTYPES, Distance, squared_norms
+from einmpi.kernels.operands import Array
 
-MAX_NORMS = 2**17  # squared norms of an operand that there are at a time
-BLOCK_ELEMENTS = (
-    2**15
-)  # elements of the output that norms are added to at a time, so that they stay in the cache
-PARTS = "re, im"  # the label of the two parts of a complex number: no label of a program's looks like this
+MAX_NORMS = 2**17  # squared norms of an operand that exist at a time
+BLOCK_ELEMENTS = 2**15  # of the output, to which norms are added while it is in the cache
+COMPLEX_PARTS = "re, im"  # the label of an added axis; no label of a program looks like this
 
 
-def supports_distance(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> bool:
-    """Whether `compute_distance` takes arrays of these dtypes."""
-    is_complex = [array.dtype.kind == "c" for array in operands]
-    return out.dtype.name in DISTANCE_DTYPES and (
-        not found.absolute or is_complex[0] == is_complex[1]
+def supports_distance(distance: Distance, operands: Sequence[Array], out: Array) -> bool:
+    """Return whether `compute_distance` supports arrays of these dtypes."""
+    if out.dtype.name not in DISTANCE_DTYPES:
+        return False
+    x, y = operands
+    return not distance.absolute or (x.dtype.kind == "c") == (y.dtype.kind == "c")
+
+
+def compute_distance(distance: Distance, operands: Sequence[Array], out: Array) -> None:
+    """Compute squared distances into `out`.
+
+    The rounding error is relative to |x|² + |y|². A negative result becomes 0. The absolute
+    distance of complex numbers is that of their real and imaginary parts, as one more label.
+    """
+    product = distance.product
+    if distance.absolute and operands[0].dtype.kind == "c":
+        product = replace(
+            product,
+            operands=tuple((*index, COMPLEX_PARTS) for index in product.operands),
+            aggregated=(*product.aggregated, COMPLEX_PARTS),
+            extents=(*product.extents, (COMPLEX_PARTS, 2)),
+        )
+        operands = [_complex_parts(array) for array in operands]
+    if distance.absolute and out.dtype.kind == "c":
+        out.imag = 0
+        out = out.real
+    x, y = operands
+    x_index, y_index = product.operands
+    with np.errstate(all="ignore"):
+        for box in _boxes(product):
+            extent = product.extent
+            extent.update({label: part.stop - part.start for label, part in box.items()})
+            _compute_box(
+                replace(product, extents=tuple(extent.items())),
+                [_cut(x, x_index, box), _cut(y, y_index, box)],
+                _cut(out, product.output, box),
+            )
+
+
+def _complex_parts(array: Array) -> Array:
+    """Return a view of complex numbers whose last axis has the real and the imaginary part."""
+    real = array.real
+    return as_strided(
+        real,
+        shape=(*real.shape, 2),
+        strides=(*real.strides, real.itemsize),
+        writeable=False,
     )
 
 
-def compute_distance(found: Distance, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Fill `out`. Rounding is relative to |x|² + |y|²; what it leaves below 0 becomes 0."""
-    product = found.product
-    if found.absolute and operands[0].dtype.kind == "c":
-        index, extents = (
-            tuple((*entries, PARTS) for entries in product.operands),
-            (*product.extents, (PARTS, 2)),
-        )
-        product = replace(
-            product, operands=index, aggregated=(*product.aggregated, PARTS), extents=extents
-        )
-        operands = [_parts(array) for array in operands]
-    if found.absolute and out.dtype.kind == "c":
-        out.imag = 0
-        out = out.real
-    with np.errstate(all="ignore"):
-        for box in _boxes(product):
-            extents = tuple(
-                (x, box[x].stop - box[x].start if x in box else n) for x, n in product.extents
-            )
-            parts = [
-                _part(array, index, box)
-                for array, index in zip(operands, product.operands, strict=True)
-            ]
-            _fill(replace(product, extents=extents), parts, _part(out, product.output, box))
-
-
-def _parts(array: np.ndarray) -> np.ndarray:
-    """A view of complex numbers with one more axis: the real and the imaginary part. |x|² is a sum over it too."""
-    real = array.real
-    return as_strided(real, (*real.shape, 2), (*real.strides, real.itemsize), writeable=False)
-
-
-def _boxes(product: EinSum) -> Iterator[dict[str, slice]]:
-    """Parts of the output, all of it where an operand has no more than MAX_NORMS norms."""
-    steps = {label: max(1, product.extent[label]) for label in product.output}
+def _boxes(product: EinSum) -> Iterator[Box]:
+    """Yield boxes of the output for which no operand has more than MAX_NORMS squared norms."""
+    extent = product.extent
+    steps = {label: max(1, extent[label]) for label in product.output}
     for index in product.operands:
         own = [label for label in steps if label in index]
         while prod(steps[label] for label in own) > MAX_NORMS:
             longest = max(own, key=lambda label: steps[label])
             steps[longest] = -(-steps[longest] // 2)
-    cuts = [
-        [
-            slice(k, min(k + step, product.extent[label]))
-            for k in range(0, product.extent[label], step)
-        ]
-        for label, step in steps.items()
-    ]
-    return (dict(zip(steps, box, strict=True)) for box in itertools.product(*cuts))
+    return boxes(extent, steps)
 
 
-def _part(array: np.ndarray, index: Sequence[Any], box: dict[str, slice]) -> np.ndarray:
+def _cut(array: Array, index: Sequence[Any], box: Box) -> Array:
+    """Return the part of an array that lies in a box."""
     return array[tuple(box.get(label, slice(None)) for label in index)]
 
 
-def _fill(product: EinSum, operands: Sequence[np.ndarray], out: np.ndarray) -> None:
+def _compute_box(product: EinSum, operands: Sequence[Array], out: Array) -> None:
+    """Compute x·y into `out`, then −2 times that plus the norms, a block of rows at a time."""
     contraction = recognise_contraction(product)
     assert contraction is not None
     compute_by_blas(contraction, operands, out)
-    norms = [_norms(product, k, operands[k], out) for k in (0, 1)]
+    norms = [_norms_for(product, position, operands[position], out) for position in (0, 1)]
     rows = max(1, BLOCK_ELEMENTS * len(out) // max(1, out.size))
     for start in range(0, len(out), rows):
         block = out[start : start + rows]
@@ -98,18 +104,16 @@ def _fill(product: EinSum, operands: Sequence[np.ndarray], out: np.ndarray) -> N
         for norm in norms:
             block += norm[start : start + rows]
         if block.dtype.kind == "f":
-            np.maximum(block, 0, out=block)  # nan stays
+            np.maximum(block, 0, out=block)  # nan stays nan
 
 
-def _norms(product: EinSum, k: int, array: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """The sums of squares of an operand, as they are added to the output: a view of its shape. No array of squares."""
-    squares = squared_norms(product, k)
+def _norms_for(product: EinSum, position: int, array: Array, out: Array) -> Array:
+    """Return an operand's sums of squares as a view with the shape of the output."""
+    squares = squared_norms(product, position)
     contraction = recognise_contraction(squares)
     assert contraction is not None
     sums = np.empty(squares.bound, out.dtype)
     compute_by_blas(contraction, (array, array), sums)
-    shape = [
-        extent if label in squares.output else 1
-        for label, extent in zip(product.output, out.shape, strict=True)
-    ]
+    extent = dict(zip(squares.output, sums.shape, strict=True))
+    shape = [extent.get(label, 1) for label in product.output]
     return np.broadcast_to(sums.reshape(shape), out.shape)

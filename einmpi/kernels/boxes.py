@@ -1,0 +1,23 @@
+"""Boxes: parts of a space of labels, given by a slice of each label."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+Box: TypeAlias = dict[str, slice]
+
+
+def boxes(extent: Mapping[str, int], steps: Mapping[str, int]) -> Iterator[Box]:
+    """Yield the boxes that together cover some labels.
+
+    A box reaches at most `steps[label]` along a label; those at the end may be smaller. They come
+    in the order of nested loops over the labels.
+    """
+    cuts = []
+    for label, step in steps.items():
+        stop = extent[label]
+        cuts.append([slice(start, min(start + step, stop)) for start in range(0, stop, step)])
+    for slices in itertools.product(*cuts):
+        yield dict(zip(steps, slices, strict=True))
