@@ -185,7 +185,8 @@ def _view(array: Array, index: Labels, part: Part) -> LabelledArray:
     """Return a part of an array, its diagonal where a label repeats, without axes of extent 1."""
     labels = index
     if part:
-        array = array[(..., *(slice(*part.get(label, (None,))) for label in index))]
+        region: Any = tuple(slice(*part.get(label, (None,))) for label in index)
+        array = array[(..., *region)]
     if len(set(index)) < len(index):
         labels = unique(index)
         axes = [labels.index(label) for label in index]
