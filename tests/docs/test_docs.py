@@ -1,22 +1,25 @@
-"""README.md and docs/*.md say what is true: every fenced block is run or checked.
+"""README.md and docs/*.md are true: every fenced block is run or checked.
 
-A page is run from top to bottom in a temporary folder that holds a copy of jobs/. What a block means:
+A page is run from top to bottom in a temporary folder with a copy of jobs/. The kinds of blocks:
 
-    ```python    run; one namespace a page; `<!-- file: NAME -->` before it saves it as NAME instead, for console blocks
-    ```einmpi    a program: read and evaluated with the inputs and sizes of the last `<!-- given: KEYWORDS -->`
-    ```toml      a job file: read and evaluated, outputs included; `<!-- file: NAME -->` before it saves it as NAME,
-                 `<!-- toml … -->` before it is hidden text that comes first in the file
-    ```text      directly after a block: what the python block prints, or the graph of the einmpi block
-    ```console   `$ command` lines, each followed by what it prints, standard error included; einmpi by itself runs in
-                 this process; those that start ranks are left out where there is no mpirun
-    ```errors    programs, each followed by the message it gives; a blank line between them
-    ```job-errors  the same with job files, saved as job.toml
-    ```pycon     a session of Python: `>>> ` lines, each followed by what it prints
+    ```python    is run; a page has one namespace; after `<!-- file: NAME -->` it is saved as NAME
+                 instead, for console blocks
+    ```einmpi    is a program: parsed and evaluated with the inputs and sizes of the last
+                 `<!-- given: KEYWORDS -->`
+    ```toml      is a job file: read and evaluated, outputs included; `<!-- file: NAME -->` saves it
+                 as NAME, `<!-- toml … -->` is hidden text at the start of the file
+    ```text      directly after a block: what the python block prints, or the graph of the einmpi
+                 block
+    ```console   `$ command` lines, each followed by its output, standard error included; einmpi
+                 alone runs in this process; commands that start ranks need mpirun
+    ```errors    programs, each followed by its message, with a blank line between them
+    ```job-errors  the same for job files, saved as job.toml
+    ```pycon     a Python session: `>>> ` lines, each followed by its output
     ```ebnf      a grammar: every name that is used is defined
-    ```sh        README's commands to set up a machine: not run here, their pieces are checked
+    ```sh        README's set-up commands: not run here, but checked
 
-`<!-- python … -->` is a hidden python block. In what is shown, … stands for any text; seconds, threads and errors of
-rounding are not compared.
+`<!-- python … -->` is a hidden python block. In outputs, … stands for any text; seconds, threads
+and rounding errors are not compared.
 """
 
 import ast
@@ -55,7 +58,7 @@ ELSEWHERE = "compared in a test of its own"
 STARTS_RANKS = re.compile(
     r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)"
 )
-ALONE_HERE = re.compile(r"einmpi [\w ./=:,'-]+")  # nothing that a shell would see anything in
+ALONE_HERE = re.compile(r"einmpi [\w ./=:,'-]+")  # without anything that needs a shell
 KINDS = (
     "python",
     "pycon",
@@ -70,25 +73,28 @@ KINDS = (
 )
 
 
-# ---- reading a page -------------------------------------------------------------------------------------------------
+# ---- reading a page ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, or a comment, of kind "<!--". `follows`: only blank lines stand between it and the last block."""
+    """A fenced block, or a comment, whose kind is "<!--"."""
 
     kind: str
     text: str
     line: int
-    follows: bool
+    follows: bool  # only blank lines are between it and the block before
 
 
 def blocks(path):
-    """The fenced blocks and the comments of a page, in order."""
-    found, lines, follows = [], path.read_text().split("\n"), False
+    """Return the fenced blocks and the comments of a page, in order."""
+    lines = path.read_text().split("\n")
+    found = []
+    follows = False
     k = 0
     while k < len(lines):
-        line, start = lines[k], k + 1
+        line = lines[k]
+        start = k + 1
         if line.startswith("```"):
             body = []
             while lines[k + 1] != "```":
@@ -119,17 +125,20 @@ def test_blocks_are_all_of_a_known_kind():
             )
 
 
-# ---- running a page -------------------------------------------------------------------------------------------------
+# ---- running a page ------------------------------------------------------------------------------
 
 
 class Page:
     """Runs the blocks of a page one after another in a folder."""
 
     def __init__(self, path, folder):
-        self.path, self.folder = path, folder
+        self.path = path
+        self.folder = folder
         self.namespace = {"__name__": "page"}
-        self.given, self.hidden, self.file = {}, "", ""
-        self.printed = None  # what the next text block must be
+        self.given = {}  # inputs and sizes of programs
+        self.hidden = ""  # text at the start of the next job file
+        self.file = ""  # what the next block is saved as
+        self.printed = None  # what the next text block must equal
         shutil.copytree(ROOT / "jobs", folder / "jobs")
 
     def run(self, skip=()):
@@ -229,11 +238,9 @@ class Page:
     def run_ebnf(self, text, here):
         rules = dict(re.findall(r"^(\w+)\s*= (.*?) ;$", text, re.MULTILINE))
         assert len(rules) == len(text.replace("\n\n", "\n").split("\n")), here
-        used = {
-            word
-            for rule in rules.values()
-            for word in re.findall(r"\w+", re.sub(r'"[^"]*"', "", rule))
-        }
+        used = set()
+        for rule in rules.values():
+            used.update(re.findall(r"\w+", re.sub(r'"[^"]*"', "", rule)))
         defined = {*rules, "NAME", "NUMBER", "ANYTHING"}
         assert used - defined == set() and set(rules) - used == {next(iter(rules))}, here
 
@@ -242,14 +249,14 @@ class Page:
 
 
 def sample(vertex, given):
-    """Values for an input: floats at random, integers zero, so that gathers stay in range."""
+    """Return values for an input: random floats, zero integers, so that gathers stay in range."""
     if hasattr(given, "dtype"):
         return given
     return np.random.default_rng(0).random(vertex.bound).astype(vertex.dtype)
 
 
 def commands(text):
-    """(command, what it prints) of a console block."""
+    """Yield (command, output) of a console block."""
     assert text.startswith("$ ")
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
@@ -257,24 +264,24 @@ def commands(text):
 
 
 def examples(text):
-    """(what is wrong, its message): examples with a blank line between them, the message last."""
+    """Yield (wrong text, its message). A blank line separates examples; the message is last."""
     for example in text.split("\n\n"):
         wrong, _, message = example.rpartition("\n")
         yield wrong, message
 
 
 def run_and_store(job):
-    """What the command line does, in this process."""
+    """Do what the command line does, in this process."""
     check_targets(job)
     with claim(job, ALONE):
         store(job, einmpi.plan(job, 1).digest, einmpi.run(job))
 
 
 def shell_environment(folder):
-    """Commands named einmpi, python and mpirun that are the ones under test."""
+    """Return an environment whose einmpi, python and mpirun are those under test."""
     tools = folder / ".bin"
     tools.mkdir(exist_ok=True)
-    # Open MPI counts cores, and does not like root, the usual user in a container.
+    # Open MPI refuses more ranks than cores, and to run as root, as is usual in containers.
     options = " --oversubscribe --bind-to none" if MPIRUN.with_name("ompi_info").exists() else ""
     for name, command in (
         ("einmpi", f'"{sys.executable}" -m einmpi'),
@@ -302,7 +309,7 @@ VARYING = {
 
 
 def assert_shown(shown, printed, here):
-    """Equal up to white space at the ends of lines, what differs from run to run, and … for any text."""
+    """Compare up to trailing blanks, values that vary from run to run, and … for any text."""
 
     def clean(text):
         text = "\n".join(line.rstrip() for line in text.strip("\n").split("\n"))
@@ -324,15 +331,22 @@ def test_page(name, tmp_path, monkeypatch):
     Page(PAGES[name], tmp_path).run()
 
 
-# ---- every error has an example -------------------------------------------------------------------------------------
+# ---- every error has an example ------------------------------------------------------------------
 
-# What people write reaches these modules first.
+
+def modules_of(*rooms):
+    """Return the modules of some rooms, which must exist."""
+    found = []
+    for room in rooms:
+        modules = sorted((ROOT / "einmpi" / room).glob("*.py"))
+        assert modules, f"there is no room {room}"
+        found += modules
+    return found
+
+
+# The modules that read what users write.
 READERS = (
-    *(
-        path
-        for room in ("graph", "language", "job")
-        for path in sorted((ROOT / "einmpi" / room).glob("*.py"))
-    ),
+    *modules_of("graph", "language", "job"),
     ROOT / "einmpi/files/hdf5.py",
     ROOT / "einmpi/files/hdf5_writing.py",
     ROOT / "einmpi/files/datasets.py",
@@ -344,7 +358,7 @@ READERS = (
     ROOT / "einmpi/api.py",
     ROOT / "einmpi/compiled/program.py",
 )
-# The errors of these are in console blocks, in processes of their own.
+# Modules whose errors are shown in console blocks, which run in other processes.
 COMMAND_LINE = (
     ROOT / "einmpi/cli/main.py",
     ROOT / "einmpi/cli/commands.py",
@@ -352,12 +366,9 @@ COMMAND_LINE = (
     ROOT / "einmpi/units.py",
     ROOT / "einmpi/cli/output_files.py",
     ROOT / "einmpi/cli/launch/mpirun.py",
-    *sorted((ROOT / "einmpi" / "plan").glob("*.py")),
-    *sorted((ROOT / "einmpi" / "sbatch").glob("*.py")),
-    *sorted((ROOT / "einmpi" / "calibrate").glob("*.py")),
-    *sorted((ROOT / "einmpi" / "doctor").glob("*.py")),
+    *modules_of("planner", "cli/sbatch", "cli/calibrate", "cli/doctor"),
 )
-# Errors without an example on a page, and why.
+# Parts of errors that have no example on a page, and why.
 NOT_SHOWN = {
     "may not be read": "root may read everything",
     "may not be written": "root may write everything",
@@ -370,12 +381,18 @@ NOT_SHOWN = {
 
 
 def raise_sites(paths=READERS):
-    """(file, the statement, its text) of every `raise InputError(…)`."""
+    """Yield (file, statement, text) of every `raise InputError(…)` in a function."""
     for path in paths:
         for function in ast.walk(ast.parse(path.read_text())):
-            for node in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            for node in ast.walk(function):
                 if isinstance(node, ast.Raise) and "InputError(" in ast.unparse(node):
                     yield path, node, f"{function.name}: {ast.unparse(node)}"
+
+
+def is_excused(text):
+    return any(part in text for part in NOT_SHOWN)
 
 
 def test_every_error_has_an_example(tmp_path, monkeypatch):
@@ -391,49 +408,60 @@ def test_every_error_has_an_example(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         Page(PAGES[name], tmp_path / name).run(skip=["console"])
-    missing = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {text}"
-        for path, node, text in raise_sites()
-        if not any(file == path and node.lineno <= line <= node.end_lineno for file, line in seen)
-        and not any(part in text for part in NOT_SHOWN)
-    ]
+    missing = []
+    for path, node, text in raise_sites():
+        lines = range(node.lineno, node.end_lineno + 1)
+        is_shown = any((path, line) in seen for line in lines)
+        if not is_shown and not is_excused(text):
+            missing.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
     assert not missing, "no page shows an example of these errors:\n" + "\n".join(missing)
 
 
 def test_every_error_of_the_command_line_has_an_example():
     pages = ("language.md", "job_file.md", "command_line.md", "checkpoint.md", "howto_machine.md")
     text = "\n".join(PAGES[name].read_text() for name in pages)
-    missing = [
-        f"{path.relative_to(ROOT)}:{node.lineno}: {message}"
-        for path, node, message in raise_sites(COMMAND_LINE)
-        if not re.search("(: |; )".join(map(shape_of, node.exc.args)), text)
-        and not any(k in message for k in NOT_SHOWN)
-    ]
+    missing = []
+    for path, node, message in raise_sites(COMMAND_LINE):
+        is_shown = re.search(message_pattern(node.exc), text)
+        if not is_shown and not is_excused(message):
+            missing.append(f"{path.relative_to(ROOT)}:{node.lineno}: {message}")
     assert not missing, "no page shows an example of these errors:\n" + "\n".join(missing)
 
 
-def shape_of(node):
-    """A pattern for the text that an expression makes: what is constant in it."""
-    parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-    return "".join(
-        re.escape(part.value) if isinstance(part, ast.Constant) else ".+" for part in parts
-    )
+def message_pattern(call):
+    """Return a pattern for the message of `InputError(where, what, expected, hint)`."""
+    names = ("where", "what", "expected", "hint")
+    arguments = dict(zip(names, call.args, strict=False))
+    for keyword in call.keywords:
+        arguments[keyword.arg] = keyword.value
+    pattern = f"{text_pattern(arguments['where'])}: {text_pattern(arguments['what'])}"
+    if "expected" in arguments:
+        pattern += f"; expected {text_pattern(arguments['expected'])}"
+    if "hint" in arguments:
+        pattern += f"; {text_pattern(arguments['hint'])}"
+    return pattern
 
 
-# ---- lists and tables equal the code --------------------------------------------------------------------------------
+def text_pattern(node):
+    """Return a pattern for the text that an expression makes: what is constant in it."""
+    pattern = ""
+    for part in node.values if isinstance(node, ast.JoinedStr) else [node]:
+        pattern += re.escape(part.value) if isinstance(part, ast.Constant) else ".+"
+    return pattern
+
+
+# ---- lists and tables equal the code -------------------------------------------------------------
 
 
 def table_after(name, heading):
-    """The cells of the first table under a heading, without its head; code marks and escapes removed."""
+    """Return the cells of the first table under a heading, without its head and code marks."""
     text = PAGES[name].read_text().split(f"\n{heading}\n", 1)[1]
     rows = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)[0].strip().split("\n")[2:]
-    return [
-        [
-            cell.replace("\\|", "|").replace("`", "").strip()
-            for cell in re.split(r"(?<!\\)\|", row)[1:-1]
-        ]
-        for row in rows
-    ]
+    table = []
+    for row in rows:
+        cells = re.split(r"(?<!\\)\|", row)[1:-1]
+        table.append([cell.replace("\\|", "|").replace("`", "").strip() for cell in cells])
+    return table
 
 
 def test_constants_equal_the_code():
@@ -443,7 +471,7 @@ def test_constants_equal_the_code():
 
 
 def allowed_keys(tmp_path, text):
-    """The keys that the message about an unknown key lists."""
+    """Return the keys that the message about an unknown key lists."""
     path = tmp_path / "job.toml"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -505,17 +533,18 @@ def test_json_keys_equal_the_code(tmp_path):
     def keys(data, above=""):
         for key, value in data.items():
             first = value[0] if isinstance(value, list) else value
-            yield from keys(first, f"{above}{key}.") if isinstance(first, dict) else [above + key]
+            if isinstance(first, dict):
+                yield from keys(first, f"{above}{key}.")
+            else:
+                yield above + key
 
-    shown = [
-        key
-        for row in table_after("job_file.md", "### The JSON of a run")
-        for key in row[0].split(", ")
-    ]
+    shown = []
+    for row in table_after("job_file.md", "### The JSON of a run"):
+        shown += row[0].split(", ")
     assert sorted(shown) == sorted(keys(json.loads(done.stdout)))
 
 
-# ---- README's commands ----------------------------------------------------------------------------------------------
+# ---- README's commands ---------------------------------------------------------------------------
 
 
 def readme_command(name):
@@ -562,7 +591,7 @@ def test_continuous_integration_finds_the_test_command():
 @pytest.mark.mpirun
 def test_readme_run_command_prints_what_readme_shows(tmp_path):
     if not MPIRUN.exists():
-        pytest.skip("there is no mpirun beside the Python interpreter")
+        pytest.skip("there is no mpirun next to the Python interpreter")
     command = readme_command("run command").split(" && ")[-1].replace(".venv/bin/", "")
     done = subprocess.run(
         ["bash", "-c", command],
@@ -576,29 +605,6 @@ def test_readme_run_command_prints_what_readme_shows(tmp_path):
     page = blocks(PAGES["README.md"])
     start = next(k for k, block in enumerate(page) if block.text == "output of: run command")
     assert_shown(page[start + 1].text, done.stdout, "README.md")
-
-
-# ---- links ----------------------------------------------------------------------------------------------------------
-
-
-def anchors(path):
-    """The anchors that headings get."""
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.name)
-def test_links_resolve(path):
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    text = re.sub(r"`[^`\n]*`", "code", text)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith(("http://", "https://")):
-            continue
-        file, _, anchor = target.partition("#")
-        aim = (path.parent / file).resolve() if file else path
-        assert aim.exists(), f"{path.name}: no file {target}"
-        assert not anchor or anchor in anchors(aim), f"{path.name}: no heading for {target}"
 
 
 def test_pictures_need_nothing_from_elsewhere():

@@ -1,4 +1,4 @@
-"""The pages as a whole: links lead somewhere, the page about Python is that of its docstrings, the site is whole."""
+"""The pages as a whole: links work, generated pages are up to date, the site has every page."""
 
 import re
 import runpy
@@ -13,7 +13,7 @@ OUTSIDE = ("http://", "https://")
 
 
 def prose(path):
-    """The lines of a page without blocks, comments and code."""
+    """Return the lines of a page without blocks, comments and code."""
     text = re.sub(r"^```.*?^```$|<!--.*?-->", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     return [
         re.sub(r"`[^`]*`", "code", line) for line in text.split("\n") if not line.startswith("    ")
@@ -21,7 +21,7 @@ def prose(path):
 
 
 def anchors(path):
-    """What # may name on a page: its headings in small letters, with - for spaces and without signs."""
+    """Return the anchors of a page: headings in lower case, - for spaces, no punctuation."""
     found = set()
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE):
