@@ -1,11 +1,13 @@
-"""Tables of what each edge moves for every choice of states, and their minimum over some mesh axes."""
+"""Tables of what each edge costs for every choice of states, and their minimum.
+
+A choice gives some groups of mesh axes to symbols, while the other axes stay as they are.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -15,25 +17,31 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
 from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 from einmpi.planner.volume import (
+    Factors,
     Ints,
-    common_share,
-    held_factors,
+    axes_factors,
+    kept_elements_table,
     layout_factors,
-    meetings,
+    multiplied,
+    overlap_share,
     peers,
     received,
-    sharing,
+    sharing_on_nodes,
 )
 
-Groups = Sequence[Sequence[int]]
+Groups = Sequence[Sequence[int]]  # of axes
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis
+
+MEMORY_PRICE_SCALE = 16  # the memory price is a multiple of 1/16 byte moved
 
 
 @dataclass(frozen=True)
 class Solution:
-    cost: int  # what all ranks do at its prices, and the price of memory, in units of the solver
+    """The states found, and their cost."""
+
+    cost: int  # in units of the solver, the price of memory included
     states: States
-    exact: bool  # nothing better with these axes
+    exact: bool  # nothing is better with these axes
 
 
 class Unreachable(Exception):
@@ -41,132 +49,151 @@ class Unreachable(Exception):
 
 
 class Move:
-    """The groups of axes that are free, the axes that are held, and the length of each."""
+    """The groups of axes that are free, and the axes that stay as they are."""
 
     def __init__(self, mesh: Mesh, groups: Groups) -> None:
         self.groups = tuple(map(tuple, groups))
-        free = {axis for group in groups for axis in group}
-        self.held = tuple(axis for axis in range(len(mesh.factors)) if axis not in free)
-        self.factors = tuple(prod(mesh.factors[axis] for axis in group) for group in groups)
-        self.between = tuple(
-            prod(mesh.factors[a] for a in group if a < mesh.node_axes) for group in groups
-        )
-        self.held_factors = tuple(mesh.factors[axis] for axis in self.held)
-        self.held_between = sum(axis < mesh.node_axes for axis in self.held)  # the first of them
+        free_axes = {axis for group in groups for axis in group}
+        self.lengths = []  # of each group: the product of its axes
+        self.lengths_between = []  # the product of its axes between nodes
+        for group in groups:
+            self.lengths.append(prod(mesh.factors[axis] for axis in group))
+            between = [axis for axis in group if axis < mesh.node_axes]
+            self.lengths_between.append(prod(mesh.factors[axis] for axis in between))
+        self.staying = [axis for axis in range(len(mesh.factors)) if axis not in free_axes]
+        self.staying_lengths = [mesh.factors[axis] for axis in self.staying]
+        # How many of the staying axes are between nodes: the first ones.
+        self.staying_between = sum(axis < mesh.node_axes for axis in self.staying)
 
-    def hold(self, state: Sequence[int]) -> tuple[int, ...]:
-        return tuple(state[axis] for axis in self.held)
+    def staying_symbols(self, state: Sequence[int]) -> tuple[int, ...]:
+        """Return the symbols of the axes that stay."""
+        return tuple(state[axis] for axis in self.staying)
 
     def row_of(self, rows: Symbols, state: Sequence[int]) -> int:
-        """The number of the choice that leaves everything as it is."""
-        now = np.array([state[group[0]] for group in self.groups], np.int64)
-        same = (rows == now).all(axis=1)
-        assert same.any(), "the state that stays is not among the choices"
+        """Return the number of the choice that leaves everything as it is."""
+        current = np.array([state[group[0]] for group in self.groups], np.int64)
+        same = (rows == current).all(axis=1)
+        assert same.any(), "the current state is not among the choices"
         return int(same.argmax())
 
     def expand(self, row: Symbols, state: Sequence[int]) -> tuple[int, ...]:
-        """A state with its free axes as in the row."""
-        full = list(state)
+        """Return a state whose free axes are as in the row."""
+        symbols = list(state)
         for symbol, group in zip(row.tolist(), self.groups, strict=True):
             for axis in group:
-                full[axis] = symbol
-        return tuple(full)
+                symbols[axis] = symbol
+        return tuple(symbols)
 
 
 @dataclass(frozen=True)
-class _Held:
-    """Of the axes that are not free, those between nodes also by themselves: the five products, and of the peers."""
+class StayingFactors:
+    """The products for an edge over the axes that stay, and over those of them between nodes."""
 
-    products: tuple[int, ...]
-    between: tuple[int, ...]
-    peers: tuple[int, int]
+    every: Factors[int]
+    between: Factors[int]
+    peers: int  # product of the axes along which ranks exchange something
+    peers_between: int
 
 
 @dataclass
 class Solver:
-    """Minimises a factored graph over some groups of mesh axes, the other axes staying as they are."""
+    """Minimises a factored graph over some groups of mesh axes; the other axes stay."""
 
     problem: Factored
     mesh: Mesh
-    wanted: Mapping[int, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # parts of each symbol, where prescribed
-    fixed: Mapping[int, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # variables whose state is given
-    price: int = 0  # of a byte of memory on one rank, in bytes moved over all ranks, times 16
-    weigh_work: bool = (
-        False  # whether operations done more than once cost anything, where no machine was measured
-    )
+    # Variable → parts of each symbol, where they are prescribed.
+    wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    # Variable → its state, where that is given.
+    fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    # Price of a byte of memory on one rank, in 1/16 of a byte moved on every rank.
+    price: int = 0
+    # Whether repeated operations cost anything, where no machine was measured.
+    weigh_work: bool = False
     prices: Prices = BYTES
-    rates: Sequence[
-        int
-    ] = ()  # femtoseconds for an operation of each variable, where a machine was measured
+    # Femtoseconds for an operation of each variable, where a machine was measured.
+    rates: Sequence[int] = ()
     memo: Memo = field(default_factory=Memo)
     cache: dict[object, Ints] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Costs are counted in units, larger than one where sums would not fit into 64 bits."""
-        ranks, prices, operations = self.mesh.ranks, self.prices, self.problem.operations
-        dearest = max(prices.inside, prices.between if self.mesh.nodes > 1 else 0)
-        worst = sum(2 * edge.weight * ranks * edge.nbytes * dearest for edge in self.problem.edges)
-        kept = sum(nbytes for blocks in self.problem.blocks for nbytes, _ in blocks)
-        worst += kept * ranks * self.price * prices.memory
-        worst += sum(operations) * ranks * self.weigh_work
-        # A vertex with a tenth of the average work may do it twice.
-        least = sum(operations) // (10 * max(1, len(operations))) if not self.rates else 0
-        self.heavy = [k for k, count in enumerate(operations) if count > least]
+        # A vertex with less than a tenth of the average work may be computed twice for free.
+        operations = self.problem.operations
+        light = 0
+        if not self.rates:
+            light = sum(operations) // (10 * max(1, len(operations)))
+        self.heavy = [number for number, count in enumerate(operations) if count > light]
+        # Costs are counted in units, larger than one where sums would not fit into 64 bits.
+        self.unit = 1 + (self._largest_cost() >> 60)
+
+    def _largest_cost(self) -> int:
+        """Return a number that no sum of costs exceeds."""
+        ranks = self.mesh.ranks
+        dearest = self.prices.inside
+        if self.mesh.nodes > 1:
+            dearest = max(dearest, self.prices.between)
+        largest = 0
+        for edge in self.problem.edges:
+            largest += 2 * edge.weight * ranks * edge.nbytes * dearest
+        memory = sum(nbytes for blocks in self.problem.blocks for nbytes, _ in blocks)
+        largest += memory * ranks * self.price * self.prices.memory
+        if self.weigh_work:
+            largest += sum(self.problem.operations) * ranks
         if self.rates:
-            worst += sum(
-                count * rate * ranks // 1000
-                for count, rate in zip(operations, self.rates, strict=True)
-            )
-            worst += (
-                2
-                * ranks**2
-                * prices.messages(2, 2)
-                * sum(edge.weight for edge in self.problem.edges)
-            )
-        self.unit = 1 + (worst >> 60)
+            for operations, rate in zip(self.problem.operations, self.rates, strict=True):
+                largest += operations * rate * ranks // 1000
+            edges = sum(edge.weight for edge in self.problem.edges)
+            largest += 2 * ranks**2 * self.prices.messages(2, 2) * edges
+        return largest
 
     def solve(
         self, groups: Groups, current: States | None = None, limits: Limits | None = None
     ) -> Solution:
-        """The best states with the axes outside of `groups` as in `current` (None: every axis is in a group)."""
+        """Return the best states with the axes outside of `groups` as in `current`.
+
+        Without `current`, every axis must be in a group.
+        """
         move = Move(self.mesh, groups)
         states = current or self.uncut()
-        rows = [self.rows(k, move, state) for k, state in enumerate(states)]
-        tables = [self.table(edge, rows, move, states) for edge in self.problem.edges]
+        rows = [self.rows(number, move, state) for number, state in enumerate(states)]
+        tables = [self.edge_table(edge, rows, move, states) for edge in self.problem.edges]
         if self.price:
-            tables += [self.memory_table(k, rows[k], move, state) for k, state in enumerate(states)]
+            for number, state in enumerate(states):
+                tables.append(self.memory_table(number, rows[number], move, state))
         if self.weigh_work or self.rates:
-            tables += [self.work_table(k, rows[k], move, states[k]) for k in self.heavy]
-        fallback = (
-            None
-            if current is None
-            else [move.row_of(rows[k], state) for k, state in enumerate(states)]
-        )
-        found = minimize([len(r) for r in rows], tables, self.memo, limits, fallback)
-        best = [move.expand(rows[k][value], states[k]) for k, value in enumerate(found.values)]
-        some = any(len(variable.extents) > MAX_SYMBOLS for variable in self.problem.variables)
-        return Solution(found.cost, best, found.exact and not some)
+            for number in self.heavy:
+                tables.append(self.work_table(number, rows[number], move, states[number]))
+        fallback = None
+        if current is not None:
+            fallback = [move.row_of(rows[number], state) for number, state in enumerate(states)]
+        sizes = [len(choices_of_variable) for choices_of_variable in rows]
+        found = minimize(sizes, tables, self.memo, limits, fallback)
+
+        best = []
+        for number, value in enumerate(found.values):
+            best.append(move.expand(rows[number][value], states[number]))
+        all_symbols = all(len(each.extents) <= MAX_SYMBOLS for each in self.problem.variables)
+        return Solution(found.cost, best, found.exact and all_symbols)
 
     def uncut(self) -> States:
-        return [
-            (len(variable.extents),) * len(self.mesh.factors) for variable in self.problem.variables
-        ]
+        """Return the states that cut nothing."""
+        axes = len(self.mesh.factors)
+        return [(len(variable.extents),) * axes for variable in self.problem.variables]
+
+    # ---- choices of one variable ----------------------------------------------------------------
 
     def rows(self, variable: int, move: Move, state: Sequence[int]) -> Symbols:
-        """The choices of a variable; equal ones are the same object."""
+        """Return the choices of a variable; equal ones are the same object."""
         extents = self.problem.variables[variable].extents
-        wanted, fixed = self.wanted.get(variable), self.fixed.get(variable)
-        key = ("rows", extents, move.groups, move.hold(state), wanted, fixed)
+        wanted = self.wanted.get(variable)
+        fixed = self.fixed.get(variable)
+        key = ("rows", extents, move.groups, move.staying_symbols(state), wanted, fixed)
         rows = self.cache.get(key)
         if rows is None:
             rows = choices(self.mesh, extents, move.groups, state)
             if wanted is not None:
                 parts = self.parts(rows, len(extents), move, state)
-                rows = rows[(parts[:, :-1] == np.array(wanted, np.int64)).all(axis=1)]
+                as_wanted = (parts[:, :-1] == np.array(wanted, np.int64)).all(axis=1)
+                rows = rows[as_wanted]
             if fixed is not None:
                 rows = rows[[move.expand(row, state) == fixed for row in rows]]
             if not len(rows):
@@ -175,148 +202,173 @@ class Solver:
         return rows
 
     def parts(self, rows: Symbols, symbols: int, move: Move, state: Sequence[int]) -> Ints:
-        """Into how many parts each choice cuts each symbol (the last column: R)."""
+        """Return the number of parts of each symbol (the last column: R) for each choice."""
         parts = np.ones((len(rows), symbols + 1), np.int64)
-        for factor, symbol in zip(move.held_factors, move.hold(state), strict=True):
-            parts[:, symbol] *= factor
-        for column, factor in enumerate(move.factors):
-            parts[np.arange(len(rows)), rows[:, column]] *= factor
+        staying = zip(move.staying_lengths, move.staying_symbols(state), strict=True)
+        for length, symbol in staying:
+            parts[:, symbol] *= length
+        every_row = np.arange(len(rows))
+        for column, length in enumerate(move.lengths):
+            parts[every_row, rows[:, column]] *= length
         return parts
 
     def memory_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """The price of the blocks that a choice keeps on every rank."""
+        """Return the price of the blocks that each choice keeps on every rank."""
         blocks = self.problem.blocks[variable]
-        key = ("memory", self.price, blocks, move.hold(state), id(rows))
+        key = ("memory", self.price, blocks, move.staying_symbols(state), id(rows))
         if key not in self.cache:
-            parts = self.parts(rows, len(self.problem.variables[variable].extents), move, state)
+            symbols = len(self.problem.variables[variable].extents)
+            parts = self.parts(rows, symbols, move, state)
             total = np.zeros(len(rows), np.int64)
-            for nbytes, symbols in blocks:
-                total += nbytes // self.unit // parts[:, list(symbols)].prod(axis=1)
-            self.cache[key] = total * self.mesh.ranks * self.price // 16 * self.prices.memory
+            for nbytes, cut_symbols in blocks:
+                total += nbytes // self.unit // parts[:, list(cut_symbols)].prod(axis=1)
+            price = total * self.mesh.ranks * self.price // MEMORY_PRICE_SCALE
+            self.cache[key] = price * self.prices.memory
         return Table((variable,), self.cache[key], self.memo.number(key))
 
     def work_table(self, variable: int, rows: Symbols, move: Move, state: Sequence[int]) -> Table:
-        """The price of what the ranks compute: of all, where a machine was measured, else of what is done again."""
+        """Return the price of what the ranks compute for each choice.
+
+        Where a machine was measured, that is the time of all operations; else the price of the
+        repeated ones.
+        """
         operations = self.problem.operations[variable]
         rate = self.rates[variable] if self.rates else None
-        key = ("work", operations, rate, move.hold(state), id(rows))
+        key = ("work", operations, rate, move.staying_symbols(state), id(rows))
         if key not in self.cache:
-            times = self.parts(rows, len(self.problem.variables[variable].extents), move, state)[
-                :, -1
-            ]
+            symbols = len(self.problem.variables[variable].extents)
+            replicas = self.parts(rows, symbols, move, state)[:, -1]
             if rate is not None:
-                self.cache[key] = operations * rate // 1000 // self.unit * times
+                self.cache[key] = operations * rate // 1000 // self.unit * replicas
             else:
-                self.cache[key] = operations // self.unit * (times - 1) // FLOPS_PER_BYTE
+                repeated = operations // self.unit * (replicas - 1)
+                self.cache[key] = repeated // FLOPS_PER_BYTE
         return Table((variable,), self.cache[key], self.memo.number(key))
 
-    def table(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Table:
-        """What an edge costs, for all choices at its ends."""
+    # ---- costs of an edge -----------------------------------------------------------------------
+
+    def edge_table(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Table:
+        """Return what an edge costs for all choices at its ends."""
         ends = (edge.target,) if edge.source is None else (edge.source, edge.target)
-        held = self.held_axes(edge, move, states)
-        # `id` because equal choices are the same object, kept in the cache.
+        staying = self.staying_factors(edge, move, states)
         key = (
             "table",
-            move.factors,
-            move.between,
+            tuple(move.lengths),
+            tuple(move.lengths_between),
             edge.bound,
             edge.nbytes,
             edge.weight,
-            held,
+            staying,
             edge.source_symbols,
             edge.target_symbols,
-            *(id(rows[end]) for end in ends),
+            *(id(rows[end]) for end in ends),  # equal choices are the same object, in the cache
         )
         costs = self.cache.get(key)
         if costs is None:
-            costs = self.cache[key] = self.costs(edge, rows, move, held) * edge.weight
+            if edge.source is None:
+                costs = self.input_costs(edge, rows[edge.target], move, staying)
+            else:
+                costs = self.moved_costs(edge, rows[edge.source], rows[edge.target], move, staying)
+            costs = costs * edge.weight
+            self.cache[key] = costs
         if edge.source == edge.target:  # a layer that feeds its own repetition
             return Table((edge.target,), costs.diagonal(), self.memo.number(("diagonal", key)))
         return Table(ends, costs, self.memo.number(key))
 
-    def costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, held: _Held) -> Ints:
-        ranks, nodes, ndim, nbytes = (
-            self.mesh.ranks,
-            self.mesh.nodes,
-            edge.ndim,
-            edge.nbytes // self.unit,
-        )
-        targets, target_of = distinct_layouts(rows[edge.target], edge.target_symbols, ndim)
-        exchanging: tuple[Ints, Ints]
-        cells: tuple[Any, ...]
-        if edge.source is None:  # an input is stored once: all copies but one are moved
-            every, between = (
-                np.array(factors, np.int64) for factors in (move.factors, move.between)
-            )
-            copies: Ints = np.where(targets == ndim, every, 1).prod(axis=1) * held.products[0]
-            on_nodes: Ints = np.where(targets == ndim, between, 1).prod(axis=1) * held.between[0]
-            costs = self.prices.bytes((copies - 1) * nbytes, (on_nodes - 1) * nbytes)
-            exchanging, cells = (copies // on_nodes, on_nodes), (target_of,)
-        else:
-            sources, source_of = distinct_layouts(rows[edge.source], edge.source_symbols, ndim)
-            products: Sequence[Ints]
-            products = (
-                layout_factors(move.factors, ndim, sources, targets).scaled(held.products).parts()
-            )
-            common = self.common(edge, move, len(self.mesh.factors), products, sources, targets)
-            crossing: Ints | int = 0
-            if nodes > 1:
-                across = (
-                    layout_factors(move.between, ndim, sources, targets)
-                    .scaled(held.between)
-                    .parts()
-                )
-                staying = self.common(edge, move, self.mesh.node_axes, across, sources, targets)
-                products, crossing = sharing(products, across), received(across, nbytes, staying)
-            costs = self.prices.bytes(received(products, nbytes, common), crossing)
-            if self.rates:
-                every = peers(move.factors, ndim, sources, targets) * held.peers[0]
-                between = peers(move.between, ndim, sources, targets) * held.peers[1]
-                exchanging = every // between, between
-            cells = np.ix_(source_of, target_of)
+    def input_costs(self, edge: Edge, rows: Symbols, move: Move, staying: StayingFactors) -> Ints:
+        """Return the costs of an input, which is stored once: every copy but the first moves."""
+        targets, target_of_row = distinct_layouts(rows, edge.target_symbols, edge.ndim)
+        replicated = targets == edge.ndim
+        lengths = np.array(move.lengths, np.int64)
+        lengths_between = np.array(move.lengths_between, np.int64)
+        copies: Ints = np.where(replicated, lengths, 1).prod(axis=1) * staying.every.target
+        nodes: Ints = np.where(replicated, lengths_between, 1).prod(axis=1) * staying.between.target
+        nbytes = edge.nbytes // self.unit
+        costs: Ints = self.prices.bytes((copies - 1) * nbytes, (nodes - 1) * nbytes)
         if self.rates:
-            costs = costs + self.prices.messages(*exchanging) // self.unit * ranks
-        found: Ints = costs[cells]
-        return found
+            costs = costs + self.message_costs(copies, nodes)
+        return costs[target_of_row]
 
-    def common(
+    def moved_costs(
+        self,
+        edge: Edge,
+        source_rows: Symbols,
+        target_rows: Symbols,
+        move: Move,
+        staying: StayingFactors,
+    ) -> Ints:
+        """Return the costs [choice of the source, choice of the target] of a computed tensor.
+
+        They are computed for the distinct layouts of both ends, then spread over the choices.
+        """
+        ndim = edge.ndim
+        nbytes = edge.nbytes // self.unit
+        sources, source_of_row = distinct_layouts(source_rows, edge.source_symbols, ndim)
+        targets, target_of_row = distinct_layouts(target_rows, edge.target_symbols, ndim)
+
+        every = layout_factors(move.lengths, ndim, sources, targets)
+        every = multiplied(every, staying.every)
+        overlap = self.overlap(edge, move, len(self.mesh.factors), every, sources, targets)
+        crossing: Ints | int = 0  # bytes between nodes
+        if self.mesh.nodes > 1:
+            between = layout_factors(move.lengths_between, ndim, sources, targets)
+            between = multiplied(between, staying.between)
+            kept = self.overlap(edge, move, self.mesh.node_axes, between, sources, targets)
+            crossing = received(between, nbytes, kept)
+            every = sharing_on_nodes(every, between)
+        costs: Ints = self.prices.bytes(received(every, nbytes, overlap), crossing)
+        if self.rates:
+            exchanging = peers(move.lengths, ndim, sources, targets) * staying.peers
+            nodes = peers(move.lengths_between, ndim, sources, targets) * staying.peers_between
+            costs = costs + self.message_costs(exchanging, nodes)
+        return costs[np.ix_(source_of_row, target_of_row)]
+
+    def message_costs(self, exchanging: Ints, nodes: Ints) -> Ints:
+        """Return the price of the messages among `exchanging` ranks, which lie on `nodes` nodes."""
+        costs: Ints = self.prices.messages(exchanging // nodes, nodes)
+        return costs // self.unit * self.mesh.ranks
+
+    def overlap(
         self,
         edge: Edge,
         move: Move,
         axes: int,
-        products: Sequence[Ints],
+        products: Factors[Ints],
         sources: Ints,
         targets: Ints,
     ) -> Ints:
-        """Bytes that stay where they are by the first axes alone. All axes free: exact, whatever the extents."""
-        divide = not any(extent % self.mesh.ranks for extent in edge.bound)
-        if (
-            divide
-            or self.unit > 1
-            or move.groups != tuple((axis,) for axis in range(len(self.mesh.factors)))
-        ):
-            found: Ints = common_share(
-                products, prod(self.mesh.factors[:axes]), edge.nbytes // self.unit
-            )
-            return found
-        size = edge.nbytes // max(1, prod(edge.bound))
-        return products[-1] * meetings(self.mesh, edge.bound, axes, sources, targets) * size
+        """Return the bytes that stay where they are, by the first `axes` axes alone.
+
+        Exact where all axes are free, one in each group; else by the formula, which is exact
+        where extents divide.
+        """
+        extents_divide = not any(extent % self.mesh.ranks for extent in edge.bound)
+        every_axis_free = move.groups == tuple((a,) for a in range(len(self.mesh.factors)))
+        if extents_divide or self.unit > 1 or not every_axis_free:
+            ranks = prod(self.mesh.factors[:axes])
+            share: Ints = overlap_share(products, ranks, edge.nbytes // self.unit)
+            return share
+        itemsize = edge.nbytes // max(1, prod(edge.bound))
+        kept = kept_elements_table(self.mesh, edge.bound, axes, sources, targets)
+        return products.replicas * kept * itemsize
 
     @staticmethod
-    def held_axes(edge: Edge, move: Move, states: States) -> _Held:
-        """The products over the axes that are not free."""
-        targets = [edge.target_symbols[symbol] for symbol in move.hold(states[edge.target])]
+    def staying_factors(edge: Edge, move: Move, states: States) -> StayingFactors:
+        """Return the products for an edge over the axes that stay."""
+        target_state = move.staying_symbols(states[edge.target])
+        targets = [edge.target_symbols[symbol] for symbol in target_state]
         if edge.source is None:
             sources = [0] * len(targets)
         else:
-            sources = [edge.source_symbols[symbol] for symbol in move.hold(states[edge.source])]
-        axes = tuple(zip(move.held_factors, sources, targets, strict=True))
-        between = axes[: move.held_between]
-        exchanging = [
-            prod(f for f, s, t in some if s not in (t, edge.ndim)) for some in (axes, between)
-        ]
-        return _Held(
-            held_factors(axes, edge.ndim),
-            held_factors(between, edge.ndim),
-            (exchanging[0], exchanging[1]),
+            source_state = move.staying_symbols(states[edge.source])
+            sources = [edge.source_symbols[symbol] for symbol in source_state]
+        axes = tuple(zip(move.staying_lengths, sources, targets, strict=True))
+        exchanging = []
+        for length, source, target in axes:
+            exchanging.append(length if source not in (target, edge.ndim) else 1)
+        return StayingFactors(
+            every=axes_factors(axes, edge.ndim),
+            between=axes_factors(axes[: move.staying_between], edge.ndim),
+            peers=prod(exchanging),
+            peers_between=prod(exchanging[: move.staying_between]),
         )

@@ -1,6 +1,6 @@
-"""Minimum of a sum of tables over discrete variables: bucket elimination, exact while tables stay small.
+"""Minimise a sum of tables over discrete variables by bucket elimination.
 
-(docs/planner.md)
+Exact as long as the tables stay small. docs/planner.md, "The search", has an example.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
-_CHUNK = 1 << 18  # cells joined at a time: stays in cache
-OVERHEAD = 3000  # cells that take as long as what surrounds a join
+
+CHUNK_CELLS = 1 << 18  # joined at a time, so that they stay in the cache
+JOIN_OVERHEAD_CELLS = 3000  # cells that take as long as the fixed part of a join
 
 
 @dataclass(frozen=True)
@@ -24,35 +25,37 @@ class Table:
     """Costs over the variables in `scope`; tables with the same key have the same costs."""
 
     scope: tuple[int, ...]
-    costs: Ints
+    costs: Ints  # one array axis for each variable in the scope
     key: int
 
 
 @dataclass(frozen=True)
 class Eliminated:
-    """Costs over the remaining variables above `least`, where the minimum is, the key of these costs."""
+    """A table without one variable: the least cost over its values, and where that is."""
 
-    costs: Ints
-    best: npt.NDArray[np.intp]
-    key: int
+    costs: Ints  # above `least`
+    best: npt.NDArray[np.intp]  # the value of the eliminated variable that costs least
+    key: int  # of these costs
     least: int
 
 
 @dataclass
 class Memo:
-    """Eliminations done before: repeated layers have equal tables, and cost nothing the second time."""
+    """Eliminations done before: repeated layers have equal tables and are solved once."""
 
     numbers: dict[object, int] = field(default_factory=dict)
     results: dict[object, Eliminated] = field(default_factory=dict)
     cells: int = 0  # joined so far: a measure of work that does not depend on the machine
 
     def number(self, key: object) -> int:
-        """A small number for the key of a table."""
+        """Return a small number that stands for the key of a table."""
         return self.numbers.setdefault(key, len(self.numbers))
 
 
 @dataclass(frozen=True)
 class Minimum:
+    """The least sum, and the value of each variable that reaches it."""
+
     cost: int
     values: list[int]
     exact: bool
@@ -74,110 +77,131 @@ def minimize(
     limits: Limits | None = None,
     fallback: Sequence[int] | None = None,
 ) -> Minimum:
-    """The least sum and the value of every variable that reaches it; ties go to the smallest value.
+    """Return the least sum of the tables and the values that reach it.
 
-    Where a joined table would be too large, the variable in it with the most neighbours is fixed: to its value in
-    `fallback`, so that the result is never worse than that, or without it to the value that looks best by itself.
+    `sizes` has the number of values of each variable. Ties go to the smallest value. Where a
+    joined table would be too large, the variable in it with the most neighbours is fixed: to its
+    value in `fallback`, so that the result is never worse than that, or, without a fallback, to
+    the value that looks best on its own.
     """
-    state = _State(sizes, memo or Memo(), limits or Limits(), fallback)
+    elimination = _Elimination(sizes, memo or Memo(), limits or Limits(), fallback)
     for table in tables:
-        state.add(table)
-    state.run()
+        elimination.add(table)
+    elimination.eliminate_all()
+    # Backwards: the variable eliminated last depends on none, the one before on the last, …
     values = [0] * len(sizes)
-    for variable, scope, best in reversed(state.steps):
+    for variable, scope, best in reversed(elimination.steps):
         values[variable] = int(best[tuple(values[other] for other in scope)])
-    return Minimum(state.total, values, state.exact)
+    return Minimum(elimination.total, values, elimination.exact)
 
 
-class _State:
+class _Elimination:
+    """The tables that are left while variables are eliminated one after another."""
+
     def __init__(
         self, sizes: Sequence[int], memo: Memo, limits: Limits, fallback: Sequence[int] | None
     ) -> None:
-        self.sizes, self.memo, self.limits, self.fallback = sizes, memo, limits, fallback
+        self.sizes = sizes
+        self.memo = memo
+        self.limits = limits
+        self.fallback = fallback
+        # The tables that contain each variable, by number: a table is in several buckets.
         self.buckets: list[dict[int, Table]] = [{} for _ in sizes]
-        self.count = self.total = 0
+        self.table_count = 0
+        self.total = 0
         self.exact = True
-        self.done = [size == 1 for size in sizes]  # nothing to choose: they are in no table
+        self.done = [size == 1 for size in sizes]  # one value: nothing to choose, in no table
+        # (variable, the variables that its value depends on, its best value for each of theirs)
         self.steps: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
-        self.start = memo.cells
+        self.cells_at_start = memo.cells
 
     def add(self, table: Table) -> None:
-        single = tuple(
-            axis for axis, variable in enumerate(table.scope) if self.sizes[variable] == 1
-        )
-        if (
-            single
-        ):  # a numpy array has 64 dimensions at the most, and many vertices may read one tensor
+        """Put a table into the buckets of its variables."""
+        # Variables with one value are dropped: many vertices may read one tensor, and a numpy
+        # array has at most 64 dimensions.
+        single = tuple(axis for axis, v in enumerate(table.scope) if self.sizes[v] == 1)
+        if single:
             scope = tuple(variable for variable in table.scope if self.sizes[variable] > 1)
-            table = Table(
-                scope, table.costs.squeeze(single), self.memo.number(("single", table.key, single))
-            )
+            key = self.memo.number(("single", table.key, single))
+            table = Table(scope, table.costs.squeeze(single), key)
         if not table.scope:
             self.total += int(table.costs)
         for variable in table.scope:
-            self.buckets[variable][self.count] = table
-        self.count += 1
+            self.buckets[variable][self.table_count] = table
+        self.table_count += 1
 
     def take(self, variable: int) -> list[Table]:
-        """All tables with the variable, removed."""
-        joined = list(self.buckets[variable].items())
-        for number, table in joined:
+        """Remove and return all tables that contain a variable."""
+        taken = list(self.buckets[variable].items())
+        for number, table in taken:
             for other in table.scope:
                 self.buckets[other].pop(number, None)
-        return [table for _, table in joined]
+        return [table for _, table in taken]
 
     def neighbours(self, variable: int) -> set[int]:
+        """Return the variables that share a table with this one."""
         found: set[int] = set()
         for table in self.buckets[variable].values():
             found.update(table.scope)
         found.discard(variable)
         return found
 
-    def width(self, variable: int) -> int:
+    def joined_cells(self, variable: int) -> int:
+        """Return the size of the table that eliminating this variable would make."""
         cells = self.sizes[variable]
         for other in self.neighbours(variable):
             cells *= self.sizes[other]
         return cells
 
-    def limit(self) -> int:
-        spent = self.memo.cells - self.start
+    def most_cells(self) -> int:
+        """Return how many cells a joined table may have now."""
+        spent = self.memo.cells - self.cells_at_start
         return self.limits.first if spent < self.limits.budget else self.limits.then
 
-    def run(self) -> None:
-        queue = [
-            (self.width(variable), variable) for variable, done in enumerate(self.done) if not done
-        ]
+    def eliminate_all(self) -> None:
+        """Eliminate all variables, always the one with the smallest joined table next."""
+        queue = []
+        for variable, done in enumerate(self.done):
+            if not done:
+                queue.append((self.joined_cells(variable), variable))
         heapq.heapify(queue)
         while queue:
             cells, variable = heapq.heappop(queue)
             if self.done[variable]:
                 continue
-            if (now := self.width(variable)) != cells:
-                heapq.heappush(queue, (now, variable))
+            cells_now = self.joined_cells(variable)
+            if cells_now != cells:  # its neighbours have changed since it was queued
+                heapq.heappush(queue, (cells_now, variable))
                 continue
             scope = tuple(sorted(self.neighbours(variable)))
-            if scope and cells > self.limit():
+            if scope and cells > self.most_cells():
                 crowded = max(scope, key=lambda other: (len(self.neighbours(other)), -other))
                 scope = tuple(sorted(self.neighbours(crowded)))
                 self.fix(crowded)
             else:
-                self.done[variable] = True
-                result = _eliminate(variable, scope, self.take(variable), self.sizes, self.memo)
-                self.total += result.least
-                self.steps.append((variable, scope, result.best))
-                if scope:
-                    self.add(Table(scope, result.costs, result.key))
+                self.eliminate(variable, scope)
             for other in (*scope, variable):
                 if not self.done[other]:
-                    heapq.heappush(queue, (self.width(other), other))
+                    heapq.heappush(queue, (self.joined_cells(other), other))
+
+    def eliminate(self, variable: int, scope: tuple[int, ...]) -> None:
+        """Replace all tables with a variable by one over its neighbours: the minimum over it."""
+        self.done[variable] = True
+        result = _eliminate(variable, scope, self.take(variable), self.sizes, self.memo)
+        self.total += result.least
+        self.steps.append((variable, scope, result.best))
+        if scope:
+            self.add(Table(scope, result.costs, result.key))
 
     def fix(self, variable: int) -> None:
-        """Give a variable its value now; its tables become smaller."""
-        self.exact, self.done[variable] = False, True
+        """Give a variable its value now, which makes its tables smaller."""
+        self.exact = False
+        self.done[variable] = True
         tables = self.take(variable)
-        value = (
-            self.looks_best(variable, tables) if self.fallback is None else self.fallback[variable]
-        )
+        if self.fallback is None:
+            value = self.looks_best(variable, tables)
+        else:
+            value = self.fallback[variable]
         self.steps.append((variable, (), np.array(value, np.intp)))
         for table in tables:
             axis = table.scope.index(variable)
@@ -186,62 +210,70 @@ class _State:
             self.add(Table(scope, np.asarray(table.costs.take(value, axis=axis)), key))
 
     def looks_best(self, variable: int, tables: Sequence[Table]) -> int:
+        """Return the value with the least cost if every other variable suits it."""
         total = np.zeros(self.sizes[variable], np.int64)
         for table in tables:
             axis = table.scope.index(variable)
-            total += table.costs.min(axis=tuple(k for k in range(len(table.scope)) if k != axis))
+            others = tuple(other for other in range(len(table.scope)) if other != axis)
+            total += table.costs.min(axis=others)
         return int(total.argmin())
 
 
 def _eliminate(
     variable: int, scope: tuple[int, ...], tables: Sequence[Table], sizes: Sequence[int], memo: Memo
 ) -> Eliminated:
-    """The sum of the tables, minimised over `variable`, and where the minimum is."""
-    place: Mapping[int, int] = {other: k for k, other in enumerate((*scope, variable))}
-    # The sizes matter where a table of size 1 stands for a whole axis or there is no table at all.
-    shape = tuple(sizes[v] for v in (*scope, variable))
-    key = (shape, *sorted((table.key, *(place[v] for v in table.scope)) for table in tables))
+    """Return the sum of the tables, minimised over `variable`, and where the minimum is."""
+    joined_scope = (*scope, variable)
+    position = {other: axis for axis, other in enumerate(joined_scope)}
+    # The sizes belong to the key: a table may have size 1 on an axis, or there may be no table.
+    shape = tuple(sizes[other] for other in joined_scope)
+    table_keys = [(table.key, *(position[v] for v in table.scope)) for table in tables]
+    key = (shape, *sorted(table_keys))
     found = memo.results.get(key)
     if found is not None:
         return found
-    memo.cells += prod(shape) + OVERHEAD
-    aligned = [_align(table, place, len(shape)) for table in tables]
+    memo.cells += prod(shape) + JOIN_OVERHEAD_CELLS
+    aligned = [_align(table, position, len(shape)) for table in tables]
     costs, best = _minimum_over_last(aligned, shape)
-    lowest = int(costs.min())
-    costs = costs - lowest
-    # Above their minimum, costs soon repeat from layer to layer: the key is what they are, not how they came about.
-    content = memo.number((costs.shape, blake2b(costs.tobytes()).digest()))
-    memo.results[key] = Eliminated(costs, best, content, lowest)
+    least = int(costs.min())
+    costs = costs - least
+    # Above their minimum, costs soon repeat from layer to layer. So the key is made from what they
+    # are, not from how they came about.
+    content_key = memo.number((costs.shape, blake2b(costs.tobytes()).digest()))
+    memo.results[key] = Eliminated(costs, best, content_key, least)
     return memo.results[key]
 
 
 def _minimum_over_last(
     aligned: Sequence[Ints], shape: tuple[int, ...]
 ) -> tuple[Ints, npt.NDArray[np.intp]]:
-    """The minimum over the last axis of the sum, a piece of the first axis at a time."""
+    """Return the minimum over the last axis of the sum of the tables, and where it is.
+
+    The sum is never made as a whole: a few rows of the first axis at a time stay in the cache.
+    """
     if len(shape) == 1:
         total = np.broadcast_to(sum(aligned, np.zeros(1, np.int64)), shape)
         return np.array(total.min()), np.array(total.argmin())
-    step = max(1, _CHUNK // max(1, prod(shape[1:])))
+    step = max(1, CHUNK_CELLS // max(1, prod(shape[1:])))
     costs = np.empty(shape[:-1], np.int64)
     best = np.empty(shape[:-1], np.intp)
     for start in range(0, shape[0], step):
         rows = slice(start, start + step)
         pieces = [table[rows] if table.shape[0] > 1 else table for table in aligned]
         total = sum(pieces[1:], pieces[0])
-        wanted = (min(step, shape[0] - start), *shape[1:])
-        if total.shape != wanted:
-            total = np.broadcast_to(total, wanted)
+        chunk_shape = (min(step, shape[0] - start), *shape[1:])
+        if total.shape != chunk_shape:  # no table has all variables
+            total = np.broadcast_to(total, chunk_shape)
         total.argmin(axis=-1, out=best[rows])
         total.min(axis=-1, out=costs[rows])
     return costs, best
 
 
-def _align(table: Table, place: Mapping[int, int], ndim: int) -> Ints:
-    """The table with one axis for each variable of the joined scope."""
-    order = sorted(range(len(table.scope)), key=lambda k: place[table.scope[k]])
+def _align(table: Table, position: Mapping[int, int], ndim: int) -> Ints:
+    """Return a table with one axis for each variable of the joined scope, of size 1 if not its."""
+    order = sorted(range(len(table.scope)), key=lambda axis: position[table.scope[axis]])
     costs = table.costs.transpose(order)
     shape = [1] * ndim
-    for k, source in enumerate(order):
-        shape[place[table.scope[source]]] = costs.shape[k]
+    for axis, source_axis in enumerate(order):
+        shape[position[table.scope[source_axis]]] = costs.shape[axis]
     return costs.reshape(shape)

@@ -1,42 +1,50 @@
-"""A graph as variables (states of vertices, layouts of tensors) and edges that move tensors (docs/planner.md)."""
+"""A graph as a factor graph: variables (states and layouts), and edges that move tensors.
+
+Repeated layers can share their variables (docs/planner.md, "The search").
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
-Block = tuple[
-    int, tuple[int, ...]
-]  # bytes of a tensor, and the symbols whose cuts make a rank's block of it smaller
+# Bytes of a tensor, and the symbols whose cuts make a rank's block of it smaller.
+Block = tuple[int, tuple[int, ...]]
+
+MOST_READERS = 8  # an input with more readers, such as a mask, belongs to no layer
 
 
 @dataclass(frozen=True)
 class Variable:
-    """A vertex's state (symbols are its labels) or a tensor's layout (symbols are its dimensions); the last is R."""
+    """The state of a vertex (its symbols are labels) or the layout of a tensor (dimensions).
 
-    kind: str
+    The symbol after the last one is R.
+    """
+
+    kind: str  # "vertex" or "tensor"
     name: str
-    extents: tuple[int, ...]
+    extents: tuple[int, ...]  # of the labels or dimensions
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor on its way to the variable `target`, from the variable `source`; None is an input, stored once."""
+    """A tensor on its way from the variable `source` to the variable `target`."""
 
     tensor: str
     bound: tuple[int, ...]
     nbytes: int
-    source: int | None
+    source: int | None  # None: an input, stored once
     target: int
-    source_symbols: tuple[int, ...]
-    target_symbols: tuple[int, ...]
-    operand: int = -1  # of the target, when that is a vertex
+    source_symbols: tuple[int, ...]  # symbol of the source → dimension of the tensor, R or P
+    target_symbols: tuple[int, ...]  # symbol of the target → dimension of the tensor or R
+    operand: int = -1  # of the target, if that is a vertex
     weight: int = 1  # how many equal edges of repeated layers it stands for
 
     @property
@@ -46,24 +54,24 @@ class Edge:
 
 @dataclass(frozen=True)
 class Factored:
+    """A graph as variables and edges."""
+
     variables: tuple[Variable, ...]
     edges: tuple[Edge, ...]
-    number: Mapping[Name, int]  # of every vertex and every tensor that has a layout of its own
+    number: Mapping[Name, int]  # the variable of every vertex, and of every tensor with a layout
     blocks: tuple[tuple[Block, ...], ...]  # what each variable keeps on a rank
     operations: tuple[int, ...]  # of each variable, repeated layers together
 
 
 def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
-    """A tensor used more than once, an output or a pinned one has a layout; others go straight to their user."""
-    return (
-        name in graph.outputs
-        or name in pinned
-        or sum(user.count(name) for user in _inputs(graph, name)) > 1
-    )
+    """Return whether a tensor has a layout of its own: outputs, pinned ones, those used twice.
 
-
-def _inputs(graph: EinGraph, name: str) -> list[tuple[str, ...]]:
-    return [graph[user].inputs for user in graph.consumers[name]]
+    Other tensors go straight to their only user.
+    """
+    if name in graph.outputs or name in pinned:
+        return True
+    uses = sum(graph[user].inputs.count(name) for user in graph.consumers[name])
+    return uses > 1
 
 
 def factor(
@@ -72,156 +80,186 @@ def factor(
     pinned: Collection[str] = (),
     tie: Mapping[str, str] | None = None,
 ) -> Factored:
-    """The variables and edges of a graph.
+    """Return the variables and edges of a graph.
 
-    A `resident` input lies where it is wanted and costs nothing to read. `tie` maps a vertex of a repeated layer to
-    that of the first one.
+    A `resident` input is where it is needed and costs nothing to read. `tie` maps a vertex of a
+    repeated layer to the same vertex of the first layer, whose variable it shares.
     """
-    tie = tie or {}
-    variables: list[Variable] = []
-    blocks: list[tuple[Block, ...]] = []
-    operations: list[int] = []
-    number: dict[Name, int] = {}
-    edges: dict[Edge, int] = {}
-
-    def add(kind: str, vertex: Vertex, extents: tuple[int, ...]) -> int:
-        name = vertex.name
-        known = number.get((kind, name if name in pinned else tie.get(name, name)))
-        if known is None:
-            known = len(variables)
-            variables.append(Variable(kind, name, extents))
-            own: Block = (vertex.nbytes, tuple(range(len(vertex.bound))))
-            blocks.append((own,) if kind == "tensor" else (own, *_operand_blocks(graph, vertex)))
-            operations.append(0)
-        number[kind, name] = known
-        return known
-
-    def connect(edge: Edge) -> None:
-        if edge.tensor not in pinned:
-            edge = replace(edge, tensor=tie.get(edge.tensor, edge.tensor))
-        edges[edge] = edges.get(edge, 0) + 1
-
+    builder = _Builder(graph, resident, pinned, tie or {})
     for vertex in graph.vertices:
         if vertex.einsum is not None:
-            here = add("vertex", vertex, tuple(extent for _, extent in vertex.einsum.extents))
-            operations[here] += vertex.einsum.operations()
+            extents = tuple(extent for _, extent in vertex.einsum.extents)
+            state = builder.variable("vertex", vertex, extents)
+            builder.operations[state] += vertex.einsum.operations()
             for operand in range(len(vertex.inputs)):
-                _read(graph, vertex, operand, here, number, resident, connect)
+                builder.connect_operand(vertex, operand, state)
         if has_layout(graph, vertex.name, pinned):
-            tensor = add("tensor", vertex, vertex.bound)
-            wanted = tensor_symbols(len(vertex.bound))
-            if vertex.einsum is not None:
-                made = output_symbols(vertex.einsum)
-                connect(Edge(vertex.name, vertex.bound, vertex.nbytes, here, tensor, made, wanted))
-            elif vertex.name not in resident:
-                connect(Edge(vertex.name, vertex.bound, vertex.nbytes, None, tensor, (), wanted))
-    weighted = tuple(replace(edge, weight=count) for edge, count in edges.items())
-    return Factored(tuple(variables), weighted, number, tuple(blocks), tuple(operations))
+            layout = builder.variable("tensor", vertex, vertex.bound)
+            builder.connect_layout(vertex, layout)
+    edges = tuple(replace(edge, weight=count) for edge, count in builder.edges.items())
+    return Factored(
+        tuple(builder.variables),
+        edges,
+        builder.number,
+        tuple(builder.blocks),
+        tuple(builder.operations),
+    )
+
+
+@dataclass
+class _Builder:
+    """The variables and edges found so far."""
+
+    graph: EinGraph
+    resident: Collection[str]
+    pinned: Collection[str]
+    tie: Mapping[str, str]
+    variables: list[Variable] = field(default_factory=list)
+    blocks: list[tuple[Block, ...]] = field(default_factory=list)
+    operations: list[int] = field(default_factory=list)
+    number: dict[Name, int] = field(default_factory=dict)
+    edges: dict[Edge, int] = field(default_factory=dict)  # → how often it occurs
+
+    def tied_name(self, name: str) -> str:
+        """Return the name in the first layer; a pinned tensor is tied to no other."""
+        return name if name in self.pinned else self.tie.get(name, name)
+
+    def variable(self, kind: str, vertex: Vertex, extents: tuple[int, ...]) -> int:
+        """Return the number of a vertex's or tensor's variable, made now if it is new."""
+        number = self.number.get((kind, self.tied_name(vertex.name)))
+        if number is None:
+            number = len(self.variables)
+            self.variables.append(Variable(kind, vertex.name, extents))
+            blocks: list[Block] = [(vertex.nbytes, tuple(range(len(vertex.bound))))]
+            if kind == "vertex":
+                blocks += _operand_blocks(self.graph, vertex)
+            self.blocks.append(tuple(blocks))
+            self.operations.append(0)
+        self.number[kind, vertex.name] = number
+        return number
+
+    def connect_operand(self, vertex: Vertex, operand: int, state: int) -> None:
+        """Add the edge that brings an operand to a vertex."""
+        assert vertex.einsum is not None
+        name = vertex.inputs[operand]
+        tensor = self.graph[name]
+        wanted = input_symbols(vertex.einsum, operand)
+        if ("tensor", name) in self.number:
+            stored = tensor_symbols(len(tensor.bound))
+            self.connect(tensor, self.number["tensor", name], state, stored, wanted, operand)
+        elif tensor.einsum is not None:
+            made = output_symbols(tensor.einsum)
+            self.connect(tensor, self.number["vertex", name], state, made, wanted, operand)
+        elif name not in self.resident:
+            self.connect(tensor, None, state, (), wanted, operand)
+
+    def connect_layout(self, vertex: Vertex, layout: int) -> None:
+        """Add the edge that brings a computed tensor, or an input, into its layout."""
+        wanted = tensor_symbols(len(vertex.bound))
+        if vertex.einsum is not None:
+            made = output_symbols(vertex.einsum)
+            self.connect(vertex, self.number["vertex", vertex.name], layout, made, wanted)
+        elif vertex.name not in self.resident:
+            self.connect(vertex, None, layout, (), wanted)
+
+    def connect(
+        self,
+        tensor: Vertex,
+        source: int | None,
+        target: int,
+        source_symbols: tuple[int, ...],
+        target_symbols: tuple[int, ...],
+        operand: int = -1,
+    ) -> None:
+        edge = Edge(
+            self.tied_name(tensor.name),
+            tensor.bound,
+            tensor.nbytes,
+            source,
+            target,
+            source_symbols,
+            target_symbols,
+            operand,
+        )
+        self.edges[edge] = self.edges.get(edge, 0) + 1
 
 
 def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
     assert vertex.einsum is not None
     labels = vertex.einsum.labels
-    return [
-        (
-            graph[name].nbytes,
-            tuple(labels.index(entry) for entry in dict.fromkeys(index) if isinstance(entry, str)),
-        )
-        for name, index in zip(vertex.inputs, vertex.einsum.operands, strict=True)
-    ]
+    blocks = []
+    for name, index in zip(vertex.inputs, vertex.einsum.operands, strict=True):
+        entries = dict.fromkeys(index)  # each label once
+        symbols = tuple(labels.index(entry) for entry in entries if isinstance(entry, str))
+        blocks.append((graph[name].nbytes, symbols))
+    return blocks
 
 
-def _read(
-    graph: EinGraph,
-    vertex: Vertex,
-    operand: int,
-    here: int,
-    number: Mapping[Name, int],
-    resident: Collection[str],
-    connect: Callable[[Edge], None],
-) -> None:
-    """The edge that brings an operand to a vertex."""
-    assert vertex.einsum is not None
-    name = vertex.inputs[operand]
-    source = graph[name]
-    size = source.bound, source.nbytes
-    wanted = input_symbols(vertex.einsum, operand)
-    if ("tensor", name) in number:
-        connect(
-            Edge(
-                name,
-                *size,
-                number["tensor", name],
-                here,
-                tensor_symbols(len(source.bound)),
-                wanted,
-                operand,
-            )
-        )
-    elif source.einsum is not None:
-        connect(
-            Edge(
-                name,
-                *size,
-                number["vertex", name],
-                here,
-                output_symbols(source.einsum),
-                wanted,
-                operand,
-            )
-        )
-    elif name not in resident:
-        connect(Edge(name, *size, None, here, (), wanted, operand))
-
-
-# ---- repeated layers ------------------------------------------------------------------------------------------------
-
-
-SHARED = 8  # an input with more users is no part of a layer
+# ---- repeated layers ----------------------------------------------------------------------------
 
 
 def repeated_layers(graph: EinGraph) -> dict[str, str]:
-    """Vertices and inputs of repeated layers → those of the first of them; empty where nothing repeats three times."""
+    """Return vertices and inputs of repeated layers → those of the first layer.
+
+    Every vertex gets a kind, equal for vertices that do the same at the same place of their layers.
+    Then a layer is a period in the sequence of kinds: a b c a b c a b c has period 3. The result is
+    empty where nothing repeats at least three times.
+    """
     computed = graph.computed
-    position = {vertex.name: k for k, vertex in enumerate(computed)}
-    kinds: dict[object, int] = {}
-    kind = np.array(
-        [kinds.setdefault(_kind(graph, v, position), len(kinds)) for v in computed], np.int64
-    )
-    best = (0, 0, 0)  # vertices saved, minus the period, start
-    for period in range(1, len(kind) // 3 + 1):
-        same = np.concatenate([[False], kind[:-period] == kind[period:], [False]])
-        steps = np.flatnonzero(same[1:] != same[:-1])
-        starts, lengths = steps[::2], steps[1::2] - steps[::2]
-        if len(lengths) and (longest := int(lengths.max())) >= 2 * period:
-            start = int(starts[lengths.argmax()])
-            best = max(best, (longest // period * period, -period, -start))
-    saved, period, start = best[0], -best[1], -best[2]
+    position = {vertex.name: place for place, vertex in enumerate(computed)}
+    numbers: dict[object, int] = {}
+    kinds = []
+    for vertex in computed:
+        kinds.append(numbers.setdefault(_kind(graph, vertex, position), len(numbers)))
+    saved, period, start = _best_period(np.array(kinds, np.int64))
+
     tie: dict[str, str] = {}
-    for k in range(start + period, start + period + saved):
-        model, copy = computed[start + (k - start) % period], computed[k]
-        for ours, theirs in zip(
-            (*copy.inputs, copy.name), (*model.inputs, model.name), strict=True
-        ):
-            own = graph[ours].is_input or ours == copy.name
-            if own and ours != theirs and tie.setdefault(ours, theirs) != theirs:
+    for place in range(start + period, start + period + saved):
+        copy = computed[place]
+        model = computed[start + (place - start) % period]
+        pairs = zip((*copy.inputs, copy.name), (*model.inputs, model.name), strict=True)
+        for name, model_name in pairs:
+            belongs_to_layer = graph[name].is_input or name == copy.name
+            if not belongs_to_layer or name == model_name:
+                continue
+            if tie.setdefault(name, model_name) != model_name:  # an input of two places
                 return {}
     return tie
 
 
+def _best_period(kinds: npt.NDArray[np.int64]) -> tuple[int, int, int]:
+    """Return (vertices saved, period, start) of the repetition that saves most vertices."""
+    best = (0, 0, 0)  # saved, minus the period, minus the start: the greatest is best
+    for period in range(1, len(kinds) // 3 + 1):
+        # Runs of vertices that are equal to those one period later, as (start, length).
+        same = np.concatenate([[False], kinds[:-period] == kinds[period:], [False]])
+        changes = np.flatnonzero(same[1:] != same[:-1])
+        starts = changes[::2]
+        lengths = changes[1::2] - starts
+        if not len(lengths):
+            continue
+        longest = int(lengths.max())
+        if longest >= 2 * period:
+            start = int(starts[lengths.argmax()])
+            best = max(best, (longest // period * period, -period, -start))
+    return best[0], -best[1], -best[2]
+
+
 def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> object:
-    """Equal for vertices that do the same at the same place of their layers."""
+    """Return a value that is equal for vertices that do the same at the same place."""
     here = position[vertex.name]
 
-    def users(name: str) -> tuple[int, ...]:
+    def distances_to_users(name: str) -> tuple[int, ...]:
         return tuple(position[user] - here for user in graph.consumers[name])
 
-    def read(name: str) -> object:
-        if not graph[name].is_input:
+    def kind_of_operand(name: str) -> object:
+        tensor = graph[name]
+        if not tensor.is_input:
             return here - position[name]
-        if len(graph.consumers[name]) > SHARED:  # a mask, say, that every layer reads
+        if len(graph.consumers[name]) > MOST_READERS:
             return name
-        return graph[name].bound, graph[name].dtype, users(name)
+        return tensor.bound, tensor.dtype, distances_to_users(name)
 
-    reads = tuple(read(name) for name in vertex.inputs)
-    return vertex.einsum, vertex.dtype, reads, users(vertex.name), vertex.name in graph.outputs
+    operands = tuple(kind_of_operand(name) for name in vertex.inputs)
+    is_output = vertex.name in graph.outputs
+    return vertex.einsum, vertex.dtype, operands, distances_to_users(vertex.name), is_output

@@ -1,4 +1,4 @@
-"""The mesh of ranks: prime axes, digits of ranks and of indices, which axes may cut a label (docs/planner.md)."""
+"""The mesh of ranks: its axes, the digits of ranks and indices, the axes that may cut a label."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+Grouping = tuple[tuple[int, ...], ...]  # axes of a mesh, in groups
+
 
 @cache
 def prime_factors(number: int) -> tuple[int, ...]:
-    """The primes of a number, largest first."""
-    factors, divisor = [], 2
+    """Return the prime factors of a number, the largest first: 12 → (3, 2, 2)."""
+    factors = []
+    divisor = 2
     while divisor * divisor <= number:
         while number % divisor == 0:
             factors.append(divisor)
@@ -28,9 +31,11 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Mesh:
-    """`ranks` as a product of prime axes, the slow one first. Rank r has one digit an axis, in that mixed radix.
+    """`ranks` as a product of prime axes, the slowest first.
 
-    The ranks lie on `nodes` nodes, equally many on each and one node after the other: the first axes are between nodes.
+    A rank has one digit on each axis, in that mixed radix: on 3·2·2 axes, rank 7 has the digits
+    1, 1, 1. The ranks lie on `nodes` nodes, equally many on each and one node after the other, so
+    the first axes are between nodes.
     """
 
     ranks: int
@@ -38,9 +43,13 @@ class Mesh:
 
     @cached_property
     def factors(self) -> tuple[int, ...]:
-        """Different primes take turns: neighbouring axes then make many different products."""
-        levels = self.nodes, self.ranks // self.nodes
-        return tuple(factor for level in levels for factor in _take_turns(prime_factors(level)))
+        """The length of each axis.
+
+        Different primes take turns, so that neighbouring axes make many different products.
+        """
+        between = _take_turns(prime_factors(self.nodes))
+        inside = _take_turns(prime_factors(self.ranks // self.nodes))
+        return (*between, *inside)
 
     @cached_property
     def node_axes(self) -> int:
@@ -48,42 +57,52 @@ class Mesh:
         return len(prime_factors(self.nodes))
 
     def parts(self, cuts: Sequence[Hashable], symbols: Iterable[Hashable]) -> tuple[int, ...]:
-        """Into how many parts each symbol is cut, given the symbol that each axis cuts."""
-        return tuple(
-            prod(f for f, cut in zip(self.factors, cuts, strict=True) if cut == s) for s in symbols
-        )
+        """Return the number of parts of each symbol, given the symbol that each axis cuts."""
+        counts: dict[Hashable, int] = {}
+        for factor, cut in zip(self.factors, cuts, strict=True):
+            counts[cut] = counts.get(cut, 1) * factor
+        return tuple(counts.get(symbol, 1) for symbol in symbols)
 
     def digits(self, rank: int) -> tuple[int, ...]:
+        """Return the digit of a rank on each axis."""
         return _digits(rank, self.factors)
 
     def windows(self, extent: int) -> tuple[tuple[int, ...], ...]:
-        """Groups of neighbouring axes whose product fits into `extent`: one group may cut a label at a time.
+        """Return the windows of a label: groups of neighbouring axes whose product fits `extent`.
 
-        Inside a group an axis always slices the same digit of the index, whatever else is cut; the groups are
-        disjoint. So an axis on a label means the same data for every tensor. A label with extent ≥ ranks has one group.
+        All axes that cut a label at the same time must lie in one window. Windows are disjoint, and
+        an axis slices the same digit of the index whichever other axes of its window cut the label
+        too: so an axis on a label means the same data for every tensor. A label with
+        extent ≥ ranks has one window. On 5·3·2 axes, extent 10 has the windows (0,) and (1, 2).
         """
         return _windows(self.factors, extent)
 
     def digit_of_index(self, index: int, extent: int, axis: int) -> int:
-        """Which digit on `axis` owns this index of a label."""
+        """Return the digit on `axis` of the ranks that own this index of a label."""
         window = next(group for group in self.windows(extent) if axis in group)
-        factors = [self.factors[a] for a in window]
-        return _digits(index * prod(factors) // extent, factors)[window.index(axis)]
+        factors = [self.factors[other] for other in window]
+        fine_block = index * prod(factors) // extent
+        return _digits(fine_block, factors)[window.index(axis)]
 
     def share(self, extent: int, axes: Sequence[int], rank: int) -> tuple[int, ...]:
-        """The indices of a label that `rank` owns when `axes` cut it."""
+        """Return the indices of a label that `rank` owns when `axes` cut it."""
         digits = self.digits(rank)
-        return tuple(
-            i
-            for i in range(extent)
-            if all(self.digit_of_index(i, extent, a) == digits[a] for a in axes)
-        )
+        owned = []
+        for index in range(extent):
+            if all(self.digit_of_index(index, extent, axis) == digits[axis] for axis in axes):
+                owned.append(index)
+        return tuple(owned)
 
 
 def _take_turns(primes: tuple[int, ...]) -> list[int]:
-    """(5, 5, 5, 2, 2, 2) → 5, 2, 5, 2, 5, 2."""
-    turn = [primes[:k].count(prime) for k, prime in enumerate(primes)]
-    return [primes[k] for k in sorted(range(len(primes)), key=lambda k: turn[k])]
+    """Return the primes in turns: (5, 5, 5, 2, 2, 2) → 5, 2, 5, 2, 5, 2."""
+    seen: dict[int, int] = {}
+    turns = []
+    for prime in primes:
+        seen[prime] = seen.get(prime, 0) + 1
+        turns.append((seen[prime], prime))
+    turns.sort(key=lambda turn: turn[0])  # stable: in one turn the larger prime stays first
+    return [prime for _, prime in turns]
 
 
 def _digits(number: int, factors: Sequence[int]) -> tuple[int, ...]:
@@ -96,47 +115,58 @@ def _digits(number: int, factors: Sequence[int]) -> tuple[int, ...]:
 
 @cache
 def _windows(factors: tuple[int, ...], extent: int) -> tuple[tuple[int, ...], ...]:
-    groups: list[tuple[int, ...]] = []
+    windows: list[tuple[int, ...]] = []
     current: tuple[int, ...] = ()
+    product = 1
     for axis, factor in enumerate(factors):
         if factor > extent:
             continue
-        if prod(factors[a] for a in current) * factor > extent:
-            groups.append(current)
+        if product * factor > extent:
+            windows.append(current)
             current = ()
+            product = 1
         current = (*current, axis)
-    return (*groups, current) if current else tuple(groups)
+        product *= factor
+    if current:
+        windows.append(current)
+    return tuple(windows)
 
 
 @cache
 def allowed_masks(factors: tuple[int, ...], extent: int) -> npt.NDArray[np.bool_]:
-    """For every set of axes, as a bit mask, whether it may cut a label of this extent."""
+    """Return for every set of axes, as a bit mask, whether it may cut a label of this extent."""
     masks = np.arange(1 << len(factors))
-    groups = [sum(1 << axis for axis in group) for group in _windows(factors, extent)]
     allowed: npt.NDArray[np.bool_] = masks == 0
-    for group in groups:
-        allowed |= masks & ~group == 0
+    for window in _windows(factors, extent):
+        window_mask = sum(1 << axis for axis in window)
+        allowed |= masks & ~window_mask == 0
     return allowed
 
 
 @cache
-def groupings(factors: tuple[int, ...], most: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """All ways to put the axes into at most `most` groups with different products, the most balanced first."""
-    ways: list[tuple[tuple[int, ...], ...]] = [((),) * most]
+def groupings(factors: tuple[int, ...], most: int) -> tuple[Grouping, ...]:
+    """Return all ways to put the axes into at most `most` groups, the most balanced way first.
+
+    Of several ways with the same products, one is returned. The axes of equal length are
+    interchangeable, so each prime's axes are divided up in order: 2·2 into two groups gives
+    (0, 1) | (), (0,) | (1,) and () | (0, 1).
+    """
+    groupings_so_far: list[Grouping] = [((),) * most]
     for prime in sorted(set(factors), reverse=True):
         axes = [axis for axis, factor in enumerate(factors) if factor == prime]
-        cuts = itertools.combinations_with_replacement(range(len(axes) + 1), most - 1)
-        pieces = [[axes[i:j] for i, j in itertools.pairwise((0, *cut, len(axes)))] for cut in cuts]
-        ways = [
-            tuple((*g, *p) for g, p in zip(way, piece, strict=True))
-            for way in ways
-            for piece in pieces
-        ]
-    found: dict[tuple[int, ...], tuple[tuple[int, ...], ...]] = {}
-    for way in ways:
-        groups = tuple(group for group in way if group)
-        products = tuple(
-            sorted((prod(factors[axis] for axis in group) for group in groups), reverse=True)
-        )
-        found.setdefault(products, groups)
-    return tuple(found[products] for products in sorted(found))
+        extended = []
+        for grouping in groupings_so_far:
+            for borders in itertools.combinations_with_replacement(range(len(axes) + 1), most - 1):
+                limits = (0, *borders, len(axes))
+                groups = []
+                for group, (start, end) in zip(grouping, itertools.pairwise(limits), strict=True):
+                    groups.append((*group, *axes[start:end]))
+                extended.append(tuple(groups))
+        groupings_so_far = extended
+
+    by_products: dict[tuple[int, ...], Grouping] = {}
+    for grouping in groupings_so_far:
+        groups_in_use = tuple(group for group in grouping if group)
+        products = [prod(factors[axis] for axis in group) for group in groups_in_use]
+        by_products.setdefault(tuple(sorted(products, reverse=True)), groups_in_use)
+    return tuple(by_products[products] for products in sorted(by_products))

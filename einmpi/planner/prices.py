@@ -1,4 +1,4 @@
-"""What the planner makes small: bytes that move, or the time that a measured machine takes (docs/planner.md)."""
+"""The planner's objective: bytes that move, or the time on a measured machine (docs/planner.md)."""
 
 from __future__ import annotations
 
@@ -9,67 +9,77 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.graph.scalar import Arg, Call, Const, walk
 from einmpi.planner.machine import Machine
 
-# How many operations cost as much time as a byte, where no machine was measured.
+# Operations that are taken to cost as much time as one byte, where no machine was measured.
 FLOPS_PER_BYTE = 16
-# How many bytes inside a node cost as much as one between nodes, where no machine was measured. All ranks of a node
-# share its network card, and memory is faster than that: 8 ranks with 5 GB/s each, say, and a card of 5 GB/s.
+# Bytes inside a node that are taken to cost as much as one byte between nodes, where no machine
+# was measured. All ranks of a node share its network card, and memory is faster than that: say, 8
+# ranks with 5 GB/s each and a card of 5 GB/s.
 BETWEEN = 8
-_PRODUCT = ("*", "conj", "neg")
+_PRODUCT_OPERATIONS = ("*", "conj", "neg")
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Of what all ranks do, together: in bytes, or in picoseconds of all ranks where a machine was measured."""
+    """The price of what all ranks do together.
+
+    The unit is a byte, or a picosecond of all ranks together where a machine was measured.
+    """
 
     inside: int = 1  # a byte that stays inside a node
-    between: int = BETWEEN
+    between: int = BETWEEN  # a byte between nodes
     message_inside: int = 0  # a message that a rank receives
     message_between: int = 0
-    memory: int = 1  # a byte that would cost one if it moved
+    memory: int = 1  # a byte of memory, at a memory price of one byte moved
     machine: Machine | None = None
 
     @classmethod
     def of(cls, machine: Machine | None) -> Prices:
+        """Return the prices of a measured machine, or those of bytes if it is None."""
         if machine is None:
             return cls()
-        messages = 1000 * machine.latency_inside, 1000 * machine.latency_between
         return cls(
-            machine.inside,
-            machine.between,
-            *messages,
-            max(1, machine.inside, machine.between),
-            machine,
+            inside=machine.inside,
+            between=machine.between,
+            message_inside=1000 * machine.latency_inside,
+            message_between=1000 * machine.latency_between,
+            memory=max(1, machine.inside, machine.between),
+            machine=machine,
         )
 
     def bytes(self, total: Any, between: Any) -> Any:
-        """Of bytes, some of which are between nodes."""
+        """Return the price of `total` bytes, of which `between` move between nodes.
+
+        The amounts are whole numbers, or numpy arrays of them.
+        """
         return (total - between) * self.inside + between * self.between
 
     def messages(self, inside: Any, between: Any) -> Any:
-        """Of the exchanges of a rank with one that differs from it along axes of these products."""
+        """Return the price of an exchange for one rank: a message from every other rank in it.
+
+        `inside` and `between` are the products of the axes that change on each level.
+        """
         return (inside - 1) * self.message_inside + (between - 1) * self.message_between
 
     def operation(self, vertex: Vertex) -> int:
-        """Femtoseconds for each operation of a vertex."""
-        assert self.machine is not None
-        products = self.machine.multiply
-        return (
-            products.get(vertex.dtype, self.machine.element)
-            if _is_product(vertex)
-            else self.machine.element
-        )
+        """Return the femtoseconds that one operation of a vertex takes."""
+        assert self.machine is not None, "no machine was measured"
+        if _is_product(vertex):
+            return self.machine.multiply.get(vertex.dtype, self.machine.element)
+        return self.machine.element
 
 
 BYTES = Prices()
 
 
 def _is_product(vertex: Vertex) -> bool:
-    """Whether it is a matrix product, or many of them."""
+    """Return whether a vertex is a matrix product, or a batch of them."""
     einsum = vertex.einsum
     if einsum is None or einsum.aggregation != "sum" or len(einsum.operands) < 2:
         return False
-    nodes = walk(einsum.function)
-    return all(
-        isinstance(node, Arg | Const) or (isinstance(node, Call) and node.op in _PRODUCT)
-        for node in nodes
-    )
+    for node in walk(einsum.function):
+        if isinstance(node, Call):
+            if node.op not in _PRODUCT_OPERATIONS:
+                return False
+        elif not isinstance(node, Arg | Const):
+            return False
+    return True

@@ -1,4 +1,7 @@
-"""Searches for the states that cost least: exact, and large neighbourhoods (docs/planner.md)."""
+"""Search for the states that cost least: exactly, or by freeing a few axes at a time.
+
+docs/planner.md, "The search", describes the steps.
+"""
 
 from __future__ import annotations
 
@@ -10,84 +13,108 @@ from einmpi.planner.cost_tables import Groups, Solution, Solver, States
 from einmpi.planner.eliminate import Limits
 from einmpi.planner.mesh import Mesh, groupings
 
-EXACT_AXES = 3
-MAX_STATES = 300  # of a variable, for an exact solution over more axes
-MAX_SHAPES = 3
-MANY_VARIABLES = 500
-# Counted in cells of joined tables: bounds the time without looking at a clock.
-SHAPES_BUDGET = 40_000_000
-MOVES_BUDGET = 8_500_000
-SHAPE_LIMITS = Limits(1 << 22, 30_000_000, 1 << 15)
+EXACT_AXES = 3  # up to so many axes, all states are searched at once
+MAX_STATES = 300  # of a variable, for an exact search over more axes
+MAX_MERGED_SHAPES = 3  # ways to merge the axes that are tried
+MANY_VARIABLES = 500  # too many to merge axes: one axis at a time
+# Work is counted in cells of joined tables, which bounds the time without looking at a clock.
+EXACT_BUDGET_CELLS = 40_000_000
+DESCENT_BUDGET_CELLS = 8_500_000
+MERGED_LIMITS = Limits(1 << 22, 30_000_000, 1 << 15)
 MOVE_LIMITS = Limits(1 << 18, 5_000_000, 1 << 12)
 
 
-def search(solver: Solver, start: States | None = None, others: Sequence[States] = ()) -> Solution:
-    """The best states found; `start` is needed where parts are prescribed and the mesh has many axes.
+def search(
+    solver: Solver, start: States | None = None, other_starts: Sequence[States] = ()
+) -> Solution:
+    """Return the best states found.
 
-    `others` are states that somebody else has found good, where no parts are prescribed: a search that is not exact
-    looks there too.
+    `start` is needed where parts are prescribed and the mesh has many axes. `other_starts` are
+    further states to start from, where no parts are prescribed and the search is not exact.
     """
-    axes = range(len(solver.mesh.factors))
     best = None
-    open_ = [
-        len(v.extents) + 1 for k, v in enumerate(solver.problem.variables) if k not in solver.wanted
-    ]
-    few = max(open_, default=1) ** len(axes) <= (MAX_STATES if start is None else 4 * MAX_STATES)
-    if len(axes) <= EXACT_AXES or few:
-        best = solver.solve([(axis,) for axis in axes], limits=Limits(budget=SHAPES_BUDGET))
+    if _few_states(solver, start is not None):
+        every_axis = [(axis,) for axis in range(len(solver.mesh.factors))]
+        best = solver.solve(every_axis, limits=Limits(budget=EXACT_BUDGET_CELLS))
         if best.exact:
             return best
-    if start is not None and best is None:
+    elif start is not None:
         best = solver.solve([], start)
-    elif best is None:
-        best = _least(_shapes(solver))
+    else:
+        best = _cheapest(_merged_solutions(solver))
     best = _descend(solver, best)
-    if others:
-        # Which start leads farther does not show before.
-        found = [solver.solve(groups, limits=SHAPE_LIMITS) for groups in _along_windows(solver)]
-        found += [_one_axis_at_a_time(solver, states) for states in others]
-        best = _least([best, _descend(solver, _least(found))])
+    if other_starts:
+        # Which start leads farther does not show before the descent.
+        found = []
+        for groups in _groups_along_windows(solver):
+            found.append(solver.solve(groups, limits=MERGED_LIMITS))
+        for states in other_starts:
+            found.append(_one_axis_at_a_time(solver, states))
+        best = _cheapest([best, _descend(solver, _cheapest(found))])
     return replace(best, exact=False)
 
 
-def _least(found: Iterable[Solution]) -> Solution:
+def _few_states(solver: Solver, has_start: bool) -> bool:
+    """Return whether all states of all axes can be searched at once."""
+    axes = len(solver.mesh.factors)
+    if axes <= EXACT_AXES:
+        return True
+    most_symbols = 1
+    for number, variable in enumerate(solver.problem.variables):
+        if number not in solver.wanted:
+            most_symbols = max(most_symbols, len(variable.extents) + 1)
+    most_states = 4 * MAX_STATES if has_start else MAX_STATES
+    states: int = most_symbols**axes
+    return states <= most_states
+
+
+def _cheapest(found: Iterable[Solution]) -> Solution:
     return min(found, key=lambda solution: solution.cost)
 
 
-def _shapes(solver: Solver) -> Iterator[Solution]:
-    """Solutions over axes merged into at most three, balanced shapes first."""
+def _merged_solutions(solver: Solver) -> Iterator[Solution]:
+    """Yield solutions with the axes merged into at most three, balanced shapes first."""
     if len(solver.problem.variables) > MANY_VARIABLES:
         yield _one_axis_at_a_time(solver)
         return
-    for groups in _merged(solver.mesh):
-        found = solver.solve(groups, limits=SHAPE_LIMITS)
+    for groups in _merged_shapes(solver.mesh):
+        found = solver.solve(groups, limits=MERGED_LIMITS)
         yield found
         if not found.exact:  # too tangled for this: smaller steps do better
             yield _one_axis_at_a_time(solver)
             return
-        if solver.memo.cells > SHAPES_BUDGET:
+        if solver.memo.cells > EXACT_BUDGET_CELLS:
             return
 
 
-def _merged(mesh: Mesh) -> Sequence[Groups]:
-    """The axes merged into a few; where there are several nodes, also so that no group lies on both levels."""
+def _merged_shapes(mesh: Mesh) -> Sequence[Groups]:
+    """Return ways to merge the axes into at most three groups.
+
+    Where there are several nodes, the first ways have no group with axes of both levels.
+    """
     if mesh.nodes == 1:
-        return groupings(mesh.factors, EXACT_AXES)[:MAX_SHAPES]
-    levels = mesh.factors[: mesh.node_axes], mesh.factors[mesh.node_axes :]
+        return groupings(mesh.factors, EXACT_AXES)[:MAX_MERGED_SHAPES]
     shapes: list[Groups] = []
-    for most in ((1, EXACT_AXES - 1), (EXACT_AXES - 1, 1)):
-        between, inside = (
-            groupings(level, count)[0] for level, count in zip(levels, most, strict=True)
-        )
-        later = tuple(tuple(mesh.node_axes + axis for axis in group) for group in inside)
-        shapes.append((*between, *later))
-    return [*dict.fromkeys(shapes), groupings(mesh.factors, EXACT_AXES)[0]][:MAX_SHAPES]
+    for groups_between in (1, EXACT_AXES - 1):
+        groups_inside = EXACT_AXES - groups_between
+        between = groupings(mesh.factors[: mesh.node_axes], groups_between)[0]
+        inside = groupings(mesh.factors[mesh.node_axes :], groups_inside)[0]
+        shifted = tuple(tuple(mesh.node_axes + axis for axis in group) for group in inside)
+        shape = (*between, *shifted)
+        if shape not in shapes:
+            shapes.append(shape)
+    shapes.append(groupings(mesh.factors, EXACT_AXES)[0])
+    return shapes[:MAX_MERGED_SHAPES]
 
 
-def _along_windows(solver: Solver) -> list[Groups]:
-    """Groups that labels with few indices can take: what lies in one of their windows. The heaviest tensors decide."""
+def _groups_along_windows(solver: Solver) -> list[Groups]:
+    """Return three groups of axes that short labels can take, or nothing if there are no short ones.
+
+    A label shorter than the number of ranks can be cut only along one of its windows. The groups
+    lie between borders of windows; those of the labels with the heaviest tensors come first.
+    """
     mesh = solver.mesh
-    weights: dict[int, int] = {}
+    weights: dict[int, int] = {}  # extent of a short label → bytes of the tensors that have it
     for edge in solver.problem.edges:
         for extent in set(edge.bound):
             if 1 < extent < mesh.ranks:
@@ -96,17 +123,20 @@ def _along_windows(solver: Solver) -> list[Groups]:
         return []
     borders = {0, len(mesh.factors)}
     for extent in sorted(weights, key=lambda extent: (-weights[extent], extent)):
-        for border in (
-            border for window in mesh.windows(extent) for border in (window[0], window[-1] + 1)
-        ):
-            borders |= {border} if len(borders) <= EXACT_AXES else set()
-    while len(borders) <= EXACT_AXES:
-        first, last = max(itertools.pairwise(sorted(borders)), key=lambda pair: pair[1] - pair[0])
+        for window in mesh.windows(extent):
+            for border in (window[0], window[-1] + 1):
+                if len(borders) <= EXACT_AXES:
+                    borders.add(border)
+    while len(borders) <= EXACT_AXES:  # halve the longest group
+        pairs = itertools.pairwise(sorted(borders))
+        first, last = max(pairs, key=lambda pair: pair[1] - pair[0])
         borders.add((first + last) // 2)
-    return [tuple(tuple(range(*pair)) for pair in itertools.pairwise(sorted(borders)))]
+    groups = [tuple(range(*pair)) for pair in itertools.pairwise(sorted(borders))]
+    return [groups]
 
 
 def _one_axis_at_a_time(solver: Solver, start: States | None = None) -> Solution:
+    """Free each axis once, first to last; without a start, from states that cut nothing."""
     found = Solution(0, start or solver.uncut(), False)
     for axis in range(len(solver.mesh.factors)):
         found = solver.solve([(axis,)], found.states, MOVE_LIMITS)
@@ -114,32 +144,41 @@ def _one_axis_at_a_time(solver: Solver, start: States | None = None) -> Solution
 
 
 def _descend(solver: Solver, best: Solution) -> Solution:
-    """Free one axis at a time while that saves a hundredth; then two at a time, and start again if that did."""
+    """Improve a solution by freeing one axis at a time as long as that saves a hundredth.
+
+    Then two axes are freed at a time; if that saves a hundredth, single axes are tried again.
+    """
     solver.memo.cells = 0
-    count = 1
-    while solver.memo.cells <= MOVES_BUDGET:
-        before = best.cost
-        for move in _moves(solver.mesh, best.states, count):
-            if solver.memo.cells <= MOVES_BUDGET:
-                best = _least([best, solver.solve(move, best.states, MOVE_LIMITS)])
-        saved = before - best.cost > best.cost // 100
-        if count == 2 and not saved:
+    free_axes = 1
+    while solver.memo.cells <= DESCENT_BUDGET_CELLS:
+        cost_before = best.cost
+        for groups in _moves(solver.mesh, best.states, free_axes):
+            if solver.memo.cells <= DESCENT_BUDGET_CELLS:
+                best = _cheapest([best, solver.solve(groups, best.states, MOVE_LIMITS)])
+        saves = cost_before - best.cost > best.cost // 100
+        if saves:
+            free_axes = 1
+        elif free_axes == 1:
+            free_axes = 2
+        else:
             return best
-        count = 1 if saved else 2
     return best
 
 
-def _moves(mesh: Mesh, states: States, count: int) -> Sequence[Groups]:
-    """Which `count` axes to free. Axes of equal length and level that cut everything alike are tried once."""
+def _moves(mesh: Mesh, states: States, free_axes: int) -> Sequence[Groups]:
+    """Return the sets of one or two axes to free.
+
+    Axes of equal length and level that cut everything alike are interchangeable: one of them, or
+    one pair of them, is tried.
+    """
     alike: dict[tuple[int, ...], list[int]] = {}
-    for axis, factor in enumerate(mesh.factors):
-        alike.setdefault(
-            (factor, axis < mesh.node_axes, *(state[axis] for state in states)), []
-        ).append(axis)
+    for axis, length in enumerate(mesh.factors):
+        symbols = [state[axis] for state in states]
+        alike.setdefault((length, axis < mesh.node_axes, *symbols), []).append(axis)
     classes = list(alike.values())
-    if count == 1:
+    if free_axes == 1:
         return [((axes[0],),) for axes in classes]
-    pairs = [((axes[0],), (axes[1],)) for axes in classes if len(axes) > 1]
-    return pairs + [
-        ((first[0],), (second[0],)) for first, second in itertools.combinations(classes, 2)
-    ]
+    moves = [((axes[0],), (axes[1],)) for axes in classes if len(axes) > 1]
+    for first, second in itertools.combinations(classes, 2):
+        moves.append(((first[0],), (second[0],)))
+    return moves

@@ -1,4 +1,7 @@
-"""States of vertices and layouts of tensors: which label or dimension each mesh axis cuts (docs/planner.md)."""
+"""States of vertices and layouts of tensors: the label or dimension that each mesh axis cuts.
+
+Both are rows of symbols, one for each axis; a symbol is the number of a label or dimension, or R.
+"""
 
 from __future__ import annotations
 
@@ -11,71 +14,80 @@ import numpy.typing as npt
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.mesh import Mesh, allowed_masks
 
-Symbols = npt.NDArray[np.int64]
+Symbols = npt.NDArray[np.int64]  # a row for each choice, a column for each group of axes
+
+MAX_SYMBOLS = 8  # labels of one vertex, or dimensions of one tensor, that may be cut: the longest
+FEW_ROWS = 64  # too few to be worth looking for equal layouts
 
 
 def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
-    """For each label of the EinSum and R: the dimension of the operand that it cuts, or ndim for R.
+    """Return, for each label and R, the operand's dimension that it cuts, or ndim (R) for none.
 
-    A dimension that is gathered is needed whole. A diagonal is cut along its first dimension.
+    A gathered dimension is needed whole. A diagonal is cut along its first dimension.
+    For X[i,j]·Y[j,k] summed over j, the labels are i, k, j: X has the symbols (0, 2, 1, 2).
     """
     index = einsum.operands[operand]
-    return (
-        *(index.index(label) if label in index else len(index) for label in einsum.labels),
-        len(index),
-    )
+    ndim = len(index)
+    symbols = [index.index(label) if label in index else ndim for label in einsum.labels]
+    return (*symbols, ndim)
 
 
 def output_symbols(einsum: EinSum) -> tuple[int, ...]:
-    """For each label of the EinSum and R: the dimension of the result, ndim + 1 for P, ndim for R."""
+    """Return, for each label and R, the result's dimension; ndim + 1 (P) for aggregated labels."""
     ndim = len(einsum.output)
     return (*range(ndim), *(ndim + 1 for _ in einsum.aggregated), ndim)
 
 
 def tensor_symbols(ndim: int) -> tuple[int, ...]:
+    """Return the symbols of a tensor's layout: each dimension, and R, stands for itself."""
     return tuple(range(ndim + 1))
 
 
-MAX_SYMBOLS = 8  # labels of one vertex, or dimensions of one tensor, that may be cut: the longest
-
-
 def choices(
-    mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]], fixed: Sequence[int]
+    mesh: Mesh, extents: Sequence[int], groups: Sequence[Sequence[int]], current: Sequence[int]
 ) -> Symbols:
-    """Every way to give each group of axes to a symbol (a label or dimension, or R = len(extents)), as rows.
+    """Return every way to give each group of axes to a symbol, as rows.
 
-    `fixed` holds the symbols of all axes; those of axes in no group stay. A symbol takes only axes that fit its extent.
-    What stays as it is, is among the rows.
+    A symbol is the number of a label or dimension, or R = len(extents). Axes in no group keep
+    their symbol in `current`. A row is left out if a label would be cut by axes that do not lie in
+    one of its windows. The row that keeps everything as in `current` is always among them.
     """
-    free = {axis for group in groups for axis in group}
-    longest = sorted(range(len(extents)), key=lambda symbol: (-extents[symbol], symbol))[
-        :MAX_SYMBOLS
-    ]
-    kept = {fixed[axis] for axis in free}
-    every = list(itertools.product(sorted({*longest, *kept, len(extents)}), repeat=len(groups)))
+    free_axes = {axis for group in groups for axis in group}
+    longest_first = sorted(range(len(extents)), key=lambda symbol: (-extents[symbol], symbol))
+    symbols = {len(extents), *longest_first[:MAX_SYMBOLS]}
+    symbols |= {current[axis] for axis in free_axes}
+    every = list(itertools.product(sorted(symbols), repeat=len(groups)))
     rows = np.array(every, np.int64).reshape(len(every), len(groups))
+
     fits = np.ones(len(rows), bool)
     for symbol, extent in enumerate(extents):
-        mask = np.full(
-            len(rows),
-            sum(1 << a for a, s in enumerate(fixed) if s == symbol and a not in free),
-            np.int64,
-        )
+        # The axes that cut this symbol, as a bit mask: first those that stay, the same in all rows.
+        staying = 0
+        for axis, cut in enumerate(current):
+            if cut == symbol and axis not in free_axes:
+                staying += 1 << axis
+        masks = np.full(len(rows), staying, np.int64)
         for column, group in enumerate(groups):
-            mask += (rows[:, column] == symbol) * sum(1 << axis for axis in group)
-        fits &= allowed_masks(mesh.factors, extent)[mask]
+            group_mask = sum(1 << axis for axis in group)
+            masks += (rows[:, column] == symbol) * group_mask
+        fits &= allowed_masks(mesh.factors, extent)[masks]
     return rows[fits]
 
 
 def distinct_layouts(
     rows: Symbols, symbols: Sequence[int], ndim: int
 ) -> tuple[Symbols, npt.NDArray[np.intp]]:
-    """(layouts that the choices in `rows` give a tensor, each once or so; which of them each choice gives)."""
-    mapped = np.array(symbols, np.int64)[rows]
-    if len(rows) <= 64:  # too few to be worth the search
-        return mapped, np.arange(len(rows))
-    code = np.zeros(len(rows), np.int64)
+    """Return (the layouts that the choices in `rows` give a tensor, the layout of each choice).
+
+    `symbols` maps a symbol of the choices to one of the tensor. Different states of a vertex often
+    give a tensor the same layout; a table over layouts is smaller than one over states. Where
+    there are few rows, equal layouts are not looked for.
+    """
+    layouts = np.array(symbols, np.int64)[rows]
+    if len(rows) <= FEW_ROWS:
+        return layouts, np.arange(len(rows))
+    codes = np.zeros(len(rows), np.int64)
     for column in range(rows.shape[1]):
-        code = code * (ndim + 2) + mapped[:, column]
-    _, first, which = np.unique(code, return_index=True, return_inverse=True)
-    return mapped[first], which
+        codes = codes * (ndim + 2) + layouts[:, column]
+    _, first, which = np.unique(codes, return_index=True, return_inverse=True)
+    return layouts[first], which

@@ -1,4 +1,4 @@
-"""What a plan moves, and how long it takes on a measured machine: of every edge, and of every vertex."""
+"""What a plan moves along every edge, and what every vertex costs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from einmpi.planner.volume import moved_words
 
 @dataclass(frozen=True)
 class Traffic:
-    """What moves along an edge: words over all ranks, and with how many ranks each one exchanges something."""
+    """What moves along an edge: words over all ranks, and the ranks that exchange something."""
 
-    copied: int  # for a join,
-    combined: int  # as partial results,
-    recut: int  # because the tensor is cut along other dimensions
+    copied: int  # words that move as copies for a join
+    combined: int  # words of partial results
+    recut: int  # words that move because the tensor is cut along other dimensions
     between: tuple[int, int] = (0, 0)  # words between nodes: of the combined ones, of the others
-    peers: tuple[int, int] = (1, 1)  # inside a node and between nodes, itself included
+    peers: tuple[int, int] = (1, 1)  # ranks in an exchange: inside a node, between nodes
 
     @property
     def words(self) -> tuple[int, int, int]:
@@ -32,38 +32,65 @@ class Traffic:
 
 
 def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traffic:
-    """What an edge moves, given what each axis cuts at its ends."""
-    elements = prod(edge.bound)
+    """Return what an edge moves, given the symbols of each axis at its ends, the source first."""
     targets = [edge.target_symbols[symbol] for symbol in cuts[-1]]
     if edge.source is None:
-        copies = [f if t == edge.ndim else 1 for f, t in zip(mesh.factors, targets, strict=True)]
-        across, inside = prod(copies[: mesh.node_axes]), prod(copies[mesh.node_axes :])
-        return Traffic(
-            (across * inside - 1) * elements, 0, 0, (0, (across - 1) * elements), (inside, across)
-        )
+        return _input_traffic(mesh, edge, targets)
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
-    axes = tuple(zip(mesh.factors, sources, targets, strict=True))
+    elements = prod(edge.bound)
+    replicated = edge.ndim
+    partial = edge.ndim + 1
+
+    partials = []  # of each axis: its length if it has partial results, else 1
+    exchanging = []  # its length if ranks exchange something along it, else 1
+    turns = False  # whether an axis goes from one dimension to another
+    for length, source, target in zip(mesh.factors, sources, targets, strict=True):
+        partials.append(length if source == partial else 1)
+        exchanging.append(length if source not in (target, replicated) else 1)
+        if source != target and source < edge.ndim and target < edge.ndim:
+            turns = True
+
     total, crossing = moved_words(mesh, edge.bound, sources, targets)
-    partial = [f if s == edge.ndim + 1 else 1 for f, s, _ in axes]
-    combined = min(total, (prod(partial) - 1) * elements)
-    first = min(crossing, (prod(partial[: mesh.node_axes]) - 1) * elements)
-    changing = [f if s not in (t, edge.ndim) else 1 for f, s, t in axes]
-    peers = prod(changing[mesh.node_axes :]), prod(changing[: mesh.node_axes])
-    turned = any(s < edge.ndim and t < edge.ndim and s != t for _, s, t in axes)
-    others = (0, total - combined) if turned else (total - combined, 0)
-    return Traffic(others[0], combined, others[1], (first, crossing - first), peers)
+    combined = min(total, (prod(partials) - 1) * elements)
+    rest = total - combined
+    node_partials = prod(partials[: mesh.node_axes])
+    crossing_combined = min(crossing, (node_partials - 1) * elements)
+    return Traffic(
+        copied=0 if turns else rest,
+        combined=combined,
+        recut=rest if turns else 0,
+        between=(crossing_combined, crossing - crossing_combined),
+        peers=(prod(exchanging[mesh.node_axes :]), prod(exchanging[: mesh.node_axes])),
+    )
 
 
-NOTHING = Cost(0, 0, 0)
+def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
+    """Return what an input moves that is stored once: every copy but the first."""
+    elements = prod(edge.bound)
+    copies = []
+    for length, target in zip(mesh.factors, targets, strict=True):
+        copies.append(length if target == edge.ndim else 1)
+    across = prod(copies[: mesh.node_axes])
+    inside = prod(copies[mesh.node_axes :])
+    return Traffic(
+        copied=(across * inside - 1) * elements,
+        combined=0,
+        recut=0,
+        between=(0, (across - 1) * elements),
+        peers=(inside, across),
+    )
 
 
 @dataclass
 class Bill:
-    """What a vertex costs. Times are picoseconds of all ranks together, where a machine was measured."""
+    """What a vertex moves, and how long it takes where a machine was measured.
 
-    words: Cost = NOTHING
+    Times are picoseconds of all ranks together.
+    """
+
+    words: Cost = Cost(0, 0, 0)
     nbytes: int = 0
-    between: int = 0  # bytes
+    between: int = 0  # bytes between nodes
     computing: int = 0
     moving_inside: int = 0
     moving_between: int = 0
@@ -72,14 +99,16 @@ class Bill:
     def time(self) -> int:
         return self.computing + self.moving_inside + self.moving_between
 
-    def add(self, words: Cost, between: int, size: int, prices: Prices) -> None:
-        nbytes = words.total * size
+    def add(self, words: Cost, words_between: int, itemsize: int, prices: Prices) -> None:
+        """Add words that move, some of them between nodes."""
+        nbytes = words.total * itemsize
+        nbytes_between = words_between * itemsize
         self.words += words
         self.nbytes += nbytes
-        self.between += between * size
+        self.between += nbytes_between
         if prices.machine is not None:
-            self.moving_inside += (nbytes - between * size) * prices.inside
-            self.moving_between += between * size * prices.between
+            self.moving_inside += (nbytes - nbytes_between) * prices.inside
+            self.moving_between += nbytes_between * prices.between
 
 
 def bills(
@@ -90,32 +119,46 @@ def bills(
     pinned: Collection[str],
     prices: Prices,
 ) -> dict[str, Bill]:
-    """What each vertex costs, every layer by itself. Copies and new cuts are paid by who needs them, partial results by
-    who made them."""
-    whole = factor(graph, resident, pinned)
+    """Return what each vertex costs. Repeated layers are counted one by one.
+
+    Copies and new cuts are paid by the vertex that needs them, partial results by the vertex that
+    made them.
+    """
+    problem = factor(graph, resident, pinned)
     found = {vertex.name: Bill() for vertex in graph.computed}
-    for edge in whole.edges:
-        target = whole.variables[edge.target]
-        ends = [target] if edge.source is None else [whole.variables[edge.source], target]
+    for edge in problem.edges:
+        target = problem.variables[edge.target]
+        cuts = [states[target.kind, target.name]]
+        if edge.source is not None:
+            source = problem.variables[edge.source]
+            cuts.insert(0, states[source.kind, source.name])
+        traffic = edge_traffic(mesh, edge, cuts)
         tensor = graph[edge.tensor]
-        user = target.name if target.kind == "vertex" or tensor.is_input else edge.tensor
-        user = user if user in found else graph.consumers[user][0]
-        traffic = edge_traffic(mesh, edge, [states[end.kind, end.name] for end in ends])
-        size, count = np.dtype(tensor.dtype).itemsize, edge.weight
-        first, rest = (count * words for words in traffic.between)
-        found[user].add(Cost(count * traffic.copied, 0, count * traffic.recut), rest, size, prices)
+        itemsize = np.dtype(tensor.dtype).itemsize
+        count = edge.weight
+
+        user = edge.tensor
+        if target.kind == "vertex" or tensor.is_input:
+            user = target.name
+        if user not in found:  # an input in a layout of its own: its first reader pays
+            user = graph.consumers[user][0]
+        between_combined, between_rest = traffic.between
+        copies = Cost(count * traffic.copied, 0, count * traffic.recut)
+        found[user].add(copies, count * between_rest, itemsize, prices)
+        payer = found[user]
         if traffic.combined:
-            found[edge.tensor].add(Cost(0, count * traffic.combined, 0), first, size, prices)
-        payer = found[edge.tensor if traffic.combined else user]
+            payer = found[edge.tensor]
+            partial_results = Cost(0, count * traffic.combined, 0)
+            payer.add(partial_results, count * between_combined, itemsize, prices)
         inside, across = traffic.peers
         payer.moving_inside += count * mesh.ranks * prices.messages(inside, 1)
         payer.moving_between += count * mesh.ranks * prices.messages(1, across)
+
     if prices.machine is not None:
         for vertex in graph.computed:
             assert vertex.einsum is not None
             state = states["vertex", vertex.name]
-            again = mesh.parts(state, [len(vertex.einsum.labels)])[0]
-            found[vertex.name].computing = (
-                vertex.einsum.operations() * prices.operation(vertex) // 1000 * again
-            )
+            replicas = mesh.parts(state, [len(vertex.einsum.labels)])[0]
+            femtoseconds = vertex.einsum.operations() * prices.operation(vertex)
+            found[vertex.name].computing = femtoseconds // 1000 * replicas
     return found

@@ -1,12 +1,14 @@
-"""The exact number of words an edge moves, for all pairs of layouts at once (docs/planner.md). Integers only."""
+"""The exact number of words that an edge moves, for all pairs of layouts at once.
+
+Whole numbers only. docs/planner.md, "What an edge costs", has the table of factors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,180 +16,234 @@ import numpy.typing as npt
 from einmpi.planner.mesh import Mesh
 
 Ints = npt.NDArray[np.int64]
+Number = TypeVar("Number", int, Ints)  # of one pair of layouts, or of all pairs at once
+AxisPair = tuple[int, int, int]  # length of an axis, its symbol in the source and in the target
 
 
-@dataclass(frozen=True)
-class Factors:
-    """Products over axes of the table in docs/planner.md, each scaled to whole numbers.
+class Factors(NamedTuple, Generic[Number]):
+    """The five columns of the table in docs/planner.md, multiplied over some axes.
 
-    wanted f·BD, held f·BS, partials G, common f²·OV, copies 1/SG. Arrays are [source layout, target layout].
+    The table has fractions. To stay with whole numbers, BD and BS are multiplied by the product f
+    of the axes, and OV by f². Arrays are [source layout, target layout].
     """
 
-    wanted: Ints
-    held: Ints
-    partials: Ints
-    common: Ints
-    copies: Ints
-
-    def parts(self) -> tuple[Ints, ...]:
-        return self.wanted, self.held, self.partials, self.common, self.copies
-
-    def scaled(self, other: tuple[int, ...]) -> Factors:
-        """With axes whose layout is fixed, given by their five products."""
-        return Factors(*(mine * theirs for mine, theirs in zip(self.parts(), other, strict=True)))
+    target: Number  # f·BD: the block that a rank has afterwards
+    source: Number  # f·BS: the block that a rank has before
+    partials: Number  # G: ranks whose partial results make one element
+    overlap: Number  # f²·OV: the part of both blocks that is the same
+    replicas: Number  # 1/SG: ranks that have the same before and want the same afterwards
 
 
 @cache
-def axis_factors(factor: int, ndim: int) -> Factors:
-    """One axis. Source symbols: dimensions 0 … ndim−1, R, P; target symbols: dimensions, R."""
-    f, replicated, partial = factor, ndim, ndim + 1
+def axis_factors(length: int, ndim: int) -> Factors[Ints]:
+    """Return the table for one axis, as arrays [source symbol, target symbol].
+
+    Source symbols are the dimensions 0 … ndim − 1, then R, then P; target symbols are the
+    dimensions, then R.
+    """
+    replicated = ndim
+    partial = ndim + 1
     shape = (ndim + 2, ndim + 1)
-    wanted, held, partials, common, copies = (np.ones(shape, np.int64) for _ in range(5))
-    wanted[:, replicated] = f
-    held[partial, :] = f
-    held[replicated, replicated] = f
-    partials[partial, :] = f
-    common[:, :] = f
-    common[:ndim, :ndim] = np.where(np.eye(ndim, dtype=bool), f, 1)
-    common[replicated, replicated] = f * f
-    copies[replicated, replicated] = f
-    return Factors(wanted, held, partials, common, copies)
+
+    target = np.ones(shape, np.int64)
+    target[:, replicated] = length
+
+    source = np.ones(shape, np.int64)
+    source[partial, :] = length
+    source[replicated, replicated] = length
+
+    partials = np.ones(shape, np.int64)
+    partials[partial, :] = length
+
+    overlap = np.full(shape, length, np.int64)
+    overlap[:ndim, :ndim] = 1  # d → d'
+    overlap[range(ndim), range(ndim)] = length  # d → d
+    overlap[replicated, replicated] = length * length
+
+    replicas = np.ones(shape, np.int64)
+    replicas[replicated, replicated] = length
+    return Factors(target, source, partials, overlap, replicas)
 
 
-def layout_factors(factors: Sequence[int], ndim: int, sources: Ints, targets: Ints) -> Factors:
-    """The products for all pairs of layouts, given as rows of symbols, one an axis."""
-    parts: list[Ints] = [np.ones((len(sources), len(targets)), np.int64) for _ in range(5)]
-    for column, factor in enumerate(factors):
-        pair = sources[:, column][:, None], targets[:, column]
-        for product, part in zip(parts, axis_factors(factor, ndim).parts(), strict=True):
-            product *= part[pair]
-    return Factors(*parts)
+def layout_factors(
+    lengths: Sequence[int], ndim: int, sources: Ints, targets: Ints
+) -> Factors[Ints]:
+    """Return the products for all pairs of layouts.
 
-
-def peers(factors: Sequence[int], ndim: int, sources: Ints, targets: Ints) -> Ints:
-    """For all pairs of layouts the product of the axes along which ranks exchange something."""
-    product: Ints = np.ones((len(sources), len(targets)), np.int64)
-    for column, factor in enumerate(factors):
-        source, target = sources[:, column][:, None], targets[:, column]
-        product *= np.where((source != target) & (source != ndim), factor, 1)
-    return product
-
-
-def replicas_share(products: Sequence[int], ranks: int) -> bool:
-    """Whether aggregating moves more than it saves: then ranks that would all do the same share it."""
-    _, held, partials, common, _ = products
-    return ranks * (held - held // partials) > common
-
-
-def sharing(products: Sequence[Any], between: Sequence[Any]) -> Sequence[Any]:
-    """The products over all axes, made ready for `received`, given those over the axes between nodes.
-
-    Idle replicas on other nodes share a reduction only if it goes from node to node anyway.
+    `sources` and `targets` have a row for each layout and a column for each axis: its symbol.
     """
-    elsewhere = np.where(between[2] > 1, 1, between[-1])
-    return (*products[:-1], products[-1] // elsewhere)
-
-
-def received(products: Sequence[Any], amount: int, common: Any) -> Any:
-    """What all ranks together receive of a tensor of this amount, from the products and what they have in `common`."""
-    wanted, held, partials, _, copies = products
-    surplus = (held - held // partials) * amount - common
-    return wanted * amount + np.maximum(surplus, 0) // copies + np.minimum(surplus, 0)
-
-
-def common_share(products: Sequence[Any], ranks: int, amount: int) -> Any:
-    """What ranks have before and want after, all together: common · amount / ranks, in numbers that stay small.
-
-    Where an axis turns from one dimension to another whose extents do not divide, `meeting` has the exact number.
-    """
-    whole, rest = divmod(amount, ranks)
-    return products[3] * whole + products[3] * rest // ranks
+    shape = (len(sources), len(targets))
+    products = Factors(*(np.ones(shape, np.int64) for _ in Factors._fields))
+    for axis, length in enumerate(lengths):
+        pairs = sources[:, axis][:, None], targets[:, axis]
+        for product, table in zip(products, axis_factors(length, ndim), strict=True):
+            product *= table[pairs]
+    return products
 
 
 @cache
-def held_factors(axes: tuple[tuple[int, int, int], ...], ndim: int) -> tuple[int, ...]:
-    """The five products over axes given as (factor, source symbol, target symbol)."""
-    product: tuple[int, ...] = (1,) * 5
-    for factor, source, target in axes:
-        parts = axis_factors(factor, ndim).parts()
-        product = tuple(
-            have * int(part[source, target]) for have, part in zip(product, parts, strict=True)
-        )
+def axes_factors(axes: tuple[AxisPair, ...], ndim: int) -> Factors[int]:
+    """Return the products for one pair of layouts, given the symbols of each axis."""
+    products = [1] * len(Factors._fields)
+    for length, source, target in axes:
+        for column, table in enumerate(axis_factors(length, ndim)):
+            products[column] *= int(table[source, target])
+    return Factors(*products)
+
+
+def multiplied(products: Factors[Ints], others: Factors[int]) -> Factors[Ints]:
+    """Multiply the products over some axes by those over other axes."""
+    return Factors(*(one * other for one, other in zip(products, others, strict=True)))
+
+
+def peers(lengths: Sequence[int], ndim: int, sources: Ints, targets: Ints) -> Ints:
+    """Return, for all pairs of layouts, the product of the axes along which ranks exchange."""
+    product: Ints = np.ones((len(sources), len(targets)), np.int64)
+    for axis, length in enumerate(lengths):
+        source = sources[:, axis][:, None]
+        target = targets[:, axis]
+        exchange = (source != target) & (source != ndim)
+        product *= np.where(exchange, length, 1)
     return product
+
+
+# ---- words received -----------------------------------------------------------------------------
+
+
+def received(products: Factors[Any], amount: int, overlap: Any) -> Any:
+    """Return what all ranks together receive of a tensor of this amount (words or bytes).
+
+    This is p·|T|·(BD + Δ) with Δ = (1 − 1/G)·BS − OV, and Δ·SG in place of a positive Δ.
+    `overlap` is p·|T|·OV: see `overlap_share` and `kept_elements`.
+    """
+    reduced = (products.source - products.source // products.partials) * amount
+    delta = reduced - overlap
+    shared_delta = np.maximum(delta, 0) // products.replicas + np.minimum(delta, 0)
+    return products.target * amount + shared_delta
+
+
+def overlap_share(products: Factors[Any], ranks: int, amount: int) -> Any:
+    """Return what stays on its rank, of all ranks together: overlap · amount / ranks.
+
+    The division comes first, so that the numbers stay small. Where an axis turns from one
+    dimension to another and the extents do not divide, `kept_elements` has the exact number.
+    """
+    quotient, remainder = divmod(amount, ranks)
+    return products.overlap * quotient + products.overlap * remainder // ranks
+
+
+def replicas_share(products: Factors[int], ranks: int) -> bool:
+    """Return whether Δ > 0: aggregating moves more than it saves, and idle replicas share it."""
+    reduced = products.source - products.source // products.partials
+    return ranks * reduced > products.overlap
+
+
+def sharing_on_nodes(products: Factors[Any], between: Factors[Any]) -> Factors[Any]:
+    """Correct the replicas in the products over all axes, given those over axes between nodes.
+
+    Replicas on other nodes share a reduction only if it goes from node to node anyway.
+    """
+    on_other_nodes = np.where(between.partials > 1, 1, between.replicas)
+    return products._replace(replicas=products.replicas // on_other_nodes)
 
 
 def moved_words(
     mesh: Mesh, bound: tuple[int, ...], sources: Sequence[int], targets: Sequence[int]
 ) -> tuple[int, int]:
-    """(words that all ranks together receive, those of them that come from other nodes) for one pair of layouts."""
-    ndim, elements = len(bound), prod(bound)
+    """Return (words that all ranks together receive, those of them that come from other nodes).
+
+    `sources` and `targets` are the symbols of each axis before and after.
+    """
+    ndim = len(bound)
+    elements = prod(bound)
     axes = tuple(zip(mesh.factors, sources, targets, strict=True))
-    turns = tuple(
-        (axis, s, t) for axis, (_, s, t) in enumerate(axes) if s != t and max(s, t) < ndim
-    )
-    every, between = held_factors(axes, ndim), held_factors(axes[: mesh.node_axes], ndim)
-    on_nodes = tuple(turn for turn in turns if turn[0] < mesh.node_axes)
-    total = received(sharing(every, between), elements, every[-1] * meeting(mesh, bound, turns))
-    return int(total), int(
-        received(between, elements, between[-1] * meeting(mesh, bound, on_nodes))
-    )
+    turns = []
+    for axis, (_, source, target) in enumerate(axes):
+        if source != target and source < ndim and target < ndim:
+            turns.append((axis, source, target))
+    turns_between = [turn for turn in turns if turn[0] < mesh.node_axes]
+
+    every = axes_factors(axes, ndim)
+    between = axes_factors(axes[: mesh.node_axes], ndim)
+    kept = every.replicas * kept_elements(mesh, bound, tuple(turns))
+    kept_on_nodes = between.replicas * kept_elements(mesh, bound, tuple(turns_between))
+    total = received(sharing_on_nodes(every, between), elements, kept)
+    crossing = received(between, elements, kept_on_nodes)
+    return int(total), int(crossing)
 
 
-# ---- extents that do not divide -------------------------------------------------------------------------------------
+# ---- extents that do not divide -----------------------------------------------------------------
 
 
 @lru_cache(maxsize=65536)
-def meeting(mesh: Mesh, bound: tuple[int, ...], turns: tuple[tuple[int, int, int], ...]) -> int:
-    """Elements that stay on their rank when axes turn, each given with the dimensions that it cuts before and after.
+def kept_elements(
+    mesh: Mesh, bound: tuple[int, ...], turns: tuple[tuple[int, int, int], ...]
+) -> int:
+    """Return the elements that stay on their rank when axes turn.
 
-    Axes that do not turn make no difference: what their ranks keep adds up to what one rank would.
+    A turn is (axis, the dimension it cuts before, the dimension it cuts after). An element stays
+    if its indices in both dimensions have the same digit on the axis. Axes that do not turn make
+    no difference: what their ranks keep adds up to what one rank would keep.
     """
-    together = np.ones([mesh.factors[axis] for axis, _, _ in turns], np.int64)
+    # One array axis for each turn: the digit. An element counts where all its digits agree.
+    kept = np.ones([mesh.factors[axis] for axis, _, _ in turns], np.int64)
     for dimension, extent in enumerate(bound):
         cutting = tuple(axis for axis, *pair in turns if dimension in pair)
         shape = [mesh.factors[axis] if axis in cutting else 1 for axis, _, _ in turns]
-        together = together * _counts(mesh, extent, cutting).reshape(shape)
-    return int(together.sum())
+        kept = kept * _indices_by_digits(mesh, extent, cutting).reshape(shape)
+    return int(kept.sum())
 
 
-def meetings(mesh: Mesh, bound: tuple[int, ...], axes: int, sources: Ints, targets: Ints) -> Ints:
-    """The same for all pairs of layouts, given as rows of symbols, by the first axes alone."""
+def kept_elements_table(
+    mesh: Mesh, bound: tuple[int, ...], axes: int, sources: Ints, targets: Ints
+) -> Ints:
+    """Return `kept_elements` for all pairs of layouts, by the first `axes` axes alone."""
     ndim = len(bound)
-    # Which way an axis turns makes no difference: few pairs of layouts differ.
-    code = np.zeros((len(sources), len(targets)), np.int64)
+    # The direction of a turn makes no difference, so few pairs of layouts differ. Give each pair a
+    # code with one digit per axis, low · ndim + high where the axis turns and 0 where it does not.
+    codes = np.zeros((len(sources), len(targets)), np.int64)
     for axis in range(axes):
-        one, two = sources[:, axis][:, None], targets[:, axis]
-        low, high = np.minimum(one, two), np.maximum(one, two)
-        code = code * ndim**2 + np.where((low < high) & (high < ndim), low * ndim + high, 0)
-    different, which = np.unique(code, return_inverse=True)
-    found = []
-    for number in different.tolist():
+        source = sources[:, axis][:, None]
+        target = targets[:, axis]
+        low = np.minimum(source, target)
+        high = np.maximum(source, target)
+        turns_here = (low < high) & (high < ndim)
+        codes = codes * ndim**2 + np.where(turns_here, low * ndim + high, 0)
+    different, which = np.unique(codes, return_inverse=True)
+    kept = []
+    for code in different.tolist():
         turns = []
         for axis in reversed(range(axes)):
-            number, pair = divmod(number, ndim**2)
-            turns += [(axis, *divmod(pair, ndim))] if pair else []
-        found.append(meeting(mesh, bound, tuple(reversed(turns))))
-    return np.array(found, np.int64)[which.reshape(code.shape)]
+            code, digit = divmod(code, ndim**2)
+            if digit:
+                low, high = divmod(digit, ndim)
+                turns.append((axis, low, high))
+        kept.append(kept_elements(mesh, bound, tuple(reversed(turns))))
+    return np.array(kept, np.int64)[which.reshape(codes.shape)]
 
 
 @lru_cache(maxsize=4096)
-def _counts(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
-    """How many indices of a dimension have each combination of digits on some axes."""
+def _indices_by_digits(mesh: Mesh, extent: int, axes: tuple[int, ...]) -> Ints:
+    """Return how many indices of a dimension have each combination of digits on some axes.
+
+    On 4 = 2·2 ranks the 10 indices of a dimension lie in fine blocks of 3, 2, 3, 2. On the last
+    axis, blocks 0 and 2 have digit 0: 6 indices; blocks 1 and 3 have digit 1: 4 indices.
+    """
     window_of = {axis: window for window in mesh.windows(extent) for axis in window}
-    blocks = {
-        window_of[axis]: prod(mesh.factors[other] for other in window_of[axis]) for axis in axes
-    }
-    # From one border to the next all indices have the same digits.
-    borders = [-(-np.arange(count + 1) * extent // count) for count in blocks.values()]
-    starts = np.unique(np.concatenate([[0, extent], *borders]))
-    which = np.zeros(len(starts) - 1, np.int64)
+    blocks_of = {}  # axis → fine blocks that its window divides the dimension into
+    borders = [np.array([0, extent])]
     for axis in axes:
-        count, later = (
-            blocks[window_of[axis]],
-            prod(mesh.factors[other] for other in window_of[axis] if other > axis),
-        )
-        which = (
-            which * mesh.factors[axis] + starts[:-1] * count // extent // later % mesh.factors[axis]
-        )
-    found = np.bincount(which, np.diff(starts), prod(mesh.factors[axis] for axis in axes))
+        blocks = prod(mesh.factors[other] for other in window_of[axis])
+        blocks_of[axis] = blocks
+        borders.append(-(-np.arange(blocks + 1) * extent // blocks))
+    # From one border to the next, all indices have the same digits.
+    starts = np.unique(np.concatenate(borders))
+    combination = np.zeros(len(starts) - 1, np.int64)
+    for axis in axes:
+        block = starts[:-1] * blocks_of[axis] // extent
+        later = prod(mesh.factors[other] for other in window_of[axis] if other > axis)
+        digit = block // later % mesh.factors[axis]
+        combination = combination * mesh.factors[axis] + digit
+    combinations = prod(mesh.factors[axis] for axis in axes)
+    found = np.bincount(combination, np.diff(starts), combinations)
     return found.astype(np.int64)

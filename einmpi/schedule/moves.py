@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.volume import held_factors, replicas_share
+from einmpi.planner.volume import axes_factors, replicas_share
 from einmpi.schedule.layout import (
     PARTIAL,
     Cuts,
@@ -98,7 +98,7 @@ def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
     axes = []
     for factor, have, want in zip(mesh.factors, source, target, strict=True):
         axes.append((factor, symbol(have), symbol(want)))
-    return replicas_share(held_factors(tuple(axes), ndim), mesh.ranks)
+    return replicas_share(axes_factors(tuple(axes), ndim), mesh.ranks)
 
 
 def group_of(mesh: Mesh, axes: Sequence[int], rank: int) -> tuple[tuple[int, ...], int]:

@@ -15,7 +15,14 @@ import pytest
 from plan_oracle import Axes, P, R, axes_of, layouts, received, volume
 
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.volume import common_share, held_factors, layout_factors, meetings, moved_words
+from einmpi.planner.volume import (
+    Factors,
+    axes_factors,
+    kept_elements_table,
+    layout_factors,
+    moved_words,
+    overlap_share,
+)
 from einmpi.planner.volume import received as words_received
 
 RANKS = (2, 3, 4, 5, 6, 8, 9, 12, 16)
@@ -41,11 +48,12 @@ def every_pair(ranks: int, ndim: int) -> tuple[np.ndarray, ...]:
         np.array(list(itertools.product(range(symbols), repeat=len(factors))), np.int64)
         for symbols in (ndim + 2, ndim + 1)
     )
-    return layout_factors(factors, ndim, sources, targets).parts()
+    return layout_factors(factors, ndim, sources, targets)
 
 
 def closed_form(products: Sequence[Any], ranks: int, elements: int) -> Any:
-    return words_received(products, elements, common_share(products, ranks, elements))
+    products = Factors(*products)
+    return words_received(products, elements, overlap_share(products, ranks, elements))
 
 
 @cache
@@ -103,8 +111,10 @@ def test_extents_that_do_not_divide(ranks):
         expected = received(factors, extents, source, target)
         assert moved_words(mesh, extents, *rows) == (expected, 0), (extents, source, target)
         sources, targets = (np.array([row], np.int64) for row in rows)
-        products = layout_factors(factors, len(extents), sources, targets).parts()
-        common = products[-1] * meetings(mesh, extents, len(factors), sources, targets)
+        products = layout_factors(factors, len(extents), sources, targets)
+        common = products.replicas * kept_elements_table(
+            mesh, extents, len(factors), sources, targets
+        )
         assert words_received(products, prod(extents), common)[0, 0] == expected
 
 
@@ -177,7 +187,7 @@ def test_one_pair_costs_what_the_table_of_all_pairs_has(ranks, ndim):
         source = tuple(rng.randrange(ndim + 2) for _ in factors)
         target = tuple(rng.randrange(ndim + 1) for _ in factors)
         entry = whole[code(source, ndim, ndim + 2), code(target, ndim, ndim + 1)]
-        products = held_factors(tuple(zip(factors, source, target, strict=True)), ndim)
+        products = axes_factors(tuple(zip(factors, source, target, strict=True)), ndim)
         assert closed_form(products, ranks, ranks**2) == entry
 
 
@@ -228,7 +238,7 @@ def test_a_tensor_of_2_to_the_50_bytes_on_4096_ranks_does_not_overflow(nbytes):
     ]
     for source, target in pairs:
         numbered = [tuple(number(symbol, 2) for symbol in axes) for axes in (source, target)]
-        products = held_factors(tuple(zip(factors, *numbered, strict=True)), 2)
+        products = axes_factors(tuple(zip(factors, *numbered, strict=True)), 2)
         found = int(
             closed_form([np.array(product, np.int64) for product in products], 4096, nbytes)
         )
