@@ -6,9 +6,11 @@ Such a table stands between the comments <!-- table: NAME --> and <!-- end of ta
 import re
 from pathlib import Path
 
+from einmpi.files.formats import all_formats
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.operations import OPERATIONS
+from einmpi.job.backends import all_backends
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
 
@@ -87,6 +89,22 @@ def dtypes_table():
     return markdown(["dtype", "values", "bytes", "in output files"], rows)
 
 
+def formats_table():
+    rows = []
+    for known in all_formats():
+        suffixes = ", ".join(f"`{suffix}`" for suffix in known.suffixes)
+        key = f"`{known.key}`" if known.key else "none"
+        access = "read" if known.write is None else "read, write"
+        short_form = f"`{known.short_form}`"
+        rows.append((known.name, suffixes, key, short_form, access, known.documentation))
+    return markdown(("format", "suffixes", "key", "short form", "access", "contents"), rows)
+
+
+def backends_table():
+    rows = [(f"`{known.name}`", known.documentation) for known in all_backends()]
+    return markdown(("`backend`", "computes on"), rows)
+
+
 # The name of a table in the comment before it → the function that makes it.
 TABLES = {
     "strategies": strategies_table,
@@ -96,6 +114,8 @@ TABLES = {
     "functions": functions_table,
     "macros": macros_table,
     "dtypes": dtypes_table,
+    "formats": formats_table,
+    "backends": backends_table,
 }
 
 

@@ -14,7 +14,8 @@ from einmpi.comm.base import ALONE, together
 from einmpi.errors import InputError
 from einmpi.files import load as storage
 from einmpi.files.datasets import Dataset
-from einmpi.files.specs import INSIDE, InputSpec, suffix_of
+from einmpi.files.formats import find, known_format
+from einmpi.files.specs import InputSpec
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.job import Job, read_job
 from einmpi.kernels.reference import evaluate, memory_needed
@@ -216,21 +217,21 @@ def open_dataset(
     """
     from einmpi.comm.mpi import comm_of
     from einmpi.compiled.dist_array import DistArray
-    from einmpi.files.formats import find
 
     ours, path = comm_of(comm), os.fspath(file)
 
     def look() -> Dataset:
         if rows is not None and (not isinstance(rows, slice) or rows.step not in (None, 1)):
             raise InputError("open_dataset", f"rows is {rows!r}", "such as slice(0, 1000)")
-        if not dataset and INSIDE.get(suffix_of(path)):
+        file_format = known_format(path, path)
+        if file_format.key and not dataset:
             raise InputError(
                 "open_dataset",
-                f"which tensor of {path} is not said",
-                'such as open_dataset(file, "/Z")',
+                f"the {file_format.key} of {path} is missing",
+                f'a second argument such as "{file_format.example_name}"',
             )
         chosen = None if rows is None else (rows.start, rows.stop)
-        return find(InputSpec("", file=path, dataset=dataset, rows=chosen))
+        return find(InputSpec("", file=path, inside=dataset or "", rows=chosen))
 
     return DistArray.from_dataset(together(ours, look, Dataset.as_read), ours, parts)
 

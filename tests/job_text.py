@@ -5,8 +5,8 @@ import pytest
 from einmpi.errors import InputError
 from einmpi.job.job import read_job
 
-NAME = "letters, digits and _, not starting with a digit, and no word of Python"
-EXTENT = "a whole number from 1 to 2**39 = 549755813888"
+NAME = "expected letters, digits and _, not starting with a digit, and not a keyword of Python"
+EXTENT = "expected an integer from 1 to 2**39 = 549755813888"
 DTYPES = "float16, float32, float64, complex64, complex128, int32, int64, bool"
 PROGRAM = 'program = "Z[i] = A[i] + 1"\n'
 A = '[inputs]\nA = { shape = [4], random = "ones" }\n'

@@ -227,10 +227,10 @@ def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "inputs, message",
     [
-        ({"A": A}, "inputs: input B is not given; B: float64[24, 10]"),
+        ({"A": A}, "inputs: input B is not given; expected B: float64[24, 10]"),
         ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; expected one of A, B"),
-        ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; B: float64[24, 10]"),
-        ({"A": A, "B": B.astype("float32")}, "inputs: B is float32[24, 10]; B: float64[24, 10]"),
+        ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; expected B: float64[24, 10]"),
+        ({"A": A, "B": B.astype("float32")}, "inputs: B is float32[24, 10]; expected B: float64[24, 10]"),
     ],
 )
 def test_wrong_inputs_are_an_error_on_all_ranks(inputs, message):
@@ -252,7 +252,7 @@ def test_one_rank_with_wrong_inputs_ends_all():
             einmpi.run(job, {"A": A, "B": B if comm.rank != 2 else B.T}, comm)
         return str(caught.value)
 
-    assert run_threads(4, on_rank) == ["inputs: B is float64[10, 24]; B: float64[24, 10]"] * 4
+    assert run_threads(4, on_rank) == ["inputs: B is float64[10, 24]; expected B: float64[24, 10]"] * 4
 
 
 def test_a_call_after_an_error_on_one_rank():

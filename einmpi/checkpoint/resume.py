@@ -97,7 +97,7 @@ def _text(spec: InputSpec) -> str:
         raise InputError(
             spec.place, f"{spec.file}: {error.strerror or error}", "a file to read"
         ) from None
-    inside = spec.dataset if spec.tensor is None else spec.tensor
+    inside = spec.inside or None
     return (
         f"{os.path.basename(spec.file)}:{inside} rows {spec.rows} {spec.dtype}{list(spec.shape or ())}, "
         f"{found.st_size} bytes, written at {found.st_mtime_ns} ns"

@@ -126,7 +126,7 @@ class Checkpoints:
             raise InputError(
                 f"--checkpoint {self.folder}",
                 f"it has the checkpoint {found[-1]} of an earlier run",
-                "--resume to go on from there, or remove it",
+                "an empty folder, or --resume to continue from the checkpoint",
             )
         return found[-1] if found else ""
 

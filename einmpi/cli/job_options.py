@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
-from einmpi.job.job import BACKENDS, Job, read_job
+from einmpi.job.backends import backend_names
+from einmpi.job.job import Job, read_job
 from einmpi.units import parse_seconds
 
 
@@ -41,9 +42,9 @@ def with_backend(job: Job, options: argparse.Namespace) -> Job:
     """Return the job with the backend of the command line, if there is one."""
     if options.backend is None:
         return job
-    if options.backend not in BACKENDS:
+    if options.backend not in backend_names():
         problem = f"unknown backend {options.backend!r}"
-        raise InputError("--backend", problem, one_of(BACKENDS, options.backend))
+        raise InputError("--backend", problem, one_of(backend_names(), options.backend))
     return replace(job, backend=options.backend)
 
 

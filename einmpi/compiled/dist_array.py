@@ -123,7 +123,7 @@ class DistArray:
         cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None
     ) -> DistArray:
         """Read a dataset that was found in a file; cut as by `from_global`. `einmpi.open_dataset` finds and reads."""
-        layout = _layout(Mesh(comm.size, even_nodes(comm) or 1), dataset.wanted, parts)
+        layout = _layout(Mesh(comm.size, even_nodes(comm) or 1), dataset.selected_shape, parts)
         vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)  # a number is read as one
         block = vector.block(comm.rank)
         assert block is not None
@@ -181,9 +181,9 @@ class DistArray:
 
         `chunks` is the shape of a chunk, `compression` is "gzip" or "lzf".
         """
-        from einmpi.files.writing import save
+        from einmpi.files.writing import save_hdf5
 
-        save(self, os.fspath(file), dataset, chunks, compression)
+        save_hdf5(self, os.fspath(file), dataset, chunks, compression)
 
 
 def _layout(mesh: Mesh, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:

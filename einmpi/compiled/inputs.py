@@ -1,4 +1,4 @@
-"""Where a run's inputs come from: arrays, DistArrays and datasets that are given, files, generators."""
+"""The inputs of a run: given arrays, DistArrays and datasets, files, generators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
@@ -17,11 +18,16 @@ from einmpi.job.job import Job
 from einmpi.schedule.regions import Region, boxes, packed, shape
 from einmpi.schedule.steps import Load
 
-Blocks: TypeAlias = dict[tuple[str, Region], np.ndarray]
+Array: TypeAlias = npt.NDArray[Any]
+Blocks: TypeAlias = dict[tuple[str, Region], Array]
 
 
 class Inputs:
-    """The inputs of the runs of one rank; `files` says how those of the job lie in their files."""
+    """The inputs of the runs of one rank.
+
+    `given` are those of the caller, `files` says where the job's other inputs are in files.
+    With `keep`, blocks that were loaded stay in `resident` for the next run.
+    """
 
     def __init__(
         self,
@@ -31,44 +37,45 @@ class Inputs:
         resident: Blocks | None = None,
         keep: bool = False,
     ) -> None:
-        self.job, self.given, self.files = job, given, files
+        self.job = job
+        self.given = given
+        self.files = files
         self.resident = {} if resident is None else resident
-        self.keep = keep  # what was loaded, for the next run
-        self.shuffled = self.shuffled_between = (
-            0  # bytes that came from other ranks, nodes, which read them
-        )
+        self.keep = keep
+        self.shuffled = 0  # bytes received from other ranks that read them
+        self.shuffled_between = 0  # those of them that came from other nodes
         self.begun: dict[str, Reading] = {}
         self.background: ThreadPoolExecutor | None = None
 
-    # ---- what the execute loop asks for -----------------------------------------------------------------------------
+    # ---- for the execute loop -------------------------------------------------------------------
 
     def begin(
-        self, step: Load, make: Callable[[], np.ndarray], comm: Comm, outside: bool = False
+        self, step: Load, make: Callable[[], Array], comm: Comm, outside: bool = False
     ) -> None:
-        """Start to read a file in the background, into the array that `make` gives."""
+        """Start to read a file in the background, into the array that `make` returns."""
         dataset = self.dataset(step.tensor)
         if dataset is not None and not self.keep:
             reading = Reading(dataset, step.layout, comm.rank, make(), step.region, step.place)
             reading.begin(self.pool())
             self.begun[step.tensor] = reading
 
-    def fill(self, step: Load, target: np.ndarray, comm: Comm) -> None:
+    def fill(self, step: Load, target: Array, comm: Comm) -> None:
         """Put a region of an input at a place in an array. All ranks of the layout call it."""
-        if self.keep and step.tensor not in self.given:
-            kept = self.kept(step, comm)
-            if kept.size:
-                pairs = zip(
-                    boxes(step.region, step.place),
-                    boxes(step.region, packed(step.region)),
-                    strict=True,
-                )
-                for (_, here), (_, there) in pairs:
-                    _vector(target)[here] = _vector(kept)[there]
-        else:
+        if not self.keep or step.tensor in self.given:
             self.read(step, target, step.place, comm)
+            return
+        kept = self.kept(step, comm)
+        if kept.size:
+            in_target = boxes(step.region, step.place)
+            in_kept = boxes(step.region, packed(step.region))
+            for (_, here), (_, there) in zip(in_target, in_kept, strict=True):
+                _as_vector(target)[here] = _as_vector(kept)[there]
 
-    def block(self, step: Load, comm: Comm) -> np.ndarray:
-        """A region of an input that stays on the rank, to be read only. All ranks of the layout call it."""
+    def block(self, step: Load, comm: Comm) -> Array:
+        """Return a region of an input that stays on the rank and is only read.
+
+        All ranks of the layout call it.
+        """
         given = self.given.get(step.tensor)
         if isinstance(given, DistArray):
             return np.asarray(given.local, order="C")
@@ -77,7 +84,7 @@ class Inputs:
         return self.kept(step, comm)
 
     def close(self) -> None:
-        """End what goes on in the background."""
+        """End what runs in the background."""
         for reading in self.begun.values():
             reading.close()
         self.begun.clear()
@@ -85,26 +92,26 @@ class Inputs:
             self.background.shutdown()
             self.background = None
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- inside ---------------------------------------------------------------------------------
 
     def dataset(self, tensor: str) -> Dataset | None:
+        """Return where an input is in a file, None if it does not come from one."""
         given = self.given.get(tensor)
-        return (
-            self.files.get(tensor)
-            if given is None
-            else given
-            if isinstance(given, Dataset)
-            else None
-        )
+        if given is None:
+            return self.files.get(tensor)
+        if isinstance(given, Dataset):
+            return given
+        return None
 
     def pool(self) -> ThreadPoolExecutor:
+        """Return the thread that reads in the background."""
         if self.background is None:
             self.background = ThreadPoolExecutor(1, "reading")
         return self.background
 
-    def kept(self, step: Load, comm: Comm) -> np.ndarray:
-        """A block that was loaded before, or is now."""
-        # A dataset that is given may be another one the next time.
+    def kept(self, step: Load, comm: Comm) -> Array:
+        """Return a block that was loaded before, or load it now."""
+        # A given dataset may be another one in the next call.
         known = {} if step.tensor in self.given else self.resident
         key = step.tensor, step.region
         if key not in known:
@@ -113,38 +120,48 @@ class Inputs:
             known[key] = array
         return known[key]
 
-    def read(self, step: Load, target: np.ndarray, place: Region, comm: Comm) -> None:
-        """From a file, a generator, or an array that every rank has."""
+    def read(self, step: Load, target: Array, place: Region, comm: Comm) -> None:
+        """Read from a file, a generator, or an array that every rank has."""
         dataset = self.dataset(step.tensor)
         if dataset is not None:
-            before = comm.received, comm.received_between
+            received = comm.received
+            received_between = comm.received_between
             reading = self.begun.pop(step.tensor, None)
             if reading is None:
                 reading = Reading(dataset, step.layout, comm.rank, target, step.region, place)
             reading.finish(comm, self.pool())
-            self.shuffled += comm.received - before[0]
-            self.shuffled_between += comm.received_between - before[1]
+            self.shuffled += comm.received - received
+            self.shuffled_between += comm.received_between - received_between
             return
-        bound, given = self.job.graph[step.tensor].bound, self.given.get(step.tensor)
-        spec = next((spec for spec in self.job.inputs if spec.name == step.tensor), None)
+        bound = self.job.graph[step.tensor].bound
+        given = self.given.get(step.tensor)
+        spec = None
+        if given is None:
+            spec = next(spec for spec in self.job.inputs if spec.name == step.tensor)
         for box, here in boxes(step.region, place):
             there = box if bound else ()
-            part: np.ndarray = _vector(target)[here]
-            if given is not None:
+            part: Array = _as_vector(target)[here]
+            if spec is None:
                 part[...] = given[there]
             else:
-                assert spec is not None
                 fill_box(spec, bound, there, part if bound else part.reshape(()))
 
 
-def _vector(array: np.ndarray) -> np.ndarray:
-    """A number as a vector of one element."""
+def _as_vector(array: Array) -> Array:
+    """Return a number as a vector of one element, any other array unchanged."""
     return np.atleast_1d(array)
 
 
-def _block_of(array: np.ndarray, region: Region, dtype: str) -> np.ndarray:
-    """A block of an array, the array itself where it is that."""
-    for dimension, runs in enumerate(region if array.ndim else ()):
-        taken: Any = slice(*runs[0]) if len(runs) == 1 else [k for run in runs for k in range(*run)]
-        array = array[(slice(None),) * dimension + (taken,)]
-    return np.asarray(array, dtype, order="C")  # a number stays one
+def _block_of(array: Array, region: Region, dtype: str) -> Array:
+    """Return a block of an array; the array itself, not a copy, if the block is all of it."""
+    if array.ndim:
+        for dimension, runs in enumerate(region):
+            taken: slice | list[int]
+            if len(runs) == 1:
+                taken = slice(*runs[0])
+            else:
+                taken = []
+                for first, last in runs:
+                    taken.extend(range(first, last))
+            array = array[(slice(None),) * dimension + (taken,)]
+    return np.asarray(array, dtype, order="C")  # np.ascontiguousarray would add a dimension

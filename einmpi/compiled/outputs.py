@@ -1,4 +1,4 @@
-"""The outputs of a job: checked before it runs, claimed while it runs, all of them stored or none."""
+"""The outputs of a job: checked before it runs, claimed while it runs, all stored or none."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
 from einmpi.files.atomic import claimed
+from einmpi.files.formats import known_format
 from einmpi.files.specs import OutputSpec
-from einmpi.files.writing import check_target, drafted, format_of, tensor_of
+from einmpi.files.writing import check_target, drafted, tensor_of
 from einmpi.job.job import Job
 from einmpi.version import __version__
 
-_LONGEST_ATTRIBUTE = 60_000  # bytes; HDF5 has room for 64 KiB
+_MOST_ATTRIBUTE_BYTES = 60_000  # HDF5 has room for 64 KiB
 
 
 def check_targets(job: Job) -> None:
     """Refuse output files that could not be written, before anything is computed."""
     for specs in _by_file(job.outputs).values():
-        names = {spec.dataset: spec.place for spec in specs}
+        names = {spec.inside: spec.place for spec in specs}
         if len(names) < len(specs):
-            shown = " and ".join(spec.name for spec in specs)
+            outputs = " and ".join(spec.name for spec in specs)
             raise InputError(
                 specs[-1].place,
-                f"outputs {shown} go to one file, by different paths",
-                "one path a file",
+                f"different paths of outputs {outputs} lead to the same file",
+                "one path for each file",
             )
-        check_target(specs[0].file, names, format_of(specs[0].file))
+        file = specs[0].file
+        check_target(file, names, known_format(specs[0].place, file, writable=True))
 
 
 def claim(job: Job, comm: Comm) -> contextlib.AbstractContextManager[None]:
-    """While this lasts, no other run writes to the job's output files. All ranks call it."""
-    return claimed(
-        {specs[0].file: specs[0].place for specs in _by_file(job.outputs).values()}, comm
-    )
+    """Keep other runs from writing the job's output files in a with block. All ranks call it."""
+    places = {specs[0].file: specs[0].place for specs in _by_file(job.outputs).values()}
+    return claimed(places, comm)
 
 
 def store(job: Job, digest: str, results: Mapping[str, DistArray]) -> None:
-    """Write every output of the job, all or none of them, within `claim`. All ranks call it."""
-    program = job.source.text.encode()[:_LONGEST_ATTRIBUTE].decode(errors="ignore")
+    """Write every output of the job, all or none, within `claim`. All ranks call it."""
+    program = job.source.text.encode()[:_MOST_ATTRIBUTE_BYTES].decode(errors="ignore")
     attributes = {
         "einmpi_version": __version__,
         "einmpi_program": program,
@@ -49,21 +50,20 @@ def store(job: Job, digest: str, results: Mapping[str, DistArray]) -> None:
         "einmpi_dtype": job.dtype,
     }
     with contextlib.ExitStack() as drafts:
-        ready = []
+        publish_functions = []
         for specs in _by_file(job.outputs).values():
-            tensors = [
-                tensor_of(
-                    results[spec.name], spec.dataset, spec.dtype, spec.chunks, spec.compression
+            tensors = []
+            for spec in specs:
+                array = results[spec.name]
+                tensors.append(
+                    tensor_of(array, spec.inside, spec.dtype, spec.chunks, spec.compression)
                 )
-                for spec in specs
-            ]
             file = specs[0].file
-            ready.append(
-                drafts.enter_context(
-                    drafted(file, tensors, attributes, format_of(file), specs[0].place)
-                )
-            )
-        for publish_file in ready:  # not before all are ready
+            place = specs[0].place
+            file_format = known_format(place, file, writable=True)
+            draft = drafted(file, tensors, attributes, file_format, place)
+            publish_functions.append(drafts.enter_context(draft))
+        for publish_file in publish_functions:  # only when all drafts are complete
             publish_file()
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from einmpi.comm.base import Comm, even_nodes, together
-from einmpi.compiled.backends import WORKPLACES
+from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import Dataset
-from einmpi.files.hdf5 import reopened
+from einmpi.files.hdf5 import find_given
 from einmpi.files.load import find_planned
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
@@ -60,7 +60,7 @@ class Compiled:
 
     def __init__(self, job: Job, comm: Comm, options: Options) -> None:
         self.job, self.comm, self.options = job, comm, options
-        self.work = WORKPLACES[job.backend](job, comm)
+        self.work = workplace_of(job, comm)
         self.backend = self.work.backend
         self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
         self.known: dict[
@@ -279,7 +279,7 @@ def as_array(name: str, given: Any) -> Any:
     """What is no array of any kind becomes one; a dataset of h5py one that every rank can read."""
     if is_array(given):
         return given
-    dataset = reopened(given)
+    dataset = find_given(given)
     if dataset is not None:
         return dataset
     if hasattr(given, "shape") and hasattr(given, "dtype"):

@@ -1,172 +1,213 @@
-"""A tensor in a file: how it lies there, and how values that lie in one piece are read."""
+"""Tensors in files: where they are, how they are stored, and reading contiguous ones."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.schedule.regions import Box
 
-AT_ONCE = 2**30  # bytes: what one call of the system reads at the most
-LISTED = 8  # names of tensors in a file, where one is not there
-STRIP = 4 * 2**20  # bytes of a buffer for values that go elsewhere in memory than one after another
+Array: TypeAlias = npt.NDArray[Any]
+
+MOST_READ_BYTES = 2**30  # by one system call
+MOST_NAMES_LISTED = 8  # names of tensors in a message about one that is missing
+STRIP_BYTES = 4 * 2**20  # a buffer for elements that are not contiguous in the target
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where a tensor is and how it is stored. Nothing of it has been read."""
+    """Where a tensor is and how it is stored. None of its elements has been read.
+
+    `rows` and `first_row` select a part of the first dimension; `rows` is None for all of it.
+    """
 
     file: str
-    name: str  # of the tensor in the file; nothing where the file is the tensor
+    name: str  # of the tensor in the file; empty if the file holds a single tensor
     place: str  # in the job file
     shape: tuple[int, ...]
     stored: str  # numpy's text for the dtype in the file, with its byte order
     chunks: tuple[int, ...] | None = None
-    offset: int | None = None  # in the file, where the values lie in one piece
-    fortran: bool = False  # the first dimension is the fast one
-    first_row: int = 0  # of those that are wanted
-    rows: int | None = None  # how many of them; all where there is no number
+    offset: int | None = None  # in the file, if the elements are contiguous
+    fortran: bool = False  # whether the first dimension varies fastest
+    first_row: int = 0
+    rows: int | None = None
 
     @property
-    def dtype(self) -> np.dtype:
-        """In this machine's byte order."""
-        found = np.dtype(self.stored)
-        return found if found.isnative else found.newbyteorder("=")
+    def dtype(self) -> np.dtype[Any]:
+        """Return the dtype in this machine's byte order."""
+        stored = np.dtype(self.stored)
+        if stored.isnative:
+            return stored
+        return stored.newbyteorder("=")
 
     @property
     def title(self) -> str:
+        """Return what messages call the tensor."""
         return f"{self.name} in {self.file}" if self.name else self.file
 
     @property
     def where(self) -> str:
+        """Return the place that messages name."""
         return self.place or self.file
 
     @property
-    def wanted(self) -> tuple[int, ...]:
-        """The shape of what is wanted of it."""
-        return self.shape if self.rows is None else (self.rows, *self.shape[1:])
+    def selected_shape(self) -> tuple[int, ...]:
+        """Return the shape of the selected rows."""
+        if self.rows is None:
+            return self.shape
+        return (self.rows, *self.shape[1:])
 
     def as_read(self) -> str:
-        """What ranks need to agree upon to read it together; where it lies may differ."""
-        how = self.stored, self.chunks, self.offset is None, self.fortran
-        return repr((*how, self.shape, self.first_row, self.rows))
+        """Return what ranks must agree on to read it together; its path may differ."""
+        needs_library = self.offset is None
+        storage = (self.stored, self.chunks, needs_library, self.fortran)
+        return repr((*storage, self.shape, self.first_row, self.rows))
 
     def select(self, rows: tuple[int | None, int | None]) -> Dataset:
-        """Only the rows from one to before another; counted from the end where negative, as in Python."""
+        """Return the dataset with only the rows from start to before stop.
+
+        Negative numbers count from the end, as in Python.
+        """
         if not self.shape:
             raise InputError(
-                self.where, f"{self.title} is a number and has no rows", "leave out rows"
+                self.where, f"{self.title} is a number and has no rows", "an input without rows"
             )
         extent = self.shape[0]
-        start, stop = (
-            default if end is None else end + extent * (end < 0)
-            for end, default in zip(rows, (0, extent), strict=True)
-        )
+        start = _from_start(rows[0], extent, default=0)
+        stop = _from_start(rows[1], extent, default=extent)
         if not 0 <= start <= stop <= extent:
             shown = ":".join("" if end is None else str(end) for end in rows)
             raise InputError(
                 self.where,
                 f"rows {shown} of {self.title}, which has {extent}",
-                f"within 0:{extent}",
+                f"a range within 0:{extent}",
             )
         return replace(self, first_row=start, rows=stop - start)
 
 
-class Reader(Protocol):
-    """An open dataset. Boxes count from its first row, wanted or not."""
+def _from_start(end: int | None, extent: int, default: int) -> int:
+    if end is None:
+        return default
+    return end + extent if end < 0 else end
 
-    def read(self, there: Box, target: np.ndarray, here: Box) -> None: ...
+
+class Reader(Protocol):
+    """An open dataset. Boxes count from its first row, selected or not."""
+
+    def read(self, there: Box, target: Array, here: Box) -> None: ...
     def close(self) -> None: ...
 
 
 class RawReader:
-    """Values that lie in one piece, read without a library: Python's lock is free while the system reads."""
+    """Reads contiguous elements without a library: Python's lock is free during system calls."""
 
     def __init__(self, dataset: Dataset) -> None:
         assert dataset.offset is not None
-        self.dataset, self.stored = dataset, np.dtype(dataset.stored)
+        self.dataset = dataset
+        self.stored = np.dtype(dataset.stored)
         self.shape = dataset.shape[::-1] if dataset.fortran else dataset.shape
         self.descriptor = os.open(dataset.file, os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def read(self, there: Box, target: np.ndarray, here: Box) -> None:
-        """In the file's order of dimensions."""
-        place: Any = (*here, ...)  # an array even where it is a single element
-        self._read([(side.start, side.stop) for side in there], target[place])
+    def read(self, there: Box, target: Array, here: Box) -> None:
+        """Read a box, with dimensions in the file's order, into a box of the target."""
+        place: Any = (*here, ...)  # gives an array even for a single element
+        self._read_box([(side.start, side.stop) for side in there], target[place])
 
-    def _read(self, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
-        """Run by run: the last dimensions that are taken whole lie in one run, with a part of the one before."""
+    def _read_box(self, bounds: list[tuple[int, int]], out: Array) -> None:
+        """Read run by run.
+
+        The last dimensions that are read whole make one run in the file, together with a part of
+        the dimension before them. The dimensions before that are the outer ones.
+        """
         if not out.size:
             return
-        alone = max(len(bounds) - 1, 0)
-        while alone > 0 and bounds[alone] == (0, self.shape[alone]):
-            alone -= 1
-        outer = out.shape[:alone]
-        if not out[(0,) * alone].flags.c_contiguous:
-            self._in_strips(bounds, out)
+        outer_ndim = max(len(bounds) - 1, 0)
+        while outer_ndim > 0 and bounds[outer_ndim] == (0, self.shape[outer_ndim]):
+            outer_ndim -= 1
+        if not out[(0,) * outer_ndim].flags.c_contiguous:
+            self._read_strips(bounds, out)
             return
-        starts = np.array(self.dataset.offset)
-        for dimension, (first, last) in enumerate(bounds):
-            stride = prod(self.shape[dimension + 1 :]) * self.stored.itemsize
-            along = np.arange(first, last) if dimension < alone else np.array([first])
-            starts = starts[..., None] + along * stride
+        starts = self._run_offsets(bounds, outer_ndim)
+        outer_shape = out.shape[:outer_ndim]
         if out.flags.c_contiguous:
             memory = out.reshape(-1).view(np.uint8).data
-            run = len(memory) // prod(outer)
-            for k, start in enumerate(starts.ravel().tolist()):
-                self._fill(memory[k * run : (k + 1) * run], start)
+            run_bytes = len(memory) // prod(outer_shape)
+            for number, start in enumerate(starts):
+                self._fill(memory[number * run_bytes : (number + 1) * run_bytes], start)
         else:
-            for index, start in zip(np.ndindex(*outer), starts.ravel().tolist(), strict=True):
+            for index, start in zip(np.ndindex(*outer_shape), starts, strict=True):
                 self._fill(out[(*index, ...)].reshape(-1).view(np.uint8).data, start)
         if self.stored.kind == "b":
-            np.not_equal(out.view(np.uint8), 0, out=out)  # whatever else a byte may be
+            np.not_equal(out.view(np.uint8), 0, out=out)  # any byte but 0 means True
         elif not self.stored.isnative:
             out.byteswap(inplace=True)
 
-    def _in_strips(self, bounds: list[tuple[int, int]], out: np.ndarray) -> None:
-        """Where the target has its dimensions in another order."""
-        longest = max(
-            range(out.ndim), key=lambda d: (out.shape[d] > 1, -d)
-        )  # the first that can be cut
-        count = max(1, min(out.shape[longest], STRIP * out.shape[longest] // out.nbytes))
-        for start in range(0, out.shape[longest], count):
-            part = out[(slice(None),) * longest + (slice(start, start + count),)]
-            first = bounds[longest][0] + start
-            cut = [*bounds[:longest], (first, first + part.shape[longest]), *bounds[longest + 1 :]]
+    def _run_offsets(self, bounds: list[tuple[int, int]], outer_ndim: int) -> list[int]:
+        """Return the offset in the file of each run, in order."""
+        starts = np.array(self.dataset.offset)
+        for dimension, (first, last) in enumerate(bounds):
+            stride = prod(self.shape[dimension + 1 :]) * self.stored.itemsize
+            if dimension >= outer_ndim:
+                last = first + 1
+            starts = starts[..., None] + np.arange(first, last) * stride
+        offsets: list[int] = starts.ravel().tolist()
+        return offsets
+
+    def _read_strips(self, bounds: list[tuple[int, int]], out: Array) -> None:
+        """Read through a buffer, for a target with its dimensions in another order.
+
+        The buffer holds a strip of the first dimension that can be cut.
+        """
+        dimension = 0
+        for number, extent in enumerate(out.shape):
+            if extent > 1:
+                dimension = number
+                break
+        extent = out.shape[dimension]
+        count = max(1, min(extent, STRIP_BYTES * extent // out.nbytes))
+        for start in range(0, extent, count):
+            part = out[(slice(None),) * dimension + (slice(start, start + count),)]
+            first = bounds[dimension][0] + start
+            strip_bounds = list(bounds)
+            strip_bounds[dimension] = (first, first + part.shape[dimension])
             strip = np.empty(part.shape, out.dtype)
-            self._read(cut, strip)
+            self._read_box(strip_bounds, strip)
             part[...] = strip
 
-    def _fill(self, left: memoryview, offset: int) -> None:
-        while left:
+    def _fill(self, remaining: memoryview, offset: int) -> None:
+        title = self.dataset.title
+        while remaining:
             try:
-                got = os.preadv(self.descriptor, [left[:AT_ONCE]], offset)
+                count = os.preadv(self.descriptor, [remaining[:MOST_READ_BYTES]], offset)
             except OSError as error:
                 raise InputError(
-                    self.dataset.where, f"{self.dataset.title} cannot be read: {error.strerror}"
+                    self.dataset.where, f"{title} cannot be read: {error.strerror}"
                 ) from None
-            if not got:
+            if not count:
                 raise InputError(
-                    self.dataset.where,
-                    f"{self.dataset.title} ends before its last value",
-                    "a file that is whole",
+                    self.dataset.where, f"{title} ends before its last value", "a complete file"
                 )
-            left, offset = left[got:], offset + got
+            remaining = remaining[count:]
+            offset += count
 
 
-def check_file(file: str, place: str, kind: str) -> None:
-    """Refuse what is no file that can be read, before anything waits for it."""
+def check_file(file: str, place: str, expected: str) -> None:
+    """Refuse what is not a readable file, before anything waits for it."""
     where = place or file
     if not os.path.exists(file):
-        raise InputError(where, f"there is no file {file}", "paths are relative to the job file")
+        raise InputError(
+            where, f"there is no file {file}", expected, "paths are relative to the job file"
+        )
     if not os.path.isfile(file):
-        raise InputError(where, f"{file} is not a file", kind)
+        raise InputError(where, f"{file} is not a file", expected)
     if not os.access(file, os.R_OK):
-        raise InputError(where, f"{file} may not be read", "a file with read permission")
+        raise InputError(where, f"there is no permission to read {file}", "a readable file")

@@ -1,4 +1,4 @@
-"""The elements of tensors into a file, by all ranks: each puts together pieces in the file's order and writes them."""
+"""Write the elements of tensors to a file: each rank assembles pieces in the file's order."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, product
+from itertools import product
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.base import Comm
 from einmpi.files import hdf5_writing
 from einmpi.files.atomic import FirstFailure, write_at
+from einmpi.files.specs import Place, StorageSpec
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.transfer import exchange
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
-from einmpi.schedule.regions import elements, flat_range, shape
+from einmpi.schedule.regions import Region, elements, flat_range, shape
 from einmpi.schedule.shared_writes import Round, rounds_of_bytes, rounds_of_chunks
 from einmpi.schedule.steps import Exchange, Slot
 
-WINDOW = (
-    2**24
-)  # bytes that a rank puts together before it writes them; messages have buffers of that size too
+Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = np.dtype[Any]
+
+# Bytes that a rank assembles before it writes them; message buffers have this size too.
+WINDOW_BYTES = 2**24
 
 
 class Distributed(Protocol):
-    """A tensor in blocks on the ranks, as far as writing it needs to know; einmpi.DistArray is one."""
+    """A tensor in blocks on the ranks, as much of it as writing needs; a DistArray is one."""
 
     layout: Layout
     comm: Comm
@@ -42,26 +46,30 @@ class Distributed(Protocol):
     @property
     def size(self) -> int: ...
     @property
-    def dtype(self) -> np.dtype[Any]: ...
+    def dtype(self) -> DType: ...
     @property
-    def host(self) -> np.ndarray: ...
+    def host(self) -> Array: ...
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """What is written to a file under a name."""
+    """A tensor to write to a file: its name there, its blocks, and how it is stored."""
 
     name: str
     array: Distributed
-    kind: hdf5_writing.Kind
+    storage: StorageSpec
 
 
 def fill(
-    draft: str, tensors: Sequence[Tensor], places: Sequence[hdf5_writing.Place], comm: Comm
+    draft: str, tensors: Sequence[Tensor], places: Sequence[Place], comm: Comm
 ) -> Exception | None:
-    """Write the elements, down to the disk; what went wrong on this rank. All ranks call it."""
+    """Write the elements and flush them to disk; return what failed on this rank.
+
+    All ranks call it.
+    """
     attempt = FirstFailure()
-    # Not made where it is missing: a rank on a machine that does not have this folder must not write to its own.
+    # The draft is opened but never created here: a rank on a machine that does not share the
+    # folder must not write to a folder of its own.
     descriptor = attempt(os.open, draft, os.O_WRONLY)
     for tensor, (offset, chunks) in zip(tensors, places, strict=True):
         if chunks is not None:
@@ -70,123 +78,163 @@ def fill(
             _fill_bytes(descriptor, tensor, offset, comm, attempt)
     attempt(os.fsync, descriptor)
     if descriptor is not None:
-        attempt.anyway(os.close, descriptor)
+        attempt.call_anyway(os.close, descriptor)
     return attempt.error
+
+
+# ---- contiguous tensors -------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes pieces of a file; those that are adjacent in the file and in memory in one call.
+
+    A file system admits one writer at a time, and switching between writers costs more than
+    waiting: few large writes are faster.
+    """
+
+    def __init__(self, descriptor: int | None, memory: Array, attempt: FirstFailure) -> None:
+        self.descriptor = descriptor
+        self.memory = memory  # the bytes of this rank's block
+        self.attempt = attempt
+        self.pending = memory[:0]  # bytes of `memory` that are not written yet
+        self.offset = 0  # of the pending bytes in the file
+
+    def write(self, data: Array, offset: int) -> None:
+        first = data.ctypes.data - self.memory.ctypes.data
+        follows_in_file = self.offset + self.pending.size == offset
+        end_of_pending = self.pending.ctypes.data + self.pending.size
+        if follows_in_file and end_of_pending == data.ctypes.data:
+            self.pending = self.memory[first - self.pending.size : first + data.size]
+            return
+        self.flush()
+        if np.may_share_memory(data, self.memory):
+            self.pending = data
+            self.offset = offset
+        if not self.pending.size:
+            self.attempt(write_at, self.descriptor, data, offset)
+
+    def flush(self) -> None:
+        self.attempt(write_at, self.descriptor, self.pending, self.offset)
+        self.pending = self.memory[:0]
+        self.offset = 0
 
 
 def _fill_bytes(
     descriptor: int | None, tensor: Tensor, offset: int, comm: Comm, attempt: FirstFailure
 ) -> None:
-    """All ranks write at once, past the library that has made the file.
-
-    What lies in memory as in the file is written in few large pieces: a file system lets one write in at a time, and to
-    change places costs more than to wait.
-    """
-    bound, dtype = tensor.kind.shape or (1,), np.dtype(tensor.kind.dtype)
+    """Write a contiguous tensor: all ranks at once, without the library that made the file."""
+    bound = tensor.storage.shape or (1,)
+    dtype = np.dtype(tensor.storage.dtype)
     local = np.ascontiguousarray(tensor.array.host)
-    rounds = rounds_of_bytes(bound, dtype.itemsize, offset, comm.size, WINDOW)
-    held = _raw(local)
-    waiting, place = held[:0], 0  # what is not written yet, and where it goes
-    for pieces, values in assembled(tensor.array, local, rounds, WINDOW // dtype.itemsize):
+    rounds = rounds_of_bytes(bound, dtype.itemsize, offset, comm.size, WINDOW_BYTES)
+    writer = _Writer(descriptor, _as_bytes(local), attempt)
+    for pieces, values in assembled(tensor.array, local, rounds, WINDOW_BYTES // dtype.itemsize):
         if values is None:
             continue
-        run = flat_range(pieces[comm.rank] or (), bound)
-        assert run is not None, "a piece in the file's order is one run"
-        start, data = offset + run[0] * dtype.itemsize, _raw(_converted(values, dtype))
-        first = data.ctypes.data - held.ctypes.data
-        if place + waiting.size == start and waiting.ctypes.data + waiting.size == data.ctypes.data:
-            waiting = held[first - waiting.size : first + data.size]
-            continue
-        attempt(write_at, descriptor, waiting, place)
-        waiting, place = (data, start) if np.may_share_memory(data, held) else (held[:0], 0)
-        if not waiting.size:
-            attempt(write_at, descriptor, data, start)
-    attempt(write_at, descriptor, waiting, place)
+        piece = flat_range(pieces[comm.rank] or (), bound)
+        assert piece is not None, "a piece in the file's order is contiguous"
+        start = offset + piece[0] * dtype.itemsize
+        writer.write(_as_bytes(_converted(values, dtype)), start)
+    writer.flush()
 
 
-def _raw(array: np.ndarray) -> np.ndarray:
+def _as_bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
+
+
+def _converted(values: Array, dtype: DType) -> Array:
+    with np.errstate(over="ignore"):  # a number too large for a smaller float becomes infinite
+        return values.astype(dtype, copy=False)
+
+
+# ---- chunked tensors ----------------------------------------------------------------------------
 
 
 def _fill_chunks(
     draft: str, tensor: Tensor, chunks: tuple[int, ...], comm: Comm, attempt: FirstFailure
 ) -> None:
-    """Each rank makes some chunks ready; rank 0 hands them to HDF5, one rank's after another's."""
-    dtype = np.dtype(tensor.kind.dtype)
-    rounds = rounds_of_chunks(tensor.kind.shape, chunks, dtype.itemsize, comm.size, WINDOW)
+    """Write a chunked tensor: each rank encodes some chunks, and rank 0 hands them to HDF5."""
+    dtype = np.dtype(tensor.storage.dtype)
+    compression = tensor.storage.compression
+    rounds = rounds_of_chunks(tensor.storage.shape, chunks, dtype.itemsize, comm.size, WINDOW_BYTES)
+    most_elements = max(prod(chunks), WINDOW_BYTES // dtype.itemsize)
     with contextlib.ExitStack() as stack:
-        writer = hdf5_writing.chunk_writer(draft, tensor.name)
-        write: Any = attempt(stack.enter_context, writer) if comm.rank == 0 else None
+        write_chunk: Any = None
+        if comm.rank == 0:
+            writer = hdf5_writing.chunk_writer(draft, tensor.name)
+            write_chunk = attempt(stack.enter_context, writer)
         local = np.ascontiguousarray(tensor.array.host)
-        for pieces, values in assembled(
-            tensor.array, local, rounds, max(prod(chunks), WINDOW // dtype.itemsize)
-        ):
+        for pieces, values in assembled(tensor.array, local, rounds, most_elements):
             own: list[hdf5_writing.Chunk] = []
             if values is not None:
-                own = (
-                    attempt(
-                        hdf5_writing.encode,
-                        _converted(values, dtype),
-                        chunks,
-                        tensor.kind.compression,
-                    )
-                    or []
-                )
+                converted = _converted(values, dtype)
+                own = attempt(hdf5_writing.encode, converted, chunks, compression) or []
             for rank, piece in enumerate(pieces):
                 if piece is None or comm.rank not in (0, rank):
                     continue
-                sides = zip(piece, chunks, strict=True)
-                corners = list(product(*(range(*runs[0], chunk) for runs, chunk in sides)))
-                for corner, chunk in zip(
-                    corners, _handed_over(rank, own, len(corners), comm), strict=False
-                ):
-                    if (
-                        comm.rank == 0 and chunk[1]
-                    ):  # without bytes: that rank has failed, and will say so
-                        attempt(write, corner, *chunk)
-        attempt.anyway(stack.close)  # here HDF5 writes what it has kept back
+                corners = _chunk_corners(piece, chunks)
+                received = _send_to_first_rank(rank, own, len(corners), comm)
+                # A rank that has failed to encode its chunks has none; it will report that.
+                for corner, (mask, data) in zip(corners, received, strict=False):
+                    if comm.rank == 0 and data:
+                        attempt(write_chunk, corner, mask, data)
+        attempt.call_anyway(stack.close)  # HDF5 writes what it has buffered
 
 
-def _handed_over(
+def _chunk_corners(piece: Region, chunks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the first index of each chunk of a piece, in order."""
+    starts = []
+    for runs, chunk in zip(piece, chunks, strict=True):
+        first, last = runs[0]
+        starts.append(range(first, last, chunk))
+    return list(product(*starts))
+
+
+def _send_to_first_rank(
     rank: int, own: list[hdf5_writing.Chunk], count: int, comm: Comm
 ) -> list[hdf5_writing.Chunk]:
-    """A rank's chunks, so many, at rank 0."""
+    """Send the `count` chunks of a rank to rank 0, and return them there.
+
+    A message with the masks and sizes comes first, then one with all bytes.
+    """
     if rank == 0:
         return own
-    head = np.zeros((count, 2), np.int64)
+    header = np.zeros((count, 2), np.int64)
     if comm.rank == rank:
         if own:
-            head[:] = [(mask, len(data)) for mask, data in own]
-        comm.sendrecv(0, head.reshape(-1), None, None)
-        comm.sendrecv(0, np.frombuffer(b"".join(data for _, data in own), np.uint8), None, None)
+            header[:] = [(mask, len(data)) for mask, data in own]
+        packed = np.frombuffer(b"".join(data for _, data in own), np.uint8)
+        comm.sendrecv(0, header.reshape(-1), None, None)
+        comm.sendrecv(0, packed, None, None)
         return []
-    comm.sendrecv(None, None, rank, head.reshape(-1))
-    packed = np.empty(int(head[:, 1].sum()), np.uint8)
+    comm.sendrecv(None, None, rank, header.reshape(-1))
+    packed = np.empty(int(header[:, 1].sum()), np.uint8)
     comm.sendrecv(None, None, rank, packed)
-    ends = accumulate(head[:, 1].tolist())
-    return [
-        (mask, packed[end - size : end].tobytes())
-        for (mask, size), end in zip(head.tolist(), ends, strict=True)
-    ]
+    received = []
+    start = 0
+    for mask, size in header.tolist():
+        received.append((mask, packed[start : start + size].tobytes()))
+        start += size
+    return received
 
 
-def _converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    with np.errstate(over="ignore"):  # a number too large for a smaller float is infinite there
-        return values.astype(dtype, copy=False)
+# ---- pieces in the file's order -----------------------------------------------------------------
 
 
 def assembled(
-    array: Distributed, local: np.ndarray, rounds: Iterable[Round], limit: int
-) -> Iterator[tuple[Round, np.ndarray | None]]:
-    """Round by round: the pieces of all ranks, and the values of this rank's piece, good until the next round.
+    array: Distributed, local: Array, rounds: Iterable[Round], limit: int
+) -> Iterator[tuple[Round, Array | None]]:
+    """Give, round by round, the pieces of all ranks and the values of this rank's piece.
 
-    `local` is the array's block in the host's memory. All ranks go through all rounds. No piece has more than `limit`
-    elements.
+    The values are valid until the next round. `local` is the array's block in host memory. All
+    ranks go through all rounds. No piece has more than `limit` elements.
     """
-    comm, dtype = array.comm, array.dtype.name
+    comm = array.comm
+    dtype = array.dtype.name
     layout = Layout(array.layout.mesh, array.shape or (1,), array.layout.cuts)
     most = max(limit, min(layout.most(), limit * comm.size))
-    source, buffers = Slot("held", local.shape, dtype), Buffers(NumpyBackend())
+    source = Slot("block", local.shape, dtype)
+    buffers = Buffers(NumpyBackend())
     buffers.put(source, local)
     window = np.empty(0, dtype)
     for pieces in rounds:
@@ -195,16 +243,20 @@ def assembled(
         values = None
         if own is not None and moves.own is not None and elements(moves.own[1]) == elements(own):
             run = flat_range(moves.own[0], local.shape)
-            if run is not None:  # it lies here as it goes into the file: no copy
-                values, moves = (
-                    local.reshape(-1)[slice(*run)].reshape(shape(own)),
-                    replace(moves, own=None),
-                )
-        extents = (0,) if own is None or values is not None else shape(own)
-        if prod(extents) > window.size:
-            window = np.empty(max(prod(extents), min(limit, layout.most())), dtype)
+            if run is not None:  # the block already has the piece in the file's order: no copy
+                first, last = run
+                values = local.reshape(-1)[first:last].reshape(shape(own))
+                moves = replace(moves, own=None)
+        extents: tuple[int, ...] = (0,)
+        if own is not None and values is None:
+            extents = shape(own)
+        size = prod(extents)
+        if size > window.size:
+            window = np.empty(max(size, min(limit, layout.most())), dtype)
         target = Slot("piece", extents, dtype)
-        buffers.put(target, window[: prod(extents)].reshape(extents))
+        buffers.put(target, window[:size].reshape(extents))
         exchange(Exchange("", source, target, moves), buffers, comm)
-        yield pieces, buffers[target] if own is not None and values is None else values
+        if own is not None and values is None:
+            values = buffers[target]
+        yield pieces, values
         buffers.free(target)

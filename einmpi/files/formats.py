@@ -1,50 +1,238 @@
-"""The kinds of files that tensors come from: one table by suffix."""
+"""The file formats: one record each, found by the suffix of a file's name.
+
+`register_format` adds a format; job files, readers, writers and the documentation follow from it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from einmpi.errors import InputError, one_of
-from einmpi.files import hdf5
+from einmpi.errors import InputError
+from einmpi.files import hdf5, hdf5_writing, npy, safetensors
 from einmpi.files.datasets import Dataset, RawReader, Reader
-from einmpi.files.raw import find_npy, find_safetensors
-from einmpi.files.specs import HDF5_SUFFIXES, InputSpec, suffix_of
+from einmpi.files.specs import InputSpec, Place, StorageSpec
 
-Find: TypeAlias = Callable[
-    [str, str, str], Dataset
-]  # file, name of the tensor in it, place in the job file
+# (file, name of the tensor inside it, place in the job file) → where the tensor is.
+Find: TypeAlias = Callable[[str, str, str], Dataset]
+OpenReader: TypeAlias = Callable[[Dataset], Reader]
+# (new file, file it will replace, the tensors by name, attributes) → where the elements go.
+LayOut: TypeAlias = Callable[[str, str, Mapping[str, StorageSpec], Mapping[str, str]], list[Place]]
+# (existing file, place in the job file of each tensor name); raises InputError.
+CheckTarget: TypeAlias = Callable[[str, Mapping[str, str]], None]
 
-FORMATS: dict[str, Find] = {
-    **dict.fromkeys(HDF5_SUFFIXES, hdf5.find),
-    ".safetensors": find_safetensors,
-    ".npy": find_npy,
-}
+
+def check_is_file(file: str, names: Mapping[str, str]) -> None:
+    """Refuse to replace anything but a regular file."""
+    if not os.path.isfile(file):
+        place = next(iter(names.values()))
+        raise InputError(place or file, f"{file} is not a regular file", "a file to replace")
+
+
+def any_name(place: str, name: str) -> str:
+    """Accept every tensor name as it is written."""
+    return name
+
+
+@dataclass(frozen=True)
+class WriteMethods:
+    """How a format is written.
+
+    `lay_out` makes a file without the elements of its tensors and says where they go; the ranks
+    then write them there. `check_target` refuses an existing file that cannot be written.
+    `options` are the job-file keys of an output, besides file, dtype and parts, that it supports.
+    """
+
+    lay_out: LayOut
+    check_target: CheckTarget = check_is_file
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """A file format.
+
+    Parameters
+    ----------
+    name : str
+        What the format is called in messages and in the documentation.
+    suffixes : tuple of str
+        The endings of its file names, in lower case, such as ``".npy"``.
+    key : str
+        The job-file key that names a tensor inside a file; empty if a file holds a single tensor.
+    documentation : str
+        One line for the table of formats.
+    find : callable
+        Look up a tensor in a file without reading its elements.
+    open_reader : callable, optional
+        Open a tensor that `find` has found. The default reads elements stored contiguously.
+    write : WriteMethods, optional
+        How files are written; None for a format that is only read.
+    check_name : callable, optional
+        Return the standard spelling of a tensor's name, or raise InputError.
+    example_name : str, optional
+        A tensor name for messages.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    key: str
+    documentation: str
+    find: Find
+    open_reader: OpenReader = RawReader
+    write: WriteMethods | None = None
+    check_name: Callable[[str, str], str] = any_name
+    example_name: str = "NAME"
+
+    @property
+    def short_form(self) -> str:
+        """Return an example of the short form in a job file."""
+        file = f"FILE{self.suffixes[0]}"
+        if self.key:
+            return f'"{file}:{self.example_name}"'
+        return f'"{file}"'
+
+
+# ---- the registry -------------------------------------------------------------------------------
+
+_FORMATS: list[FileFormat] = []
+
+
+def register_format(new: FileFormat) -> None:
+    """Add a file format. Raise ValueError if one of its suffixes is malformed or already taken."""
+    for suffix in new.suffixes:
+        if not re.fullmatch(r"\.[a-z0-9_]+", suffix):
+            raise ValueError(f"suffix {suffix!r}: expected a dot and lower-case letters or digits")
+        known = format_with_suffix(suffix)
+        if known is not None:
+            raise ValueError(f"suffix {suffix!r} already belongs to {known.name}")
+    _FORMATS.append(new)
+
+
+def unregister_format(old: FileFormat) -> None:
+    """Remove a format that `register_format` has added."""
+    _FORMATS.remove(old)
+
+
+def all_formats() -> tuple[FileFormat, ...]:
+    """Return all formats in the order in which they were registered."""
+    return tuple(_FORMATS)
+
+
+def format_with_suffix(suffix: str) -> FileFormat | None:
+    """Return the format with this suffix, None if there is none."""
+    for known in _FORMATS:
+        if suffix in known.suffixes:
+            return known
+    return None
+
+
+def suffix_of(file: str) -> str:
+    """Return the suffix of a file's name in lower case."""
+    return os.path.splitext(file)[1].lower()
+
+
+def known_format(place: str, file: str, writable: bool = False) -> FileFormat:
+    """Return the format of a file; raise InputError if it is unknown or cannot be written."""
+    found = format_with_suffix(suffix_of(file))
+    if found is None or (writable and found.write is None):
+        suffixes: list[str] = []
+        for known in _FORMATS:
+            if known.write is not None or not writable:
+                suffixes.extend(known.suffixes)
+        listed = ", ".join(suffixes)
+        if found is None:
+            what = f"{file!r:.60} is not a file of a known format"
+        else:
+            what = f"{found.name} files can be read but not written"
+        raise InputError(place, what, f"a file name that ends in one of {listed}")
+    return found
+
+
+def name_keys() -> tuple[str, ...]:
+    """Return the job-file keys that name a tensor inside a file, over all formats."""
+    keys = [known.key for known in _FORMATS if known.key]
+    return tuple(dict.fromkeys(keys))
+
+
+def split_short_form(text: str) -> tuple[str, str]:
+    """Split "FILE:NAME" at the first colon that follows a known suffix.
+
+    Without one the name is empty.
+    """
+    for position, character in enumerate(text):
+        if character != ":" or position + 1 == len(text):
+            continue
+        file = text[:position]
+        if format_with_suffix(suffix_of(file)) is not None:
+            return file, text[position + 1 :]
+    if format_with_suffix(suffix_of(text)) is not None:
+        return text, ""
+    return text.partition(":")[0], ""
+
+
+# ---- reading ------------------------------------------------------------------------------------
 
 
 def find(spec: InputSpec) -> Dataset:
-    """How an input lies in its file; no values are read."""
+    """Look up an input in its file without reading its elements."""
     assert spec.file is not None
-    suffix = suffix_of(spec.file)
-    if suffix not in FORMATS:
-        raise InputError(
-            spec.place or spec.file, f"{spec.file} is not a file of a known kind", one_of(FORMATS)
-        )
-    found = FORMATS[suffix](spec.file, spec.dataset or spec.tensor or "", spec.place)
-    return found if spec.rows is None else found.select(spec.rows)
+    file_format = known_format(spec.place or spec.file, spec.file)
+    found = file_format.find(spec.file, spec.inside, spec.place)
+    if spec.rows is None:
+        return found
+    return found.select(spec.rows)
 
 
 def open_reader(dataset: Dataset) -> Reader:
-    """The dataset opened, if it is still as it was found."""
-    # What a caller has opened with h5py may have any suffix.
-    found = FORMATS.get(suffix_of(dataset.file), hdf5.find)(
-        dataset.file, dataset.name, dataset.place
-    )
+    """Open a dataset; raise InputError if it is no longer what was found earlier."""
+    # A dataset that the caller has opened with h5py may be in a file with any suffix.
+    file_format = format_with_suffix(suffix_of(dataset.file)) or HDF5
+    found = file_format.find(dataset.file, dataset.name, dataset.place)
     if replace(found, first_row=dataset.first_row, rows=dataset.rows) != dataset:
         raise InputError(
             dataset.where,
             f"{dataset.title} was replaced during the run",
-            "a file that stays as it is",
+            "a file that stays unchanged",
         )
-    return hdf5.Hdf5Reader(dataset) if dataset.offset is None else RawReader(dataset)
+    return file_format.open_reader(dataset)
+
+
+# ---- the formats of einmpi ----------------------------------------------------------------------
+
+HDF5 = FileFormat(
+    name="HDF5",
+    suffixes=(".h5", ".hdf5", ".he5"),
+    key="dataset",
+    documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
+    find=hdf5.find,
+    open_reader=hdf5.open_reader,
+    write=WriteMethods(
+        hdf5_writing.lay_out_draft,
+        hdf5_writing.check_target,
+        options=("chunks", "compression"),
+    ),
+    check_name=hdf5.dataset_path,
+    example_name="/DATASET",
+)
+SAFETENSORS = FileFormat(
+    name="safetensors",
+    suffixes=(".safetensors",),
+    key="tensor",
+    documentation="named tensors, such as the weights of a model",
+    find=safetensors.find,
+)
+NPY = FileFormat(
+    name="NumPy",
+    suffixes=(".npy",),
+    key="",
+    documentation="a single array, in C or Fortran order; objects are refused",
+    find=npy.find,
+    write=WriteMethods(npy.lay_out),
+)
+register_format(HDF5)
+register_format(SAFETENSORS)
+register_format(NPY)

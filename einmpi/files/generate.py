@@ -1,78 +1,98 @@
-"""The values of generated inputs: they depend on the spec and the element's number, never on how a tensor is cut."""
+"""Generate the values of inputs.
+
+An element depends on the spec and on its number, never on how the tensor is cut.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import DTYPES
 from einmpi.schedule.regions import Box
 
-CHUNK = 2**20  # elements at a time: temporaries stay at a few dozen MiB
-SPARE = 2**12  # elements: to make them takes no longer than to begin once more
-Maker: TypeAlias = Callable[[InputSpec, np.dtype, int, int], np.ndarray]
+Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = np.dtype[Any]
+# (spec, dtype, first element, element after the last) → the elements.
+Generator: TypeAlias = Callable[[InputSpec, DType, int, int], Array]
+
+CHUNK_ELEMENTS = 2**20  # generated at a time, so that temporary arrays take a few dozen MiB
+SPARE_ELEMENTS = 2**12  # generating so many in vain takes no longer than one more call
 
 
-def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> np.ndarray:
-    """Elements [start, stop) of the tensor in row-major order."""
+def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> Array:
+    """Return the elements [start, stop) of the tensor in row-major order."""
     assert spec.random is not None and 0 <= start <= stop
-    make, target = GENERATORS[spec.random], np.dtype(dtype)
+    generator = GENERATORS[spec.random]
+    target = np.dtype(dtype)
     wider = DTYPES[target.name].file_dtype
-    if wider != target.name:  # generated in the dtype of files, then rounded
+    if wider != target.name:
         return _rounded(generate(spec, wider, start, stop), target, spec)
-    with np.errstate(over="ignore"):  # float16 counts up to infinity
-        return make(spec, target, start, stop)
+    with np.errstate(over="ignore"):  # arange in float16 reaches infinity
+        return generator(spec, target, start, stop)
 
 
-def _rounded(values: np.ndarray, dtype: np.dtype, spec: InputSpec) -> np.ndarray:
-    found = values.astype(dtype)
-    if spec.random == "uniform":  # rounding may reach `high`, which is outside
-        found[found >= dtype.type(spec.high)] = np.nextafter(
-            dtype.type(spec.high), dtype.type(spec.low)
-        )
-    return found
+def _rounded(values: Array, dtype: DType, spec: InputSpec) -> Array:
+    """Round values to a dtype that files do not have."""
+    rounded = values.astype(dtype)
+    if spec.random == "uniform":  # rounding may reach `high`, which is excluded
+        high = dtype.type(spec.high)
+        rounded[rounded >= high] = np.nextafter(high, dtype.type(spec.low))
+    return rounded
 
 
-def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: np.ndarray) -> None:
-    """The elements of a box of the tensor, into an array of the box's shape."""
+# ---- boxes --------------------------------------------------------------------------------------
+
+
+def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: Array) -> None:
+    """Put the elements of a box of the tensor into an array of the box's shape."""
     if not target.size:
         return
-    # Dimensions that are taken whole at the end are one with the last that is not: a row.
-    cut = max(
-        (d for d, (s, n) in enumerate(zip(there, bound, strict=True)) if s != slice(0, n)),
-        default=0,
-    )
-    inner = prod(bound[cut + 1 :])
-    first, last = (there[cut].start * inner, there[cut].stop * inner) if bound else (0, 1)
-    row = prod(bound[cut:])
+    # The last dimension that is not taken whole, with all dimensions after it, is one row.
+    row_dimension = 0
+    for dimension, (side, extent) in enumerate(zip(there, bound, strict=True)):
+        if side != slice(0, extent):
+            row_dimension = dimension
+    row = prod(bound[row_dimension:])
+    inner = prod(bound[row_dimension + 1 :])
+    first = 0
+    last = 1
+    if bound:
+        first = there[row_dimension].start * inner
+        last = there[row_dimension].stop * inner
     name = target.dtype.name
-    if cut == 0:
+    if row_dimension == 0:
         _fill_run(spec, name, first, target)
         return
-    # Short rows of which little is not wanted are made whole, many at once.
-    whole = row <= CHUNK and row - (last - first) <= SPARE
-    many = CHUNK // row if whole else 1
-    for position in np.ndindex(target.shape[: cut - 1]):
-        number = 0
-        for k, extent, along in zip((*position, 0), bound, there, strict=False):
-            number = number * extent + along.start + k
-        for done in range(0, target.shape[cut - 1], many):
-            rows = target[position][done : done + many]
-            begin = (number + done) * row
-            if whole:
+    # Short rows of which almost all is wanted are generated whole, many at once.
+    whole_rows = row <= CHUNK_ELEMENTS and row - (last - first) <= SPARE_ELEMENTS
+    rows_at_once = CHUNK_ELEMENTS // row if whole_rows else 1
+    for position in np.ndindex(target.shape[: row_dimension - 1]):
+        first_row = 0
+        for index, extent, side in zip((*position, 0), bound, there, strict=False):
+            first_row = first_row * extent + side.start + index
+        for done in range(0, target.shape[row_dimension - 1], rows_at_once):
+            rows = target[position][done : done + rows_at_once]
+            begin = (first_row + done) * row
+            if whole_rows:
                 values = generate(spec, name, begin, begin + len(rows) * row)
-                rows[...] = values.reshape(len(rows), row)[:, first:last].reshape(rows.shape)
+                wanted = values.reshape(len(rows), row)[:, first:last]
+                rows[...] = wanted.reshape(rows.shape)
             else:
                 _fill_run(spec, name, begin + first, rows)
 
 
-def _fill_run(spec: InputSpec, name: str, first: int, target: np.ndarray) -> None:
-    """Elements in a row, from a number on. Large arrays in parts: they may lie in a file, for want of memory."""
-    if target.size <= CHUNK:
+def _fill_run(spec: InputSpec, name: str, first: int, target: Array) -> None:
+    """Generate consecutive elements.
+
+    A large array is filled in parts: it may be mapped from a file for want of memory.
+    """
+    if target.size <= CHUNK_ELEMENTS:
         target[...] = generate(spec, name, first, first + target.size).reshape(target.shape)
     elif len(target) == 1:
         _fill_run(spec, name, first, target[0])
@@ -82,69 +102,73 @@ def _fill_run(spec: InputSpec, name: str, first: int, target: np.ndarray) -> Non
         _fill_run(spec, name, first + half * target[0].size, target[half:])
 
 
-def words(seed: int, start: int, stop: int) -> np.ndarray:
-    """Random 64-bit words [start, stop) of the stream of a seed, made directly: Philox counts, four words a step."""
+# ---- distributions ------------------------------------------------------------------------------
+
+
+def words(seed: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
+    """Return the random 64-bit words [start, stop) of the stream of a seed.
+
+    Philox is a counter that gives four words a step, so it can start anywhere.
+    """
     stream = np.random.Philox(key=seed)
     stream.advance(start // 4)
-    return stream.random_raw(stop - start // 4 * 4)[start % 4 :]
+    found: npt.NDArray[np.uint64] = stream.random_raw(stop - start // 4 * 4)
+    return found[start % 4 :]
 
 
-def _real(part: Callable[[InputSpec, np.dtype, np.ndarray], np.ndarray]) -> Maker:
-    """A maker of real numbers from one word each, or complex ones from two."""
+def _from_words(
+    convert: Callable[[InputSpec, DType, npt.NDArray[np.uint64]], Array],
+) -> Generator:
+    """Return a generator that takes one word for a real number and two for a complex one."""
 
-    def make(spec: InputSpec, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
+    def generator(spec: InputSpec, dtype: DType, start: int, stop: int) -> Array:
         if dtype.kind != "c":
-            return part(spec, dtype, words(spec.seed, start, stop))
-        real = np.dtype(f"f{dtype.itemsize // 2}")
-        return part(spec, real, words(spec.seed, 2 * start, 2 * stop)).view(dtype)
+            return convert(spec, dtype, words(spec.seed, start, stop))
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        return convert(spec, part, words(spec.seed, 2 * start, 2 * stop)).view(dtype)
 
-    return make
+    return generator
 
 
-def _normal(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
+def _normal(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Array:
     from scipy.special import ndtri
 
-    # 52 bits and a half are exact, so this is never 0 or 1, where the inverse distribution is infinite.
-    values: np.ndarray = ndtri(((word >> 12) + 0.5) * 2.0**-52)
+    # 52 bits plus a half are exact, so this is never 0 or 1, where the inverse is infinite.
+    values: Array = ndtri(((word >> 12) + 0.5) * 2.0**-52)
     return values.astype(dtype)
 
 
-def _uniform(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
-    return _UNIFORM[dtype.kind](spec, dtype, word)
-
-
-def _uniform_float(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
-    share = (word >> 11) * 2.0**-53
-    values = (spec.low * (1.0 - share) + spec.high * share).astype(dtype)
-    # Rounding may reach `high`, which is outside.
-    below = np.nextafter(dtype.type(spec.high), dtype.type(spec.low))
-    clipped: np.ndarray = np.clip(values, dtype.type(spec.low), below)
+def _uniform(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Array:
+    if dtype.kind == "b":
+        return (word & np.uint64(1)).astype(dtype)
+    if dtype.kind == "i":
+        # Unsigned arithmetic wraps around, so the widest range works too.
+        offset = word % np.uint64(int(spec.high) - int(spec.low))
+        return (offset + np.uint64(int(spec.low) % 2**64)).view(np.int64).astype(dtype)
+    fraction = (word >> 11) * 2.0**-53
+    values = (spec.low * (1.0 - fraction) + spec.high * fraction).astype(dtype)
+    # Rounding may reach `high`, which is excluded.
+    below_high = np.nextafter(dtype.type(spec.high), dtype.type(spec.low))
+    clipped: Array = np.clip(values, dtype.type(spec.low), below_high)
     return clipped
 
 
-def _uniform_integer(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
-    # Unsigned arithmetic wraps, so the widest range works too.
-    offset = word % np.uint64(int(spec.high) - int(spec.low))
-    return (offset + np.uint64(int(spec.low) % 2**64)).view(np.int64).astype(dtype)
+def _zeros(spec: InputSpec, dtype: DType, start: int, stop: int) -> Array:
+    return np.zeros(stop - start, dtype)
 
 
-def _uniform_bool(spec: InputSpec, dtype: np.dtype, word: np.ndarray) -> np.ndarray:
-    return (word & np.uint64(1)).astype(dtype)
+def _ones(spec: InputSpec, dtype: DType, start: int, stop: int) -> Array:
+    return np.ones(stop - start, dtype)
 
 
-def _constant(value: int) -> Maker:
-    return lambda spec, dtype, start, stop: np.full(stop - start, value, dtype)
-
-
-def _arange(spec: InputSpec, dtype: np.dtype, start: int, stop: int) -> np.ndarray:
+def _arange(spec: InputSpec, dtype: DType, start: int, stop: int) -> Array:
     return np.arange(start, stop, dtype=np.int64).astype(dtype)
 
 
-_UNIFORM = {"f": _uniform_float, "i": _uniform_integer, "b": _uniform_bool}
-GENERATORS: dict[str, Maker] = {
-    "normal": _real(_normal),
-    "uniform": _real(_uniform),
-    "zeros": _constant(0),
-    "ones": _constant(1),
+GENERATORS: dict[str, Generator] = {
+    "normal": _from_words(_normal),
+    "uniform": _from_words(_uniform),
+    "zeros": _zeros,
+    "ones": _ones,
     "arange": _arange,
 }

@@ -1,8 +1,11 @@
-"""Where tensors come from: generated or in files."""
+"""Describe and load whole inputs, generated or from files."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.base import ALONE
 from einmpi.errors import InputError
@@ -15,33 +18,34 @@ from einmpi.schedule.layout import on_one_rank
 
 
 def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of an input; no values are read."""
+    """Return the shape and dtype of an input without reading its elements."""
     if spec.file is None:
         assert spec.shape is not None and spec.dtype is not None
         return spec.shape, spec.dtype
     found = find(spec)
-    return found.wanted, found.dtype.name
+    return found.selected_shape, found.dtype.name
 
 
 def find_planned(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> Dataset:
-    """How an input lies in its file, if it has the shape and dtype that were planned for."""
+    """Look up an input; raise InputError if it lacks the shape and dtype of the plan."""
     found = find(spec)
-    if found.wanted != tuple(shape) or found.dtype.name != dtype:
+    if found.selected_shape != tuple(shape) or found.dtype.name != dtype:
         raise InputError(
             spec.place,
-            f"{spec.name} in {spec.file} is {found.dtype.name}{list(found.wanted)} now",
+            f"{spec.name} in {spec.file} is now {found.dtype.name}{list(found.selected_shape)}",
             f"{dtype}{list(shape)}, as planned",
         )
     return found
 
 
-def load(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """The values of an input, whole."""
+def load(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    """Return all elements of an input."""
     array = np.empty(shape, dtype)
     if spec.file is None:
         fill_box(spec, shape, tuple(slice(0, extent) for extent in shape), array)
-    else:
-        layout = on_one_rank(tuple(shape) or (1,))
-        region = layout.region(())
-        Reading(find_planned(spec, shape, dtype), layout, 0, array, region, region).finish(ALONE)
+        return array
+    dataset = find_planned(spec, shape, dtype)
+    layout = on_one_rank(tuple(shape) or (1,))
+    region = layout.region(())
+    Reading(dataset, layout, 0, array, region, region).finish(ALONE)
     return array

@@ -1,4 +1,4 @@
-"""A tensor from a file to the ranks of a layout: each element is read once, in large pieces (docs/architecture.md)."""
+"""Read a tensor from a file to the ranks of a layout: each element once, in large pieces."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.base import Comm
 from einmpi.files.datasets import Dataset, Reader
@@ -17,123 +18,144 @@ from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, sides
 from einmpi.schedule.shared_reads import Bounds, deal, suits_single_ranks
 
-Cells: TypeAlias = dict[int, tuple[Bounds, np.ndarray]]
-Sides: TypeAlias = list[
-    list[tuple[slice, slice]]
-]  # of each dimension: a run of the tensor, its place in the target
+Array: TypeAlias = npt.NDArray[Any]
+Cells: TypeAlias = dict[int, tuple[Bounds, Array]]
+# For each dimension: runs of the tensor, each with its place in the target.
+Sides: TypeAlias = list[list[tuple[slice, slice]]]
 
 
 class Reading:
-    """One tensor on its way into `target`. Where the blocks suit the file, each rank reads its own; else all ranks of
-    the layout read cells in the order of the file, round by round, and pass them on."""
+    """A tensor that is being read into `target`.
+
+    If the blocks of the layout suit the file, each rank reads its own. Otherwise all ranks of the
+    layout read cells in the order of the file, round by round, and pass them on.
+    """
 
     def __init__(
         self,
         dataset: Dataset,
         layout: Layout,
         rank: int,
-        target: np.ndarray,
+        target: Array,
         region: Region,
         place: Region,
     ) -> None:
-        self.dataset, self.rank, self.target = dataset, rank, target
-        self.region, self.place = region, place
-        first = [0] * len(layout.bound)
-        first[0] = dataset.first_row
-        if not dataset.shape:  # a number is a vector of one element here
+        self.dataset = dataset
+        self.rank = rank
+        self.target = target
+        self.region = region
+        self.place = place
+        self.first = [0] * len(layout.bound)
+        self.first[0] = dataset.first_row
+        if not dataset.shape:  # a number is read as a vector of one element
             self.target = target.reshape(1)
-        if dataset.fortran:  # turned around, it lies in the file as any other
-            layout = _backwards(layout)
-            first, self.region, self.place, self.target = (
-                first[::-1],
-                region[::-1],
-                place[::-1],
-                target.T,
-            )
-        self.first = first
-        self.spans: Sides = [
-            sides(runs, places) for runs, places in zip(self.region, self.place, strict=True)
-        ]
+        if dataset.fortran:  # with its dimensions reversed it is stored like any other
+            layout = _reversed(layout)
+            self.first.reverse()
+            self.region = region[::-1]
+            self.place = place[::-1]
+            self.target = target.T
+        self.spans: Sides = []
+        for runs, places in zip(self.region, self.place, strict=True):
+            self.spans.append(sides(runs, places))
         itemsize = dataset.dtype.itemsize
-        self.alone = 0 in layout.bound or suits_single_ranks(
-            layout, itemsize, dataset.chunks, first
-        )
-        self.dealing = None if self.alone else deal(layout, itemsize, dataset.chunks, first)
+        stored = (itemsize, dataset.chunks, self.first)
+        self.dealing = None
+        if 0 not in layout.bound and not suits_single_ranks(layout, *stored):
+            self.dealing = deal(layout, *stored)
         self.reader: Reader | None = None
         self.pending: Future[Any] | None = None
-        # One is read into while the other is passed on.
-        self.buffers: list[np.ndarray | None] = [None, None]
+        # One buffer is read into while the cells in the other are passed on.
+        self.buffers: list[Array | None] = [None, None]
+
+    @property
+    def alone(self) -> bool:
+        """Return whether each rank reads its own block, without the others."""
+        return self.dealing is None
 
     def begin(self, background: Executor) -> None:
-        """Start to read in the background: all, or the first round."""
-        self.pending = (
-            background.submit(self._own) if self.alone else background.submit(self._cells, 0)
-        )
+        """Start to read in the background: everything, or the first round."""
+        if self.dealing is None:
+            self.pending = background.submit(self._read_own_block)
+        else:
+            self.pending = background.submit(self._read_cells, 0)
 
     def finish(self, comm: Comm, background: Executor | None = None) -> None:
         """Read and pass on what is left. All ranks of the layout call it."""
         try:
             if self.dealing is not None:
                 assert background is not None
-                self._together(comm, background)
+                self._read_together(comm, background)
             elif self.pending is not None:
                 self.pending.result()
             else:
-                self._own()
+                self._read_own_block()
         finally:
             self.close()
 
     def close(self) -> None:
-        """Wait for what is going on, whatever comes of it."""
+        """Wait for the background, whatever comes of it, and close the file."""
         if self.pending is not None and not self.pending.cancel():
             self.pending.exception()
         if self.reader is not None:
             self.reader.close()
             self.reader = None
 
-    # ---- from the file ----------------------------------------------------------------------------------------------
+    # ---- from the file --------------------------------------------------------------------------
 
-    def _own(self) -> None:
+    def _read_own_block(self) -> None:
         for there, here in boxes(self.region, self.place):
-            self._read(tuple((side.start, side.stop) for side in there), self.target, here)
+            bounds = tuple((side.start, side.stop) for side in there)
+            self._read_box(bounds, self.target, here)
 
-    def _cells(self, turn: int) -> Cells:
-        """What this rank reads in a round: in their place where they lie there in one piece, else in a buffer."""
+    def _read_cells(self, turn: int) -> Cells:
+        """Read this rank's cells of a round.
+
+        A cell that is contiguous in the target is read there, any other into a buffer.
+        """
         assert self.dealing is not None
-        grid, dtype = self.dealing.grid, self.dataset.dtype
-        found: Cells = {}
+        grid = self.dealing.grid
+        cells: Cells = {}
         start = 0
         for number in self.dealing.own(self.rank, turn):
             bounds = grid.bounds(number)
             extents = tuple(last - first for first, last in bounds)
-            places = _within(self.spans, bounds)
-            array = self.target[places[0]] if len(places) == 1 else self.target[:0]
+            places = _places_in_target(self.spans, bounds)
+            array = self.target[:0]
+            if len(places) == 1:
+                array = self.target[places[0]]
             if array.shape != extents or not array.flags.c_contiguous:
-                buffer = self.buffers[turn % 2]
-                if buffer is None:
-                    buffer = self.buffers[turn % 2] = np.empty(
-                        self.dealing.at_once * prod(grid.cell), dtype
-                    )
+                buffer = self._buffer(turn)
                 array = buffer[start : start + prod(extents)].reshape(extents)
                 start += array.size
-            self._read(bounds, array, (slice(None),) * array.ndim)
-            found[number] = bounds, array
-        return found
+            self._read_box(bounds, array, (slice(None),) * array.ndim)
+            cells[number] = bounds, array
+        return cells
 
-    def _read(self, bounds: Bounds, target: np.ndarray, here: tuple[slice, ...]) -> None:
+    def _buffer(self, turn: int) -> Array:
+        """Return the buffer of a round, made when it is first needed."""
+        assert self.dealing is not None
+        buffer = self.buffers[turn % 2]
+        if buffer is None:
+            size = self.dealing.at_once * prod(self.dealing.grid.cell)
+            buffer = np.empty(size, self.dataset.dtype)
+            self.buffers[turn % 2] = buffer
+        return buffer
+
+    def _read_box(self, bounds: Bounds, target: Array, here: tuple[slice, ...]) -> None:
         if self.reader is None:
             self.reader = open_reader(self.dataset)
         if not self.dataset.shape:
             self.reader.read((), target.reshape(()), ())
             return
-        there = tuple(
-            slice(a + first, b + first) for (a, b), first in zip(bounds, self.first, strict=True)
-        )
-        self.reader.read(there, target, here)
+        there = []
+        for (start, stop), first in zip(bounds, self.first, strict=True):
+            there.append(slice(start + first, stop + first))
+        self.reader.read(tuple(there), target, here)
 
-    # ---- together ---------------------------------------------------------------------------------------------------
+    # ---- together -------------------------------------------------------------------------------
 
-    def _together(self, comm: Comm, background: Executor) -> None:
+    def _read_together(self, comm: Comm, background: Executor) -> None:
         assert self.dealing is not None
         if self.pending is None:
             self.begin(background)
@@ -141,94 +163,109 @@ class Reading:
             assert self.pending is not None
             cells = self.pending.result()
             if turn + 1 < self.dealing.rounds:
-                self.pending = background.submit(self._cells, turn + 1)
+                self.pending = background.submit(self._read_cells, turn + 1)
             self._pass_on(turn, cells, coming, comm)
 
     def _pass_on(self, turn: int, cells: Cells, coming: dict[int, list[int]], comm: Comm) -> None:
-        """Each rank sends to the one that is `shift` after it, while it receives from the one before it by as much."""
+        """Send cells to the ranks that need them.
+
+        Each rank sends to the one `shift` after it while it receives from the one `shift` before.
+        """
         assert self.dealing is not None
-        rank, ranks, grid = self.rank, self.dealing.ranks, self.dealing.grid
+        rank = self.rank
+        ranks = self.dealing.ranks
         going = self.dealing.going(rank, turn)
-        shifts = {(user - rank) % ranks for user in going} | {
-            (rank - source) % ranks for source in coming
-        }
+        shifts = {(user - rank) % ranks for user in going}
+        shifts |= {(rank - source) % ranks for source in coming}
         for shift in sorted(shifts):
-            to, source = (rank + shift) % ranks, (rank - shift) % ranks
-            out = [
-                piece
-                for number, region in going.get(to, ())
-                for piece in _pieces(*cells[number], region)
-            ]
-            places = (
-                box
-                for number in coming.get(source, ())
-                for box in _within(self.spans, grid.bounds(number))
-            )
-            back = [self.target[box] for box in places]
+            to = (rank + shift) % ranks
+            source = (rank - shift) % ranks
+            sent: list[Array] = []
+            for number, region in going.get(to, ()):
+                bounds, array = cells[number]
+                sent.extend(_runs_in_cell(bounds, array, region))
+            received: list[Array] = []
+            for number in coming.get(source, ()):
+                places = _places_in_target(self.spans, self.dealing.grid.bounds(number))
+                received.extend(self.target[box] for box in places)
             if shift == 0:
-                for piece, place in zip(out, back, strict=True):
-                    if piece.ctypes.data != place.ctypes.data:
-                        place[...] = piece
-                continue
-            send, receive = (
-                _in_a_row(out, self.target, self.buffers[turn % 2]),
-                _in_a_row(back, self.target),
-            )
-            unpack = receive is None
-            if send is None:
-                send = np.concatenate([piece.reshape(-1) for piece in out])
-            if receive is None:
-                receive = np.empty(sum(piece.size for piece in back), self.target.dtype)
-            comm.sendrecv(to if out else None, send, source if back else None, receive)
+                _copy_each(sent, received)
+            else:
+                self._exchange(turn, sent, to, received, source, comm)
+
+    def _exchange(
+        self, turn: int, sent: list[Array], to: int, received: list[Array], source: int, comm: Comm
+    ) -> None:
+        """Send arrays as one message and receive others, packed only if they are not contiguous."""
+        outgoing = _as_one_run(sent, self.target, self.buffers[turn % 2])
+        if outgoing is None:
+            outgoing = np.concatenate([array.reshape(-1) for array in sent])
+        incoming = _as_one_run(received, self.target)
+        is_packed = incoming is None
+        if incoming is None:
+            incoming = np.empty(sum(array.size for array in received), self.target.dtype)
+        comm.sendrecv(to if sent else None, outgoing, source if received else None, incoming)
+        if is_packed:
             start = 0
-            for place in back if unpack else ():
-                place[...] = receive[start : start + place.size].reshape(place.shape)
+            for place in received:
+                place[...] = incoming[start : start + place.size].reshape(place.shape)
                 start += place.size
 
 
-def _pieces(bounds: Bounds, array: np.ndarray, region: Region) -> list[np.ndarray]:
-    """The runs of a region of the tensor that lie in a cell."""
-    sliced = [
-        [slice(a - first, b - first) for a, b in runs]
-        for runs, (first, _) in zip(region, bounds, strict=True)
-    ]
-    return [array[box] for box in itertools.product(*sliced)]
+def _copy_each(sources: list[Array], targets: list[Array]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        if source.ctypes.data != target.ctypes.data:  # otherwise it was read to its place
+            target[...] = source
 
 
-def _within(spans: Sides, bounds: Bounds) -> list[tuple[slice, ...]]:
-    """Where in the target the runs are that lie in a cell, in the same order."""
-    found = []
+def _runs_in_cell(bounds: Bounds, array: Array, region: Region) -> list[Array]:
+    """Return the runs of a region of the tensor that are in a cell, as views of its array."""
+    slices = []
+    for runs, (first, _) in zip(region, bounds, strict=True):
+        slices.append([slice(start - first, stop - first) for start, stop in runs])
+    return [array[box] for box in itertools.product(*slices)]
+
+
+def _places_in_target(spans: Sides, bounds: Bounds) -> list[tuple[slice, ...]]:
+    """Return the places in the target of the runs that are in a cell, in the same order."""
+    places = []
     for pairs, (first, last) in zip(spans, bounds, strict=True):
         side = []
         for there, here in pairs:
-            start, stop = max(there.start, first), min(there.stop, last)
+            start = max(there.start, first)
+            stop = min(there.stop, last)
             if start < stop:
-                side.append(
-                    slice(here.start + start - there.start, here.start + stop - there.start)
-                )
-        found.append(side)
-    return list(itertools.product(*found))
+                shift = here.start - there.start
+                side.append(slice(start + shift, stop + shift))
+        places.append(side)
+    return list(itertools.product(*places))
 
 
-def _in_a_row(pieces: list[np.ndarray], *arrays: np.ndarray | None) -> np.ndarray | None:
-    """The pieces as one run of the array they are in, where they are that: nothing has to be copied then."""
+def _as_one_run(pieces: list[Array], *arrays: Array | None) -> Array | None:
+    """Return adjacent pieces as one run of the array that holds them, so that nothing is copied.
+
+    Return None if they are not adjacent.
+    """
     if not pieces:
         return np.empty(0, np.uint8)
-    start = end = pieces[0].ctypes.data
+    start = pieces[0].ctypes.data
+    end = start
     for piece in pieces:
         if not piece.flags.c_contiguous or piece.ctypes.data != end:
             return None
         end += piece.nbytes
     for array in arrays:
-        if array is not None and array.flags.c_contiguous:
-            first, flat = array.ctypes.data, array.reshape(-1)
-            if first <= start and end <= first + array.nbytes:
-                return flat[(start - first) // flat.itemsize : (end - first) // flat.itemsize]
+        if array is None or not array.flags.c_contiguous:
+            continue
+        first = array.ctypes.data
+        if first <= start and end <= first + array.nbytes:
+            flat = array.reshape(-1)
+            return flat[(start - first) // flat.itemsize : (end - first) // flat.itemsize]
     return None
 
 
-def _backwards(layout: Layout) -> Layout:
-    """The layout of the tensor with its dimensions in the opposite order."""
+def _reversed(layout: Layout) -> Layout:
+    """Return the layout of the tensor with its dimensions in the opposite order."""
     last = len(layout.bound) - 1
     return replace(
         layout,

@@ -1,4 +1,4 @@
-"""A file that somebody names, beside a job's results: replaced whole or not at all, by one process."""
+"""Replace a single file that the user names, by one process: whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import sys
 from collections.abc import Iterable
 
 from einmpi.errors import InputError
-from einmpi.files.atomic import begin, new_draft, publish
+from einmpi.files.atomic import make_draft, new_draft, publish
 from einmpi.process.abort import on_abort
 
 
 def check_replaceable(file: str, place: str) -> None:
-    """Refuse a file that could not be written: before hours of work, not after them."""
+    """Refuse a file that could not be written, before hours of work rather than after them."""
     target = os.path.realpath(file)
     folder = os.path.dirname(target)
+    exists = os.path.exists(file)
     number = 0
     if os.path.isdir(target) or file.endswith(os.sep):
         number = errno.EISDIR
-    elif os.path.islink(target):  # realpath follows all others
+    elif os.path.islink(target):  # realpath follows all links but those in a circle
         number = errno.ELOOP
-    elif not os.path.exists(file) and not os.path.isdir(folder):
-        number = errno.ENOTDIR if os.path.exists(folder) else errno.ENOENT
-    elif not os.access(file if os.path.exists(file) else folder, os.W_OK):
+    elif not exists and not os.path.exists(folder):
+        number = errno.ENOENT
+    elif not exists and not os.path.isdir(folder):
+        number = errno.ENOTDIR
+    elif not os.access(file if exists else folder, os.W_OK):
         number = errno.EACCES
     if number:
         raise _cannot_write(place, OSError(number, os.strerror(number)))
@@ -33,44 +36,54 @@ def check_replaceable(file: str, place: str) -> None:
 def replace_file(file: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     """Put these bytes, piece after piece, in the file's place.
 
-    What is no plain file, such as a pipe or /dev/null, is only written to: a rename would put a file in its place. So
-    is a file in a folder where no draft can be made, and one to which this process prints.
+    Some files are written in place instead: a pipe or a device, where a rename would put a file in
+    its place; a file in a folder where no draft can be made; a file to which this process prints.
     """
-    check_replaceable(os.fspath(file), os.fspath(file))
-    plain = os.path.isfile(file) or not os.path.exists(file)
-    stream = _printed_to(file)
+    path = os.fspath(file)
+    check_replaceable(path, path)
+    target = os.path.realpath(path)
+    regular = os.path.isfile(path) or not os.path.exists(path)
+    stream = _printed_to(path)
     try:
-        if plain and stream is None and os.access(os.path.dirname(os.path.realpath(file)), os.W_OK):
-            _replace(os.path.realpath(file), pieces)
-            return
-        with open(file if stream is None else stream, "wb", closefd=stream is None) as opened:
-            opened.writelines(pieces)
+        if stream is not None:
+            with open(stream, "wb", closefd=False) as opened:
+                opened.writelines(pieces)
+        elif regular and os.access(os.path.dirname(target), os.W_OK):
+            _replace(target, pieces)
+        else:
+            with open(path, "wb") as opened:
+                opened.writelines(pieces)
     except OSError as error:
-        raise _cannot_write(os.fspath(file), error) from None
+        raise _cannot_write(path, error) from None
 
 
 def _replace(target: str, pieces: Iterable[bytes]) -> None:
     draft = new_draft(target)
 
-    def drop() -> None:
+    def remove_draft() -> None:
         with contextlib.suppress(FileNotFoundError):
             os.remove(draft)
 
     try:
-        with on_abort(drop):
-            begin(draft, target, None)
+        with on_abort(remove_draft):
+            make_draft(draft, target, None)
             with open(draft, "wb") as opened:
                 opened.writelines(pieces)
                 opened.flush()
                 os.fsync(opened.fileno())
             publish(draft, target)
     finally:
-        drop()
+        remove_draft()
 
 
-def _printed_to(file: str | os.PathLike[str]) -> int | None:
-    """Standard output or error, where it goes to this file: it is /dev/stdout, or a shell has opened it by its name."""
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+def _printed_to(file: str) -> int | None:
+    """Return the descriptor of standard output or error if it goes to this file.
+
+    The file is then /dev/stdout, or a shell has opened it under its name.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
         with contextlib.suppress(OSError, ValueError):
             descriptor: int = stream.fileno()
             if os.path.samestat(os.stat(file), os.fstat(descriptor)):
@@ -80,4 +93,4 @@ def _printed_to(file: str | os.PathLike[str]) -> int | None:
 
 
 def _cannot_write(place: str, error: OSError) -> InputError:
-    return InputError(place, error.strerror or str(error), "a file to write")
+    return InputError(place, error.strerror or str(error), "a file that can be written")

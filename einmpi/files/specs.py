@@ -1,25 +1,24 @@
-"""Where a tensor comes from and where a result goes: what a job says of its files and generated inputs."""
+"""What a job says about its inputs and outputs, and how a tensor is to be stored in a file."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+from typing import TypeAlias
 
-# What names a tensor inside a file, by the file's suffix; nothing where the file is the tensor.
-INSIDE = {
-    ".h5": "dataset",
-    ".hdf5": "dataset",
-    ".he5": "dataset",
-    ".safetensors": "tensor",
-    ".npy": "",
-}
-HDF5_SUFFIXES = tuple(suffix for suffix, key in INSIDE.items() if key == "dataset")
 COMPRESSIONS = ("gzip", "lzf")
+
+# Where the elements of a stored tensor go: the offset of its first byte in the file, or the shape
+# of its HDF5 chunks. Both are None for a tensor without elements.
+Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A tensor the job starts from: generated (`random`) or in a file. `place` is its position in the job file."""
+    """A tensor the job starts from: generated (`random`) or read from a file.
+
+    `inside` names the tensor within the file; it is empty if the file holds a single tensor.
+    `place` is the position of the input in the job file.
+    """
 
     name: str
     shape: tuple[int, ...] | None = None
@@ -29,8 +28,7 @@ class InputSpec:
     low: int | float = 0
     high: int | float = 1
     file: str | None = None
-    dataset: str | None = None
-    tensor: str | None = None
+    inside: str = ""
     rows: tuple[int | None, int | None] | None = None
     resident: bool = False
     parts: tuple[int, ...] | None = None
@@ -39,11 +37,14 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """A tensor the job stores. Without a dtype the tensor keeps its own. An .npy file has no datasets."""
+    """A tensor the job stores. It keeps its own dtype unless `dtype` names another.
+
+    `inside` and `place` are as in `InputSpec`.
+    """
 
     name: str
     file: str
-    dataset: str = ""
+    inside: str = ""
     chunks: tuple[int, ...] | None = None
     compression: str | None = None
     dtype: str | None = None
@@ -52,10 +53,17 @@ class OutputSpec:
 
     @property
     def target(self) -> str:
-        """As the short form has it."""
-        return f"{self.file}:{self.dataset}" if self.dataset else self.file
+        """Return the target as the short form of a job file writes it."""
+        if self.inside:
+            return f"{self.file}:{self.inside}"
+        return self.file
 
 
-def suffix_of(file: str) -> str:
-    """What says of which kind a file is."""
-    return os.path.splitext(file)[1].lower()
+@dataclass(frozen=True)
+class StorageSpec:
+    """The shape, dtype and layout that a tensor gets in the file it is written to."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[int, ...] | None = None
+    compression: str | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from math import isfinite
 
 import numpy as np
 
@@ -28,37 +27,47 @@ RANDOM = ("normal", "uniform", "zeros", "ones", "arange")
 MAX_NDIM = 32  # HDF5's limit
 
 
-def generated(
+def read_generated(
     document: Document, spec: InputSpec, sizes: Mapping[str, int], dtype: str
 ) -> InputSpec:
-    """The input with what is said about its values."""
+    """Return the input with its shape and with what its values depend on."""
     path = ("inputs", spec.name)
     random = choice(document, (*path, "random"), RANDOM, "")
-    if random == "normal" and np.dtype(dtype).kind in "ib":
-        allowed = "a float or complex dtype, or uniform, zeros, ones, arange"
-        raise InputError(spec.place, f"input {spec.name} cannot be normal and {dtype}", allowed)
-    seed = get(document, (*path, "seed"), int)
-    if seed is None:
-        seed = zlib.crc32(spec.name.encode())  # inputs differ, and nothing depends on their order
-    if not 0 <= seed < 2**64:
-        raise InputError(document.place((*path, "seed")), f"seed is {show(seed)}", "0 to 2**64 - 1")
-    low, high = _limits(document, path, random, dtype)
+    if random == "normal" and DTYPES[dtype].kind in "ib":
+        raise InputError(
+            spec.place,
+            f"input {spec.name} cannot be both normal and {dtype}",
+            "a float or complex dtype, or one of uniform, zeros, ones, arange",
+        )
+    low, high = _read_limits(document, path, random, dtype)
     return replace(
         spec,
-        shape=_shape(document, path, sizes),
+        shape=_read_shape(document, path, sizes),
         dtype=dtype,
         random=random,
-        seed=seed,
+        seed=_read_seed(document, path, spec.name),
         low=low,
         high=high,
     )
 
 
-def _shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _read_seed(document: Document, path: KeyPath, name: str) -> int:
+    seed = get(document, (*path, "seed"), int)
+    if seed is None:
+        # Inputs differ from each other, and do not depend on their order in the file.
+        return zlib.crc32(name.encode())
+    if not 0 <= seed < 2**64:
+        raise InputError(document.place((*path, "seed")), f"seed is {show(seed)}", "0 to 2**64 - 1")
+    return seed
+
+
+def _read_shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int, ...]:
     given = get(document, (*path, "shape"), list)
     if given is None:
         raise InputError(
-            document.place(path), f"input {path[-1]} has no shape", 'such as shape = ["s", 10]'
+            document.place(path),
+            f"input {path[-1]} has no shape",
+            'a list such as shape = ["s", 10]',
         )
     if len(given) > MAX_NDIM:
         raise InputError(
@@ -71,47 +80,70 @@ def _shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple
         entry = (*path, "shape", number)
         extent = whole_number(document, entry, sizes)
         if extent is None or not 0 <= extent <= MAX_EXTENT:
+            shown = show(written if extent is None else extent)
             raise InputError(
                 document.place(entry),
-                f"extent {show(written if extent is None else extent)} in shape",
-                f"a whole number from 0 to 2**39 = {MAX_EXTENT}",
+                f"extent {shown} in shape",
+                f"an integer from 0 to 2**39 = {MAX_EXTENT}",
             )
         extents.append(extent)
     return tuple(extents)
 
 
-def _limits(
+def _read_limits(
     document: Document, path: KeyPath, random: str, dtype: str
 ) -> tuple[int | float, int | float]:
-    """low and high, checked against the dtype."""
-    plain = DTYPES[dtype].file_dtype  # numbers of the same size
-    info = {"i": np.iinfo, "f": np.finfo, "c": np.finfo}.get(np.dtype(plain).kind)
+    """Return low and high, checked against the dtype."""
     limits: dict[str, int | float] = {"low": 0, "high": 1}
     for key in ("low", "high"):
-        place, given = document.place((*path, key)), lookup(document, (*path, key))
-        if given is None:
-            continue
-        if random != "uniform" or info is None:
-            kind = f"random = {random!r}" if random != "uniform" else f"dtype {dtype}"
-            raise InputError(place, f"{key} does not go with {kind}", "only with uniform numbers")
-        if type(given) is not int and (type(given) is not float or info is np.iinfo):
-            wanted = "a whole number" if info is np.iinfo else "a number"
-            raise InputError(place, f"{key} is {kind_of(given)}", f"{wanted} is wanted")
-        ends = info(np.dtype(plain))
-        least, most = (int(end) if info is np.iinfo else float(end) for end in (ends.min, ends.max))
-        if (type(given) is float and not isfinite(given)) or not least <= given <= most:
-            raise InputError(
-                place, f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}"
-            )
-        limits[key] = given
+        if lookup(document, (*path, key)) is not None:
+            limits[key] = _read_limit(document, (*path, key), random, dtype)
+    low = limits["low"]
+    high = limits["high"]
     place = document.place(path)
-    if random == "uniform" and info is np.iinfo and lookup(document, (*path, "high")) is None:
+    is_integer = DTYPES[dtype].kind == "i"
+    if random == "uniform" and is_integer and lookup(document, (*path, "high")) is None:
         raise InputError(
             place,
-            f"input {path[-1]} is uniform and {dtype} and has no high",
-            "high = NUMBER, exclusive",
+            f"input {path[-1]} is uniform and {dtype} but has no high",
+            "high = NUMBER, which is excluded",
         )
-    if not limits["low"] < limits["high"]:
-        shown = f"low = {show(limits['low'])} is not below high = {show(limits['high'])}"
-        raise InputError(place, shown, "low < high")
-    return limits["low"], limits["high"]
+    if not low < high:
+        raise InputError(place, f"low = {show(low)} is not below high = {show(high)}", "low < high")
+    return low, high
+
+
+def _read_limit(document: Document, path: KeyPath, random: str, dtype: str) -> int | float:
+    key = path[-1]
+    place = document.place(path)
+    given = lookup(document, path)
+    kind = DTYPES[dtype].kind
+    if random != "uniform":
+        raise InputError(
+            place, f"{key} cannot be combined with random = {random!r}", 'random = "uniform"'
+        )
+    if kind == "b":
+        raise InputError(
+            place,
+            f"{key} cannot be combined with dtype {dtype}",
+            "an integer, float or complex dtype",
+        )
+    least: int | float
+    most: int | float
+    if kind == "i":
+        if type(given) is not int:
+            raise InputError(place, f"{key} is {kind_of(given)}", "an integer")
+        least = int(np.iinfo(dtype).min)
+        most = int(np.iinfo(dtype).max)
+    else:
+        if type(given) is not int and type(given) is not float:
+            raise InputError(place, f"{key} is {kind_of(given)}", "a number")
+        # numpy does not know the limits of bfloat16, which are those of float32.
+        limits = np.finfo(DTYPES[dtype].file_dtype)
+        least = float(limits.min)
+        most = float(limits.max)
+    if not least <= given <= most:  # nan neither
+        raise InputError(
+            place, f"{key} = {show(given)} does not fit into {dtype}", f"{least} to {most}"
+        )
+    return given

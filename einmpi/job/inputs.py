@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import keyword
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.specs import INSIDE, InputSpec, suffix_of
+from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
+from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import DTYPES, check_installed, cpu_dtypes
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.job.generated import generated
+from einmpi.job.generated import read_generated
 from einmpi.language.syntax import integer_text
 from einmpi.language.toml_document import (
     Document,
@@ -26,172 +26,184 @@ from einmpi.language.toml_document import (
 from einmpi.language.vocabulary import is_reserved
 
 _GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident", "parts")
-_FILE_KEYS = ("file", "dataset", "tensor", "rows", "resident", "parts")
-_SHORT = re.compile(r"(.+?\.(?:h5|hdf5|he5|safetensors|npy)):(.+)", re.IGNORECASE | re.DOTALL)
 
 
 def check_name(place: str, name: str, kind: str, sizes: Mapping[str, int]) -> None:
+    """Refuse a name that the language could not refer to."""
     if not name.isidentifier() or keyword.iskeyword(name):
         raise InputError(
             place,
             f"{show(name)} cannot name {kind}",
-            "letters, digits and _, not starting with a digit, and no word of Python",
+            "letters, digits and _, not starting with a digit, and not a keyword of Python",
         )
-    if is_reserved(name) or name in sizes:
-        what = "a size" if name in sizes else "a word of the language"
-        raise InputError(place, f"{name} is {what} and cannot name {kind}", "any other name")
+    if name in sizes:
+        raise InputError(place, f"{name} is a size and cannot name {kind}", "another name")
+    if is_reserved(name):
+        raise InputError(
+            place, f"{name} is a word of the language and cannot name {kind}", "another name"
+        )
 
 
 def read_dtype(document: Document, path: KeyPath) -> str | None:
-    found = get(document, path, str)
-    return found if found is None else check_dtype(document.place(path), found)
-
-
-def check_dtype(place: str, dtype: str) -> str:
-    check_installed(place, dtype)
-    if dtype not in DTYPES:
-        raise InputError(place, f"unknown dtype {show(dtype)}", one_of(cpu_dtypes(), dtype))
+    """Return the dtype at a key, None if there is none."""
+    dtype = get(document, path, str)
+    if dtype is not None:
+        check_dtype(document.place(path), dtype)
     return dtype
 
 
-# ---- inputs ---------------------------------------------------------------------------------------------------------
+def check_dtype(place: str, dtype: str) -> None:
+    """Refuse a dtype that the language does not have."""
+    check_installed(place, dtype)
+    if dtype not in DTYPES:
+        raise InputError(place, f"unknown dtype {show(dtype)}", one_of(cpu_dtypes(), dtype))
+
+
+# ---- inputs -------------------------------------------------------------------------------------
 
 
 def read_inputs(document: Document, sizes: Mapping[str, int], dtype: str) -> tuple[InputSpec, ...]:
-    """The inputs in the order of the file; `dtype` is that of generated ones that do not say theirs."""
-    return tuple(_input(document, name, sizes, dtype) for name in table(document, ("inputs",)))
+    """Return the inputs in the order of the file.
+
+    `dtype` is that of generated inputs that do not name their own.
+    """
+    names = table(document, ("inputs",))
+    return tuple(_read_input(document, name, sizes, dtype) for name in names)
 
 
-def _input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) -> InputSpec:
+def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: str) -> InputSpec:
     path = ("inputs", name)
-    place, given = document.place(path), lookup(document, path)
+    place = document.place(path)
+    given = lookup(document, path)
     check_name(place, name, "a tensor", sizes)
     if isinstance(given, str):
-        file, inside = (
-            (given, "") if suffix_of(given) == ".npy" else split_short(place, given, tuple(INSIDE))
-        )
-        return _from_file(
-            document,
-            InputSpec(name, place=place),
-            file,
-            {_key(file) or "NAME" * bool(inside): inside},
-        )
+        file, inside = read_short_form(place, given)
+        return InputSpec(name, file=beside(document, file), inside=inside, place=place)
     if not isinstance(given, dict):
         raise InputError(
-            place, f"input {name} is {kind_of(given)}", 'a table or "FILE.h5:/DATASET" is wanted'
+            place, f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
         )
-    table(document, path, dict.fromkeys([*_GENERATED_KEYS, *_FILE_KEYS]))
-    if ("random" in given) == ("file" in given):
-        both = "both" if "file" in given else "neither"
-        raise InputError(
-            place,
-            f"input {name} has {both} random {'and' if 'file' in given else 'nor'} file",
-            "one of the two",
-        )
-    chosen, allowed = ("file", _FILE_KEYS) if "file" in given else ("random", _GENERATED_KEYS)
+    file_keys = ("file", *name_keys(), "rows", "resident", "parts")
+    table(document, path, dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
+    if "random" in given and "file" in given:
+        raise InputError(place, f"input {name} has both random and file", "one of the two")
+    if "random" not in given and "file" not in given:
+        raise InputError(place, f"input {name} has neither random nor file", "one of the two")
+    source = "file" if "file" in given else "random"
+    allowed = file_keys if source == "file" else _GENERATED_KEYS
     for key in given:
         if key not in allowed:
             raise InputError(
-                document.place((*path, key)), f"{key} does not go with {chosen}", one_of(allowed)
+                document.place((*path, key)),
+                f"{key} cannot be combined with {source}",
+                one_of(allowed),
             )
-    resident = get(document, (*path, "resident"), bool) or False
     spec = InputSpec(
-        name, resident=resident, parts=positive_numbers(document, (*path, "parts")), place=place
+        name,
+        resident=get(document, (*path, "resident"), bool) or False,
+        parts=positive_integers(document, (*path, "parts")),
+        place=place,
     )
-    if chosen == "random":
-        return generated(document, spec, sizes, read_dtype(document, (*path, "dtype")) or dtype)
-    inside_of = {key: get(document, (*path, key), str) for key in ("dataset", "tensor")}
-    spec = replace(spec, rows=_rows(document, (*path, "rows"), sizes))
-    return _from_file(
-        document, spec, get(document, (*path, "file"), str) or "", {"": "", **inside_of}
-    )
-
-
-def _key(file: str) -> str:
-    """The key that names a tensor in a file of this kind."""
-    return INSIDE.get(suffix_of(file), "")
-
-
-def split_short(place: str, text: str, suffixes: tuple[str, ...]) -> tuple[str, str]:
-    found = _SHORT.fullmatch(text)
-    if found:
-        return found[1], found[2]
-    file = text if suffix_of(text) in suffixes else text.partition(":")[0]
-    check_file(place, file, suffixes)
-    raise InputError(place, f"{show(text)} names a file but nothing in it", '"FILE.h5:/DATASET"')
-
-
-def check_file(place: str, file: str, suffixes: tuple[str, ...]) -> None:
-    if suffix_of(file) not in suffixes or "\0" in file:
-        raise InputError(
-            place, f"{show(file)} is not a file of a known kind", f"suffixes: {', '.join(suffixes)}"
-        )
-
-
-def _from_file(
-    document: Document, spec: InputSpec, file: str, inside_of: Mapping[str, str | None]
-) -> InputSpec:
-    """`inside_of` gives the name within the file by the key that has it."""
-    check_file(spec.place, file, tuple(INSIDE))
-    wanted = INSIDE[suffix_of(file)]
-    for key, inside in inside_of.items():
-        if key and inside is not None and key != wanted:
-            place = document.place(("inputs", spec.name, key))
-            allowed = f"{wanted} does" if wanted else "the file is the tensor"
-            raise InputError(place, f"{key} does not go with a {suffix_of(file)} file", allowed)
-    inside = inside_of.get(wanted)
-    if inside is None:
-        raise InputError(
-            spec.place,
-            f"input {spec.name} does not say which {wanted} of the file",
-            f'{wanted} = "NAME"',
-        )
-    if wanted == "dataset":
-        inside = dataset_path(spec.place, inside)
-    names = {wanted: inside}
+    if source == "random":
+        own_dtype = read_dtype(document, (*path, "dtype")) or dtype
+        return read_generated(document, spec, sizes, own_dtype)
+    file = get(document, (*path, "file"), str) or ""
+    file_format = check_file(place, file)
     return replace(
-        spec, file=beside(document, file), dataset=names.get("dataset"), tensor=names.get("tensor")
+        spec,
+        file=beside(document, file),
+        inside=_read_name(document, path, file_format, suffix_of(file)),
+        rows=_read_rows(document, (*path, "rows"), sizes),
     )
 
 
-def _rows(
+def _read_name(document: Document, path: KeyPath, file_format: FileFormat, suffix: str) -> str:
+    """Return the name of the tensor inside the file; empty if the file holds a single tensor."""
+    key = file_format.key
+    for other in name_keys():
+        if other != key and get(document, (*path, other), str) is not None:
+            expected = key or "no name: the file holds a single tensor"
+            raise InputError(
+                document.place((*path, other)),
+                f"{other} cannot be combined with a {suffix} file",
+                expected,
+            )
+    if not key:
+        return ""
+    name = get(document, (*path, key), str)
+    if name is None:
+        what = f"input {path[-1]} does not say which {key} of the file to use"
+        raise InputError(document.place(path), what, f'{key} = "{file_format.example_name}"')
+    return file_format.check_name(document.place(path), name)
+
+
+def _read_rows(
     document: Document, path: KeyPath, sizes: Mapping[str, int]
 ) -> tuple[int | None, int | None] | None:
-    """ "START:STOP", either of them left out or whole-number arithmetic over sizes."""
+    """Return start and stop of "START:STOP".
+
+    Either may be missing, or be integer arithmetic over sizes.
+    """
     given = get(document, path, str)
     if given is None:
         return None
     ends = given.split(":")
     if len(ends) != 2:
         raise InputError(
-            document.place(path), f"{show(given)} is not a range of rows", 'such as rows = "0:1000"'
+            document.place(path),
+            f"{show(given)} is not a range of rows",
+            'a range such as rows = "0:1000"',
         )
     source = document.source(path)
-    start, stop = (
-        integer_text(replace(source, text=end.strip()), sizes) if end.strip() else None
-        for end in ends
-    )
+    numbers: list[int | None] = []
+    for end in ends:
+        text = end.strip()
+        numbers.append(integer_text(replace(source, text=text), sizes) if text else None)
+    start, stop = numbers
     return start, stop
 
 
-def dataset_path(place: str, text: str) -> str:
-    """One spelling a dataset: /a/b."""
-    parts = [part for part in text.split("/") if part not in ("", ".")]
-    if not parts or "\0" in text:
+# ---- shared with outputs ------------------------------------------------------------------------
+
+
+def check_file(place: str, file: str, writable: bool = False) -> FileFormat:
+    """Return the format of a file; refuse a file of an unknown format."""
+    if "\0" in file:
+        raise InputError(place, f"{show(file)} is not a file name", "a path without NUL characters")
+    return known_format(place, file, writable)
+
+
+def read_short_form(place: str, text: str, writable: bool = False) -> tuple[str, str]:
+    """Return the file and the name of the tensor inside it of "FILE:NAME" or "FILE"."""
+    file, name = split_short_form(text)
+    file_format = check_file(place, file, writable)
+    if file_format.key and not name:
         raise InputError(
-            place, f"{show(text)} is not the path of a dataset", "such as /Z or /group/Z"
+            place,
+            f"{show(text)} names a file but no {file_format.key} in it",
+            file_format.short_form,
         )
-    return "/" + "/".join(parts)
+    if name and not file_format.key:
+        raise InputError(
+            place,
+            f"{show(text)} names a tensor in a file that holds a single tensor",
+            file_format.short_form,
+        )
+    if not name:
+        return file, ""
+    return file, file_format.check_name(place, name)
 
 
-def positive_numbers(document: Document, path: KeyPath) -> tuple[int, ...] | None:
-    """A list of positive whole numbers."""
+def positive_integers(document: Document, path: KeyPath) -> tuple[int, ...] | None:
+    """Return a list of positive integers, None if there is none."""
     given = get(document, path, list)
-    for number, value in enumerate(given or ()):
+    if given is None:
+        return None
+    for number, value in enumerate(given):
         if type(value) is not int or not 1 <= value <= MAX_EXTENT:
             raise InputError(
                 document.place((*path, number)),
                 f"{show(value)} in {path[-1]}",
-                f"a whole number from 1 to 2**39 = {MAX_EXTENT}",
+                f"an integer from 1 to 2**39 = {MAX_EXTENT}",
             )
-    return None if given is None else tuple(given)
+    return tuple(given)

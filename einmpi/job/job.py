@@ -1,15 +1,17 @@
-"""A job file (TOML) → Job: the program's graph, where its tensors come from and go, how it is planned and run."""
+"""A job file in TOML becomes a Job: its graph, where tensors come from and go, how it runs."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
+from einmpi.job.backends import backend_names
 from einmpi.job.inputs import check_dtype, check_name, read_dtype, read_inputs
 from einmpi.job.outputs import check_outputs, read_outputs
 from einmpi.language.parse import build_graph
@@ -29,15 +31,56 @@ from einmpi.language.toml_document import (
 from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
 from einmpi.units import check_bytes, parse_bytes
 
-BACKENDS = ("numpy", "cupy")
 _KEYS = ("title", "dtype", "program", "sizes", "inputs", "outputs", "plan", "run", "roles")
+_PLAN_KEYS = ("strategy", "memory", "machine")
+_RUN_KEYS = ("backend", "fast_math", "scratch")
+
+# Looks up the shape and dtype of an input in its file.
+Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to compute, checked: a job file, or the program of a call. `load` and `program` make it.
+    """A checked description of what to compute. `einmpi.load` and `einmpi.program` make it.
 
-    `graph` is the program as a graph of EinSums, `sizes` are whole numbers by now, `memory` is bytes a rank.
+    Attributes
+    ----------
+    title : str
+        What the job is called in output.
+    path : str
+        The job file; empty for a job made by `einmpi.program`.
+    source : Source
+        The text of the program.
+    dtype : str
+        The dtype of generated inputs that do not name their own.
+    sizes : mapping of str to int
+        The named sizes, evaluated.
+    inputs : tuple of InputSpec
+        Where tensors come from.
+    outputs : tuple of OutputSpec
+        Where results go.
+    strategy : str
+        How the plan is chosen.
+    memory : int or None
+        The limit in bytes per rank.
+    backend : str
+        What computes: the name of a backend.
+    fast_math : bool
+        Whether faster, less exact arithmetic is allowed.
+    roles : mapping of str to tuple of str
+        The labels that have each role.
+    graph : EinGraph
+        The program as a graph of EinSums.
+    machine : str or None
+        The file with measured times of a machine.
+    scratch : str or None
+        The folder for tensors that do not fit into memory; None for the system's default.
+
+    Examples
+    --------
+    >>> job = einmpi.program("n = sum(X[i]**2)", X=(2,))
+    >>> print(job.graph["n"])
+    n: float64[]
     """
 
     title: str
@@ -53,76 +96,76 @@ class Job:
     fast_math: bool
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
-    machine: str | None = None  # the file with its measured times
-    scratch: str | None = (
-        None  # the folder for what does not fit into memory; None: that of temporary files
-    )
+    machine: str | None = None
+    scratch: str | None = None
 
 
 def read_job(
     path: str | os.PathLike[str],
-    describe: Callable[[InputSpec], tuple[tuple[int, ...], str]],
+    describe: Describe,
     sizes: Mapping[str, int] | None = None,
     dtype: str | None = None,
 ) -> Job:
-    """Read a job file. `describe` looks up shape and dtype of an input in a file; `sizes` and `dtype` override."""
+    """Read a job file; `sizes` and `dtype` replace those in the file."""
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
-    for name in ("plan", "run"):
-        keys = {
-            "plan": ("strategy", "memory", "machine"),
-            "run": ("backend", "fast_math", "scratch"),
-        }[name]
-        table(document, (name,), keys)
-    source = _program(document)
+    table(document, ("plan",), _PLAN_KEYS)
+    table(document, ("run",), _RUN_KEYS)
+    source = _read_program(document)
     own_dtype = read_dtype(document, ("dtype",)) or "float64"
-    chosen_dtype = check_dtype(document.name, dtype) if dtype else own_dtype
-    values = _sizes(document, sizes or {})
-    inputs = tuple(
-        _described(spec, describe) for spec in read_inputs(document, values, chosen_dtype)
-    )
+    if dtype:
+        check_dtype(document.name, dtype)
+    chosen_dtype = dtype or own_dtype
+    chosen_sizes = _read_sizes(document, sizes or {})
+    inputs = []
+    for spec in read_inputs(document, chosen_sizes, chosen_dtype):
+        if spec.file is not None:
+            shape, stored_dtype = describe(spec)
+            spec = replace(spec, shape=shape, dtype=stored_dtype)
+        inputs.append(spec)
     computed = tuple(item.name for item in statements(source) if isinstance(item, Statement))
     outputs = read_outputs(document, computed)
-    settings, scratch = _settings(document), _scratch(document)
+    strategy = choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY)
+    memory = _read_memory(document)
+    backends = backend_names()
+    backend = choice(document, ("run", "backend"), backends, backends[0])
+    fast_math = get(document, ("run", "fast_math"), bool) or False
+    roles = _read_roles(document)
+    scratch = _read_scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
-    graph = build_graph(source, tensors, values, [spec.name for spec in outputs] or None)
+    names = [spec.name for spec in outputs] or None
+    graph = build_graph(source, tensors, chosen_sizes, names)
     check_outputs(outputs, graph)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
     return Job(
-        get(document, ("title",), str) or stem,
-        document.name,
-        source,
-        chosen_dtype,
-        values,
-        inputs,
-        outputs,
-        *settings,
-        graph,
-        None if machine is None else beside(document, machine),
-        scratch,
+        title=get(document, ("title",), str) or stem,
+        path=document.name,
+        source=source,
+        dtype=chosen_dtype,
+        sizes=chosen_sizes,
+        inputs=tuple(inputs),
+        outputs=outputs,
+        strategy=strategy,
+        memory=memory,
+        backend=backend,
+        fast_math=fast_math,
+        roles=roles,
+        graph=graph,
+        machine=None if machine is None else beside(document, machine),
+        scratch=scratch,
     )
 
 
-def _program(document: Document) -> Source:
-    text = get(document, ("program",), str)
-    if text is None:
+def _read_program(document: Document) -> Source:
+    if get(document, ("program",), str) is None:
         raise InputError(
             document.name, "there is no program", 'program = "NAME[labels] = expression"'
         )
     return document.source(("program",))
 
 
-def _described(
-    spec: InputSpec, describe: Callable[[InputSpec], tuple[tuple[int, ...], str]]
-) -> InputSpec:
-    if spec.file is None:
-        return spec
-    shape, dtype = describe(spec)
-    return replace(spec, shape=shape, dtype=dtype)
-
-
-def _sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
+def _read_sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
     given = table(document, ("sizes",))
     for name in overrides:
         if name not in given:
@@ -132,57 +175,50 @@ def _sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, written in given.items():
         path = ("sizes", name)
-        check_name(document.place(path), name, "a size", {})
-        set_here = name in overrides
-        value = overrides[name] if set_here else whole_number(document, path, sizes)
+        place = document.place(path)
+        check_name(place, name, "a size", {})
+        if name in overrides:
+            value: int | None = overrides[name]
+            what = f"size {name} is set to {show(value)}"
+        else:
+            value = whole_number(document, path, sizes)
+            what = f"size {name} is {show(written if value is None else value)}"
         if type(value) is not int or not 1 <= value <= MAX_EXTENT:
-            shown = show(written if value is None else value)
-            raise InputError(
-                document.place(path),
-                f"size {name} is {'set to ' if set_here else ''}{shown}",
-                f"a whole number from 1 to 2**39 = {MAX_EXTENT}",
-            )
+            raise InputError(place, what, f"an integer from 1 to 2**39 = {MAX_EXTENT}")
         sizes[name] = value
     return sizes
 
 
-def _settings(document: Document) -> tuple[str, int | None, str, bool, dict[str, tuple[str, ...]]]:
-    """strategy, memory, backend, fast_math, roles."""
-    return (
-        choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY),
-        _memory(document),
-        choice(document, ("run", "backend"), BACKENDS, "numpy"),
-        get(document, ("run", "fast_math"), bool) or False,
-        _roles(document),
-    )
-
-
-def _memory(document: Document) -> int | None:
+def _read_memory(document: Document) -> int | None:
     path = ("plan", "memory")
-    given, place = lookup(document, path), document.place(path)
+    place = document.place(path)
+    given = lookup(document, path)
     if given is None:
         return None
-    if not isinstance(given, str) and type(given) is not int:
-        raise InputError(
-            place,
-            f"memory is {kind_of(given)}",
-            'a string such as "4 GiB" or a whole number is wanted',
-        )
-    return parse_bytes(given, place) if isinstance(given, str) else check_bytes(given, place)
+    if isinstance(given, str):
+        return parse_bytes(given, place)
+    if type(given) is int:
+        return check_bytes(given, place)
+    raise InputError(place, f"memory is {kind_of(given)}", 'a string such as "4 GiB" or an integer')
 
 
-def _scratch(document: Document) -> str | None:
-    given = get(document, ("run", "scratch"), str)
-    return given and os.path.join(os.path.dirname(document.name), os.path.expanduser(given))
+def _read_scratch(document: Document) -> str | None:
+    folder = get(document, ("run", "scratch"), str)
+    if not folder:
+        return folder
+    return os.path.join(os.path.dirname(document.name), os.path.expanduser(folder))
 
 
-def _roles(document: Document) -> dict[str, tuple[str, ...]]:
+def _read_roles(document: Document) -> dict[str, tuple[str, ...]]:
     roles: dict[str, tuple[str, ...]] = {}
     for role in table(document, ("roles",), ROLES):
         labels = get(document, ("roles", role), list) or []
         for number, label in enumerate(labels):
             if type(label) is not str or not label.isidentifier():
-                place = document.place(("roles", role, number))
-                raise InputError(place, f"{show(label)} is not a label", f'such as {role} = ["b"]')
+                raise InputError(
+                    document.place(("roles", role, number)),
+                    f"{show(label)} is not a label",
+                    f'a list of labels such as {role} = ["b"]',
+                )
         roles[role] = tuple(labels)
     return roles

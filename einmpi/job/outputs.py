@@ -7,16 +7,11 @@ from math import prod
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.specs import COMPRESSIONS, HDF5_SUFFIXES, OutputSpec, suffix_of
+from einmpi.files.formats import all_formats, suffix_of
+from einmpi.files.specs import COMPRESSIONS, OutputSpec
 from einmpi.graph.dtypes import DTYPES, cpu_dtypes
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.inputs import (
-    check_file,
-    dataset_path,
-    positive_numbers,
-    read_dtype,
-    split_short,
-)
+from einmpi.job.inputs import check_file, positive_integers, read_dtype, read_short_form
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
@@ -29,79 +24,105 @@ from einmpi.language.toml_document import (
     table,
 )
 
-OUTPUT_SUFFIXES = (*HDF5_SUFFIXES, ".npy")
-_OUTPUT_KEYS = ("file", "dataset", "chunks", "compression", "dtype", "parts")
-_NPY_OUTPUT_KEYS = ("file", "dtype", "parts")
+_MOST_CHUNK_BYTES = 2**32 - 1  # HDF5's limit
 
 
 def read_outputs(document: Document, computed: tuple[str, ...]) -> tuple[OutputSpec, ...]:
-    """The outputs in the order of the file; `computed` are the tensors the program makes."""
-    found: list[OutputSpec] = []
+    """Return the outputs in the order of the file.
+
+    `computed` are the tensors that the program computes.
+    """
+    outputs: list[OutputSpec] = []
     for name in table(document, ("outputs",)):
-        spec = _output(document, name, computed)
-        for other in found:
-            same_file, one, two = other.file == spec.file, other.dataset + "/", spec.dataset + "/"
-            if same_file and (one.startswith(two) or two.startswith(one)):
-                where = (
-                    f"both be {spec.target}"
-                    if one == two
-                    else f"be one inside the other in {spec.file}"
-                )
-                raise InputError(
-                    spec.place,
-                    f"outputs {other.name} and {name} would {where}",
-                    "a dataset of its own for each output",
-                )
-        found.append(spec)
-    return tuple(found)
+        spec = _read_output(document, name, computed)
+        for other in outputs:
+            _check_separate(other, spec)
+        outputs.append(spec)
+    return tuple(outputs)
 
 
-def _output(document: Document, name: str, computed: tuple[str, ...]) -> OutputSpec:
-    path = ("outputs", name)
-    place, given = document.place(path), lookup(document, path)
-    if name not in computed:
-        raise InputError(place, f"unknown output {show(name)}", one_of(computed, name))
-    if isinstance(given, str):
-        if suffix_of(given) == ".npy":
-            check_file(place, given, OUTPUT_SUFFIXES)
-            return OutputSpec(name, beside(document, given), place=place)
-        file, dataset = split_short(place, given, OUTPUT_SUFFIXES)
-        check_file(place, file, HDF5_SUFFIXES)
-        return OutputSpec(name, beside(document, file), dataset_path(place, dataset), place=place)
-    if not isinstance(given, dict):
-        raise InputError(
-            place, f"output {name} is {kind_of(given)}", 'a table or "FILE.h5:/DATASET" is wanted'
-        )
-    table(document, path, _OUTPUT_KEYS)
-    npy = suffix_of(get(document, (*path, "file"), str) or "") == ".npy"
-    for key in given if npy else ():
-        if key not in _NPY_OUTPUT_KEYS:
-            raise InputError(
-                document.place((*path, key)),
-                f"{key} does not go with an .npy file",
-                one_of(_NPY_OUTPUT_KEYS),
-            )
-    for key in ("file",) if npy else ("file", "dataset"):
-        if get(document, (*path, key), str) is None:
-            raise InputError(
-                place, f"output {name} has no {key}", 'file = "FILE.h5", dataset = "/NAME"'
-            )
-    check_file(place, given["file"], OUTPUT_SUFFIXES)
-    compression = choice(document, (*path, "compression"), COMPRESSIONS, "") or None
-    chunks, parts = (positive_numbers(document, (*path, key)) for key in ("chunks", "parts"))
-    return OutputSpec(
-        name,
-        beside(document, given["file"]),
-        "" if npy else dataset_path(place, given["dataset"]),
-        chunks,
-        compression,
-        _dtype(document, (*path, "dtype")),
-        parts,
-        place,
+def _check_separate(first: OutputSpec, second: OutputSpec) -> None:
+    """Refuse two outputs of which one would overwrite the other."""
+    if first.file != second.file:
+        return
+    first_path = first.inside + "/"
+    second_path = second.inside + "/"
+    if first_path == second_path:
+        conflict = f"both be {second.target}"
+    elif first_path.startswith(second_path) or second_path.startswith(first_path):
+        conflict = f"be one inside the other in {second.file}"
+    else:
+        return
+    raise InputError(
+        second.place,
+        f"outputs {first.name} and {second.name} would {conflict}",
+        "a separate dataset for each output",
     )
 
 
-def _dtype(document: Document, path: KeyPath) -> str | None:
+def _read_output(document: Document, name: str, computed: tuple[str, ...]) -> OutputSpec:
+    path = ("outputs", name)
+    place = document.place(path)
+    given = lookup(document, path)
+    if name not in computed:
+        raise InputError(place, f"unknown output {show(name)}", one_of(computed, name))
+    if isinstance(given, str):
+        file, inside = read_short_form(place, given, writable=True)
+        return OutputSpec(name, beside(document, file), inside, place=place)
+    if not isinstance(given, dict):
+        raise InputError(
+            place, f"output {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/Z"'
+        )
+    table(document, path, _all_keys())
+    file = _required(document, path, "file", 'file = "FILE.h5", dataset = "/NAME"')
+    file_format = check_file(place, file, writable=True)
+    assert file_format.write is not None
+    allowed = ["file", file_format.key, *file_format.write.options, "dtype", "parts"]
+    if not file_format.key:
+        allowed.remove("")
+    for key in given:
+        if key not in allowed:
+            raise InputError(
+                document.place((*path, key)),
+                f"{key} cannot be combined with a {suffix_of(file)} file",
+                one_of(allowed),
+            )
+    inside = ""
+    if file_format.key:
+        example = f'{file_format.key} = "{file_format.example_name}"'
+        inside = file_format.check_name(place, _required(document, path, file_format.key, example))
+    return OutputSpec(
+        name,
+        beside(document, file),
+        inside,
+        chunks=positive_integers(document, (*path, "chunks")),
+        compression=choice(document, (*path, "compression"), COMPRESSIONS, "") or None,
+        dtype=_stored_dtype(document, (*path, "dtype")),
+        parts=positive_integers(document, (*path, "parts")),
+        place=place,
+    )
+
+
+def _all_keys() -> list[str]:
+    """Return the keys that outputs have, over all formats that can be written."""
+    keys = ["file"]
+    options: list[str] = []
+    for file_format in all_formats():
+        if file_format.write is not None:
+            if file_format.key and file_format.key not in keys:
+                keys.append(file_format.key)
+            options.extend(file_format.write.options)
+    return [*keys, *dict.fromkeys(options), "dtype", "parts"]
+
+
+def _required(document: Document, path: KeyPath, key: str, example: str) -> str:
+    value = get(document, (*path, key), str)
+    if value is None:
+        raise InputError(document.place(path), f"output {path[-1]} has no {key}", example)
+    return value
+
+
+def _stored_dtype(document: Document, path: KeyPath) -> str | None:
     name = get(document, path, str)
     if name in DTYPES and DTYPES[name].file_dtype != name:
         raise InputError(document.place(path), f"files have no {name}", one_of(cpu_dtypes()))
@@ -109,16 +130,16 @@ def _dtype(document: Document, path: KeyPath) -> str | None:
 
 
 def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
-    """What can be said only when shapes and dtypes are known."""
+    """Check what can be checked only when shapes and dtypes are known."""
     for spec in outputs:
         vertex = graph[spec.name]
         own = DTYPES[vertex.dtype].file_dtype
-        target = np.dtype(spec.dtype or own)
-        if not np.can_cast(own, target, "same_kind"):
+        stored = np.dtype(spec.dtype or own)
+        if not np.can_cast(own, stored, "same_kind"):
             allowed = [dtype for dtype in cpu_dtypes() if np.can_cast(own, dtype, "same_kind")]
             raise InputError(
                 spec.place,
-                f"{spec.name} is {vertex.dtype} and cannot be stored as {target.name}",
+                f"{spec.name} is {vertex.dtype} and cannot be stored as {stored.name}",
                 one_of(allowed),
             )
         if spec.chunks is None:
@@ -126,11 +147,13 @@ def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
         if len(spec.chunks) != len(vertex.bound):
             raise InputError(
                 spec.place,
-                f"chunks of {spec.name} has {len(spec.chunks)} numbers",
-                f"{spec.name} has {len(vertex.bound)} dimensions",
+                f"chunks of {spec.name} has length {len(spec.chunks)}",
+                f"{len(vertex.bound)}, the number of its dimensions",
             )
-        size = prod(spec.chunks) * target.itemsize
-        if size >= 2**32:
+        chunk_bytes = prod(spec.chunks) * stored.itemsize
+        if chunk_bytes > _MOST_CHUNK_BYTES:
             raise InputError(
-                spec.place, f"a chunk of {spec.name} would have {size} bytes", "less than 4 GiB"
+                spec.place,
+                f"a chunk of {spec.name} would have {chunk_bytes} bytes",
+                "less than 4 GiB",
             )

@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 _KINDS = {
     str: "a string",
     bool: "true or false",
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     list: "a list",
     dict: "a table",
@@ -225,7 +225,7 @@ def get(document: Document, path: KeyPath, kind: type[T]) -> T | None:
     if found is None or type(found) is kind:
         return found
     raise InputError(
-        document.place(path), f"{path[-1]} is {kind_of(found)}", f"{_KINDS[kind]} is wanted"
+        document.place(path), f"{path[-1]} is {kind_of(found)}", _KINDS[kind]
     )
 
 

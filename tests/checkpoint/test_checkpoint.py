@@ -699,7 +699,7 @@ def test_what_is_there_is_not_overwritten(stopped, tmp_path):
         go(job, 4, folder, every=0)
     assert str(caught.value) == (
         f"--checkpoint {folder}: it has the checkpoint 000005 of an earlier run; "
-        "--resume to go on from there, or remove it"
+        "expected an empty folder, or --resume to continue from the checkpoint"
     )
     assert complete(folder) == ["000005"]
 

@@ -323,7 +323,7 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
     with open("saved/.checkpoint.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(FLAGS) == 1
-    line = "--checkpoint saved: saved/checkpoint cannot be written: another run writes it now\n"
+    line = "--checkpoint saved: saved/checkpoint cannot be written: another run is writing it\n"
     assert capsys.readouterr() == ("", line) and not (folder / "out.h5").exists()
     assert main([*FLAGS, "--quiet"]) == 0 and os.listdir("saved") == []
 

@@ -11,7 +11,7 @@ from einmpi.cli.completion import completion_script
 from einmpi.cli.main import COMMANDS
 from einmpi.cli.options import SHELLS, options_of
 from einmpi.graph.dtypes import cpu_dtypes
-from einmpi.job.job import BACKENDS
+from einmpi.job.backends import backend_names
 from einmpi.planner.strategies import STRATEGIES
 
 
@@ -68,7 +68,7 @@ JOBS = {"one.toml", "two.toml", "sub", "two words"}
         (["plan", "one.toml", "--strategy", ""], set(STRATEGIES)),
         (["plan", "one.toml", "--strategy", "=", "ein"], {"eindecomp", "eindecomp-paper"}),
         (["plan", "one.toml", "--strategy", "="], set(STRATEGIES)),
-        (["run", "one.toml", "--backend", ""], set(BACKENDS)),
+        (["run", "one.toml", "--backend", ""], set(backend_names())),
         (["one.toml", "--dtype", "f"], {dtype for dtype in cpu_dtypes() if dtype.startswith("f")}),
         (["plan", "one.toml", "--json", "n"], {"notes.txt"}),
         (["plan", "one.toml", "-n", ""], set()),

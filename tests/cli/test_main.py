@@ -393,11 +393,11 @@ BAD_ARGUMENTS = {
     ),
     "set zero": (
         ["check", CHAIN, "--set", "s=0"],
-        "jobs/chain.toml:10:1: size s is set to 0; expected a whole number from 1 to 2**39 = 549755813888",
+        "jobs/chain.toml:10:1: size s is set to 0; expected an integer from 1 to 2**39 = 549755813888",
     ),
     "a computed size becomes zero": (
         [CHAIN, "--set", "skew=1000"],
-        "jobs/chain.toml:12:1: size thin is 0; expected a whole number from 1 to 2**39 = 549755813888",
+        "jobs/chain.toml:12:1: size thin is 0; expected an integer from 1 to 2**39 = 549755813888",
     ),
     "dtype": (
         ["check", CHAIN, "--dtype", "double"],

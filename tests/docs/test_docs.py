@@ -47,9 +47,9 @@ import einmpi
 from einmpi.comm.base import ALONE
 from einmpi.compiled.outputs import check_targets, claim, store
 from einmpi.errors import InputError
-from einmpi.files.specs import COMPRESSIONS, INSIDE
+from einmpi.files.formats import all_formats
+from einmpi.files.specs import COMPRESSIONS
 from einmpi.job.generated import RANDOM
-from einmpi.job.outputs import OUTPUT_SUFFIXES
 from einmpi.language.vocabulary import CONSTANTS
 
 PAGES = {path.name: path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -504,7 +504,8 @@ def test_values_equal_the_code(tmp_path):
     assert shown == allowed_keys(tmp_path, 'program = "Z = 1"\nrun.backend = "nonsense"\n')
     assert [row[0] for row in table_after("job_file.md", "### Generated inputs")] == list(RANDOM)
     text = PAGES["job_file.md"].read_text()
-    for word in (*COMPRESSIONS, *INSIDE, *OUTPUT_SUFFIXES):
+    suffixes = [suffix for known in all_formats() for suffix in known.suffixes]
+    for word in (*COMPRESSIONS, *suffixes):
         assert f"`{word}`" in text
 
 

@@ -49,7 +49,7 @@ def test_any_split_gives_the_values_of_the_whole(random, dtype, monkeypatch):
     for cuts in ([0, 203], [0, 1, 2, 3, 4, 5, 203], [0, 7, 7, 100, 202, 203], [0, 64, 128, 203]):
         parts = [generate(spec(random, dtype), dtype, a, b) for a, b in pairwise(cuts)]
         assert np.concatenate(parts).tobytes() == whole.tobytes()
-    monkeypatch.setattr(module, "CHUNK", 13)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 13)
     assert generate(spec(random, dtype), dtype, 0, 203).tobytes() == whole.tobytes()
     assert generate(spec(random, dtype), dtype, 150, 180).tobytes() == whole[150:180].tobytes()
 
@@ -155,8 +155,8 @@ def test_boxes_are_those_of_the_whole(monkeypatch, spare, chunk, dtype):
     """Row by row, many rows at once, or less than one."""
     bound = (3, 4, 5, 6)
     whole = generate(spec("normal", dtype), dtype, 0, prod(bound)).reshape(bound)
-    monkeypatch.setattr(module, "SPARE", spare)
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(module, "SPARE_ELEMENTS", spare)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
     for number in range(len(bound) + 1):
         for cuts in product((slice(1, 3), slice(2, 3)), repeat=number):
             for place in (0, len(bound) - number):
@@ -185,7 +185,7 @@ def test_a_large_box_is_made_in_parts(monkeypatch, bound, box):
         made.append(stop - start)
         return np.zeros(stop - start)
 
-    monkeypatch.setattr(module, "CHUNK", 64)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 64)
     monkeypatch.setattr(module, "generate", count)
     module.fill_box(
         spec("zeros", "float64"), bound, box, np.empty([along.stop - along.start for along in box])

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 
 def read(file, dataset, place=""):
     """A whole dataset."""
-    spec = InputSpec("A", file=file, dataset=dataset, place=place)
+    spec = InputSpec("A", file=file, inside=dataset, place=place)
     return storage.load(spec, *storage.describe(spec))
 
 
 def hdf5_input(dataset, file="x.h5"):
-    return InputSpec("A", file=file, dataset=dataset, place=PLACE)
+    return InputSpec("A", file=file, inside=dataset, place=PLACE)
 
 
 # ---- reading ----- ---------------------------------------------------------------------------------------------------
@@ -83,9 +83,9 @@ def test_datasets_that_cannot_be_used():
         "/unsigned": f"/unsigned in x.h5 is uint32, which is not supported; expected one of {LISTED}",
         "/none": "/none in x.h5 has no values; expected a dataset with a shape",
         "/type": f"there is no dataset /type in x.h5; expected one of {names} (did you mean /text?)",
-        "/group": "/group in x.h5 is a group; expected a dataset; expected one of /group/inner",
-        "/bare": "/bare in x.h5 is a group; expected a dataset; it has no datasets",
-        "/broken": "/broken in x.h5 is a link to /nowhere, which is not there; expected a dataset",
+        "/group": "/group in x.h5 is a group; expected /group/inner",
+        "/bare": "/bare in x.h5 is a group; expected a dataset",
+        "/broken": "/broken in x.h5 is a link to /nowhere, which does not exist; expected a dataset",
         "/smal": f"there is no dataset /smal in x.h5; expected one of {names} (did you mean /small?)",
         "/small/x": f"there is no dataset /small/x in x.h5; expected one of {names} (did you mean /small?)",
     }
@@ -113,7 +113,7 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "nothing.h5").write_text("")
     (tmp_path / "folder.h5").mkdir()
     expected = {
-        "no.h5": "there is no file no.h5; expected paths are relative to the job file",
+        "no.h5": "there is no file no.h5; expected an HDF5 file; paths are relative to the job file",
         "cut.h5": "cut.h5 cannot be opened as HDF5: truncated file; expected an HDF5 file",
         "text.h5": "text.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
         "nothing.h5": "nothing.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
@@ -124,7 +124,7 @@ def test_files_that_cannot_be_read(tmp_path):
     if os.geteuid() != 0:  # root may read everything
         os.chmod("whole.h5", 0)
         assert error(storage.describe, hdf5_input("/A", "whole.h5")) == (
-            f"{PLACE}: whole.h5 may not be read; expected a file with read permission"
+            f"{PLACE}: there is no permission to read whole.h5; expected a readable file"
         )
 
 

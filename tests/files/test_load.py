@@ -19,17 +19,17 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def hdf5_input(dataset, file="x.h5"):
-    return InputSpec("A", file=file, dataset=dataset, place=PLACE)
+    return InputSpec("A", file=file, inside=dataset, place=PLACE)
 
 
 def test_a_file_that_changed_after_the_plan():
     with h5py.File("x.h5", "w") as file:
         file["A"] = np.zeros((2, 3))
     assert error(storage.load, hdf5_input("/A"), (2, 4), "float64") == (
-        f"{PLACE}: A in x.h5 is float64[2, 3] now; float64[2, 4], as planned"
+        f"{PLACE}: A in x.h5 is now float64[2, 3]; expected float64[2, 4], as planned"
     )
     assert error(storage.load, hdf5_input("/A"), (2, 3), "int32") == (
-        f"{PLACE}: A in x.h5 is float64[2, 3] now; int32[2, 3], as planned"
+        f"{PLACE}: A in x.h5 is now float64[2, 3]; expected int32[2, 3], as planned"
     )
 
 
@@ -45,7 +45,7 @@ def test_generated_inputs():
 
 
 def tensor_input(tensor, file="m.safetensors"):
-    return InputSpec("W", file=file, tensor=tensor, place=PLACE)
+    return InputSpec("W", file=file, inside=tensor, place=PLACE)
 
 
 def test_safetensors(tmp_path):
@@ -71,7 +71,7 @@ def test_safetensors(tmp_path):
         f"{PLACE}: there is no tensor q in m.safetensors; expected one of flag, half, one, tiny, w"
     )
     assert error(storage.describe, tensor_input("w", "no.safetensors")) == (
-        f"{PLACE}: there is no file no.safetensors; expected paths are relative to the job file"
+        f"{PLACE}: there is no file no.safetensors; expected a safetensors file; paths are relative to the job file"
     )
     assert error(storage.describe, tensor_input("w", "bad.safetensors")).startswith(
         f"{PLACE}: bad.safetensors cannot be read as safetensors: "
@@ -80,7 +80,7 @@ def test_safetensors(tmp_path):
 
 def test_an_unknown_suffix():
     assert error(storage.describe, hdf5_input("/A", "x.csv")) == (
-        f"{PLACE}: x.csv is not a file of a known kind; expected one of .h5, .hdf5, .he5, .safetensors, .npy"
+        f"{PLACE}: 'x.csv' is not a file of a known format; expected a file name that ends in one of .h5, .hdf5, .he5, .safetensors, .npy"
     )
 
 

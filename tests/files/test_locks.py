@@ -38,7 +38,7 @@ def test_a_file_that_somebody_writes(job, capsys):
         fcntl.flock(other, fcntl.LOCK_EX)
         assert main([str(job)]) == 2
     assert "x.h5 cannot be opened as HDF5: unable to lock file" in (said := capsys.readouterr().err)
-    assert said.endswith("; expected a file that nobody writes to now\n")
+    assert said.endswith("; expected a file that no other program is writing\n")
 
 
 def without_locks(number):
@@ -78,7 +78,9 @@ def test_a_file_system_without_locks(job, setting):
     )
     if setting:
         assert done.returncode == 2 and done.stderr.count("\n") == 1
-        assert done.stderr.endswith("'No locks available'; expected HDF5_USE_FILE_LOCKING=FALSE\n")
+        assert done.stderr.endswith(
+            "'No locks available'; expected an HDF5 file; set HDF5_USE_FILE_LOCKING=FALSE in the environment\n"
+        )
         return
     assert done.returncode == 0, done.stderr
     with h5py.File("x.h5") as file:

@@ -204,18 +204,18 @@ def test_datasets_that_are_given(small, count):
         file.create_dataset("A", data=array, chunks=(3, 4))
     job = einmpi.program("Z[i] = sum(A[i,j])", A=(8, 6), dtype="float32")
     with h5py.File("x.h5") as file:
-        assert hdf5.reopened(file["A"]) == hdf5.find("x.h5", "/A")
+        assert hdf5.find_given(file["A"]) == hdf5.find("x.h5", "/A")
         np.testing.assert_allclose(
             run_on_threads(job, 3, {"A": file["A"]}).outputs["Z"], array.sum(1)
         )
         assert sum(count) == 48
     with h5py.File("x.h5", "r+") as file:  # what it holds is not all on disk
         file["A"][0] = 5
-        assert hdf5.reopened(file["A"]) is None
+        assert hdf5.find_given(file["A"]) is None
         assert einmpi.run(job, {"A": file["A"]})["Z"].gather()[0] == 30
     with h5py.File("none.h5", "w", driver="core", backing_store=False) as file:
         file["A"] = array
-        assert hdf5.reopened(file["A"]) is None
+        assert hdf5.find_given(file["A"]) is None
         np.testing.assert_allclose(
             run_on_threads(job, 2, {"A": file["A"]}).outputs["Z"], array.sum(1)
         )
@@ -233,12 +233,12 @@ def test_a_file_that_is_replaced_during_a_run():
         file["A"] = np.ones((4, 5))
     with pytest.raises(
         InputError,
-        match=r"^job.toml:2:8: /A in x.h5 was replaced during the run; a file that stays",
+        match=r"^job.toml:2:8: /A in x.h5 was replaced during the run; expected a file that stays",
     ):
         compiled()
     with pytest.raises(
         InputError,
-        match=r"^job.toml:2:8: A in x.h5 is float64\[4, 5\] now; float64\[4, 4\], as plan",
+        match=r"^job.toml:2:8: A in x.h5 is now float64\[4, 5\]; expected float64\[4, 4\], as plan",
     ):
         einmpi.run(job)
 

@@ -87,7 +87,7 @@ def test_what_cannot_be_written_is_known_before(tmp_path):
     for file, reason in reasons.items():
         with pytest.raises(InputError) as caught:
             check_replaceable(file, f"--json {file}")
-        assert str(caught.value) == f"--json {file}: {reason}; expected a file to write"
+        assert str(caught.value) == f"--json {file}: {reason}; expected a file that can be written"
         with pytest.raises(InputError) as caught:
             replace_file(file, [b""])
-        assert str(caught.value) == f"{file}: {reason}; expected a file to write"
+        assert str(caught.value) == f"{file}: {reason}; expected a file that can be written"

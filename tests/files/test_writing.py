@@ -25,7 +25,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.compiled import outputs as job_outputs
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import EinmpiError
-from einmpi.files import fill
+from einmpi.files import fill, formats, hdf5_writing
 from einmpi.files import load as storage
 from einmpi.files import writing as outputs
 from einmpi.files.atomic import claimed
@@ -79,7 +79,7 @@ def write_on(ranks, mesh, cuts, array, way):
 )
 def test_every_layout(ranks, mesh, monkeypatch):
     """Copies, idle ranks, ranks without elements, pieces of a few bytes: the same bytes in the file."""
-    monkeypatch.setattr(fill, "WINDOW", 300)
+    monkeypatch.setattr(fill, "WINDOW_BYTES", 300)
     choose = random.Random(ranks)
     for shape in SHAPES:
         ways = layouts(mesh, shape)
@@ -93,7 +93,7 @@ def test_every_layout(ranks, mesh, monkeypatch):
 
 @pytest.mark.parametrize("dtype", cpu_dtypes())
 def test_every_dtype_and_storage(dtype, monkeypatch):
-    monkeypatch.setattr(fill, "WINDOW", 400)
+    monkeypatch.setattr(fill, "WINDOW_BYTES", 400)
     array = some_array((23, 31), dtype)
     for chunks in (None, (5, 7), (23, 1), (30, 40)):
         for compression in (None, "gzip", "lzf"):
@@ -122,9 +122,7 @@ def test_every_dtype_and_storage(dtype, monkeypatch):
         3,
         (0,),
         array,
-        lambda made: outputs.write(
-            "o.npy", [outputs.tensor_of(made, "")], {}, outputs.FORMATS[".npy"]
-        ),
+        lambda made: outputs.write("o.npy", [outputs.tensor_of(made, "")], {}, formats.NPY),
     )
     same(np.load("o.npy"), array)
 
@@ -145,7 +143,7 @@ def test_elements_that_cannot_be_compressed_or_are_all_the_same():
 
 def test_each_element_is_sent_at_most_once(monkeypatch):
     """Row blocks stay where they are but for the borders; copies are not sent at all."""
-    monkeypatch.setattr(fill, "WINDOW", 2**16)
+    monkeypatch.setattr(fill, "WINDOW_BYTES", 2**16)
     array = some_array((512, 512), "float64")
     received = {}
     for name, cuts in {
@@ -175,7 +173,7 @@ def test_each_element_is_sent_at_most_once(monkeypatch):
 @pytest.mark.parametrize("mesh, cuts", [(1, ()), (3, (1,))])
 def test_a_rank_needs_little_memory(monkeypatch, options, mesh, cuts):
     """Wherever the elements are: a window, a message out and one in, chunks as they are stored."""
-    for module, name in ((fill, "WINDOW"), (transfer, "MESSAGE_BUFFER_BYTES")):
+    for module, name in ((fill, "WINDOW_BYTES"), (transfer, "MESSAGE_BUFFER_BYTES")):
         monkeypatch.setattr(module, name, 2**18)
     whole = np.ones((2048, 2048))
 
@@ -389,11 +387,11 @@ def test_targets_that_cannot_be_written(tmp_path):
         (
             "o.h5",
             "/broken/Z",
-        ): "/broken in o.h5 is a link to what is not there; expected a group to hold /broken/Z",
+        ): "/broken in o.h5 is a link whose target does not exist; expected a group to hold /broken/Z",
         (
             "kept.h5",
             "/Z",
-        ): "kept.h5 may not be written; expected a file and a folder with write permission",
+        ): "there is no permission to write kept.h5; expected a writable file and folder",
     }
     before = sorted(os.listdir(tmp_path))
     for (file, dataset), message in expected.items():
@@ -405,7 +403,7 @@ def test_wrong_arguments_of_to_hdf5():
     made = DistArray.from_global(np.zeros((2, 3)), ALONE)
     assert (
         error(made.to_hdf5, "o.h5", "/")
-        == "to_hdf5: '/' is not the path of a dataset; expected such as /Z or /group/Z"
+        == "to_hdf5: '/' is not the path of a dataset; expected a path such as /Z or /group/Z"
     )
     assert error(made.to_hdf5, "o.h5", "Z", None, "zip") == (
         "to_hdf5: unknown compression 'zip'; expected one of gzip, lzf (did you mean gzip?)"
@@ -413,7 +411,7 @@ def test_wrong_arguments_of_to_hdf5():
     for chunks in ((2,), (2, 0), (2, 1.5), 7):
         assert (
             error(made.to_hdf5, "o.h5", "Z", chunks)
-            == f"to_hdf5: chunks are {chunks!r}; 2 positive whole numbers"
+            == f"to_hdf5: chunks are {chunks!r}; expected 2 positive integers"
         )
     assert os.listdir() == []
 
@@ -451,7 +449,7 @@ class Broken:
     ],
 )
 def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
-    monkeypatch.setattr(fill, "WINDOW", 2**12)
+    monkeypatch.setattr(fill, "WINDOW_BYTES", 2**12)
     if exists:
         save(np.zeros(3))
         save(np.arange(2.0), dataset="/kept")
@@ -463,7 +461,7 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
         caught = error(
             write_on, 3, 3, (1,), array, lambda made: made.to_hdf5("o.h5", "Z"), kind=EinmpiError
         )
-    now = "o.h5 is as it was" if exists else "nothing was written"
+    now = "o.h5 is unchanged" if exists else "nothing was written"
     assert caught == f"o.h5: o.h5 cannot be written: No space left on device; {now}"
     assert os.listdir() == (["o.h5"] if exists else [])
     assert not exists or open("o.h5", "rb").read() == before  # noqa: SIM115
@@ -473,14 +471,14 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_cannot_make_its_chunks(monkeypatch, rank):
-    made = outputs.hdf5_writing.encode
+    made = hdf5_writing.encode
 
     def encode(*arguments):
         if threading.current_thread().name == f"rank {rank}":
             raise MemoryError
         return made(*arguments)
 
-    monkeypatch.setattr(outputs.hdf5_writing, "encode", encode)
+    monkeypatch.setattr(hdf5_writing, "encode", encode)
     array = some_array((64, 64), "float32")
     caught = error(
         write_on,
@@ -529,7 +527,7 @@ def test_what_a_killed_run_left_is_removed():
 
 def test_two_runs_at_once():
     """The second one is refused at once; what the first has written so far stays."""
-    busy = "x: o.h5 cannot be written: another run writes it now"
+    busy = "x: o.h5 cannot be written: another run is writing it"
     with claimed({"o.h5": "x"}, ALONE):
         draft = f".o.h5.{'0f' * 8}.part"
         open(draft, "w").close()
@@ -570,7 +568,7 @@ def test_many_runs_at_once_never_mix():
         thread.join()
     values = found()
     assert (values == values[0]).all()
-    assert set(refused) <= {"o.h5: o.h5 cannot be written: another run writes it now"}
+    assert set(refused) <= {"o.h5: o.h5 cannot be written: another run is writing it"}
     assert os.listdir() == ["o.h5"]
 
 
@@ -652,7 +650,7 @@ def test_npy_outputs():
     os.mkdir("z.npy")
     assert (
         error(job_outputs.check_targets, job)
-        == "job.toml:2:9: z.npy is not a file; expected an .npy file"
+        == "job.toml:2:9: z.npy is not a regular file; expected a file to replace"
     )
 
 
@@ -660,13 +658,13 @@ def test_all_files_or_none(monkeypatch):
     job = read(
         PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + A + '[outputs]\nZ = "z.npy"\nY = "y.h5:/Y"\n'
     )
-    lay_out = outputs.hdf5_writing.lay_out
+    lay_out = hdf5_writing.lay_out
 
     def full(*arguments):
         lay_out(*arguments)
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(outputs.hdf5_writing, "lay_out", full)
+    monkeypatch.setattr(hdf5_writing, "lay_out", full)
     assert error(stored, job, {"Z": np.ones(4), "Y": np.ones(4)}, kind=EinmpiError) == (
         "job.toml:6:1: y.h5 cannot be written: No space left on device; nothing was written"
     )
@@ -701,7 +699,7 @@ def test_targets_are_checked_before_the_run():
         PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + inputs + 'Z = "o.h5:/Z"\nY = "link.h5:/Z"\n'
     )
     assert error(job_outputs.check_targets, job) == (
-        "job.toml:6:1: outputs Z and Y go to one file, by different paths; expected one path a file"
+        "job.toml:6:1: different paths of outputs Z and Y lead to the same file; expected one path for each file"
     )
 
 
@@ -729,7 +727,7 @@ def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
         job_outputs.check_targets(job)
     else:
         assert error(job_outputs.check_targets, job) == (
-            f"job.toml:4:1: {two} in o.h5 would be another output too, by a link; expected a dataset of its own for each output"
+            f"job.toml:4:1: a link makes {two} in o.h5 the same as another output; expected a separate dataset for each output"
         )
 
 
@@ -744,7 +742,7 @@ from einmpi.compiled import outputs as job_outputs
 from einmpi.files import fill
 from einmpi.schedule.layout import Layout
 
-fill.WINDOW = 2**14
+fill.WINDOW_BYTES = 2**14
 comm, whole = MPI.COMM_WORLD, np.random.default_rng(1).normal(size=(211, 97))
 for number, cut in enumerate((0, 1, None)):
     made = DistArray.from_global(whole, comm)
@@ -790,7 +788,7 @@ sys.exit(main(["job.toml"]))
     ],
 )
 def test_a_full_disk(rank, most, options, tmp_path):
-    """Whoever meets it, and when: one line, and the file is as it was."""
+    """Whoever meets it, and when: one line, and the file is unchanged."""
     (tmp_path / "job.toml").write_text(
         BIG_JOB + f'outputs.Z = {{ file = "o.h5", dataset = "/Z"{options} }}\n'
     )
@@ -799,7 +797,7 @@ def test_a_full_disk(rank, most, options, tmp_path):
     done = run_mpi(3, LIMITED.format(rank=rank, most=most), cwd=tmp_path)
     assert done.returncode != 0 and done.stdout == ""
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("job.toml")]
-    what = "job.toml:3:9: o.h5 cannot be written: File too large; o.h5 is as it was"
+    what = "job.toml:3:9: o.h5 cannot be written: File too large; o.h5 is unchanged"
     assert re.fullmatch(rf"{what}( \(on rank .\))?", line)
     assert (tmp_path / "o.h5").read_bytes() == before
     assert sorted(os.listdir()) == ["job.toml", "o.h5"]
@@ -845,6 +843,6 @@ def test_a_run_while_another_one_writes(tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         done.stderr.splitlines()[0]
-        == "job.toml:3:9: o.h5 cannot be written: another run writes it now"
+        == "job.toml:3:9: o.h5 cannot be written: another run is writing it"
     )
     assert os.listdir() == ["job.toml"]

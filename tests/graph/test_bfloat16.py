@@ -75,7 +75,7 @@ def test_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = np.arange(12).reshape(3, 4).astype("bfloat16")
     safetensors.save_file({"w": values}, "m.safetensors")
-    spec = einmpi.job.inputs.InputSpec("X", file="m.safetensors", tensor="w")
+    spec = einmpi.job.inputs.InputSpec("X", file="m.safetensors", inside="w")
     assert storage.describe(spec) == ((3, 4), "bfloat16")
     np.testing.assert_array_equal(storage.load(spec, (3, 4), "bfloat16"), values)
     array = einmpi.DistArray.from_global(values)

@@ -17,7 +17,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("A = 3", '4:1: input A is 3; expected a table or "FILE.h5:/DATASET" is wanted'),
+        ("A = 3", '4:1: input A is 3; expected a table or a string such as "FILE.h5:/A"'),
         ("A = {}", "4:1: input A has neither random nor file; expected one of the two"),
         (
             'A = { random = "ones", file = "x.h5" }',
@@ -29,28 +29,28 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "ones" }',
-            '4:1: input A has no shape; expected such as shape = ["s", 10]',
+            '4:1: input A has no shape; expected a list such as shape = ["s", 10]',
         ),
         (
             'A = { random = "norm", shape = [3] }',
             "4:7: unknown random 'norm'; expected one of normal, uniform, zeros, ones, arange (did you mean normal?)",
         ),
-        ('A = { random = "ones", shape = 3 }', "4:24: shape is 3; a list is wanted"),
+        ('A = { random = "ones", shape = 3 }', "4:24: shape is 3; expected a list"),
         (
             'A = { random = "ones", shape = [3, -1] }',
-            "4:36: extent -1 in shape; expected a whole number from 0 to 2**39 = 549755813888",
+            "4:36: extent -1 in shape; expected an integer from 0 to 2**39 = 549755813888",
         ),
         (
             'A = { random = "ones", shape = [2.0] }',
-            "4:33: extent 2.0 in shape; expected a whole number from 0 to 2**39 = 549755813888",
+            "4:33: extent 2.0 in shape; expected an integer from 0 to 2**39 = 549755813888",
         ),
         (
             'A = { random = "ones", shape = ["n - 9"] }',
-            "4:33: extent -4 in shape; expected a whole number from 0 to 2**39 = 549755813888",
+            "4:33: extent -4 in shape; expected an integer from 0 to 2**39 = 549755813888",
         ),
         (
             'A = { random = "ones", shape = ["n", "m"] }',
-            "4:39: unknown size 'm'; expected one of n",
+            "4:39: unknown size 'm'; expected n",
         ),
         (
             f'A = {{ random = "ones", shape = {[1] * 33} }}',
@@ -58,7 +58,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "ones", shape = [3], dataset = "/A" }',
-            f"4:37: dataset does not go with random; expected one of {GENERATED}",
+            f"4:37: dataset cannot be combined with random; expected one of {GENERATED}",
         ),
         (
             'A = { random = "ones", shape = [3], dtype = "int8" }',
@@ -66,7 +66,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "normal", shape = [3], dtype = "int32" }',
-            "4:1: input A cannot be normal and int32; expected a float or complex dtype, or uniform, zeros, ones, arange",
+            "4:1: input A cannot be both normal and int32; expected a float or complex dtype, or one of uniform, zeros, ones, arange",
         ),
         (
             'A = { random = "normal", shape = [3], seed = -1 }',
@@ -74,23 +74,23 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "normal", shape = [3], seed = 1.0 }',
-            "4:39: seed is 1.0; expected a whole number is wanted",
+            "4:39: seed is 1.0; expected an integer",
         ),
         (
             'A = { random = "normal", shape = [3], low = 1 }',
-            "4:39: low does not go with random = 'normal'; expected only with uniform numbers",
+            "4:39: low cannot be combined with random = 'normal'; expected random = \"uniform\"",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 2, dtype = "bool" }',
-            "4:40: high does not go with dtype bool; expected only with uniform numbers",
+            "4:40: high cannot be combined with dtype bool; expected an integer, float or complex dtype",
         ),
         (
             'A = { random = "uniform", shape = [3], low = "0" }',
-            "4:40: low is '0'; expected a number is wanted",
+            "4:40: low is '0'; expected a number",
         ),
         (
             'A = { random = "uniform", shape = [3], low = true }',
-            "4:40: low is true; expected a number is wanted",
+            "4:40: low is true; expected a number",
         ),
         (
             'A = { random = "uniform", shape = [3], low = 1 }',
@@ -98,66 +98,69 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "uniform", shape = [3], high = inf }',
-            "4:40: high = inf does not fit into float64; -1.7976931348623157e+308 to 1.7976931348623157e+308",
+            "4:40: high = inf does not fit into float64; expected -1.7976931348623157e+308 to 1.7976931348623157e+308",
         ),
         (
             'A = { random = "uniform", shape = [3], low = nan }',
-            "4:40: low = nan does not fit into float64; -1.7976931348623157e+308 to 1.7976931348623157e+308",
+            "4:40: low = nan does not fit into float64; expected -1.7976931348623157e+308 to 1.7976931348623157e+308",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 1e5, dtype = "float16" }',
-            "4:40: high = 100000.0 does not fit into float16; -65504.0 to 65504.0",
+            "4:40: high = 100000.0 does not fit into float16; expected -65504.0 to 65504.0",
         ),
         (
             'A = { random = "uniform", shape = [3], dtype = "int32" }',
-            "4:1: input A is uniform and int32 and has no high; expected high = NUMBER, exclusive",
+            "4:1: input A is uniform and int32 but has no high; expected high = NUMBER, which is excluded",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 2.0, dtype = "int32" }',
-            "4:40: high is 2.0; expected a whole number is wanted",
+            "4:40: high is 2.0; expected an integer",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 3000000000, dtype = "int32" }',
-            "4:40: high = 3000000000 does not fit into int32; -2147483648 to 2147483647",
+            "4:40: high = 3000000000 does not fit into int32; expected -2147483648 to 2147483647",
         ),
         (
             'A = { random = "ones", shape = [3], resident = 1 }',
-            "4:37: resident is 1; true or false is wanted",
+            "4:37: resident is 1; expected true or false",
         ),
         (
             'A = { file = "x.h5", dataset = "/A", shape = [3] }',
-            "4:38: shape does not go with file; expected one of file, dataset, tensor, rows, resident, parts",
+            "4:38: shape cannot be combined with file; expected one of file, dataset, tensor, rows, resident, parts",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',
-            "4:1: 'x.csv' is not a file of a known kind; expected suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
+            "4:1: 'x.csv' is not a file of a known format; expected a file name that ends in one of .h5, .hdf5, .he5, .safetensors, .npy",
         ),
         (
             'A = { file = "x.h5" }',
-            '4:1: input A does not say which dataset of the file; dataset = "NAME"',
+            '4:1: input A does not say which dataset of the file to use; expected dataset = "/DATASET"',
         ),
         (
             'A = { file = "x.h5", tensor = "A" }',
-            "4:22: tensor does not go with a .h5 file; dataset does",
+            "4:22: tensor cannot be combined with a .h5 file; expected dataset",
         ),
         (
             'A = { file = "x.safetensors", dataset = "A" }',
-            "4:31: dataset does not go with a .safetensors file; tensor does",
+            "4:31: dataset cannot be combined with a .safetensors file; expected tensor",
         ),
         (
             'A = { file = "x.h5", dataset = "//" }',
-            "4:1: '//' is not the path of a dataset; expected such as /Z or /group/Z",
+            "4:1: '//' is not the path of a dataset; expected a path such as /Z or /group/Z",
         ),
-        ("A = { file = 3 }", "4:7: file is 3; a string is wanted"),
-        ('A = "x.h5"', "4:1: 'x.h5' names a file but nothing in it; expected \"FILE.h5:/DATASET\""),
+        ("A = { file = 3 }", "4:7: file is 3; expected a string"),
+        (
+            'A = "x.h5"',
+            "4:1: 'x.h5' names a file but no dataset in it; expected \"FILE.h5:/DATASET\"",
+        ),
         (
             'A = "x.csv:/A"',
-            "4:1: 'x.csv' is not a file of a known kind; expected suffixes: .h5, .hdf5, .he5, .safetensors, .npy",
+            "4:1: 'x.csv' is not a file of a known format; expected a file name that ends in one of .h5, .hdf5, .he5, .safetensors, .npy",
         ),
-        ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected any other name"),
+        ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected another name"),
         (
             'exp = "x.h5:/A"',
-            "4:1: exp is a word of the language and cannot name a tensor; expected any other name",
+            "4:1: exp is a word of the language and cannot name a tensor; expected another name",
         ),
         ('"a-b" = "x.h5:/A"', f"4:1: 'a-b' cannot name a tensor; {NAME}"),
     ],
@@ -177,7 +180,7 @@ def test_uniform_limits():
 def test_an_input_the_program_does_not_have():
     assert (
         error('program = "Z[i] = A[i] * B[i]"\n' + A)
-        == "job.toml:1:26: unknown tensor 'B'; expected one of A"
+        == "job.toml:1:26: unknown tensor 'B'; expected A"
     )
 
 
@@ -191,19 +194,22 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
     [
         ('Q = "o.h5:/Z"', "5:1: unknown output 'Q'; expected one of Z, Y"),
         ('A = "o.h5:/Z"', "5:1: unknown output 'A'; expected one of Z, Y"),
-        ("Z = 3", '5:1: output Z is 3; expected a table or "FILE.h5:/DATASET" is wanted'),
-        ('Z = "o.h5"', "5:1: 'o.h5' names a file but nothing in it; expected \"FILE.h5:/DATASET\""),
+        ("Z = 3", '5:1: output Z is 3; expected a table or a string such as "FILE.h5:/Z"'),
+        (
+            'Z = "o.h5"',
+            "5:1: 'o.h5' names a file but no dataset in it; expected \"FILE.h5:/DATASET\"",
+        ),
         (
             'Z = "o.safetensors:Z"',
-            "5:1: 'o.safetensors' is not a file of a known kind; expected suffixes: .h5, .hdf5, .he5",
+            "5:1: safetensors files can be read but not written; expected a file name that ends in one of .h5, .hdf5, .he5, .npy",
         ),
         (
             'Z = { file = "o.npy", dataset = "Z" }',
-            "5:23: dataset does not go with an .npy file; expected one of file, dtype, parts",
+            "5:23: dataset cannot be combined with a .npy file; expected one of file, dtype, parts",
         ),
         (
             'Z = { file = "o.h5" }',
-            '5:1: output Z has no dataset; expected file = "FILE.h5", dataset = "/NAME"',
+            '5:1: output Z has no dataset; expected dataset = "/DATASET"',
         ),
         (
             'Z = { dataset = "/Z" }',
@@ -214,10 +220,10 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
             f"5:37: unknown key 'chunk' in outputs.Z; expected one of {OUTPUT_KEYS} (did you mean chunks?)",
         ),
         ('Z = { file = "o.h5", dataset = "Z", chunks = [0] }', f"5:47: 0 in chunks; {EXTENT}"),
-        ('Z = { file = "o.h5", dataset = "Z", chunks = 4 }', "5:37: chunks is 4; a list is wanted"),
+        ('Z = { file = "o.h5", dataset = "Z", chunks = 4 }', "5:37: chunks is 4; expected a list"),
         (
             'Z = { file = "o.h5", dataset = "Z", chunks = [4, 4] }',
-            "5:1: chunks of Z has 2 numbers; Z has 1 dimensions",
+            "5:1: chunks of Z has length 2; expected 1, the number of its dimensions",
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", chunks = [1_000_000_000] }',
@@ -237,11 +243,11 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         ),
         (
             'Z = "o.h5:/a"\nY = "./o.h5:a"',
-            "6:1: outputs Z and Y would both be o.h5:/a; expected a dataset of its own for each output",
+            "6:1: outputs Z and Y would both be o.h5:/a; expected a separate dataset for each output",
         ),
         (
             'Z = "o.h5:/a"\nY = "o.h5:/a/b"',
-            "6:1: outputs Z and Y would be one inside the other in o.h5; expected a dataset of its own for each output",
+            "6:1: outputs Z and Y would be one inside the other in o.h5; expected a separate dataset for each output",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from einmpi.language.toml_document import key_positions
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.units import parse_bytes
 
-ARITHMETIC = "whole numbers, earlier sizes, + - * // % ** and brackets"
+ARITHMETIC = "expected whole numbers, earlier sizes, + - * // % ** and brackets"
 pytestmark = pytest.mark.usefixtures("in_folder")
 
 
@@ -69,7 +69,7 @@ def test_a_whole_file():
             (4, 7),
             "float64",
             file="jobs/data/chain.h5",
-            dataset="/B",
+            inside="/B",
             place="jobs/chain.toml:12:1",
         ),
         InputSpec(
@@ -77,7 +77,7 @@ def test_a_whole_file():
             (40, 7),
             "float32",
             file="jobs/model.safetensors",
-            tensor="w",
+            inside="w",
             resident=True,
             place="jobs/chain.toml:13:1",
         ),
@@ -131,7 +131,7 @@ def test_a_path_that_is_absolute_stays(tmp_path):
 
 def test_a_colon_in_a_name_within_a_file():
     job = read(PROGRAM + '[inputs]\nA = "m.safetensors:layer:0"\n', lambda spec: ((2,), "int32"))
-    assert (job.inputs[0].file, job.inputs[0].tensor) == ("m.safetensors", "layer:0")
+    assert (job.inputs[0].file, job.inputs[0].inside) == ("m.safetensors", "layer:0")
 
 
 def test_overrides_come_before_later_sizes():
@@ -226,7 +226,7 @@ def test_a_long_program_is_located_quickly():
     start = time.process_time()
     key_positions(text)
     assert time.process_time() - start < 5  # under 1 ms measured
-    wanted = 'job.toml:2004:1: memory is 1.5; expected a string such as "4 GiB" or a whole number is wanted'
+    wanted = 'job.toml:2004:1: memory is 1.5; expected a string such as "4 GiB" or an integer'
     assert error(text) == wanted
 
 
@@ -240,10 +240,15 @@ def test_files_that_cannot_be_read(tmp_path):
         return str(caught.value)
 
     (tmp_path / "latin.toml").write_bytes(b'# one\ntitle = "caf\xe9"\n')
-    assert fails("no.toml") == "no.toml: there is no such file; a job file in TOML"
-    assert fails(tmp_path) == f"{tmp_path}: this is a folder; a job file in TOML"
-    assert fails("latin.toml") == "latin.toml:2:13: this is not UTF-8 text; a job file in TOML"
-    assert fails("a\0b") == "a\\x00b: cannot be read: embedded null byte; a job file in TOML"
+    assert fails("no.toml") == "no.toml: there is no such file; expected a job file in TOML"
+    assert fails(tmp_path) == f"{tmp_path}: this is a folder; expected a job file in TOML"
+    assert (
+        fails("latin.toml")
+        == "latin.toml:2:13: this is not UTF-8 text; expected a job file in TOML"
+    )
+    assert (
+        fails("a\0b") == "a\\x00b: cannot be read: embedded null byte; expected a job file in TOML"
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,9 +288,9 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
     [
         ("titel = 3\n", f"2:1: unknown key 'titel'; expected one of {TOP} (did you mean title?)"),
         ("[output]\n", f"2:2: unknown key 'output'; expected one of {TOP} (did you mean outputs?)"),
-        ("plan = 3\n", "2:1: plan is 3; a table is wanted"),
-        ("[[inputs]]\n", "2:3: inputs is a list; a table is wanted"),
-        ("title = ['t']\n", "2:1: title is a list; a string is wanted"),
+        ("plan = 3\n", "2:1: plan is 3; expected a table"),
+        ("[[inputs]]\n", "2:3: inputs is a list; expected a table"),
+        ("title = ['t']\n", "2:1: title is a list; expected a string"),
         (
             'dtype = "float8"\n',
             f"2:1: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float64?)",
@@ -298,10 +303,10 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
             '[plan]\nstrategy = "eindcomp"\n',
             f"3:1: unknown strategy 'eindcomp'; expected one of {', '.join(STRATEGIES)} (did you mean eindecomp?)",
         ),
-        ("[plan]\nstrategy = true\n", "3:1: strategy is true; a string is wanted"),
+        ("[plan]\nstrategy = true\n", "3:1: strategy is true; expected a string"),
         (
             "[plan]\nmemory = true\n",
-            '3:1: memory is true; expected a string such as "4 GiB" or a whole number is wanted',
+            '3:1: memory is true; expected a string such as "4 GiB" or an integer',
         ),
         ("[plan]\nmemory = 0\n", "3:1: memory of 0 bytes; expected from 1 byte to 2**63 - 1 bytes"),
         (
@@ -312,7 +317,7 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
             '[plan]\nmemory = "lots"\n',
             "3:1: 'lots' is not an amount of memory; expected a number and a unit, such as \"4 GiB\"",
         ),
-        ("[run]\nfast_math = 1\n", "3:1: fast_math is 1; true or false is wanted"),
+        ("[run]\nfast_math = 1\n", "3:1: fast_math is 1; expected true or false"),
         (
             "[run]\nthreads = 1\n",
             "3:1: unknown key 'threads' in run; expected one of backend, fast_math, scratch",
@@ -322,10 +327,10 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
             '[roles]\nbath = ["b"]\n',
             "3:1: unknown key 'bath' in roles; expected one of batch, sequence, head, hidden (did you mean batch?)",
         ),
-        ('[roles]\nbatch = "b"\n', "3:1: batch is 'b'; a list is wanted"),
+        ('[roles]\nbatch = "b"\n', "3:1: batch is 'b'; expected a list"),
         (
             '[roles]\nbatch = ["b", "2"]\n',
-            "3:15: '2' is not a label; expected such as batch = [\"b\"]",
+            "3:15: '2' is not a label; expected a list of labels such as batch = [\"b\"]",
         ),
     ],
 )
@@ -335,7 +340,7 @@ def test_wrong_keys_and_types(text, message):
 
 
 def test_wrong_programs():
-    assert error("program = 3\n") == "job.toml:1:1: program is 3; a string is wanted"
+    assert error("program = 3\n") == "job.toml:1:1: program is 3; expected a string"
     assert error('title = "t"\nprogram = "Z = 1\\u0000"\n') == (
         "job.toml:2:17: character '\\x00' in the program; expected printable characters"
     )
@@ -408,8 +413,8 @@ def test_what_is_no_amount_of_memory(text, message):
         ('s = 3\nt = "s +"', f"4:9: 's +' is not whole-number arithmetic; {ARITHMETIC}"),
         ('s = 3\nt = "s / 2"', f"4:6: s / 2 is not whole-number arithmetic; {ARITHMETIC}"),
         ('s = 3\nt = "s // 0"', "4:6: division by zero"),
-        ('s = 3\nt = "2 * r"', "4:10: unknown size 'r'; expected one of s"),
-        ('s = "t"\nt = 3', "3:6: unknown size 't'; no size stands before it"),
+        ('s = 3\nt = "2 * r"', "4:10: unknown size 'r'; expected s"),
+        ('s = "t"\nt = 3', "3:6: unknown size 't'; expected no size stands before it"),
         ('s = ""', "3:6: '' is not one expression; expected such as s // 10"),
         (
             "s = \"__import__('os')\"",
@@ -417,7 +422,7 @@ def test_what_is_no_amount_of_memory(text, message):
         ),
         (
             "sum = 3",
-            "3:1: sum is a word of the language and cannot name a size; expected any other name",
+            "3:1: sum is a word of the language and cannot name a size; expected another name",
         ),
         ('"a b" = 3', f"3:1: 'a b' cannot name a size; {NAME}"),
         ("in = 3", f"3:1: 'in' cannot name a size; {NAME}"),

@@ -1,0 +1,101 @@
+"""safetensors files: eight bytes with the length of the header, a header in JSON, the elements."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from einmpi.errors import InputError, one_of
+from einmpi.files.datasets import MOST_NAMES_LISTED, Dataset, check_file
+from einmpi.graph.dtypes import check_installed, cpu_dtypes
+
+Header: TypeAlias = dict[str, dict[str, Any]]
+
+# The dtypes of the format that einmpi has too, as numpy writes them.
+_DTYPES = {
+    "F16": "<f2",
+    "F32": "<f4",
+    "F64": "<f8",
+    "C64": "<c8",
+    "I32": "<i4",
+    "I64": "<i8",
+    "BOOL": "|b1",
+    "BF16": "bfloat16",
+}
+_MOST_HEADER_BYTES = 100 * 10**6  # the limit that the format sets
+_LENGTH_BYTES = 8
+
+
+def find(file: str, tensor: str, place: str) -> Dataset:
+    """Look up a tensor in the header of a file."""
+    where = place or file
+    check_file(file, place, "a safetensors file")
+    try:
+        status = os.stat(file)
+        start, header = _read_header(file, status.st_mtime_ns, status.st_size)
+        entry = header.get(tensor)
+        if entry is not None:
+            code, shape, first, last = _parse_entry(tensor, entry, status.st_size - start)
+    except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            where, f"{file} cannot be read as safetensors: {reason:.200}", "a file without damage"
+        ) from None
+    if entry is None:
+        expected = one_of(sorted(header), tensor, MOST_NAMES_LISTED)
+        raise InputError(where, f"there is no tensor {tensor} in {file}", expected)
+    if code not in _DTYPES:
+        raise InputError(
+            where, f"{tensor} in {file} is {code:.20}, which is not supported", one_of(cpu_dtypes())
+        )
+    stored = _DTYPES[code]
+    check_installed(where, stored)
+    if last - first != prod(shape) * np.dtype(stored).itemsize:
+        raise InputError(
+            where,
+            f"{file} cannot be read as safetensors: {tensor} has {last - first} bytes, "
+            "which does not match its shape",
+            "a file without damage",
+        )
+    return Dataset(file, tensor, place, shape, stored, offset=start + first)
+
+
+def _parse_entry(
+    tensor: str, entry: dict[str, Any], available_bytes: int
+) -> tuple[str, tuple[int, ...], int, int]:
+    """Return the dtype code, shape, first and last offset; raise ValueError or TypeError."""
+    code = entry["dtype"]
+    if not isinstance(code, str):
+        raise TypeError(f"the dtype of {tensor} is not a string")
+    shape = tuple(entry["shape"])
+    first, last = entry["data_offsets"]
+    numbers = (*shape, first, last)
+    for number in numbers:
+        if type(number) is not int or not 0 <= number < 2**63:
+            raise ValueError(f"the header says {numbers} about {tensor}")
+    if not first <= last <= available_bytes:
+        raise ValueError(f"{tensor} ends after the end of the file")
+    return code, shape, first, last
+
+
+@lru_cache(maxsize=8)  # a model has hundreds of tensors in a file
+def _read_header(file: str, _modified_ns: int, file_bytes: int) -> tuple[int, Header]:
+    """Return the offset of the first element, and the header's entries by tensor name."""
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        most = min(file_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES)
+        if file_bytes < _LENGTH_BYTES or length > most:
+            raise ValueError("its header is longer than the file")
+        header = json.loads(opened.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is not a table of tensors")
+    for entry in header.values():
+        if not isinstance(entry, dict):
+            raise ValueError("its header is not a table of tensors")
+    header.pop("__metadata__", None)
+    return _LENGTH_BYTES + length, header

@@ -1,0 +1,75 @@
+"""The backends a job can ask for: one record each.
+
+`register_backend` adds one; job files, the command line and the documentation follow from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BackendRecord:
+    """A backend.
+
+    Parameters
+    ----------
+    name : str
+        The value of ``backend`` in a job file and of ``--backend``.
+    documentation : str
+        One line for the table of backends.
+    workplace : str
+        ``"package.module:function"``: a function of a Job and a Comm that returns a
+        ``einmpi.compiled.backends.Workplace``. As with an entry point of a package, the module is
+        imported when a run needs it: reading and planning a job load no library of a GPU.
+    """
+
+    name: str
+    documentation: str
+    workplace: str
+
+
+_BACKENDS: dict[str, BackendRecord] = {}
+
+
+def register_backend(new: BackendRecord) -> None:
+    """Add a backend. Raise ValueError if its name is taken."""
+    if new.name in _BACKENDS:
+        raise ValueError(f"there is a backend {new.name!r} already")
+    _BACKENDS[new.name] = new
+
+
+def unregister_backend(name: str) -> None:
+    """Remove a backend that `register_backend` has added."""
+    del _BACKENDS[name]
+
+
+def all_backends() -> tuple[BackendRecord, ...]:
+    """Return all backends in the order in which they were registered; the first is the default."""
+    return tuple(_BACKENDS.values())
+
+
+def backend_names() -> tuple[str, ...]:
+    """Return the names of all backends."""
+    return tuple(_BACKENDS)
+
+
+def backend_record(name: str) -> BackendRecord:
+    """Return the backend with this name."""
+    return _BACKENDS[name]
+
+
+register_backend(
+    BackendRecord(
+        name="numpy",
+        documentation="CPUs: NumPy, BLAS and compiled loops",
+        workplace="einmpi.compiled.backends:on_host",
+    )
+)
+register_backend(
+    BackendRecord(
+        name="cupy",
+        documentation="[GPUs](gpu.md) of NVIDIA: CuPy, cuBLAS and compiled kernels",
+        workplace="einmpi.compiled.backends:on_gpu",
+    )
+)
