@@ -350,7 +350,8 @@ READERS = (
     ROOT / "einmpi/files/hdf5.py",
     ROOT / "einmpi/files/hdf5_writing.py",
     ROOT / "einmpi/files/datasets.py",
-    ROOT / "einmpi/files/raw.py",
+    ROOT / "einmpi/files/npy.py",
+    ROOT / "einmpi/files/safetensors.py",
     ROOT / "einmpi/files/formats.py",
     ROOT / "einmpi/files/load.py",
     ROOT / "einmpi/files/writing.py",
@@ -370,8 +371,8 @@ COMMAND_LINE = (
 )
 # Parts of errors that have no example on a page, and why.
 NOT_SHOWN = {
-    "may not be read": "root may read everything",
-    "may not be written": "root may write everything",
+    "no permission to read": "root may read everything",
+    "no permission to write": "root may write everything",
     "as planned": "needs a file that changes during a run",
     "was replaced during the run": "needs a file that changes during a run",
     "ends before its last value": "needs a file that changes during a run",
