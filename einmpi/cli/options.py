@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from einmpi.graph.dtypes import cpu_dtypes
-from einmpi.job.job import BACKENDS
+from einmpi.job.backends import backend_names
 from einmpi.planner.strategies import STRATEGIES
 
 SHELLS = ("bash", "zsh", "fish")
@@ -125,7 +125,7 @@ OPTIONS = (
         "ranks",
         ("run", "verify", "sbatch"),
         "numpy, or cupy for GPUs; the job's own by default",
-        suggestions=tuple(BACKENDS),
+        suggestions=backend_names(),
     ),
     Option(
         ("--timeout",),
