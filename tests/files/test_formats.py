@@ -191,7 +191,7 @@ def test_messages_list_it(new_formats):
         "expected a file name that ends in one of .h5, .hdf5, .he5, .npy, .block"
     )
     assert job_error(inputs=given, outputs='{ Z = { file = "z.block", chunks = [2] } }') == (
-        "job.toml:3:35: chunks cannot be combined with a .block file; "
+        "job.toml:3:37: chunks cannot be combined with a .block file; "
         "expected one of file, dtype, parts"
     )
     assert error(einmpi.open_dataset, "w.csv") == (
