@@ -23,7 +23,7 @@ import cupy
 import numpy as np
 
 import einmpi
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.report.compare import TOLERANCE
 from einmpi.schedule.steps import Place
 from einmpi.units import show_bytes

@@ -16,7 +16,7 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled, Measured
 from einmpi.units import show_bytes

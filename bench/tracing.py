@@ -15,7 +15,8 @@ from pathlib import Path
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.base import ALONE, Comm
+from einmpi.comm.base import Comm
+from einmpi.comm.local import ALONE
 from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from einmpi.comm.base import ALONE, together
+from einmpi.comm.agreement import together
+from einmpi.comm.local import ALONE
 from einmpi.errors import InputError
 from einmpi.files import load as storage
 from einmpi.files.datasets import Dataset

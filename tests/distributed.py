@@ -10,7 +10,7 @@ import numpy as np
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.comm.base import CountingComm
+from einmpi.comm.local import CountingComm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
 from einmpi.planner.make_plan import Plan

@@ -12,7 +12,8 @@ import pytest
 from paths import ROOT
 
 from einmpi.comm import mpi as comm_mpi
-from einmpi.comm.base import SUMMABLE, CountingComm
+from einmpi.comm.base import SUMMABLE
+from einmpi.comm.local import CountingComm
 from einmpi.graph.dtypes import cpu_dtypes
 
 MPIRUN = Path(sys.executable).parent / "mpirun"

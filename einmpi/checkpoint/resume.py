@@ -10,7 +10,8 @@ from typing import Any
 
 from einmpi.checkpoint.load import Identity, Saved, SavedTensor
 from einmpi.checkpoint.save import Checkpoints
-from einmpi.comm.base import Comm, together
+from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec

@@ -34,7 +34,8 @@ from einmpi.checkpoint.load import (
     places,
     read_manifest,
 )
-from einmpi.comm.base import Comm, on_first_rank
+from einmpi.comm.agreement import on_first_rank
+from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError, InputError, Stopped, failure
 from einmpi.files.atomic import claimed
 from einmpi.graph.eingraph import EinGraph

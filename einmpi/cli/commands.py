@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def check(options: argparse.Namespace, comm: Comm) -> int:
     """Parse a job, infer shapes and inspect its files."""
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
     from einmpi.compiled.outputs import check_targets
     from einmpi.report.describe import describe_job
 
@@ -38,7 +38,7 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
 
 def run(options: argparse.Namespace, comm: Comm) -> int:
     """Run a job and print its summary."""
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
     from einmpi.process.signals import collect_stop_requests
 
     stop_requests: AbstractContextManager[list[str]] = nullcontext([])
@@ -79,7 +79,7 @@ def _present(options: argparse.Namespace, report: Report) -> None:
 def verify(options: argparse.Namespace, comm: Comm) -> int:
     """Run a job without writing its outputs and compare it with the reference evaluator."""
     from einmpi.api import reference
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
     from einmpi.report.compare import compare_with
 
     report, _ = run_job(options, comm, keep_outputs=False)
@@ -99,7 +99,7 @@ def verify(options: argparse.Namespace, comm: Comm) -> int:
 
 def plan(options: argparse.Namespace, comm: Comm) -> int:
     """Show how a job is partitioned over ranks."""
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
 
     on_first_rank(comm, lambda: _explain(options))
     return 0

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_command(words: list[str], comm: Comm) -> int:
-    from einmpi.comm.base import together
+    from einmpi.comm.agreement import together
     from einmpi.process.signals import deliver_stop_requests
 
     options = together(comm, lambda: _parse(_with_command(words)), _fingerprint)
@@ -84,7 +84,7 @@ def _fingerprint(options: argparse.Namespace | None) -> str:
 def _run_on_ranks(options: argparse.Namespace, words: Sequence[str], comm: Comm) -> int:
     """Run a command with -n P: one rank is this process, several are started with mpirun."""
     from einmpi.cli.launch.launcher import launch
-    from einmpi.comm.base import together
+    from einmpi.comm.agreement import together
     from einmpi.planner.make_plan import MAX_RANKS
 
     def check_ranks() -> None:
@@ -118,7 +118,7 @@ def _without_ranks(words: Sequence[str]) -> list[str]:
 
 def completion(options: argparse.Namespace, comm: Comm) -> int:
     """Print the completion script of a shell."""
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
 
     on_first_rank(comm, lambda: print(completion_script(options.shell), end=""))
     return 0

@@ -31,11 +31,11 @@ def connect_ranks() -> Comm:
     if is_launched():
         hold_stop_requests()
     with startup_deadline():
-        from einmpi.comm.base import same_version
+        from einmpi.comm.agreement import require_same_version
         from einmpi.comm.mpi import comm_of
 
         comm = comm_of()
-        same_version(comm)
+        require_same_version(comm)
     return comm
 
 

@@ -34,7 +34,7 @@ def run_job(
     The run stops at its next checkpoint when `stop_requests` is no longer empty.
     """
     from einmpi.checkpoint.save import claim_folder
-    from einmpi.comm.base import on_first_rank, together
+    from einmpi.comm.agreement import on_first_rank, together
     from einmpi.compiled.outputs import claim
     from einmpi.process.notes import activity_writer
 

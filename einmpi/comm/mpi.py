@@ -1,4 +1,4 @@
-"""Ranks as MPI processes: the only module that imports mpi4py, and not before it is needed."""
+"""Ranks as MPI processes. This is the only module that imports mpi4py, and only when needed."""
 
 from __future__ import annotations
 
@@ -14,105 +14,125 @@ import termios
 import time
 import warnings
 import zlib
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
 
 from einmpi.comm.base import (
-    ALONE,
     SUMMABLE,
+    Array,
     Comm,
     Counts,
     Group,
     allgatherv_bytes,
     alltoallv_bytes,
-    count,
+    count_received,
     pieces_of,
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
-from einmpi.comm.nodes import by_node, node_of
+from einmpi.comm.local import ALONE
+from einmpi.comm.nodes import node_of, sort_by_node
 from einmpi.errors import EinmpiError, InputError, failure
-from einmpi.graph.dtypes import DTYPES
 from einmpi.process.environment import is_launched, launcher_size, slurm_step_tasks
 
-_PMI = "srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
+_PMI_ADVICE = "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 
-_attribute: int | None = None  # the key under which a Comm is attached to its communicator
-
-# Counts of MPI 3 (Open MPI 5 too) have 32 bits, so nothing larger than this goes to MPI in one call.
+# Counts of MPI 3, and of Open MPI 5, have 32 bits: nothing larger goes to MPI in one call.
 MOST_BYTES = 2**30
-# More ranks than cores: a rank that waits gives its core away this often, then sleeps, from short to long.
-_YIELDS, _SHORT, _LONG = 200, 2e-5, 5e-4
+# With more ranks than cores, a waiting rank first yields its core this often, then sleeps for
+# longer and longer times (seconds).
+_YIELDS = 200
+_SHORTEST_SLEEP = 2e-5
+_LONGEST_SLEEP = 5e-4
+_FORWARDING_SECONDS = 0.5  # at most, for the launcher to read the last line of a rank
+
+
+class _CommAttribute:
+    """The MPI attribute that attaches a Comm to its communicator; MPI frees both together."""
+
+    def __init__(self) -> None:
+        self._key: int | None = None
+
+    def key(self) -> int:
+        if self._key is None:
+            create = _mpi().Comm.Create_keyval
+            self._key = create(delete_fn=lambda _comm, _key, attached: attached.free())
+        return self._key
+
+
+_attribute = _CommAttribute()
 
 
 def world() -> Any | None:
-    """The world communicator when a launcher started this process, else None."""
+    """Return the world communicator if a launcher started this process, else None."""
     if not is_launched():
         if slurm_step_tasks() > 1:
             raise failure(
                 EinmpiError.status,
                 f"MPI: srun started {slurm_step_tasks()} processes without PMI, and each is "
-                f"alone; {_PMI}",
+                f"alone; {_PMI_ADVICE}",
                 everywhere=True,
             )
         return None
     comm = _mpi().COMM_WORLD
     if comm.size == 1 and launcher_size() > 1:
-        raise failure(
-            EinmpiError.status,
-            f"MPI: the launcher started {launcher_size()} processes, but each is alone; the "
-            f"launcher must be that of mpi4py's library, {_library()}"
-            f"{f'; under Slurm {_PMI}' if slurm_step_tasks() > 1 else ''}",
-            everywhere=True,
+        message = (
+            f"MPI: the launcher started {launcher_size()} processes, but each is alone; "
+            f"the launcher must belong to mpi4py's library, {_library_name()}"
         )
+        if slurm_step_tasks() > 1:
+            message += f"; under Slurm, {_PMI_ADVICE}"
+        raise failure(EinmpiError.status, message, everywhere=True)
     return comm
 
 
 def comm_of(comm: Any = None) -> Comm:
-    """The Comm over a communicator of mpi4py, made once for each; None is the world, or this process alone."""
+    """Return the Comm of a communicator of mpi4py, which is made only once.
+
+    None means the world, or this process alone without a launcher. A Comm is returned unchanged.
+    """
     if comm is not None and hasattr(comm, "allgather_text"):
-        return comm  # type: ignore[no-any-return]
-    comm = world() if comm is None else comm
-    if comm is None:
+        given: Comm = comm
+        return given
+    communicator = world() if comm is None else comm
+    if communicator is None:
         return ALONE
-    if not hasattr(comm, "Get_attr"):
-        raise InputError(
-            "comm",
-            f"{type(comm).__name__} is not a communicator",
-            "a communicator of mpi4py, or None",
-        )
-    global _attribute
-    if _attribute is None:  # MPI frees what is attached to a communicator together with it
-        _attribute = _mpi().Comm.Create_keyval(delete_fn=lambda _comm, _keyval, ours: ours.free())
-    ours = comm.Get_attr(_attribute)
-    if ours is None:
-        ours = MpiComm(comm)
-        comm.Set_attr(_attribute, ours)
-    return ours  # type: ignore[no-any-return]
+    if not hasattr(communicator, "Get_attr"):
+        problem = f"{type(communicator).__name__} is not a communicator"
+        raise InputError("comm", problem, "a communicator of mpi4py, or None")
+    attached: MpiComm | None = communicator.Get_attr(_attribute.key())
+    if attached is None:
+        attached = MpiComm(communicator)
+        communicator.Set_attr(_attribute.key(), attached)
+    return attached
 
 
 def abort(comm: Any, status: int) -> NoReturn:
-    """End all ranks at once, after this one has said why. Nothing but that line where MPI lets us."""
+    """End all ranks at once, after this one has printed why.
+
+    That line stays the only one where MPI allows it.
+    """
     try:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
-        _let_it_be_read()
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), 2
-        )  # MPICH's own report of an abort; that of Open MPI's mpirun stays
+        _wait_for_reader()
+        # Hides MPICH's own report of the abort; that of Open MPI's mpirun remains.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         comm.Abort(status)
     finally:
         os._exit(status)
 
 
-def _let_it_be_read() -> None:
-    """A launcher that hears of an abort forgets what it has not read of a rank's last words."""
+def _wait_for_reader() -> None:
+    """Wait until standard error is read: launchers drop unread output when a rank aborts."""
     unread = array.array("i", [0])
+    deadline = time.monotonic() + _FORWARDING_SECONDS
     with contextlib.suppress(OSError):
-        for _ in range(50):  # half a second at the most
+        while time.monotonic() < deadline:
             fcntl.ioctl(2, termios.FIONREAD, unread)
             if not unread[0]:
                 return
@@ -120,44 +140,51 @@ def _let_it_be_read() -> None:
 
 
 def _mpi() -> Any:
+    """Import mpi4py, which starts MPI."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "suspicious MPI"
-            )  # about a foreign launcher; `world` has an error for it
+            # The warning is about a foreign launcher, for which `world` has an error.
+            warnings.filterwarnings("ignore", "suspicious MPI")
             from mpi4py import MPI
     except (ImportError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise EinmpiError(
-            f"MPI: mpi4py: {reason:.300}; pip install 'einmpi[mpich]', or load the site's MPI"
+            f"MPI: mpi4py: {reason[:300]}; pip install 'einmpi[mpich]', or load your site's MPI"
         ) from error
     return MPI
 
 
-def library() -> dict[str, str]:
-    """mpi4py, how it was built, and the MPI library that it has found. MPI is not started for this, if it was not."""
+def library() -> dict[str, Any]:
+    """Return the versions of mpi4py and of the MPI library it has found. MPI is not started."""
     import mpi4py
 
     if "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize = False
-    mpi, config = _mpi(), mpi4py.get_config()
-    built = (
-        config.get("mpicc")
-        or f"a wheel, as {os.path.basename(mpi.__file__).partition('.cpython')[0]}"
-    )
+    mpi = _mpi()
+    built = mpi4py.get_config().get("mpicc")
+    if not built:
+        extension = os.path.basename(mpi.__file__).partition(".cpython")[0]
+        built = f"a wheel, as {extension}"
     device = re.search(r"Device: *(.*)", mpi.Get_library_version())
-    name = _library().replace(" Version:", "")
     return {
         "mpi4py": mpi4py.__version__,
         "built": built,
-        "library": name,
+        "library": _library_name().replace(" Version:", ""),
         "device": device[1] if device else "",
     }
 
 
+def _library_name() -> str:
+    first_line = _mpi().Get_library_version().splitlines()[0]
+    return " ".join(first_line.split(",")[0].split())
+
+
 def cuda_aware() -> bool:
-    """Whether the MPI library in this process says that it takes buffers on a GPU. One that does not crashes on them,
-    so nothing is ever tried. MPICH also ends a process that asks before MPI is started."""
+    """Return whether the MPI library in this process says that it takes buffers on a GPU.
+
+    Nothing is tried out: a library that does not take them crashes. MPICH also ends a process that
+    asks before MPI is started.
+    """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized():
         return False
@@ -166,117 +193,117 @@ def cuda_aware() -> bool:
             loaded = {line.split()[-1] for line in file if re.search(r"/lib\w*mpi\w*\.so", line)}
     except OSError:
         return False
-    # Open MPI, MPICH and their children have this function; the answer of some depends on the environment.
-    queries = (
-        getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None) for path in sorted(loaded)
-    )
-    return any(query() == 1 for query in queries if query is not None)
-
-
-def _library() -> str:
-    return " ".join(_mpi().Get_library_version().splitlines()[0].split(",")[0].split())
+    # Open MPI, MPICH and their relatives have this function. Some answer by the environment.
+    for path in sorted(loaded):
+        query = getattr(ctypes.CDLL(path), "MPIX_Query_cuda_support", None)
+        if query is not None and query() == 1:
+            return True
+    return False
 
 
 class MpiComm:
-    """All ranks of the caller's communicator, over a duplicate of it, so that no message mixes with the caller's.
+    """All ranks of the caller's communicator, over a duplicate that keeps messages apart.
 
-    Where every node has equally many ranks they are numbered node by node; rank 0 stays rank 0.
+    Ranks are numbered node by node where every node has equally many; rank 0 stays rank 0.
     """
 
     def __init__(self, comm: Any) -> None:
         if comm.Is_inter():
             raise EinmpiError(
-                "MPI: this is an intercommunicator, which has two sides; an intracommunicator is needed"
+                "MPI: this is an intercommunicator with two sides; expected an intracommunicator"
             )
         self._mpi = _mpi()
-        self._all, self.nodes = by_node(comm, self._mpi)
+        self._all, self.nodes = sort_by_node(comm, self._mpi)
         self._all.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank: int = self._all.rank
         self.size: int = self._all.size
-        self.received = self.received_between = 0
-        # A library may run out of communicators; all members of a group learn it together, and the group has None.
-        self._groups: dict[Group, Any | None] = {tuple(range(self.size)): self._all}
-        self.ranks_on_node, self.rank_on_node, cores = node_of(self._all, self._mpi)
-        self.cores = max(1, cores // self.ranks_on_node)
-        self.oversubscribed = self.ranks_on_node > cores
-        self._sums = {name: getattr(self._mpi, DTYPES[name].mpi) for name in SUMMABLE}
+        self.received = 0
+        self.received_between = 0
+        # A library may run out of communicators. All members of a group learn it together, and its
+        # entry is None.
+        self._communicators: dict[Group, Any | None] = {tuple(range(self.size)): self._all}
+        node = node_of(self._all, self._mpi)
+        self.ranks_on_node = node.ranks
+        self.rank_on_node = node.rank
+        self.cores = max(1, node.cores // node.ranks)
+        self.oversubscribed = node.ranks > node.cores
+        self._sum_types: dict[str, Any] = {}
+        for name in SUMMABLE:
+            self._sum_types[name] = self._mpi.Datatype.fromcode(np.dtype(name).char)
 
     @cached_property
     def cuda_aware(self) -> bool:
         return cuda_aware()
 
-    # ---- payload ----------------------------------------------------------------------------------------------------
+    # ---- payload ---------------------------------------------------------------------------------
 
     def alltoallv(
         self,
         group: Group,
-        send: np.ndarray,
+        send: Array,
         send_counts: Counts,
-        receive: np.ndarray,
+        receive: Array,
         receive_counts: Counts,
     ) -> None:
-        # Not MPI's own: a rank cannot know whether another one's counts are too large for it, and all have to agree.
-        # Pairs without data cost nothing here, and no sub-communicator is needed.
-        count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
-        me, ranks, requests = group.index(self.rank), len(group), []
-        incoming, outgoing = pieces_of(receive, receive_counts), pieces_of(send, send_counts)
-        for k in (me - step for step in range(1, ranks)):
-            requests += self._start(self._all.Irecv, incoming[k], group[k])
-        for k in ((me + step) % ranks for step in range(1, ranks)):  # each starts with another one
-            requests += self._start(self._all.Isend, outgoing[k], group[k])
+        # MPI's own needs all ranks to agree whether counts are too large, and a rank does not know
+        # the counts of others. Here pairs without data cost nothing and no communicator is needed.
+        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        count_received(self, received)
+        place = group.index(self.rank)
+        incoming = pieces_of(receive, receive_counts)
+        outgoing = pieces_of(send, send_counts)
+        requests: list[Any] = []
+        # Each rank starts with another one.
+        for step in range(1, len(group)):
+            source = place - step
+            requests += self._start(self._all.Irecv, incoming[source], group[source])
+        for step in range(1, len(group)):
+            target = (place + step) % len(group)
+            requests += self._start(self._all.Isend, outgoing[target], group[target])
         self._wait(requests)
 
-    def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
-        count(self, allgatherv_bytes(self, group, buffer, counts))
-        pieces, me, ranks = pieces_of(buffer, counts), group.index(self.rank), len(group)
-        comm = self._members(group) if ranks > 2 and buffer.nbytes <= MOST_BYTES else None
+    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
+        count_received(self, allgatherv_bytes(self, group, buffer, counts))
+        comm = None
+        if len(group) > 2 and buffer.nbytes <= MOST_BYTES:
+            comm = self._communicator_of(group)
         if comm is not None:
-            scaled = [int(count) * buffer.dtype.itemsize for count in counts]
-            self._wait(
-                [
-                    comm.Iallgatherv(
-                        self._mpi.IN_PLACE, [buffer.view(np.uint8), scaled, self._mpi.BYTE]
-                    )
-                ]
-            )
+            byte_counts = [int(count) * buffer.dtype.itemsize for count in counts]
+            target = [buffer.view(np.uint8), byte_counts, self._mpi.BYTE]
+            self._wait([comm.Iallgatherv(self._mpi.IN_PLACE, target)])
             return
-        # Around a ring: each piece passes each link once, however the ranks lie on the nodes.
-        for step in range(ranks - 1):
-            requests = self._start(self._all.Irecv, pieces[me - step - 1], group[me - 1])
-            requests += self._start(self._all.Isend, pieces[me - step], group[(me + 1) % ranks])
+        # Around a ring: each piece passes each link once, wherever the ranks are.
+        pieces = pieces_of(buffer, counts)
+        place = group.index(self.rank)
+        preceding = group[place - 1]
+        following = group[(place + 1) % len(group)]
+        for step in range(len(group) - 1):
+            requests = self._start(self._all.Irecv, pieces[place - step - 1], preceding)
+            requests += self._start(self._all.Isend, pieces[place - step], following)
             self._wait(requests)
 
-    def reduce_scatter(
-        self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
-    ) -> bool:
-        needed = reduce_scatter_bytes(self, group, send, counts, receive)
-        datatype = self._sums.get(send.dtype.name)
+    def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
+        received = reduce_scatter_bytes(self, group, send, counts, receive)
+        datatype = self._sum_types.get(send.dtype.name)
         if datatype is None or send.nbytes > MOST_BYTES:
             return False
         if len(group) == 1:
             receive[...] = send
             return True
-        comm = self._members(group)
+        comm = self._communicator_of(group)
         if comm is None:
             return False
-        count(self, needed)
-        self._wait(
-            [
-                comm.Ireduce_scatter(
-                    [send, datatype], [receive, datatype], list(counts), self._mpi.SUM
-                )
-            ]
+        count_received(self, received)
+        request = comm.Ireduce_scatter(
+            [send, datatype], [receive, datatype], list(counts), self._mpi.SUM
         )
+        self._wait([request])
         return True
 
     def sendrecv(
-        self,
-        to: int | None,
-        send: np.ndarray | None,
-        source: int | None,
-        receive: np.ndarray | None,
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
     ) -> None:
-        count(self, sendrecv_bytes(self, to, send, source, receive))
+        count_received(self, sendrecv_bytes(self, to, send, source, receive))
         requests: list[Any] = []
         if source is not None and receive is not None:
             requests += self._start(self._all.Irecv, receive, source)
@@ -284,86 +311,83 @@ class MpiComm:
             requests += self._start(self._all.Isend, send, to)
         self._wait(requests)
 
-    # ---- control ----------------------------------------------------------------------------------------------------
+    # ---- control ---------------------------------------------------------------------------------
 
     def same(self, text: str) -> int | None:
         own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
         first = own.copy()
         self._wait([self._all.Ibcast([first, self._mpi.BYTE], root=0)])
-        lowest = np.array([self.size if (own == first).all() else self.rank], np.int64)
-        self._wait(
-            [self._all.Iallreduce(self._mpi.IN_PLACE, [lowest, self._mpi.INT64_T], self._mpi.MIN)]
-        )
+        is_same = bool((own == first).all())
+        lowest = np.array([self.size if is_same else self.rank], np.int64)
+        target = [lowest, self._mpi.INT64_T]
+        self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)])
         return None if lowest[0] == self.size else int(lowest[0])
 
     def allgather_text(self, text: str) -> list[str]:
-        if self.same(text) is None:  # the usual case: nothing grows with the number of ranks
+        if self.same(text) is None:  # the usual case, whose cost does not grow with the ranks
             return [text] * self.size
         own = np.frombuffer(text.encode(), np.uint8)
-        counts = np.empty(self.size, np.int64)
         length = np.array([own.size], np.int64)
-        self._wait([self._all.Iallgather([length, self._mpi.INT64_T], [counts, self._mpi.INT64_T])])
-        everything = np.empty(int(counts.sum()), np.uint8)
-        self._wait(
-            [
-                self._all.Iallgatherv(
-                    [own, self._mpi.BYTE], [everything, counts.tolist(), self._mpi.BYTE]
-                )
-            ]
-        )
-        return [piece.tobytes().decode() for piece in pieces_of(everything, counts.tolist())]
+        lengths = np.empty(self.size, np.int64)
+        integer = self._mpi.INT64_T
+        self._wait([self._all.Iallgather([length, integer], [lengths, integer])])
+        counts = lengths.tolist()
+        everything = np.empty(sum(counts), np.uint8)
+        target = [everything, counts, self._mpi.BYTE]
+        self._wait([self._all.Iallgatherv([own, self._mpi.BYTE], target)])
+        return [piece.tobytes().decode() for piece in pieces_of(everything, counts)]
 
     def barrier(self) -> None:
         self._wait([self._all.Ibarrier()])
 
     def free(self) -> None:
-        while (
-            self._groups and not self._mpi.Is_finalized()
-        ):  # the duplicate is the first, so it goes last
-            _, comm = self._groups.popitem()
+        # The communicator of all ranks came first, so it is freed last.
+        while self._communicators and not self._mpi.Is_finalized():
+            _, comm = self._communicators.popitem()
             if comm is not None:
                 comm.Free()
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- requests and communicators --------------------------------------------------------------
 
-    def _start(self, call: Any, piece: np.ndarray, peer: int) -> list[Any]:
-        """Requests for a piece in messages that MPI can count; both sides cut alike. Nothing for no elements."""
-        step = max(1, MOST_BYTES // piece.dtype.itemsize)
-        parts = (
-            [piece]
-            if piece.size <= step
-            else [piece[k : k + step] for k in range(0, piece.size, step)]
-        )
-        # As bytes: of bfloat16 numpy has no buffer that others could read.
-        return [
-            call([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer)
-            for part in parts
-            if part.size
-        ]
+    def _start(self, call: Callable[..., Any], piece: Array, peer: int) -> list[Any]:
+        """Start to send or receive a piece, in messages that MPI can count; return the requests.
+
+        Both sides split a piece in the same way. No elements need no message.
+        """
+        most_elements = max(1, MOST_BYTES // piece.dtype.itemsize)
+        requests = []
+        for start in range(0, piece.size, most_elements):
+            part = piece[start : start + most_elements]
+            # As bytes: numpy has no buffer of bfloat16 that others could read.
+            requests.append(call([part.view(np.uint8), part.nbytes, self._mpi.BYTE], peer))
+        return requests
 
     def _wait(self, requests: list[Any]) -> None:
         if not self.oversubscribed:
             self._mpi.Request.Waitall(requests)
             return
-        for _ in range(_YIELDS):  # waiting inside MPI keeps the core that the others need
+        # Waiting inside MPI would keep the core that other ranks need.
+        for _ in range(_YIELDS):
             if self._mpi.Request.Testall(requests):
                 return
             os.sched_yield()
-        pause = _SHORT
+        pause = _SHORTEST_SLEEP
         while not self._mpi.Request.Testall(requests):
             time.sleep(pause)
-            pause = min(2 * pause, _LONG)
+            pause = min(2 * pause, _LONGEST_SLEEP)
 
-    def _members(self, group: Group) -> Any | None:
-        if group not in self._groups:
+    def _communicator_of(self, group: Group) -> Any | None:
+        """Return the communicator of a group, or None if the library has no more of them."""
+        if group not in self._communicators:
             everyone = self._all.Get_group()
             members = everyone.Incl(group)
-            # Tags up to 32767 are allowed everywhere. Groups that meet at the same time rarely have the same one.
+            # Tags up to 32767 are allowed everywhere. Groups that are made at the same time rarely
+            # have the same one.
             tag = zlib.crc32(np.array(group, "<i4").tobytes()) % 32768
             try:
-                self._groups[group] = self._all.Create_group(members, tag)
+                self._communicators[group] = self._all.Create_group(members, tag)
             except self._mpi.Exception:
-                self._groups[group] = None
+                self._communicators[group] = None
             everyone.Free()
             members.Free()
-        return self._groups[group]
+        return self._communicators[group]

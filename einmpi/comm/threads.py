@@ -9,230 +9,243 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any, NamedTuple, TypeVar
 
 from einmpi.comm.base import (
     SUMMABLE,
+    Array,
     Counts,
     Group,
     allgatherv_bytes,
     alltoallv_bytes,
-    count,
+    count_received,
     pieces_of,
-    placed,
     reduce_scatter_bytes,
     sendrecv_bytes,
 )
+from einmpi.comm.local import spread_over_nodes
 from einmpi.errors import EinmpiError
 
 Result = TypeVar("Result")
-Letter = tuple[str, Any]  # what the sender was doing, and a copy of its array or its text
+_ENDING_SECONDS = 1.0  # for the other threads to end after an error
+
+
+class _Message(NamedTuple):
+    """What the sender was doing, and a copy of its array or its text."""
+
+    call: str
+    content: Any
 
 
 class _Stopped(Exception):
     """Another rank has failed."""
 
 
-class _Office:
-    """Where letters wait: for each rank one box, with a queue for each sender."""
+class _Mailboxes:
+    """The messages that wait for each rank, in a queue for each sender."""
 
     def __init__(self, ranks: int, limit: float) -> None:
-        self.limit = limit
-        self.boxes = [threading.Condition() for _ in range(ranks)]
-        self.letters: list[dict[int, deque[Letter]]] = [defaultdict(deque) for _ in range(ranks)]
+        self.limit = limit  # seconds to wait for a message
+        self.arrivals = [threading.Condition() for _ in range(ranks)]
+        self.queues: list[dict[int, deque[_Message]]] = [defaultdict(deque) for _ in range(ranks)]
         self.ended: set[int] = set()
         self.failure: BaseException | None = None
-        self._first = threading.Lock()
+        self._lock = threading.Lock()
 
-    def post(self, source: int, to: int, letter: Letter) -> None:
-        with self.boxes[to]:
-            self.letters[to][source].append(letter)
-            self.boxes[to].notify_all()
+    def send(self, source: int, to: int, message: _Message) -> None:
+        with self.arrivals[to]:
+            self.queues[to][source].append(message)
+            self.arrivals[to].notify_all()
 
-    def take(self, rank: int, source: int, doing: str) -> Letter:
-        end = monotonic() + self.limit
-        with self.boxes[rank]:
-            queue = self.letters[rank][source]
+    def receive(self, rank: int, source: int, call: str) -> _Message:
+        deadline = monotonic() + self.limit
+        with self.arrivals[rank]:
+            queue = self.queues[rank][source]
             while not queue:
+                waiting = f"rank {rank} waits for rank {source} in {call}"
                 if self.failure is not None:
                     raise _Stopped
                 if source in self.ended:
-                    raise EinmpiError(
-                        f"rank {rank} waits for rank {source} in {doing}, but rank {source} has ended"
-                    )
-                if monotonic() >= end:
-                    raise EinmpiError(
-                        f"rank {rank} has waited {self.limit:g} s for rank {source} in {doing}"
-                    )
-                self.boxes[rank].wait(end - monotonic())
+                    raise EinmpiError(f"{waiting}, but rank {source} has ended")
+                if monotonic() >= deadline:
+                    raise EinmpiError(f"{waiting} for more than {self.limit:g} s")
+                self.arrivals[rank].wait(deadline - monotonic())
             return queue.popleft()
 
     def end(self, rank: int, failure: BaseException | None) -> None:
-        with self._first:
-            if failure is not None and self.failure is None and not isinstance(failure, _Stopped):
-                failure.add_note(f"on rank {rank} of {len(self.boxes)}")
+        """Note that a rank has ended, and why if it failed. The first failure counts."""
+        with self._lock:
+            is_own_failure = failure is not None and not isinstance(failure, _Stopped)
+            if is_own_failure and self.failure is None:
+                assert failure is not None
+                failure.add_note(f"on rank {rank} of {len(self.arrivals)}")
                 self.failure = failure
             self.ended.add(rank)
-        for box in self.boxes:
-            with box:
-                box.notify_all()
+        for arrival in self.arrivals:
+            with arrival:
+                arrival.notify_all()
 
-    def forgotten(self) -> str | None:
-        """What nobody has received, in words."""
-        for rank, queues in enumerate(self.letters):
+    def describe_unreceived(self) -> str | None:
+        """Describe a message that nobody has received, if there is one."""
+        for rank, queues in enumerate(self.queues):
             for source, queue in queues.items():
                 if queue:
-                    return f"rank {rank} has not received what rank {source} sent in {queue[0][0]}"
+                    call = queue[0].call
+                    return f"rank {rank} has not received what rank {source} sent in {call}"
         return None
 
 
 def run_threads(
     ranks: int, function: Callable[[ThreadComm], Result], limit: float = 60.0, nodes: int = 1
 ) -> list[Result]:
-    """What function(comm) returns on each rank. The first error of any rank ends all and is raised here.
+    """Call function(comm) on each rank and return the results.
 
-    The ranks count what they receive as if they lay on that many nodes.
+    The first error of any rank ends all ranks and is raised here. A rank that waits for a message
+    for more than `limit` seconds fails. Bytes are counted as if the ranks were on this many nodes.
     """
-    office = _Office(ranks, limit)
+    mailboxes = _Mailboxes(ranks, limit)
     results: list[Any] = [None] * ranks
 
-    def work(rank: int) -> None:
+    def run_rank(rank: int) -> None:
         failure: BaseException | None = None
         try:
-            results[rank] = function(ThreadComm(rank, ranks, office, nodes))
+            results[rank] = function(ThreadComm(rank, ranks, mailboxes, nodes))
         except BaseException as error:
             failure = error
-        office.end(rank, failure)
+        mailboxes.end(rank, failure)
 
-    # Daemons: a rank that computes for ever after another one's failure must not keep the process alive.
-    threads = [
-        threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True)
-        for rank in range(ranks)
-    ]
-    for thread in threads:
+    threads = []
+    for rank in range(ranks):
+        # Daemons: a rank that computes on after a failure must not keep the process alive.
+        thread = threading.Thread(target=run_rank, args=(rank,), name=f"rank {rank}", daemon=True)
+        threads.append(thread)
         thread.start()
     for thread in threads:
-        while thread.is_alive() and office.failure is None:
+        while thread.is_alive() and mailboxes.failure is None:
             thread.join(0.05)
-    if office.failure is not None:
-        end = monotonic() + 1
+    if mailboxes.failure is not None:
+        deadline = monotonic() + _ENDING_SECONDS
         for thread in threads:  # most are in a call and stop at once
-            thread.join(max(0, end - monotonic()))
-        raise office.failure
-    forgotten = office.forgotten()
-    if forgotten is not None:
-        raise EinmpiError(forgotten)
+            thread.join(max(0, deadline - monotonic()))
+        raise mailboxes.failure
+    unreceived = mailboxes.describe_unreceived()
+    if unreceived is not None:
+        raise EinmpiError(unreceived)
     return results
 
 
 class ThreadComm:
-    """One rank of `run_threads`. Sends are copied at once, so no rank sees another one's buffers."""
+    """One rank of `run_threads`. Sent arrays are copied, so no rank sees another one's buffers."""
 
-    def __init__(self, rank: int, size: int, office: _Office, nodes: int = 1) -> None:
-        self.rank, self.size, self.ranks_on_node, self.cores = rank, size, size, 1
-        self.nodes = placed(size, nodes)
-        self.received = self.received_between = 0
-        self.rank_on_node, self.cuda_aware = rank, False
-        self._office = office
+    def __init__(self, rank: int, size: int, mailboxes: _Mailboxes, nodes: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self.cores = 1
+        self.nodes = spread_over_nodes(size, nodes)
+        self.ranks_on_node = size
+        self.rank_on_node = rank
+        self.received = 0
+        self.received_between = 0
+        self.cuda_aware = False
+        self._mailboxes = mailboxes
 
     def alltoallv(
         self,
         group: Group,
-        send: np.ndarray,
+        send: Array,
         send_counts: Counts,
-        receive: np.ndarray,
+        receive: Array,
         receive_counts: Counts,
     ) -> None:
-        count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
-        doing = f"alltoallv{group}"
+        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        count_received(self, received)
+        call = f"alltoallv{group}"
         for to, piece in zip(group, pieces_of(send, send_counts), strict=True):
             if to != self.rank:
-                self._send(to, doing, piece)
+                self._send(to, call, piece)
         for source, piece in zip(group, pieces_of(receive, receive_counts), strict=True):
             if source != self.rank:
-                piece[...] = self._receive(source, doing, piece)
+                piece[...] = self._receive(source, call, piece)
 
-    def allgatherv(self, group: Group, buffer: np.ndarray, counts: Counts) -> None:
-        count(self, allgatherv_bytes(self, group, buffer, counts))
-        doing, pieces = f"allgatherv{group}", pieces_of(buffer, counts)
+    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
+        count_received(self, allgatherv_bytes(self, group, buffer, counts))
+        call = f"allgatherv{group}"
+        pieces = pieces_of(buffer, counts)
+        own = pieces[group.index(self.rank)]
         for to in group:
             if to != self.rank:
-                self._send(to, doing, pieces[group.index(self.rank)])
+                self._send(to, call, own)
         for source, piece in zip(group, pieces, strict=True):
             if source != self.rank:
-                piece[...] = self._receive(source, doing, piece)
+                piece[...] = self._receive(source, call, piece)
 
-    def reduce_scatter(
-        self, group: Group, send: np.ndarray, counts: Counts, receive: np.ndarray
-    ) -> bool:
-        needed = reduce_scatter_bytes(self, group, send, counts, receive)
+    def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
+        received = reduce_scatter_bytes(self, group, send, counts, receive)
         if send.dtype.name not in SUMMABLE:
             return False
-        count(self, needed)
-        doing, pieces = f"reduce_scatter{group}", pieces_of(send, counts)
+        count_received(self, received)
+        call = f"reduce_scatter{group}"
+        pieces = pieces_of(send, counts)
         for to, piece in zip(group, pieces, strict=True):
             if to != self.rank:
-                self._send(to, doing, piece)
-        for k, source in enumerate(
-            group
-        ):  # added in the order of the group, so that the result is always the same
-            part = pieces[k] if source == self.rank else self._receive(source, doing, receive)
-            receive[...] = part if k == 0 else receive + part
+                self._send(to, call, piece)
+        # Added in the order of the group, so that the result is always the same.
+        for place, source in enumerate(group):
+            is_own = source == self.rank
+            part = pieces[place] if is_own else self._receive(source, call, receive)
+            receive[...] = part if place == 0 else receive + part
         return True
 
     def sendrecv(
-        self,
-        to: int | None,
-        send: np.ndarray | None,
-        source: int | None,
-        receive: np.ndarray | None,
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
     ) -> None:
-        count(self, sendrecv_bytes(self, to, send, source, receive))
+        count_received(self, sendrecv_bytes(self, to, send, source, receive))
         if to is not None and send is not None:
             self._send(to, "sendrecv", send)
         if source is not None and receive is not None:
             receive[...] = self._receive(source, "sendrecv", receive)
 
     def same(self, text: str) -> int | None:
-        texts = self._texts("same", text)
-        return next((rank for rank, other in enumerate(texts) if other != texts[0]), None)
+        texts = self._gather("same", text)
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                return rank
+        return None
 
     def allgather_text(self, text: str) -> list[str]:
-        return self._texts("allgather_text", text)
+        return self._gather("allgather_text", text)
 
     def barrier(self) -> None:
-        self._texts("barrier", "")
+        self._gather("barrier", "")
 
     def free(self) -> None:
         pass
 
-    def _texts(self, doing: str, text: str) -> list[str]:
+    def _gather(self, call: str, text: str) -> list[str]:
         for to in range(self.size):
-            self._office.post(self.rank, to, (doing, text))
-        return [self._take(source, doing) for source in range(self.size)]
+            self._mailboxes.send(self.rank, to, _Message(call, text))
+        return [self._receive_content(source, call) for source in range(self.size)]
 
-    def _send(self, to: int, doing: str, piece: np.ndarray) -> None:
-        assert piece.flags.c_contiguous, f"rank {self.rank} sends strided elements in {doing}"
-        if self._office.failure is not None:
+    def _send(self, to: int, call: str, piece: Array) -> None:
+        assert piece.flags.c_contiguous, f"rank {self.rank} sends strided elements in {call}"
+        if self._mailboxes.failure is not None:
             raise _Stopped
-        self._office.post(self.rank, to, (doing, piece.copy()))
+        self._mailboxes.send(self.rank, to, _Message(call, piece.copy()))
 
-    def _receive(self, source: int, doing: str, piece: np.ndarray) -> np.ndarray:
-        assert piece.flags.c_contiguous, f"rank {self.rank} receives strided elements in {doing}"
-        sent: np.ndarray = self._take(source, doing)
+    def _receive(self, source: int, call: str, piece: Array) -> Array:
+        assert piece.flags.c_contiguous, f"rank {self.rank} receives strided elements in {call}"
+        sent: Array = self._receive_content(source, call)
         if sent.shape != piece.shape or sent.dtype != piece.dtype:
             raise EinmpiError(
-                f"{doing}: rank {source} sends {sent.size} elements of {sent.dtype} to rank {self.rank}, "
-                f"which expects {piece.size} of {piece.dtype}"
+                f"{call}: rank {source} sends {sent.size} elements of {sent.dtype} to rank "
+                f"{self.rank}, which expects {piece.size} of {piece.dtype}"
             )
         return sent
 
-    def _take(self, source: int, doing: str) -> Any:
-        found, content = self._office.take(self.rank, source, doing)
-        if found != doing:
+    def _receive_content(self, source: int, call: str) -> Any:
+        message = self._mailboxes.receive(self.rank, source, call)
+        if message.call != call:
             raise EinmpiError(
-                f"rank {self.rank} expects {doing} of rank {source}, which does {found}"
+                f"rank {self.rank} expects {call} of rank {source}, which does {message.call}"
             )
-        return content
+        return message.content

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from einmpi.comm.base import Comm, even_nodes, together
+from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm, even_nodes
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs

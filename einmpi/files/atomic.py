@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.base import Comm, on_first_rank
+from einmpi.comm.agreement import on_first_rank
+from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.files import hdf5
 from einmpi.process.abort import on_abort

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.formats import find

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from einmpi.comm.base import on_first_rank, together
+from einmpi.comm.agreement import on_first_rank, together
 from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.files.atomic import FAILURES, claimed, new_draft, publish, reason_of
 from einmpi.files.fill import Distributed, Tensor, fill

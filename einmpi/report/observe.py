@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from einmpi.checkpoint.save import Checkpoints
-from einmpi.comm.base import Comm, on_first_rank
+from einmpi.comm.agreement import on_first_rank
+from einmpi.comm.base import Comm
 from einmpi.process.abort import on_abort
 from einmpi.process.terminal import columns
 from einmpi.report.progress import Progress

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.base import Comm, uncounted
-from einmpi.comm.clocks import Reading, compare_clocks, on_first_clock
+from einmpi.comm.clocks import ClockReading, compare_clocks, on_first_clock
 from einmpi.report.timeline import KINDS, Span, Timeline
 from einmpi.schedule.steps import Step
 
@@ -53,7 +53,7 @@ class Recorder:
         self.times: list[float] = []  # when each step began
         # Seconds that checkpoints had taken by then: they do not count towards the step before.
         self.saving: list[float] = []
-        self.clocks: list[Reading] = []
+        self.clocks: list[ClockReading] = []
 
     def __call__(self, step: Step) -> None:
         self.times.append(perf_counter())

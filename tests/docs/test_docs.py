@@ -44,7 +44,7 @@ from mpi_helpers import MPIRUN, OMPI_SETTINGS
 from paths import ROOT
 
 import einmpi
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.compiled.outputs import check_targets, claim, store
 from einmpi.errors import InputError
 from einmpi.files.formats import all_formats

@@ -20,7 +20,7 @@ from mpi_helpers import needs_mpirun, run_mpi
 from plan_oracle import R, layouts
 from refusals import error
 
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import outputs as job_outputs
 from einmpi.compiled.dist_array import DistArray
@@ -532,7 +532,7 @@ def test_two_runs_at_once():
         draft = f".o.h5.{'0f' * 8}.part"
         open(draft, "w").close()
         code = (
-            "from einmpi.comm.base import ALONE; from einmpi.files.atomic import claimed\n"
+            "from einmpi.comm.local import ALONE; from einmpi.files.atomic import claimed\n"
             "with claimed({'o.h5': 'x'}, ALONE): pass"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -22,7 +22,7 @@ from paths import ROOT
 from run_cases import cases
 
 import einmpi
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.report import results
 from einmpi.runtime import passes as passes_module
 from einmpi.runtime import scratch as scratch_module

@@ -36,7 +36,7 @@ class _Link(NamedTuple):
 
 def calibrate(options: argparse.Namespace, comm: Comm) -> int:
     """Measure what messages and kernels take on this machine."""
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
     from einmpi.files.replace import replace_file
     from einmpi.runtime.threads import threads_of
 

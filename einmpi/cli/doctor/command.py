@@ -19,7 +19,7 @@ _MARKS = {"ok": "ok", "note": "note", "problem": "FAIL"}
 def doctor(options: argparse.Namespace, comm: Comm) -> int:
     """Examine what is installed here and test whether a run would work."""
     from einmpi.cli.doctor.examine import examine
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
 
     findings: list[Finding] = []
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def sbatch(options: argparse.Namespace, comm: Comm) -> int:
     """Write a Slurm script for a job, with memory and time from its plan."""
-    from einmpi.comm.base import on_first_rank
+    from einmpi.comm.agreement import on_first_rank
 
     on_first_rank(comm, lambda: _write(options, str(make_script(options))))
     return 0

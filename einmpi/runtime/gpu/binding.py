@@ -7,7 +7,8 @@ import platform
 from collections import Counter
 from dataclasses import dataclass
 
-from einmpi.comm.base import Comm, together
+from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm
 from einmpi.errors import InputError, one_of
 from einmpi.kernels.cuda.driver import cupy, nccl
 from einmpi.units import show_bytes

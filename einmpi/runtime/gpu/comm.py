@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import (
     SUMMABLE,
     Comm,
@@ -21,8 +22,7 @@ from einmpi.comm.base import (
     Group,
     allgatherv_bytes,
     alltoallv_bytes,
-    count,
-    on_first_rank,
+    count_received,
     pieces_of,
     sendrecv_bytes,
 )
@@ -245,7 +245,7 @@ class NcclComm(StagedComm):
         return json.dumps([type(identity).__name__, list(identity)])
 
     def sendrecv(self, to: int | None, send: Any, source: int | None, receive: Any) -> None:
-        count(self, sendrecv_bytes(self, to, send, source, receive))
+        count_received(self, sendrecv_bytes(self, to, send, source, receive))
         sends = [] if to is None else [(to, as_bytes(send))]
         receives = [] if source is None else [(source, as_bytes(receive))]
         self._exchange(sends, receives)
@@ -253,7 +253,9 @@ class NcclComm(StagedComm):
     def alltoallv(
         self, group: Group, send: Any, send_counts: Counts, receive: Any, receive_counts: Counts
     ) -> None:
-        count(self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts))
+        count_received(
+            self, alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        )
         itemsize = send.dtype.itemsize
         send_pieces = pieces_of(as_bytes(send), _scaled(send_counts, itemsize))
         receive_pieces = pieces_of(as_bytes(receive), _scaled(receive_counts, itemsize))
@@ -263,7 +265,7 @@ class NcclComm(StagedComm):
         )
 
     def allgatherv(self, group: Group, buffer: Any, counts: Counts) -> None:
-        count(self, allgatherv_bytes(self, group, buffer, counts))
+        count_received(self, allgatherv_bytes(self, group, buffer, counts))
         own = group.index(self.rank)
         for windows in _windows(buffer, counts, len(group)):
             sends = []

@@ -18,7 +18,7 @@ from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
 from einmpi.cli.main import main
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import gpu_inputs
 from einmpi.errors import InputError

@@ -14,7 +14,7 @@ from run_cases import cases
 from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
-from einmpi.comm.base import ALONE
+from einmpi.comm.local import ALONE
 from einmpi.errors import EinmpiError
 from einmpi.kernels.cuda import driver
 from einmpi.report.compare import TOLERANCE, relative_error

@@ -1,0 +1,131 @@
+"""Comms without other processes: a process alone, and one rank of a dry run."""
+
+from __future__ import annotations
+
+from einmpi.comm.base import (
+    SUMMABLE,
+    Array,
+    Counts,
+    Group,
+    allgatherv_bytes,
+    alltoallv_bytes,
+    count_received,
+    reduce_scatter_bytes,
+    sendrecv_bytes,
+)
+from einmpi.process.environment import available_cores
+
+
+class SelfComm:
+    """One process: rank 0 of 1."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.size = 1
+        self.cores = len(available_cores())
+        self.nodes: tuple[int, ...] = (0,)
+        self.ranks_on_node = 1
+        self.rank_on_node = 0
+        self.received = 0
+        self.received_between = 0
+        self.cuda_aware = False
+
+    def alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> None:
+        alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+
+    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
+        allgatherv_bytes(self, group, buffer, counts)
+
+    def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
+        reduce_scatter_bytes(self, group, send, counts, receive)
+        if send.dtype.name not in SUMMABLE:
+            return False
+        receive[...] = send
+        return True
+
+    def sendrecv(
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
+    ) -> None:
+        sendrecv_bytes(self, to, send, source, receive)
+        if source is not None and receive is not None:
+            receive[...] = send
+
+    def same(self, text: str) -> int | None:
+        return None
+
+    def allgather_text(self, text: str) -> list[str]:
+        return [text]
+
+    def barrier(self) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
+
+
+ALONE = SelfComm()
+
+
+def spread_over_nodes(size: int, nodes: int) -> tuple[int, ...]:
+    """Return the node of each rank if ranks are placed evenly, one node after the other."""
+    return tuple(rank * nodes // size for rank in range(size))
+
+
+class CountingComm:
+    """One rank of a dry run: it counts bytes but moves nothing and never looks at an element."""
+
+    def __init__(self, rank: int, size: int, nodes: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+        self.cores = 1
+        self.nodes = spread_over_nodes(size, nodes)
+        self.ranks_on_node = 1
+        self.rank_on_node = 0
+        self.received = 0
+        self.received_between = 0
+        self.cuda_aware = False
+
+    def alltoallv(
+        self,
+        group: Group,
+        send: Array,
+        send_counts: Counts,
+        receive: Array,
+        receive_counts: Counts,
+    ) -> None:
+        received = alltoallv_bytes(self, group, send, send_counts, receive, receive_counts)
+        count_received(self, received)
+
+    def allgatherv(self, group: Group, buffer: Array, counts: Counts) -> None:
+        count_received(self, allgatherv_bytes(self, group, buffer, counts))
+
+    def reduce_scatter(self, group: Group, send: Array, counts: Counts, receive: Array) -> bool:
+        received = reduce_scatter_bytes(self, group, send, counts, receive)
+        if send.dtype.name not in SUMMABLE:
+            return False
+        count_received(self, received)
+        return True
+
+    def sendrecv(
+        self, to: int | None, send: Array | None, source: int | None, receive: Array | None
+    ) -> None:
+        count_received(self, sendrecv_bytes(self, to, send, source, receive))
+
+    def same(self, text: str) -> int | None:
+        return None
+
+    def allgather_text(self, text: str) -> list[str]:
+        return [text] * self.size
+
+    def barrier(self) -> None:
+        pass
+
+    def free(self) -> None:
+        pass
