@@ -62,7 +62,7 @@ def run_on_threads(
     def on_rank(comm: Any) -> Any:
         compiled = Compiled(job, comm, planner.options)
         # Planned once for all: threads share one core.
-        compiled.ready[kinds] = plan, compiled.backend.arrange(schedules[comm.rank])
+        compiled.ready[kinds] = plan, compiled.backend.group_kernels(schedules[comm.rank])
         outputs = compiled(inputs)
         return {name: array.gather() for name, array in outputs.items()}, compiled
 

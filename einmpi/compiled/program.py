@@ -109,7 +109,7 @@ class Compiled:
             if plan.bytes_between is None:
                 own = bytes_between(schedule, self.comm.nodes)
                 plan = replace(plan, counted=sum(map(int, self.comm.allgather_text(str(own)))))
-            self.ready[kinds] = plan, self.backend.arrange(schedule)
+            self.ready[kinds] = plan, self.backend.group_kernels(schedule)
         plan, schedule = self.ready[kinds]
         self.look({*given, *self.files})
         return plan, schedule, given

@@ -1,13 +1,13 @@
-"""What the execute loop needs of an array library: NumPy's way, and one that knows shapes only (for dry runs)."""
+"""What the execute loop needs of an array library; NumPy, and a backend without values."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu import compiled_group
@@ -15,143 +15,177 @@ from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.kernels.cpu.grouping_rule import CPU_GROUPING
 from einmpi.kernels.grouping import group_kernels
 from einmpi.runtime.scratch import Scratch
-from einmpi.schedule.regions import Region, indices, shape
+from einmpi.schedule.regions import Region, boxes, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Group, Kernel
 
+Array: TypeAlias = Any  # of any library
+HostArray: TypeAlias = npt.NDArray[Any]
+
 ALIGNMENT = 64  # bytes: equal alignment on all ranks, so that equal work gives equal bits
-MANY_RUNS = 256
+MANY_BOXES = 256  # of a region: as many are faster copied by lists of indices
 
 
 class Copy(Protocol):
     """A copy that has begun."""
 
     def join(self) -> None:
-        """What the backend is asked to do from here on comes after it: to compute with the target, to use the memory of
-        the source for something else, to copy further."""
+        """Order everything that the backend does from here on after the copy.
+
+        The target may then be used in kernels, the memory of the source be used for something
+        else, and the target be copied on.
+        """
 
     def wait(self) -> None:
-        """Return when it is done: the host may read the target."""
+        """Return when the copy is complete, and the host may read the target."""
 
 
 class Backend(Protocol):
-    """Arrays are in memory, which may be that of a device, or in the slow tier: there they are numpy's, whatever the
-    backend. `pack`, `unpack` and `combine` get both kinds, but in one call all arrays are of one kind; only what stays
-    in memory between runs may be unpacked into the slow tier, or packed there."""
+    """What the execute loop needs of an array library.
+
+    Arrays are in memory, which may be that of a device, or in the slow tier, where they are NumPy
+    arrays whatever the backend. `pack`, `unpack` and `combine` get both kinds. In one call all
+    arrays are of one kind, except that inputs which stay in memory between runs may be packed
+    into the slow tier or unpacked from there.
+    """
 
     def reserve(self, nbytes: int) -> None:
-        """A run is about to begin that takes so much memory."""
+        """Prepare for a run that takes so much memory."""
 
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> Any: ...
-    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """An array in the slow tier; OSError where there is no space left."""
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Return a new array in memory, with any values."""
 
-    def allocate_message(self, count: int, dtype: str, slow: bool) -> Any:
-        """A buffer for a message of an array in memory, or of one in the slow tier."""
+    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
+        """Return a new array in the slow tier; raise an EinmpiError where no space is left."""
 
-    def begin_copy(self, source: Any, target: Any) -> Copy:
-        """Copy between memory and the slow tier, or within memory; in the background if possible, beside kernels.
+    def allocate_message(self, count: int, dtype: str, slow: bool) -> Array:
+        """Return a buffer for a message of an array in memory, or of one in the slow tier."""
 
-        Both are arrays or views of them, of the same shape and dtype, not always contiguous. The source is read after
-        all that the backend was asked to do before. Until the copy is joined or waited for nobody changes the source
-        nor touches the target. Copies are done in the order in which they were begun.
+    def begin_copy(self, source: Array, target: Array) -> Copy:
+        """Begin to copy between memory and the slow tier, or within memory.
+
+        If possible the copy runs in the background, beside kernels. Both are arrays or views of
+        arrays, of the same shape and dtype, not always contiguous. The source is read after all
+        that the backend was asked to do before. Until the copy is joined or waited for, nothing
+        changes the source or touches the target. Copies are done in the order they were begun.
         """
 
-    def pack(self, array: Any, region: Region, packed: Any) -> None:
-        """Copy a region of an array into `packed`, which has its elements one after another."""
+    def pack(self, array: Array, region: Region, packed: Array) -> None:
+        """Copy a region of an array to `packed`, where its elements are contiguous."""
 
-    def unpack(self, packed: Any, array: Any, region: Region) -> None: ...
-    def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None:
+    def unpack(self, packed: Array, array: Array, region: Region) -> None:
+        """Copy `packed` to a region of an array."""
+
+    def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None:
         """Aggregate `packed` into a region of an array."""
 
-    def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None: ...
-    def arrange(self, schedule: Schedule) -> Schedule:
-        """The schedule with those kernels in groups that this backend does together."""
+    def compute_kernel(self, step: Kernel, operands: Sequence[Array], target: Array) -> None:
+        """Compute a kernel."""
 
-    def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
-        """Do a group on its slots' arrays, but for the inner ones; False if it must go kernel by kernel."""
+    def group_kernels(self, schedule: Schedule) -> Schedule:
+        """Return the schedule with the groups of kernels that this backend computes together."""
 
-    def to_host(self, array: Any) -> np.ndarray:
-        """Its values in memory that files can be written from: the array itself where it is that."""
+    def compute_group(self, step: Group, arrays: Mapping[str, Array]) -> bool:
+        """Compute a group on the arrays of its outer slots.
 
-    def from_host(self, values: np.ndarray, array: Any) -> None:
-        """Fill an array with values that `to_host` gave."""
+        Return False if it must be computed kernel by kernel.
+        """
+
+    def to_host(self, array: Array) -> HostArray:
+        """Return the values in memory of the host: the array itself if it is there."""
+
+    def from_host(self, values: HostArray, array: Array) -> None:
+        """Fill an array with values that `to_host` returned."""
 
     def wait(self) -> None:
-        """Return when all that was started is done."""
+        """Return when everything that was started is complete."""
 
 
 class NumpyBackend:
-    """Its slow tier are files in the folder `scratch`."""
+    """NumPy arrays; the slow tier is files in the folder `scratch`."""
 
     def __init__(
         self, threads: int = 1, fast_math: bool = False, scratch: str | None = None
     ) -> None:
-        self.threads, self.fast_math, self.scratch = threads, fast_math, Scratch(scratch)
+        self.threads = threads
+        self.fast_math = fast_math
+        self.scratch = Scratch(scratch)
 
     def reserve(self, nbytes: int) -> None: ...
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes].view(dtype).reshape(shape)
 
-    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         return self.scratch.array(shape, dtype)
 
-    def allocate_message(self, count: int, dtype: str, slow: bool) -> np.ndarray:
+    def allocate_message(self, count: int, dtype: str, slow: bool) -> HostArray:
         return self.allocate((count,), dtype)
 
-    def begin_copy(self, source: np.ndarray, target: np.ndarray) -> Copy:
+    def begin_copy(self, source: HostArray, target: HostArray) -> Copy:
         return self.scratch.begin_copy(source, target)
 
-    def pack(self, array: np.ndarray, region: Region, packed: np.ndarray) -> None:
-        for there, here in pieces(region):
-            shaped(packed, region)[here] = np.atleast_1d(array)[there]
+    def pack(self, array: HostArray, region: Region, packed: HostArray) -> None:
+        source = np.atleast_1d(array)
+        target = as_region(packed, region)
+        for there, here in region_indices(region):
+            target[here] = source[there]
 
-    def unpack(self, packed: np.ndarray, array: np.ndarray, region: Region) -> None:
-        for there, here in pieces(region):
-            np.atleast_1d(array)[there] = shaped(packed, region)[here]
+    def unpack(self, packed: HostArray, array: HostArray, region: Region) -> None:
+        source = as_region(packed, region)
+        target = np.atleast_1d(array)
+        for there, here in region_indices(region):
+            target[there] = source[here]
 
     def combine(
-        self, aggregation: str, array: np.ndarray, region: Region, packed: np.ndarray
+        self, aggregation: str, array: HostArray, region: Region, packed: HostArray
     ) -> None:
         ufunc = AGGREGATIONS[aggregation].combine
+        source = as_region(packed, region)
+        target = np.atleast_1d(array)
         with np.errstate(all="ignore"):
-            for there, here in pieces(region):
-                part = np.atleast_1d(array)[there]
-                ufunc(
-                    part, shaped(packed, region)[here], out=part
-                )  # no temporary array, which may be large
-                if not isinstance(there[0], slice):  # then it is a copy
-                    np.atleast_1d(array)[there] = part
+            for there, here in region_indices(region):
+                part = target[there]
+                ufunc(part, source[here], out=part)  # no temporary array, which may be large
+                is_view = isinstance(there[0], slice)
+                if not is_view:
+                    target[there] = part
 
-    def compute(self, step: Kernel, operands: Sequence[np.ndarray], target: np.ndarray) -> None:
+    def compute_kernel(
+        self, step: Kernel, operands: Sequence[HostArray], target: HostArray
+    ) -> None:
         index = {label: indices(runs) for label, runs in step.index}
-        compute_einsum(
-            step.einsum, selected(step, operands), target, index, self.threads, self.fast_math
-        )
+        arrays = select_operands(step, operands)
+        compute_einsum(step.einsum, arrays, target, index, self.threads, self.fast_math)
 
-    def arrange(self, schedule: Schedule) -> Schedule:
+    def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, CPU_GROUPING)
 
-    def compute_group(self, step: Group, arrays: Mapping[str, np.ndarray]) -> bool:
+    def compute_group(self, step: Group, arrays: Mapping[str, HostArray]) -> bool:
         return compiled_group.compute_group(step, arrays, self.threads)
 
-    def to_host(self, array: np.ndarray) -> np.ndarray:
+    def to_host(self, array: HostArray) -> HostArray:
         return array
 
-    def from_host(self, values: np.ndarray, array: np.ndarray) -> None:
+    def from_host(self, values: HostArray, array: HostArray) -> None:
         if values is not array:
             array[...] = values
 
     def wait(self) -> None: ...
 
 
-def selected(
-    step: Kernel, operands: Sequence[Any], as_index: Callable[[np.ndarray], Any] = np.asarray
-) -> list[Any]:
-    """What a kernel takes of its operands; `as_index` makes of indices what these arrays understand."""
+def select_operands(
+    step: Kernel,
+    operands: Sequence[Array],
+    as_index: Callable[[npt.NDArray[np.intp]], Any] = np.asarray,
+) -> list[Array]:
+    """Return what a kernel takes of its operands.
+
+    `as_index` turns indices into what these arrays accept as an index.
+    """
     chosen = list(operands)
     for operand, dimension, runs in step.select:
         taken = slice(*runs[0]) if len(runs) == 1 else as_index(indices(runs))
@@ -159,59 +193,62 @@ def selected(
     return chosen
 
 
-def shaped(packed: Any, region: Region) -> Any:
+def as_region(packed: Array, region: Region) -> Array:
+    """Return a packed region in its shape."""
     return packed.reshape(shape(region))
 
 
-def pieces(region: Region) -> Iterator[tuple[Any, Any]]:
-    """(where in the array, where in the packed region), run by run; or all at once where there are very many."""
-    if prod(map(len, region)) > MANY_RUNS:
+def region_indices(region: Region) -> Iterator[tuple[Any, Any]]:
+    """Yield pairs of indices, into an array and into the packed region of it.
+
+    One pair for each box of the region, or, where there are many, one pair for all of it.
+    """
+    if prod(map(len, region)) > MANY_BOXES:
         yield np.ix_(*map(indices, region)), (slice(None),) * len(region)
         return
-    sides = []
-    for runs in region:
-        before, pairs = 0, []
-        for start, stop in runs:
-            pairs.append((slice(start, stop), slice(before, before + stop - start)))
-            before += stop - start
-        sides.append(pairs)
-    for combination in itertools.product(*sides):
-        yield tuple(pair[0] for pair in combination), tuple(pair[1] for pair in combination)
+    yield from boxes(region, packed(region))
 
 
-class _Copied:
+class _CompletedCopy:
     def join(self) -> None: ...
+
     def wait(self) -> None: ...
 
 
 class ShapeBackend:
-    """Arrays without values: as large as one likes, in no memory."""
+    """Arrays without values, of any size, which take no memory: for dry runs."""
 
     def reserve(self, nbytes: int) -> None: ...
-    def allocate(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+
+    def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         return np.broadcast_to(np.zeros((), dtype), shape)
 
-    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         return self.allocate(shape, dtype)
 
-    def allocate_message(self, count: int, dtype: str, slow: bool) -> np.ndarray:
+    def allocate_message(self, count: int, dtype: str, slow: bool) -> HostArray:
         return self.allocate((count,), dtype)
 
-    def begin_copy(self, source: Any, target: Any) -> Copy:
-        return _Copied()
+    def begin_copy(self, source: Array, target: Array) -> Copy:
+        return _CompletedCopy()
 
-    def pack(self, array: Any, region: Region, packed: Any) -> None: ...
-    def unpack(self, packed: Any, array: Any, region: Region) -> None: ...
-    def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None: ...
-    def compute(self, step: Kernel, operands: Sequence[Any], target: Any) -> None: ...
-    def arrange(self, schedule: Schedule) -> Schedule:
+    def pack(self, array: Array, region: Region, packed: Array) -> None: ...
+
+    def unpack(self, packed: Array, array: Array, region: Region) -> None: ...
+
+    def combine(self, aggregation: str, array: Array, region: Region, packed: Array) -> None: ...
+
+    def compute_kernel(self, step: Kernel, operands: Sequence[Array], target: Array) -> None: ...
+
+    def group_kernels(self, schedule: Schedule) -> Schedule:
         return schedule
 
-    def compute_group(self, step: Group, arrays: Mapping[str, Any]) -> bool:
+    def compute_group(self, step: Group, arrays: Mapping[str, Array]) -> bool:
         return True
 
-    def to_host(self, array: Any) -> np.ndarray:
+    def to_host(self, array: Array) -> HostArray:
         return np.asarray(array)
 
-    def from_host(self, values: np.ndarray, array: Any) -> None: ...
+    def from_host(self, values: HostArray, array: Array) -> None: ...
+
     def wait(self) -> None: ...

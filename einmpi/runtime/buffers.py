@@ -1,96 +1,101 @@
-"""The slots of a rank, in memory and in the slow tier, and how many bytes they and message buffers take at the most."""
+"""The arrays of a rank's slots, in memory and in the slow tier, and how many bytes they take."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
-from einmpi.runtime.backend import Backend, Copy
+from einmpi.runtime.backend import Array, Backend, Copy
 from einmpi.schedule.steps import Slot
 
 
 class Buffers:
-    """A slot has an array in memory, in the slow tier, or in both. The one in memory is used where there is one."""
+    """The arrays of slots.
+
+    A slot has an array in memory, in the slow tier, or in both. The one in memory is used where
+    there is one.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.arrays: dict[str, Any] = {}  # in memory
-        self.slow: dict[str, Any] = {}
-        self.coming: dict[str, Copy] = {}  # from the slow tier, perhaps not yet whole
-        self.leaving: dict[str, Copy] = {}  # to the slow tier, perhaps not yet whole
+        self.arrays: dict[str, Array] = {}  # in memory
+        self.slow: dict[str, Array] = {}  # in the slow tier
+        self.fetching: dict[str, Copy] = {}  # from the slow tier, perhaps not complete yet
+        self.evicting: dict[str, Copy] = {}  # to the slow tier, perhaps not complete yet
         self.outputs: dict[str, Slot] = {}  # the slots of outputs that are complete
-        self.held = self.peak = 0  # bytes of memory
-        self.spilled = self.fetched = 0  # bytes written to the slow tier, and copied from there
+        self.held = 0  # bytes of memory in use
+        self.peak = 0  # the most of them so far
+        self.spilled = 0  # bytes written to the slow tier
+        self.fetched = 0  # bytes copied from there
 
-    def make(self, slot: Slot) -> Any:
-        """The array of a slot; a new one, with any values, where there is none."""
+    def make(self, slot: Slot) -> Array:
+        """Return the array of a slot; create one in memory, with any values, if there is none."""
         if slot.name in self:
             return self[slot]
         array = self.backend.allocate(slot.shape, slot.dtype)
         self.put(slot, array)
         return array
 
-    def put(self, slot: Slot, array: Any) -> None:
-        """An array in memory for a slot."""
+    def put(self, slot: Slot, array: Array) -> None:
+        """Use an array as the memory of a slot."""
         assert slot.name not in self.arrays
         self.arrays[slot.name] = array
         self._grow(array.nbytes)
 
     def free(self, slot: Slot) -> None:
-        for copies in (self.coming, self.leaving):
+        """Give up both arrays of a slot."""
+        for copies in (self.fetching, self.evicting):
             if slot.name in copies:
                 copies.pop(slot.name).join()
         self.slow.pop(slot.name, None)
         if slot.name in self.arrays:
             self.held -= self.arrays.pop(slot.name).nbytes
 
-    # ---- between memory and the slow tier ---------------------------------------------------------------------------
+    # ---- between memory and the slow tier -------------------------------------------------------
 
     def place(self, slot: Slot) -> None:
-        """Make a slot in the slow tier."""
+        """Create a slot in the slow tier."""
         assert slot.name not in self
         self.slow[slot.name] = self.backend.allocate_slow(slot.shape, slot.dtype)
         self.spilled += slot.nbytes
 
     def evict(self, slot: Slot) -> None:
-        """Begin to copy a slot to the slow tier, over an older copy where there is one."""
+        """Begin to copy a slot to the slow tier, over an older copy if there is one."""
         array = self[slot]
         if slot.name not in self.slow:
             self.slow[slot.name] = self.backend.allocate_slow(slot.shape, slot.dtype)
-        self.leaving[slot.name] = self.backend.begin_copy(array, self.slow[slot.name])
+        self.evicting[slot.name] = self.backend.begin_copy(array, self.slow[slot.name])
         self.spilled += slot.nbytes
 
     def drop(self, slot: Slot) -> None:
         """Give up the memory of a slot that is in the slow tier."""
-        for copies in (self.coming, self.leaving):
+        for copies in (self.fetching, self.evicting):
             if slot.name in copies:
                 copies[slot.name].join()
-        self.coming.pop(slot.name, None)
+        self.fetching.pop(slot.name, None)
         self.held -= self.arrays.pop(slot.name).nbytes
 
     def fetch(self, slot: Slot) -> None:
-        """Begin to copy a slot from the slow tier."""
-        if slot.name in self.leaving:
-            self.leaving[slot.name].join()
-        self.put(slot, self.backend.allocate(slot.shape, slot.dtype))
-        self.coming[slot.name] = self.backend.begin_copy(
-            self.slow[slot.name], self.arrays[slot.name]
-        )
+        """Begin to copy a slot from the slow tier to memory."""
+        if slot.name in self.evicting:
+            self.evicting[slot.name].join()
+        array = self.backend.allocate(slot.shape, slot.dtype)
+        self.put(slot, array)
+        self.fetching[slot.name] = self.backend.begin_copy(self.slow[slot.name], array)
         self.fetched += slot.nbytes
 
-    # ---- messages ---------------------------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def stage(self, count: int, slot: Slot) -> Iterator[Any]:
-        """A buffer of `count` elements for a message of a slot."""
+    def message_buffer(self, count: int, slot: Slot) -> Iterator[Array]:
+        """Lend a buffer of `count` elements for a message of a slot."""
         array = self.backend.allocate_message(count, slot.dtype, slow=slot.name not in self.arrays)
         with self.counted(array):
             yield array
 
     @contextlib.contextmanager
-    def counted(self, array: Any) -> Iterator[Any]:
-        """An array that is there for a while."""
+    def counted(self, array: Array) -> Iterator[Array]:
+        """Count the bytes of an array as long as this lasts."""
         self._grow(array.nbytes)
         try:
             yield array
@@ -99,20 +104,19 @@ class Buffers:
 
     def _grow(self, nbytes: int) -> None:
         self.held += nbytes
-        if self.held > self.peak:
-            self.peak = self.held
+        self.peak = max(self.peak, self.held)
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
+    # ---- reading --------------------------------------------------------------------------------
 
     def __contains__(self, name: str) -> bool:
         return name in self.arrays or name in self.slow
 
-    def __getitem__(self, slot: Slot) -> Any:
-        """The array of a slot, with its values."""
+    def __getitem__(self, slot: Slot) -> Array:
+        """Return the array of a slot, once its values are there."""
         if slot.name not in self.arrays:
-            if slot.name in self.leaving:
-                self.leaving.pop(slot.name).wait()
+            if slot.name in self.evicting:
+                self.evicting.pop(slot.name).wait()
             return self.slow[slot.name]
-        if slot.name in self.coming:
-            self.coming.pop(slot.name).join()
+        if slot.name in self.fetching:
+            self.fetching.pop(slot.name).join()
         return self.arrays[slot.name]

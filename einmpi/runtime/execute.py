@@ -1,4 +1,4 @@
-"""The execute loop: the steps of a schedule, one after another, on any backend over any communicator."""
+"""The execute loop: carry out the steps of a schedule, on any backend over any communicator."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
-from einmpi.runtime.backend import Backend
+from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import exchange, reduce
@@ -29,29 +29,39 @@ from einmpi.schedule.steps import (
     Store,
 )
 
-FAULTS = (ValueError, IndexError, MemoryError)  # of a kernel; other errors are ours
+# What a kernel raises because of its values. Other errors are ours, and keep their traceback.
+KERNEL_ERRORS = (ValueError, IndexError, MemoryError)
 
 
 class Storage(Protocol):
     """Where inputs come from."""
 
-    def begin(self, step: Load, make: Callable[[], Any], comm: Comm, outside: bool) -> None:
-        """Load in the background, if that is possible, into the array that `make` gives; it may be in the slow tier."""
+    def begin(self, step: Load, make: Callable[[], Array], comm: Comm, outside: bool) -> None:
+        """Load in the background, if possible, into the array that `make` returns.
 
-    def fill(self, step: Load, target: Any, comm: Comm) -> None:
+        `outside` says that this array is in the slow tier.
+        """
+
+    def fill(self, step: Load, target: Array, comm: Comm) -> None:
         """Put a region of an input at a place in an array. All ranks of the layout call it."""
 
-    def block(self, step: Load, comm: Comm) -> Any:
-        """A region of an input that stays on the rank, to be read only. All ranks of the layout call it."""
+    def block(self, step: Load, comm: Comm) -> Array:
+        """Return a region of an input that stays on the rank, to be read only.
+
+        All ranks of the layout call it.
+        """
 
 
 class Keeper(Protocol):
-    """Saves what there is at a point of a run, and brings back what another run has saved."""
+    """Saves tensors at the save points of a run, and restores what another run has saved."""
 
     seconds: float  # spent on saving
 
-    def restore(self, rank: int, buffers: Buffers) -> None: ...
-    def reached(self, point: SavePoint, buffers: Buffers) -> None: ...
+    def restore(self, rank: int, buffers: Buffers) -> None:
+        """Put saved tensors into their slots."""
+
+    def reached(self, point: SavePoint, buffers: Buffers) -> None:
+        """Save what is there at a save point, if it is time to."""
 
 
 def execute(
@@ -61,9 +71,12 @@ def execute(
     storage: Storage,
     on_step: Callable[[Step], None] | None = None,
     keeper: Keeper | None = None,
-) -> tuple[dict[str, Any], Buffers]:
-    """Do a rank's schedule: (its blocks of the outputs, the buffers with what they took). `on_step` hears of each step
-    before it is done, `keeper` when a vertex is."""
+) -> tuple[dict[str, Array], Buffers]:
+    """Carry out a rank's schedule.
+
+    Return its blocks of the outputs, and the buffers, which know how much memory was used.
+    `on_step` is called before each step, `keeper` is told when a vertex is complete.
+    """
     buffers = Buffers(backend)
     for slot in schedule.outside:
         buffers.place(slot)
@@ -79,6 +92,9 @@ def execute(
     return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers
 
 
+# ---- what each kind of step does ----------------------------------------------------------------
+
+
 def _load(step: Load, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     if step.kept:
         buffers.put(step.slot, storage.block(step, comm))
@@ -91,27 +107,27 @@ def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     storage.begin(step.load, lambda: buffers.make(slot), comm, outside=slot.name in buffers.slow)
 
 
-def _compute(step: Kernel, buffers: Buffers, _: Comm, __: Storage) -> None:
+def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: Storage) -> None:
     operands = [buffers[slot] for slot in step.operands]
     try:
-        buffers.backend.compute(step, operands, buffers.make(step.target))
-    except FAULTS as error:
+        buffers.backend.compute_kernel(step, operands, buffers.make(step.target))
+    except KERNEL_ERRORS as error:
         raise _named(step.vertex, error) from error
 
 
 def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: Storage) -> None:
     try:
         compute_in_passes(step, buffers)
-    except FAULTS as error:
+    except KERNEL_ERRORS as error:
         raise _named(step.vertex, error) from error
 
 
 def _named(vertex: str, error: Exception) -> EinmpiError:
-    """What goes wrong in a kernel is said with the vertex."""
+    """Return an error that names the vertex."""
     return EinmpiError(f"{vertex}: {str(error) or type(error).__name__}")
 
 
-def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
     for begin in group.begins:
         _begin(begin, buffers, comm, storage)
     for slot in group.writes:
@@ -121,23 +137,22 @@ def _compute_together(group: Group, buffers: Buffers, comm: Comm, storage: Stora
     if buffers.backend.compute_group(group, buffers.arrays):
         for slot in group.frees:
             buffers.free(slot)
-    else:
-        for step in group.one_by_one:
-            ACTIONS[type(step)](step, buffers, comm, storage)
+        return
+    for step in group.one_by_one:
+        ACTIONS[type(step)](step, buffers, comm, storage)
 
 
 def _store(step: Store, buffers: Buffers, _: Comm, __: Storage) -> None:
     buffers.outputs[step.tensor] = step.slot  # it may leave memory and come back until the end
 
 
-# What each kind of step does.
 ACTIONS: dict[type, Callable[[Any, Buffers, Comm, Storage], None]] = {
     Load: _load,
     Begin: _begin,
     Exchange: lambda step, buffers, comm, _: exchange(step, buffers, comm),
     Reduce: lambda step, buffers, comm, _: reduce(step, buffers, comm),
-    Kernel: _compute,
-    Group: _compute_together,
+    Kernel: _compute_kernel,
+    Group: _compute_group,
     Passes: _compute_in_passes,
     Store: _store,
     Free: lambda step, buffers, *_: buffers.free(step.slot),

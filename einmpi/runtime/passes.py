@@ -1,76 +1,83 @@
-"""A kernel done piece by piece, between the slow tier and memory; the next pieces are fetched while one is computed."""
+"""A kernel computed piece by piece, between the slow tier and memory. The next pieces are fetched
+while one is computed."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from math import prod
-from typing import Any
+from typing import TypeAlias
 
-from einmpi.runtime.backend import Copy
+from einmpi.runtime.backend import Array, Copy
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.passes import Piece, pieces
 from einmpi.schedule.regions import Box, Region, boxes, packed, shape, whole
 from einmpi.schedule.steps import Passes
 
-Arriving = tuple[Any, list[Copy]]  # an array, and the copies that fill it
+Fetched: TypeAlias = tuple[Array, list[Copy]]  # an array, and the copies that fill it
 
 
 def compute_in_passes(step: Passes, buffers: Buffers) -> None:
-    """The operands have their values; the target is in the slow tier."""
+    """Compute a kernel whose operands have their values, to a target in the slow tier."""
     with ExitStack() as stack:
         work = _Work(step, buffers, stack)
         following = pieces(step)
-        piece: Piece | None = next(following)
-        assert piece is not None
+        piece = next(following)
         operands = work.fetch(piece)
-        while piece is not None:
-            after = next(following, None)
-            ahead = work.fetch(after) if step.ahead and after is not None else None
-            work.compute(piece, operands, complete=after is None or after.first)
-            if after is not None:
-                operands = work.fetch(after) if ahead is None else ahead
+        for after in following:
+            if step.ahead:
+                operands_after = work.fetch(after)
+                work.compute_piece(piece, operands, complete=after.first)
+            else:
+                work.compute_piece(piece, operands, complete=after.first)
+                operands_after = work.fetch(after)
             piece = after
+            operands = operands_after
+        work.compute_piece(piece, operands, complete=True)
         work.finish()
 
 
 class _Work:
-    """The pieces that are in memory: of each operand the one in use and the one on its way, where there are two."""
+    """The pieces in memory: of each operand the one in use, and the next one if there is room."""
 
     def __init__(self, step: Passes, buffers: Buffers, stack: ExitStack) -> None:
-        self.step, self.buffers = step, buffers
+        self.step = step
+        self.buffers = buffers
         self.sources = [buffers[slot] for slot in step.kernel.operands]
-        turns = 2 if step.ahead else 1
-        self.pieces = [_Turns(buffers, stack, turns) for _ in self.sources]
-        self.made, self.partial = _Turns(buffers, stack, turns), _Turns(buffers, stack, 1)
-        self.arriving: list[tuple[Region, Arriving] | None] = [None] * len(self.sources)
+        count = 2 if step.ahead else 1
+        self.operand_buffers = [_PieceBuffers(buffers, stack, count) for _ in self.sources]
+        self.result_buffers = _PieceBuffers(buffers, stack, count)
+        self.partial_buffer = _PieceBuffers(buffers, stack, 1)
+        self.fetched: list[tuple[Region, Fetched] | None] = [None] * len(self.sources)
         self.target = buffers.slow[step.kernel.target.name]
-        self.leaving: dict[int, Copy] = {}  # of each turn of `made`
-        self.last: Copy | None = None
-        self.out: Any = None
+        self.evicting: dict[int, Copy] = {}  # the copy of each of the result buffers
+        self.last_copy: Copy | None = None
+        self.result: Array = None
 
-    def fetch(self, piece: Piece) -> list[Arriving]:
+    def fetch(self, piece: Piece) -> list[Fetched]:
         """Begin to copy what the piece needs and is not there."""
-        return [self._operand(number, region) for number, region in enumerate(piece.operands)]
+        return [self._fetch_operand(number, region) for number, region in enumerate(piece.operands)]
 
-    def _operand(self, number: int, region: Region) -> Arriving:
+    def _fetch_operand(self, number: int, region: Region) -> Fetched:
         source = self.sources[number]
         if number in self.step.inside:
             return source[(*_box(region), ...)], []
-        known = self.arriving[number]
+        known = self.fetched[number]
         if known is not None and known[0] == region:
             return known[1]
-        extents = shape(region)
-        array = self.pieces[number].next(extents, self.step.kernel.operands[number].dtype)
+        dtype = self.step.kernel.operands[number].dtype
+        array = self.operand_buffers[number].next(shape(region), dtype)
         self.buffers.fetched += array.nbytes
-        copies = [
-            self.buffers.backend.begin_copy(source[(*there, ...)], array[(*here, ...)])
-            for there, here in boxes(region, packed(region))
-        ]
-        self.arriving[number] = region, (array, copies)
+        copies = []
+        for there, here in boxes(region, packed(region)):
+            copy = self.buffers.backend.begin_copy(source[(*there, ...)], array[(*here, ...)])
+            copies.append(copy)
+        self.fetched[number] = region, (array, copies)
         return array, copies
 
-    def compute(self, piece: Piece, operands: list[Arriving], complete: bool) -> None:
-        backend, dtype = self.buffers.backend, self.step.kernel.target.dtype
+    def compute_piece(self, piece: Piece, operands: list[Fetched], complete: bool) -> None:
+        """Compute a piece, and begin to copy the result out if its part is complete."""
+        backend = self.buffers.backend
+        dtype = self.step.kernel.target.dtype
         for _, copies in operands:
             for copy in copies:
                 copy.join()
@@ -78,49 +85,58 @@ class _Work:
         arrays = [array for array, _ in operands]
         extents = shape(piece.target)
         if piece.first:
-            self.out = self.made.next(extents, dtype)
-            if self.made.turn in self.leaving:
-                self.leaving.pop(self.made.turn).join()
-            backend.compute(piece.kernel, arrays, self.out)
+            self.result = self.result_buffers.next(extents, dtype)
+            if self.result_buffers.turn in self.evicting:
+                self.evicting.pop(self.result_buffers.turn).join()
+            backend.compute_kernel(piece.kernel, arrays, self.result)
         else:
-            part = self.partial.next(extents, dtype)
-            backend.compute(piece.kernel, arrays, part)
+            partial = self.partial_buffer.next(extents, dtype)
+            backend.compute_kernel(piece.kernel, arrays, partial)
             aggregation = piece.kernel.einsum.aggregation
             assert aggregation is not None
-            backend.combine(
-                aggregation, self.out, tuple(map(whole, extents or (1,))), part.reshape(-1)
-            )
+            everything = tuple(map(whole, extents or (1,)))
+            backend.combine(aggregation, self.result, everything, partial.reshape(-1))
         if complete:
-            self.last = backend.begin_copy(self.out, self.target[(*_box(piece.target), ...)])
-            self.leaving[self.made.turn] = self.last
+            target = self.target[(*_box(piece.target), ...)]
+            self.last_copy = backend.begin_copy(self.result, target)
+            self.evicting[self.result_buffers.turn] = self.last_copy
 
     def finish(self) -> None:
-        """The buffers go; whoever reads the target waits for the last copy."""
-        for copy in self.leaving.values():
+        """Wait until the buffers are free. Whoever reads the target waits for the last copy."""
+        for copy in self.evicting.values():
             copy.join()
-        assert self.last is not None
-        self.buffers.leaving[self.step.kernel.target.name] = self.last
+        assert self.last_copy is not None
+        self.buffers.evicting[self.step.kernel.target.name] = self.last_copy
 
 
 def _box(region: Region) -> Box:
-    """A region that has one run in each dimension, or none."""
-    return tuple(slice(*runs[0]) if runs else slice(0) for runs in region)
+    """Return the slices of a region that has at most one run in each dimension."""
+    slices = []
+    for runs in region:
+        slices.append(slice(*runs[0]) if runs else slice(0))
+    return tuple(slices)
 
 
-class _Turns:
-    """Buffers for pieces of one kind, used in turn. The first piece, which is as large as any, says how large."""
+class _PieceBuffers:
+    """Buffers for the pieces of one tensor, used in turn.
 
-    def __init__(self, buffers: Buffers, stack: ExitStack, turns: int) -> None:
-        self.buffers, self.stack, self.turns = buffers, stack, turns
-        self.arrays: list[Any] = []
+    They are as large as the first piece, which is the largest.
+    """
+
+    def __init__(self, buffers: Buffers, stack: ExitStack, count: int) -> None:
+        self.buffers = buffers
+        self.stack = stack
+        self.count = count
+        self.arrays: list[Array] = []
         self.turn = -1
         self.largest = 0
 
-    def next(self, extents: tuple[int, ...], dtype: str) -> Any:
-        """The buffer whose turn it is, in the shape of a piece."""
-        self.largest = self.largest or prod(extents)
-        self.turn = (self.turn + 1) % self.turns
+    def next(self, extents: tuple[int, ...], dtype: str) -> Array:
+        """Return the buffer whose turn it is, in the shape of a piece."""
+        size = prod(extents)
+        self.largest = self.largest or size
+        self.turn = (self.turn + 1) % self.count
         if self.turn == len(self.arrays):
             array = self.buffers.backend.allocate((self.largest,), dtype)
             self.arrays.append(self.stack.enter_context(self.buffers.counted(array)))
-        return self.arrays[self.turn][: prod(extents)].reshape(extents)
+        return self.arrays[self.turn][:size].reshape(extents)

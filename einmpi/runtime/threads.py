@@ -1,4 +1,5 @@
-"""How many threads a rank's BLAS and kernels use: the cores that are its own, unless the user has said."""
+"""How many threads a rank's BLAS and kernels use: its share of the cores, unless the user has set
+a number."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ from dataclasses import dataclass
 from einmpi.comm.base import Comm
 from einmpi.units import counted
 
-_SET_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+SET_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+SHARE = "its share of the cores"
 
 
 @dataclass(frozen=True)
 class Threads:
+    """A number of threads, and where it comes from."""
+
     count: int
     reason: str
 
@@ -20,18 +24,23 @@ class Threads:
         return f"{counted(self.count, 'thread')} a rank ({self.reason})"
 
 
-_limit: list[int] = []  # what BLAS was set to last
+_blas_limit: list[int] = []  # the number that BLAS was last set to, if any
 
 
 def threads_of(comm: Comm) -> Threads:
-    """Decide, and set BLAS to it. A process that works for itself leaves BLAS as it is."""
-    for name in _SET_BY_USER:
-        if os.environ.get(name, "").isdecimal() and int(os.environ[name]) > 0:
-            return Threads(int(os.environ[name]), name)
+    """Decide how many threads a rank uses, and set BLAS to it.
+
+    A process that works alone leaves BLAS as it is.
+    """
+    for name in SET_BY_USER:
+        value = os.environ.get(name, "")
+        if value.isdecimal() and int(value) > 0:
+            return Threads(int(value), name)
     if comm.size == 1:
-        return Threads(_limit[-1] if _limit else comm.cores, "its share of the cores")
+        count = _blas_limit[-1] if _blas_limit else comm.cores
+        return Threads(count, SHARE)
     from threadpoolctl import threadpool_limits
 
     threadpool_limits(limits=comm.cores, user_api="blas")
-    _limit[:] = [comm.cores]
-    return Threads(comm.cores, "its share of the cores")
+    _blas_limit[:] = [comm.cores]
+    return Threads(comm.cores, SHARE)

@@ -220,7 +220,7 @@ def test_every_aggregation_and_dtype_in_passes(dtype):
                     for slot in kernel.operands
                 }
                 wanted = np.empty(kernel.target.shape, kernel.target.dtype)
-                NumpyBackend().compute(
+                NumpyBackend().compute_kernel(
                     kernel, [arrays[slot.name] for slot in kernel.operands], wanted
                 )
                 cut = 0

@@ -17,11 +17,11 @@ if "SLURM_STEP_ID" in os.environ and not os.path.exists("starting"):
     time.sleep({starting})
 from einmpi.runtime.backend import NumpyBackend
 
-def slowly(self, *arguments, compute=NumpyBackend.compute):
+def slowly(self, *arguments, compute=NumpyBackend.compute_kernel):
     time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else {seconds})
     return compute(self, *arguments)
 
-NumpyBackend.compute = slowly
+NumpyBackend.compute_kernel = slowly
 """
 
 

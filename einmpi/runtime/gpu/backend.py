@@ -19,7 +19,7 @@ from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import PreparedCalls
 from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.grouping import group_kernels
-from einmpi.runtime.backend import NumpyBackend, pieces, selected, shaped
+from einmpi.runtime.backend import NumpyBackend, as_region, region_indices, select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
 from einmpi.runtime.gpu.copies import DeviceCopies, DeviceCopy, HostArray
@@ -105,17 +105,17 @@ class CupyBackend:
             self.host.pack(array, region, packed)
             return
         source = _at_least_1d(array)
-        target = shaped(packed, region)
-        for there, here in pieces(region):
+        target = as_region(packed, region)
+        for there, here in region_indices(region):
             target[self._on_device(here)] = source[self._on_device(there)]
 
     def unpack(self, packed: Any, array: Any, region: Region) -> None:
         if isinstance(array, np.ndarray):
             self.host.unpack(packed, array, region)
             return
-        source = shaped(packed, region)
+        source = as_region(packed, region)
         target = _at_least_1d(array)
-        for there, here in pieces(region):
+        for there, here in region_indices(region):
             target[self._on_device(there)] = source[self._on_device(here)]
 
     def combine(self, aggregation: str, array: Any, region: Region, packed: Any) -> None:
@@ -123,9 +123,9 @@ class CupyBackend:
             self.host.combine(aggregation, array, region, packed)
             return
         ufunc = getattr(self.cupy, AGGREGATIONS[aggregation].combine.__name__)
-        source = shaped(packed, region)
+        source = as_region(packed, region)
         target = _at_least_1d(array)
-        for there, here in pieces(region):
+        for there, here in region_indices(region):
             place = self._on_device(there)
             values = source[self._on_device(here)]
             if array.dtype.name == "bfloat16":  # CuPy lacks some functions for it
@@ -152,7 +152,9 @@ class CupyBackend:
 
     # ---- kernels --------------------------------------------------------------------------------
 
-    def compute(self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+    def compute_kernel(
+        self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
+    ) -> None:
         # The arrays of a step always have the same shapes and strides, but not the same addresses.
         alignments = tuple([array.data.ptr % PACK_BYTES for array in (*operands, target)])
         self.calls.get(step, alignments, lambda: self._prepare(step, operands, target))(
@@ -168,14 +170,14 @@ class CupyBackend:
             )
 
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
-            chosen = selected(step, operands, self.cupy.asarray)
+            chosen = select_operands(step, operands, self.cupy.asarray)
             dispatch.compute_einsum(
                 step.einsum, chosen, target, step.index, self.fast_math, self.tf32
             )
 
         return call
 
-    def arrange(self, schedule: Schedule) -> Schedule:
+    def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, group.RULE)
 
     def compute_group(self, step: Group, arrays: Mapping[str, DeviceArray]) -> bool:
