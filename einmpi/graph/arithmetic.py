@@ -20,7 +20,7 @@ from einmpi.graph.dtypes import (
 from einmpi.graph.operations import OPERATIONS, Operation
 from einmpi.graph.scalar import Call, Const, Index, Number, Scalar
 
-_LARGEST_INTEGER = "an integer from −2**63 to 2**63 − 1"
+_LARGEST_INTEGER = "an integer from -2**63 to 2**63 - 1"
 
 # ---- dtypes -------------------------------------------------------------------------------------
 

@@ -254,7 +254,7 @@ def bfloat16_as_float16(kinds: tuple[Type, ...]) -> tuple[Type, ...]:
 
     That is float16, or float32 beside float16, because only float32 holds both.
     """
-    stand_in = np.dtype(np.float16)
+    stand_in: np.dtype[Any] = np.dtype(np.float16)
     if stand_in in kinds:
         stand_in = np.dtype(np.float32)
     return tuple(stand_in if is_bfloat16(kind) else kind for kind in kinds)

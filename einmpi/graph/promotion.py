@@ -45,8 +45,10 @@ def as_where(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
     """The rule of where(condition, x, y)."""
     samples: list[Any] = []
     for kind in types[1:]:
-        weak = isinstance(kind, type) and kind is not bool
-        samples.append(kind(0) if weak else np.dtype(kind))
+        if isinstance(kind, type) and kind is not bool:
+            samples.append(kind(0))  # a Python number is weak
+        else:
+            samples.append(np.dtype(kind))
     result = np.result_type(*samples)
     return np.dtype(bool), result, result, result
 

@@ -1,5 +1,7 @@
-"""Expressions of the language → expression trees and their dtypes. What needs a vertex of its own becomes one:
-aggregations, and values that macros and comparisons use twice."""
+"""Syntax trees of expressions to expression trees with dtypes.
+
+Aggregations and values that are used more than once become vertices of their own.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,9 @@ from einmpi.errors import InputError, OperationError, one_of
 from einmpi.graph.arithmetic import call, call_type
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
-from einmpi.language.macros import MACROS
+from einmpi.language.macros import MACROS, Macro
 from einmpi.language.scope import Scope, occurrences
-from einmpi.language.symbols import Piece, Vertices
+from einmpi.language.symbols import SymbolTable, TypedScalar
 from einmpi.language.syntax import Source, entries, labels_in_brackets, parse
 from einmpi.language.vocabulary import (
     CONSTANTS,
@@ -40,293 +42,340 @@ _BINARY = {
 }
 _COMPARE = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _UNARY = {ast.USub: "neg", ast.Invert: "~"}
+_EXPRESSIONS = "numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
 _INSTEAD: dict[type[ast.expr], str] = {
-    ast.BoolOp: "write & and |, with brackets around comparisons",
-    ast.IfExp: "write where(condition, this, that)",
+    ast.BoolOp: "& and |, with brackets around comparisons",
+    ast.IfExp: "where(condition, this, that)",
 }
 
 
 @dataclass(frozen=True)
-class Env:
-    """The names in a macro's body: its values, and what its L stands for. Both are empty outside of macros."""
+class MacroNames:
+    """The names in the body of a macro; empty outside of macros.
 
-    values: Mapping[str, Piece] = field(default_factory=dict)
+    `values` are its argument, options and intermediate values. `labels` is what L stands for.
+    """
+
+    values: Mapping[str, TypedScalar] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
 
 
-OUTSIDE = Env()
+OUTSIDE_MACROS = MacroNames()
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """The argument of an aggregation, the labels that it binds, and the scope of the argument."""
+
+    argument: TypedScalar
+    labels: tuple[str, ...]
+    scope: Scope
 
 
 class Expressions:
-    """Reads expressions over the vertices that are known."""
+    """Reads expressions over the tensors of a symbol table."""
 
-    def __init__(self, vertices: Vertices) -> None:
-        self.vertices, self.known, self.where = vertices, vertices.known, vertices.where
+    def __init__(self, symbols: SymbolTable) -> None:
+        self.symbols = symbols
+        self.known = symbols.known
+        self.where = symbols.where
 
-    def expression(self, node: ast.expr, scope: Scope, env: Env = OUTSIDE) -> Piece:
+    def expression(
+        self, node: ast.expr, scope: Scope, macro: MacroNames = OUTSIDE_MACROS
+    ) -> TypedScalar:
+        """Return the expression of a syntax tree, adding the vertices that it needs."""
         match node:
-            case ast.Constant(value=bool() | int() | float() | complex() as value):
-                if isinstance(value, complex) and isinf(value.imag):
-                    raise InputError(
-                        self.where(node), "this number is too large", "a finite number"
-                    )
-                if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                    raise InputError(
-                        self.where(node), "this integer is too large", "less than 2**63"
-                    )
-                return Const(value), type(value)
+            case ast.Constant(value=bool() | int() | float() | complex()):
+                return self._constant(node)
             case ast.Name():
-                return self.name(node, scope, env)
+                return self._name(node, scope, macro)
             case ast.Subscript(value=ast.Name()):
-                return self.element(node, scope, env)
+                return self._element(node, scope, macro)
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)) if (
                 value == 2**63
             ):
-                return Const(-value), int
+                return TypedScalar(Const(-value), int)
             case ast.UnaryOp(op=ast.UAdd()):
-                return self.expression(node.operand, scope, env)
+                return self.expression(node.operand, scope, macro)
             case ast.UnaryOp() if type(node.op) in _UNARY:
-                return self.apply(
-                    _UNARY[type(node.op)], [self.expression(node.operand, scope, env)], node
-                )
+                operand = self.expression(node.operand, scope, macro)
+                return self._apply(_UNARY[type(node.op)], [operand], node)
             case ast.BinOp() if type(node.op) in _BINARY:
-                sides = [self.expression(side, scope, env) for side in (node.left, node.right)]
-                return self.apply(_BINARY[type(node.op)], sides, node)
+                left = self.expression(node.left, scope, macro)
+                right = self.expression(node.right, scope, macro)
+                return self._apply(_BINARY[type(node.op)], [left, right], node)
             case ast.Compare() if all(type(op) in _COMPARE for op in node.ops):
-                sides = [
-                    self.expression(side, scope, env) for side in (node.left, *node.comparators)
-                ]
-                sides[1:-1] = [
-                    self.name_value(side, scope, node) for side in sides[1:-1]
-                ]  # each is used twice
-                result = self.apply(_COMPARE[type(node.ops[0])], sides[:2], node)
-                for k, op in enumerate(node.ops[1:], 1):
-                    result = self.apply(
-                        "&", [result, self.apply(_COMPARE[type(op)], sides[k : k + 2], node)], node
-                    )
-                return result
+                return self._comparison(node, scope, macro)
             case ast.Call():
-                return self.call(node, scope, env)
-        allowed = _INSTEAD.get(
-            type(node), "numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
-        )
-        raise InputError(
-            self.where(node), f"{ast.unparse(node)[:60]!r} is not in the language", allowed
-        )
+                return self._call(node, scope, macro)
+        what = f"{ast.unparse(node)[:60]!r} is not in the language"
+        raise InputError(self.where(node), what, _INSTEAD.get(type(node), _EXPRESSIONS))
 
-    def apply(self, op: str, pieces: Sequence[Piece], node: ast.AST) -> Piece:
-        args = tuple(scalar for scalar, _ in pieces)
+    # ---- numbers and names ----------------------------------------------------------------------
+
+    def _constant(self, node: ast.Constant) -> TypedScalar:
+        value = node.value
+        assert isinstance(value, bool | int | float | complex)
+        if isinstance(value, complex) and isinf(value.imag):
+            raise InputError(self.where(node), "this number is too large", "a finite number")
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            what = "this integer is too large"
+            raise InputError(self.where(node), what, "an integer less than 2**63")
+        return TypedScalar(Const(value), type(value))
+
+    def _name(self, node: ast.Name, scope: Scope, macro: MacroNames) -> TypedScalar:
+        """Return what a name without brackets means: a label, a tensor, a size or a constant."""
+        name = node.id
+        sizes = self.symbols.sizes
+        if name in macro.values:
+            return macro.values[name]
+        tensor = self.known.get(name)
+        if scope.sees(name):
+            if tensor is not None and not tensor.bound:
+                what = f"{name} is both a label and a tensor here"
+                raise InputError(self.where(node), what, "two different names")
+            return TypedScalar(Index(name), np.dtype(np.int64))
+        if tensor is not None:
+            if tensor.bound:
+                labels = ", ".join("ijklmnop"[: len(tensor.bound)])
+                what = f"{name} has no labels here"
+                raise InputError(self.where(node), what, f"labels, such as {name}[{labels}]")
+            return TypedScalar(Element(name, ()), np.dtype(tensor.dtype))
+        if name in sizes:
+            return TypedScalar(Const(sizes[name]), int)
+        if name in CONSTANTS:
+            return TypedScalar(Const(CONSTANTS[name]), float)
+        if is_callable(name):
+            raise self._not_a_tensor(node, name)
+        scalars = [vertex.name for vertex in self.known.values() if not vertex.bound]
+        expected = one_of([*scalars, *sizes, *CONSTANTS], name)
+        raise InputError(self.where(node), f"unknown name {name!r}", expected)
+
+    def _not_a_tensor(self, node: ast.AST, name: str) -> InputError:
+        return InputError(self.where(node), f"{name} is a function", f"a call: {call_form(name)}")
+
+    def _element(self, node: ast.Subscript, scope: Scope, macro: MacroNames) -> TypedScalar:
+        assert isinstance(node.value, ast.Name)
+        name = node.value.id
+        if is_callable(name):
+            raise self._not_a_tensor(node, name)
+        if name not in self.known:
+            raise InputError(self.where(node), f"unknown tensor {name!r}", one_of(self.known, name))
+        tensor = self.known[name]
+        parts = entries(node.slice)
+        if len(parts) != len(tensor.bound):
+            what = f"{ast.unparse(node)} has the wrong number of indices"
+            expected = f"as many as {name} has dimensions: {len(tensor.bound)}"
+            raise InputError(self.where(node), what, expected)
+        index: list[str | Scalar] = []
+        for part, extent in zip(parts, tensor.bound, strict=True):
+            if isinstance(part, ast.Name):
+                index.append(part.id)
+            else:
+                index.append(self._gather_index(part, extent, scope, macro))
+        return TypedScalar(Element(name, tuple(index)), np.dtype(tensor.dtype))
+
+    def _gather_index(self, node: ast.expr, extent: int, scope: Scope, macro: MacroNames) -> Scalar:
+        """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant."""
+        scalar, kind = self.expression(node, scope, macro)
+        dtype = np.dtype(kind)
+        if dtype.kind != "i":
+            what = f"the index {ast.unparse(node)} is {dtype.name}"
+            raise InputError(self.where(node), what, "an integer")
+        if isinstance(scalar, Const) and not 0 <= scalar.value.real < extent:
+            expected = f"an index from 0 to {extent - 1}"
+            if extent == 0:
+                expected = "no index, because this dimension has extent 0"
+            what = f"index {scalar.value} is out of range"
+            raise InputError(self.where(node), what, expected)
+        return scalar
+
+    # ---- operations -----------------------------------------------------------------------------
+
+    def _apply(self, op: str, arguments: Sequence[TypedScalar], node: ast.AST) -> TypedScalar:
+        """Return an operation on expressions; constants are folded."""
+        scalars = tuple(argument.scalar for argument in arguments)
         try:
-            made = call(op, *args)
-            if isinstance(made, Const):
-                return made, type(made.value)
-            return made, call_type(op, args, [kind for _, kind in pieces])
+            result = call(op, *scalars)
+            if isinstance(result, Const):
+                return TypedScalar(result, type(result.value))
+            kinds = [argument.type for argument in arguments]
+            return TypedScalar(result, call_type(op, scalars, kinds))
         except OperationError as error:
             raise error.at(self.where(node)) from None
 
-    def name(self, node: ast.Name, scope: Scope, env: Env) -> Piece:
-        name = node.id
-        if name in env.values:
-            return env.values[name]
-        known = self.known.get(name)
-        if scope.sees(name):
-            if known is not None and not known.bound:
-                raise InputError(
-                    self.where(node), f"{name} is a label and a tensor here", "two different names"
-                )
-            return Index(name), np.dtype(np.int64)
-        if known is not None:
-            if known.bound:
-                shown = f"{name}[{', '.join('ijklmnop'[: len(known.bound)])}]"
-                raise InputError(
-                    self.where(node), f"{name} stands without its labels", f"such as {shown}"
-                )
-            return Element(name, ()), np.dtype(known.dtype)
-        if name in self.vertices.sizes:
-            return Const(self.vertices.sizes[name]), int
-        if name in CONSTANTS:
-            return Const(CONSTANTS[name]), float
-        if is_callable(name):
-            raise InputError(self.where(node), f"{name} is a function", call_form(name))
-        names = [
-            *(v.name for v in self.known.values() if not v.bound),
-            *self.vertices.sizes,
-            *CONSTANTS,
-        ]
-        raise InputError(self.where(node), f"unknown name {name!r}", one_of(names, name))
+    def _comparison(self, node: ast.Compare, scope: Scope, macro: MacroNames) -> TypedScalar:
+        """Return a comparison; a chain such as 0 < x < 1 becomes (0 < x) & (x < 1)."""
+        sides = [self.expression(node.left, scope, macro)]
+        for comparator in node.comparators:
+            sides.append(self.expression(comparator, scope, macro))
+        for k in range(1, len(sides) - 1):
+            sides[k] = self.name_value(sides[k], scope, node)  # it is used twice
+        result = self._apply(_COMPARE[type(node.ops[0])], sides[:2], node)
+        for k, op in enumerate(node.ops[1:], 1):
+            comparison = self._apply(_COMPARE[type(op)], sides[k : k + 2], node)
+            result = self._apply("&", [result, comparison], node)
+        return result
 
-    def element(self, node: ast.Subscript, scope: Scope, env: Env) -> Piece:
-        assert isinstance(node.value, ast.Name)
-        name, parts = node.value.id, entries(node.slice)
-        if is_callable(name):
-            raise InputError(self.where(node), f"{name} is a function", call_form(name))
-        if name not in self.known:
-            raise InputError(self.where(node), f"unknown tensor {name!r}", one_of(self.known, name))
-        vertex = self.known[name]
-        if len(parts) != len(vertex.bound):
-            shown = f"{ast.unparse(node)} has the wrong number of indices"
-            raise InputError(self.where(node), shown, f"{name} takes {len(vertex.bound)}")
-        index: list[str | Scalar] = []
-        for part, extent in zip(parts, vertex.bound, strict=True):
-            index.append(
-                part.id if isinstance(part, ast.Name) else self.gathered(part, extent, scope, env)
-            )
-        return Element(name, tuple(index)), np.dtype(vertex.dtype)
+    def name_value(self, value: TypedScalar, scope: Scope, node: ast.AST) -> TypedScalar:
+        """Make a value that is used more than once a tensor, so that expressions do not double."""
+        if not isinstance(value.scalar, Call):
+            return value
+        return self.symbols.emit_temporary(value, None, (), scope, node)
 
-    def gathered(self, node: ast.expr, extent: int, scope: Scope, env: Env) -> Scalar:
-        """An index that is computed: by a tensor, by arithmetic on labels, or a constant."""
-        scalar, kind = self.expression(node, scope, env)
-        if np.dtype(kind).kind != "i":
-            raise InputError(
-                self.where(node),
-                f"the index {ast.unparse(node)} is {np.dtype(kind).name}",
-                "an integer",
-            )
-        if isinstance(scalar, Const) and not 0 <= scalar.value.real < extent:
-            allowed = f"0 to {extent - 1}" if extent else "this dimension has extent 0"
-            raise InputError(self.where(node), f"index {scalar.value} is out of range", allowed)
-        return scalar
+    # ---- functions, aggregations, macros --------------------------------------------------------
 
-    # ---- functions, aggregations, macros ----------------------------------------------------------------------------
-
-    def call(self, node: ast.Call, scope: Scope, env: Env) -> Piece:
+    def _call(self, node: ast.Call, scope: Scope, macro: MacroNames) -> TypedScalar:
         called = called_name(node)
-        if called is None or not (is_callable(called[0]) or aggregation_named(called[0])):
-            shown = called[0] if called else ast.unparse(node.func)[:60]
-            raise InputError(
-                self.where(node), f"unknown function {shown!r}", one_of(callables(), shown)
-            )
-        name, labels = called
+        if called is None:
+            raise self._unknown_function(node, ast.unparse(node.func)[:60])
+        name, brackets = called
         aggregation = aggregation_named(name)
         if aggregation is not None:
-            body, bound, inner = self.aggregate(node, scope, env)
-            return self.vertices.emit_temporary(body, aggregation, bound, inner, node)
+            found = self.aggregate(node, scope, macro)
+            return self.symbols.emit_temporary(
+                found.argument, aggregation, found.labels, found.scope, node
+            )
         if name in MACROS:
-            return self.macro(node, name, labels, scope, env)
-        if labels is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:
-            raise InputError(self.where(node), f"{name} is not called like this", call_form(name))
-        return self.apply(name, [self.expression(arg, scope, env) for arg in node.args], node)
+            return self._macro_call(node, name, brackets, scope, macro)
+        if not is_callable(name):
+            raise self._unknown_function(node, name)
+        if brackets is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:
+            raise self._wrong_call(node, name)
+        arguments = [self.expression(arg, scope, macro) for arg in node.args]
+        return self._apply(name, arguments, node)
+
+    def _unknown_function(self, node: ast.AST, name: str) -> InputError:
+        return InputError(self.where(node), f"unknown function {name!r}", one_of(callables(), name))
+
+    def _wrong_call(self, node: ast.AST, name: str) -> InputError:
+        return InputError(self.where(node), f"{name} is not called like this", call_form(name))
 
     def aggregate(
-        self, node: ast.Call, scope: Scope, env: Env = OUTSIDE
-    ) -> tuple[Piece, tuple[str, ...], Scope]:
-        """(argument, labels it aggregates, scope of the argument) of an aggregation or a reducing macro."""
+        self, node: ast.Call, scope: Scope, macro: MacroNames = OUTSIDE_MACROS
+    ) -> Aggregated:
+        """Return the argument and the labels of an aggregation or of a macro that reduces."""
         called = called_name(node)
         assert called is not None
         name, brackets = called
         if len(node.args) != 1 or (node.keywords and name not in MACROS):
-            raise InputError(
-                self.where(node), f"{name} is not called like this", f"{name}(expression)"
-            )
+            raise self._wrong_call(node, name)
         argument = node.args[0]
+        if brackets is not None and macro.labels is not None:
+            # In the body of a macro every aggregation is over L.
+            return Aggregated(self.expression(argument, scope, macro), macro.labels, scope)
         if brackets is None:
-            inner = self.vertices.open(scope, (), argument)
+            inner = self.symbols.open_scope(scope, (), argument)
             inner.bind_loose()
-            bound = inner.bound
-            if not bound:
-                self.vertices.refuse_loose(scope)
-                found = occurrences(argument, self.known)
-                why = (
-                    "no label stands in it"
-                    if not found
-                    else "every label in it is aggregated inside it"
-                )
-                if any(scope.sees(entry.label) for entry in found):
-                    why = "every label in it also stands outside of it"
-                raise InputError(
-                    self.where(node),
-                    f"{name}(...) has nothing to aggregate: {why}",
-                    f"{name}[labels](...)",
-                )
-        elif env.labels is not None:  # a macro's body, where every aggregation is over L
-            return self.expression(argument, scope, env), env.labels, scope
+            labels = inner.bound
+            if not labels:
+                self.symbols.refuse_loose(scope)
+                raise self._nothing_to_aggregate(node, name, scope)
         else:
-            listed = labels_in_brackets(self.vertices.source, brackets)
-            bound = tuple(label for label, _ in listed)
-            self.vertices.refuse_twice(bound, f"this {name}", node)
-            inner = self.vertices.open(scope, bound, argument)
+            listed = labels_in_brackets(self.symbols.source, brackets)
+            labels = tuple(label for label, _ in listed)
+            self.symbols.refuse_repeated(labels, f"this {name}", node)
+            inner = self.symbols.open_scope(scope, labels, argument)
             for label, extent in listed:
-                self.vertices.fix_extent(inner, label, extent)
-        body = self.expression(argument, inner, env)
-        for label in bound:
-            if label not in labels_of(body[0]) and label not in inner.extents:
-                raise InputError(
-                    self.where(node),
-                    f"label {label} does not occur in this {name}",
-                    one_of(labels_of(body[0])),
-                )
-        return body, bound, inner
+                self.symbols.fix_extent(inner, label, extent)
+        body = self.expression(argument, inner, macro)
+        for label in labels:
+            if label not in inner.extents:
+                self._check_occurs(label, body.scalar, name, node)
+        return Aggregated(body, labels, inner)
 
-    def macro(
-        self, node: ast.Call, name: str, brackets: ast.expr | None, scope: Scope, env: Env
-    ) -> Piece:
-        macro = MACROS[name]
-        options = self.options(node, name)
-        if macro.reduces:
-            argument, labels, inner = self.aggregate(node, scope, env)
+    def _nothing_to_aggregate(self, node: ast.Call, name: str, scope: Scope) -> InputError:
+        found = occurrences(node.args[0], self.known)
+        reason = "it has no labels"
+        if found:
+            reason = "every label in it is aggregated inside it"
+        if any(scope.sees(entry.label) for entry in found):
+            reason = "every label in it also occurs outside of it"
+        what = f"{name}(...) has nothing to aggregate: {reason}"
+        return InputError(self.where(node), what, f"{name}[labels](...)")
+
+    def _check_occurs(self, label: str, expression: Scalar, name: str, node: ast.AST) -> None:
+        labels = labels_of(expression)
+        if label not in labels:
+            what = f"label {label} does not occur in this {name}"
+            expected = one_of(labels, label) if labels else "an argument with labels"
+            raise InputError(self.where(node), what, expected)
+
+    def _macro_call(
+        self,
+        node: ast.Call,
+        name: str,
+        brackets: ast.expr | None,
+        scope: Scope,
+        macro: MacroNames,
+    ) -> TypedScalar:
+        """Return a macro, written out."""
+        record = MACROS[name]
+        options = self._options(node, name)
+        if record.reduces:
+            found = self.aggregate(node, scope, macro)
         else:
-            if macro.needs_labels != (brackets is not None) or len(node.args) != 1:
-                form = (
-                    f"{name}[labels](expression)" if macro.needs_labels else f"{name}(expression)"
-                )
-                raise InputError(self.where(node), f"{name} is not called like this", form)
-            argument, inner = self.expression(node.args[0], scope, env), scope
-            labels = (
-                ()
-                if brackets is None
-                else tuple(x for x, _ in labels_in_brackets(self.vertices.source, brackets))
-            )
-            self.vertices.refuse_twice(labels, f"this {name}", node)
+            if record.needs_labels != (brackets is not None) or len(node.args) != 1:
+                raise self._wrong_call(node, name)
+            argument = self.expression(node.args[0], scope, macro)
+            labels: tuple[str, ...] = ()
+            if brackets is not None:
+                listed = labels_in_brackets(self.symbols.source, brackets)
+                labels = tuple(label for label, _ in listed)
+            self.symbols.refuse_repeated(labels, f"this {name}", node)
             for label in labels:
-                if label not in labels_of(argument[0]):
-                    raise InputError(
-                        self.where(node),
-                        f"label {label} does not occur in this {name}",
-                        one_of(labels_of(argument[0])),
-                    )
-        count = prod(self.vertices.extent(inner, label, node) for label in labels)
-        outer_site, self.vertices.site = self.vertices.site, self.vertices.site or node
-        body = _macro_body(name)
-        values: dict[str, Piece] = {"n": (Const(count), int), **options}
-        local = Env(values, labels)
-        uses = sum(
-            isinstance(part, ast.Name) and part.id == "x"
-            for line in body
-            for part in ast.walk(line)
-        )
-        values["x"] = argument if uses == 1 else self.name_value(argument, inner, node)
-        for line in body[:-1]:
-            assert isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
-            values[line.targets[0].id] = self.name_value(
-                self.expression(line.value, inner, local), inner, node
-            )
-        assert isinstance(body[-1], ast.Expr)
-        result = self.expression(body[-1].value, inner, local)
-        self.vertices.site = outer_site
+                self._check_occurs(label, argument.scalar, name, node)
+            found = Aggregated(argument, labels, scope)
+        # Errors inside of nested macros point at the outermost call, which the user has written.
+        outer_site = self.symbols.site
+        self.symbols.site = outer_site or node
+        result = self._macro_body(record, found, options, node)
+        self.symbols.site = outer_site
         return result
 
-    def name_value(self, piece: Piece, scope: Scope, node: ast.AST) -> Piece:
-        """A value used more than once becomes a tensor of its own, so that expressions do not double."""
-        return (
-            self.vertices.emit_temporary(piece, None, (), scope, node)
-            if isinstance(piece[0], Call)
-            else piece
-        )
+    def _macro_body(
+        self, macro: Macro, given: Aggregated, options: Mapping[str, TypedScalar], node: ast.Call
+    ) -> TypedScalar:
+        scope = given.scope
+        count = prod(self.symbols.extent(scope, label, node) for label in given.labels)
+        values: dict[str, TypedScalar] = {"n": TypedScalar(Const(count), int), **options}
+        names = MacroNames(values, given.labels)
+        body = _parsed(macro.body)
+        values["x"] = given.argument
+        if _uses_of_argument(body) > 1:
+            values["x"] = self.name_value(given.argument, scope, node)
+        for line in body[:-1]:
+            assert isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
+            value = self.expression(line.value, scope, names)
+            values[line.targets[0].id] = self.name_value(value, scope, node)
+        result = body[-1]
+        assert isinstance(result, ast.Expr)
+        return self.expression(result.value, scope, names)
 
-    def options(self, node: ast.Call, name: str) -> dict[str, Piece]:
+    def _options(self, node: ast.Call, name: str) -> dict[str, TypedScalar]:
+        """Return the options of a macro call: numbers."""
         options = {key: Const(value) for key, value in MACROS[name].options.items()}
         for keyword in node.keywords:
-            value = self.expression(keyword.value, Scope(None, ()))[0]
+            value = self.expression(keyword.value, Scope(None, ())).scalar
             if keyword.arg not in options or not isinstance(value, Const):
-                raise InputError(
-                    self.where(keyword.value),
-                    f"{name} has no option {keyword.arg} of this kind",
-                    one_of(f"{key}=number" for key in options),
-                )
+                forms = [f"{key}=number" for key in options]
+                what = f"{name} has no option {keyword.arg} of this kind"
+                expected = one_of(forms) if forms else "no options"
+                raise InputError(self.where(keyword.value), what, expected)
             options[keyword.arg] = value
-        return {key: (const, type(const.value)) for key, const in options.items()}
+        return {key: TypedScalar(const, type(const.value)) for key, const in options.items()}
 
 
 @cache
-def _macro_body(name: str) -> list[ast.stmt]:
-    return parse(Source(name, MACROS[name].body))
+def _parsed(body: str) -> list[ast.stmt]:
+    return parse(Source("macro", body))
+
+
+def _uses_of_argument(body: Sequence[ast.stmt]) -> int:
+    """Return how often the argument x occurs in the body of a macro."""
+    uses = 0
+    for line in body:
+        for part in ast.walk(line):
+            if isinstance(part, ast.Name) and part.id == "x":
+                uses += 1
+    return uses

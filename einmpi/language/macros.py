@@ -1,4 +1,4 @@
-"""The macros, written in the language itself: one table."""
+"""The macros, one record each, written in the language itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,21 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Macro:
-    """In `body`, x is the argument, L stands for the labels in brackets, n for the number of values they take.
+    """One macro.
 
-    Lines before the last name values that are used twice. A macro that reduces binds its labels as an aggregation
-    does; one that `needs_labels` keeps them, so they must be written.
+    Attributes
+    ----------
+    body : str
+        The definition. x is the argument, L stands for the labels in brackets, n for the number
+        of values they take together. Lines before the last one name values that are used twice.
+    documentation : str
+        One line for the language reference.
+    reduces : bool
+        Whether the macro binds its labels as an aggregation does.
+    needs_labels : bool
+        Whether the macro keeps its labels, so that they must be written in brackets.
+    options : mapping
+        Names of numbers in the body that a call may set, with their defaults.
     """
 
     body: str
@@ -35,7 +46,7 @@ MACROS: dict[str, Macro] = {
         "log of the sum of exp(x)",
         reduces=True,
     ),
-    # One division a row: the sum is 1 at least, so nothing overflows.
+    # One division for each row. The sum is at least 1, so nothing overflows.
     "softmax": Macro(
         "e = exp(x - max[L](x))\ne * (1 / sum[L](e))",
         "exp(x), scaled to the sum 1",

@@ -1,4 +1,7 @@
-"""numpy.einsum's grammar → a program of one statement: ellipsis, implicit output, repeated labels, interleaved form."""
+"""numpy.einsum's subscripts to a program of one statement.
+
+Ellipsis, implicit output, repeated labels and the interleaved form are included.
+"""
 
 from __future__ import annotations
 
@@ -9,142 +12,147 @@ from typing import Any
 
 from einmpi.errors import InputError
 
-_LETTERS = (
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order of implicit outputs
-)
+# In the order of implicit outputs.
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_INTERLEAVED_FORM = "einsum(a, [0, 1], b, [1, 2], [0, 2])"
 
 
 def split_arguments(arguments: Sequence[Any]) -> tuple[str, list[Any]]:
-    """(subscripts, operands) of einsum's arguments, the interleaved form turned into text."""
+    """Return (subscripts, operands) of einsum's arguments, in either of its two forms."""
     if not arguments:
-        raise InputError(
-            "einsum",
-            "no subscripts",
-            "einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])",
-        )
+        expected = f"einsum('ij,jk->ik', a, b) or {_INTERLEAVED_FORM}"
+        raise InputError("einsum", "there are no subscripts", expected)
     if isinstance(arguments[0], str):
         return arguments[0], list(arguments[1:])
     if len(arguments) == 1:
-        raise InputError(
-            "einsum", "an array without its labels", "einsum(a, [0, 1], b, [1, 2], [0, 2])"
-        )
-    operands, lists = list(arguments[: len(arguments) // 2 * 2 : 2]), list(arguments[1::2])
-    text = ",".join(_letters(entries) for entries in lists)
-    return (text + "->" + _letters(arguments[-1]) if len(arguments) % 2 else text), operands
+        raise InputError("einsum", "an array has no list of labels", _INTERLEAVED_FORM)
+    has_output = len(arguments) % 2 == 1
+    pairs = arguments[:-1] if has_output else arguments
+    operands = list(pairs[::2])
+    subscripts = ",".join(_letters(labels) for labels in pairs[1::2])
+    if has_output:
+        subscripts += "->" + _letters(arguments[-1])
+    return subscripts, operands
 
 
-def _letters(entries: Any) -> str:
-    if not isinstance(entries, Iterable):
-        raise InputError("einsum", f"{entries!r} is not a list of labels", "such as [0, 1]")
+def _letters(labels: Any) -> str:
+    """Return the subscripts of a list of numbers."""
+    if not isinstance(labels, Iterable):
+        what = f"{labels!r} is not a list of labels"
+        raise InputError("einsum", what, "a list such as [0, 1]")
     letters = []
-    for entry in entries:
-        if entry is Ellipsis:
+    for label in labels:
+        if label is Ellipsis:
             letters.append("...")
-        elif isinstance(entry, Integral) and 0 <= int(entry) < len(_LETTERS):
-            letters.append(_LETTERS[int(entry)])
+        elif isinstance(label, Integral) and 0 <= int(label) < len(_LETTERS):
+            letters.append(_LETTERS[int(label)])
         else:
-            raise InputError(
-                "einsum", f"{entry!r} is not a label", f"0 to {len(_LETTERS) - 1}, or ..."
-            )
+            expected = f"a number from 0 to {len(_LETTERS) - 1}, or ..."
+            raise InputError("einsum", f"{label!r} is not a label", expected)
     return "".join(letters)
 
 
 def program_text(subscripts: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
-    """The statement "out[…] = …" over operands x0, x1, … of these shapes, with numpy's result dtype."""
+    """Return the statement "out[…] = …" over operands x0, x1, … of these shapes.
+
+    Its result has the dtype that numpy.einsum gives.
+    """
     terms, output = _parse(subscripts.replace(" ", ""), shapes)
-    extent: dict[str, int] = {}
-    for term, shape in zip(terms, shapes, strict=True):
+    extents = _extents(terms, shapes)
+    reads = []
+    for k, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        index = []
         for label, size in zip(term, shape, strict=True):
-            if size != shape[term.index(label)]:
-                sizes = f"{shape[term.index(label)]} and {size}"
-                raise InputError(
-                    "einsum", f"label {label} has two extents: {sizes}", "one extent in an operand"
-                )
-            known = extent.setdefault(label, size)
-            if 1 not in (known, size) and known != size:
-                raise InputError(
-                    "einsum",
-                    f"label {label} has two extents: {known} and {size}",
-                    "one extent, or 1",
-                )
-            extent[label] = size if known == 1 else known
-    # As in numpy, an operand of extent 1 is repeated along its label.
-    reads = [
-        _element(
-            f"x{k}",
-            [
-                label if size == extent[label] else "0"
-                for label, size in zip(term, shape, strict=True)
-            ],
-        )
-        for k, (term, shape) in enumerate(zip(terms, shapes, strict=True))
-    ]
-    body = (" & " if dtype == "bool" else " * ").join(reads)
-    summed = [
-        label for label in dict.fromkeys(x for term in terms for x in term) if label not in output
-    ]
+            # As in numpy, an operand of extent 1 is repeated along its label.
+            index.append(label if size == extents[label] else "0")
+        reads.append(_element(f"x{k}", index))
+    is_bool = dtype == "bool"
+    body = (" & " if is_bool else " * ").join(reads)
+    summed = [f"{label}:{extents[label]}" for label in extents if label not in output]
     if summed:
-        listed = ",".join(f"{label}:{extent[label]}" for label in summed)
-        body = f"any[{listed}]({body})" if dtype == "bool" else f"sum[{listed}]({body})"
-    if dtype == "int32":  # numpy.einsum keeps int32, where a sum would widen it
+        aggregation = "any" if is_bool else "sum"
+        body = f"{aggregation}[{','.join(summed)}]({body})"
+    if dtype == "int32":  # numpy.einsum keeps int32; a sum would widen it
         body = f"int32({body})"
-    return f"{_element('out', [f'{label}:{extent[label]}' for label in output])} = {body}"
+    target = _element("out", [f"{label}:{extents[label]}" for label in output])
+    return f"{target} = {body}"
 
 
 def _element(name: str, index: Sequence[str]) -> str:
     return f"{name}[{','.join(index)}]" if index else name
 
 
+def _extents(terms: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    """Return the extent of each label, in order of first occurrence."""
+    extents: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for label, size in zip(term, shape, strict=True):
+            first_size = shape[term.index(label)]
+            if size != first_size:
+                what = f"label {label} has two extents: {first_size} and {size}"
+                raise InputError("einsum", what, "the same extent within an operand")
+            known = extents.setdefault(label, size)
+            if known == 1:
+                extents[label] = size
+            elif size not in (1, known):
+                what = f"label {label} has two extents: {known} and {size}"
+                raise InputError("einsum", what, "the same extent, or 1")
+    return extents
+
+
 def _parse(subscripts: str, shapes: Sequence[Sequence[int]]) -> tuple[list[list[str]], list[str]]:
-    """The labels of every operand and of the output; an ellipsis' dimensions are named e0, e1, … from the right."""
+    """Return the labels of every operand and of the output.
+
+    The dimensions of an ellipsis are named e0, e1, … from the right.
+    """
     left, arrow, right = subscripts.partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes):
-        raise InputError(
-            "einsum",
-            f"{left!r} has {len(terms)} operands",
-            f"as many as there are arrays: {len(shapes)}",
-        )
-    hidden = [
-        len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes, strict=True)
-    ]
-    widest = max(
-        (count for term, count in zip(terms, hidden, strict=True) if "..." in term), default=0
-    )
+        what = f"{left!r} has {len(terms)} operands"
+        raise InputError("einsum", what, f"as many as there are arrays: {len(shapes)}")
     labels = []
-    for term, shape, count in zip(terms, shapes, hidden, strict=True):
-        if count < 0 or (count > 0 and "..." not in term):
-            raise InputError(
-                "einsum",
-                f"{term!r} does not fit an array with {len(shape)} dimensions",
-                "one label a dimension, or ...",
-            )
-        labels.append(_expand(term, count))
-    if arrow:
-        output = _expand(right, widest)
-        if widest and "..." not in right:
-            raise InputError("einsum", f"the output {right!r} has no ...", "the operands have one")
-        for label in output:
-            if output.count(label) > 1 or not any(label in term for term in labels):
-                raise InputError(
-                    "einsum",
-                    f"the output {right!r} is wrong at {label!r}",
-                    "operands' labels, each once",
-                )
-        return labels, output
-    counts = Counter(label for term in labels for label in term)
-    ellipsis = [f"e{k}" for k in reversed(range(widest))]
-    return labels, ellipsis + sorted(
-        label for label, n in counts.items() if n == 1 and label not in ellipsis
-    )
+    widest = 0  # dimensions of the longest ellipsis
+    for term, shape in zip(terms, shapes, strict=True):
+        hidden = len(shape) - len(term.replace("...", ""))
+        if hidden < 0 or (hidden > 0 and "..." not in term):
+            what = f"{term!r} does not fit an array with {len(shape)} dimensions"
+            raise InputError("einsum", what, "one label for each dimension, or ...")
+        widest = max(widest, hidden)
+        labels.append(_expand(term, hidden))
+    if not arrow:
+        return labels, _implicit_output(labels, widest)
+    output = _expand(right, widest)
+    if widest and "..." not in right:
+        what = f"the output {right!r} has no ..."
+        raise InputError("einsum", what, "... in the output, because an operand has it")
+    for label in output:
+        in_operands = any(label in term for term in labels)
+        if output.count(label) > 1 or not in_operands:
+            what = f"the output {right!r} is wrong at {label!r}"
+            raise InputError("einsum", what, "labels of the operands, each once")
+    return labels, output
+
+
+def _implicit_output(labels: Sequence[Sequence[str]], widest: int) -> list[str]:
+    """Return the dimensions of the ellipsis, then the labels that occur once, sorted."""
+    counts: Counter[str] = Counter()
+    for term in labels:
+        counts.update(term)
+    ellipsis = _ellipsis_labels(widest)
+    once = [label for label, count in counts.items() if count == 1]
+    return ellipsis + sorted(label for label in once if label not in ellipsis)
 
 
 def _expand(term: str, count: int) -> list[str]:
+    """Return the labels of a term whose ellipsis has `count` dimensions."""
     head, dots, tail = term.partition("...")
-    middle = [f"e{k}" for k in reversed(range(count))] if dots else []
     for label in head + tail:
         if label not in _LETTERS:
-            raise InputError(
-                "einsum", f"{label!r} in {term!r} is not a label", "letters, and ... at most once"
-            )
+            what = f"{label!r} in {term!r} is not a label"
+            raise InputError("einsum", what, "letters, and ... at most once")
+    middle = _ellipsis_labels(count) if dots else []
     return [*head, *middle, *tail]
+
+
+def _ellipsis_labels(count: int) -> list[str]:
+    return [f"e{k}" for k in reversed(range(count))]

@@ -1,17 +1,17 @@
-"""The text language → EinGraph: a program's statements, in the order they need, outputs (paper, section 3)."""
+"""Programs to graphs: statements in the order in which they need each other (paper, section 3)."""
 
 from __future__ import annotations
 
 import ast
 import heapq
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.rewrite import optimize
-from einmpi.language.statements import Inputs, build, check_names, declare
-from einmpi.language.symbols import Vertices
+from einmpi.language.statements import Inputs, add_declaration, add_statement, check_names
+from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Declaration, Source, Statement, entries, statements
 
 
@@ -21,7 +21,7 @@ def build_graph(
     sizes: Mapping[str, int] | None = None,
     outputs: Sequence[str] | None = None,
 ) -> EinGraph:
-    """Parse, infer and rewrite a program: what a plan is made for."""
+    """Parse a program, infer extents and dtypes, and rewrite it: the graph that is planned."""
     return optimize(parse_program(source, inputs, sizes or {}, outputs))
 
 
@@ -35,40 +35,41 @@ def parse_graph(text: str) -> EinGraph:
 def parse_program(
     source: Source, inputs: Inputs, sizes: Mapping[str, int], outputs: Sequence[str] | None = None
 ) -> EinGraph:
-    """The program as written: one vertex an aggregation or elementwise statement, not yet rewritten."""
-    given = list(statements(source))
-    program = [item for item in given if isinstance(item, Statement)]
-    words = set(
-        re.findall(r"[^\W\d]\w*", source.text)
-    )  # no temporary takes the name of a tensor or a label
-    vertices = Vertices(source, sizes, words | set(inputs))
+    """Return the graph of a program as written, with a vertex for each aggregation or statement."""
+    items = list(statements(source))
+    program = [item for item in items if isinstance(item, Statement)]
+    # No temporary takes the name of a tensor or a label.
+    words = set(re.findall(r"[^\W\d]\w*", source.text))
+    symbols = SymbolTable(source, sizes, words | set(inputs))
     for name, (shape, dtype) in inputs.items():
-        vertices.add_input(name, shape, dtype, source.name)
-    for item in given:
+        symbols.add_input(name, shape, dtype, source.name)
+    for item in items:
         if isinstance(item, Declaration):
-            declare(vertices, item)
-    check_names(vertices, program)
+            add_declaration(symbols, item)
+    check_names(symbols, program)
     reads = _reads(program)
-    for item in _in_order(source, program, reads):
-        build(vertices, item)
+    for statement in _in_order(source, program, reads):
+        add_statement(symbols, statement)
+    defined = [item.name for item in program]
     if not outputs:
-        used = {name for names in reads.values() for name in names}
-        outputs = [item.name for item in program if item.name not in used]
-    computed = [item.name for item in program]
+        used: set[str] = set()
+        for names in reads.values():
+            used.update(names)
+        outputs = [name for name in defined if name not in used]
     for name in outputs:
-        if name not in computed:
-            raise InputError(source.name, f"unknown output {name!r}", one_of(computed, name))
-    return EinGraph(tuple(vertices.known.values()), tuple(outputs))
+        if name not in defined:
+            raise InputError(source.name, f"unknown output {name!r}", one_of(defined, name))
+    return EinGraph(tuple(symbols.known.values()), tuple(outputs))
 
 
 def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
-    """For each statement, those whose result it uses."""
+    """Return for each statement the statements whose results it uses."""
     names = {item.name for item in program}
     scalars = {item.name for item in program if not item.labels}
     reads = {}
     for item in program:
         found: dict[str, None] = {}
-        labels: set[int] = set()  # names that stand directly in brackets are labels, not tensors
+        labels: set[int] = set()  # ids of names directly in brackets: labels, not tensors
         for node in ast.walk(item.value):
             if isinstance(node, ast.Subscript):
                 labels.update(id(entry) for entry in entries(node.slice))
@@ -82,31 +83,37 @@ def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
 
 def _in_order(
     source: Source, program: Sequence[Statement], reads: Mapping[str, Sequence[str]]
-) -> Iterable[Statement]:
-    """Every statement after those it uses, otherwise as written; InputError on a cycle."""
-    number = {item.name: k for k, item in enumerate(program)}
-    waits = {name: set(names) for name, names in reads.items()}
-    feeds: dict[str, list[str]] = {name: [] for name in reads}
+) -> list[Statement]:
+    """Return the statements, each after those it uses, otherwise as written."""
+    position = {item.name: k for k, item in enumerate(program)}
+    missing = {name: set(names) for name, names in reads.items()}
+    readers: dict[str, list[str]] = {name: [] for name in reads}
     for name, names in reads.items():
         for needed in names:
-            feeds[needed].append(name)
-    ready = [number[name] for name, names in waits.items() if not names]
+            readers[needed].append(name)
+    ready = [position[name] for name, names in missing.items() if not names]
     heapq.heapify(ready)
     order = []
     while ready:
         item = program[heapq.heappop(ready)]
         order.append(item)
-        for name in feeds[item.name]:
-            waits[name].discard(item.name)
-            if not waits[name]:
-                heapq.heappush(ready, number[name])
+        for name in readers[item.name]:
+            missing[name].discard(item.name)
+            if not missing[name]:
+                heapq.heappush(ready, position[name])
     if len(order) < len(program):
-        path = [next(item.name for item in program if waits[item.name])]
-        while path[-1] not in path[:-1]:
-            path.append(min(waits[path[-1]], key=number.__getitem__))
-        path = path[path.index(path[-1]) :]
-        node = program[number[path[0]]].node
-        raise InputError(
-            source.at(node), f"{path[0]} depends on itself: {' ← '.join(path)}", "no cycle"
-        )
+        cycle = _cycle(program, missing, position)
+        node = program[position[cycle[0]]].node
+        what = f"{cycle[0]} depends on itself: {' ← '.join(cycle)}"
+        raise InputError(source.at(node), what, "no cycle")
     return order
+
+
+def _cycle(
+    program: Sequence[Statement], missing: Mapping[str, set[str]], position: Mapping[str, int]
+) -> list[str]:
+    """Return names each of which uses the next; the last is the first one again."""
+    path = [next(item.name for item in program if missing[item.name])]
+    while path[-1] not in path[:-1]:
+        path.append(min(missing[path[-1]], key=lambda name: position[name]))
+    return path[path.index(path[-1]) :]

@@ -1,4 +1,4 @@
-"""Which label belongs to which aggregation: lexical scopes, and where labels occur in a syntax tree."""
+"""Lexical scopes of labels, and where labels occur in a syntax tree."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from einmpi.language.vocabulary import binds_labels, called_name
 
 @dataclass(frozen=True)
 class Occurrence:
-    """A label in an index position. `nested`: inside an aggregation that may bind it itself."""
+    """A label in an index position.
+
+    `extent` is None if the tensor is unknown or has another number of dimensions. `nested` says
+    that the label is inside an aggregation that may bind it.
+    """
 
     label: str
-    extent: int | None  # None: the tensor is unknown, or has another number of dimensions
+    extent: int | None
     node: ast.expr
     tensor: ast.Subscript
     nested: bool
 
 
 class Scope:
-    """The labels a statement or an aggregation binds, and their extents."""
+    """The labels that a statement or an aggregation binds, and their extents.
+
+    `loose` has the labels that occur directly in it and that no scope binds yet. `extents` has
+    the extent of a label and where it was found.
+    """
 
     def __init__(self, parent: Scope | None, bound: Iterable[str]) -> None:
         self.parent = parent
@@ -32,31 +40,39 @@ class Scope:
         self.extents: dict[str, tuple[int, ast.AST | str]] = {}
 
     def bind_loose(self) -> None:
+        """Bind all loose labels, as an aggregation without brackets does."""
         self.bound = (*self.bound, *self.loose)
         self.loose = {}
 
     def owner(self, label: str) -> Scope | None:
+        """Return the innermost scope that has the label."""
         if label in self.bound or label in self.loose:
             return self
         return self.parent.owner(label) if self.parent else None
 
     def top(self) -> Scope:
+        """Return the scope of the whole statement."""
         return self.parent.top() if self.parent else self
 
     def sees(self, label: str) -> bool:
         return self.owner(label) is not None
 
     def register(self, label: str, extent: int, place: ast.AST | str) -> str:
-        """Note an extent and where it stands; the complaint if the label has another one already, else ""."""
-        known, first = self.extents.setdefault(label, (extent, place))
+        """Note the extent of a label. Return what is wrong if it has another one, else ""."""
+        known, first_place = self.extents.setdefault(label, (extent, place))
         if known == extent:
             return ""
-        shown = [text if isinstance(text, str) else ast.unparse(text) for text in (first, place)]
-        return f"label {label} has two extents: {known} in {shown[0]} and {extent} in {shown[1]}"
+        first = _place_text(first_place)
+        second = _place_text(place)
+        return f"label {label} has two extents: {known} in {first} and {extent} in {second}"
+
+
+def _place_text(place: ast.AST | str) -> str:
+    return place if isinstance(place, str) else ast.unparse(place)
 
 
 def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
-    """Every label that stands as an index in `node` and is not bound by name inside it."""
+    """Return every label that is an index in `node` and not bound by name inside it."""
     found: list[Occurrence] = []
     _collect(node, known, frozenset(), False, found)
     return found
@@ -69,6 +85,7 @@ def _collect(
     nested: bool,
     found: list[Occurrence],
 ) -> None:
+    """Append the occurrences in `node`, except of the hidden labels."""
     match node:
         case ast.Call(func=ast.Name(id=name)) if binds_labels(name):
             nested = True
@@ -93,17 +110,23 @@ def _collect(
 
 
 def bound_inside(node: ast.expr) -> set[str]:
-    """Labels that explicit aggregations in `node` bind."""
-    calls = filter(None, map(called_name, ast.walk(node)))
-    return {
-        label
-        for name, brackets in calls
-        if binds_labels(name) and brackets is not None
-        for label in _listed(brackets)
-    }
+    """Return the labels that aggregations with brackets bind in `node`."""
+    labels: set[str] = set()
+    for part in ast.walk(node):
+        called = called_name(part)
+        if called is None:
+            continue
+        name, brackets = called
+        if brackets is not None and binds_labels(name):
+            labels.update(_listed(brackets))
+    return labels
 
 
 def _listed(brackets: ast.expr) -> list[str]:
-    """The labels of label, label:extent, …"""
-    named = (entry.lower if isinstance(entry, ast.Slice) else entry for entry in entries(brackets))
-    return [entry.id for entry in named if isinstance(entry, ast.Name)]
+    """Return the labels of "label, label:extent, …"."""
+    labels = []
+    for entry in entries(brackets):
+        named = entry.lower if isinstance(entry, ast.Slice) else entry
+        if isinstance(named, ast.Name):
+            labels.append(named.id)
+    return labels

@@ -1,4 +1,4 @@
-"""Statements and declarations → vertices."""
+"""Statements and declarations to vertices."""
 
 from __future__ import annotations
 
@@ -10,77 +10,84 @@ from einmpi.errors import InputError
 from einmpi.graph.scalar import labels_of
 from einmpi.language.expressions import Expressions
 from einmpi.language.scope import Scope, bound_inside, occurrences
-from einmpi.language.symbols import Vertices
+from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Declaration, Statement, integer
 from einmpi.language.vocabulary import aggregation_named, called_name, is_reserved
 
 Inputs: TypeAlias = Mapping[str, tuple[Sequence[int], str]]  # name → shape, dtype
 
 
-def declare(vertices: Vertices, item: Declaration) -> None:
-    """Add an input that the program itself declares; one that is given already must be the same."""
-    place = vertices.source.at(item.node)
-    shape = tuple(integer(vertices.source, node, vertices.sizes) for node in item.shape)
-    if item.name in vertices.known:
-        known = vertices.known[item.name]
-        if (known.bound, known.dtype) != (shape, item.dtype):
-            raise InputError(place, f"{item.name} is given as {known}", "the same shape and dtype")
+def add_declaration(symbols: SymbolTable, item: Declaration) -> None:
+    """Add an input that the program declares; one that is given already must be the same."""
+    place = symbols.source.at(item.node)
+    shape = tuple(integer(symbols.source, node, symbols.sizes) for node in item.shape)
+    if item.name not in symbols.known:
+        symbols.taken.add(item.name)
+        symbols.add_input(item.name, shape, item.dtype, place)
         return
-    vertices.taken.add(item.name)
-    vertices.add_input(item.name, shape, item.dtype, place)
+    known = symbols.known[item.name]
+    if (known.bound, known.dtype) != (shape, item.dtype):
+        what = f"{item.name} is declared differently from the given input"
+        raise InputError(place, what, str(known))
 
 
-def check_names(vertices: Vertices, program: Sequence[Statement]) -> None:
-    """Each statement has a name of its own. All inputs are known by now."""
+def check_names(symbols: SymbolTable, program: Sequence[Statement]) -> None:
+    """Check that each statement has a name of its own. All inputs must be known."""
     if not program:
-        raise InputError(
-            vertices.source.name, "the program has no statement", "NAME[labels] = expression"
-        )
+        what = "the program has no statement"
+        raise InputError(symbols.source.name, what, "NAME[labels] = expression")
     seen: set[str] = set()
     for item in program:
-        place = vertices.source.at(item.node)
-        if item.name in seen or item.name in vertices.known:
-            raise InputError(
-                place, f"{item.name} is defined twice", "each name once; inputs are defined already"
-            )
-        if is_reserved(item.name) or item.name in vertices.sizes:
-            kind = "a size" if item.name in vertices.sizes else "a word of the language"
-            raise InputError(
-                place, f"{item.name} is {kind} and cannot be a tensor", "any other name"
-            )
+        place = symbols.source.at(item.node)
+        if item.name in symbols.known:
+            what = f"{item.name} is an input and cannot be defined again"
+            raise InputError(place, what, "another name")
+        if item.name in seen:
+            raise InputError(place, f"{item.name} is defined twice", "each name once")
+        if item.name in symbols.sizes:
+            what = f"{item.name} is a size and cannot name a tensor"
+            raise InputError(place, what, "another name")
+        if is_reserved(item.name):
+            what = f"{item.name} is a word of the language and cannot name a tensor"
+            raise InputError(place, what, "another name")
         seen.add(item.name)
 
 
-def build(vertices: Vertices, item: Statement) -> None:
-    """Add the vertices of a statement. Those that it uses are known."""
-    vertices.current = item
+def add_statement(symbols: SymbolTable, item: Statement) -> None:
+    """Add the vertices of a statement. The tensors that it uses must be known."""
+    symbols.current = item
     labels = tuple(label for label, _ in item.labels)
-    vertices.refuse_twice(labels, "the output", item.node)
-    scope = vertices.open(None, labels, item.value)
+    symbols.refuse_repeated(labels, "the output", item.node)
+    scope = symbols.open_scope(None, labels, item.value)
     for label, extent in item.labels:
-        vertices.fix_extent(scope, label, extent)
-    occurring = {entry.label for entry in occurrences(item.value, vertices.known)}
+        symbols.fix_extent(scope, label, extent)
+    occurring = {entry.label for entry in occurrences(item.value, symbols.known)}
+    aggregated_inside = bound_inside(item.value)
     for label in labels:
-        if label not in occurring and label in bound_inside(item.value):
-            place = vertices.source.at(item.node)
-            raise InputError(
-                place, f"label {label} is aggregated and also in the output", "one of the two"
-            )
-    _build_root(vertices, item, scope, labels)
+        if label not in occurring and label in aggregated_inside:
+            place = symbols.source.at(item.node)
+            what = f"label {label} is aggregated and also in the output"
+            raise InputError(place, what, "only one of the two")
+    _add_root(symbols, item, scope, labels)
 
 
-def _build_root(vertices: Vertices, item: Statement, scope: Scope, labels: tuple[str, ...]) -> None:
-    """The statement's own vertex; an aggregation at the root needs no second one."""
-    expressions, called = Expressions(vertices), called_name(item.value)
+def _add_root(symbols: SymbolTable, item: Statement, scope: Scope, labels: tuple[str, ...]) -> None:
+    """Add the vertex of the statement itself; an aggregation at the root needs no second one."""
+    expressions = Expressions(symbols)
+    called = called_name(item.value)
     aggregation = aggregation_named(called[0]) if called else None
-    if isinstance(item.value, ast.Call) and aggregation is not None:
-        body, bound, inner = expressions.aggregate(item.value, scope)
-        vertices.refuse_loose(scope)
-        if set(labels_of(body[0])) - set(bound) == set(labels):
-            vertices.emit(item.name, labels, body, aggregation, bound, inner, item.value)
-            return
-        piece = vertices.emit_temporary(body, aggregation, bound, inner, item.value)
+    if aggregation is None:
+        value = expressions.expression(item.value, scope)
+        symbols.refuse_loose(scope)
     else:
-        piece = expressions.expression(item.value, scope)
-        vertices.refuse_loose(scope)
-    vertices.emit(item.name, labels, piece, None, (), scope, item.node)
+        assert isinstance(item.value, ast.Call)
+        found = expressions.aggregate(item.value, scope)
+        argument = found.argument
+        symbols.refuse_loose(scope)
+        if set(labels_of(argument.scalar)) - set(found.labels) == set(labels):
+            symbols.emit(
+                item.name, labels, argument, aggregation, found.labels, found.scope, item.value
+            )
+            return
+        value = symbols.emit_temporary(argument, aggregation, found.labels, found.scope, item.value)
+    symbols.emit(item.name, labels, value, None, (), scope, item.node)

@@ -1,10 +1,10 @@
-"""The vertices of a program, one after another: names, labels and their extents, dtypes, and what is refused."""
+"""The symbol table of a program: its tensors, the extents of labels, and what is rejected."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,99 +19,117 @@ from einmpi.language.scope import Scope, occurrences
 from einmpi.language.syntax import Source, Statement, integer
 from einmpi.language.vocabulary import is_reserved
 
-Piece: TypeAlias = tuple[Scalar, Type]  # an expression and its dtype
+_EXTENTS = f"an extent from 0 to 2**39 = {MAX_EXTENT}"
 
 
-class Vertices:
-    """The tensors that are known so far, by name; new ones are added in the order in which they are needed."""
+class TypedScalar(NamedTuple):
+    """An expression and its dtype."""
+
+    scalar: Scalar
+    type: Type
+
+
+class SymbolTable:
+    """The tensors known so far, by name. New ones are added in the order they are needed."""
 
     def __init__(self, source: Source, sizes: Mapping[str, int], names: set[str]) -> None:
-        self.source, self.sizes = source, sizes
+        self.source = source
+        self.sizes = sizes
         self.taken = set(names)
         self.known: dict[str, Vertex] = {}
-        self.current: Statement  # the one being built: it names the temporaries
+        self.current: Statement  # the statement being read: temporaries are named after it
         self.site: ast.AST | None = None  # the macro call being expanded: errors point at it
 
     def where(self, node: ast.AST) -> str:
+        """Return the position to report for a node."""
         return self.source.at(self.site or node)
 
-    # ---- tensors ----------------------------------------------------------------------------------------------------
+    # ---- tensors --------------------------------------------------------------------------------
 
     def add_input(self, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
+        """Add an input that is given at `place`."""
         check_installed(place, dtype)
         if dtype not in DTYPES:
-            raise InputError(
-                place, f"dtype {dtype!r} of {name} is not supported", one_of(cpu_dtypes(), dtype)
-            )
-        if not name.isidentifier() or is_reserved(name) or name in self.sizes:
-            raise InputError(
-                place, f"{name!r} cannot name a tensor", "a name that is no size and no function"
-            )
+            what = f"dtype {dtype!r} of {name} is not supported"
+            raise InputError(place, what, one_of(cpu_dtypes(), dtype))
+        if not name.isidentifier():
+            raise InputError(place, f"{name!r} cannot name a tensor", "a Python identifier")
+        if is_reserved(name):
+            what = f"{name} is a word of the language and cannot name a tensor"
+            raise InputError(place, what, "another name")
+        if name in self.sizes:
+            what = f"{name} is a size and cannot name a tensor"
+            raise InputError(place, what, "another name")
         self.add(Vertex(name, tuple(int(extent) for extent in shape), dtype), place)
 
     def add(self, vertex: Vertex, place: str) -> None:
+        """Add a vertex, unless it is too large."""
         for extent in vertex.bound:
             if not 0 <= extent <= MAX_EXTENT:
-                raise InputError(
-                    place, f"{vertex.name} has extent {extent}", f"0 to 2**39 = {MAX_EXTENT}"
-                )
+                raise InputError(place, f"{vertex.name} has extent {extent}", _EXTENTS)
         if vertex.nbytes >= 2**63:
-            raise InputError(
-                place,
-                f"{vertex.name} would have {vertex.elements} elements",
-                "less than 2**63 bytes",
-            )
+            what = f"{vertex.name} would have {vertex.elements} elements"
+            raise InputError(place, what, "less than 2**63 bytes")
         self.known[vertex.name] = vertex
 
     def emit(
         self,
         name: str,
         output: Sequence[str],
-        piece: Piece,
+        value: TypedScalar,
         aggregation: str | None,
         aggregated: Sequence[str],
         scope: Scope,
         node: ast.AST,
-    ) -> Piece:
+    ) -> TypedScalar:
+        """Add the vertex of an expression and return the element that reads it."""
         extent = {label: self.extent(scope, label, node) for label in (*output, *aggregated)}
-        einsum, tensors = make_einsum(output, piece[0], aggregation, aggregated, extent)
-        empty = [label for label in aggregated if extent[label] == 0]
-        if (
-            empty
-            and aggregation
-            and AGGREGATIONS[aggregation].empty is None
-            and 0 not in einsum.bound
-        ):
-            raise InputError(
-                self.where(node),
-                f"{aggregation} over {empty[0]}, which has extent 0",
-                "an extent of at least 1",
-                f"only {', '.join(with_empty_value())} have a value for nothing",
-            )
+        einsum, tensors = make_einsum(output, value.scalar, aggregation, aggregated, extent)
+        if aggregation is not None and 0 not in einsum.bound:
+            self._check_not_empty(aggregation, aggregated, extent, node)
         try:
             vertex = make_vertex(name, einsum, tensors, self.known)
         except OperationError as error:
             raise error.at(self.where(node)) from None
         self.add(vertex, self.where(node))
-        return Element(name, tuple(output)), np.dtype(vertex.dtype)
+        return TypedScalar(Element(name, tuple(output)), np.dtype(vertex.dtype))
+
+    def _check_not_empty(
+        self, aggregation: str, aggregated: Sequence[str], extent: Mapping[str, int], node: ast.AST
+    ) -> None:
+        """Refuse an aggregation of no values that has no result."""
+        if AGGREGATIONS[aggregation].empty is not None:
+            return
+        for label in aggregated:
+            if extent[label] == 0:
+                raise InputError(
+                    self.where(node),
+                    f"{aggregation} over {label}, which has extent 0",
+                    "an extent of at least 1",
+                    f"only {', '.join(with_empty_value())} have a value there",
+                )
 
     def emit_temporary(
         self,
-        piece: Piece,
+        value: TypedScalar,
         aggregation: str | None,
         aggregated: Sequence[str],
         scope: Scope,
         node: ast.AST,
-    ) -> Piece:
+    ) -> TypedScalar:
+        """Add a vertex named after the statement being read."""
         name = fresh(self.current.name, self.taken)
         self.taken.add(name)
-        output = [label for label in labels_of(piece[0]) if label not in aggregated]
-        return self.emit(name, output, piece, aggregation, aggregated, scope, node)
+        output = [label for label in labels_of(value.scalar) if label not in aggregated]
+        return self.emit(name, output, value, aggregation, aggregated, scope, node)
 
-    # ---- labels -----------------------------------------------------------------------------------------------------
+    # ---- labels ---------------------------------------------------------------------------------
 
-    def open(self, parent: Scope | None, bound: Iterable[str], body: ast.AST) -> Scope:
-        """A new scope over `body`; labels that occur directly in it and that no scope binds are `loose`."""
+    def open_scope(self, parent: Scope | None, bound: Iterable[str], body: ast.AST) -> Scope:
+        """Return a new scope over `body`.
+
+        Labels that occur directly in it and that no scope binds are its loose labels.
+        """
         scope = Scope(parent, bound)
         found = occurrences(body, self.known)
         for entry in found:
@@ -120,53 +138,52 @@ class Vertices:
         for entry in found:
             owner = scope.owner(entry.label)
             if owner is not None and entry.extent is not None:
-                clash = owner.register(entry.label, entry.extent, entry.tensor)
-                if clash:
-                    raise InputError(self.where(entry.node), clash, "one extent a label")
+                self._register(owner, entry.label, entry.extent, entry.tensor, entry.node)
         return scope
 
     def fix_extent(self, scope: Scope, label: str, node: ast.expr | None) -> None:
-        """The extent written as label:extent."""
-        if node is not None:
-            extent = integer(self.source, node, self.sizes)
-            if not 0 <= extent <= MAX_EXTENT:
-                raise InputError(
-                    self.where(node),
-                    f"label {label} has extent {extent}",
-                    f"0 to 2**39 = {MAX_EXTENT}",
-                )
-            clash = scope.register(label, extent, f"{label}:{ast.unparse(node)}")
-            if clash:
-                raise InputError(self.where(node), clash, "one extent a label")
+        """Register the extent that is written as label:extent, if there is one."""
+        if node is None:
+            return
+        extent = integer(self.source, node, self.sizes)
+        if not 0 <= extent <= MAX_EXTENT:
+            raise InputError(self.where(node), f"label {label} has extent {extent}", _EXTENTS)
+        self._register(scope, label, extent, f"{label}:{ast.unparse(node)}", node)
+
+    def _register(
+        self, scope: Scope, label: str, extent: int, place: ast.AST | str, node: ast.AST
+    ) -> None:
+        conflict = scope.register(label, extent, place)
+        if conflict:
+            raise InputError(self.where(node), conflict, "the same extent everywhere")
 
     def extent(self, scope: Scope, label: str, node: ast.AST) -> int:
+        """Return the extent of a label."""
         owner = scope.owner(label)
         if owner is not None and label in owner.extents:
             return owner.extents[label][0]
         if label in self.sizes:
             return self.sizes[label]
-        raise InputError(
-            self.where(node),
-            f"label {label} has no extent: no tensor here is indexed by it",
-            f"write {label}:EXTENT",
-        )
+        what = f"label {label} has no extent: no tensor here is indexed by it"
+        raise InputError(self.where(node), what, f"an extent, written as {label}:EXTENT")
 
-    def refuse_twice(self, labels: Sequence[str], where: str, node: ast.AST) -> None:
+    def refuse_repeated(self, labels: Sequence[str], place: str, node: ast.AST) -> None:
+        """Refuse a label that is listed twice."""
         for label in labels:
             if labels.count(label) > 1:
-                raise InputError(
-                    self.where(node), f"label {label} stands twice in {where}", "each label once"
-                )
+                what = f"label {label} occurs twice in {place}"
+                raise InputError(self.where(node), what, "each label once")
 
     def refuse_loose(self, scope: Scope) -> None:
-        """A label left over that nobody aggregates is an error, never a silent sum."""
+        """Refuse labels that are neither in the output nor aggregated: nothing sums silently."""
         top = scope.top()
         for label, node in top.loose.items():
-            shown = (
-                f"{self.current.name}[{','.join(top.bound)}]" if top.bound else self.current.name
-            )
+            target = self.current.name
+            if top.bound:
+                target += f"[{','.join(top.bound)}]"
+            names = ", ".join(AGGREGATIONS)
             raise InputError(
                 self.source.at(node),
-                f"label {label} is neither in the output {shown} nor aggregated",
-                f"add it to the output or aggregate it with {', '.join(AGGREGATIONS)}",
+                f"label {label} is neither in the output {target} nor aggregated",
+                f"it in the output, or an aggregation over it: {names}",
             )

@@ -1,4 +1,7 @@
-"""Text → Python's syntax tree, with positions and limits; whole-number arithmetic on sizes. Nothing is evaluated."""
+"""Text to Python's syntax tree, with positions and limits, and integer arithmetic on sizes.
+
+Nothing is evaluated as Python.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,12 @@ from functools import cached_property
 
 from einmpi.errors import InputError, one_of
 
-MAX_DEPTH = 200
-# One character for one: columns stay true.
+MAX_DEPTH = 200  # levels of an expression
+INTEGER_ARITHMETIC = "integers, earlier sizes, + - * // % ** and brackets"
+_SMALL_INTEGER = "an integer less than 2**63"
+_DEPTH = f"at most {MAX_DEPTH} levels"
+_DEPTH_HINT = "split it into several statements"
+# One character for one, so that columns do not shift.
 _GLYPHS = str.maketrans({"←": "=", "×": "*"})
 _INTEGER_OPS = {
     ast.Add: "+",
@@ -25,7 +32,7 @@ _INTEGER_OPS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A text and where it stands: its first line is line `line` of `name`, shifted right by `column`."""
+    """A text and its place: its first line is line `line` of `name`, shifted right by `column`."""
 
     name: str
     text: str
@@ -37,22 +44,24 @@ class Source:
         return [line.removesuffix("\r") for line in self.text.split("\n")]
 
     def at(self, node: ast.AST) -> str:
-        """ "name:line:column" of a node, as an editor counts."""
-        row, offset = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
-        before = (
-            self.lines[row - 1].translate(_GLYPHS).encode()[:offset]
-            if row <= len(self.lines)
-            else b""
-        )
+        """Return "name:line:column" of a node, as an editor counts."""
+        row = getattr(node, "lineno", 1)
+        offset = getattr(node, "col_offset", 0)  # Python counts bytes
+        before = b""
+        if row <= len(self.lines):
+            before = self.lines[row - 1].translate(_GLYPHS).encode()[:offset]
         return self.position(row, len(before.decode(errors="ignore")) + 1)
 
     def position(self, row: int, column: int) -> str:
-        return f"{self.name}:{self.line + row - 1}:{column + (self.column if row == 1 else 0)}"
+        """Return "name:line:column" of a row and a column of the text, both counted from 1."""
+        if row == 1:
+            column += self.column
+        return f"{self.name}:{self.line + row - 1}:{column}"
 
 
 @dataclass(frozen=True)
 class Statement:
-    """NAME[label, label:extent, …] = value."""
+    """A statement "NAME[label, label:extent, …] = value"."""
 
     name: str
     labels: tuple[tuple[str, ast.expr | None], ...]
@@ -62,7 +71,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Declaration:
-    """NAME: dtype[extent, …], an input."""
+    """The declaration of an input, "NAME: dtype[extent, …]"."""
 
     name: str
     dtype: str
@@ -71,62 +80,62 @@ class Declaration:
 
 
 def parse(source: Source) -> list[ast.stmt]:
-    """The statements of a text, or one InputError."""
-    for row, line in enumerate(source.lines, 1):
-        column = next(
-            (k for k, char in enumerate(line, 1) if not char.isprintable() and char != "\t"), None
-        )
-        if column is not None:
-            what = f"character {line[column - 1]!r} in the program"
-            raise InputError(source.position(row, column), what, "printable characters")
+    """Return the statements of a text; InputError if it is not syntactically right."""
+    _check_characters(source)
     text = "\n".join(line.lstrip() for line in source.lines).translate(_GLYPHS)
-    shift = _shift(source)
+    indentation = [len(line) - len(line.lstrip()) for line in source.lines]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python's about texts such as 1if
+            warnings.simplefilter("ignore")  # Python warns about texts such as 1if
             tree = ast.parse(text)
     except SyntaxError as error:
-        row, column = error.lineno or 1, error.offset or 1
+        row = error.lineno or 1
+        column = error.offset or 1
+        if row <= len(indentation):
+            column += indentation[row - 1]
         message = (error.msg or "").split(" (<unknown>")[0].split(";")[0]
-        where = source.position(row, column + (shift[row - 1] if row <= len(shift) else 0))
-        raise InputError(
-            where, f"syntax error: {message}", "one statement a line: NAME[labels] = expression"
-        ) from None
+        expected = "one statement a line: NAME[labels] = expression"
+        where = source.position(row, column)
+        raise InputError(where, f"syntax error: {message}", expected) from None
     except (RecursionError, MemoryError):
-        where = source.position(_deep_line(text), 1)
-        raise InputError(
-            where, "an expression here is nested too deeply", _depth_allowed()
-        ) from None
+        where = source.position(_too_deep_line(text), 1)
+        what = "an expression here is nested too deeply"
+        raise InputError(where, what, _DEPTH, _DEPTH_HINT) from None
     for statement in tree.body:
-        _check(source, statement, shift)
+        _check(source, statement, indentation)
     return tree.body
 
 
-def _check(source: Source, statement: ast.stmt, shift: Sequence[int]) -> None:
-    """Undo the removed indentation; refuse integers that are too large and expressions that are too deep."""
+def _check_characters(source: Source) -> None:
+    for row, line in enumerate(source.lines, 1):
+        for column, character in enumerate(line, 1):
+            if not character.isprintable() and character != "\t":
+                what = f"character {character!r} in the program"
+                raise InputError(source.position(row, column), what, "printable characters")
+
+
+def _check(source: Source, statement: ast.stmt, indentation: Sequence[int]) -> None:
+    """Undo the removed indentation; refuse integers that are too large and too deep expressions."""
     waiting: list[tuple[ast.AST, int]] = [(statement, 1)]
     while waiting:
         node, depth = waiting.pop()
-        if isinstance(node, (ast.expr, ast.stmt)):
-            node.col_offset += shift[node.lineno - 1]
-            if (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, int)
-                and node.value > 2**63
-            ):
-                raise InputError(source.at(node), "this integer is too large", "less than 2**63")
-        below = depth + (
-            len(node.ops) if isinstance(node, ast.Compare) else 1
-        )  # a chain has a level for each
-        if below > MAX_DEPTH:
-            raise InputError(
-                source.at(statement), "this expression is nested too deeply", _depth_allowed()
-            )
-        waiting += [(child, below) for child in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.expr | ast.stmt):
+            node.col_offset += indentation[node.lineno - 1]
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, int) and value > 2**63:
+            what = "this integer is too large"
+            raise InputError(source.at(node), what, "an integer less than 2**63")
+        # A chain of comparisons becomes an expression with a level for each of them.
+        levels = len(node.ops) if isinstance(node, ast.Compare) else 1
+        if depth + levels > MAX_DEPTH:
+            what = "this expression is nested too deeply"
+            raise InputError(source.at(statement), what, _DEPTH, _DEPTH_HINT)
+        for child in ast.iter_child_nodes(node):
+            waiting.append((child, depth + levels))
 
 
-def _deep_line(text: str) -> int:
-    """The first line that Python's parser gives up on by itself."""
+def _too_deep_line(text: str) -> int:
+    """Return the first line that Python's parser gives up on by itself."""
     for row, line in enumerate(text.split("\n"), 1):
         try:
             ast.parse(line)
@@ -137,121 +146,107 @@ def _deep_line(text: str) -> int:
     return 1
 
 
-def _shift(source: Source) -> list[int]:
-    return [len(line) - len(line.lstrip()) for line in source.lines]
-
-
-def _depth_allowed() -> str:
-    return f"at most {MAX_DEPTH} levels; split it into several statements"
-
-
 def statements(source: Source) -> Iterator[Statement | Declaration]:
+    """Yield the statements and declarations of a program."""
     for node in parse(source):
-        if (
-            isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and node.value is None
-        ):
-            yield _declaration(source, node.target.id, node.annotation)
-            continue
-        if not isinstance(node, ast.Assign) or len(node.targets) != 1:
-            raise InputError(
-                source.at(node),
-                "this is not a statement of the language",
-                "NAME[labels] = expression",
-            )
-        target = node.targets[0]
-        if isinstance(target, ast.Name):
-            yield Statement(target.id, (), node.value, target)
-        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            labels = tuple(_label(source, entry) for entry in entries(target.slice))
-            yield Statement(target.value.id, labels, node.value, target)
-        else:
-            raise InputError(
-                source.at(target), "this cannot be assigned to", "NAME or NAME[labels]"
-            )
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=None):
+                yield _declaration(source, name, annotation)
+            case ast.Assign(targets=[ast.Name(id=name) as target], value=value):
+                yield Statement(name, (), value, target)
+            case ast.Assign(
+                targets=[ast.Subscript(value=ast.Name(id=name), slice=labels) as target],
+                value=value,
+            ):
+                yield Statement(name, labels_in_brackets(source, labels), value, target)
+            case ast.Assign(targets=[target]):
+                what = "this cannot be assigned to"
+                raise InputError(source.at(target), what, "NAME or NAME[labels]")
+            case _:
+                what = "this is not a statement of the language"
+                raise InputError(source.at(node), what, "NAME[labels] = expression")
 
 
 def entries(node: ast.expr) -> list[ast.expr]:
-    """The parts between the commas of a subscript."""
+    """Return the parts between the commas of a subscript."""
     return list(node.elts) if isinstance(node, ast.Tuple) else [node]
 
 
-def _label(source: Source, node: ast.expr) -> tuple[str, ast.expr | None]:
-    if isinstance(node, ast.Name):
-        return node.id, None
-    if (
-        isinstance(node, ast.Slice)
-        and isinstance(node.lower, ast.Name)
-        and node.upper
-        and not node.step
-    ):
-        return node.lower.id, node.upper
-    raise InputError(
-        source.at(node), f"{ast.unparse(node)} is not a label", "a name, or name:extent"
-    )
-
-
 def labels_in_brackets(source: Source, node: ast.expr) -> tuple[tuple[str, ast.expr | None], ...]:
-    """The labels of agg[j, k:extent]."""
+    """Return the labels of [j, k:extent], each with its extent if it is written."""
     return tuple(_label(source, entry) for entry in entries(node))
 
 
+def _label(source: Source, node: ast.expr) -> tuple[str, ast.expr | None]:
+    match node:
+        case ast.Name(id=name):
+            return name, None
+        case ast.Slice(lower=ast.Name(id=name), upper=ast.expr() as extent, step=None):
+            return name, extent
+    what = f"{ast.unparse(node)} is not a label"
+    raise InputError(source.at(node), what, "a name, or name:extent")
+
+
 def _declaration(source: Source, name: str, node: ast.expr) -> Declaration:
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-        shape = tuple(entries(node.slice))
-        return Declaration(name, node.value.id, shape, node)
-    if isinstance(node, ast.Name):
-        return Declaration(name, node.id, (), node)
-    raise InputError(
-        source.at(node), "this is not a declaration of an input", "NAME: dtype[extent, extent]"
-    )
+    match node:
+        case ast.Name(id=dtype):
+            return Declaration(name, dtype, (), node)
+        case ast.Subscript(value=ast.Name(id=dtype), slice=shape):
+            return Declaration(name, dtype, tuple(entries(shape)), node)
+    what = "this is not a declaration of an input"
+    raise InputError(source.at(node), what, "NAME: dtype[extent, extent]")
+
+
+# ---- integer arithmetic -------------------------------------------------------------------------
 
 
 def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
-    """Whole-number arithmetic over sizes: + - * // % ** and brackets."""
+    """Return the value of integer arithmetic over sizes: + - * // % ** and brackets."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):
-        if node.id not in sizes:
-            known = one_of(sizes, node.id) if sizes else "no size stands before it"
-            raise InputError(source.at(node), f"unknown size {node.id!r}", known)
-        return sizes[node.id]
+        if node.id in sizes:
+            return sizes[node.id]
+        expected = one_of(sizes, node.id) if sizes else "a number, because there are no sizes yet"
+        raise InputError(source.at(node), f"unknown size {node.id!r}", expected)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -integer(source, node.operand, sizes)
     if isinstance(node, ast.BinOp) and type(node.op) in _INTEGER_OPS:
-        left, right = integer(source, node.left, sizes), integer(source, node.right, sizes)
+        left = integer(source, node.left, sizes)
+        right = integer(source, node.right, sizes)
         return _apply(source, node, _INTEGER_OPS[type(node.op)], left, right)
-    raise InputError(
-        source.at(node),
-        f"{ast.unparse(node)[:60]} is not whole-number arithmetic",
-        "whole numbers, earlier sizes, + - * // % ** and brackets",
-    )
+    what = f"{ast.unparse(node)[:60]} is not integer arithmetic"
+    raise InputError(source.at(node), what, INTEGER_ARITHMETIC)
 
 
 def _apply(source: Source, node: ast.expr, op: str, left: int, right: int) -> int:
     if op in ("//", "%") and right == 0:
-        raise InputError(source.at(node), "division by zero")
-    if op == "**" and (right < 0 or (abs(left) > 1 and right * (abs(left).bit_length() - 1) >= 63)):
-        raise InputError(source.at(node), f"{left}**{right} is not a whole number below 2**63")
-    if op in ("//", "%"):
-        result = left // right if op == "//" else left % right
+        raise InputError(source.at(node), "division by zero", "a divisor other than 0")
+    if op == "**" and right < 0:
+        raise InputError(source.at(node), f"{left}**{right} is not an integer", _SMALL_INTEGER)
+    if op == "**" and abs(left) > 1 and right * (abs(left).bit_length() - 1) >= 63:
+        raise InputError(source.at(node), f"{left}**{right} is too large", _SMALL_INTEGER)
+    if op == "//":
+        result = left // right
+    elif op == "%":
+        result = left % right
+    elif op == "**":
+        result = left**right
+    elif op == "*":
+        result = left * right
+    elif op == "-":
+        result = left - right
     else:
-        result = (
-            left**right
-            if op == "**"
-            else {"+": left + right, "-": left - right, "*": left * right}[op]
-        )
+        result = left + right
     if abs(result) >= 2**63:
-        raise InputError(source.at(node), "this number is larger than 2**63")
+        raise InputError(source.at(node), "this number is too large", _SMALL_INTEGER)
     return result
 
 
 def integer_text(source: Source, sizes: Mapping[str, int]) -> int:
-    """`integer` of a text that is one expression."""
+    """Return the value of a text that is one expression of integer arithmetic."""
     body = parse(source)
     if len(body) != 1 or not isinstance(body[0], ast.Expr):
-        raise InputError(
-            source.position(1, 1), f"{source.text!r} is not one expression", "such as s // 10"
-        )
+        what = f"{source.text!r} is not one expression"
+        raise InputError(source.position(1, 1), what, "an expression such as s // 10")
     return integer(source, body[0].value, sizes)

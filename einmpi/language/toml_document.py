@@ -1,4 +1,4 @@
-"""A TOML file with positions: where each key and each string stands, and typed access that says what is wanted."""
+"""TOML files with positions: the place of each key and string, and typed access to values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from einmpi.errors import InputError, one_of
-from einmpi.language.syntax import Source, integer_text
+from einmpi.language.syntax import INTEGER_ARITHMETIC, Source, integer_text
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 Token: TypeAlias = tuple[str, int]  # text, offset
-Spots: TypeAlias = dict[KeyPath, tuple[int, int]]  # offset of the key, offset of its value
+Positions: TypeAlias = dict[KeyPath, tuple[int, int]]  # offset of the key, offset of its value
 T = TypeVar("T")
 
 # tomllib has accepted the text before this is used, so it need not refuse anything.
 _TOKEN = re.compile(
     r'''"""(?:\\.|"{1,2}(?!")|[^"\\]++)*+"{3,5} | \'\'\'(?:'{1,2}(?!')|[^']++)*+'{3,5}
-      | "(?:\\.|[^"\\\n]++)*+" | '[^'\n]*+' | \#[^\n]* | [ \t]+ | [\n\[\]{}=,.] | [^\s"'\#\[\]{}=,.]+''',
+      | "(?:\\.|[^"\\\n]++)*+" | '[^'\n]*+' | \#[^\n]*
+      | [ \t]+ | [\n\[\]{}=,.] | [^\s"'\#\[\]{}=,.]+''',
     re.VERBOSE | re.DOTALL,
 )
 _KINDS = {
@@ -35,79 +36,93 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Document:
-    """A TOML file that was read; `name` is the path as the user gave it."""
+    """A TOML file that was read; `name` is its path as the user gave it."""
 
     name: str
     text: str
     data: Mapping[str, Any]
-    spots: Spots
+    positions: Positions
 
     def place(self, path: KeyPath) -> str:
-        """ "name:line:column" of a key, or of the nearest one around it."""
-        while path and path not in self.spots:
+        """Return "name:line:column" of a key, or of the nearest key around it."""
+        while path and path not in self.positions:
             path = path[:-1]
-        return self.position(self.spots[path][0]) if path else self.name
+        return self.position(self.positions[path][0]) if path else self.name
 
     def position(self, offset: int) -> str:
-        return ":".join(map(str, (self.name, *_line_and_column(self.text, offset))))
+        """Return "name:line:column" of an offset in the text."""
+        line, column = _line_and_column(self.text, offset)
+        return f"{self.name}:{line}:{column}"
 
     def source(self, path: KeyPath) -> Source:
-        """A string value as a Source whose first character stands where it does in the file.
+        """Return a string value as a Source that knows its place in the file.
 
-        Escapes in the string, such as \\n for a line end, shift the columns and lines that follow them.
+        Escapes in the string, such as \\n for a line end, shift the columns and lines after them.
         """
-        literal, start, text = (
-            _TOKEN.match(self.text, self.spots[path][1]),
-            1,
-            str(lookup(self, path)),
-        )
-        assert literal is not None
-        if literal[0].startswith(('"""', "'''")):
-            # TOML drops a line end right after the quotes, and white space after a backslash that ends a line.
-            dropped = re.compile(r"\n|\\[ \t]*\n\s*" if literal[0][0] == '"' else r"\n").match(
-                literal[0], 3
-            )
+        text = str(lookup(self, path))
+        match = _TOKEN.match(self.text, self.positions[path][1])
+        assert match is not None
+        literal = match[0]
+        start = 1  # the first character after the quotes
+        if literal.startswith(('"""', "'''")):
+            has_escapes = literal[0] == '"'
+            # TOML drops a line end right after the quotes, and white space after a backslash
+            # that ends a line.
+            ignored = r"\n|\\[ \t]*\n\s*" if has_escapes else r"\n"
+            dropped = re.compile(ignored).match(literal, 3)
             start = dropped.end() if dropped else 3
-            if literal[0][0] == '"' and _continues_as_python(literal[0][start:-3]):
-                text = literal[0][start:-3]
-        line, column = _line_and_column(self.text, literal.start() + start)
+            as_written = literal[start:-3]
+            if has_escapes and _continues_as_python(as_written):
+                text = as_written
+        line, column = _line_and_column(self.text, match.start() + start)
         return Source(self.name, text, line, column - 1)
 
 
 def _continues_as_python(written: str) -> bool:
-    """A backslash joins two lines in TOML and in Python alike; as written, the lines keep their numbers."""
+    """Return whether each backslash joins two lines, in TOML and in Python alike.
+
+    If so, the text as written has the right line numbers.
+    """
     lines = written.split("\n")
-    joins = [k for k, line in enumerate(lines) if "\\" in line]
-    return all(re.fullmatch(r"[^#\\]*\\", lines[k]) and lines[k + 1].strip() for k in joins)
+    for k, line in enumerate(lines):
+        if "\\" not in line:
+            continue
+        if not re.fullmatch(r"[^#\\]*\\", line) or not lines[k + 1].strip():
+            return False
+    return True
 
 
 def _line_and_column(text: str, offset: int) -> tuple[int, int]:
     return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------
+# ---- reading ------------------------------------------------------------------------------------
 
 
 def read_document(path: str, wanted: str = "a job file in TOML") -> Document:
+    """Read a TOML file; `wanted` says what it should be, for errors."""
     text = _read_text(path, wanted)
     try:
         data = tomllib.loads(text)
         return Document(path, text, data, key_positions(text))
     except RecursionError:
-        raise InputError(
-            path, "values are nested too deeply", "a table of strings, numbers and lists"
-        ) from None
+        what = "values are nested too deeply"
+        raise InputError(path, what, "a table of strings, numbers and lists") from None
     except ValueError as error:  # tomllib.TOMLDecodeError, or a number that Python refuses
-        found = re.fullmatch(
-            r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL
-        )
-        message, line, column = found.groups() if found else (str(error), None, None)
-        if found and not line:
+        raise _not_toml(path, text, str(error)) from None
+
+
+def _not_toml(path: str, text: str, message: str) -> InputError:
+    """Return the error for tomllib's message, which ends with a position in words."""
+    pattern = r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)"
+    found = re.fullmatch(pattern, message, re.DOTALL)
+    where = path
+    if found is not None:
+        message, line, column = found.groups()
+        if line is None:
             line, column = _line_and_column(text, len(text.rstrip()))
-        where = f"{path}:{line}:{column}" if found else path
-        raise InputError(
-            where, f"this is not TOML: {message}", "KEY = VALUE and [TABLE] lines"
-        ) from None
+        where = f"{path}:{line}:{column}"
+    return InputError(where, f"this is not TOML: {message}", "lines KEY = VALUE and [TABLE]")
 
 
 def _read_text(path: str, wanted: str) -> str:
@@ -117,7 +132,7 @@ def _read_text(path: str, wanted: str) -> str:
     except FileNotFoundError:
         raise InputError(path, "there is no such file", wanted) from None
     except IsADirectoryError:
-        raise InputError(path, "this is a folder", wanted) from None
+        raise InputError(path, "this is a directory", wanted) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(repr(path)[1:-1], f"cannot be read: {reason}", wanted) from None
@@ -130,72 +145,86 @@ def _read_text(path: str, wanted: str) -> str:
 
 
 def beside(document: Document, file: str) -> str:
-    """A path in the document, relative to the document's own folder."""
+    """Return a path that the document names, relative to the document's own directory."""
     return os.path.normpath(os.path.join(os.path.dirname(document.name), file))
 
 
-# ---- positions ------------------------------------------------------------------------------------------------------
+# ---- positions ----------------------------------------------------------------------------------
 
 
-def key_positions(text: str) -> Spots:
-    """Where every key and every element of a list stands in a valid TOML text."""
-    found = ((match[0], match.start()) for match in _TOKEN.finditer(text))
-    tokens = [token for token in found if token[0][0] not in " \t#"]
-    spots: Spots = {}
+def key_positions(text: str) -> Positions:
+    """Return the positions of every key and every element of a list in a valid TOML text."""
+    tokens: list[Token] = []
+    for match in _TOKEN.finditer(text):
+        if match[0][0] not in " \t#":
+            tokens.append((match[0], match.start()))
+    positions: Positions = {}
     table: KeyPath = ()
     k = 0
     while k < len(tokens):
-        if tokens[k][0] in ("\n", "]"):
+        token = tokens[k][0]
+        if token in ("\n", "]"):
             k += 1
-        elif tokens[k][0] == "[":
+        elif token == "[":
             k += 2 if tokens[k + 1][0] == "[" else 1
-            k, table = _key(tokens, k, (), spots)
+            k, table = _read_key(tokens, k, (), positions)
         else:
-            k = _pair(tokens, k, table, spots)
-    return spots
+            k = _read_pair(tokens, k, table, positions)
+    return positions
 
 
-def _key(tokens: list[Token], k: int, path: KeyPath, spots: Spots) -> tuple[int, KeyPath]:
+def _read_key(
+    tokens: list[Token], k: int, path: KeyPath, positions: Positions
+) -> tuple[int, KeyPath]:
+    """Read a dotted key. Return the number of the token after it, and its whole path."""
     while True:
         text, offset = tokens[k]
-        name = tomllib.loads(f"key = {text}")["key"] if text[0] in "\"'" else text
+        is_quoted = text[0] in "\"'"
+        name = tomllib.loads(f"key = {text}")["key"] if is_quoted else text
         path = (*path, name)
-        spots.setdefault(path, (offset, offset))
+        positions.setdefault(path, (offset, offset))
         if tokens[k + 1][0] != ".":
             return k + 1, path
         k += 2
 
 
-def _pair(tokens: list[Token], k: int, table: KeyPath, spots: Spots) -> int:
-    k, path = _key(tokens, k, table, spots)
-    spots[path] = (spots[path][0], tokens[k + 1][1])
-    return _value(tokens, k + 1, path, spots)
+def _read_pair(tokens: list[Token], k: int, table: KeyPath, positions: Positions) -> int:
+    """Read "key = value". Return the number of the token after it."""
+    k, path = _read_key(tokens, k, table, positions)
+    key_offset = positions[path][0]
+    value_offset = tokens[k + 1][1]
+    positions[path] = (key_offset, value_offset)
+    return _read_value(tokens, k + 1, path, positions)
 
 
-def _value(tokens: list[Token], k: int, path: KeyPath, spots: Spots) -> int:
-    """Step over a value; number of the token after it."""
-    opening, count = tokens[k][0], 0
+def _read_value(tokens: list[Token], k: int, path: KeyPath, positions: Positions) -> int:
+    """Read a value. Return the number of the token after it."""
+    opening = tokens[k][0]
     if opening not in ("[", "{"):
         while k < len(tokens) and tokens[k][0] not in (",", "]", "}", "\n"):
             k += 1
         return k
     k += 1
+    count = 0  # elements of a list
     while tokens[k][0] not in ("]", "}"):
-        if tokens[k][0] in (",", "\n"):
+        token, offset = tokens[k]
+        if token in (",", "\n"):
             k += 1
         elif opening == "{":
-            k = _pair(tokens, k, path, spots)
+            k = _read_pair(tokens, k, path, positions)
         else:
-            spots[(*path, count)] = (tokens[k][1], tokens[k][1])
-            k, count = _value(tokens, k, (*path, count), spots), count + 1
+            element = (*path, count)
+            positions[element] = (offset, offset)
+            k = _read_value(tokens, k, element, positions)
+            count += 1
     return k + 1
 
 
-# ---- typed access ---------------------------------------------------------------------------------------------------
+# ---- typed access -------------------------------------------------------------------------------
 
 
 def lookup(document: Document, path: KeyPath) -> Any:
-    """The value, None where there is none."""
+    """Return the value at a path, None if there is none."""
     found: Any = document.data
     for step in path:
         if isinstance(step, str) and not (isinstance(found, dict | Mapping) and step in found):
@@ -205,7 +234,7 @@ def lookup(document: Document, path: KeyPath) -> Any:
 
 
 def show(value: object) -> str:
-    """A value for a message, short whatever it is."""
+    """Return a value as text for a message, shortened if it is long."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value.bit_length() > 128:
@@ -215,49 +244,50 @@ def show(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """A value that is not of the wanted kind."""
+    """Return what a value is, for a message: the kind of a list or a table, else the value."""
     return _KINDS[type(value)] if isinstance(value, list | dict) else show(value)
 
 
 def get(document: Document, path: KeyPath, kind: type[T]) -> T | None:
-    """The value, which must be of this kind; None where there is none."""
+    """Return the value at a path, None if there is none; InputError if it is of another kind."""
     found = lookup(document, path)
     if found is None or type(found) is kind:
         return found
-    raise InputError(
-        document.place(path), f"{path[-1]} is {kind_of(found)}", _KINDS[kind]
-    )
+    raise InputError(document.place(path), f"{path[-1]} is {kind_of(found)}", _KINDS[kind])
 
 
 def choice(document: Document, path: KeyPath, allowed: Iterable[str], default: str) -> str:
+    """Return a string that must be one of the allowed ones."""
     found = get(document, path, str)
     if found is None:
         return default
     names = list(allowed)
     if found not in names:
-        raise InputError(
-            document.place(path), f"unknown {path[-1]} {show(found)}", one_of(names, found)
-        )
+        what = f"unknown {path[-1]} {show(found)}"
+        raise InputError(document.place(path), what, one_of(names, found))
     return found
 
 
 def table(
     document: Document, path: KeyPath, keys: Iterable[str] | None = None
 ) -> Mapping[str, Any]:
-    """A table, with keys that are not in `keys` refused; empty where there is none."""
+    """Return a table, empty if there is none; InputError for a key that is not in `keys`."""
     found = get(document, path, dict) if path else document.data
-    names = None if keys is None else list(keys)
-    for key in found or {}:
-        if names is not None and key not in names:
+    if not found:
+        return {}
+    if keys is None:
+        return found
+    names = list(keys)
+    for key in found:
+        if key not in names:
             inside = f" in {'.'.join(map(str, path))}" if path else ""
-            raise InputError(
-                document.place((*path, key)), f"unknown key {show(key)}{inside}", one_of(names, key)
-            )
-    return found or {}
+            what = f"unknown key {show(key)}{inside}"
+            raise InputError(document.place((*path, key)), what, one_of(names, key))
+    return found
 
 
 def whole_number(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> int | None:
-    """A whole number, or a string of whole-number arithmetic over sizes; None where it is neither."""
+    """Return an integer, or the value of a string of integer arithmetic; None if it is neither."""
     found = lookup(document, path)
     if not isinstance(found, str):
         return found if type(found) is int else None
@@ -266,7 +296,5 @@ def whole_number(document: Document, path: KeyPath, sizes: Mapping[str, int]) ->
     except InputError as error:
         if not error.what.startswith("syntax error"):
             raise
-        allowed = "whole numbers, earlier sizes, + - * // % ** and brackets"
-        raise InputError(
-            error.where, f"{show(found)} is not whole-number arithmetic", allowed
-        ) from None
+        what = f"{show(found)} is not integer arithmetic"
+        raise InputError(error.where, what, INTEGER_ARITHMETIC) from None

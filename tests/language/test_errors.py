@@ -29,18 +29,19 @@ INPUTS = {
 SIZES = {"d": 4, "w": 3}
 
 FUNCTIONS = (
-    "expected one of sum, prod, max, min, any, all, relu, sigmoid, silu, gelu, mean, var, logsumexp, softmax, rmsnorm, "
-    "layernorm, where, exp, log, log1p, expm1, sqrt, rsqrt, abs, sign, tanh, erf, sin, cos, maximum, minimum, conj, "
-    "real, imag, float16, float32, float64, complex64, complex128, int32, int64, bool, bfloat16"
+    "expected one of sum, prod, max, min, any, all, relu, sigmoid, silu, gelu, mean, var, "
+    "logsumexp, softmax, rmsnorm, layernorm, where, exp, log, log1p, expm1, sqrt, rsqrt, abs, "
+    "sign, tanh, erf, sin, cos, maximum, minimum, conj, real, imag, float16, float32, float64, "
+    "complex64, complex128, int32, int64, bool, bfloat16"
 )
 TENSORS = "expected one of A, B, C, G, M, N, T, E, F, s"
-STATEMENT = "one statement a line: NAME[labels] = expression"
-EXPRESSION = "numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
-AGGREGATE_IT = "add it to the output or aggregate it with sum, prod, max, min, any, all"
-DEPTH = "at most 200 levels; split it into several statements"
+STATEMENT = "expected one statement a line: NAME[labels] = expression"
+EXPRESSION = "expected numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
+AGGREGATE_IT = "expected it in the output, or an aggregation over it: sum, prod, max, min, any, all"
+DEPTH = "expected at most 200 levels; split it into several statements"
 DTYPES = "expected one of float16, float32, float64, complex64, complex128, int32, int64, bool"
-ARITHMETIC = "whole numbers, earlier sizes, + - * // % ** and brackets"
-NOTHING = "sum, prod, any and all of nothing have a value; max and min have none"
+ARITHMETIC = "expected integers, earlier sizes, + - * // % ** and brackets"
+NOTHING = "expected an extent of at least 1; only sum, prod, any, all have a value there"
 
 
 def error(text: str, inputs: object = None, sizes: object = None, outputs: object = None) -> str:
@@ -109,7 +110,7 @@ def test_syntax(text: str, message: str) -> None:
     ("Z[i+1] = B[i]", "p:1:3: i + 1 is not a label; expected a name, or name:extent"),
     ("Z['i'] = B[i]", "p:1:3: 'i' is not a label; expected a name, or name:extent"),
     ("Z[i:2:2] = B[i]", "p:1:3: i:2:2 is not a label; expected a name, or name:extent"),
-    ("Z[i,i] = B[i]", "p:1:1: label i stands twice in the output; expected each label once"),
+    ("Z[i,i] = B[i]", "p:1:1: label i occurs twice in the output; expected each label once"),
 )
 def test_not_a_statement(text: str, message: str) -> None:
     assert error(text) == message
@@ -124,16 +125,16 @@ def test_not_a_statement(text: str, message: str) -> None:
     ("'B[i]'", f"p:1:8: \"'B[i]'\" is not in the language; {EXPRESSION}"),
     (
         "B[i] and B[i]",
-        "p:1:8: 'B[i] and B[i]' is not in the language; expected write & and |, with brackets around comparisons",
+        "p:1:8: 'B[i] and B[i]' is not in the language; expected & and |, with brackets around comparisons",
     ),
     (
         "B[i] or B[i]",
-        "p:1:8: 'B[i] or B[i]' is not in the language; expected write & and |, with brackets around comparisons",
+        "p:1:8: 'B[i] or B[i]' is not in the language; expected & and |, with brackets around comparisons",
     ),
     ("not B[i]", f"p:1:8: 'not B[i]' is not in the language; {EXPRESSION}"),
     (
         "B[i] if T[i] else 0",
-        "p:1:8: 'B[i] if T[i] else 0' is not in the language; expected write where(condition, this, that)",
+        "p:1:8: 'B[i] if T[i] else 0' is not in the language; expected where(condition, this, that)",
     ),
     ("B[i] // 2", f"p:1:8: 'B[i] // 2' is not in the language; {EXPRESSION}"),
     ("B[i] @ B[i]", f"p:1:8: 'B[i] @ B[i]' is not in the language; {EXPRESSION}"),
@@ -154,7 +155,7 @@ def test_not_an_expression(text: str, message: str) -> None:
 
 
 @cases(
-    ("Z[i] = sqr(B[i])", f"p:1:8: unknown function 'sqr'; did you mean sqrt? {FUNCTIONS}"),
+    ("Z[i] = sqr(B[i])", f"p:1:8: unknown function 'sqr'; {FUNCTIONS} (did you mean sqrt?)"),
     ("Z[i] = 2 * B(i)", f"p:1:12: unknown function 'B'; {FUNCTIONS}"),
     ("Z[i] = foo.bar(B[i])", f"p:1:8: unknown function 'foo.bar'; {FUNCTIONS}"),
     (
@@ -164,7 +165,7 @@ def test_not_an_expression(text: str, message: str) -> None:
     ("Z[i] = B[i] + D[i]", "p:1:15: unknown tensor 'D'; " + TENSORS),
     (
         "Z[i] = B[i]\nY[i] = Zz[i]",
-        "p:2:8: unknown tensor 'Zz'; did you mean Z? " + TENSORS + ", Z",
+        f"p:2:8: unknown tensor 'Zz'; {TENSORS}, Z (did you mean Z?)",
     ),
     ("Z[i] = B[i] * y", "p:1:15: unknown name 'y'; expected one of s, d, w, inf, nan, pi"),
     (
@@ -172,13 +173,19 @@ def test_not_an_expression(text: str, message: str) -> None:
         "p:1:15: unknown name 'dd'; expected one of s, d, w, inf, nan, pi (did you mean d?)",
     ),
     ("Z[i] = B[i] * j", "p:1:15: unknown name 'j'; expected one of s, d, w, inf, nan, pi"),
-    ("Z[i] = B", "p:1:8: B stands without its labels; expected such as B[i]"),
-    ("Z[i] = sum", "p:1:8: sum is a function; sum(...)"),
-    ("Z[i] = exp * B[i]", "p:1:8: exp is a function; exp(...)"),
-    ("Z[i] = exp[i]", "p:1:8: exp is a function; exp(...)"),
-    ("Z[i] = softmax[i]", "p:1:8: softmax is a function; softmax[labels](...)"),
+    ("Z[i] = B", "p:1:8: B has no labels here; expected labels, such as B[i]"),
+    ("Z[i] = sum", "p:1:8: sum is a function; expected a call: sum(expression)"),
+    ("Z[i] = exp * B[i]", "p:1:8: exp is a function; expected a call: exp(x)"),
+    ("Z[i] = exp[i]", "p:1:8: exp is a function; expected a call: exp(x)"),
+    (
+        "Z[i] = softmax[i]",
+        "p:1:8: softmax is a function; expected a call: softmax[labels](expression)",
+    ),
     ("Z[i] = i.__class__", f"p:1:8: 'i.__class__' is not in the language; {EXPRESSION}"),
-    ("Z[s] = B[s] * s", "p:1:15: s is a label and a tensor here; expected two different names"),
+    (
+        "Z[s] = B[s] * s",
+        "p:1:15: s is both a label and a tensor here; expected two different names",
+    ),
 )
 def test_unknown(text: str, message: str) -> None:
     assert error(text) == message
@@ -194,31 +201,31 @@ def test_unknown_output() -> None:
 @cases(
     (
         "Z[i] = A[i,j] * B[i]",
-        "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected one extent a label",
+        "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent everywhere",
     ),
     (
         "Z = sum(A[i,j] * B[i])",
-        "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected one extent a label",
+        "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent everywhere",
     ),
     (
         "Z[i] = sum(A[i,j] * max(B[i] * B[k]))",
-        "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected one extent a label",
+        "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent everywhere",
     ),
     (
         "Z = sum(A[i,i])",
-        "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; expected one extent a label",
+        "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; expected the same extent everywhere",
     ),
     (
         "Z[i:4] = B[i]",
-        "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; expected one extent a label",
+        "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; expected the same extent everywhere",
     ),
     (
         "Z = sum[i:d](B[i])",
-        "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; expected one extent a label",
+        "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; expected the same extent everywhere",
     ),
     (
         "Z[i] = A[i,N[i]]",
-        "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected one extent a label",
+        "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected the same extent everywhere",
     ),
 )
 def test_two_extents(text: str, message: str) -> None:
@@ -248,59 +255,59 @@ def test_two_extents(text: str, message: str) -> None:
     ),
     (
         "Z[i] = sum[i](A[i,j])",
-        "p:1:1: label i is aggregated and also in the output; expected one of the two",
+        "p:1:1: label i is aggregated and also in the output; expected only one of the two",
     ),
     (
         "Z[i] = 1 + sum[i,j](A[i,j])",
-        "p:1:1: label i is aggregated and also in the output; expected one of the two",
+        "p:1:1: label i is aggregated and also in the output; expected only one of the two",
     ),
     (
         "Z[j] = mean[j](A[0,j])",
-        "p:1:1: label j is aggregated and also in the output; expected one of the two",
+        "p:1:1: label j is aggregated and also in the output; expected only one of the two",
     ),
     (
         "Z[i:3] = sum[i:3](B[i])",
-        "p:1:1: label i is aggregated and also in the output; expected one of the two",
+        "p:1:1: label i is aggregated and also in the output; expected only one of the two",
     ),
     (
         "Z[i] = sum(B[i])",
-        "p:1:8: sum(...) has nothing to aggregate: every label in it also stands outside of it; "
-        "sum[labels](...)",
+        "p:1:8: sum(...) has nothing to aggregate: every label in it also occurs outside of it; expected sum[labels](...)",
     ),
     (
         "Z[i] = B[i] + max(B[i] * 2)",
-        "p:1:15: max(...) has nothing to aggregate: every label in it also stands outside "
-        "of it; max[labels](...)",
+        "p:1:15: max(...) has nothing to aggregate: every label in it also occurs outside of it; expected max[labels](...)",
     ),
     (
         "z = sum(sum(B[i]))",
-        "p:1:5: sum(...) has nothing to aggregate: every label in it is aggregated inside it; "
-        "sum[labels](...)",
+        "p:1:5: sum(...) has nothing to aggregate: every label in it is aggregated inside it; expected sum[labels](...)",
     ),
     (
         "z = sum(s)",
-        "p:1:5: sum(...) has nothing to aggregate: no label stands in it; sum[labels](...)",
+        "p:1:5: sum(...) has nothing to aggregate: it has no labels; expected sum[labels](...)",
     ),
-    ("z = sum[k](B[i])", "p:1:5: label k does not occur in this sum; expected one of i"),
-    ("Z[i] = 2 * max[k](B[i])", "p:1:12: label k does not occur in this max; expected one of i"),
-    ("Z[i] = softmax[k](B[i])", "p:1:8: label k does not occur in this softmax; expected one of i"),
-    ("z = sum[i](s)", "p:1:5: label i does not occur in this sum; expected no entry here"),
-    ("z = sum[i,i](B[i])", "p:1:5: label i stands twice in this sum; expected each label once"),
+    ("z = sum[k](B[i])", "p:1:5: label k does not occur in this sum; expected i"),
+    ("Z[i] = 2 * max[k](B[i])", "p:1:12: label k does not occur in this max; expected i"),
+    ("Z[i] = softmax[k](B[i])", "p:1:8: label k does not occur in this softmax; expected i"),
+    (
+        "z = sum[i](s)",
+        "p:1:5: label i does not occur in this sum; expected an argument with labels",
+    ),
+    ("z = sum[i,i](B[i])", "p:1:5: label i occurs twice in this sum; expected each label once"),
     (
         "Z[i] = softmax[i,i](B[i])",
-        "p:1:8: label i stands twice in this softmax; expected each label once",
+        "p:1:8: label i occurs twice in this softmax; expected each label once",
     ),
     (
         "Z[i] = 1",
-        "p:1:1: label i has no extent: no tensor here is indexed by it; expected write i:EXTENT",
+        "p:1:1: label i has no extent: no tensor here is indexed by it; expected an extent, written as i:EXTENT",
     ),
     (
         "Z[i,j] = B[i] * j",
-        "p:1:1: label j has no extent: no tensor here is indexed by it; expected write j:EXTENT",
+        "p:1:1: label j has no extent: no tensor here is indexed by it; expected an extent, written as j:EXTENT",
     ),
     (
         "Z[i] = B[i+1]",
-        "p:1:1: label i has no extent: no tensor here is indexed by it; expected write i:EXTENT",
+        "p:1:1: label i has no extent: no tensor here is indexed by it; expected an extent, written as i:EXTENT",
     ),
     ("z = sum[0](B[i])", "p:1:9: 0 is not a label; expected a name, or name:extent"),
 )
@@ -309,17 +316,29 @@ def test_labels(text: str, message: str) -> None:
 
 
 @cases(
-    ("Z[i] = A[i]", "p:1:8: A[i] has the wrong number of indices; A takes 2"),
-    ("Z[i] = 1 + B[i,j]", "p:1:12: B[i, j] has the wrong number of indices; B takes 1"),
-    ("Z[i] = s[i]", "p:1:8: s[i] has the wrong number of indices; s takes 0"),
-    ("Z[i] = A[i,3]", "p:1:12: index 3 is out of range; expected 0 to 2"),
-    ("Z[i] = A[i,-1]", "p:1:12: index -1 is out of range; expected 0 to 2"),
-    ("Z[i] = A[i,d+0]", "p:1:12: index 4 is out of range; expected 0 to 2"),
+    (
+        "Z[i] = A[i]",
+        "p:1:8: A[i] has the wrong number of indices; expected as many as A has dimensions: 2",
+    ),
+    (
+        "Z[i] = 1 + B[i,j]",
+        "p:1:12: B[i, j] has the wrong number of indices; expected as many as B has dimensions: 1",
+    ),
+    (
+        "Z[i] = s[i]",
+        "p:1:8: s[i] has the wrong number of indices; expected as many as s has dimensions: 0",
+    ),
+    ("Z[i] = A[i,3]", "p:1:12: index 3 is out of range; expected an index from 0 to 2"),
+    ("Z[i] = A[i,-1]", "p:1:12: index -1 is out of range; expected an index from 0 to 2"),
+    ("Z[i] = A[i,d+0]", "p:1:12: index 4 is out of range; expected an index from 0 to 2"),
     ("Z[i] = A[i,1.0]", "p:1:12: the index 1.0 is float64; expected an integer"),
     ("Z[i] = B[B[i]]", "p:1:10: the index B[i] is float64; expected an integer"),
     ("Z[i] = A[T[i],i]", "p:1:10: the index T[i] is bool; expected an integer"),
     ("Z[i] = B[N[i] / 2]", "p:1:10: the index N[i] / 2 is float64; expected an integer"),
-    ("z = E[0]", "p:1:7: index 0 is out of range; expected this dimension has extent 0"),
+    (
+        "z = E[0]",
+        "p:1:7: index 0 is out of range; expected no index, because this dimension has extent 0",
+    ),
 )
 def test_indices(text: str, message: str) -> None:
     assert error(text) == message
@@ -346,84 +365,144 @@ def test_cycles(text: str, message: str) -> None:
 @cases(
     (
         "X[i] = B[i]; X[i] = B[i]",
-        "p:1:14: X is defined twice; expected each name once; inputs are defined already",
+        "p:1:14: X is defined twice; expected each name once",
     ),
     (
         "B[i] = N[i]",
-        "p:1:1: B is defined twice; expected each name once; inputs are defined already",
+        "p:1:1: B is an input and cannot be defined again; expected another name",
     ),
     (
         "X: float64[3]\nX[i] = B[i]",
-        "p:2:1: X is defined twice; expected each name once; inputs are defined already",
+        "p:2:1: X is an input and cannot be defined again; expected another name",
     ),
-    ("d = 3", "p:1:1: d is a size and cannot be a tensor; expected any other name"),
-    ("Z = 1; d[i] = B[i]", "p:1:8: d is a size and cannot be a tensor; expected any other name"),
+    ("d = 3", "p:1:1: d is a size and cannot name a tensor; expected another name"),
+    ("Z = 1; d[i] = B[i]", "p:1:8: d is a size and cannot name a tensor; expected another name"),
     (
         "sum[i] = B[i]",
-        "p:1:1: sum is a word of the language and cannot be a tensor; expected any other name",
+        "p:1:1: sum is a word of the language and cannot name a tensor; expected another name",
     ),
     (
         "softmax = 1",
-        "p:1:1: softmax is a word of the language and cannot be a tensor; expected any other name",
+        "p:1:1: softmax is a word of the language and cannot name a tensor; expected another name",
     ),
     (
         "exp[i] = B[i]",
-        "p:1:1: exp is a word of the language and cannot be a tensor; expected any other name",
+        "p:1:1: exp is a word of the language and cannot name a tensor; expected another name",
     ),
     (
         "inf = 3",
-        "p:1:1: inf is a word of the language and cannot be a tensor; expected any other name",
+        "p:1:1: inf is a word of the language and cannot name a tensor; expected another name",
     ),
     (
         "float32[i] = B[i]",
-        "p:1:1: float32 is a word of the language and cannot be a tensor; expected any other name",
+        "p:1:1: float32 is a word of the language and cannot name a tensor; expected another name",
     ),
     (
         "Σ[i] = B[i]",
-        "p:1:1: Σ is a word of the language and cannot be a tensor; expected any other name",
+        "p:1:1: Σ is a word of the language and cannot name a tensor; expected another name",
     ),
 )
 def test_names(text: str, message: str) -> None:
     assert error(text) == message
 
 
-@pytest.mark.parametrize("name", ["sum", "relu", "pi", "d", "two words", "1x", ""])
-def test_name_of_an_input(name: str) -> None:
-    message = f"p: {name!r} cannot name a tensor; expected a name that is no size and no function"
-    assert error("Z[i] = B[i]", inputs={**INPUTS, name: ((3,), "float64")}) == message
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *(
+            (
+                name,
+                f"{name} is a word of the language and cannot name a tensor; expected another name",
+            )
+            for name in ("sum", "relu", "pi", "Σ")
+        ),
+        ("d", "d is a size and cannot name a tensor; expected another name"),
+        *(
+            (name, f"{name!r} cannot name a tensor; expected a Python identifier")
+            for name in ("two words", "1x", "")
+        ),
+    ],
+)
+def test_name_of_an_input(name: str, message: str) -> None:
+    assert error("Z[i] = B[i]", inputs={**INPUTS, name: ((3,), "float64")}) == f"p: {message}"
 
 
 @cases(
-    ("Z[i] = C[i] < 1", "p:1:8: < does not take complex numbers"),
-    ("Z[i] = 1 + (0 <= C[i] <= 1)", "p:1:13: <= does not take complex numbers"),
-    ("z = max(C[i])", "p:1:5: max does not take complex numbers"),
-    ("z = 1 + max(C[i])", "p:1:9: max does not take complex numbers"),
-    ("Z[i] = maximum(C[i], 0)", "p:1:8: maximum does not take complex numbers"),
-    ("Z[i] = sign(C[i])", "p:1:8: sign does not take complex numbers"),
-    ("Z[i] = erf(C[i])", "p:1:8: erf does not take complex numbers"),
-    ("Z[i] = C[i] % 2", "p:1:8: % does not take complex numbers"),
+    ("Z[i] = C[i] < 1", "p:1:8: < does not take complex numbers; expected real arguments"),
+    (
+        "Z[i] = 1 + (0 <= C[i] <= 1)",
+        "p:1:13: <= does not take complex numbers; expected real arguments",
+    ),
+    ("z = max(C[i])", "p:1:5: max does not take complex numbers; expected a real argument"),
+    ("z = 1 + max(C[i])", "p:1:9: max does not take complex numbers; expected a real argument"),
+    (
+        "Z[i] = maximum(C[i], 0)",
+        "p:1:8: maximum does not take complex numbers; expected real arguments",
+    ),
+    ("Z[i] = sign(C[i])", "p:1:8: sign does not take complex numbers; expected real arguments"),
+    ("Z[i] = erf(C[i])", "p:1:8: erf does not take complex numbers; expected real arguments"),
+    ("Z[i] = C[i] % 2", "p:1:8: % does not take complex numbers; expected real arguments"),
     (
         "Z[i] = float32(C[i])",
-        "p:1:8: float32 does not take complex numbers: use real or imag first",
+        "p:1:8: float32 does not take complex numbers; expected a real argument; use real or imag first",
     ),
-    ("Z[i] = 2 * relu(C[i])", "p:1:12: maximum does not take complex numbers"),
-    ("Z[i] = softmax[i](C[i])", "p:1:8: max does not take complex numbers"),
-    ("Z[i] = B[i] & B[i]", "p:1:8: & does not take float64 and float64"),
-    ("Z[i] = B[i] | T[i]", "p:1:8: | does not take float64 and bool"),
-    ("Z[i] = ~B[i]", "p:1:8: ~ does not take float64"),
-    ("Z[i] = -T[i]", "p:1:8: - does not take bool"),
-    ("Z[i] = T[i] - T[i]", "p:1:8: - does not take bool and bool"),
-    ("Z[i] = T[i] ** T[i]", "p:1:8: the result would be int8, which is not supported"),
-    ("Z[i] = B[i] * (1.5 & 2)", "p:1:16: & does not take float64 and int64"),
-    ("Z[i] = N[i] ** -1", "p:1:8: an integer to the power -1: write -1.0"),
-    ("Z[i] = M[i] + 2**40", "p:1:8: 1099511627776 does not fit into int32"),
-    ("Z[i] = where(T[i], M[i], -2**31 - 1)", "p:1:8: -2147483649 does not fit into int32"),
+    (
+        "Z[i] = 2 * relu(C[i])",
+        "p:1:12: maximum does not take complex numbers; expected real arguments",
+    ),
+    (
+        "Z[i] = softmax[i](C[i])",
+        "p:1:8: max does not take complex numbers; expected a real argument",
+    ),
+    (
+        "Z[i] = B[i] & B[i]",
+        "p:1:8: & does not take float64 and float64; expected one of int32, int64, bool",
+    ),
+    (
+        "Z[i] = B[i] | T[i]",
+        "p:1:8: | does not take float64 and bool; expected one of int32, int64, bool",
+    ),
+    ("Z[i] = ~B[i]", "p:1:8: ~ does not take float64; expected one of int32, int64, bool"),
+    (
+        "Z[i] = -T[i]",
+        "p:1:8: - does not take bool; expected one of float16, float32, float64, complex64, complex128, int32, int64",
+    ),
+    (
+        "Z[i] = T[i] - T[i]",
+        "p:1:8: - does not take bool and bool; expected one of float16, float32, float64, complex64, complex128, int32, int64",
+    ),
+    (
+        "Z[i] = T[i] ** T[i]",
+        f"p:1:8: the result of ** would be int8, which is not supported; {DTYPES}",
+    ),
+    (
+        "Z[i] = B[i] * (1.5 & 2)",
+        "p:1:16: & does not take float64 and int64; expected one of int32, int64, bool",
+    ),
+    (
+        "Z[i] = N[i] ** -1",
+        "p:1:8: an integer to the power -1; expected an exponent of at least 0; write -1.0 for a result in floating point",
+    ),
+    (
+        "Z[i] = M[i] + 2**40",
+        "p:1:8: 1099511627776 does not fit into int32; expected a number from -2147483648 to 2147483647",
+    ),
+    (
+        "Z[i] = where(T[i], M[i], -2**31 - 1)",
+        "p:1:8: -2147483649 does not fit into int32; expected a number from -2147483648 to 2147483647",
+    ),
     (
         "Z[i] = N[i] + 9223372036854775808",
-        "p:1:15: this integer is too large; expected less than 2**63",
+        "p:1:15: this integer is too large; expected an integer less than 2**63",
     ),
-    ("Z[i] = N[i] + 2**64", "p:1:15: 2**64 is larger than 2**63"),
-    ("Z[i] = B[i] + 10**10**10", "p:1:15: 10**10000000000 is larger than 2**63"),
+    (
+        "Z[i] = N[i] + 2**64",
+        "p:1:15: 2**64 is too large; expected an integer from -2**63 to 2**63 - 1",
+    ),
+    (
+        "Z[i] = B[i] + 10**10**10",
+        "p:1:15: 10**10000000000 is too large; expected an integer from -2**63 to 2**63 - 1",
+    ),
 )
 def test_dtypes(text: str, message: str) -> None:
     assert error(text) == message
@@ -442,40 +521,49 @@ def test_largest_of_nothing(text: str, message: str) -> None:
 @cases(
     (
         "Z[i:2**40] = 1",
-        "p:1:5: label i has extent 1099511627776; expected 0 to 2**39 = 549755813888",
+        "p:1:5: label i has extent 1099511627776; expected an extent from 0 to 2**39 = 549755813888",
     ),
     (
         "Z[i:2**39+1] = 1",
-        "p:1:5: label i has extent 549755813889; expected 0 to 2**39 = 549755813888",
+        "p:1:5: label i has extent 549755813889; expected an extent from 0 to 2**39 = 549755813888",
     ),
-    ("Z[i:d-5] = 1", "p:1:5: label i has extent -1; expected 0 to 2**39 = 549755813888"),
+    (
+        "Z[i:d-5] = 1",
+        "p:1:5: label i has extent -1; expected an extent from 0 to 2**39 = 549755813888",
+    ),
     (
         "Z[i:2**62] = 1",
-        "p:1:5: label i has extent 4611686018427387904; expected 0 to 2**39 = 549755813888",
+        "p:1:5: label i has extent 4611686018427387904; expected an extent from 0 to 2**39 = 549755813888",
     ),
-    ("Z[i:2**64] = 1", "p:1:5: 2**64 is not a whole number below 2**63"),
-    ("Z[i:2**-1] = 1", "p:1:5: 2**-1 is not a whole number below 2**63"),
-    ("Z[i:d/2] = 1", f"p:1:5: d / 2 is not whole-number arithmetic; {ARITHMETIC}"),
-    ("Z[i:1.5] = 1", f"p:1:5: 1.5 is not whole-number arithmetic; {ARITHMETIC}"),
+    ("Z[i:2**64] = 1", "p:1:5: 2**64 is too large; expected an integer less than 2**63"),
+    ("Z[i:2**-1] = 1", "p:1:5: 2**-1 is not an integer; expected an integer less than 2**63"),
+    ("Z[i:d/2] = 1", f"p:1:5: d / 2 is not integer arithmetic; {ARITHMETIC}"),
+    ("Z[i:1.5] = 1", f"p:1:5: 1.5 is not integer arithmetic; {ARITHMETIC}"),
     ("Z[i:D] = 1", "p:1:5: unknown size 'D'; expected one of d, w"),
-    ("Z[i:d//0] = 1", "p:1:5: division by zero"),
+    ("Z[i:d//0] = 1", "p:1:5: division by zero; expected a divisor other than 0"),
     (
         "Z[i:2**39,j:2**21] = 1.0",
         "p:1:1: Z would have 1152921504606846976 elements; expected less than 2**63 bytes",
     ),
     (
         "Z = sum[i:2**39+1](i)",
-        "p:1:11: label i has extent 549755813889; expected 0 to 2**39 = 549755813888",
+        "p:1:11: label i has extent 549755813889; expected an extent from 0 to 2**39 = 549755813888",
     ),
-    ("Z = sum[i:-1](i)", "p:1:11: label i has extent -1; expected 0 to 2**39 = 549755813888"),
-    ("X: int8[3]", f"p:1:4: dtype 'int8' of X is not supported; did you mean int64? {DTYPES}"),
-    ("X: float32[2.5]", f"p:1:12: 2.5 is not whole-number arithmetic; {ARITHMETIC}"),
+    (
+        "Z = sum[i:-1](i)",
+        "p:1:11: label i has extent -1; expected an extent from 0 to 2**39 = 549755813888",
+    ),
+    ("X: int8[3]", f"p:1:4: dtype 'int8' of X is not supported; {DTYPES} (did you mean int64?)"),
+    ("X: float32[2.5]", f"p:1:12: 2.5 is not integer arithmetic; {ARITHMETIC}"),
     (
         "X: float32[3, 2**40]",
-        "p:1:4: X has extent 1099511627776; expected 0 to 2**39 = 549755813888",
+        "p:1:4: X has extent 1099511627776; expected an extent from 0 to 2**39 = 549755813888",
     ),
     ("X: 5", "p:1:4: this is not a declaration of an input; expected NAME: dtype[extent, extent]"),
-    ("B: float32[3]", "p:1:4: B is given as B: float64[3]; expected the same shape and dtype"),
+    (
+        "B: float32[3]",
+        "p:1:4: B is declared differently from the given input; expected B: float64[3]",
+    ),
 )
 def test_extents_and_declarations(text: str, message: str) -> None:
     assert error(text) == message
@@ -483,21 +571,19 @@ def test_extents_and_declarations(text: str, message: str) -> None:
 
 def test_extents_of_inputs() -> None:
     for shape, what in (
-        ((2**39 + 1,), "X has extent 549755813889; expected 0 to 2**39 = 549755813888"),
-        ((3, -1), "X has extent -1; expected 0 to 2**39 = 549755813888"),
+        (
+            (2**39 + 1,),
+            "X has extent 549755813889; expected an extent from 0 to 2**39 = 549755813888",
+        ),
+        ((3, -1), "X has extent -1; expected an extent from 0 to 2**39 = 549755813888"),
         (
             (2**39, 2**21),
             "X would have 1152921504606846976 elements; expected less than 2**63 bytes",
         ),
     ):
         assert error("Z[i] = B[i]", inputs={**INPUTS, "X": (shape, "float64")}) == f"p: {what}"
-    message = f"p: dtype 'uint8' of X is not supported; {DTYPES}"
-    assert (
-        error("Z[i] = B[i]", inputs={**INPUTS, "X": ((3,), "uint8")}).replace(
-            "did you mean int64? ", ""
-        )
-        == message
-    )
+    found = error("Z[i] = B[i]", inputs={**INPUTS, "X": ((3,), "uint8")})
+    assert found == f"p: dtype 'uint8' of X is not supported; {DTYPES} (did you mean int64?)"
 
 
 def test_largest_extent_is_allowed() -> None:
@@ -508,40 +594,46 @@ def test_largest_extent_is_allowed() -> None:
 
 
 @cases(
-    ("Z[i] = softmax(B[i])", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
+    (
+        "Z[i] = softmax(B[i])",
+        "p:1:8: softmax is not called like this; expected softmax[labels](expression)",
+    ),
     (
         "Z[i] = softmax[i](B[i], B[i])",
-        "p:1:8: softmax is not called like this; softmax[labels](expression)",
+        "p:1:8: softmax is not called like this; expected softmax[labels](expression)",
     ),
-    ("Z[i] = softmax[i]()", "p:1:8: softmax is not called like this; softmax[labels](expression)"),
+    (
+        "Z[i] = softmax[i]()",
+        "p:1:8: softmax is not called like this; expected softmax[labels](expression)",
+    ),
     (
         "Z[i] = softmax[i](B[i], eps=1)",
-        "p:1:29: softmax has no option eps of this kind; expected no entry here",
+        "p:1:29: softmax has no option eps of this kind; expected no options",
     ),
     ("Z[i] = softmax[i+1](B[i])", "p:1:16: i + 1 is not a label; expected a name, or name:extent"),
-    ("Z[i] = relu[i](B[i])", "p:1:8: relu is not called like this; relu(expression)"),
-    ("Z[i] = relu()", "p:1:8: relu is not called like this; relu(expression)"),
+    ("Z[i] = relu[i](B[i])", "p:1:8: relu is not called like this; expected relu(expression)"),
+    ("Z[i] = relu()", "p:1:8: relu is not called like this; expected relu(expression)"),
     (
         "Z[i] = layernorm(B[i])",
-        "p:1:8: layernorm is not called like this; layernorm[labels](expression)",
+        "p:1:8: layernorm is not called like this; expected layernorm[labels](expression)",
     ),
     (
         "Z[i] = rmsnorm[i](B[i], eps=B[i])",
-        "p:1:29: rmsnorm has no option eps of this kind; expected one of eps=number",
+        "p:1:29: rmsnorm has no option eps of this kind; expected eps=number",
     ),
     (
         "Z[i] = rmsnorm[i](B[i], ep=1)",
-        "p:1:28: rmsnorm has no option ep of this kind; expected one of eps=number",
+        "p:1:28: rmsnorm has no option ep of this kind; expected eps=number",
     ),
-    ("z = mean(B[i], 2)", "p:1:5: mean is not called like this; mean(expression)"),
-    ("z = mean()", "p:1:5: mean is not called like this; mean(expression)"),
-    ("Z[i] = 2 * sum(B[i], N[i])", "p:1:12: sum is not called like this; sum(expression)"),
-    ("z = sum(B[i], axis=0)", "p:1:5: sum is not called like this; sum(expression)"),
-    ("Z[i] = exp(B[i], 2)", "p:1:8: exp is not called like this; exp(x)"),
-    ("Z[i] = exp[i](B[i])", "p:1:8: exp is not called like this; exp(x)"),
-    ("Z[i] = exp(x=B[i])", "p:1:8: exp is not called like this; exp(x)"),
-    ("Z[i] = where(T[i], 1)", "p:1:8: where is not called like this; where(x, y, z)"),
-    ("Z[i] = maximum(B[i])", "p:1:8: maximum is not called like this; maximum(x, y)"),
+    ("z = mean(B[i], 2)", "p:1:5: mean is not called like this; expected mean(expression)"),
+    ("z = mean()", "p:1:5: mean is not called like this; expected mean(expression)"),
+    ("Z[i] = 2 * sum(B[i], N[i])", "p:1:12: sum is not called like this; expected sum(expression)"),
+    ("z = sum(B[i], axis=0)", "p:1:5: sum is not called like this; expected sum(expression)"),
+    ("Z[i] = exp(B[i], 2)", "p:1:8: exp is not called like this; expected exp(x)"),
+    ("Z[i] = exp[i](B[i])", "p:1:8: exp is not called like this; expected exp(x)"),
+    ("Z[i] = exp(x=B[i])", "p:1:8: exp is not called like this; expected exp(x)"),
+    ("Z[i] = where(T[i], 1)", "p:1:8: where is not called like this; expected where(c, x, y)"),
+    ("Z[i] = maximum(B[i])", "p:1:8: maximum is not called like this; expected maximum(x, y)"),
 )
 def test_calls(text: str, message: str) -> None:
     assert error(text) == message
@@ -684,32 +776,32 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
     [
         (
             (),
-            "einsum: no subscripts; expected einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])",
+            "einsum: there are no subscripts; expected einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])",
         ),
         (
             ("ij", (2,)),
-            "einsum: 'ij' does not fit an array with 1 dimensions; expected one label a dimension, or ...",
+            "einsum: 'ij' does not fit an array with 1 dimensions; expected one label for each dimension, or ...",
         ),
         (
             ("i", (2, 2)),
-            "einsum: 'i' does not fit an array with 2 dimensions; expected one label a dimension, or ...",
+            "einsum: 'i' does not fit an array with 2 dimensions; expected one label for each dimension, or ...",
         ),
         (("i,j", (2,)), "einsum: 'i,j' has 2 operands; expected as many as there are arrays: 1"),
         (
             ("i->j", (2,)),
-            "einsum: the output 'j' is wrong at 'j'; expected operands' labels, each once",
+            "einsum: the output 'j' is wrong at 'j'; expected labels of the operands, each once",
         ),
         (
             ("ij->ii", (2, 3)),
-            "einsum: the output 'ii' is wrong at 'i'; expected operands' labels, each once",
+            "einsum: the output 'ii' is wrong at 'i'; expected labels of the operands, each once",
         ),
         (
             ("i,i", (2,), (3,)),
-            "einsum: label i has two extents: 2 and 3; expected one extent, or 1",
+            "einsum: label i has two extents: 2 and 3; expected the same extent, or 1",
         ),
         (
             ("ii->i", (1, 3)),
-            "einsum: label i has two extents: 1 and 3; expected one extent in an operand",
+            "einsum: label i has two extents: 1 and 3; expected the same extent within an operand",
         ),
         (
             ("i.j", (2, 2, 2)),
@@ -727,9 +819,12 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
             ("i->j->k", (2,)),
             "einsum: '-' in 'j->k' is not a label; expected letters, and ... at most once",
         ),
-        (("...i->i", (2, 3)), "einsum: the output 'i' has no ...; expected the operands have one"),
-        (((2, 3), [0, 52]), "einsum: 52 is not a label; expected 0 to 51, or ..."),
-        (((2, 3), [0, "i"]), "einsum: 'i' is not a label; expected 0 to 51, or ..."),
+        (
+            ("...i->i", (2, 3)),
+            "einsum: the output 'i' has no ...; expected ... in the output, because an operand has it",
+        ),
+        (((2, 3), [0, 52]), "einsum: 52 is not a label; expected a number from 0 to 51, or ..."),
+        (((2, 3), [0, "i"]), "einsum: 'i' is not a label; expected a number from 0 to 51, or ..."),
     ],
     ids=str,
 )
