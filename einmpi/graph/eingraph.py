@@ -1,4 +1,4 @@
-"""EinGraph: a directed acyclic graph of EinSums, with bounds and dtypes inferred (paper, section 5)."""
+"""EinGraph: a directed acyclic graph of EinSums with extents and dtypes (paper, section 5)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from einmpi.graph.einsum import EinSum, einsum_type
 
 @dataclass(frozen=True)
 class Vertex:
-    """The paper's triple (bound, EinSum, inputs), with a name and a dtype. An input has no EinSum.
+    """The paper's triple (bound, EinSum, inputs), with a name and a dtype.
 
-    `origin` names the tensors of the program that were fused into this vertex, itself last.
+    An input has no EinSum. `origin` names the tensors of the program that were fused into this
+    vertex, itself last.
     """
 
     name: str
@@ -40,21 +41,22 @@ class Vertex:
 
     def __str__(self) -> str:
         if self.einsum is None:
-            return f"{self.name}: {self.dtype}" + (
-                f"[{', '.join(map(str, self.bound))}]" if self.bound else ""
-            )
-        known = self.einsum.bounded_labels()
-        labels = [
-            x if x in known else f"{x}:{e}"
-            for x, e in zip(self.einsum.output, self.bound, strict=True)
-        ]
+            shape = f"[{', '.join(map(str, self.bound))}]" if self.bound else ""
+            return f"{self.name}: {self.dtype}{shape}"
+        bounded = self.einsum.bounded_labels()
+        labels = []
+        for label, extent in zip(self.einsum.output, self.bound, strict=True):
+            labels.append(label if label in bounded else f"{label}:{extent}")
         target = f"{self.name}[{','.join(labels)}]" if labels else self.name
         return f"{target} ← {self.einsum.show(self.inputs)}"
 
 
 @dataclass(frozen=True)
 class EinGraph:
-    """Vertices in an order in which every tensor is made before it is used; inputs first. Names are the edges."""
+    """Vertices in an order in which every tensor is computed before it is used.
+
+    Inputs come first. The names of tensors are the edges.
+    """
 
     vertices: tuple[Vertex, ...]
     outputs: tuple[str, ...]
@@ -74,13 +76,16 @@ class EinGraph:
 
     @cached_property
     def last_reads(self) -> Mapping[str, tuple[str, ...]]:
-        """For each vertex the tensors that nobody reads after it and that are no outputs: they can go then."""
-        reader = {name: vertex.name for vertex in self.vertices for name in vertex.inputs}
-        ends: dict[str, list[str]] = {vertex.name: [] for vertex in self.vertices}
-        for name, last in reader.items():
+        """For each vertex, the tensors that it is the last to read; outputs are never freed."""
+        last_reader: dict[str, str] = {}
+        for vertex in self.vertices:
+            for name in vertex.inputs:
+                last_reader[name] = vertex.name
+        freed: dict[str, list[str]] = {vertex.name: [] for vertex in self.vertices}
+        for name, reader in last_reader.items():
             if name not in self.outputs:
-                ends[last].append(name)
-        return {name: tuple(names) for name, names in ends.items()}
+                freed[reader].append(name)
+        return {name: tuple(names) for name, names in freed.items()}
 
     @cached_property
     def inputs(self) -> tuple[Vertex, ...]:
@@ -91,18 +96,21 @@ class EinGraph:
         return tuple(vertex for vertex in self.vertices if not vertex.is_input)
 
     def operations(self) -> int:
-        """Scalar operations of the whole graph."""
-        return sum(
-            vertex.einsum.operations() for vertex in self.vertices if vertex.einsum is not None
-        )
+        """Return the number of scalar operations of the whole graph."""
+        total = 0
+        for vertex in self.vertices:
+            if vertex.einsum is not None:
+                total += vertex.einsum.operations()
+        return total
 
     def __getitem__(self, name: str) -> Vertex:
         return self.by_name[name]
 
     def __str__(self) -> str:
-        """One line a vertex; `einmpi.language.parse.parse_graph` reads it back."""
+        """One line for each vertex; `einmpi.language.parse.parse_graph` reads it back."""
         lines = [str(vertex) for vertex in self.vertices]
-        return "\n".join([*lines, f"outputs: {', '.join(self.outputs)}"])
+        lines.append(f"outputs: {', '.join(self.outputs)}")
+        return "\n".join(lines)
 
 
 def make_vertex(
@@ -112,6 +120,6 @@ def make_vertex(
     known: Mapping[str, Vertex],
     origin: tuple[str, ...] = (),
 ) -> Vertex:
-    """A computed vertex, with its bound and dtype inferred; TypeError where the dtypes do not go together."""
+    """Return a computed vertex with its bound and dtype; OperationError if it has no dtype."""
     dtype = einsum_type(einsum, [np.dtype(known[tensor].dtype) for tensor in inputs])
     return Vertex(name, einsum.bound, dtype.name, einsum, inputs, origin or (name,))

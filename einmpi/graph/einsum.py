@@ -1,8 +1,8 @@
-"""One EinSum: output labels, operands' labels, the scalar function ⊗ and the aggregation ⊕ (paper, section 3)."""
+"""One EinSum: the labels of output and operands, the function ⊗, the aggregation ⊕ (section 3)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -28,22 +28,23 @@ from einmpi.graph.scalar import (
     walk,
 )
 
-# An operand's index: a label for a plain dimension, an expression over Args and Indexes for a gathered one.
+# A plain dimension is indexed by a label, a gathered one by an expression over Args and Indexes.
 OperandIndex: TypeAlias = tuple[str | Scalar, ...]
 
 
 @dataclass(frozen=True)
 class EinSum:
-    """⊕ over `aggregated` of ⊗ over the operands, for every value of the `output` labels."""
+    """⊕ over `aggregated` of ⊗ over the operands, for every value of the `output` labels.
+
+    `extents` has every label with its extent: the output's first, then the aggregated ones.
+    """
 
     output: tuple[str, ...]
     operands: tuple[OperandIndex, ...]
     function: Scalar
     aggregation: str | None
     aggregated: tuple[str, ...]
-    extents: tuple[
-        tuple[str, int], ...
-    ]  # of every label: the output's first, then the aggregated ones
+    extents: tuple[tuple[str, int], ...]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -63,77 +64,93 @@ class EinSum:
         return not self.aggregated
 
     def calls(self) -> int:
-        """How often ⊗ is applied: the size of the joined index space."""
+        """Return how often ⊗ is applied: the size of the joined index space."""
         return prod(extent for _, extent in self.extents)
 
     def operations(self) -> int:
-        """Scalar operations: the steps of ⊗, and one for ⊕, for every combination of labels."""
+        """Return the number of scalar operations.
+
+        For every combination of labels these are the steps of ⊗ and one for ⊕.
+        """
         steps = sum(isinstance(node, Call) for node in walk(self.function))
-        return self.calls() * (steps + bool(self.aggregated))
+        if self.aggregated:
+            steps += 1
+        return self.calls() * steps
 
     def __str__(self) -> str:
         return self.show([f"x{k}" for k in range(len(self.operands))])
 
     def show(self, tensors: Sequence[str]) -> str:
-        """The right-hand side in the paper's notation, with the operands' tensor names."""
-        shown: list[str] = []
+        """Return the right-hand side in the paper's notation, with these names of operands."""
+        elements: list[str] = []
         for tensor, index in zip(tensors, self.operands, strict=True):
-            shown.append(element_text(tensor, index, shown))
-        body = text(self.function, shown)
+            elements.append(element_text(tensor, index, elements))
+        body = text(self.function, elements)
         if self.aggregation is None:
             return body
-        unbounded = set(self.aggregated) - set(self.bounded_labels())
-        listed = ",".join(f"{x}:{self.extent[x]}" if x in unbounded else x for x in self.aggregated)
-        return f"{AGGREGATIONS[self.aggregation].symbol}[{listed}]({body})"
+        bounded = self.bounded_labels()
+        listed = []
+        for label in self.aggregated:
+            listed.append(label if label in bounded else f"{label}:{self.extent[label]}")
+        return f"{AGGREGATIONS[self.aggregation].symbol}[{','.join(listed)}]({body})"
 
     @cached_property
     def labels_as_numbers(self) -> tuple[str, ...]:
         """Labels whose values are used, as in X[i] + i."""
-        gathers = [
-            entry for entries in self.operands for entry in entries if not isinstance(entry, str)
-        ]
-        used = {
-            node.label
-            for tree in (self.function, *gathers)
-            for node in walk(tree)
-            if isinstance(node, Index)
-        }
+        trees = [self.function]
+        for index in self.operands:
+            trees.extend(entry for entry in index if not isinstance(entry, str))
+        used: set[str] = set()
+        for tree in trees:
+            used.update(node.label for node in walk(tree) if isinstance(node, Index))
         return tuple(label for label in self.labels if label in used)
 
     def bounded_labels(self) -> tuple[str, ...]:
-        """Labels whose extent follows from an operand."""
-        return unique(entry for index in self.operands for entry in index if isinstance(entry, str))
+        """Return the labels whose extent follows from an operand."""
+        found: list[str] = []
+        for index in self.operands:
+            found.extend(entry for entry in index if isinstance(entry, str))
+        return unique(found)
 
 
 def close(expression: Scalar) -> tuple[Scalar, tuple[OperandIndex, ...], tuple[str, ...]]:
-    """Elements become numbered operands: (function over Args, operands' indices, their tensors).
+    """Turn elements into numbered operands.
 
-    The same element twice is one operand. A gather's index tensors come before the tensor they index.
+    Return the function over Args, the operands' indices, and their tensors. The same element
+    twice is one operand. The index tensors of a gather come before the tensor they index.
     """
     position: dict[tuple[str, OperandIndex], int] = {}
 
     def leaf(node: Scalar) -> Scalar:
         if not isinstance(node, Element):
             return node
-        index = tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in node.index)
+        index = _rebuilt_index(node.index, leaf)
         return Arg(position.setdefault((node.tensor, index), len(position)))
 
     function = rebuild(expression, leaf)
-    return function, tuple(index for _, index in position), tuple(tensor for tensor, _ in position)
+    indices = tuple(index for _, index in position)
+    tensors = tuple(tensor for tensor, _ in position)
+    return function, indices, tensors
 
 
 def reopen(einsum: EinSum, tensors: Sequence[str]) -> Scalar:
-    """The inverse of `close`: the function with its operands written as Elements."""
+    """Return the function with its operands written as Elements: the inverse of `close`."""
     elements: list[Scalar] = []
 
     def leaf(node: Scalar) -> Scalar:
         return elements[node.position] if isinstance(node, Arg) else node
 
     for tensor, index in zip(tensors, einsum.operands, strict=True):
-        elements.append(
-            Element(tensor, tuple(e if isinstance(e, str) else rebuild(e, leaf) for e in index))
-        )
+        elements.append(Element(tensor, _rebuilt_index(index, leaf)))
     return rebuild(einsum.function, leaf)
+
+
+def _rebuilt_index(index: OperandIndex, leaf: Callable[[Scalar], Scalar]) -> OperandIndex:
+    """Return an index with `leaf` applied inside of its gathers."""
+    entries: list[str | Scalar] = []
+    for entry in index:
+        entries.append(entry if isinstance(entry, str) else rebuild(entry, leaf))
+    return tuple(entries)
 
 
 def make_einsum(
@@ -143,19 +160,18 @@ def make_einsum(
     aggregated: Sequence[str],
     extent: Mapping[str, int],
 ) -> tuple[EinSum, tuple[str, ...]]:
-    """An EinSum and the tensors it reads, from an expression over Elements."""
-    function, operands, tensors = close(expression)
-    needed = unique(labels_of(expression))
-    missing = [label for label in needed if label not in output and label not in aggregated]
+    """Return an EinSum and the tensors it reads, from an expression over Elements."""
+    labels = (*output, *aggregated)
+    missing = [label for label in labels_of(expression) if label not in labels]
     assert not missing, f"labels {missing} are neither in the output nor aggregated"
-    extents = tuple((label, extent[label]) for label in (*output, *aggregated))
-    return EinSum(
-        tuple(output), operands, function, aggregation, tuple(aggregated), extents
-    ), tensors
+    function, operands, tensors = close(expression)
+    extents = tuple((label, extent[label]) for label in labels)
+    einsum = EinSum(tuple(output), operands, function, aggregation, tuple(aggregated), extents)
+    return einsum, tensors
 
 
 def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:
-    """The dtype of the result, given the operands'; TypeError with the reason where there is none."""
+    """Return the dtype of the result, given those of the operands; OperationError if none."""
 
     def leaf(node: Scalar) -> Type:
         assert isinstance(node, Arg)
@@ -163,7 +179,9 @@ def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:
 
     for index in einsum.operands:
         for entry in index:
-            if not isinstance(entry, (str, Const)) and np.dtype(infer(entry, leaf)).kind != "i":
-                found = np.dtype(infer(entry, leaf)).name
-                raise OperationError(f"an index is {found}", "an integer")
+            if isinstance(entry, str | Const):
+                continue
+            dtype = np.dtype(infer(entry, leaf))
+            if dtype.kind != "i":
+                raise OperationError(f"an index is {dtype.name}", "an integer")
     return aggregate_type(einsum.aggregation, infer(einsum.function, leaf))

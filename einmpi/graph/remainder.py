@@ -1,4 +1,4 @@
-"""What is left of a graph when its first vertices are computed: for a run that goes on where another one stopped."""
+"""What remains of a graph when its first vertices are computed, for a run that resumes another."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from einmpi.graph.rewrite import copy_of, prune
 
 
 def needed(graph: EinGraph, done: int) -> tuple[str, ...]:
-    """Of the first `done` computed tensors those that are outputs, or that later vertices read."""
-    later = {name for vertex in graph.computed[done:] for name in vertex.inputs}
-    finished = graph.computed[:done]
-    return tuple(
-        vertex.name for vertex in finished if vertex.name in graph.outputs or vertex.name in later
-    )
+    """Return those of the first `done` computed tensors that are outputs or are read later."""
+    read_later: set[str] = set()
+    for vertex in graph.computed[done:]:
+        read_later.update(vertex.inputs)
+    names = [vertex.name for vertex in graph.computed[:done]]
+    return tuple(name for name in names if name in graph.outputs or name in read_later)
 
 
 def saved_name(name: str) -> str:
-    """Of the input that holds what was computed; no tensor of a program can have this name."""
+    """Return the name of the input that holds a saved tensor; no program can use this name."""
     return f"saved {name}"
 
 
 def rest(graph: EinGraph, done: int) -> EinGraph:
-    """The graph without its first `done` computed vertices. What they made are inputs, and copies of these come first:
-    so outputs are computed tensors, and what is needed later is on the ranks from the start, not in files."""
-    saved = [
-        Vertex(saved_name(name), graph[name].bound, graph[name].dtype)
-        for name in needed(graph, done)
-    ]
-    copies = [copy_of(graph[name], of) for name, of in zip(needed(graph, done), saved, strict=True)]
-    return prune(EinGraph((*graph.inputs, *saved, *copies, *graph.computed[done:]), graph.outputs))
+    """Return the graph without its first `done` computed vertices.
+
+    Their tensors become inputs, and copies of these inputs come first: outputs stay computed
+    tensors, and what is needed later is on the ranks from the start, not in files.
+    """
+    saved = []
+    copies = []
+    for name in needed(graph, done):
+        vertex = graph[name]
+        source = Vertex(saved_name(name), vertex.bound, vertex.dtype)
+        saved.append(source)
+        copies.append(copy_of(vertex, source))
+    vertices = (*graph.inputs, *saved, *copies, *graph.computed[done:])
+    return prune(EinGraph(vertices, graph.outputs))

@@ -1,4 +1,4 @@
-"""Rewrites of an EinGraph that keep its meaning: prune, share equal vertices, fuse elementwise work; all together."""
+"""Rewrites of an EinGraph that keep its meaning: prune, share equal vertices, split, fuse."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
-from einmpi.graph.einsum import make_einsum, reopen
+from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Arg, Call, Element, Scalar, labels_of, rebuild, relabel, size, walk
 from einmpi.graph.split import is_plain, split
 
 MAX_ROUNDS = 10
-MAX_FUSED = 64  # nodes of a fused expression: a tensor used twice doubles what made it
+MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what computes it
 
 
 def optimize(graph: EinGraph) -> EinGraph:
-    """All rewrites, until nothing changes or for MAX_ROUNDS: what is fused may be split once more."""
-    parted = split(share(prune(graph)))
+    """Apply all rewrites until nothing changes: what is fused may be split once more."""
+    split_graph = split(share(prune(graph)))
     before = None
     for _ in range(MAX_ROUNDS):
-        graph = fuse(share(parted))
-        if graph == before or (parted := split(graph)) == graph:
+        graph = fuse(share(split_graph))
+        if graph == before:
+            return graph
+        split_graph = split(graph)
+        if split_graph == graph:
             return graph
         before = graph
     return graph  # every round keeps the meaning: stopping early is safe
@@ -33,56 +36,64 @@ def prune(graph: EinGraph) -> EinGraph:
     for vertex in reversed(graph.vertices):
         if vertex.name in needed:
             needed.update(vertex.inputs)
-    return replace(graph, vertices=tuple(v for v in graph.vertices if v.name in needed))
+    kept = tuple(vertex for vertex in graph.vertices if vertex.name in needed)
+    return replace(graph, vertices=kept)
 
 
-# ---- share ----------------------------------------------------------------------------------------------------------
+# ---- share --------------------------------------------------------------------------------------
 
 
 def share(graph: EinGraph) -> EinGraph:
-    """Vertices that compute the same thing become one; an output keeps its name."""
-    first: dict[object, str] = {}  # what is computed → the first vertex that does
-    alike: dict[str, list[str]] = {}  # that vertex → all that do
-    chosen: dict[str, str] = {}
+    """Make vertices that compute the same thing one; an output keeps its name."""
+    first_with_meaning: dict[object, str] = {}
+    representative: dict[str, str] = {}  # vertex → the first vertex that computes the same
+    groups: dict[str, list[str]] = {}  # representative → all that compute the same
     for vertex in graph.vertices:
-        key = vertex.name if vertex.einsum is None else _meaning(vertex, chosen)
-        chosen[vertex.name] = first.setdefault(key, vertex.name)
-        alike.setdefault(chosen[vertex.name], []).append(vertex.name)
-    # An output lends its name to the vertex it shares; a second output becomes a copy of the first.
-    final = {
-        name: next((n for n in group if n in graph.outputs), name) for name, group in alike.items()
-    }
+        meaning: object = vertex.name
+        if vertex.einsum is not None:
+            meaning = _meaning(vertex, vertex.einsum, representative)
+        first = first_with_meaning.setdefault(meaning, vertex.name)
+        representative[vertex.name] = first
+        groups.setdefault(first, []).append(vertex.name)
+    # The shared vertex takes the name of the first output among those that it stands for.
+    final_name = {}
+    for first, group in groups.items():
+        outputs = [name for name in group if name in graph.outputs]
+        final_name[first] = outputs[0] if outputs else first
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
-        if chosen[vertex.name] == vertex.name:
-            inputs = tuple(final[chosen[name]] for name in vertex.inputs)
-            name = final[vertex.name]
-            known[name] = _with_inputs(vertex, name, inputs)
-        elif vertex.name in graph.outputs and final[chosen[vertex.name]] != vertex.name:
-            known[vertex.name] = copy_of(vertex, known[final[chosen[vertex.name]]])
+        shared_name = final_name[representative[vertex.name]]
+        if representative[vertex.name] == vertex.name:
+            inputs = tuple(final_name[representative[name]] for name in vertex.inputs)
+            known[shared_name] = _with_inputs(vertex, shared_name, inputs)
+        elif vertex.name in graph.outputs and shared_name != vertex.name:
+            # A second output with the same meaning becomes a copy of the first.
+            known[vertex.name] = copy_of(vertex, known[shared_name])
     return replace(graph, vertices=tuple(known.values()))
 
 
 def _with_inputs(vertex: Vertex, name: str, inputs: tuple[str, ...]) -> Vertex:
-    """The vertex under another name; operands that have become the same element are one."""
+    """Return the vertex under another name; operands that have become the same element are one."""
     origin = tuple(name if known == vertex.name else known for known in vertex.origin)
     einsum = vertex.einsum
     if einsum is not None and len(set(inputs)) < len(set(vertex.inputs)):
-        einsum, inputs = make_einsum(
-            einsum.output,
-            reopen(einsum, inputs),
-            einsum.aggregation,
-            einsum.aggregated,
-            einsum.extent,
-        )
+        einsum, inputs = _with_expression(einsum, reopen(einsum, inputs))
     return replace(vertex, name=name, inputs=inputs, origin=origin, einsum=einsum)
 
 
-def _meaning(vertex: Vertex, chosen: Mapping[str, str]) -> object:
-    """Equal for two vertices that differ only in the names of labels and of shared operands."""
-    einsum = vertex.einsum
-    assert einsum is not None
-    expression = reopen(einsum, [chosen[name] for name in vertex.inputs])
+def _with_expression(einsum: EinSum, expression: Scalar) -> tuple[EinSum, tuple[str, ...]]:
+    """Return the EinSum with another function, and the tensors that it reads."""
+    return make_einsum(
+        einsum.output, expression, einsum.aggregation, einsum.aggregated, einsum.extent
+    )
+
+
+def _meaning(vertex: Vertex, einsum: EinSum, representative: Mapping[str, str]) -> object:
+    """Return a key that is equal for two vertices that differ only in names.
+
+    These are names of labels and of operands that are shared themselves.
+    """
+    expression = reopen(einsum, [representative[name] for name in vertex.inputs])
     order = unique(labels_of(expression), einsum.labels)
     number = {label: f"l{k}" for k, label in enumerate(order)}
     output = tuple(number[label] for label in einsum.output)
@@ -90,19 +101,20 @@ def _meaning(vertex: Vertex, chosen: Mapping[str, str]) -> object:
     return relabel(expression, number), einsum.aggregation, output, extents
 
 
-def copy_of(vertex: Vertex, of: Vertex) -> Vertex:
-    """A vertex of the same name that copies another tensor."""
+def copy_of(vertex: Vertex, source: Vertex) -> Vertex:
+    """Return a vertex of the same name that copies another tensor."""
     assert vertex.einsum is not None
     output = vertex.einsum.output
-    einsum, inputs = make_einsum(output, Element(of.name, output), None, (), vertex.einsum.extent)
-    return make_vertex(vertex.name, einsum, inputs, {of.name: of})
+    element = Element(source.name, output)
+    einsum, inputs = make_einsum(output, element, None, (), vertex.einsum.extent)
+    return make_vertex(vertex.name, einsum, inputs, {source.name: source})
 
 
-# ---- fuse -----------------------------------------------------------------------------------------------------------
+# ---- fuse ---------------------------------------------------------------------------------------
 
 
 def fuse(graph: EinGraph) -> EinGraph:
-    """Elementwise vertices with one consumer move into it, where that repeats no work; copies disappear."""
+    """Move elementwise vertices into their only consumer if that repeats no work; drop copies."""
     while True:
         fused = prune(_fuse_once(graph))
         if fused == graph:
@@ -117,100 +129,125 @@ def _fuse_once(graph: EinGraph) -> EinGraph:
         if vertex.einsum is None:
             continue
         for name in unique(vertex.inputs):
-            only = graph.consumers[name] == (vertex.name,)
-            made = _absorb_into_producer(vertex, known[name], graph) if only else None
-            made = made or _inline(known[vertex.name], known[name], graph, only, known)
-            if made is not None:
-                known[vertex.name] = made
+            is_only_consumer = graph.consumers[name] == (vertex.name,)
+            fused = None
+            if is_only_consumer:
+                fused = _absorb_into_producer(vertex, known[name], graph)
+            if fused is None:
+                fused = _inline(known[vertex.name], known[name], graph, is_only_consumer, known)
+            if fused is not None:
+                known[vertex.name] = fused
     return replace(graph, vertices=tuple(known.values()))
 
 
 def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> Vertex | None:
-    """A copy or transpose of an aggregate: the aggregate writes its result in this order, under this name."""
-    einsum, made = vertex.einsum, producer.einsum
+    """Return the producer with the order of labels and the name of a vertex that transposes it.
+
+    None if the vertex is not a copy or a transpose of the producer's whole result.
+    """
+    einsum = vertex.einsum
+    produced = producer.einsum
     assert einsum is not None
-    if (
-        made is None
-        or producer.name in graph.outputs
-        or einsum.function != Arg(0)
-        or not einsum.is_elementwise
-    ):
+    if produced is None or producer.name in graph.outputs:
+        return None
+    if einsum.function != Arg(0) or not einsum.is_elementwise:
         return None
     index = einsum.operands[0]
     if len(einsum.operands) != 1 or sorted(map(str, index)) != sorted(einsum.output):
         return None
-    back = {
-        label: own for label, own in zip(index, made.output, strict=True) if isinstance(label, str)
-    }
-    output = tuple(back[label] for label in einsum.output)
-    extent = made.extent
-    turned = replace(
-        made, output=output, extents=tuple((x, extent[x]) for x in (*output, *made.aggregated))
-    )
+    producer_label: dict[str, str] = {}
+    for label, own in zip(index, produced.output, strict=True):
+        assert isinstance(label, str)
+        producer_label[label] = own
+    output = tuple(producer_label[label] for label in einsum.output)
+    extents = tuple((label, produced.extent[label]) for label in (*output, *produced.aggregated))
+    transposed = replace(produced, output=output, extents=extents)
     origin = unique(producer.origin, vertex.origin)
-    return Vertex(vertex.name, turned.bound, producer.dtype, turned, producer.inputs, origin)
+    return Vertex(
+        vertex.name, transposed.bound, producer.dtype, transposed, producer.inputs, origin
+    )
 
 
 def _inline(
-    vertex: Vertex, producer: Vertex, graph: EinGraph, only: bool, known: Mapping[str, Vertex]
+    vertex: Vertex,
+    producer: Vertex,
+    graph: EinGraph,
+    is_only_consumer: bool,
+    known: Mapping[str, Vertex],
 ) -> Vertex | None:
-    """The vertex with the producer's expression in place of its tensor, or None."""
-    einsum, made = vertex.einsum, producer.einsum
+    """Return the vertex with the producer's expression in place of its tensor, or None."""
+    einsum = vertex.einsum
+    produced = producer.einsum
     assert einsum is not None
-    if made is None or not made.is_elementwise or producer.name in graph.outputs:
+    if produced is None or not produced.is_elementwise or producer.name in graph.outputs:
         return None
-    if not only and not isinstance(made.function, Arg):
+    if not is_only_consumer and not isinstance(produced.function, Arg):
         return None
-    expression, body = reopen(einsum, vertex.inputs), reopen(made, producer.inputs)
-    uses = [
-        node
-        for node in walk(expression)
-        if isinstance(node, Element) and node.tensor == producer.name
-    ]
-    if any(not isinstance(entry, str) for use in uses for entry in use.index) or _indexes(
-        expression, producer.name
-    ):
+    expression = reopen(einsum, vertex.inputs)
+    body = reopen(produced, producer.inputs)
+    uses = _uses(expression, producer.name)
+    if uses is None or _scalar_tensors(expression, body) & set(einsum.labels):
         return None
-    scalars = {
-        node.tensor
-        for node in (*walk(expression), *walk(body))
-        if isinstance(node, Element) and not node.index
-    }
-    if scalars & set(einsum.labels):
-        return None  # a label with the name of a tensor without dimensions: the text would not tell them apart
-    # A plain copy costs nothing to repeat; anything else must not be computed more often than before.
-    copy = is_plain(body)
-    # Splitting takes factors out of aggregates by their labels, whatever the extents: it must not be undone here.
-    wide = {label for label in einsum.labels if einsum.aggregated or einsum.extent[label] != 1}
-    if not copy and not (only and all(wide <= set(use.index) for use in uses)):
-        return None
-    if not copy and len(uses) * size(body) + size(expression) > MAX_FUSED:
-        return None
-    if not isinstance(body, (Element, Call)):
+    # A plain copy costs nothing to repeat; anything else must not be computed more often.
+    if not is_plain(body):
+        if not is_only_consumer or _repeats_work(einsum, uses):
+            return None
+        if len(uses) * size(body) + size(expression) > MAX_FUSED_NODES:
+            return None
+    if not isinstance(body, Element | Call):
         body = Call(producer.dtype, (body,))  # keeps the dtype that the constant had as a tensor
 
     def leaf(node: Scalar) -> Scalar:
         if not isinstance(node, Element) or node.tensor != producer.name:
             return node
-        labels = {own: str(label) for own, label in zip(made.output, node.index, strict=True)}
+        labels = {own: str(label) for own, label in zip(produced.output, node.index, strict=True)}
         return relabel(body, labels)
 
-    whole = rebuild(expression, leaf)
-    if einsum.aggregation is not None and not set(einsum.output) <= set(labels_of(whole)):
-        return None  # an aggregate that is the same for every value of a label is not computed for each of them
-    joined, inputs = make_einsum(
-        einsum.output, whole, einsum.aggregation, einsum.aggregated, einsum.extent
-    )
+    joined_expression = rebuild(expression, leaf)
+    has_all_labels = set(einsum.output) <= set(labels_of(joined_expression))
+    if einsum.aggregation is not None and not has_all_labels:
+        return None  # an aggregate that is the same for all values of a label is computed once
+    joined, inputs = _with_expression(einsum, joined_expression)
     return make_vertex(vertex.name, joined, inputs, known, unique(producer.origin, vertex.origin))
 
 
-def _indexes(expression: Scalar, tensor: str) -> bool:
-    """Whether the tensor stands inside the index of another one."""
-    return any(
-        isinstance(part, Element) and part.tensor == tensor
-        for node in walk(expression)
-        if isinstance(node, Element)
-        for entry in node.index
-        if not isinstance(entry, str)
-        for part in walk(entry)
-    )
+def _uses(expression: Scalar, tensor: str) -> list[Element] | None:
+    """Return the elements of a tensor in an expression.
+
+    None if one of them is a gather, or is inside the index of another tensor.
+    """
+    uses = []
+    for node in walk(expression):
+        if not isinstance(node, Element):
+            continue
+        gathers = [entry for entry in node.index if not isinstance(entry, str)]
+        if node.tensor == tensor:
+            if gathers:
+                return None
+            uses.append(node)
+        for gather in gathers:
+            if any(isinstance(part, Element) and part.tensor == tensor for part in walk(gather)):
+                return None
+    return uses
+
+
+def _scalar_tensors(*expressions: Scalar) -> set[str]:
+    """Return the tensors without dimensions; text cannot tell them from labels of the same name."""
+    names = set()
+    for expression in expressions:
+        for node in walk(expression):
+            if isinstance(node, Element) and not node.index:
+                names.add(node.tensor)
+    return names
+
+
+def _repeats_work(einsum: EinSum, uses: list[Element]) -> bool:
+    """Return whether an operand used here would be computed more often than it has elements.
+
+    Labels of extent 1 count under an aggregation: splitting takes factors out of aggregates by
+    their labels, whatever the extents, and that must not be undone here.
+    """
+    repeated = set(einsum.labels)
+    if not einsum.aggregated:
+        repeated = {label for label in einsum.labels if einsum.extent[label] != 1}
+    return not all(repeated <= set(use.index) for use in uses)

@@ -1,4 +1,4 @@
-"""Products of many tensors under a distributive ⊕ become binary vertices, in opt_einsum's order."""
+"""Products of many tensors under a distributive ⊕ to vertices with two operands each."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, infer
 from einmpi.graph.dtypes import Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
-from einmpi.graph.einsum import make_einsum, reopen
+from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import fresh, unique
 from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
 
 
 def split(graph: EinGraph) -> EinGraph:
-    """Products of many tensors under a distributive ⊕ become binary vertices, in opt_einsum's order."""
+    """Split products under a distributive aggregation into products of two, in a good order."""
     taken = {vertex.name for vertex in graph.vertices}
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
         if vertex.einsum is not None and vertex.einsum.aggregation is not None:
-            _Splitter(vertex, known, taken).split()
+            _Splitter(vertex, vertex.einsum, known, taken).split()
         else:
             known[vertex.name] = vertex
     return replace(graph, vertices=tuple(known.values()))
@@ -30,16 +30,17 @@ def split(graph: EinGraph) -> EinGraph:
 
 @dataclass
 class _Splitter:
+    """Splits one vertex. `known` receives the vertices, `taken` has the names in use."""
+
     vertex: Vertex
+    einsum: EinSum
     known: dict[str, Vertex]
     taken: set[str]
 
     def __post_init__(self) -> None:
-        assert self.vertex.einsum is not None
-        self.einsum = self.vertex.einsum
         self.aggregation = self.einsum.aggregation
         self.expression = reopen(self.einsum, self.vertex.inputs)
-        self.op = _distributed(self.aggregation, self.expression)
+        self.op = _distributed_operation(self.aggregation, self.expression)
 
     def type(self, expression: Scalar) -> Type:
         def leaf(node: Scalar) -> Type:
@@ -49,94 +50,103 @@ class _Splitter:
         return infer(expression, leaf)
 
     def split(self) -> None:
+        """Add the vertices of the product, or the vertex as it is if splitting gains nothing."""
         factors = _factors(self.expression, self.op)
         constants = [factor for factor in factors if not labels_of(factor)]
         tensors = [factor for factor in factors if labels_of(factor)]
-        if not self.pays(constants, tensors):
+        if not self.is_valid(factors, tensors) or not self.is_worthwhile(constants, tensors):
             self.known[self.vertex.name] = self.vertex
             return
         # In any order the product is computed in the dtype that it has as written.
         dtype = np.dtype(self.type(self.expression))
-        tensors = [
-            factor if np.dtype(self.type(factor)) == dtype else _cast(factor, dtype.name)
-            for factor in tensors
-        ]
-        before = len(self.known)
-        tensors, left = self.reduce_alone(tensors)
-        product = self.contract(tensors, left, None if constants else self.vertex.name)
+        converted = []
+        for factor in tensors:
+            same = np.dtype(self.type(factor)) == dtype
+            converted.append(factor if same else _cast(factor, dtype.name))
+        vertices_before = len(self.known)
+        tensors, remaining = self.aggregate_single_labels(converted)
+        product = self.contract(tensors, remaining, None if constants else self.vertex.name)
         if constants:
-            self.emit(self.product([product, *constants]), self.einsum.output, (), self.vertex.name)
-        if len(self.known) == before + 1:
+            scaled = self.product([product, *constants])
+            self.emit(scaled, self.einsum.output, (), self.vertex.name)
+        if len(self.known) == vertices_before + 1:
             self.known[self.vertex.name] = self.vertex  # one vertex after all: as it was written
 
-    def pays(self, constants: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
-        """Whether splitting keeps the meaning and does anything."""
-        einsum, kinds = (
-            self.einsum,
-            {np.dtype(self.type(factor)).kind for factor in (*constants, *tensors)},
-        )
+    def is_valid(self, factors: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
+        """Return whether splitting keeps the meaning."""
+        einsum = self.einsum
         used = unique(*(labels_of(factor) for factor in tensors))
-        if (
-            not self.op
-            or 0 in einsum.bound
-            or set(used) != set(einsum.labels)
-            or 0 in dict(einsum.extents).values()
-        ):
+        has_empty_label = any(extent == 0 for _, extent in einsum.extents)
+        if not self.op or has_empty_label or set(used) != set(einsum.labels):
             return False
-        if (self.op in ("&", "|") and kinds != {"b"}) or (self.op == "+" and "b" in kinds):
-            return False  # bits of integers do not distribute; a sum of bools is another bool
-        if all(set(labels_of(factor)) == set(einsum.labels) for factor in tensors):
-            return False  # one pass over the operands does it all
-        alone = any(
-            sum(x in labels_of(factor) for factor in tensors) == 1 for x in einsum.aggregated
-        )
-        plain = all(is_plain(factor) for factor in tensors)
-        return bool(constants or alone or len(tensors) > 2 or not plain)
+        kinds = {np.dtype(self.type(factor)).kind for factor in factors}
+        if self.op in ("&", "|") and kinds != {"b"}:
+            return False  # bits of integers do not distribute
+        # The sum of bools is another bool.
+        return self.op != "+" or "b" not in kinds
 
-    def reduce_alone(self, tensors: list[Scalar]) -> tuple[list[Scalar], list[str]]:
-        """A label in one factor only is aggregated there, before the product."""
-        left = list(self.einsum.aggregated)
+    def is_worthwhile(self, constants: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
+        """Return whether splitting does anything."""
+        all_labels = set(self.einsum.labels)
+        if all(set(labels_of(factor)) == all_labels for factor in tensors):
+            return False  # one pass over the operands does it all
+        if constants or len(tensors) > 2:
+            return True
+        if not all(is_plain(factor) for factor in tensors):
+            return True
+        counts = _label_counts(self.einsum.aggregated, tensors)
+        return 1 in counts.values()
+
+    def aggregate_single_labels(self, tensors: list[Scalar]) -> tuple[list[Scalar], list[str]]:
+        """Aggregate a label that only one factor has before the product.
+
+        Return the factors and the labels that are still to be aggregated.
+        """
+        aggregated = list(self.einsum.aggregated)
         if len(tensors) == 1:
-            return tensors, left
-        counts = {label: sum(label in labels_of(factor) for factor in tensors) for label in left}
+            return tensors, aggregated
+        counts = _label_counts(aggregated, tensors)
+        single = [label for label in aggregated if counts[label] == 1]
         reduced = []
         for factor in tensors:
-            alone = [label for label in left if counts[label] == 1 and label in labels_of(factor)]
-            if alone:
-                output = [label for label in labels_of(factor) if label not in alone]
-                factor = self.emit(factor, output, alone)
+            labels = labels_of(factor)
+            own = [label for label in single if label in labels]
+            if own:
+                output = [label for label in labels if label not in own]
+                factor = self.emit(factor, output, own)
             reduced.append(factor)
-        return reduced, [label for label in left if counts[label] != 1]
+        return reduced, [label for label in aggregated if counts[label] != 1]
 
-    def contract(self, tensors: list[Scalar], left: list[str], name: str | None) -> Scalar:
-        """The product of the factors with `left` aggregated, two factors at a time."""
+    def contract(self, tensors: list[Scalar], remaining: list[str], name: str | None) -> Scalar:
+        """Return the product of the factors with `remaining` aggregated, two at a time."""
         output = self.einsum.output
-        if not left or len(tensors) == 1:
-            return self.emit(self.product(tensors), output, left, name)
-        order = contraction_order(
-            [labels_of(factor) for factor in tensors], output, self.einsum.extent
-        )
-        queue = list(enumerate(tensors))  # with the place in the program of the first factor in it
+        if not remaining or len(tensors) == 1:
+            return self.emit(self.product(tensors), output, remaining, name)
+        labels = [labels_of(factor) for factor in tensors]
+        order = contraction_order(labels, output, self.einsum.extent)
+        queue = list(enumerate(tensors))  # each with the place of its first factor in the program
         for pair in order:
             sides = sorted((queue[k] for k in pair), key=lambda entry: entry[0])
             queue = [entry for k, entry in enumerate(queue) if k not in pair]
             joined = unique(*(labels_of(side) for _, side in sides))
-            later = set(output).union(*(labels_of(factor) for _, factor in queue))
-            done = [label for label in joined if label in left and label not in later]
-            wanted = [label for label in joined if label not in done] if queue else output
+            needed_later = set(output)
+            for _, factor in queue:
+                needed_later.update(labels_of(factor))
+            done = [label for label in joined if label in remaining and label not in needed_later]
             product = self.product([self.materialise(side, joined) for _, side in sides])
-            # A product that no later factor adds a label to is part of the vertex that aggregates it.
-            inline = (
-                queue
-                and not done
-                and all(set(labels_of(factor)) <= set(joined) for _, factor in queue)
-            )
-            made = product if inline else self.emit(product, wanted, done, None if queue else name)
-            queue.append((sides[0][0], made))
-        return queue[0][1]
+            if not queue:
+                return self.emit(product, output, done, name)
+            # A product that no later factor adds a label to is part of the vertex that
+            # aggregates it.
+            adds_no_label = all(set(labels_of(factor)) <= set(joined) for _, factor in queue)
+            if done or not adds_no_label:
+                kept = [label for label in joined if label not in done]
+                product = self.emit(product, kept, done)
+            queue.append((sides[0][0], product))
+        raise AssertionError("the order of a contraction ends with one factor")
 
     def materialise(self, factor: Scalar, joined: Sequence[str]) -> Scalar:
-        """A computed factor is computed once, not once for every combination of the other factor's labels."""
+        """Compute a factor once, not for every combination of the other factor's labels."""
         if is_plain(factor) or set(labels_of(factor)) == set(joined):
             return factor
         return self.emit(factor, labels_of(factor), ())
@@ -154,66 +164,79 @@ class _Splitter:
         aggregated: Sequence[str],
         name: str | None = None,
     ) -> Scalar:
+        """Add a vertex and return the element that reads it."""
         if name is None:
             name = fresh(self.vertex.name, self.taken)
             self.taken.add(name)
         aggregation = self.aggregation if aggregated else None
-        einsum, inputs = make_einsum(
-            output, expression, aggregation, aggregated, self.einsum.extent
-        )
+        extent = self.einsum.extent
+        einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
         self.known[name] = make_vertex(name, einsum, inputs, self.known)
         return Element(name, tuple(output))
 
 
 def is_plain(expression: Scalar) -> bool:
-    """An element indexed by labels alone, each once: no gather, no diagonal."""
+    """Return whether an expression is an element indexed by labels, each once.
+
+    Gathers and diagonals are not plain.
+    """
     if not isinstance(expression, Element):
         return False
-    return len({entry for entry in expression.index if isinstance(entry, str)}) == len(
-        expression.index
-    )
+    labels = {entry for entry in expression.index if isinstance(entry, str)}
+    return len(labels) == len(expression.index)
 
 
-def _distributed(aggregation: str | None, expression: Scalar) -> str:
-    """The ⊗ at the root that the aggregation distributes over, or ""."""
-    op = expression.op if isinstance(expression, Call) else ""
-    op = "*" if op in ("/", "neg") else op
-    if aggregation is None or op not in AGGREGATIONS[aggregation].distributes_over:
+def _label_counts(labels: Sequence[str], factors: Sequence[Scalar]) -> dict[str, int]:
+    """Return how many factors have each label."""
+    return {label: sum(label in labels_of(factor) for factor in factors) for label in labels}
+
+
+def _distributed_operation(aggregation: str | None, expression: Scalar) -> str:
+    """Return the ⊗ at the root that the aggregation distributes over, or ""."""
+    if aggregation is None or not isinstance(expression, Call):
         return ""
-    return op
+    op = "*" if expression.op in ("/", "neg") else expression.op
+    return op if op in AGGREGATIONS[aggregation].distributes_over else ""
 
 
 def _cast(factor: Scalar, dtype: str) -> Scalar:
+    """Return a factor in a dtype; of a reciprocal the divisor is converted."""
     if isinstance(factor, Call) and factor.op == "/" and factor.args[0] == Const(1.0):
         return Call("/", (Const(1.0), Call(dtype, (factor.args[1],))))
     return Call(dtype, (factor,))
 
 
 def _factors(expression: Scalar, op: str) -> list[Scalar]:
-    if isinstance(expression, Call) and op:
-        if expression.op == op:
-            return [factor for arg in expression.args for factor in _factors(arg, op)]
-        if op == "*" and expression.op == "/":
-            over, under = expression.args
-            if isinstance(over, Const) and over.value == 1:
-                return [expression]  # a reciprocal is a factor already
-            return [*_factors(over, op), call("/", Const(1.0), under)]
-        if op == "*" and expression.op == "neg":
-            return [Const(-1), *_factors(expression.args[0], op)]
+    """Return the factors of a product; a divisor becomes a reciprocal, a sign a factor −1."""
+    if not isinstance(expression, Call) or not op:
+        return [expression]
+    if expression.op == op:
+        factors = []
+        for arg in expression.args:
+            factors.extend(_factors(arg, op))
+        return factors
+    if op == "*" and expression.op == "neg":
+        return [Const(-1), *_factors(expression.args[0], op)]
+    if op == "*" and expression.op == "/":
+        dividend, divisor = expression.args
+        is_reciprocal = isinstance(dividend, Const) and dividend.value == 1
+        if not is_reciprocal:
+            return [*_factors(dividend, op), call("/", Const(1.0), divisor)]
     return [expression]
 
 
 def contraction_order(
     factors: Sequence[Sequence[str]], output: Sequence[str], extent: Mapping[str, int]
 ) -> list[tuple[int, ...]]:
-    """opt_einsum's pairs of positions, each pair replaced by one factor at the end of the list."""
+    """Return opt_einsum's pairs of positions; each pair becomes one factor at the end."""
     if len(factors) == 2:
         return [(0, 1)]
-    from opt_einsum import paths  # costs start-up time, and few programs need it
+    from opt_einsum import paths  # slow to import, and few programs need it
 
     # Numbers instead of labels: the order of a set of strings differs from run to run.
     number = {label: k for k, label in enumerate(unique(*factors, output))}
     inputs = [frozenset(number[label] for label in labels) for labels in factors]
     sizes = {number[label]: max(1, extent[label]) for label in number}
-    pairs = paths.auto(inputs, frozenset(number[label] for label in output), sizes, None)
+    wanted = frozenset(number[label] for label in output)
+    pairs = paths.auto(inputs, wanted, sizes, None)
     return [tuple(pair) for pair in pairs]

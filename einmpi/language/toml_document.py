@@ -122,7 +122,7 @@ def _not_toml(path: str, text: str, message: str) -> InputError:
         if line is None:
             line, column = _line_and_column(text, len(text.rstrip()))
         where = f"{path}:{line}:{column}"
-    return InputError(where, f"this is not TOML: {message}", "lines KEY = VALUE and [TABLE]")
+    return InputError(where, f"this is not TOML: {message}", "KEY = VALUE and [TABLE] lines")
 
 
 def _read_text(path: str, wanted: str) -> str:
@@ -132,7 +132,7 @@ def _read_text(path: str, wanted: str) -> str:
     except FileNotFoundError:
         raise InputError(path, "there is no such file", wanted) from None
     except IsADirectoryError:
-        raise InputError(path, "this is a directory", wanted) from None
+        raise InputError(path, "this is a folder", wanted) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(repr(path)[1:-1], f"cannot be read: {reason}", wanted) from None
