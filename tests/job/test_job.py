@@ -15,7 +15,7 @@ from einmpi.language.toml_document import key_positions
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.units import parse_bytes
 
-ARITHMETIC = "expected whole numbers, earlier sizes, + - * // % ** and brackets"
+ARITHMETIC = "expected integers, earlier sizes, + - * // % ** and brackets"
 pytestmark = pytest.mark.usefixtures("in_folder")
 
 
@@ -410,15 +410,15 @@ def test_what_is_no_amount_of_memory(text, message):
         ("s = 1_000_000_000_000", f"3:1: size s is 1000000000000; {EXTENT}"),
         ('s = "10**12"', f"3:1: size s is 1000000000000; {EXTENT}"),
         ('s = 3\nt = "s - 3"', f"4:1: size t is 0; {EXTENT}"),
-        ('s = 3\nt = "s +"', f"4:9: 's +' is not whole-number arithmetic; {ARITHMETIC}"),
-        ('s = 3\nt = "s / 2"', f"4:6: s / 2 is not whole-number arithmetic; {ARITHMETIC}"),
-        ('s = 3\nt = "s // 0"', "4:6: division by zero"),
+        ('s = 3\nt = "s +"', f"4:9: 's +' is not integer arithmetic; {ARITHMETIC}"),
+        ('s = 3\nt = "s / 2"', f"4:6: s / 2 is not integer arithmetic; {ARITHMETIC}"),
+        ('s = 3\nt = "s // 0"', "4:6: division by zero; expected a divisor other than 0"),
         ('s = 3\nt = "2 * r"', "4:10: unknown size 'r'; expected s"),
-        ('s = "t"\nt = 3', "3:6: unknown size 't'; expected no size stands before it"),
-        ('s = ""', "3:6: '' is not one expression; expected such as s // 10"),
+        ('s = "t"\nt = 3', "3:6: unknown size 't'; expected a number, because there are no sizes yet"),
+        ('s = ""', "3:6: '' is not one expression; expected an expression such as s // 10"),
         (
             "s = \"__import__('os')\"",
-            f"3:6: __import__('os') is not whole-number arithmetic; {ARITHMETIC}",
+            f"3:6: __import__('os') is not integer arithmetic; {ARITHMETIC}",
         ),
         (
             "sum = 3",
