@@ -115,7 +115,6 @@ def group_source(nest: GroupNest) -> str:
             unread.add(read)
             text.add(f"{COMPUTED[nest.reads[read].dtype]} kept{read}[{nest.values_per_thread}];")
     for number in range(len(nest.stages)):
-        text.add(f"// Stage {number}")
         _StageWriter(nest, number, text, unread).write()
         unread -= _reads_of(nest, number)
     array_types = [STORED[read.dtype] for read in nest.reads]
@@ -146,16 +145,19 @@ class _StageWriter:
 
     def __post_init__(self) -> None:
         self.stage = self.nest.stages[self.number]
-        self.result = f"made{self.number}"
+        self.result = f"stage{self.number}"
         self.is_stored = self.number in self.nest.outputs
 
     def write(self) -> None:
         if self.stage.aggregation is not None:
+            self.text.add(f"// Stage {self.number}: {self.stage.aggregation} over the row")
             fold = Fold(self.stage.aggregation, self.stage.function, self.nest.types)
             self.write_fold(fold)
         elif self.stage.inside:
+            self.text.add(f"// Stage {self.number}: a value for every position of the row")
             self.write_positions()
         else:
+            self.text.add(f"// Stage {self.number}: a value for the row")
             steps = self.steps(0)
             value = _rounded(steps.value(self.stage.function, self.stage.dtype), self.stage.dtype)
             kind = COMPUTED[self.stage.dtype]
@@ -262,8 +264,8 @@ def _read_text(nest: GroupNest, unread: set[int], part: int, position: int) -> s
     register = _register_text(nest, part)
     if position < len(nest.stages):
         if nest.stages[position].inside:
-            return f"made{position}[{register}]"
-        return f"made{position}"
+            return f"stage{position}[{register}]"
+        return f"stage{position}"
     read = position - len(nest.stages)
     if read in nest.counters:
         return counter_text(read, nest.reads[read].loops, nest.loops - 1, nest.pack, str(part))

@@ -70,8 +70,9 @@ def _add_map(nest: CudaNest, text: KernelText) -> None:
     """
     count = nest.elements_per_thread
     loops = range(nest.output_loops)
+    unit = "elements" if nest.pack == 1 else f"packs of {nest.pack} elements"
     text.add(
-        f"// Each thread computes {count} times {nest.pack} elements.",
+        f"// Each thread computes {count} {unit}.",
         f"const I total = {extent_product(loops)};",
         f"const I first = (I)blockIdx.x * {BLOCK_THREADS * count} + threadIdx.x;",
         "#pragma unroll",
@@ -143,7 +144,7 @@ def _add_transpose(nest: CudaNest, text: KernelText) -> None:
         )
         for read in nest.transposed:
             text.add(f"transposed{read}[ty + u][tx] = array{read}[{offset_text(nest, read)}];")
-    text.add("__syncthreads();", "#pragma unroll")
+    text.add("__syncthreads();", "// Compute the square of the output.", "#pragma unroll")
 
     def from_shared_memory(read: int) -> str | None:
         return f"load(transposed{read}[tx][ty + u])" if read in nest.transposed else None
@@ -216,6 +217,7 @@ def _add_fold_loop(nest: CudaNest, text: KernelText, fold: Fold, totals: int) ->
     """Fold a thread's values, every team-th one, a limited number of them at a time."""
     pack = nest.pack
     step = nest.team * SUMMED_TOGETHER
+    text.add(f"// Each part of a total is made of at most {SUMMED_TOGETHER} values.")
     with text.block(f"for (I from = begin + member; from < end; from += {step})"):
         text.add(
             f"const I to = least(from + {step}, end);",
@@ -242,6 +244,7 @@ def _add_member_totals(
 ) -> None:
     """Join the totals of a team whose threads are not neighbours, in a tree in shared memory."""
     results = BLOCK_THREADS // nest.team
+    text.add("// Join the totals of a team.")
     text.add(f"__shared__ {total_type} joined[{BLOCK_THREADS}];", "#pragma unroll")
     with text.block(f"for (int c = 0; c < {totals}; ++c)"):
         text.add("__syncthreads();", "joined[threadIdx.x] = total[c];", "#pragma unroll")

@@ -67,7 +67,8 @@ def kernel_head(
     function = f'extern "C" __global__ void __launch_bounds__({threads}) kernel'
     return [
         f"typedef {index_type} I;  // of indices and offsets",
-        f"{function}({', '.join(arguments)}) {{",
+        f"{function}(",
+        "    " + ",\n    ".join(arguments) + ") {",
         *conversions,
     ]
 
@@ -166,7 +167,7 @@ def add_team_total(
 
     Threads of a warp exchange their totals directly, warps through shared memory.
     """
-    text.add("#pragma unroll")
+    text.add("// Join the totals of a team.", "#pragma unroll")
     with text.block(f"for (int half = {min(team, WARP_THREADS) // 2}; half; half /= 2)"):
         text.add(f"{total} = {fold.join(total, f'from_lane({total}, half)')};")
     warps = team // WARP_THREADS

@@ -34,6 +34,7 @@ def add_tile(nest: CudaNest, text: KernelText) -> None:
     _add_fetch(nest, text)
     _add_keep(nest, text)
     _add_multiply(nest, text)
+    text.add("// Compute one side of the tile while the other one is filled.")
     text.add("int now = 0;", "fetch(begin);", "keep(0);", "__syncthreads();")
     with text.block(f"for (I j = begin; j < end; j += {depth})"):
         text.add(f"const bool goes_on = j + {depth} < end;", f"if (goes_on) fetch(j + {depth});")
@@ -179,6 +180,7 @@ def _fetch_loop(nest: CudaNest, term: Term, text: KernelText) -> Iterator[None]:
 
 def _add_fetch(nest: CudaNest, text: KernelText) -> None:
     """Write the function `fetch`: global memory to registers."""
+    text.add("// Read the values of one step into registers.")
     with text.block("auto fetch = [&](const I j)", end="};"):
         for number, term in enumerate(nest.terms):
             if term.is_row:
@@ -200,6 +202,7 @@ def _add_fetch(nest: CudaNest, text: KernelText) -> None:
 
 def _add_keep(nest: CudaNest, text: KernelText) -> None:
     """Write the function `keep`: registers to one of the two halves of shared memory."""
+    text.add("// Write them to one side of the tile in shared memory.")
     with text.block("auto keep = [&](const int side)", end="};"):
         for number, term in enumerate(nest.terms):
             values = _length(nest, term) * nest.tile.depth
@@ -210,6 +213,7 @@ def _add_keep(nest: CudaNest, text: KernelText) -> None:
 def _add_multiply(nest: CudaNest, text: KernelText) -> None:
     """Write the function `multiply`: one position of the depth for all totals of a thread."""
     rows, columns, _ = nest.tile
+    text.add("// Add the values at one position of the depth to all totals of this thread.")
     with text.block("auto multiply = [&](const int side, const int k)", end="};"):
         values = []
         for number, term in enumerate(nest.terms):
