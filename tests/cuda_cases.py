@@ -1,4 +1,4 @@
-"""Arithmetic of a GPU against the reference: the same cases on a real one and on tests/cupy_on_cpu.py."""
+"""Kernels of a GPU against the reference: cases for a real GPU and for tests/cupy_on_cpu.py."""
 
 import itertools
 
@@ -42,7 +42,10 @@ CONTRACTIONS = (
 
 
 def compute(cupy, einsum, dtype, operands, index=(), **options):
-    """As numpy's array, what `cuda.compute` makes of numpy's arrays; every element has to be written."""
+    """Compute an EinSum of numpy arrays on the device, and return the result as a numpy array.
+
+    The target starts with a value of no use, so that every element has to be written.
+    """
     target = cupy.asarray(np.full(einsum.bound, 77, dtype))
     dispatch.compute_einsum(
         einsum, [on_device(cupy, array) for array in operands], target, index, **options
@@ -51,7 +54,7 @@ def compute(cupy, einsum, dtype, operands, index=(), **options):
 
 
 def on_device(cupy, array):
-    """A copy with the same strides, if the array is a view of a whole one."""
+    """Return a copy with the same strides, if the array is a view of a contiguous one."""
     if issubclass(cupy.ndarray, np.ndarray):  # without a GPU
         return array.view(cupy.ndarray)
     base = array
@@ -130,7 +133,7 @@ DISTANCES = (  # text, dtypes of X and Y, shapes, and whether cuBLAS computes it
 
 
 def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
-    """With fast_math, within the bound of the CPU's way."""
+    """With fast_math, results are within the bound that holds for CPUs."""
     made, prepare = [], dispatch.prepare_distance
     monkeypatch.setattr(
         dispatch, "prepare_distance", lambda *given: made.append(prepare(*given)) or made[-1]
@@ -153,13 +156,11 @@ def check_distance(cupy, monkeypatch, text, dtypes, shapes, by_blas):
 
 
 def check_alignment(cupy):
-    """A row may be aligned where its array is not, so what was prepared for one address need not do for another."""
+    """A row may be aligned although its array is not: alignment is part of a call's key."""
     einsum, kind, _ = vertex("Z[i] = X[1,i] + 1", {"X": np.zeros((2, 64), "float32")})
     numbers, before = np.arange(200, dtype="float32"), len(dispatch.CALLS.entries)
-    for first in (
-        1,
-        2,
-    ):  # the row begins at byte 4 + 268, which is aligned, then at byte 8 + 268, which is not
+    # The row begins at byte 4 + 268, which is aligned, then at byte 8 + 268, which is not.
+    for first in (1, 2):
         x = numbers[first : first + 134].reshape(2, 67)[:, :64]
         np.testing.assert_array_equal(compute(cupy, einsum, kind, [x]), x[1] + 1)
     assert len(dispatch.CALLS.entries) == before + 2
@@ -211,7 +212,7 @@ GROUPS = {
 
 
 def check_group(cupy, name, dtype, monkeypatch):
-    """All vertices in one kernel, which writes what the reference has."""
+    """One kernel computes all vertices of the group, with the reference's result."""
     monkeypatch.setattr(group, "MIN_ROWS", 1)
     text, shapes = GROUPS[name]
     arrays = random_arrays(dtype, shapes)
@@ -232,7 +233,7 @@ def check_group(cupy, name, dtype, monkeypatch):
 
 
 def operations():
-    """Every operation with every combination of dtypes: (EinSum, result's dtype, operands)."""
+    """Yield each operation with all dtypes of its operands: (EinSum, result's dtype, operands)."""
     for op in OPERATIONS:
         for dtypes in itertools.product(cpu_dtypes(), repeat=OPERATIONS[op].arity):
             if op == "where" and dtypes[0] not in ("bool", "float64"):
@@ -255,7 +256,7 @@ def operations():
 
 
 def operation_functions(cases):
-    """The text of ⊗ of each case, in a namespace of its own: one compilation for all."""
+    """Return ⊗ of each case in a namespace of its own, so that one compilation serves all."""
     texts = []
     for number, (einsum, kind, operands) in enumerate(cases):
         types = [array.dtype.name for array in operands]
@@ -266,7 +267,7 @@ def operation_functions(cases):
 
 
 def operation_signature(kind, operands):
-    """The parameters of a function that goes over all elements, and what it gives to ⊗."""
+    """Return the parameters of a function that loops over all elements, and the args of ⊗."""
     types = [STORED[array.dtype.name] for array in operands]
     given = ", ".join(
         [
@@ -279,7 +280,10 @@ def operation_signature(kind, operands):
 
 
 def operation_agrees(einsum, kind, operands, found):
-    """As numpy has it, in single precision where that computes in half, within a few units in the last place."""
+    """Compare with numpy, within a few units in the last place.
+
+    Where numpy computes in half precision, compare with its result in single precision.
+    """
     op = einsum.function.op
     halves = any(array.dtype == np.float16 for array in operands)
     wide = [array.astype("float32") if array.dtype == np.float16 else array for array in operands]
@@ -296,7 +300,7 @@ def operation_agrees(einsum, kind, operands, found):
     if kind.kind == "c":  # a part of it may be nan in one and infinite in the other
         usable = np.isfinite(wanted) & np.isfinite(found)
         if op == "**":
-            # The angle of a power is the exponent's times the logarithm: what is lost of a great one is lost.
+            # The angle of a power is the exponent times the logarithm: large ones lose digits.
             base = abs(operands[0].astype("complex128"))
             usable &= ((base == 0) | ((base > 1e-3) & (base < 1e3))) & (abs(operands[1]) < 10)
         found, wanted = found[usable], wanted[usable]

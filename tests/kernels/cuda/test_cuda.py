@@ -1,4 +1,4 @@
-"""CUDA kernels without a GPU: run on the CPU by tests/cupy_on_cpu.py, and compiled by nvcc where it is installed."""
+"""CUDA kernels without a GPU: tests/cupy_on_cpu.py runs them on the CPU; nvcc compiles some."""
 
 import re
 import shutil
@@ -54,19 +54,18 @@ def cupy(monkeypatch):
 
 
 def forget():
-    """No kernel of one library is left for another one."""
+    """Remove prepared calls and kernels, so that none is left from another stand-in."""
     for calls in (dispatch.CALLS, group.CALLS):
         calls.entries.clear()
     for kernels in (dispatch.compiled_nest, group.compiled_group):
         kernels.cache_clear()
 
 
-# ---- values ---------------------------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["farthest", "columns", "turned"]
-)  # in tiles, folded, through shared memory
+# In tiles, folded, and transposed through shared memory.
+@pytest.mark.parametrize("name", ["farthest", "columns", "turned"])
 def test_named(cupy, name):
     check_named(cupy, name, SIZES[0])
 
@@ -105,7 +104,7 @@ def test_alignment(cupy):
 
 
 def test_copies_for_a_product_stay_small(cupy, monkeypatch):
-    """What cannot be used as it lies is copied in parts."""
+    """Operands that cuBLAS cannot take as they are stored are copied in parts."""
     arrays = random_arrays("float64", {"A": (9, 40, 8), "B": (8, 9, 5)})
     einsum, kind, operands = vertex("Z[i,k] = sum(A[a,i,b] * B[b,a,k])", arrays)
     shapes, empty = [], cupy.empty
@@ -187,23 +186,23 @@ def test_every_operation_in_every_dtype():
         operations_agree(cases[start : start + 200])
 
 
-# ---- texts ----------------------------------------------------------------------------------------------------------
+# ---- texts --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def texts(cupy, monkeypatch):
-    """The texts of kernels, which are not run."""
+    """The texts of kernels, which are neither compiled nor run."""
     found = []
 
-    def take(text, fast):
+    def keep_text(text, fast):
         found.append(text)
-        return lambda *given: None
+        return lambda *arguments: None
 
-    monkeypatch.setattr(dispatch, "compile_kernel", take)
+    monkeypatch.setattr(dispatch, "compile_kernel", keep_text)
     return found
 
 
-def test_a_text_holds_no_word_of_a_users(cupy, texts):
+def test_texts_contain_no_words_of_the_user(cupy, texts):
     arrays = {"secret": np.ones((40, 40)), "hidden": np.ones((40, 40))}
     for text in (
         "Z[evil,k] = max(secret[evil,jam] + hidden[jam,k] * evil)",
@@ -222,7 +221,7 @@ def test_other_extents_need_no_other_kernel(cupy, texts):
             NAMED["farthest"][0], random_arrays("float32", {"A": size, "B": size[::-1]})
         )
         compute(cupy, einsum, kind, operands)
-    assert len(set(texts)) <= 2  # small outputs go in smaller tiles
+    assert len(set(texts)) <= 2  # small outputs use smaller tiles
 
 
 def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
@@ -240,7 +239,7 @@ def test_shared_memory_is_enough_for_many_transposed_arrays(cupy, texts):
 @pytest.mark.slow
 @pytest.mark.skipif(NVCC is None, reason="no nvcc")
 def test_texts_compile_without_spills(cupy, texts, tmp_path):
-    """For a real GPU, where registers are few: nothing goes to local memory."""
+    """On a real GPU registers are few: nothing may be spilled to local memory."""
     for name in (
         "farthest",
         "distances",
@@ -277,7 +276,7 @@ def test_texts_compile_without_spills(cupy, texts, tmp_path):
         assert "0 bytes spill stores" in done.stderr, f"{number}: {done.stderr}"
 
 
-# ---- random programs ------------------------------------------------------------------------------------------------
+# ---- random programs ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow

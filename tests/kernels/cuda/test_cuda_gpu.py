@@ -35,7 +35,7 @@ def _missing():
         import cupy
 
         return "" if cupy.cuda.runtime.getDeviceCount() else "no GPU"
-    except Exception as error:  # whatever CuPy says where it does not work
+    except Exception as error:  # CuPy raises all kinds of errors if it does not work
         return f"no CuPy or no GPU: {type(error).__name__}"
 
 
@@ -82,8 +82,9 @@ def test_every_operation_in_every_dtype(cupy):
         text = DEVICE + COMMON + operation_functions(part)
         for number, (_, kind, operands) in enumerate(part):
             given, args = operation_signature(kind, operands)
-            text += f'extern "C" __global__ void run{number}({given}) {{ Long i = blockIdx.x * 256 + threadIdx.x; '
-            text += f"if (i < n) y[i] = k{number}::otimes({args}); }}\n"
+            text += f'extern "C" __global__ void run{number}({given}) {{\n'
+            text += "  Long i = blockIdx.x * 256 + threadIdx.x;\n"
+            text += f"  if (i < n) y[i] = k{number}::otimes({args});\n}}\n"
         module = cupy.RawModule(code=text, options=EXACT_OPTIONS)
         for number, (einsum, kind, operands) in enumerate(part):
             target = cupy.empty(operands[0].shape, kind)
@@ -110,7 +111,7 @@ def test_layouts(cupy, layout):
         rng = np.random.default_rng(2)
         a, b = (LAYOUTS[layout](rng.normal(size=(70, 70))) for _ in range(2))
         einsum, kind, operands = vertex(text, {"A": a, "B": b})
-        assert on_device(cupy, a).strides == a.strides, "the case is not the one meant"
+        assert on_device(cupy, a).strides == a.strides, "the copy has other strides"
         wanted = reference.compute(einsum, operands, kind)
         np.testing.assert_allclose(
             compute(cupy, einsum, kind, operands), wanted, rtol=1e-12, atol=1e-11

@@ -1,4 +1,4 @@
-"""The backend for GPUs, without a GPU: with a stand-in for cupy whose copies come as late as they may."""
+"""The GPU backend without a GPU: the stand-in for CuPy delays copies as long as possible."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ CASES = cases()
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """So that even small tensors are many of them."""
+    """Make pieces so small that even small tensors consist of many."""
     monkeypatch.setattr(gpu_copies, "PINNED_BUFFER_BYTES", 480)
     monkeypatch.setattr(gpu_inputs, "PINNED_BUFFER_BYTES", 480)
     monkeypatch.setattr(gpu_comm, "STAGED_PIECE_BYTES", 64)
@@ -44,7 +44,7 @@ def on_gpu(job):
     return replace(job, backend="cupy")
 
 
-# ---- jobs -----------------------------------------------------------------------------------------------------------
+# ---- jobs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,10 +57,10 @@ def test_every_case_on_threads(name, monkeypatch, small_pieces):
         )
 
 
-@pytest.mark.parametrize("way", binding.TRANSPORTS)
-def test_every_way_of_messages(way, monkeypatch, small_pieces):
+@pytest.mark.parametrize("transport", binding.TRANSPORTS)
+def test_every_transport(transport, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=6, nccl=True)
-    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, way)
+    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, transport)
     for name in ("chain, odd", "four dimensions", "semiring"):
         job, arrays = CASES[name]
         expected = einmpi.reference(job, arrays)
@@ -103,7 +103,7 @@ def test_numbers_on_the_gpu(monkeypatch):
 
 
 def test_a_call_does_little_before_its_first_kernel(monkeypatch):
-    """A GPU waits for it. Calls of functions are counted: seconds depend on the machine."""
+    """The GPU waits for this work. Count function calls, because times depend on the machine."""
     fake_cupy.install(monkeypatch)
     package, counts, calls = os.path.dirname(einmpi.__file__), [], 0
 
@@ -128,7 +128,7 @@ def test_a_call_does_little_before_its_first_kernel(monkeypatch):
     assert len(counts) == 4 and counts[0] < 90 and counts[1] - counts[0] < 20, counts
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunks", [None, (3, 4)])
@@ -165,8 +165,8 @@ backend = "cupy"
         os.remove(tmp_path / "out.h5")
 
 
-def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
-    """The copy of D waits for nothing that starts after its slot was made, before the first kernel."""
+def test_inputs_read_early_are_copied_while_kernels_run(tmp_path, monkeypatch):
+    """The copy of D waits only for work from before its slot was made: for no kernel."""
     fake_cupy.install(monkeypatch)
     started, waits, record, wait = [], [], fake_cupy.Event.record, fake_cupy.Stream.wait_event
 
@@ -196,11 +196,11 @@ def test_what_is_read_early_is_copied_beside_kernels(tmp_path, monkeypatch):
     np.testing.assert_allclose(found.gather(), arrays["A"] @ arrays["B"] @ arrays["D"])
 
 
-# ---- messages -------------------------------------------------------------------------------------------------------
+# ---- messages -----------------------------------------------------------------------------------
 
 
 class ThroughDevice:
-    """Gives a comm for devices the arrays of a host, so that the scenarios of all comms can be used."""
+    """A GPU communicator that takes host arrays, so that it can run the common scenarios."""
 
     def __init__(self, comm, mixed):
         self.comm, self.host = comm, mixed and comm.rank % 2
@@ -209,7 +209,7 @@ class ThroughDevice:
         return getattr(self.comm, name)
 
     def moved(self, call, arrays):
-        """Arrays to the device and, changed, back; or as they are on a rank that has them in the slow tier."""
+        """Copy arrays to the device, call, and copy back; ranks in the slow tier copy nothing."""
         if self.host:
             return call(*arrays)
         cupy = driver.cupy()
@@ -239,24 +239,25 @@ class ThroughDevice:
 
 
 @pytest.mark.parametrize(
-    "way, mixed", [("host", False), ("host", True), ("mpi", False), ("nccl", False), ("nccl", True)]
+    "transport, mixed",
+    [("host", False), ("host", True), ("mpi", False), ("nccl", False), ("nccl", True)],
 )
-def test_messages(way, mixed, monkeypatch, small_pieces):
+def test_messages(transport, mixed, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=3, nccl=True)
-    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, way)
+    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, transport)
     received = run_threads(
         3, lambda comm: run_all(ThroughDevice(gpu_context(comm, "test").comm, mixed))
     )
     assert received == run_threads(3, run_all)
 
 
-# ---- copies ---------------------------------------------------------------------------------------------------------
+# ---- copies -------------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
 @given(st.data())
 def test_copies_between_tiers(data):
-    """Of any boxes of arrays, in both directions, in the order in which they are begun."""
+    """Copies of any boxes, in both directions, happen in the order in which they began."""
     with pytest.MonkeyPatch.context() as patch:
         fake_cupy.install(patch)
         cupy, copies = driver.cupy(), gpu_copies.DeviceCopies()
@@ -296,7 +297,7 @@ def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
     assert copies.memory.array(81, limit=80) is None
 
 
-# ---- which GPU, which way -------------------------------------------------------------------------------------------
+# ---- which GPU, which transport -----------------------------------------------------------------
 
 
 def test_ranks_take_gpus_in_turn(monkeypatch):
@@ -309,7 +310,7 @@ def test_ranks_take_gpus_in_turn(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "wish, distinct, aware, nccl, way",
+    "wish, own_gpus, cuda_aware, has_nccl, transport",
     [
         ("", True, True, True, "mpi"),
         ("", True, False, True, "nccl"),
@@ -321,8 +322,8 @@ def test_ranks_take_gpus_in_turn(monkeypatch):
         ("mpi", True, False, True, "mpi"),
     ],
 )
-def test_which_way_messages_go(wish, distinct, aware, nccl, way):
-    assert binding.choose_transport(wish, distinct, aware, nccl) == way
+def test_choice_of_a_transport(wish, own_gpus, cuda_aware, has_nccl, transport):
+    assert binding.choose_transport(wish, own_gpus, cuda_aware, has_nccl) == transport
 
 
 def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
@@ -336,10 +337,14 @@ def test_one_rank_that_is_not_aware_decides_for_all(monkeypatch):
 
 
 def test_the_libraries_here_are_not_aware():
-    """Those from PyPI; a wrong yes would end the process, and so would a question before MPI is started."""
+    """The MPI libraries from PyPI are not CUDA-aware.
+
+    A wrong yes would end the process, and so would asking before MPI is initialized.
+    """
     code = (
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-        "from einmpi.comm.mpi import cuda_aware; before = cuda_aware(); MPI.Init(); print(before, cuda_aware())"
+        "from einmpi.comm.mpi import cuda_aware; before = cuda_aware(); MPI.Init(); "
+        "print(before, cuda_aware())"
     )
     done = finished([sys.executable, "-c", code])
     assert (done.returncode, done.stdout, done.stderr) == (0, "False False\n", "")
@@ -375,20 +380,22 @@ def test_refusals(monkeypatch):
     monkeypatch.setenv(binding.TRANSPORT_VARIABLE, "nccl")
     monkeypatch.setattr("einmpi.runtime.gpu.backend._contexts", {})
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; expected one of mpi, nccl, host"
+        "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; "
+        "expected one of mpi, nccl, host"
     )
     monkeypatch.setenv(binding.TRANSPORT_VARIABLE, "ncll")
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
-        "EINMPI_GPU_MESSAGES: there is no transport 'ncll'; expected one of mpi, nccl, host (did you mean nccl?)"
+        "EINMPI_GPU_MESSAGES: there is no transport 'ncll'; "
+        "expected one of mpi, nccl, host (did you mean nccl?)"
     )
 
 
-# ---- more than fits -------------------------------------------------------------------------------------------------
+# ---- little memory ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["chain, odd", "four dimensions", "gather", "diagonal"])
 def test_with_little_memory(name, tmp_path, monkeypatch):
-    """Slots wait in the slow tier, kernels are done in passes; arrays of the host come when they are needed."""
+    """Slots wait in the slow tier, kernels run in passes, and host arrays come when needed."""
     fake_cupy.install(monkeypatch)
     job, arrays = CASES[name]
     expected, job = (
@@ -403,12 +410,12 @@ def test_with_little_memory(name, tmp_path, monkeypatch):
             assert done.plan.spilled and max(done.peaks) <= memory
 
 
-# ---- the command line -----------------------------------------------------------------------------------------------
+# ---- the command line ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def signals():
-    """A process that was asked to stop hears no signals any more; this one goes on, and so do its children."""
+    """Restore the signals: a process that was asked to stop ignores them from then on."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     yield
     for number, handler in before.items():

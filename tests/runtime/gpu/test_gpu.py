@@ -63,7 +63,8 @@ def test_bfloat16(tmp_path):
         einmpi.program(
             """
         Z[i,k] = sum(A[i,j] * B[j,k]) * 0.5
-        m[i] = max(A[i,j]); s[i,j] = softmax[j](A[i,j] * float32(3)); t[i] = bfloat16(sum(s[i,j] * 1.5))
+        m[i] = max(A[i,j]); s[i,j] = softmax[j](A[i,j] * float32(3))
+        t[i] = bfloat16(sum(s[i,j] * 1.5))
         """,
             A=(70, 50),
             B=(50, 90),
