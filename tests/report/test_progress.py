@@ -31,7 +31,7 @@ def schedule():
     return lower(einmpi.plan(einmpi.load(ROOT / "jobs/chain.toml"), 4), 0)
 
 
-def made(monkeypatch, schedule, width, repeats=1):
+def progress_on(monkeypatch, schedule, width, repeats=1):
     """Return a Progress with a clock that stands still, the clock, the stream and the comm."""
     clock, stream, comm = (
         SimpleNamespace(now=100.0),
@@ -47,7 +47,7 @@ def percent(text):
 
 
 def test_lines_in_a_log(monkeypatch, schedule):
-    shown, clock, stream, _ = made(monkeypatch, schedule, 0, repeats=2)
+    shown, clock, stream, _ = progress_on(monkeypatch, schedule, 0, repeats=2)
     assert shown.interval == 30
     shown.show()  # nothing has begun
     for _ in range(2):
@@ -66,7 +66,7 @@ def test_lines_in_a_log(monkeypatch, schedule):
 
 
 def test_a_bar_goes_on_inside_a_long_step_but_not_beyond_it(monkeypatch, schedule):
-    shown, clock, stream, comm = made(monkeypatch, schedule, 100)
+    shown, clock, stream, comm = progress_on(monkeypatch, schedule, 100)
     place = next(k for k, step in enumerate(schedule.steps) if isinstance(step, Kernel))
     for step in schedule.steps[: place + 1]:
         clock.now += 1
@@ -87,7 +87,9 @@ def test_a_bar_goes_on_inside_a_long_step_but_not_beyond_it(monkeypatch, schedul
 
 
 def test_a_bar_is_drawn_only_for_news(monkeypatch, schedule):
-    shown, clock, stream, _ = made(monkeypatch, schedule, 40)  # too narrow for more than text
+    shown, clock, stream, _ = progress_on(
+        monkeypatch, schedule, 40
+    )  # too narrow for more than text
     shown(schedule.steps[0])
     for _ in range(17):
         shown.show()
@@ -99,7 +101,7 @@ def test_a_bar_is_drawn_only_for_news(monkeypatch, schedule):
 
 
 def test_a_closed_terminal_does_not_fail_the_run(monkeypatch, schedule):
-    shown, _, stream, _ = made(monkeypatch, schedule, 80)
+    shown, _, stream, _ = progress_on(monkeypatch, schedule, 80)
     stream.close()
     shown(schedule.steps[0])
     shown.show()
@@ -114,14 +116,14 @@ def test_ranks_use_the_terminal_of_their_launcher(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("TERM", "xterm")
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        told = terminals.terminal_environment()[VARIABLE]
-        assert told == f"{os.uname().nodename} 0 120 {os.ttyname(theirs)}"
+        description = terminals.terminal_environment()[VARIABLE]
+        assert description == f"{os.uname().nodename} 0 120 {os.ttyname(theirs)}"
         pipes = [
             SimpleNamespace(fileno=lambda number=number: number, isatty=lambda: False)
             for number in (1, 2)
         ]
         assert [columns(pipe) for pipe in pipes] == [0, 0]
-        monkeypatch.setenv(VARIABLE, told)
+        monkeypatch.setenv(VARIABLE, description)
         monkeypatch.setattr(sys, "stderr", pipes[1])
         assert [columns(pipe) for pipe in pipes] == [0, 120]
         with open(tmp_path / "log", "w") as file:
