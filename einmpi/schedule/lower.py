@@ -15,19 +15,9 @@ from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
+from einmpi.schedule.slots import FINAL_LAYOUT, Slot, operand_role, slot_for
 from einmpi.schedule.spill import with_spills
-from einmpi.schedule.steps import (
-    FINAL_LAYOUT,
-    Exchange,
-    Kernel,
-    Load,
-    Reduce,
-    Slot,
-    Step,
-    Store,
-    operand_role,
-    slot_for,
-)
+from einmpi.schedule.steps import Exchange, Kernel, Load, Reduce, Step, Store
 from einmpi.schedule.transfers import Moves, Reduction
 from einmpi.schedule.two_level import exchanges, reductions
 

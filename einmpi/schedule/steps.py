@@ -6,158 +6,39 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
-from typing import ClassVar
 
 import numpy as np
 
-from einmpi.graph.einsum import EinSum
 from einmpi.planner import memory
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import Region, Runs, elements, shape, show_region, whole
-from einmpi.schedule.transfers import Moves, Reduction, Transfer
+from einmpi.schedule.memory_steps import Drop, Evict, Fetch, Free, Place
+from einmpi.schedule.regions import Region, elements, show_region, whole
+from einmpi.schedule.slots import Slot, Slots
+from einmpi.schedule.step import Kernel, Step
+from einmpi.schedule.transfers import Moves, Reduction
 from einmpi.units import show_bytes
 
+__all__ = [
+    "MESSAGE_BUFFER_BYTES",
+    "Begin",
+    "Drop",
+    "Evict",
+    "Exchange",
+    "Fetch",
+    "Free",
+    "Group",
+    "Kernel",
+    "Load",
+    "Passes",
+    "Place",
+    "Reduce",
+    "Slot",
+    "Step",
+    "Store",
+    "loads_among",
+]
+
 MESSAGE_BUFFER_BYTES = memory.MESSAGE_BUFFER_BYTES
-FINAL_LAYOUT = "'"  # role of a slot that holds a computed tensor in the layout the plan gives it
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A local buffer, which holds this rank's part of a tensor.
-
-    A tensor may have several slots: Z as its kernel leaves it, Z' in its final layout, and Z→V.0
-    in the layout in which V wants it as its operand 0.
-    """
-
-    tensor: str
-    shape: tuple[int, ...]
-    dtype: str
-    role: str = ""  # FINAL_LAYOUT, or operand_role(…)
-
-    @cached_property
-    def name(self) -> str:
-        """The tensor and the role: unique in a schedule."""
-        return self.tensor + self.role
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
-
-    def __str__(self) -> str:
-        return f"{self.name}{list(self.shape)}"
-
-
-def operand_role(user: str, operand: int) -> str:
-    """Return the role of a slot that a vertex reads as the operand with this number."""
-    return f"→{user}.{operand}"
-
-
-Slots = tuple[Slot, ...]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What all steps answer. Every answer is empty unless a kind of step says otherwise."""
-
-    kind: ClassVar[str] = ""  # what reports call it; they leave out steps without a kind
-    # Whether it concerns the memory of this rank alone. All other steps are the same on all
-    # ranks of the mesh, in the same order.
-    manages_memory: ClassVar[bool] = False
-    in_passes: ClassVar[bool] = False  # whether it computes piece by piece, in the slow tier
-
-    @property
-    def vertex(self) -> str:
-        """The vertex, computed or input, that it is about."""
-        raise NotImplementedError
-
-    @property
-    def reads(self) -> Slots:
-        """The slots whose values it uses."""
-        return ()
-
-    @property
-    def writes(self) -> Slots:
-        """The slots whose values it creates or changes."""
-        return ()
-
-    def allocates(self, slow: Container[str] = ()) -> Slots:
-        """Return the slots that must have an array in memory from here on.
-
-        `slow` names the slots that have an array in the slow tier: those are written there.
-        """
-        return tuple(slot for slot in self.writes if slot.name not in slow)
-
-    @property
-    def frees(self) -> Slots:
-        """The slots that are not used afterwards."""
-        return ()
-
-    @property
-    def keeps(self) -> Slots:
-        """The slots that must never be freed: outputs, and inputs that stay between runs."""
-        return ()
-
-    # What does not fit into memory: the arrays of slots are in memory, in the slow tier
-    # (docs/architecture.md), or in both.
-
-    @property
-    def places(self) -> Slots:
-        """The slots that it creates in the slow tier, without values."""
-        return ()
-
-    @property
-    def evicts(self) -> Slots:
-        """The slots that it copies to the slow tier."""
-        return ()
-
-    @property
-    def drops(self) -> Slots:
-        """The slots that lose their memory and keep their values in the slow tier."""
-        return ()
-
-    @property
-    def fetches(self) -> Slots:
-        """The slots that it copies from the slow tier to memory."""
-        return ()
-
-    # How much work it is.
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels that it computes."""
-        return ()
-
-    @property
-    def transfer(self) -> Transfer | None:
-        """The messages that it sends and receives."""
-        return None
-
-    @property
-    def group(self) -> tuple[int, ...]:
-        """The ranks among which it moves data."""
-        return ()
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that it loads, stores, receives, or copies between memory and slow tier."""
-        return 0
-
-    @property
-    def working_bytes(self) -> int:
-        """The most memory that it needs beside its slots: for messages, or for pieces."""
-        return 0
-
-    # How it fills slots.
-
-    @property
-    def completes_slot(self) -> bool:
-        """Whether it adds elements to a slot that other steps fill too."""
-        return False
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        """Yield the places to which it writes new elements; a place may be empty."""
-        yield from ()
 
 
 # ---- data ---------------------------------------------------------------------------------------
@@ -359,126 +240,7 @@ class Store(Step):
         return f"store     {self.slot} → {show_region(self.region)} of {self.tensor}"
 
 
-# ---- memory -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SlotStep(Step):
-    """A step that concerns the arrays of one slot, not its values."""
-
-    manages_memory = True
-
-    slot: Slot
-
-    @property
-    def vertex(self) -> str:
-        return self.slot.tensor
-
-    def __str__(self) -> str:
-        return f"{type(self).__name__.lower():<10}{self.slot}"
-
-
-class Free(SlotStep):
-    """The slot is not used any more."""
-
-    @property
-    def frees(self) -> Slots:
-        return (self.slot,)
-
-
-class Place(SlotStep):
-    """Create the slot in the slow tier; later steps fill it there."""
-
-    @property
-    def places(self) -> Slots:
-        return (self.slot,)
-
-    def __str__(self) -> str:
-        return f"{super().__str__()} outside"
-
-
-class Evict(SlotStep):
-    """Begin to copy a slot to the slow tier. It stays in memory, read-only, until it is dropped."""
-
-    kind = "spill"
-
-    @property
-    def evicts(self) -> Slots:
-        return (self.slot,)
-
-    @property
-    def nbytes(self) -> int:
-        return self.slot.nbytes
-
-
-class Drop(SlotStep):
-    """Give up the slot's memory: its values are in the slow tier."""
-
-    kind = "spill"  # it waits for the copy; the bytes are counted with Evict
-
-    @property
-    def drops(self) -> Slots:
-        return (self.slot,)
-
-
-class Fetch(SlotStep):
-    """Begin to copy a slot from the slow tier to memory. Steps that read it wait for the copy."""
-
-    kind = "spill"
-
-    @property
-    def fetches(self) -> Slots:
-        return (self.slot,)
-
-    def allocates(self, slow: Container[str] = ()) -> Slots:
-        return (self.slot,)
-
-    @property
-    def nbytes(self) -> int:
-        return self.slot.nbytes
-
-
-# ---- computing ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Kernel(Step):
-    """Compute this rank's share of a vertex."""
-
-    kind = "kernel"
-
-    tensor: str
-    target: Slot
-    operands: tuple[Slot, ...]
-    einsum: EinSum  # with the extents that this rank has
-    index: tuple[tuple[str, Runs], ...]  # indices that a label used as a number has on this rank
-    select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
-
-    @property
-    def vertex(self) -> str:
-        return self.tensor
-
-    @property
-    def reads(self) -> Slots:
-        return self.operands
-
-    @property
-    def writes(self) -> Slots:
-        return (self.target,)
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        return (self,)
-
-    def fills(self) -> Iterator[tuple[Slot, Region]]:
-        yield self.target, tuple(map(whole, self.target.shape))
-
-    def assignment(self) -> str:
-        """Return the text Z[8, 8] ← sum(A[i,j] * B[j,k])."""
-        return f"{self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
-
-    def __str__(self) -> str:
-        return f"kernel    {self.assignment()}"
+# ---- computing ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -622,8 +384,3 @@ def loads_among(steps: Sequence[Step]) -> Iterator[tuple[int, Load]]:
     for number, step in enumerate(steps):
         if isinstance(step, Load):
             yield number, step
-
-
-def slot_for(tensor: str, region: Region, dtype: str, role: str = "") -> Slot:
-    """Return the slot that holds a region of a tensor."""
-    return Slot(tensor, shape(region), dtype, role)

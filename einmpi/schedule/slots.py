@@ -1,0 +1,53 @@
+"""Slots: the local buffers of a rank, each with its part of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from einmpi.schedule.regions import Region, shape
+
+FINAL_LAYOUT = "'"  # role of a slot that holds a computed tensor in the layout the plan gives it
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A local buffer, which holds this rank's part of a tensor.
+
+    A tensor may have several slots: Z as its kernel leaves it, Z' in its final layout, and Z→V.0
+    in the layout in which V wants it as its operand 0.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: str = ""  # FINAL_LAYOUT, or operand_role(…)
+
+    @cached_property
+    def name(self) -> str:
+        """The tensor and the role: unique in a schedule."""
+        return self.tensor + self.role
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name}{list(self.shape)}"
+
+
+def operand_role(user: str, operand: int) -> str:
+    """Return the role of a slot that a vertex reads as the operand with this number."""
+    return f"→{user}.{operand}"
+
+
+Slots: TypeAlias = tuple[Slot, ...]
+
+
+def slot_for(tensor: str, region: Region, dtype: str, role: str = "") -> Slot:
+    """Return the slot that holds a region of a tensor."""
+    return Slot(tensor, shape(region), dtype, role)

@@ -1,0 +1,156 @@
+"""What all steps of a schedule answer, and the kernel, the step that computes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from einmpi.graph.einsum import EinSum
+from einmpi.schedule.regions import Region, Runs, whole
+from einmpi.schedule.slots import Slot, Slots
+from einmpi.schedule.transfers import Transfer
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all steps answer. Every answer is empty unless a kind of step says otherwise."""
+
+    kind: ClassVar[str] = ""  # what reports call it; they leave out steps without a kind
+    # Whether it concerns the memory of this rank alone. All other steps are the same on all
+    # ranks of the mesh, in the same order.
+    manages_memory: ClassVar[bool] = False
+    in_passes: ClassVar[bool] = False  # whether it computes piece by piece, in the slow tier
+
+    @property
+    def vertex(self) -> str:
+        """The vertex, computed or input, that it is about."""
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> Slots:
+        """The slots whose values it uses."""
+        return ()
+
+    @property
+    def writes(self) -> Slots:
+        """The slots whose values it creates or changes."""
+        return ()
+
+    def allocates(self, slow: Container[str] = ()) -> Slots:
+        """Return the slots that must have an array in memory from here on.
+
+        `slow` names the slots that have an array in the slow tier: those are written there.
+        """
+        return tuple(slot for slot in self.writes if slot.name not in slow)
+
+    @property
+    def frees(self) -> Slots:
+        """The slots that are not used afterwards."""
+        return ()
+
+    @property
+    def keeps(self) -> Slots:
+        """The slots that must never be freed: outputs, and inputs that stay between runs."""
+        return ()
+
+    # What does not fit into memory: the arrays of slots are in memory, in the slow tier
+    # (docs/architecture.md), or in both.
+
+    @property
+    def places(self) -> Slots:
+        """The slots that it creates in the slow tier, without values."""
+        return ()
+
+    @property
+    def evicts(self) -> Slots:
+        """The slots that it copies to the slow tier."""
+        return ()
+
+    @property
+    def drops(self) -> Slots:
+        """The slots that lose their memory and keep their values in the slow tier."""
+        return ()
+
+    @property
+    def fetches(self) -> Slots:
+        """The slots that it copies from the slow tier to memory."""
+        return ()
+
+    # How much work it is.
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernels that it computes."""
+        return ()
+
+    @property
+    def transfer(self) -> Transfer | None:
+        """The messages that it sends and receives."""
+        return None
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """The ranks among which it moves data."""
+        return ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it loads, stores, receives, or copies between memory and slow tier."""
+        return 0
+
+    @property
+    def working_bytes(self) -> int:
+        """The most memory that it needs beside its slots: for messages, or for pieces."""
+        return 0
+
+    # How it fills slots.
+
+    @property
+    def completes_slot(self) -> bool:
+        """Whether it adds elements to a slot that other steps fill too."""
+        return False
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        """Yield the places to which it writes new elements; a place may be empty."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class Kernel(Step):
+    """Compute this rank's share of a vertex."""
+
+    kind = "kernel"
+
+    tensor: str
+    target: Slot
+    operands: tuple[Slot, ...]
+    einsum: EinSum  # with the extents that this rank has
+    index: tuple[tuple[str, Runs], ...]  # indices that a label used as a number has on this rank
+    select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
+
+    @property
+    def vertex(self) -> str:
+        return self.tensor
+
+    @property
+    def reads(self) -> Slots:
+        return self.operands
+
+    @property
+    def writes(self) -> Slots:
+        return (self.target,)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return (self,)
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        yield self.target, tuple(map(whole, self.target.shape))
+
+    def assignment(self) -> str:
+        """Return the text Z[8, 8] ← sum(A[i,j] * B[j,k])."""
+        return f"{self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
+
+    def __str__(self) -> str:
+        return f"kernel    {self.assignment()}"
