@@ -16,7 +16,7 @@ from einmpi.files.datasets import Dataset, Reader
 from einmpi.files.formats import open_reader
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, sides
-from einmpi.schedule.shared_reads import Bounds, deal, suits_single_ranks
+from einmpi.schedule.shared_reads import Bounds, shared_read, suits_single_ranks
 
 Array: TypeAlias = npt.NDArray[Any]
 Cells: TypeAlias = dict[int, tuple[Bounds, Array]]
@@ -60,9 +60,9 @@ class Reading:
             self.spans.append(sides(runs, places))
         itemsize = dataset.dtype.itemsize
         stored = (itemsize, dataset.chunks, self.first)
-        self.dealing = None
+        self.shared = None
         if 0 not in layout.bound and not suits_single_ranks(layout, *stored):
-            self.dealing = deal(layout, *stored)
+            self.shared = shared_read(layout, *stored)
         self.reader: Reader | None = None
         self.pending: Future[Any] | None = None
         # One buffer is read into while the cells in the other are passed on.
@@ -71,11 +71,11 @@ class Reading:
     @property
     def alone(self) -> bool:
         """Return whether each rank reads its own block, without the others."""
-        return self.dealing is None
+        return self.shared is None
 
     def begin(self, background: Executor) -> None:
         """Start to read in the background: everything, or the first round."""
-        if self.dealing is None:
+        if self.shared is None:
             self.pending = background.submit(self._read_own_block)
         else:
             self.pending = background.submit(self._read_cells, 0)
@@ -83,7 +83,7 @@ class Reading:
     def finish(self, comm: Comm, background: Executor | None = None) -> None:
         """Read and pass on what is left. All ranks of the layout call it."""
         try:
-            if self.dealing is not None:
+            if self.shared is not None:
                 assert background is not None
                 self._read_together(comm, background)
             elif self.pending is not None:
@@ -113,11 +113,11 @@ class Reading:
 
         A cell that is contiguous in the target is read there, any other into a buffer.
         """
-        assert self.dealing is not None
-        grid = self.dealing.grid
+        assert self.shared is not None
+        grid = self.shared.grid
         cells: Cells = {}
         start = 0
-        for number in self.dealing.own(self.rank, turn):
+        for number in self.shared.cells_read(self.rank, turn):
             bounds = grid.bounds(number)
             extents = tuple(last - first for first, last in bounds)
             places = _places_in_target(self.spans, bounds)
@@ -134,10 +134,10 @@ class Reading:
 
     def _buffer(self, turn: int) -> Array:
         """Return the buffer of a round, made when it is first needed."""
-        assert self.dealing is not None
+        assert self.shared is not None
         buffer = self.buffers[turn % 2]
         if buffer is None:
-            size = self.dealing.at_once * prod(self.dealing.grid.cell)
+            size = self.shared.cells_per_round * prod(self.shared.grid.cell)
             buffer = np.empty(size, self.dataset.dtype)
             self.buffers[turn % 2] = buffer
         return buffer
@@ -156,13 +156,13 @@ class Reading:
     # ---- together -------------------------------------------------------------------------------
 
     def _read_together(self, comm: Comm, background: Executor) -> None:
-        assert self.dealing is not None
+        assert self.shared is not None
         if self.pending is None:
             self.begin(background)
-        for turn, coming in enumerate(self.dealing.coming(self.rank)):
+        for turn, coming in enumerate(self.shared.cells_wanted(self.rank)):
             assert self.pending is not None
             cells = self.pending.result()
-            if turn + 1 < self.dealing.rounds:
+            if turn + 1 < self.shared.rounds:
                 self.pending = background.submit(self._read_cells, turn + 1)
             self._pass_on(turn, cells, coming, comm)
 
@@ -171,10 +171,10 @@ class Reading:
 
         Each rank sends to the one `shift` after it while it receives from the one `shift` before.
         """
-        assert self.dealing is not None
+        assert self.shared is not None
         rank = self.rank
-        ranks = self.dealing.ranks
-        going = self.dealing.going(rank, turn)
+        ranks = self.shared.ranks
+        going = self.shared.cells_to_send(rank, turn)
         shifts = {(user - rank) % ranks for user in going}
         shifts |= {(rank - source) % ranks for source in coming}
         for shift in sorted(shifts):
@@ -186,7 +186,7 @@ class Reading:
                 sent.extend(_runs_in_cell(bounds, array, region))
             received: list[Array] = []
             for number in coming.get(source, ()):
-                places = _places_in_target(self.spans, self.dealing.grid.bounds(number))
+                places = _places_in_target(self.spans, self.shared.grid.bounds(number))
                 received.extend(self.target[box] for box in places)
             if shift == 0:
                 _copy_each(sent, received)

@@ -26,11 +26,11 @@ Bounds: TypeAlias = tuple[tuple[int, int], ...]  # [start, stop) of each dimensi
 
 # Blocks with shorter runs are read together. From the page cache, single reads of 4 KiB are as fast
 # as reading large cells and exchanging them; file systems of many machines want more.
-LONG_RUN = 16 * 2**10  # bytes
-LEAST_CELL = 64 * 2**10  # bytes
-MOST_CELL = 4 * 2**20  # bytes
-CELLS_A_RANK = 8
-ROUND = 16 * 2**20  # bytes that a rank reads at a time
+LONG_RUN_BYTES = 16 * 2**10
+MIN_CELL_BYTES = 64 * 2**10
+MAX_CELL_BYTES = 4 * 2**20
+CELLS_PER_RANK = 8
+ROUND_BYTES = 16 * 2**20  # what a rank reads at a time
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def grid_of(
     """
     base = tuple(chunks) if chunks is not None else (1,) * len(shape)
     shift = tuple(start % extent for start, extent in zip(first, base, strict=True))
-    wanted = prod(shape) * itemsize // (CELLS_A_RANK * ranks)
-    wanted = min(max(wanted, LEAST_CELL), MOST_CELL)
+    wanted = prod(shape) * itemsize // (CELLS_PER_RANK * ranks)
+    wanted = min(max(wanted, MIN_CELL_BYTES), MAX_CELL_BYTES)
     cell = list(base)
     nbytes = prod(base) * itemsize
     for dimension in reversed(range(len(shape))):  # the last dimension is contiguous in the file
@@ -111,15 +111,15 @@ def grid_of(
 
 
 @dataclass(frozen=True)
-class Dealing:
+class SharedRead:
     """The cells of a grid, divided among the ranks and read in rounds.
 
-    Rank r reads the r-th part of the cells, `at_once` of them in each round.
+    Rank r reads the r-th part of the cells, `cells_per_round` of them in each round.
     """
 
     grid: Grid
     layout: Layout
-    at_once: int
+    cells_per_round: int
 
     @property
     def ranks(self) -> int:
@@ -128,43 +128,43 @@ class Dealing:
     @property
     def rounds(self) -> int:
         most = -(-self.grid.cells // self.ranks)
-        return -(-most // self.at_once)
+        return -(-most // self.cells_per_round)
 
-    def own(self, rank: int, turn: int) -> range:
+    def cells_read(self, rank: int, turn: int) -> range:
         """Return the cells that a rank reads in a round."""
         first = self.grid.cells * rank // self.ranks
         last = self.grid.cells * (rank + 1) // self.ranks
-        start = first + turn * self.at_once
-        return range(min(start, last), min(start + self.at_once, last))
+        start = first + turn * self.cells_per_round
+        return range(min(start, last), min(start + self.cells_per_round, last))
 
-    def coming(self, rank: int) -> list[dict[int, list[int]]]:
+    def cells_wanted(self, rank: int) -> list[dict[int, list[int]]]:
         """Return, for each round, the cells that a rank wants a part of, by their reader."""
         found: list[dict[int, list[int]]] = [{} for _ in range(self.rounds)]
         for cell in self.grid.touching(self.layout.region(self.layout.mesh.digits(rank))):
             reader = ((cell + 1) * self.ranks - 1) // self.grid.cells
             first = self.grid.cells * reader // self.ranks
-            turn = (cell - first) // self.at_once
+            turn = (cell - first) // self.cells_per_round
             found[turn].setdefault(reader, []).append(cell)
         return found
 
-    def going(self, rank: int, turn: int) -> dict[int, list[tuple[int, Region]]]:
+    def cells_to_send(self, rank: int, turn: int) -> dict[int, list[tuple[int, Region]]]:
         """Return what others want of the cells that a rank reads in a round.
 
         By the rank that wants it: (cell, the part of the cell).
         """
         found: dict[int, list[tuple[int, Region]]] = {}
-        for cell in self.own(rank, turn):
+        for cell in self.cells_read(rank, turn):
             for user, region in wanted(self.layout, self.grid.bounds(cell)):
                 found.setdefault(user, []).append((cell, region))
         return found
 
 
-def deal(
+def shared_read(
     layout: Layout, itemsize: int, chunks: Sequence[int] | None, first: Sequence[int]
-) -> Dealing:
+) -> SharedRead:
     """Divide a stored tensor among the ranks of a layout."""
     grid = grid_of(layout.bound, itemsize, chunks, first, layout.mesh.ranks)
-    return Dealing(grid, layout, max(1, ROUND // (prod(grid.cell) * itemsize)))
+    return SharedRead(grid, layout, max(1, ROUND_BYTES // (prod(grid.cell) * itemsize)))
 
 
 def wanted(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
@@ -186,7 +186,7 @@ def suits_single_ranks(
     if len(_first_ranks(layout)) > 1:
         return False
     if chunks is None:
-        return _shortest_run(layout) * itemsize >= LONG_RUN
+        return _shortest_run(layout) * itemsize >= LONG_RUN_BYTES
     for dimension, chunk in enumerate(chunks):
         for start, _, _ in _owners(layout, dimension):
             if start > 0 and (start + first[dimension]) % chunk != 0:

@@ -14,8 +14,8 @@ from einmpi.schedule.regions import Region, whole
 # the row 0 and the first half of row 1. Rank 1 gets the second half of row 1, and row 2.
 
 Round: TypeAlias = tuple[Region | None, ...]  # for each rank, the piece that it writes next
-PAGE = 2**12  # bytes
-STRIPE = 2**20  # bytes
+PAGE_BYTES = 2**12
+STRIPE_BYTES = 2**20
 MIN_UNITS_A_RANK = 8  # pages or stripes: with fewer, some ranks would write much more than others
 
 
@@ -29,8 +29,8 @@ def rounds_of_bytes(
     element that crosses a border belongs to the rank before it.
     """
     nbytes = prod(bound) * itemsize
-    unit = PAGE
-    while unit < STRIPE and 2 * unit * ranks * MIN_UNITS_A_RANK <= nbytes:
+    unit = PAGE_BYTES
+    while unit < STRIPE_BYTES and 2 * unit * ranks * MIN_UNITS_A_RANK <= nbytes:
         unit *= 2
     edges = [0]
     for rank in range(1, ranks):

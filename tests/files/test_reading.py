@@ -24,7 +24,7 @@ from einmpi.files.datasets import RawReader
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import execute
-from einmpi.schedule import shared_reads as dealing
+from einmpi.schedule import shared_reads
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.steps import Begin, Kernel, Load
@@ -36,9 +36,9 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 @pytest.fixture
 def small(monkeypatch):
     """Cells and rounds so small that small tensors have many."""
-    monkeypatch.setattr(dealing, "LEAST_CELL", 64)
-    monkeypatch.setattr(dealing, "ROUND", 200)
-    monkeypatch.setattr(dealing, "LONG_RUN", 64)
+    monkeypatch.setattr(shared_reads, "MIN_CELL_BYTES", 64)
+    monkeypatch.setattr(shared_reads, "ROUND_BYTES", 200)
+    monkeypatch.setattr(shared_reads, "LONG_RUN_BYTES", 64)
 
 
 @pytest.fixture
@@ -245,8 +245,8 @@ def test_a_file_that_is_replaced_during_a_run():
 
 def test_buffers_stay_small(monkeypatch):
     """A rank holds its block and four buffers of a round: two for cells, two for messages."""
-    monkeypatch.setattr(dealing, "ROUND", 2**18)
-    monkeypatch.setattr(dealing, "MOST_CELL", 2**16)
+    monkeypatch.setattr(shared_reads, "ROUND_BYTES", 2**18)
+    monkeypatch.setattr(shared_reads, "MAX_CELL_BYTES", 2**16)
     whole = np.arange(2.0**20).reshape(1024, 1024)
     np.save("x.npy", whole)
     tracemalloc.start()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan_oracle import axes_of, layouts, owned
 
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Layout, split_further, even_layout
+from einmpi.schedule.layout import Layout, even_layout, split_further
 from einmpi.schedule.regions import (
     boxes,
     chunks,

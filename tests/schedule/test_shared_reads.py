@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule import shared_reads as dealing
+from einmpi.schedule import shared_reads
 from einmpi.schedule.layout import Layout, split_further
 from einmpi.schedule.regions import indices
-from einmpi.schedule.shared_reads import Dealing, Grid, deal, grid_of, suits_single_ranks
+from einmpi.schedule.shared_reads import Grid, SharedRead, grid_of, shared_read, suits_single_ranks
 
 
 @st.composite
@@ -55,22 +55,22 @@ def paint(array, region):
 @given(st.data())
 def test_everything_arrives_once(data):
     layout = data.draw(layouts())
-    made = Dealing(data.draw(grids(layout.bound)), layout, data.draw(st.integers(1, 4)))
+    made = SharedRead(data.draw(grids(layout.bound)), layout, data.draw(st.integers(1, 4)))
     ranks = layout.mesh.ranks
     read = np.zeros(layout.bound, int)
     arrived = [np.zeros(layout.bound, int) for _ in range(ranks)]
     for turn in range(made.rounds):
         for rank in range(ranks):
-            for cell in made.own(rank, turn):
+            for cell in made.cells_read(rank, turn):
                 paint(read, [(ends,) for ends in made.grid.bounds(cell)])
-            for user, pieces in made.going(rank, turn).items():
+            for user, pieces in made.cells_to_send(rank, turn).items():
                 # Both sides know of the same cells, in the same order.
-                assert [cell for cell, _ in pieces] == made.coming(user)[turn][rank]
+                assert [cell for cell, _ in pieces] == made.cells_wanted(user)[turn][rank]
                 for _, region in pieces:
                     paint(arrived[user], region)
         for rank in range(ranks):
-            for reader in made.coming(rank)[turn]:
-                assert rank in made.going(reader, turn)
+            for reader in made.cells_wanted(rank)[turn]:
+                assert rank in made.cells_to_send(reader, turn)
     assert (read == 1).all()
     for rank in range(ranks):
         wanted = np.zeros(layout.bound, int)
@@ -86,12 +86,14 @@ def test_everything_arrives_once(data):
 )
 def test_cells_of_what_lies_in_one_piece_lie_in_one_piece(shape, ranks, itemsize):
     grid = grid_of(tuple(shape), itemsize, None, [0] * len(shape), ranks)
-    assert prod(grid.cell) * itemsize <= dealing.MOST_CELL
+    assert prod(grid.cell) * itemsize <= shared_reads.MAX_CELL_BYTES
     cut = [
         d for d, (cell, extent) in enumerate(zip(grid.cell, shape, strict=True)) if cell < extent
     ]
     assert not cut or all(cell == 1 for cell in grid.cell[: cut[-1]])
-    enough = prod(shape) * itemsize >= dealing.LEAST_CELL * ranks * dealing.CELLS_A_RANK
+    enough = (
+        prod(shape) * itemsize >= shared_reads.MIN_CELL_BYTES * ranks * shared_reads.CELLS_PER_RANK
+    )
     assert not enough or grid.cells >= ranks
 
 
@@ -104,7 +106,7 @@ def test_cells_are_whole_chunks():
 
 
 def test_who_may_read_alone():
-    mesh, long = Mesh(4), dealing.LONG_RUN // 8
+    mesh, long = Mesh(4), shared_reads.LONG_RUN_BYTES // 8
     rows, columns = Layout(mesh, (8, 4 * long), (0, 0)), Layout(mesh, (8, 4 * long), (1, 1))
     assert suits_single_ranks(rows, 8, None, (0, 0)) and suits_single_ranks(
         columns, 8, None, (0, 0)
@@ -124,17 +126,17 @@ def test_thousands_of_ranks_take_no_time():
     """Arithmetic for one rank, not for all pairs: 4096 ranks, both dimensions cut 64 times."""
     mesh = Mesh(4096)
     layout = Layout(mesh, (40960, 40960), tuple(axis % 2 for axis in range(12)))
-    made = deal(layout, 8, None, (0, 0))
-    going = made.going(1234, 0)
+    made = shared_read(layout, 8, None, (0, 0))
+    going = made.cells_to_send(1234, 0)
     assert sum(
         prod(sum(b - a for a, b in runs) for runs in region)
         for pieces in going.values()
         for _, region in pieces
-    ) == sum(prod(b - a for a, b in made.grid.bounds(cell)) for cell in made.own(1234, 0))
+    ) == sum(prod(b - a for a, b in made.grid.bounds(cell)) for cell in made.cells_read(1234, 0))
     cells = list(
-        itertools.chain.from_iterable(c for turn in made.coming(77) for c in turn.values())
+        itertools.chain.from_iterable(c for turn in made.cells_wanted(77) for c in turn.values())
     )
     assert (
         len(cells) == len(set(cells))
-        and made.rounds * made.at_once * prod(made.grid.cell) * 4096 >= 40960**2
+        and made.rounds * made.cells_per_round * prod(made.grid.cell) * 4096 >= 40960**2
     )

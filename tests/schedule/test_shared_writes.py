@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from einmpi.schedule.regions import elements, flat_range
 from einmpi.schedule.shared_writes import (
-    PAGE,
-    STRIPE,
+    PAGE_BYTES,
+    STRIPE_BYTES,
     chunk_counts,
     pieces_of_range,
     rounds_of_bytes,
@@ -59,11 +59,11 @@ def test_bytes_are_dealt_to_all(bound, itemsize, offset, ranks, most):
 @pytest.mark.parametrize(
     "bound, ranks, unit",
     [
-        ((4096, 1024), 4, STRIPE),
+        ((4096, 1024), 4, STRIPE_BYTES),
         ((4096, 1024), 5, 2**19),
         ((512, 999), 4, 2**16),
-        ((3, 999), 5, PAGE),
-        ((5,), 3, PAGE),
+        ((3, 999), 5, PAGE_BYTES),
+        ((5,), 3, PAGE_BYTES),
     ],
 )
 @pytest.mark.parametrize("offset", [0, 2048, 1000 * 8])
