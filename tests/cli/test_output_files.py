@@ -104,7 +104,7 @@ def test_what_is_there_stays_until_the_new_file_is_whole(words, file, capfd, mon
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", cut)
         assert main([*words, file]) == 2
-    assert capfd.readouterr().err == f"{file}: No space left on device; expected a file to write\n"
+    assert capfd.readouterr().err == f"{file}: No space left on device; expected a file that can be written\n"
     with open(file) as old:
         assert old.read() == "as it was" and sorted(os.listdir()) == before
     assert (
