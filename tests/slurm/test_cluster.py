@@ -30,7 +30,7 @@ def test_ranks_without_pmi_are_an_error(slurm):
     lines = [line for line in done.stderr.splitlines() if not line.startswith("srun: ")]
     assert (done.returncode, done.stdout) == (1, "")
     assert lines == [
-        "MPI: srun started 4 processes without PMI, and each is alone; srun --mpi=pmi2 for MPICH and its "
+        "MPI: srun started 4 processes without PMI, and each is alone; use srun --mpi=pmi2 for MPICH and its "
         "relatives, --mpi=pmix for Open MPI"
     ]
 
