@@ -1,6 +1,6 @@
-"""Which kernels that follow one another are done together, block of rows by block: softmax reads and writes once.
+"""Fuse consecutive kernels that share rows: a group is computed one block of rows at a time.
 
-What lies between the kernels of a group stays in the cache, and is never whole in memory.
+What passes from one kernel to the next stays in the cache, so that softmax reads and writes once.
 """
 
 from __future__ import annotations
@@ -8,139 +8,177 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Begin, Free, Group, Kernel, Step
 
+GroupedStep: TypeAlias = Kernel | Free | Begin
+
 
 @dataclass(frozen=True)
 class GroupingRule:
-    """Which kernels may be in a group, and how many of each row at a time; None: better one after another."""
+    """A backend's rule for groups.
 
-    suits: Callable[[Kernel], bool]
-    block: Callable[[Sequence[Kernel], Sequence[Sequence[str]]], tuple[int, ...] | None]
+    `accepts` tells whether a kernel may be part of a group. `choose_block` gives how many indices
+    of each row to compute at a time, or None if the kernels are better computed one by one.
+    """
+
+    accepts: Callable[[Kernel], bool]
+    choose_block: Callable[[Sequence[Kernel], Sequence[Sequence[str]]], tuple[int, ...] | None]
 
 
 def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
-    """The schedule with groups in it, as the rule of a backend wants them. It needs no more memory."""
+    """Return the schedule with groups in place of kernels, as far as a rule wants them.
+
+    The groups need no more memory than the kernels did. Checkpoints move with the steps; one that
+    was taken between the steps of a group is marked as being inside it.
+    """
     steps: list[Step] = []
-    ends = [0] * (len(schedule.steps) + 1)  # how many steps there are in place of the first ones
+    new_counts = [0] * (len(schedule.steps) + 1)  # of steps, for each count of the old steps
     inside: set[int] = set()
-    held: dict[str, int] = {}
-    number = 0
-    while number < len(schedule.steps):
-        run = _run(schedule.steps, number, rule)
-        group = _group(run, sum(held.values()), rule)
-        taken = run if group else schedule.steps[number : number + 1]
-        steps.append(group or schedule.steps[number])
+    bytes_by_slot: dict[str, int] = {}
+    position = 0
+    while position < len(schedule.steps):
+        taken: Sequence[Step] = schedule.steps[position : position + 1]
+        candidate = _longest_run(schedule.steps, position, rule)
+        group = _group_of(candidate, sum(bytes_by_slot.values()), rule)
+        if group is None:
+            steps.append(schedule.steps[position])
+        else:
+            steps.append(group)
+            taken = candidate
+        inside.update(range(position + 1, position + len(taken)))
         for step in taken:
-            _hold(held, step)
-            number += 1
-            ends[number] = len(steps)
-        inside.update(range(number - len(taken) + 1, number))
-    points = [
-        replace(point, steps=ends[point.steps], inside=point.steps in inside)
-        for point in schedule.points
-    ]
+            for slot in step.allocates():
+                bytes_by_slot[slot.name] = slot.nbytes
+            for slot in step.frees:
+                del bytes_by_slot[slot.name]
+            position += 1
+            new_counts[position] = len(steps)
+    points = []
+    for point in schedule.points:
+        count = new_counts[point.steps]
+        points.append(replace(point, steps=count, inside=point.steps in inside))
     return replace(schedule, steps=tuple(steps), points=tuple(points))
 
 
-def _hold(held: dict[str, int], step: Step) -> None:
-    for slot in step.allocates():
-        held[slot.name] = slot.nbytes
-    for slot in step.frees:
-        del held[slot.name]
-
-
-def _run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[Kernel | Free | Begin]:
-    """The most steps from a start on that have rows in common, with what is freed in it."""
-    found: list[Kernel | Free | Begin] = []
-    rows = _Rows()
-    for number in range(start, len(steps)):
-        step = steps[number]
-        if isinstance(step, Free | Begin) and found:
-            found.append(step)
-            continue
-        if not isinstance(step, Kernel) or not rule.suits(step) or not rows.add(step):
+def _longest_run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[GroupedStep]:
+    """Return the most steps from a position on that share rows, with what is freed meanwhile."""
+    run: list[GroupedStep] = []
+    rows = _SharedRows()
+    for step in steps[start:]:
+        if isinstance(step, Kernel):
+            if not rule.accepts(step) or not rows.add(step):
+                break
+        elif not run or not isinstance(step, Free | Begin):
             break
-        found.append(step)
-    return found
+        run.append(step)
+    return run
 
 
-def _group(run: list[Kernel | Free | Begin], held: int, rule: GroupingRule) -> Group | None:
+def _group_of(run: list[GroupedStep], bytes_before: int, rule: GroupingRule) -> Group | None:
+    """Return some steps as a group; None if the rule or the memory speaks against it."""
     kernels = [kernel for step in run for kernel in step.kernels]
     if len(kernels) < 2:
         return None
-    rows = _Rows()
+    shared = _SharedRows()
     for kernel in kernels:
-        rows.add(kernel)
-    labels = rows.found()
-    block = rule.block(kernels, labels)
+        shared.add(kernel)
+    rows = shared.rows()
+    block = rule.choose_block(kernels, rows)
     if block is None:
         return None
-    group = Group(tuple(run), labels, block)
-    return group if _peak([group], held) <= _peak(run, held) else None
+    group = Group(tuple(run), rows, block)
+    if _peak_bytes([group], bytes_before) > _peak_bytes(run, bytes_before):
+        return None
+    return group
 
 
-def _peak(steps: Sequence[Step], before: int) -> int:
-    """The most bytes that are held while these steps are done."""
-    held: dict[str, int] = {"": before}
-    peak = before
+def _peak_bytes(steps: Sequence[Step], bytes_before: int) -> int:
+    """Return the most bytes in use during some steps, given those in use before them."""
+    older = bytes_before
+    newer: dict[str, int] = {}
+    peak = bytes_before
     for step in steps:
         for slot in step.allocates():
-            held[slot.name] = slot.nbytes
-        peak = max(peak, sum(held.values()))
+            newer[slot.name] = slot.nbytes
+        peak = max(peak, older + sum(newer.values()))
         for slot in step.frees:
-            if slot.name in held:
-                del held[slot.name]
+            if slot.name in newer:
+                del newer[slot.name]
             else:
-                held[""] -= slot.nbytes
+                older -= slot.nbytes
     return peak
 
 
 @dataclass
-class _Rows:
-    """Labels of kernels that are the same since one writes a dimension that the other one reads."""
+class _SharedRows:
+    """The rows of consecutive kernels.
+
+    A label of one kernel and a label of another are the same row if the one kernel writes a
+    dimension with the one that the other kernel reads with the other. Every row is named by the
+    first kernel's label.
+    """
 
     kernels: list[Kernel] = field(default_factory=list)
-    made: dict[str, int] = field(default_factory=dict)  # the kernel that makes a slot
+    producer: dict[str, int] = field(default_factory=dict)  # the kernel that writes a slot
 
     def add(self, kernel: Kernel) -> bool:
-        """Take a kernel, if it reads what the others make and there are rows then."""
-        if self.kernels and not any(slot.name in self.made for slot in kernel.operands):
+        """Add a kernel if it reads what the others write and rows remain; return whether."""
+        if self.kernels and not any(slot.name in self.producer for slot in kernel.operands):
             return False
         self.kernels.append(kernel)
-        self.made[kernel.target.name] = len(self.kernels) - 1
-        if not self.found():
-            self.kernels.pop()
-            del self.made[kernel.target.name]
-            return False
-        return True
+        self.producer[kernel.target.name] = len(self.kernels) - 1
+        if self.rows():
+            return True
+        self.kernels.pop()
+        del self.producer[kernel.target.name]
+        return False
 
-    def found(self) -> tuple[tuple[str, ...], ...]:
-        """The rows, in the order of the first kernel's output: a label of every kernel that none aggregates."""
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """Return the labels of each row, one for each kernel.
+
+        A row is a label of every kernel, once in each, and no kernel aggregates it. The rows are
+        in the order of the first kernel's output.
+        """
         first = self.kernels[0].einsum
-        names = [
-            {label: label for label in first.output}
-        ]  # of each kernel: label → the first kernel's
-        bad: set[str] = set()
+        row_of_label = [{label: label for label in first.output}]  # of each kernel
+        rejected: set[str] = set()
         for kernel in self.kernels[1:]:
-            mine: dict[str, str] = {}
-            for slot, index in zip(kernel.operands, kernel.einsum.operands, strict=True):
-                if slot.name not in self.made:
+            found = self._match_labels(kernel, row_of_label, rejected)
+            row_of_label.append(found)
+            counts = Counter(found.values())
+            rejected.update(row for row in first.output if counts[row] != 1)
+            rejected.update(
+                row for label, row in found.items() if label not in kernel.einsum.output
+            )
+        rows = []
+        for row in first.output:
+            if row not in rejected:
+                rows.append(tuple(_label_of(row, labels) for labels in row_of_label))
+        return tuple(rows)
+
+    def _match_labels(
+        self, kernel: Kernel, row_of_label: Sequence[dict[str, str]], rejected: set[str]
+    ) -> dict[str, str]:
+        """Return the row of each label of a kernel, and reject rows that are gathered or mixed."""
+        found: dict[str, str] = {}
+        for slot, index in zip(kernel.operands, kernel.einsum.operands, strict=True):
+            if slot.name not in self.producer:
+                continue
+            producer = self.producer[slot.name]
+            written = self.kernels[producer].einsum.output
+            for entry, label in zip(index, written, strict=True):
+                row = row_of_label[producer].get(label)
+                if row is None:
                     continue
-                maker = self.made[slot.name]
-                for entry, label in zip(index, self.kernels[maker].einsum.output, strict=True):
-                    row = names[maker].get(label)
-                    if row is None:
-                        continue
-                    if not isinstance(entry, str) or mine.setdefault(entry, row) != row:
-                        bad.update([row, *([mine[entry]] if isinstance(entry, str) else [])])
-            twice = {row for row, count in Counter(mine.values()).items() if count > 1}
-            aggregated = {mine[label] for label in mine if label not in kernel.einsum.output}
-            bad |= twice | aggregated | (set(first.output) - set(mine.values()))
-            names.append(mine)
-        good = [label for label in first.output if label not in bad]
-        return tuple(
-            tuple(next(x for x in mine if mine[x] == label) for mine in names) for label in good
-        )
+                if not isinstance(entry, str):
+                    rejected.add(row)
+                elif found.setdefault(entry, row) != row:
+                    rejected.update((row, found[entry]))
+        return found
+
+
+def _label_of(row: str, row_of_label: dict[str, str]) -> str:
+    return next(label for label in row_of_label if row_of_label[label] == row)

@@ -1,4 +1,6 @@
-"""Which label becomes which loop of a kernel: rows, vectors of lanes, steps. Only extents and strides decide."""
+"""The loops of a compiled CPU kernel: which label becomes the vector lanes, which the rows, which
+the outer loops. Extents and strides decide, so a kernel can be compiled before it is used.
+"""
 
 from __future__ import annotations
 
@@ -10,86 +12,110 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Call, Scalar, walk
+from einmpi.kernels.operands import gathers_of
 
-PACKED_BYTES = 2**22  # bytes of an operand that are copied at a time, to lie dense along the lanes
-MIN_PACKED_READS = 8  # how often such a copy must be read
-STRIP_BYTES = (
-    2**15
-)  # bytes of lanes without rows: long enough for memory to stream, short enough for the first cache
-AGGREGATED_LANES_BYTES = (
-    2**7
-)  # bytes of lanes that are folded into one result: as many as fit into registers
+PACKED_BYTES = 2**22  # of an operand that are copied at a time, to be contiguous along the lanes
+MIN_PACKED_LANES = 512  # that such a copy has, if there are so many
+MIN_PACKED_READS = 8  # how often such a copy must be read to be worth it
+STRIP_BYTES = 2**15  # of lanes without rows: memory streams, and they fit into the first cache
+AGGREGATED_LANES_BYTES = 2**7  # of lanes aggregated into one result: they fit into registers
+NARROW_TILE_LANES = 32  # of a tile, if there are no more
+TILE_LANES = 128
+INT64_MAX = 2**63 - 1
+INT64_MIN = -(2**63)
 
-Range: TypeAlias = tuple[int, int]
-Index: TypeAlias = tuple[str | Scalar, ...]
+Range: TypeAlias = tuple[int, int]  # start and stop
+# A parameter of a kernel: its letter, the loop or array it belongs to, and a number for the rest.
+Parameter: TypeAlias = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a kernel reaches an array: its dtype, the loops it depends on, whether it lies dense along the lanes."""
+    """How a kernel reads or writes an array."""
 
     dtype: str
-    loops: tuple[int, ...]
-    dense: bool
-    gathers: tuple[Scalar, ...] = ()  # one index expression a gathered dimension
+    loops: tuple[int, ...]  # in which its address changes
+    dense: bool  # contiguous along the lanes
+    gathers: tuple[Scalar, ...] = ()  # an index expression for each gathered dimension
 
 
 @dataclass(frozen=True)
 class Nest:
-    """Loops from the outermost inwards, the output's before the aggregated ones, and what is computed in them.
+    """All that the source of a kernel depends on: its loops and what is computed in them.
 
-    Lanes run innermost, in vectors: they are the last loop of the output, or the last one of all. Rows, the loop of the
-    output before them, and steps, the last aggregated loop, are unrolled, so that what was loaded is used again.
+    Loops are numbered from the outermost inwards, those of the output before the aggregated ones.
+    Three of them have a special part. The *lanes* are computed in vectors: they are the last loop
+    of the output, or the last loop of all. The *rows*, the output's loop before the lanes, and the
+    *steps*, the last aggregated loop, are unrolled, so that a loaded value is used several times.
     """
 
-    function: Scalar  # over Args: the values of a label are an array too
+    function: Scalar  # over Args: labels whose values are used are operands too
     reads: tuple[Access, ...]
     out: Access
     aggregation: str | None
-    outputs: int  # loops of the output
+    output_loops: int
     loops: int
-    folds: bool  # the lanes are aggregated
-    tiled: bool  # there are rows
-    width: int  # lanes worked on at a time
+    aggregates_lanes: bool
+    has_rows: bool
+    width: int  # lanes that are computed at a time
 
     @property
     def lane(self) -> int:
-        return self.loops - 1 if self.folds else self.outputs - 1
+        """The loop of the lanes."""
+        return self.loops - 1 if self.aggregates_lanes else self.output_loops - 1
 
     @property
     def row(self) -> int | None:
-        return self.outputs - 2 if self.tiled else None
+        """The loop of the rows."""
+        return self.output_loops - 2 if self.has_rows else None
 
     @property
     def step(self) -> int | None:
-        return self.loops - 1 if self.loops > self.outputs else None
+        """The loop of the steps."""
+        return self.loops - 1 if self.loops > self.output_loops else None
 
     @property
     def unrolled(self) -> tuple[int, int]:
-        """How many rows and steps at a time. A long function is not repeated: it would take long to compile."""
-        nodes = walk(self.function)
-        weight = len(nodes) + 8 * sum(
-            isinstance(n, Call) and OPERATIONS[n.op].cpu_is_long for n in nodes
-        )
-        weight *= 3 if any(read.dtype.startswith("complex") for read in self.reads) else 1
-        return (2 if self.tiled and weight <= 16 else 1), (
-            4 if weight <= 8 else 2 if weight <= 16 else 1
-        )
+        """How many rows and how many steps are computed at a time.
 
-    def parameters(self) -> Iterator[tuple[str, int, int]]:
-        """The names of what a kernel is told, in this order: the range from a to b of every loop; of every array the
-        address A and a stride S for each of its loops, the output being the last one; of every gather its stride J and
-        extent N. L and H, the least and the greatest index of a gather, are what it tells."""
+        A long function is not repeated in the source, as that would take long to compile.
+        """
+        nodes = walk(self.function)
+        calls = [node for node in nodes if isinstance(node, Call)]
+        weight = len(nodes) + 8 * sum(OPERATIONS[call.op].cpu_is_long for call in calls)
+        if any(read.dtype.startswith("complex") for read in self.reads):
+            weight *= 3
+        rows = 2 if self.has_rows and weight <= 16 else 1
+        if weight <= 8:
+            return rows, 4
+        if weight <= 16:
+            return rows, 2
+        return rows, 1
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield the parameters of a kernel, in the order in which it finds them in memory.
+
+        Each loop has its start a and its stop b. Each array, the output being the last one, has
+        its address A and a stride S for each of its loops. Each gather has the stride J and the
+        extent N of its dimension, and two parameters to which the kernel writes: the least index
+        L and the greatest index H that it met.
+        """
         for loop in range(self.loops):
-            yield from (("a", loop, 0), ("b", loop, 0))
+            yield "a", loop, 0
+            yield "b", loop, 0
         for array, access in enumerate((*self.reads, self.out)):
             yield "A", array, 0
-            yield from (("S", array, loop) for loop in access.loops)
-            for k in range(len(access.gathers)):
-                yield from (("J", array, k), ("N", array, k), ("L", array, k), ("H", array, k))
+            for loop in access.loops:
+                yield "S", array, loop
+            for gather in range(len(access.gathers)):
+                yield "J", array, gather
+                yield "N", array, gather
+                yield "L", array, gather
+                yield "H", array, gather
 
 
 @dataclass(frozen=True)
@@ -99,185 +125,227 @@ class IndexedArray:
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    index: Index
+    index: tuple[str | Scalar, ...]
 
 
 class Axis(NamedTuple):
-    """A loop to be. Labels that lie behind one another in every array are one. Strides in bytes, the output's last."""
+    """A loop, with the strides of all arrays along it in bytes, the output's last.
+
+    Labels that every array walks through like a single one share an axis.
+    """
 
     extent: int
     aggregated: bool
     strides: tuple[int, ...]
 
 
+class GatheredDimension(NamedTuple):
+    """A dimension whose index is computed: its stride in bytes and its extent."""
+
+    stride: int
+    extent: int
+
+
 @dataclass(frozen=True)
 class BoundNest:
-    """A nest, the axes of its loops, the arrays that are packed, and stride and extent of each gathered dimension."""
+    """A nest with the extents and strides of the arrays that it is to run on."""
 
     nest: Nest
-    axes: tuple[Axis, ...]
-    packed: tuple[int, ...]
-    jumps: tuple[tuple[Range, ...], ...]
+    axes: tuple[Axis, ...]  # one for each loop
+    packed: tuple[int, ...]  # the operands that are copied first
+    gathered: tuple[tuple[GatheredDimension, ...], ...]  # of each operand
 
     @cached_property
-    def position(self) -> dict[tuple[str, int, int], int]:
-        """Where a parameter stands."""
-        return {name: k for k, name in enumerate(self.nest.parameters())}
+    def position(self) -> dict[Parameter, int]:
+        """The position of each parameter."""
+        return {parameter: k for k, parameter in enumerate(self.nest.parameters())}
 
     @cached_property
-    def values(self) -> np.ndarray:
-        """The parameters of the whole nest; the addresses are missing."""
-        first = {"a": 0, "A": 0, "L": 2**63 - 1, "H": -(2**63)}
+    def values(self) -> npt.NDArray[np.int64]:
+        """The parameters for the whole nest; addresses are left 0."""
+        return np.array([self._value(*parameter) for parameter in self.position], np.int64)
 
-        def value(letter: str, x: int, y: int) -> int:
-            if letter == "b":
-                return self.axes[x].extent
-            if letter == "S":
-                return self.axes[y].strides[x]
-            return self.jumps[x][y]["JN".index(letter)] if letter in "JN" else first[letter]
-
-        return np.array([value(*name) for name in self.position], np.int64)
+    def _value(self, letter: str, first: int, second: int) -> int:
+        match letter:
+            case "b":
+                return self.axes[first].extent
+            case "S":
+                return self.axes[second].strides[first]
+            case "J":
+                return self.gathered[first][second].stride
+            case "N":
+                return self.gathered[first][second].extent
+            case "L":
+                return INT64_MAX
+            case "H":
+                return INT64_MIN
+        return 0
 
 
 @lru_cache(maxsize=4096)
 def bind_nest(
     function: Scalar,
-    layouts: tuple[IndexedArray, ...],
+    operands: tuple[IndexedArray, ...],
     target: IndexedArray,
     aggregation: str | None,
     extents: tuple[tuple[str, int], ...],
 ) -> BoundNest:
-    arrays = (*layouts, target)
-    axes = axes_of(arrays, extents)
-    sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
-    gathers = [
-        tuple(entry for entry in layout.index if not isinstance(entry, str)) for layout in arrays
-    ]
-    jumps = [
-        tuple(
-            (layout.strides[k], layout.shape[k])
-            for k, entry in enumerate(layout.index)
-            if not isinstance(entry, str)
-        )
-        for layout in layouts
-    ]
-    fixed = [bool(gather) for gather in gathers]
-    lane = min(reversed(axes), key=lambda axis: _lane_cost(axis, axes, sizes, fixed))
-    order, tiled = _order(lane, axes, sizes)
-    packed = tuple(m for m in range(len(layouts)) if _is_packed(m, lane, axes, sizes, fixed))
-    reduces = any(axis.aggregated for axis in axes)
-    accesses = [
-        Access(
-            layout.dtype,
-            tuple(k for k, axis in enumerate(order) if axis.strides[m]),
-            lane.strides[m] == sizes[m] or m in packed,
-            gathers[m],
-        )
-        for m, layout in enumerate(arrays)
-    ]
-    widths = (
-        (32 if lane.extent <= 32 else 128)
-        if tiled
-        else (AGGREGATED_LANES_BYTES if lane.aggregated else STRIP_BYTES) // max(sizes)
+    """Return the fastest loops for an EinSum on arrays with these strides."""
+    arrays = (*operands, target)
+    choice = _LoopChoice(
+        axes=axes_of(arrays, extents),
+        itemsizes=[np.dtype(array.dtype).itemsize for array in arrays],
+        is_gathered=[bool(gathers_of(array.index)) for array in arrays],
     )
+    # Of equally good axes the last one: its label is the last of an index.
+    lane = min(reversed(choice.axes), key=choice.cost_of_lanes)
+    axes, has_rows = choice.loop_order(lane)
+    packed = tuple(k for k in range(len(operands)) if choice.is_packed(k, lane))
+    accesses = []
+    for k, array in enumerate(arrays):
+        is_dense = lane.strides[k] == choice.itemsizes[k] or k in packed
+        loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[k])
+        accesses.append(Access(array.dtype, loops, is_dense, gathers_of(array.index)))
+    if has_rows:
+        width = NARROW_TILE_LANES if lane.extent <= NARROW_TILE_LANES else TILE_LANES
+    elif lane.aggregated:
+        width = AGGREGATED_LANES_BYTES // max(choice.itemsizes)
+    else:
+        width = STRIP_BYTES // max(choice.itemsizes)
     nest = Nest(
-        function,
-        tuple(accesses[:-1]),
-        accesses[-1],
-        aggregation if reduces else None,
-        sum(not axis.aggregated for axis in axes),
-        len(axes),
-        lane.aggregated,
-        tiled,
-        widths,
+        function=function,
+        reads=tuple(accesses[:-1]),
+        out=accesses[-1],
+        aggregation=aggregation if choice.aggregates else None,
+        output_loops=sum(not axis.aggregated for axis in axes),
+        loops=len(axes),
+        aggregates_lanes=lane.aggregated,
+        has_rows=has_rows,
+        width=width,
     )
-    return BoundNest(nest, order, packed, tuple(jumps))
+    return BoundNest(nest, axes, packed, tuple(map(_gathered_dimensions, operands)))
+
+
+def _gathered_dimensions(array: IndexedArray) -> tuple[GatheredDimension, ...]:
+    dimensions = []
+    for entry, stride, extent in zip(array.index, array.strides, array.shape, strict=True):
+        if not isinstance(entry, str):
+            dimensions.append(GatheredDimension(stride, extent))
+    return tuple(dimensions)
 
 
 def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) -> list[Axis]:
-    """The labels with more than one value; where there is none, one axis that goes nowhere."""
-    tables = []
-    for layout in arrays:
+    """Return an axis for each label of more than one value, merged where arrays allow it.
+
+    If there is no such label, return a single axis of extent 1. The output is the last array.
+    """
+    stride_tables = []
+    for array in arrays:
         strides: dict[str | Scalar, int] = {}
-        for entry, stride in zip(layout.index, layout.strides, strict=True):
-            strides[entry] = (
-                strides.get(entry, 0) + stride
-            )  # a diagonal goes along both dimensions at once
-        tables.append(strides)
+        for entry, stride in zip(array.index, array.strides, strict=True):
+            # A label that occurs twice walks along both dimensions at once: the diagonal.
+            strides[entry] = strides.get(entry, 0) + stride
+        stride_tables.append(strides)
     output = arrays[-1].index
-    axes = [
-        Axis(extent, label not in output, tuple(strides.get(label, 0) for strides in tables))
-        for label, extent in extents
-        if extent > 1
-    ]
-    return _merged(axes or [Axis(1, False, (0,) * len(arrays))])
+    axes = []
+    for label, extent in extents:
+        if extent > 1:
+            strides_of_label = tuple(strides.get(label, 0) for strides in stride_tables)
+            axes.append(Axis(extent, label not in output, strides_of_label))
+    if not axes:
+        return [Axis(1, False, (0,) * len(arrays))]
+    return _merge_axes(axes)
 
 
-def _merged(axes: list[Axis]) -> list[Axis]:
-    for p, q in itertools.permutations(range(len(axes)), 2):
-        a, b = axes[p], axes[q]
-        if a.aggregated == b.aggregated and a.strides == tuple(s * b.extent for s in b.strides):
-            rest = [axis for k, axis in enumerate(axes) if k not in (p, q)]
-            return _merged([*rest, Axis(a.extent * b.extent, a.aggregated, b.strides)])
+def _merge_axes(axes: list[Axis]) -> list[Axis]:
+    """Merge axes of which one continues the other in every array, until none are left."""
+    for outer, inner in itertools.permutations(axes, 2):
+        continued = tuple(stride * inner.extent for stride in inner.strides)
+        if outer.aggregated == inner.aggregated and outer.strides == continued:
+            rest = [axis for axis in axes if axis is not outer and axis is not inner]
+            merged = Axis(outer.extent * inner.extent, outer.aggregated, inner.strides)
+            return _merge_axes([*rest, merged])
     return axes
 
 
-def _lane_cost(
-    lane: Axis, axes: Sequence[Axis], sizes: Sequence[int], fixed: Sequence[bool]
-) -> float:
-    """What a step costs with these lanes, a load of neighbours being 1. Only which lanes cost least matters."""
+@dataclass(frozen=True)
+class _LoopChoice:
+    """The axes and arrays among which the lanes and the order of loops are chosen."""
 
-    def access(array: int) -> float:
-        if lane.strides[array] in (0, sizes[array]):
-            return 1.0 if lane.strides[array] else 0.25
-        return 1.3 if _is_packed(array, lane, axes, sizes, fixed) else 4.0
+    axes: Sequence[Axis]
+    itemsizes: Sequence[int]  # of the operands, then of the output
+    is_gathered: Sequence[bool]
 
-    reads = sum(access(array) for array in range(len(sizes) - 1))
-    if lane.aggregated:
-        return (reads + 0.5) * (1 + 64 / lane.extent)  # in the end the lanes are folded
-    rare = 0.25 if any(axis.aggregated for axis in axes) else 1.0
-    return (reads + rare * access(len(sizes) - 1)) * (1 + 8 / lane.extent)
+    @property
+    def aggregates(self) -> bool:
+        return any(axis.aggregated for axis in self.axes)
 
+    def cost_of_lanes(self, lane: Axis) -> float:
+        """Return the cost of a step with these lanes, relative to a load of a contiguous vector.
 
-def _is_packed(
-    array: int, lane: Axis, axes: Sequence[Axis], sizes: Sequence[int], fixed: Sequence[bool]
-) -> bool:
-    """Whether an operand is copied to lie dense along the lanes: if it does not, and is read often enough."""
-    if (
-        array == len(sizes) - 1
-        or lane.strides[array] in (0, sizes[array])
-        or lane.aggregated
-        or fixed[array]
-    ):
-        return False
-    times = prod(axis.extent for axis in axes if not axis.strides[array])
-    deep = prod(axis.extent for axis in axes if axis.strides[array] and axis.aggregated)
-    reduces = any(axis.aggregated for axis in axes)
-    return (
-        reduces
-        and times >= MIN_PACKED_READS
-        and deep * sizes[array] * min(512, lane.extent) <= PACKED_BYTES
-    )
+        Short lanes fill vectors badly, and aggregated lanes must be combined in the end. Only the
+        order of the costs matters.
+        """
+        output = len(self.itemsizes) - 1
+        reads = sum(self._access_cost(array, lane) for array in range(output))
+        if lane.aggregated:
+            return (reads + 0.5) * (1 + 64 / lane.extent)
+        # With aggregation, the output is written only once for many steps.
+        writes = (0.25 if self.aggregates else 1.0) * self._access_cost(output, lane)
+        return (reads + writes) * (1 + 8 / lane.extent)
 
+    def _access_cost(self, array: int, lane: Axis) -> float:
+        stride = lane.strides[array]
+        if stride == 0:
+            return 0.25
+        if stride == self.itemsizes[array]:
+            return 1.0
+        return 1.3 if self.is_packed(array, lane) else 4.0
 
-def _order(lane: Axis, axes: Sequence[Axis], sizes: Sequence[int]) -> tuple[tuple[Axis, ...], bool]:
-    """The axes from the outermost loop inwards, and whether the one before the lanes becomes rows."""
-    outer = sorted(
-        (a for a in axes if not a.aggregated and a is not lane), key=lambda a: -abs(a.strides[-1])
-    )
-    inner = sorted((a for a in axes if a.aggregated and a is not lane), key=lambda a: a.extent)
-    if lane.aggregated:
-        return (*outer, *inner, lane), False
+    def is_packed(self, array: int, lane: Axis) -> bool:
+        """Return whether an operand is copied to be contiguous along the lanes.
 
-    def suits(row: Axis) -> bool:
-        pairs = zip(lane.strides, row.strides, sizes, strict=True)
-        if inner:  # it uses once more what the lanes load
-            return any(along and not across for along, across, _ in list(pairs)[:-1])
-        return any(
-            across == size and along not in (0, size) for along, across, size in pairs
-        )  # a transposed array
+        It is if it is not contiguous yet and each element is read often enough.
+        """
+        is_output = array == len(self.itemsizes) - 1
+        is_fine = lane.strides[array] in (0, self.itemsizes[array])
+        if is_output or is_fine or lane.aggregated or self.is_gathered[array]:
+            return False
+        reads = prod(axis.extent for axis in self.axes if not axis.strides[array])
+        depth = 1
+        for axis in self.axes:
+            if axis.strides[array] and axis.aggregated:
+                depth *= axis.extent
+        lanes = min(MIN_PACKED_LANES, lane.extent)
+        fits = depth * self.itemsizes[array] * lanes <= PACKED_BYTES
+        return self.aggregates and reads >= MIN_PACKED_READS and fits
 
-    row = max(filter(suits, outer), key=lambda a: a.extent, default=None)
-    if row is None:
-        return (*outer, lane, *inner), False
-    return (*(a for a in outer if a is not row), row, lane, *inner), True
+    def loop_order(self, lane: Axis) -> tuple[tuple[Axis, ...], bool]:
+        """Return the axes from the outermost loop inwards, and whether there are rows.
+
+        Loops with long strides in the output come first. The steps are the longest aggregated
+        loop. The rows are the longest loop that makes use of the same loads.
+        """
+        outer = [axis for axis in self.axes if not axis.aggregated and axis is not lane]
+        outer.sort(key=lambda axis: -abs(axis.strides[-1]))
+        inner = [axis for axis in self.axes if axis.aggregated and axis is not lane]
+        inner.sort(key=lambda axis: axis.extent)
+        if lane.aggregated:
+            return (*outer, *inner, lane), False
+        suitable = [axis for axis in outer if self._suits_as_rows(axis, lane, bool(inner))]
+        if not suitable:
+            return (*outer, lane, *inner), False
+        row = max(suitable, key=lambda axis: axis.extent)
+        before = [axis for axis in outer if axis is not row]
+        return (*before, row, lane, *inner), True
+
+    def _suits_as_rows(self, row: Axis, lane: Axis, has_steps: bool) -> bool:
+        """Return whether rows along this axis save loads.
+
+        With steps, it must use a vector of an operand again that the lanes have loaded. Without,
+        it pays to walk in squares through an array that is contiguous along the rows.
+        """
+        arrays = list(zip(lane.strides, row.strides, self.itemsizes, strict=True))
+        if has_steps:
+            return any(along and not across for along, across, _ in arrays[:-1])
+        return any(across == size and along not in (0, size) for along, across, size in arrays)

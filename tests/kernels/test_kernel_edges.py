@@ -72,7 +72,7 @@ EXTENTS = [
 
 @pytest.mark.parametrize("text", EXTENTS)
 def test_extents_of_zero_and_one(text):
-    """For compiled loops see test_fused.py."""
+    """For compiled loops see cpu/test_compiled.py."""
     rng = np.random.default_rng(0)
     for i, j, k in itertools.product([0, 1, 3], repeat=3):
         arrays = {"A": rng.normal(size=(i, j)), "B": rng.normal(size=(j, k))}
@@ -131,7 +131,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128", "int32", "bool"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, dtype):
-    """Nothing depends on where operands lie, and nobody writes to them. For compiled loops see test_fused.py."""
+    """Nothing depends on where operands lie, and nobody writes to them. For compiled loops see cpu/test_compiled.py."""
     rng = np.random.default_rng(0)
     shapes = {"A": (11, 12), "B": (12, 13)}
     arrays = {
@@ -344,7 +344,7 @@ MEMORY = [
 
 @pytest.mark.parametrize("text, extents", MEMORY, ids=lambda case: str(case)[:30])
 def test_no_temporary_of_the_whole_label_space(text, extents, monkeypatch):
-    """What kernels allocate beside their output stays far below 64 MiB; see test_contract.py for contractions."""
+    """What kernels allocate beside their output stays far below 64 MiB; see cpu/test_blas.py for contractions."""
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 2**62)
     assert (
         peak_of(text, (extents[0] // (4 if prod(extents) > 2**23 else 1), *extents[1:]))

@@ -1,6 +1,6 @@
-"""Kernels: a source text becomes machine code with numba, once on a machine, however many processes start at once.
+"""Compile the source of a kernel with numba, once per machine however many processes need it.
 
-numba is imported here, so this module is imported only when a kernel is needed.
+This module imports numba, so it is imported only when a kernel is needed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding  # type: ignore[import-untyped]
+import llvmlite.binding
 import numba
 from numba import types
 
-from einmpi.kernels.cpu import intrinsics as kernel_words
+from einmpi.kernels.cpu import intrinsics
 from einmpi.version import __version__
 
-WAIT = 60.0  # seconds for another process to compile a kernel; then this one compiles it for itself
+LOCK_SECONDS = 60.0  # to wait for another process to compile; then this one compiles as well
 SIGNATURE = types.void(types.int64)
 OPTIONS: dict[str, Any] = {
     "nogil": True,
@@ -34,29 +34,36 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def build(text: str) -> tuple[Callable[[int], None], bool]:
-    """The function `kernel` of a source text; whether its machine code was on disk already."""
-    # A name of its own: numba makes the symbol in the machine code from it.
-    name = f"k{hashlib.sha256(text.encode() + _words_text()).hexdigest()[:24]}"
+def build_kernel(text: str) -> tuple[Callable[[int], None], bool]:
+    """Return the function `kernel` of a source, and whether its machine code was on disk.
+
+    Whatever goes wrong with the files, the kernel is compiled without them.
+    """
+    # The name is unique, since numba makes the symbol in the machine code from it.
+    name = f"k{hashlib.sha256(text.encode() + _intrinsics_source()).hexdigest()[:24]}"
     text = text.replace("def kernel(", f"def {name}(")
     folder = cache_folder()
     if folder is None:
         return _compile(text, name), False
     path = folder / f"{name}.py"
     try:
-        if not _is_sealed(path):
+        if not _is_intact(path):
             with _lock(path.with_suffix(".lock")):
-                if not _is_sealed(path):
+                if not _is_intact(path):
                     return _compile_to(path, text), False
         return _compile(text, name, path), True
-    except Exception:  # whatever is wrong with the files, the kernel itself can be compiled
+    except Exception:
         with contextlib.suppress(OSError):
             path.with_suffix(".sum").unlink()
         return _compile(text, name), False
 
 
 def _compile(text: str, name: str, path: Path | None = None) -> Any:
-    """`text` is written by einmpi.kernels.cpu.loop_source from a checked tree: it holds no name and no text of a user's."""
+    """Compile a source; with a path, load the machine code from there or save it there.
+
+    The source comes from loop_source, which writes it from a checked expression tree: it contains
+    no name and no text of a user.
+    """
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, str(path or "<kernel>"), "exec"), scope)
     function = numba.njit(cache=path is not None, **OPTIONS)(scope[name])
@@ -66,28 +73,33 @@ def _compile(text: str, name: str, path: Path | None = None) -> Any:
 
 
 def _compile_to(path: Path, text: str) -> Any:
-    """Compile, let numba keep the machine code beside `path`, and write down what the files must contain."""
+    """Compile a source, let numba save the machine code, and save the digests of its files."""
     for old in _files(path):
         old.unlink(missing_ok=True)
     _replace(path, text)
     function = _compile(text, path.stem, path)
-    sums = {
-        str(file): _digest(file) for file in sorted(_files(path, Path(function.stats.cache_path)))
-    }
-    _replace(path.with_suffix(".sum"), json.dumps(sums))
+    files = sorted(_files(path, Path(function.stats.cache_path)))
+    digests = {str(file): _digest(file) for file in files}
+    _replace(path.with_suffix(".sum"), json.dumps(digests))
     return function
 
 
-def _is_sealed(path: Path) -> bool:
-    """Whether a kernel's files are all there and as they were written: numba would load a damaged one."""
+def _is_intact(path: Path) -> bool:
+    """Return whether all files of a kernel are as they were written.
+
+    numba would load a damaged file without noticing.
+    """
     try:
-        sums = json.loads(path.with_suffix(".sum").read_text())
-        return bool(sums) and all(_digest(Path(name)) == known for name, known in sums.items())
+        digests = json.loads(path.with_suffix(".sum").read_text())
+        return bool(digests) and all(
+            _digest(Path(name)) == digest for name, digest in digests.items()
+        )
     except (OSError, ValueError, AttributeError):
         return False
 
 
 def _files(path: Path, folder: Path | None = None) -> list[Path]:
+    """Return the files of numba's with the machine code of a source."""
     return list((folder or path.parent / "__pycache__").glob(f"{path.stem}.*.nb[ic]"))
 
 
@@ -96,16 +108,21 @@ def _digest(path: Path) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(text)
-    part.replace(path)
+    """Write a file so that other processes see all of it or nothing."""
+    draft = path.with_suffix(f".{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold a file's lock, which the system frees if the process dies; TimeoutError after WAIT seconds."""
+    """Hold the lock of a file, which the system releases if the process dies.
+
+    Raise TimeoutError after LOCK_SECONDS. On a file system without locks two processes may compile
+    the same kernel; the files of either are good.
+    """
     with path.open("w") as file:
-        end = time.monotonic() + WAIT
+        end = time.monotonic() + LOCK_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -114,30 +131,33 @@ def _lock(path: Path) -> Iterator[None]:
                 if time.monotonic() > end:
                     raise TimeoutError from None
                 time.sleep(0.02)
-            except (
-                OSError
-            ):  # no locks on this file system: two may compile the same, and either's file is good
+            except OSError:
                 break
         yield
 
 
 @cache
-def _words_text() -> bytes:
-    return Path(kernel_words.__file__).read_bytes()
+def _intrinsics_source() -> bytes:
+    return Path(intrinsics.__file__).read_bytes()
 
 
 def cache_folder() -> Path | None:
-    """Where machine code for this processor and these versions is kept; None where nothing can be written."""
+    """Return the folder for machine code of this processor and these versions.
+
+    Return None if nothing can be written there, or if it belongs to somebody else: machine code of
+    other users is never run.
+    """
     given = os.environ.get("EINMPI_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     root = Path(given) if given else Path(home) / "einmpi" / "kernels"
     features = llvmlite.binding.get_host_cpu_features().flatten()
-    cpu = f"{llvmlite.binding.get_host_cpu_name()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(features.encode()).hexdigest()
+    cpu = f"{llvmlite.binding.get_host_cpu_name()}-{digest[:8]}"
     python = f"py{sys.version_info[0]}{sys.version_info[1]}"
     folder = root / f"{__version__}-numba{numba.__version__}-{python}-{cpu}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        own = folder.stat().st_uid == os.getuid()  # machine code of somebody else's is not run
-        return folder if own and os.access(folder, os.W_OK) else None
+        is_own = folder.stat().st_uid == os.getuid()
+        return folder if is_own and os.access(folder, os.W_OK) else None
     except OSError:
         return None

@@ -1,4 +1,6 @@
-"""One EinSum as one compiled nest of loops, for any ⊕ over any ⊗: in vectors, on several threads, no temporaries."""
+"""One EinSum as one compiled nest of loops, for any ⊕ over any ⊗: computed in vectors, on several
+threads, without temporaries.
+"""
 
 from __future__ import annotations
 
@@ -10,182 +12,209 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import prod
-from typing import Any, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.kernels.cpu.loop_source import source
+from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
-from einmpi.kernels.loop_nest import PACKED_BYTES, BoundNest, IndexedArray, Nest, Range, bind_nest
+from einmpi.kernels.loop_nest import (
+    MIN_PACKED_LANES,
+    PACKED_BYTES,
+    BoundNest,
+    IndexedArray,
+    Nest,
+    Range,
+    bind_nest,
+)
 from einmpi.kernels.operands import (
+    Array,
+    IndexEntries,
     apply_constant_indices,
     check_index_range,
     expressions_of,
     number_operands,
 )
 
-CHUNK_VALUES, MAX_CHUNKS = (
-    2**18,
-    32,
-)  # values in a part of a long aggregation, and how many such parts at most
-MAX_CHUNKED_RESULTS = 2048  # results: with fewer of them a long aggregation goes in parts
-MIN_THREADED_VALUES = 2**15  # values that are not worth a second thread
+CHUNK_VALUES = 2**18  # values in a chunk of a long aggregation
+MAX_CHUNKS = 32
+MAX_CHUNKED_RESULTS = 2048  # with more results there is enough for threads to share
+MIN_THREADED_VALUES = 2**15  # fewer values are not worth a second thread
+MIN_SHARED_LANES = 64  # lanes of a thread: a few cache lines, so that threads do not collide
+MAX_SHARED_LANES = 128  # to which such a number is rounded in an aggregation
+
+CompiledKernel: TypeAlias = Callable[[int], None]  # called with the address of its parameters
+Parameters: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass
 class Statistics:
-    """Kernels that this process compiled and loaded from disk, and the seconds that took."""
+    """The kernels that this process compiled or loaded from disk, and the seconds it took."""
 
     compiled: int = 0
     loaded: int = 0
     compile_seconds: float = 0.0
 
 
-View: TypeAlias = tuple[
-    np.ndarray, tuple[str | Scalar, ...]
-]  # an array and what indexes its dimensions
+class OperandView(NamedTuple):
+    """An array that a kernel reads, and what indexes its dimensions."""
+
+    array: Array
+    entries: IndexEntries
+
 
 STATISTICS = Statistics()
-KERNELS: dict[Nest, Callable[[int], None]] = {}
+KERNELS: dict[Nest, CompiledKernel] = {}
 _LOCK = threading.Lock()
 
 
-def supports_compiled_loops(einsum: EinSum, dtypes: Sequence[Any]) -> bool:
-    """Whether `compute_by_compiled_loops` takes this EinSum with operands of these dtypes."""
-    return _supports(einsum, tuple(np.dtype(dtype).name for dtype in dtypes))
+def supports_compiled_loops(einsum: EinSum, dtypes: Sequence[npt.DTypeLike]) -> bool:
+    """Return whether an EinSum can be compiled for operands of these dtypes."""
+    return _is_compilable(einsum, tuple(np.dtype(dtype).name for dtype in dtypes))
 
 
 @lru_cache(maxsize=1024)
-def _supports(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
-    def leaf(node: Scalar) -> Type:
-        return np.dtype(dtypes[node.position] if isinstance(node, Arg) else np.int64)
+def _is_compilable(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
+    def dtype_of(leaf: Scalar) -> Type:
+        return np.dtype(dtypes[leaf.position] if isinstance(leaf, Arg) else np.int64)
 
-    return "float16" not in dtypes and all(
-        is_supported(node, leaf) for node in expressions_of(einsum)
-    )
+    if "float16" in dtypes:
+        return False
+    return all(is_supported(expression, dtype_of) for expression in expressions_of(einsum))
 
 
 def compute_by_compiled_loops(
     einsum: EinSum,
-    operands: Sequence[np.ndarray],
-    out: np.ndarray,
-    index: Mapping[str, np.ndarray] | None = None,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array] | None = None,
     threads: int = 1,
 ) -> None:
-    """Fill `out`. Extents are those of the arrays; `index` has the indices that a label's positions stand for."""
-    extent = einsum.extent
+    """Compute an EinSum into `out`, compiling its loops if that has not been done before.
+
+    A long aggregation to few results is cut into chunks, whose results are aggregated at the end.
+    Its extents are those of the arrays; `index` has the global indices of a label's positions,
+    for labels that do not start at 0.
+    """
     if 0 in einsum.bound:
         return
     rule = AGGREGATIONS[einsum.aggregation] if einsum.aggregation else None
-    if rule and any(extent[label] == 0 for label in einsum.aggregated):
+    if rule is not None and einsum.calls() == 0:
         if rule.empty is None:
             raise ValueError(f"{einsum.aggregation} of nothing has no value")
         out[...] = rule.empty
         return
-    chunks = _chunks(einsum)
-    plain = chunks == 1 and _is_plain(out)
-    parts = (
-        out[None] if plain else np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
-    )
-    plan, views = prepare(einsum, operands, parts[0, ...], index or {})
-    used = _run(
-        plan,
-        [array for array, _ in views],
-        parts,
-        threads if einsum.calls() >= MIN_THREADED_VALUES else 1,
-    )
-    if not plain:
-        with np.errstate(all="ignore"):
-            out[...] = rule.combine.reduce(parts[:used], axis=0) if rule else parts[0]
+    chunks = _chunk_count(einsum)
+    in_place = chunks == 1 and _is_addressable(out)
+    if in_place:
+        results = out[None]
+    else:
+        results = np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
+    bound, views = bind_to_arrays(einsum, operands, results[0, ...], index or {})
+    arrays = [view.array for view in views]
+    used_threads = threads if einsum.calls() >= MIN_THREADED_VALUES else 1
+    used_chunks = _run_loops(bound, arrays, results, used_threads)
+    if in_place:
+        return
+    with np.errstate(all="ignore"):
+        if rule is None:
+            out[...] = results[0]
+        else:
+            out[...] = rule.combine.reduce(results[:used_chunks], axis=0)
 
 
-def prepare(
-    einsum: EinSum, operands: Sequence[np.ndarray], out: np.ndarray, index: Mapping[str, np.ndarray]
-) -> tuple[BoundNest, list[View]]:
-    """The loops for these arrays, and every array that a kernel reads with what indexes it."""
+def bind_to_arrays(
+    einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array]
+) -> tuple[BoundNest, list[OperandView]]:
+    """Return the loops for some arrays, and the arrays that they read.
+
+    These are the operands, copied if typed pointers cannot reach their elements, and the values
+    of labels that are used as numbers.
+    """
     function, indices, labels = number_operands(einsum)
-    given = [
-        np.asarray(index[x], np.int64) if x in index else np.arange(einsum.extent[x])
-        for x in labels
-    ]
-    views = [
-        _usable(array, entries) for array, entries in zip((*operands, *given), indices, strict=True)
-    ]
-    layouts = tuple(
+    arrays = list(operands)
+    for label in labels:
+        if label in index:
+            arrays.append(np.asarray(index[label], np.int64))
+        else:
+            arrays.append(np.arange(einsum.extent[label]))
+    views = []
+    for array, entries in zip(arrays, indices, strict=True):
+        array, entries = apply_constant_indices(array, entries)
+        if not _is_addressable(array):
+            array = array.astype(array.dtype.newbyteorder("="))
+        views.append(OperandView(array, entries))
+    reads = tuple(
         IndexedArray(array.dtype.name, array.shape, array.strides, entries)
         for array, entries in views
     )
     target = IndexedArray(out.dtype.name, out.shape, out.strides, einsum.output)
-    return bind_nest(function, layouts, target, einsum.aggregation, einsum.extents), views
+    return bind_nest(function, reads, target, einsum.aggregation, einsum.extents), views
 
 
-def _chunks(einsum: EinSum) -> int:
-    """Into how many parts a long aggregation goes, so that threads can share it. Only the extents decide: the
-    result does not depend on the number of threads."""
+def _is_addressable(array: Array) -> bool:
+    """Return whether typed pointers reach all elements of an array."""
+    if not array.flags.aligned or not array.dtype.isnative:
+        return False
+    return not any(stride % array.itemsize for stride in array.strides)
+
+
+def _chunk_count(einsum: EinSum) -> int:
+    """Return into how many chunks a long aggregation is cut, so that threads can share it.
+
+    Only the extents decide: the result must not depend on the number of threads.
+    """
     if not einsum.aggregated or prod(einsum.bound) > MAX_CHUNKED_RESULTS:
         return 1
     return min(MAX_CHUNKS, max(1, einsum.calls() // CHUNK_VALUES))
 
 
-# ---- what is computed -----------------------------------------------------------------------------------------------
-
-
-def _is_plain(array: np.ndarray) -> bool:
-    """Whether its elements can be reached by typed pointers."""
-    return (
-        array.flags.aligned
-        and array.dtype.isnative
-        and not any(s % array.itemsize for s in array.strides)
-    )
-
-
-def _usable(array: np.ndarray, entries: tuple[str | Scalar, ...]) -> View:
-    array, entries = apply_constant_indices(array, entries)
-    return (array if _is_plain(array) else array.astype(array.dtype.newbyteorder("="))), entries
-
-
-# ---- the run --------------------------------------------------------------------------------------------------------
-
-
-def kernel_of(nest: Nest) -> Callable[[int], None]:
+def kernel_of(nest: Nest) -> CompiledKernel:
+    """Return the compiled kernel of a nest; it is compiled, or loaded from disk, only once."""
     with _LOCK:  # ranks may be threads of one process
         if nest not in KERNELS:
-            from einmpi.kernels.cpu.cache import (
-                build,
-            )  # imports numba, so not before a kernel is needed
+            # Not before a kernel is needed, as this module imports numba.
+            from einmpi.kernels.cpu.cache import build_kernel
 
             start = time.perf_counter()
-            KERNELS[nest], found = build(source(nest))
+            KERNELS[nest], was_on_disk = build_kernel(kernel_source(nest))
             STATISTICS.compile_seconds += time.perf_counter() - start
-            STATISTICS.loaded += found
-            STATISTICS.compiled += not found
+            if was_on_disk:
+                STATISTICS.loaded += 1
+            else:
+                STATISTICS.compiled += 1
         return KERNELS[nest]
 
 
 @cache
 def pool(threads: int) -> ThreadPoolExecutor:
+    """Return the pool of kernel threads, the same one for every kernel."""
     return ThreadPoolExecutor(threads, "einmpi-kernel")
 
 
-def _run(plan: BoundNest, arrays: Sequence[np.ndarray], parts: np.ndarray, threads: int) -> int:
-    """Fill the parts, and say how many were used."""
-    if any(extent == 0 for jumps in plan.jumps for _, extent in jumps):
-        raise IndexError("an index is out of range; expected 0 to -1")
-    kernel, told, used = kernel_of(plan.nest), [], 1
-    for box in _boxes(plan):
-        values, _kept = _located(plan, arrays, parts, box)
+def _run_loops(bound: BoundNest, arrays: Sequence[Array], results: Array, threads: int) -> int:
+    """Fill the results, one for each chunk, and return how many of them were used."""
+    for dimensions in bound.gathered:
+        if any(dimension.extent == 0 for dimension in dimensions):
+            raise IndexError("an index is out of range; expected 0 to -1")
+    kernel = kernel_of(bound.nest)
+    address = bound.position["A", len(arrays), 0]
+    used = 1
+    finished: list[Parameters] = []
+    for box in _boxes(bound):
+        parameters, _copies = _parameters_of(bound, arrays, results, box)
         jobs = []
-        for number, (loop, share) in enumerate(_shares(plan, box, len(parts), threads)):
-            job = values.copy()
+        for number, (loop, share) in enumerate(_shares(bound, box, len(results), threads)):
+            job = parameters.copy()
             job[2 * loop : 2 * loop + 2] = share
-            job[plan.position["A", len(arrays), 0]] += (
-                number * parts.strides[0] if len(parts) > 1 else 0
-            )
+            if len(results) > 1:
+                job[address] += number * results.strides[0]
             jobs.append(job)
         used = len(jobs)
         if min(threads, used) > 1:
@@ -193,86 +222,107 @@ def _run(plan: BoundNest, arrays: Sequence[np.ndarray], parts: np.ndarray, threa
         else:
             for job in jobs:
                 kernel(address_of(job))
-        told += jobs
-    check_gathers(plan, told)
+        finished += jobs
+    check_gathers(bound, finished)
     return used
 
 
-def check_gathers(plan: BoundNest, told: Sequence[np.ndarray]) -> None:
-    """IndexError if a kernel met an index that is out of range."""
-    for (letter, array, k), place in plan.position.items():
-        if letter == "L":  # the greatest index stands behind the least
-            low, high = min(job[place] for job in told), max(job[place + 1] for job in told)
-            check_index_range(low, high, plan.jumps[array][k][1])
+def check_gathers(bound: BoundNest, finished: Sequence[Parameters]) -> None:
+    """Raise IndexError if a kernel met an index that is out of range."""
+    for (letter, array, gather), position in bound.position.items():
+        if letter == "L":  # the greatest index follows the least one
+            low = min(parameters[position] for parameters in finished)
+            high = max(parameters[position + 1] for parameters in finished)
+            check_index_range(low, high, bound.gathered[array][gather].extent)
 
 
-def _boxes(plan: BoundNest) -> Iterator[tuple[Range, ...]]:
-    """Parts of the loops, so small that what is packed for each of them stays small too."""
-    nest, steps = plan.nest, [axis.extent for axis in plan.axes]
+def _boxes(bound: BoundNest) -> Iterator[tuple[Range, ...]]:
+    """Yield parts of the loops so small that the operands packed for a part stay small too."""
+    nest = bound.nest
+    steps = [axis.extent for axis in bound.axes]
+    packed = [nest.reads[operand] for operand in bound.packed]
 
-    def size() -> int:
-        reads = [nest.reads[m] for m in plan.packed]
-        return sum(
-            np.dtype(read.dtype).itemsize * prod(steps[k] for k in read.loops) for read in reads
-        )
+    def packed_bytes() -> int:
+        total = 0
+        for read in packed:
+            total += np.dtype(read.dtype).itemsize * prod(steps[loop] for loop in read.loops)
+        return total
 
-    for loop in range(nest.outputs) if plan.packed else ():  # from the outermost to the lanes
-        if any(loop in nest.reads[m].loops for m in plan.packed):
-            while size() > PACKED_BYTES and steps[loop] > (512 if loop == nest.lane else 1):
+    if packed:
+        for loop in range(nest.output_loops):  # from the outermost to the lanes
+            least = MIN_PACKED_LANES if loop == nest.lane else 1
+            if not any(loop in read.loops for read in packed):
+                continue
+            while packed_bytes() > PACKED_BYTES and steps[loop] > least:
                 steps[loop] = -(-steps[loop] // 2)
-    cuts = [
-        [(k, min(k + step, axis.extent)) for k in range(0, axis.extent, step)]
-        for axis, step in zip(plan.axes, steps, strict=True)
-    ]
+    cuts = []
+    for axis, step in zip(bound.axes, steps, strict=True):
+        starts = range(0, axis.extent, step)
+        cuts.append([(start, min(start + step, axis.extent)) for start in starts])
     return itertools.product(*cuts)
 
 
-def _located(
-    plan: BoundNest, arrays: Sequence[np.ndarray], parts: np.ndarray, box: Sequence[Range]
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The parameters of a box; the packed copies, which must live as long as their addresses are used."""
-    values, copies = plan.values.copy(), []
-    for m, array in enumerate((*arrays, parts)):
-        values[plan.position["A", m, 0]] = address_of(array)
-    for m in plan.packed:
-        loops = sorted(plan.nest.reads[m].loops, key=lambda k: k == plan.nest.lane)
-        axes = [plan.axes[k] for k in loops]
+def _parameters_of(
+    bound: BoundNest, arrays: Sequence[Array], results: Array, box: Sequence[Range]
+) -> tuple[Parameters, list[Array]]:
+    """Return the parameters of a box, and the packed copies.
+
+    The copies must live as long as their addresses are in use.
+    """
+    parameters = bound.values.copy()
+    for position, array in enumerate((*arrays, results)):
+        parameters[bound.position["A", position, 0]] = address_of(array)
+    copies = []
+    lane = bound.nest.lane
+    for operand in bound.packed:
+        loops = sorted(bound.nest.reads[operand].loops, key=lambda loop: loop == lane)
+        axes = [bound.axes[loop] for loop in loops]
         whole = as_strided(
-            arrays[m], [a.extent for a in axes], [a.strides[m] for a in axes], writeable=False
+            arrays[operand],
+            shape=[axis.extent for axis in axes],
+            strides=[axis.strides[operand] for axis in axes],
+            writeable=False,
         )
-        copy = np.ascontiguousarray(whole[tuple(slice(*box[k]) for k in loops)])
+        copy = np.ascontiguousarray(whole[tuple(slice(*box[loop]) for loop in loops)])
         copies.append(copy)
-        start = address_of(copy)
-        for k, stride in zip(loops, copy.strides, strict=True):
-            values[plan.position["S", m, k]] = stride
-            start -= box[k][0] * stride  # a loop counts from the box's start
-        values[plan.position["A", m, 0]] = start
-    values[: 2 * len(box)] = list(itertools.chain(*box))
-    return values, copies
+        address = address_of(copy)
+        for loop, stride in zip(loops, copy.strides, strict=True):
+            parameters[bound.position["S", operand, loop]] = stride
+            address -= box[loop][0] * stride  # a loop counts from the start of the whole nest
+        parameters[bound.position["A", operand, 0]] = address
+    parameters[: 2 * len(box)] = list(itertools.chain(*box))
+    return parameters, copies
 
 
 def _shares(
-    plan: BoundNest, box: tuple[Range, ...], chunks: int, threads: int
+    bound: BoundNest, box: tuple[Range, ...], chunks: int, threads: int
 ) -> Iterator[tuple[int, Range]]:
-    """What each call of the kernel does: a loop, and its part of it.
+    """Yield what each call of the kernel computes: a loop, and the part of it.
 
-    Chunks cut an aggregated loop; threads cut one of the output, which changes no bit of the result.
+    Chunks cut an aggregated loop. Threads cut a loop of the output, which changes no bit of the
+    result; the lanes are cut only at multiples of a grain.
     """
-    nest, grain, pieces = plan.nest, 1, chunks
+    nest = bound.nest
     sizes = [stop - start for start, stop in box]
+    grains = [1] * nest.loops
+    pieces = chunks
     if chunks > 1:
-        loop = max(range(nest.outputs, nest.loops), key=lambda k: sizes[k])
-    elif threads == 1 or nest.outputs == 0:
+        loop = max(range(nest.output_loops, nest.loops), key=lambda k: sizes[k])
+    elif threads == 1 or nest.output_loops == 0:
         loop = 0
     else:
-        grains = {nest.lane: 64 if nest.aggregation is None else min(nest.width, 128)}
-        loop = max(range(nest.outputs), key=lambda k: sizes[k] // grains.get(k, 1))
-        grain, pieces = grains.get(loop, 1), threads
+        is_map = nest.aggregation is None
+        grains[nest.lane] = MIN_SHARED_LANES if is_map else min(nest.width, MAX_SHARED_LANES)
+        loop = max(range(nest.output_loops), key=lambda k: sizes[k] // grains[k])
+        pieces = threads
     start, stop = box[loop]
+    grain = grains[loop]
     pieces = min(pieces, max(1, sizes[loop] // grain))
-    cuts = [*(start + sizes[loop] * k // (pieces * grain) * grain for k in range(pieces)), stop]
-    yield from ((loop, share) for share in itertools.pairwise(cuts))
+    cuts = [start + sizes[loop] * k // (pieces * grain) * grain for k in range(pieces)]
+    for share in itertools.pairwise([*cuts, stop]):
+        yield loop, share
 
 
-def address_of(array: np.ndarray) -> int:
+def address_of(array: Array) -> int:
+    """Return the address of an array's first element."""
     return int(array.__array_interface__["data"][0])

@@ -1,157 +1,184 @@
-"""A group of kernels, block of rows by block. A kernel's parameters are made once; a block only moves addresses."""
+"""A group of kernels, computed one block of rows at a time. The parameters of each kernel are
+prepared once for all blocks of one shape; from block to block only addresses change.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
-from einmpi.kernels.cpu.compiled import address_of, check_gathers, kernel_of, pool, prepare
+from einmpi.graph.scalar import Scalar
+from einmpi.kernels.cpu.compiled import (
+    CompiledKernel,
+    OperandView,
+    Parameters,
+    address_of,
+    bind_to_arrays,
+    check_gathers,
+    kernel_of,
+    pool,
+)
 from einmpi.kernels.loop_nest import BoundNest
-from einmpi.kernels.operands import number_operands
+from einmpi.kernels.operands import Array, IndexEntries, number_operands
 from einmpi.schedule.regions import indices
-from einmpi.schedule.steps import Group, Kernel
+from einmpi.schedule.steps import Group, Kernel, Slot
 
-Box = tuple[tuple[int, int], ...]  # from where, and how many, of each row
+Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each row
 
 
-def compute_group(group: Group, arrays: Mapping[str, np.ndarray], threads: int) -> bool:
-    """Do a group, its slots' arrays being given but for the inner ones; False if it must go kernel by kernel."""
+def compute_group(group: Group, arrays: Mapping[str, Array], threads: int) -> bool:
+    """Compute a group, given the arrays of all slots but the inner ones.
+
+    Return False, with nothing done, if its kernels must be computed one by one.
+    """
     extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.rows]
-    cuts = [
-        [(k, min(size, n - k)) for k in range(0, n, size)]
-        for n, size in zip(extents, group.block, strict=True)
-    ]
-    boxes = list(itertools.product(*cuts))
-    workers = [_Worker(group, arrays) for _ in range(min(threads, len(boxes)))]
-    if not all(stage.movable for stage in workers[0].stages(group.block)):
+    cuts = []
+    for extent, size in zip(extents, group.block, strict=True):
+        cuts.append([(start, min(size, extent - start)) for start in range(0, extent, size)])
+    blocks = list(itertools.product(*cuts))
+    workers = [_Worker(group, arrays) for _ in range(min(threads, len(blocks)))]
+    if not all(stage.is_movable for stage in workers[0].stages_for(group.block)):
         return False
-    bounds = [len(boxes) * k // len(workers) for k in range(len(workers) + 1)]
-    shares = [boxes[start:stop] for start, stop in itertools.pairwise(bounds)]
+    bounds = [len(blocks) * k // len(workers) for k in range(len(workers) + 1)]
+    shares = [blocks[start:stop] for start, stop in itertools.pairwise(bounds)]
     if len(workers) == 1:
-        workers[0].do(shares[0])
+        workers[0].compute_blocks(shares[0])
     else:
-        list(pool(threads).map(_Worker.do, workers, shares))
+        list(pool(threads).map(_Worker.compute_blocks, workers, shares))
     for worker in workers:
-        for stages in worker.ready.values():
-            for stage in stages:
-                stage.check()
+        worker.check_gathers()
     return True
 
 
 @dataclass
 class _Stage:
-    """A kernel for blocks of one shape."""
+    """One kernel of a group, prepared for blocks of one shape.
+
+    The address of each array is that for the block at 0 plus, for each row, the block's start
+    times the array's stride along that row. Arrays of inner slots do not move.
+    """
 
     vertex: str
-    plan: BoundNest
-    run: Callable[[int], None]
-    values: np.ndarray  # its parameters
-    address: int  # of these
-    places: np.ndarray  # of the addresses among them
-    first: np.ndarray  # the addresses for the block at 0
-    strides: np.ndarray  # bytes from a row to the next, of each row and array; 0 for what is inner
-    kept: list[np.ndarray]  # as long as the addresses are used
-    movable: bool
+    bound: BoundNest
+    kernel: CompiledKernel
+    parameters: Parameters
+    parameters_address: int
+    positions: npt.NDArray[np.intp]  # of the arrays' addresses among the parameters
+    first_addresses: npt.NDArray[np.int64]
+    row_strides: npt.NDArray[np.int64]  # in bytes, of each row and array
+    arrays: list[Array]  # kept alive as long as their addresses are in use
+    is_movable: bool
 
-    def do(self, start: np.ndarray) -> None:
-        self.values[self.places] = self.first + start @ self.strides
-        self.run(self.address)
+    def compute_block(self, start: npt.NDArray[np.int64]) -> None:
+        """Compute the block that starts here."""
+        self.parameters[self.positions] = self.first_addresses + start @ self.row_strides
+        self.kernel(self.parameters_address)
 
-    def check(self) -> None:
+    def check_gathers(self) -> None:
+        """Raise EinmpiError if the kernel met an index that is out of range."""
         try:
-            check_gathers(self.plan, [self.values])
+            check_gathers(self.bound, [self.parameters])
         except IndexError as error:
             raise EinmpiError(f"{self.vertex}: {error}") from error
 
 
 class _Worker:
-    """One thread, with inner slots of its own."""
+    """One thread of a group, with arrays of its own for the inner slots."""
 
-    def __init__(self, group: Group, arrays: Mapping[str, np.ndarray]) -> None:
-        self.group, self.arrays = group, arrays
-        inner = {slot.name for slot in group.inner}
-        self.inner = {}
+    def __init__(self, group: Group, arrays: Mapping[str, Array]) -> None:
+        self.group = group
+        self.arrays = arrays
+        self.inner: dict[str, Array] = {}
         for number, kernel in enumerate(group.kernels):
-            if kernel.target.name in inner:
-                size = dict(
-                    zip((labels[number] for labels in group.rows), group.block, strict=True)
-                )
-                bound = [
-                    size.get(label, kernel.einsum.extent[label]) for label in kernel.einsum.output
-                ]
-                self.inner[kernel.target.name] = np.empty(bound, kernel.target.dtype)
-        self.ready: dict[tuple[int, ...], list[_Stage]] = {}
+            if kernel.target in group.inner:
+                extent = self._block_extent(number, group.block)
+                shape = [extent[label] for label in kernel.einsum.output]
+                self.inner[kernel.target.name] = np.empty(shape, kernel.target.dtype)
+        self.stages: dict[tuple[int, ...], list[_Stage]] = {}
 
-    def do(self, boxes: Sequence[Box]) -> None:
-        for box in boxes:
-            start = np.array([first for first, _ in box])
-            for stage in self.stages(tuple(size for _, size in box)):
-                stage.do(start)
+    def compute_blocks(self, blocks: Sequence[Block]) -> None:
+        """Compute some blocks, all kernels on one block before the next."""
+        for block in blocks:
+            start = np.array([first for first, _ in block])
+            for stage in self.stages_for(tuple(size for _, size in block)):
+                stage.compute_block(start)
 
-    def stages(self, shape: tuple[int, ...]) -> list[_Stage]:
-        if shape not in self.ready:
-            self.ready[shape] = [self.stage(*pair, shape) for pair in enumerate(self.group.kernels)]
-        return self.ready[shape]
+    def check_gathers(self) -> None:
+        """Raise EinmpiError if a kernel met an index that is out of range."""
+        for stage in itertools.chain.from_iterable(self.stages.values()):
+            stage.check_gathers()
 
-    def stage(self, number: int, kernel: Kernel, shape: tuple[int, ...]) -> _Stage:
+    def stages_for(self, shape: tuple[int, ...]) -> list[_Stage]:
+        """Return the kernels for blocks of a shape; those at the end of a row may be smaller."""
+        if shape not in self.stages:
+            numbered = enumerate(self.group.kernels)
+            self.stages[shape] = [self._prepare(number, k, shape) for number, k in numbered]
+        return self.stages[shape]
+
+    def _block_extent(self, number: int, shape: Sequence[int]) -> dict[str, int]:
+        """Return the extents of a kernel's labels in a block of this shape."""
+        extent = self.group.kernels[number].einsum.extent
+        for labels, size in zip(self.group.rows, shape, strict=True):
+            extent[labels[number]] = size
+        return extent
+
+    def _prepare(self, number: int, kernel: Kernel, shape: tuple[int, ...]) -> _Stage:
+        """Prepare a kernel for blocks of a shape, with the addresses for the first block."""
         rows = [labels[number] for labels in self.group.rows]
-        size = dict(zip(rows, shape, strict=True))
-        extents = tuple((label, size.get(label, extent)) for label, extent in kernel.einsum.extents)
-        einsum = replace(kernel.einsum, extents=extents)
-
-        def cut(slot: str, entries: Sequence[Any]) -> np.ndarray:
-            array = self.inner[slot] if slot in self.inner else self.arrays[slot]
-            box: Any = tuple(
-                slice(0, size.get(entry) if isinstance(entry, str) else None) for entry in entries
-            )
-            return array[(*box, ...)]
-
-        operands = [
-            cut(slot.name, index)
-            for slot, index in zip(kernel.operands, einsum.operands, strict=True)
-        ]
-        out = cut(kernel.target.name, einsum.output)
+        extent = self._block_extent(number, shape)
+        einsum = replace(kernel.einsum, extents=tuple(extent.items()))
+        operands = []
+        for slot, entries in zip(kernel.operands, einsum.operands, strict=True):
+            operands.append(self._first_block(slot, entries, rows, shape))
+        out = self._first_block(kernel.target, einsum.output, rows, shape)
         known = {label: indices(runs) for label, runs in kernel.index}
-        given = {
-            x: np.asarray(known.get(x, np.arange(kernel.einsum.extent[x])), np.int64)
-            for x in number_operands(einsum)[2]
-        }
-        plan, views = prepare(
-            einsum, operands, out, {x: given[x][: einsum.extent[x]] for x in given}
-        )
-        used = [*views, (out, einsum.output)]
-        slots = [*(slot.name for slot in kernel.operands), *given, kernel.target.name]
-        strides = [
-            [
-                0
-                if slot in self.inner
-                else sum(s for s, e in zip(array.strides, entries, strict=True) if e == row)
-                for slot, (array, entries) in zip(slots, used, strict=True)
-            ]
-            for row in rows
-        ]
-        first = np.array([address_of(array) for array, _ in used], np.int64)
-        places = np.array([plan.position["A", m, 0] for m in range(len(used))])
-        # A copy, of what is packed or has no plain strides, would be of the first block only.
-        own = all(
-            array.base is not None or array is operand
-            for (array, _), operand in zip(views, operands, strict=False)
-        )
-        values = plan.values.copy()
+        label_values: dict[str, Array] = {}
+        for label in number_operands(einsum).labels:
+            whole = known.get(label, np.arange(kernel.einsum.extent[label]))
+            label_values[label] = np.asarray(whole, np.int64)[: extent[label]]
+        bound, views = bind_to_arrays(einsum, operands, out, label_values)
+        used = [*views, OperandView(out, einsum.output)]
+        is_inner = [slot.name in self.inner for slot in kernel.operands]
+        is_inner += [False] * len(label_values)
+        is_inner.append(kernel.target.name in self.inner)
+        row_strides = np.zeros((len(rows), len(used)), np.int64)
+        for (row, label), (k, view) in itertools.product(enumerate(rows), enumerate(used)):
+            if not is_inner[k]:
+                row_strides[row, k] = _stride_along(label, view)
+        # A copy, packed or made to be addressable, would be of the first block only.
+        pairs = zip(views, operands, strict=False)
+        all_views = all(view.array.base is not None or view.array is own for view, own in pairs)
+        parameters = bound.values.copy()
         return _Stage(
-            kernel.vertex,
-            plan,
-            kernel_of(plan.nest),
-            values,
-            address_of(values),
-            places,
-            first,
-            np.array(strides, np.int64),
-            [array for array, _ in used],
-            own and not plan.packed,
+            vertex=kernel.vertex,
+            bound=bound,
+            kernel=kernel_of(bound.nest),
+            parameters=parameters,
+            parameters_address=address_of(parameters),
+            positions=np.array([bound.position["A", k, 0] for k in range(len(used))]),
+            first_addresses=np.array([address_of(view.array) for view in used], np.int64),
+            row_strides=row_strides,
+            arrays=[view.array for view in used],
+            is_movable=all_views and not bound.packed,
         )
+
+    def _first_block(
+        self, slot: Slot, entries: IndexEntries, rows: Sequence[str], shape: Sequence[int]
+    ) -> Array:
+        """Return the part of a slot's array that belongs to the first block."""
+        array = self.inner[slot.name] if slot.name in self.inner else self.arrays[slot.name]
+        size: dict[str | Scalar, int] = dict(zip(rows, shape, strict=True))
+        region: Any = [slice(0, size.get(entry)) for entry in entries]
+        return array[(*region, ...)]
+
+
+def _stride_along(label: str, view: OperandView) -> int:
+    """Return the bytes from one index of a label to the next; on a diagonal strides add up."""
+    pairs = zip(view.array.strides, view.entries, strict=True)
+    return sum(stride for stride, entry in pairs if entry == label)

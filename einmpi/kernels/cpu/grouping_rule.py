@@ -1,4 +1,6 @@
-"""Which kernels go together on a CPU, and how many rows at a time, so that a block stays in the cache."""
+"""Which kernels a CPU computes as a group, and how many rows at a time: a block must stay in the
+cache while all kernels of the group work on it.
+"""
 
 from __future__ import annotations
 
@@ -13,58 +15,61 @@ from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
 from einmpi.kernels.grouping import GroupingRule
 from einmpi.schedule.steps import Kernel, Slot
 
-BLOCK_BYTES = 2**21  # bytes that a block of a group may touch, all of its arrays together
-MIN_BLOCKS = 16  # blocks: with fewer, threads would have nothing to share
+BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays together
+MIN_BLOCKS = 16  # with fewer, there would be too little for threads to share
 
 
-def _suits(kernel: Kernel) -> bool:
-    einsum, product = kernel.einsum, recognise_contraction(kernel.einsum)
-    # A matrix product is quicker whole; a dot product of rows is no matrix product.
-    is_matrix = (
-        product is not None
-        and len(product.positions) > 1
-        and product.indices[0] != product.indices[1]
-    )
+def _accepts(kernel: Kernel) -> bool:
+    """Return whether a kernel is compiled.
+
+    A matrix product is faster as a whole; a dot product of rows is not a matrix product.
+    """
+    if kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
+        return False
+    contraction = recognise_contraction(kernel.einsum)
+    if contraction is not None and len(contraction.positions) == 2:
+        left, right, _ = contraction.indices
+        if left != right:
+            return False
     dtypes = [slot.dtype for slot in kernel.operands]
-    return (
-        not is_matrix
-        and not kernel.select
-        and einsum.calls() >= WORTH_COMPILING
-        and compiled.supports_compiled_loops(einsum, dtypes)
-    )
+    return compiled.supports_compiled_loops(kernel.einsum, dtypes)
 
 
-def _block(kernels: Sequence[Kernel], labels: Sequence[Sequence[str]]) -> tuple[int, ...] | None:
-    """Blocks small enough for the cache, if there are enough of them."""
-    extents = [kernels[0].einsum.extent[names[0]] for names in labels]
+def _choose_block(
+    kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]
+) -> tuple[int, ...] | None:
+    """Return a block small enough for the cache; None if there are too few of them."""
+    extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
     block = list(extents)
     for row in range(len(block)):
-        while block[row] > 1 and _touched(kernels, labels, block) > BLOCK_BYTES:
+        while block[row] > 1 and _bytes_used(kernels, rows, block) > BLOCK_BYTES:
             block[row] = -(-block[row] // 2)
     count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    small = count >= MIN_BLOCKS and _touched(kernels, labels, block) <= 2 * BLOCK_BYTES
-    return tuple(block) if small else None
+    is_small = _bytes_used(kernels, rows, block) <= 2 * BLOCK_BYTES
+    return tuple(block) if is_small and count >= MIN_BLOCKS else None
 
 
-def _touched(kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Sequence[int]) -> int:
-    """Bytes of all arrays that a block of a group uses."""
-    sizes: dict[Slot, int] = {}
+def _bytes_used(
+    kernels: Sequence[Kernel], rows: Sequence[Sequence[str]], block: Sequence[int]
+) -> int:
+    """Return the bytes of all arrays that a block of a group uses.
+
+    A gathered dimension is used as a whole.
+    """
+    nbytes: dict[Slot, int] = {}
     for number, kernel in enumerate(kernels):
-        size = {
-            **kernel.einsum.extent,
-            **{labels[number]: n for labels, n in zip(rows, block, strict=True)},
-        }
-        for slot, index in zip(
-            (*kernel.operands, kernel.target),
-            (*kernel.einsum.operands, kernel.einsum.output),
-            strict=True,
-        ):
-            extents = [
-                size[e] if isinstance(e, str) else n
-                for e, n in zip(index, slot.shape, strict=False)
-            ]
-            sizes[slot] = prod(extents) * np.dtype(slot.dtype).itemsize
-    return sum(sizes.values())
+        einsum = kernel.einsum
+        extent = einsum.extent
+        for labels, size in zip(rows, block, strict=True):
+            extent[labels[number]] = size
+        slots = (*kernel.operands, kernel.target)
+        indices = (*einsum.operands, einsum.output)
+        for slot, index in zip(slots, indices, strict=True):
+            elements = 1
+            for entry, whole in zip(index, slot.shape, strict=False):
+                elements *= extent[entry] if isinstance(entry, str) else whole
+            nbytes[slot] = elements * np.dtype(slot.dtype).itemsize
+    return sum(nbytes.values())
 
 
-CPU_GROUPING = GroupingRule(_suits, _block)
+CPU_GROUPING = GroupingRule(_accepts, _choose_block)

@@ -1,4 +1,10 @@
-"""The source text of a kernel: ⊕ over ⊗ as one nest of loops, tiled and unrolled (paper, section 3)."""
+"""The Python source of a kernel that numba compiles: ⊕ over ⊗ as one nest of loops, tiled and
+unrolled (paper, section 3).
+
+Names in the source: `p` has the parameters (see Nest.parameters), `i` and a number is the index of
+an outer loop, `c` the first lane of a strip of `n` lanes, `rb` and `re` the start and stop of a
+tile of rows, `jb` and `je` those of a block of steps.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +12,31 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from einmpi.graph.aggregations import AGGREGATIONS, aggregate_type
+from einmpi.graph.aggregations import AGGREGATIONS, Aggregation, aggregate_type
 from einmpi.graph.arithmetic import compute_types
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Call, Const, Scalar
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
 from einmpi.kernels.loop_nest import Nest
 
-BLOCK_STEPS = 128  # steps of an aggregated loop before what they give is added to the total
+BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
 TILE_ROWS = 64  # rows that share a tile of lanes
-TRANSPOSE_EDGE = 32  # rows and lanes of a square in which a transposed array is read
-HEAD = """\
-import math
-from numba import complex64, complex128, float32, float64, int32, int64, uint8
-from einmpi.kernels.cpu.intrinsics import at, exp, fmax, fmin, fmod, least, muladd, pick, stack, tanh
-
-
-def kernel(address):
-    p = at(int64, address)
-"""
+TRANSPOSE_EDGE = 32  # rows and lanes of the squares in which a transposed array is read
+HEAD = (
+    "import math\n"
+    "from numba import complex64, complex128, float32, float64, int32, int64, uint8\n"
+    "from einmpi.kernels.cpu.intrinsics import "
+    "at, exp, fmax, fmin, fmod, least, muladd, pick, stack, tanh\n"
+    "\n\n"
+    "def kernel(address):\n"
+    "    p = at(int64, address)\n"
+)
 
 
 @dataclass
-class _Text:
+class _Writer:
+    """Lines of source with their indentation."""
+
     lines: list[str] = field(default_factory=list)
     depth: int = 1
 
@@ -36,40 +44,65 @@ class _Text:
         self.lines += ["    " * self.depth + line for line in lines]
 
     def open(self, line: str) -> None:
+        """Add a line that begins a block."""
         self.add(line)
         self.depth += 1
 
-    def lanes(self, count: str | int, *lines: str) -> None:
-        """A loop over lanes; in its lines {v} is the lane. numba is quickest with names that are used once."""
-        name = f"v{len(self.lines)}"
-        self.open(f"for {name} in range({count}):")
-        self.add(*(line.replace("{v}", name) for line in lines))
+    def close(self) -> None:
+        """End the innermost block."""
         self.depth -= 1
 
+    def add_lane_loop(self, count: str | int, *lines: str) -> None:
+        """Add a loop over lanes; {v} in its lines stands for the lane.
 
-def source(nest: Nest) -> str:
-    """A Python function `kernel` of the address of its parameters."""
-    names = [f"{letter}{x}_{y}" for letter, x, y in nest.parameters()]
-    text = _Text()
-    text.add(*(f"{name} = p[{k}]" for k, name in enumerate(names)))
-    (_map if nest.aggregation is None else _reduce)(nest, text)
+        Every loop has a variable of its own: numba compiles that fastest.
+        """
+        variable = f"v{len(self.lines)}"
+        self.open(f"for {variable} in range({count}):")
+        self.add(*(line.replace("{v}", variable) for line in lines))
+        self.close()
+
+
+def kernel_source(nest: Nest) -> str:
+    """Return the source of the function `kernel`, which takes the address of its parameters.
+
+    It begins by reading all parameters and ends by writing back the least and the greatest index
+    of each gather.
+    """
+    names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
+    text = _Writer()
+    for position, name in enumerate(names):
+        text.add(f"{name} = p[{position}]")
+    if nest.aggregation is None:
+        _write_map(nest, text)
+    else:
+        _write_reduction(nest, AGGREGATIONS[nest.aggregation], text)
     text.depth = 1
-    text.add(*(f"p[{k}] = {name}" for k, name in enumerate(names) if name[0] in "LH"))
+    for position, name in enumerate(names):
+        if name.startswith(("L", "H")):
+            text.add(f"p[{position}] = {name}")
     return HEAD + "\n".join(text.lines) + "\n"
 
 
-def _outer(nest: Nest, text: _Text) -> None:
-    for loop in range(nest.outputs):
+def _open_output_loops(nest: Nest, text: _Writer) -> None:
+    """Open the loops of the output that are neither rows nor lanes."""
+    for loop in range(nest.output_loops):
         if loop not in (nest.row, nest.lane):
             text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
 
 
-def _map(nest: Nest, text: _Text) -> None:
-    """⊗ alone. With rows, in small squares: an array that lies dense along the rows is read line by line too."""
-    lane, row = nest.lane, nest.row
-    _outer(nest, text)
+def _write_map(nest: Nest, text: _Writer) -> None:
+    """Write the loops of ⊗ without ⊕.
+
+    Rows and lanes are computed in small squares: so an array that is contiguous along the rows is
+    read by whole cache lines too.
+    """
+    lane = nest.lane
+    row = nest.row
+    _open_output_loops(nest, text)
     if row is None:
-        text.add(f"c = a{lane}_0", f"n = b{lane}_0 - c")
+        text.add(f"c = a{lane}_0")
+        text.add(f"n = b{lane}_0 - c")
     else:
         text.open(f"for c in range(a{lane}_0, b{lane}_0, {TRANSPOSE_EDGE}):")
         text.add(f"n = least({TRANSPOSE_EDGE}, b{lane}_0 - c)")
@@ -79,197 +112,224 @@ def _map(nest: Nest, text: _Text) -> None:
     value = lanes.value(nest.function, nest.out.dtype)
     target, place = lanes.pointer(len(nest.reads))
     text.add(*lanes.before)
-    text.lanes("n", *lanes.inside, f"{target}[{place}] = {_stored(value, nest.out.dtype)}")
+    store = f"{target}[{place}] = {_stored(value, nest.out.dtype)}"
+    text.add_lane_loop("n", *lanes.inside, store)
 
 
-def _reduce(nest: Nest, text: _Text) -> None:
-    """⊕ of ⊗ into totals on the stack, one a row and lane. Floating sums go through the partial sums of a block."""
-    lane, row, step, width, fold = nest.lane, nest.row, nest.step, nest.width, _Fold(nest)
-    rows = nest.unrolled[0]
-    text.add(
-        f"total = stack({_word(fold.total)}, {(TILE_ROWS + rows - 1 if nest.tiled else 1) * width})"
-    )
-    if fold.in_parts:
-        text.add(f"part = stack({_word(fold.dtype)}, {rows * width})")
-    _outer(nest, text)
-    if not nest.folds:
+def _write_reduction(nest: Nest, rule: Aggregation, text: _Writer) -> None:
+    """Write the loops of ⊕ over ⊗.
+
+    The totals, one for each row and lane of a tile, are on the stack. A rounded ⊕ aggregates
+    BLOCK_STEPS steps in a partial result and only then joins it to the total, in a wider dtype:
+    long sums lose fewer digits.
+    """
+    lane = nest.lane
+    width = nest.width
+    aggregate = _Aggregate(nest, rule)
+    rows, _ = nest.unrolled
+    tile_rows = TILE_ROWS + rows - 1 if nest.has_rows else 1
+    text.add(f"total = stack({_stored_dtype(aggregate.total_dtype)}, {tile_rows * width})")
+    if aggregate.has_partial:
+        text.add(f"part = stack({_stored_dtype(aggregate.dtype)}, {rows * width})")
+    _open_output_loops(nest, text)
+    total_count: str | int = "n"
+    partial_count: str | int = "n"
+    if nest.aggregates_lanes:
+        total_count = width
+        partial_count = rows * width
+    else:
         text.open(f"for c in range(a{lane}_0, b{lane}_0, {width}):")
         text.add(f"n = least({width}, b{lane}_0 - c)")
-    if nest.tiled:
-        text.open(f"for rb in range(a{row}_0, b{row}_0, {TILE_ROWS}):")
-        text.add(f"re = least(rb + {TILE_ROWS}, b{row}_0)")
-    outside = text.depth
-    count = f"(re - rb + {rows - 1}) * {width}" if nest.tiled else width if nest.folds else "n"
-    text.lanes(count, f"total[{{v}}] = {fold.start(fold.total)}")
-    for loop in range(nest.outputs, nest.loops - 1):
+    if nest.has_rows:
+        total_count = f"(re - rb + {rows - 1}) * {width}"
+        partial_count = rows * width
+        text.open(f"for rb in range(a{nest.row}_0, b{nest.row}_0, {TILE_ROWS}):")
+        text.add(f"re = least(rb + {TILE_ROWS}, b{nest.row}_0)")
+    tile_depth = text.depth
+    text.add_lane_loop(total_count, f"total[{{v}}] = {aggregate.start(aggregate.total_dtype)}")
+    for loop in range(nest.output_loops, nest.loops - 1):
         text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
-    block = BLOCK_STEPS * (width if nest.folds else 1)
-    text.open(f"for jb in range(a{step}_0, b{step}_0, {block}):")
-    text.add(f"je = least(jb + {block}, b{step}_0)")
-    if nest.tiled:
+    block = BLOCK_STEPS * width if nest.aggregates_lanes else BLOCK_STEPS
+    text.open(f"for jb in range(a{nest.step}_0, b{nest.step}_0, {block}):")
+    text.add(f"je = least(jb + {block}, b{nest.step}_0)")
+    if nest.has_rows:
         text.open(f"for r in range(rb, re, {rows}):")
         text.add(f"base = (r - rb) * {width}")
-    count = "n" if not nest.tiled and not nest.folds else rows * width
-    if fold.in_parts:
-        text.lanes(count, f"part[{{v}}] = {fold.start(fold.dtype)}")
-    _steps(nest, fold, text)
-    if fold.in_parts:
-        slot = fold.slot("total", 0)
+    if aggregate.has_partial:
+        text.add_lane_loop(partial_count, f"part[{{v}}] = {aggregate.start(aggregate.dtype)}")
+    _write_steps(nest, aggregate, text)
+    if aggregate.has_partial:
+        slot = aggregate.slot("total", 0)
         lanes = Lanes(nest, "x")
-        part = convert("part[{v}]", fold.dtype, fold.total)
-        joined = fold.join(lanes, [slot, part])
-        text.lanes(count, *lanes.inside, f"{slot} = {joined}")
-    text.depth = outside
-    _store(nest, fold, text)
+        part = convert("part[{v}]", aggregate.dtype, aggregate.total_dtype)
+        joined = aggregate.join(lanes, [slot, part])
+        text.add_lane_loop(partial_count, *lanes.inside, f"{slot} = {joined}")
+    text.depth = tile_depth
+    _write_results(nest, aggregate, text)
 
 
-def _steps(nest: Nest, fold: _Fold, text: _Text) -> None:
-    """The aggregated loop next to the lanes: several steps at a time, then those that are left."""
-    width, (rows, steps) = nest.width, nest.unrolled
-    pace = width if nest.folds else 1
-    assert nest.aggregation is not None
-    # A value may be taken twice.
-    repeats = not nest.folds and AGGREGATIONS[nest.aggregation].is_idempotent
-    parts = [("t", "jb", "je", steps)]
-    if steps > 1 and not repeats:
+def _write_steps(nest: Nest, aggregate: _Aggregate, text: _Writer) -> None:
+    """Write the loop over the steps of a block, several at a time, and one over those left.
+
+    An idempotent ⊕ needs no second loop: it takes the last step several times instead. With an
+    odd number of rows, the last row is computed twice and stored once.
+    """
+    rows, steps = nest.unrolled
+    pace = nest.width if nest.aggregates_lanes else 1
+    repeats_last = aggregate.rule.is_idempotent and not nest.aggregates_lanes
+    passes = [("t", "jb", "je", steps)]  # prefix of new names, start, stop, steps at a time
+    if steps > 1 and not repeats_last:
         text.add(f"jm = je - (je - jb) % {steps * pace}")
-        parts = [("t", "jb", "jm", steps), ("u", "jm", "je", 1)]
-    if nest.tiled:
-        # With an odd number of rows the last one is computed twice, and kept once.
-        text.add(
-            *(f"{part[0]}r{u} = least(r + {u}, re - 1)" for part in parts for u in range(rows))
-        )
-    for prefix, start, stop, count in parts:
+        passes = [("t", "jb", "jm", steps), ("u", "jm", "je", 1)]
+    if nest.has_rows:
+        for prefix, *_ in passes:
+            for row in range(rows):
+                text.add(f"{prefix}r{row} = least(r + {row}, re - 1)")
+    for prefix, start, stop, count in passes:
         text.open(f"for {prefix}j0 in range({start}, {stop}, {count * pace}):")
-        last = ", je - 1)" if repeats else ")"
-        text.add(
-            *(
-                f"{prefix}j{d} = {'least' * repeats}({prefix}j0 + {d * pace}{last}"
-                for d in range(1, count)
-            )
-        )
+        for step in range(1, count):
+            index = f"({prefix}j0 + {step * pace})"
+            if repeats_last:
+                index = f"least({prefix}j0 + {step * pace}, je - 1)"
+            text.add(f"{prefix}j{step} = {index}")
         lanes = Lanes(nest, prefix)
-        for u in range(rows):
-            fold.take(lanes, u, count)
+        for row in range(rows):
+            aggregate.add_steps(lanes, row, count)
         text.add(*lanes.before)
-        full = width if count > 1 else f"least({width}, je - {prefix}j0)"
-        text.lanes(full if nest.folds else "n", *lanes.inside)
-        text.depth -= 1
+        lane_count: str | int = "n"
+        if nest.aggregates_lanes:
+            is_full = count > 1
+            lane_count = nest.width if is_full else f"least({nest.width}, je - {prefix}j0)"
+        text.add_lane_loop(lane_count, *lanes.inside)
+        text.close()
 
 
-def _store(nest: Nest, fold: _Fold, text: _Text) -> None:
-    if nest.folds:
+def _write_results(nest: Nest, aggregate: _Aggregate, text: _Writer) -> None:
+    """Write what stores the totals; aggregated lanes are first combined to one, by halves."""
+    if nest.aggregates_lanes:
         text.add(f"h = {nest.width // 2}")
         text.open("while h > 0:")
         lanes = Lanes(nest, "y")
-        joined = fold.join(lanes, ["total[{v}]", "total[{v} + h]"])
-        text.lanes("h", *lanes.inside, f"total[{{v}}] = {joined}")
+        joined = aggregate.join(lanes, ["total[{v}]", "total[{v} + h]"])
+        text.add_lane_loop("h", *lanes.inside, f"total[{{v}}] = {joined}")
         text.add("h //= 2")
-        text.depth -= 1
-    if nest.tiled:
+        text.close()
+    slot = "total[{v}]"
+    if nest.has_rows:
+        slot = f"total[(wr0 - rb) * {nest.width} + {{v}}]"
         text.open("for wr0 in range(rb, re):")
     lanes = Lanes(nest, "w")
     target, place = lanes.pointer(len(nest.reads))
     text.add(*lanes.before)
-    slot = f"total[(wr0 - rb) * {nest.width} + {{v}}]" if nest.tiled else "total[{v}]"
-    value = convert(_loaded(slot, fold.total), fold.total, nest.out.dtype)
-    text.lanes(1 if nest.folds else "n", f"{target}[{place}] = {_stored(value, nest.out.dtype)}")
+    total = _loaded(slot, aggregate.total_dtype)
+    value = convert(total, aggregate.total_dtype, nest.out.dtype)
+    text.add_lane_loop(
+        1 if nest.aggregates_lanes else "n",
+        f"{target}[{place}] = {_stored(value, nest.out.dtype)}",
+    )
 
 
 @dataclass(frozen=True)
-class _Fold:
-    """The text of ⊕ in a nest."""
+class _Aggregate:
+    """The source of ⊕ in a nest."""
 
     nest: Nest
+    rule: Aggregation
 
     @property
     def dtype(self) -> str:
-        return aggregate_type(
-            self.nest.aggregation, Lanes(self.nest, "").kind(self.nest.function)
-        ).name
+        """The dtype of the aggregated values."""
+        values = Lanes(self.nest, "").kind(self.nest.function)
+        return aggregate_type(self.rule.name, values).name
 
     @property
-    def in_parts(self) -> bool:
-        assert self.nest.aggregation is not None
-        return AGGREGATIONS[self.nest.aggregation].is_rounded and np.dtype(self.dtype).kind in "fc"
+    def has_partial(self) -> bool:
+        """Whether blocks of steps have partial results."""
+        return self.rule.is_rounded and np.dtype(self.dtype).kind in "fc"
 
     @property
-    def total(self) -> str:
-        return DTYPES[self.dtype].accumulator if self.in_parts else self.dtype
+    def total_dtype(self) -> str:
+        """The dtype of the totals."""
+        return DTYPES[self.dtype].accumulator if self.has_partial else self.dtype
 
     def start(self, dtype: str) -> str:
-        assert self.nest.aggregation is not None
-        neutral = AGGREGATIONS[self.nest.aggregation].neutral(np.dtype(dtype))
-        return number(neutral, _word(dtype))
+        """Return the neutral element of ⊕."""
+        return number(self.rule.neutral(np.dtype(dtype)), _stored_dtype(dtype))
 
-    def slot(self, name: str, row: int) -> str:
-        """Where a row's lane {v} is kept."""
-        terms = ["base"] * (name == "total" and self.nest.tiled) + [str(row * self.nest.width)] * (
-            row > 0
-        )
-        return f"{name}[{' + '.join([*terms, '{v}'])}]"
+    def slot(self, array: str, row: int) -> str:
+        """Return the element of `total` or `part` for a row of the unrolled ones and lane {v}."""
+        terms = []
+        if array == "total" and self.nest.has_rows:
+            terms.append("base")
+        if row > 0:
+            terms.append(str(row * self.nest.width))
+        terms.append("{v}")
+        return f"{array}[{' + '.join(terms)}]"
 
     def join(self, lanes: Lanes, values: list[str]) -> str:
-        """⊕ of totals."""
-        loaded = [_loaded(value, self.total) for value in values]
-        return _stored(self._tree(lanes, loaded, self.total), self.total)
+        """Return ⊕ of totals, as it is stored."""
+        loaded = [_loaded(value, self.total_dtype) for value in values]
+        return _stored(self._tree(lanes, loaded, self.total_dtype), self.total_dtype)
 
     def _tree(self, lanes: Lanes, values: list[str], dtype: str) -> str:
+        """Return ⊕ of values, combined in pairs: processors compute both sides at once."""
         if len(values) == 1:
             return values[0]
         half = len(values) // 2
-        sides = [
-            self._tree(lanes, values[:half], dtype),
-            self._tree(lanes, values[half:], dtype),
-        ]
-        assert self.nest.aggregation is not None
-        joined = Call(AGGREGATIONS[self.nest.aggregation].operation, ())
-        text = operation(joined, dtype, sides)
+        left = self._tree(lanes, values[:half], dtype)
+        right = self._tree(lanes, values[half:], dtype)
+        text = operation(Call(self.rule.operation, ()), dtype, [left, right])
         # An operation of several statements needs names for its values.
         return lanes.keep(text, True) if "; " in text else f"({text})"
 
-    def take(self, lanes: Lanes, row: int, steps: int) -> None:
-        """⊕ of what is there and of ⊗ for some steps."""
-        function, dtype = self.nest.function, self.dtype
-        slot = self.slot("part" if self.in_parts else "total", row)
+    def add_steps(self, lanes: Lanes, row: int, steps: int) -> None:
+        """Add the lines that aggregate ⊗ of some steps for one of the unrolled rows."""
+        dtype = self.dtype
+        slot = self.slot("part" if self.has_partial else "total", row)
         factors = self._factors(lanes)
-        if factors:
-            # The last product and the sum are one rounding: fewer instructions, and a digit more.
-            name = slot
-            for step in range(steps):
-                pair = [lanes.value(factor, dtype, row, step) for factor in factors]
-                name = lanes.keep(f"muladd({pair[0]}, {pair[1]}, {name})", True)
-            lanes.inside.append(f"{slot} = {name}")
+        if factors is None:
+            values = [lanes.value(self.nest.function, dtype, row, step) for step in range(steps)]
+            old = _loaded(slot, dtype)
+            total = self._tree(lanes, [old, self._tree(lanes, values, dtype)], dtype)
+            lanes.inside.append(f"{slot} = {_stored(total, dtype)}")
             return
-        values = [lanes.value(function, dtype, row, step) for step in range(steps)]
-        there = _loaded(slot, dtype)
-        total = self._tree(lanes, [there, self._tree(lanes, values, dtype)], dtype)
-        lanes.inside.append(f"{slot} = {_stored(total, dtype)}")
+        # The last product and the sum round only once: faster, and more precise.
+        name = slot
+        for step in range(steps):
+            left = lanes.value(factors[0], dtype, row, step)
+            right = lanes.value(factors[1], dtype, row, step)
+            name = lanes.keep(f"muladd({left}, {right}, {name})", True)
+        lanes.inside.append(f"{slot} = {name}")
 
-    def _factors(self, lanes: Lanes) -> tuple[Scalar, ...]:
-        """The two factors of ⊗, where it is a real product under a sum."""
+    def _factors(self, lanes: Lanes) -> tuple[Scalar, Scalar] | None:
+        """Return the two factors of ⊗ if it is a real product, or a square, under a sum."""
         node = self.nest.function
-        if (
-            not isinstance(node, Call)
-            or self.nest.aggregation != "sum"
-            or np.dtype(self.dtype).kind != "f"
-        ):
-            return ()
+        if not isinstance(node, Call) or self.rule.name != "sum":
+            return None
+        if np.dtype(self.dtype).kind != "f":
+            return None
         if set(compute_types(node.op, [lanes.kind(arg) for arg in node.args])) != {self.dtype}:
-            return ()
-        if node.op == "**" and isinstance(node.args[1], Const) and node.args[1].value == 2:
-            return node.args[0], node.args[0]
-        return node.args if node.op == "*" else ()
+            return None
+        if node.op == "*":
+            left, right = node.args
+            return left, right
+        if node.op == "**":
+            base, exponent = node.args
+            if isinstance(exponent, Const) and exponent.value == 2:
+                return base, base
+        return None
 
 
-def _word(dtype: str) -> str:
-    """The dtype of numbers in memory."""
+def _stored_dtype(dtype: str) -> str:
+    """Return the dtype in which numbers are kept in memory."""
     return DTYPES[dtype].numba_stored
 
 
 def _loaded(text: str, dtype: str) -> str:
+    """Return a value from memory; truth values are kept as bytes."""
     return f"({text} != 0)" if dtype == "bool" else text
 
 
 def _stored(text: str, dtype: str) -> str:
+    """Return a value as it is kept in memory."""
     return f"uint8({text})" if dtype == "bool" else text
