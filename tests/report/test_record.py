@@ -239,4 +239,5 @@ def test_in_a_pipe_nothing_is_added(tmp_path, monkeypatch, capsys):
     assert [vertex["name"] for vertex in json.loads(out)["vertices"]]
     assert main([str(ROOT / "jobs/softmax.toml"), "--trace", "none/trace.json"]) == 2
     out, err = capsys.readouterr()
-    assert err == "--trace none/trace.json: No such file or directory; expected a file to write\n"
+    message = "No such file or directory; expected a file that can be written"
+    assert err == f"--trace none/trace.json: {message}\n"
