@@ -1,4 +1,4 @@
-"""Jobs that do not fit into memory: the same results, never more memory than allowed, no files left behind."""
+"""Jobs that do not fit into memory: same results, no more memory than allowed, no files left."""
 
 import json
 import os
@@ -37,19 +37,19 @@ CASES = cases()
 
 
 def least_memory(job, ranks, arrays=None):
-    """What a refused plan names as the least."""
+    """Return the least memory, as the error of a plan without enough names it."""
     with pytest.raises(einmpi.InputError) as caught:
         run_on_threads(job, ranks, arrays, memory=1)
     return int(re.search(r"at least (\d+) bytes", str(caught.value))[1])
 
 
 def between(least, most, part):
-    """A limit on the way from the least that will do (0) to all that a plan wants (1)."""
+    """Return a limit between the least that suffices (0) and all that a plan wants (1)."""
     return round(least * (most / least) ** part)
 
 
 def with_files(job, arrays, folder):
-    """The same job with its inputs in files."""
+    """Return the same job with its inputs in files."""
     text = [f'program = """{job.source.text}"""']
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
@@ -58,7 +58,7 @@ def with_files(job, arrays, folder):
     return einmpi.load(folder / "job.toml")
 
 
-# ---- the same results -----------------------------------------------------------------------------------------------
+# ---- the same results ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_same_limit_gives_the_same_bits():
 
 
 def test_ranks_that_compute_the_same_get_the_same_bits():
-    """Also where they have parts of an input that differ in size. run_on_threads compares them."""
+    """Even if they hold parts of an input that differ in size. run_on_threads compares the bits."""
     numbers = np.random.default_rng(1).standard_normal((13, 7, 17))
     job = einmpi.program("n = sum(A[i,j,k]); Z[k] = sum(A[i,j,k])", A=numbers)
     done = run_on_threads(job, 8, {"A": numbers}, strategy="replicate", memory=4000)
@@ -139,7 +139,7 @@ def test_ranks_that_compute_the_same_get_the_same_bits():
 
 
 def test_figures_of_large_results(monkeypatch):
-    """Results may be larger than memory: they are looked at piece by piece."""
+    """Results may be larger than memory: figures are computed piece by piece."""
     job, arrays = CASES["complex"]
     wanted = np.linalg.norm(einmpi.reference(job, arrays)["Z"])
     monkeypatch.setattr(results, "NORM_BLOCK_ELEMENTS", 5)
@@ -147,7 +147,7 @@ def test_figures_of_large_results(monkeypatch):
     assert results.figures(ALONE, outputs)["Z"].norm == pytest.approx(wanted, rel=1e-12)
 
 
-# ---- kernels in passes ----------------------------------------------------------------------------------------------
+# ---- kernels in passes --------------------------------------------------------------------------
 
 AGGREGATED = [
     f"Z[i] = {aggregation}(X[i,j] {comparison})"
@@ -172,7 +172,10 @@ SHAPED = [
 
 
 def as_passes(kernel, arrays, memory, kept):
-    """A kernel done in passes, with the arrays outside or, if kept, in memory: (its result, the step)."""
+    """Compute a kernel in passes, with its arrays outside or, if kept, in memory.
+
+    Return the result and the step.
+    """
     inside = tuple(k for k, slot in enumerate(kernel.operands) if slot.tensor in kept)
     step = in_passes(kernel, memory, inside)
     if step is None:
@@ -237,7 +240,7 @@ def test_every_aggregation_and_dtype_in_passes(dtype):
                 ), text
 
 
-def test_what_goes_wrong_in_a_pass_names_the_vertex(tmp_path):
+def test_an_error_in_a_pass_names_the_vertex(tmp_path):
     arrays = {"W": np.zeros((8, 40)), "n": np.full(40, 8)}
     job = with_files(einmpi.program("Z[i,j] = W[n[i],j]", **arrays), arrays, tmp_path)
     with pytest.raises(
@@ -246,10 +249,10 @@ def test_what_goes_wrong_in_a_pass_names_the_vertex(tmp_path):
         einmpi.run(job, memory=4000)
 
 
-# ---- scratch files --------------------------------------------------------------------------------------------------
+# ---- scratch files ------------------------------------------------------------------------------
 
 
-def test_files_have_no_names_and_go_with_their_arrays(tmp_path):
+def test_scratch_files_have_no_names_and_last_as_long_as_their_arrays(tmp_path):
     scratch = Scratch(str(tmp_path))
     free = os.statvfs(tmp_path).f_bavail
     array = scratch.array((3, 1 << 20), "float32")
@@ -265,8 +268,8 @@ def test_files_have_no_names_and_go_with_their_arrays(tmp_path):
     ]
 
 
-def test_more_files_than_a_process_may_open_unless_it_asks(tmp_path):
-    """Each mapped file counts as an open one."""
+def test_the_limit_on_open_files_is_raised(tmp_path):
+    """Each mapped file counts as open."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = len(os.listdir("/proc/self/fd")) + 20
     scratch_module._allow_many_files.cache_clear()
@@ -312,13 +315,13 @@ def einmpi_command(folder, *arguments, before="", **environment):
     )
 
 
-def test_a_disk_that_is_full_is_one_line(tmp_path):
-    """Files may be no larger than 100 KiB here."""
+def test_a_full_disk_is_reported_in_one_line(tmp_path):
+    """Files are limited to 100 KiB here."""
     done = einmpi_command(tmp_path, before="ulimit -f 100;", EINMPI_SCRATCH=str(tmp_path))
     assert (done.returncode, done.stderr) == (1, f"scratch file in {tmp_path}: File too large\n")
 
 
-def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+def test_an_impossible_folder_is_reported_in_one_line(tmp_path):
     job = tmp_path / "odd.toml"
     job.write_text(JOB + 'run.scratch = "a\\u0000b"\n')
     with pytest.raises(
@@ -328,7 +331,7 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path):
         einmpi.run(einmpi.load(job))
 
 
-def test_json_and_text_say_what_was_spilled(tmp_path):
+def test_json_and_text_report_what_was_spilled(tmp_path):
     done = einmpi_command(tmp_path, "--json run.json")
     assert done.returncode == 0, done.stderr
     data = json.loads((tmp_path / "run.json").read_text())
@@ -338,7 +341,7 @@ def test_json_and_text_say_what_was_spilled(tmp_path):
     assert "2.1 MiB were written to scratch files" in done.stdout
 
 
-def test_a_run_that_is_killed_leaves_nothing(tmp_path):
+def test_a_run_that_is_killed_leaves_no_files(tmp_path):
     code = (
         "import os, signal, einmpi\nfrom einmpi.runtime import passes, execute\n"
         "def kill(*_): os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -371,7 +374,7 @@ def test_on_real_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_stays_near_its_limit(tmp_path):
-    """Memory that is the process's own, beside files that it maps: 288 MB of tensors in 48 MB."""
+    """Its own memory, without the files it maps, is limited: 288 MB of tensors in 48 MB."""
     (tmp_path / "job.toml").write_text(JOB.replace("300", "3000"))
     most = {}
     for limit in ("48MB", "1GB"):

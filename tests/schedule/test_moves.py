@@ -1,4 +1,4 @@
-"""Between any two layouts: the right values arrive, and exactly the planner's words move."""
+"""Moves between any two layouts: the values are right, and as many words move as planned."""
 
 import itertools
 import random
@@ -23,7 +23,7 @@ P = "P"
 
 
 def sources(ranks, bound, nodes=1):
-    """Layouts of a tensor, with any of the axes that cut nothing holding partial results."""
+    """Yield layouts of a tensor; any axes that cut nothing may hold partial results."""
     for axes in layouts(ranks, bound, nodes):
         free = [axis for axis, cut in enumerate(axes) if cut == R]
         for partial in itertools.product((False, True), repeat=len(free)):
@@ -43,7 +43,7 @@ def pairs(ranks, bound, count, seed=1, nodes=1):
 
 
 def way(mesh, bound, source, target, rank):
-    """The steps between two layouts, as lowering has them."""
+    """Return the transfers between two layouts, as lowering chooses them."""
     have, want = Layout(mesh, bound, source), Layout(mesh, bound, target)
     middle = middle_layout(mesh, bound, source, target)
     return reductions(have, middle, rank), exchanges(
@@ -52,7 +52,7 @@ def way(mesh, bound, source, target, rank):
 
 
 def words(mesh, bound, source, target, rank):
-    """(all that a rank receives, what comes from other nodes)"""
+    """Return the words that a rank receives, and those of them from other nodes."""
     each = mesh.ranks // mesh.nodes
     total = between = 0
 
@@ -89,7 +89,7 @@ def words(mesh, bound, source, target, rank):
         (4, (4,)),
     ],
 )
-def test_words_are_the_planners(ranks, bound):
+def test_as_many_words_move_as_planned(ranks, bound):
     mesh = Mesh(ranks)
     size = int(np.prod(bound))
     for source, target in pairs(ranks, bound, 120):
@@ -110,7 +110,7 @@ def test_words_are_the_planners(ranks, bound):
 
 
 def planned(mesh, bound, source, target):
-    """The planner's numbers for `words`, over all ranks."""
+    """Return what the planner predicts for `words`, summed over all ranks."""
     symbols = {R: len(bound), P: len(bound) + 1}
     return moved_words(
         mesh, bound, *([symbols.get(x, x) for x in axes] for axes in (source, target))
@@ -132,8 +132,11 @@ def planned(mesh, bound, source, target):
         (8, 4, (8, 8, 8)),
     ],
 )
-def test_words_between_nodes_are_the_planners_and_the_fewest(ranks, nodes, bound):
-    """No more in all than directly, but where replicas on other nodes do not help with sums inside of a node."""
+def test_words_between_nodes_are_as_planned_and_the_fewest_possible(ranks, nodes, bound):
+    """Two levels move no more words in all than a direct exchange does.
+
+    The exception: replicas on other nodes do not help with sums inside a node.
+    """
     mesh = Mesh(ranks, nodes)
     size = int(np.prod(bound))
     between = mesh.node_axes
@@ -172,7 +175,7 @@ def test_words_between_nodes_are_the_planners_and_the_fewest(ranks, nodes, bound
         (8, 2, (0, 5)),
     ],
 )
-def test_words_are_the_planners_for_extents_that_do_not_divide(ranks, nodes, bound):
+def test_as_many_words_move_as_planned_when_extents_do_not_divide(ranks, nodes, bound):
     mesh = Mesh(ranks, nodes)
     for source, target in pairs(ranks, bound, 100, nodes=nodes):
         found = [
@@ -185,11 +188,14 @@ def test_words_are_the_planners_for_extents_that_do_not_divide(ranks, nodes, bou
         )
 
 
-# ---- values ---------------------------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------
 
 
 def move_on_threads(mesh, bound, source, target, aggregation, dtype, tensor_of):
-    """Each rank's block in the target layout; `tensor_of(digits)` is what the ranks with these partial digits hold."""
+    """Return each rank's block in the target layout.
+
+    `tensor_of(digits)` is what the ranks with these digits on the partial axes hold.
+    """
     have, want = Layout(mesh, bound, source), Layout(mesh, bound, target)
     partial = [axis for axis, cut in enumerate(source) if cut == PARTIAL]
 
@@ -234,8 +240,8 @@ CASES = [
 
 @pytest.mark.parametrize("stage", [16 * 2**20, 64], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("ranks, nodes, bound", CASES)
-def test_values_arrive(monkeypatch, ranks, nodes, bound, stage):
-    """Sums of whole numbers are exact in any order."""
+def test_the_right_values_arrive(monkeypatch, ranks, nodes, bound, stage):
+    """The values are whole numbers, whose sums are exact in any order."""
     monkeypatch.setattr(transfer, "MESSAGE_BUFFER_BYTES", stage)
     mesh, rng = Mesh(ranks, nodes), np.random.default_rng(3)
     for number, (source, target) in enumerate(pairs(ranks, bound, 25, nodes=nodes)):

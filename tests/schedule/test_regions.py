@@ -1,4 +1,4 @@
-"""Runs against plain sets of indices."""
+"""Runs of indices, compared with plain sets."""
 
 import itertools
 from math import prod
@@ -21,6 +21,8 @@ from einmpi.schedule.regions import (
     locate,
     share,
     split,
+    subtract,
+    union,
 )
 
 RANKS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 30)
@@ -45,26 +47,33 @@ def as_set(runs):
 
 
 @given(index_sets(), index_sets())
-def test_intersection_is_that_of_sets(one, two):
+def test_intersect_agrees_with_sets(one, two):
     assert intersect(one, two) == as_runs(as_set(one) & as_set(two))
 
 
 @given(index_sets(), index_sets())
-def test_located_indices_are_found_again(one, two):
+def test_subtract_and_union_agree_with_sets(one, two):
+    difference = subtract(one, two)
+    assert difference == as_runs(as_set(one) - as_set(two))
+    assert union([two, difference]) == as_runs(as_set(one) | as_set(two))
+
+
+@given(index_sets(), index_sets())
+def test_locate_gives_the_places_of_indices(one, two):
     inner = intersect(one, two)
     places = indices(locate(inner, two))
     assert indices(two)[places].tolist() == indices(inner).tolist()
 
 
 @given(index_sets(), st.integers(1, 7))
-def test_pieces_are_dealt_out_evenly_and_in_order(runs, pieces):
+def test_split_gives_nearly_equal_pieces_in_order(runs, pieces):
     found = [indices(split(runs, pieces, which)).tolist() for which in range(pieces)]
     assert [i for piece in found for i in piece] == indices(runs).tolist()
     assert max(map(len, found)) - min(map(len, found)) <= 1
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_shares_are_those_of_the_definition(ranks):
+def test_share_agrees_with_the_definition(ranks):
     mesh = Mesh(ranks)
     assert mesh.factors == axes_of(ranks)
     for extent, rank in itertools.product(EXTENTS, range(0, ranks, max(1, ranks // 4))):
@@ -96,7 +105,7 @@ def test_chunks_cover_a_region_once(region, limit):
     st.lists(index_sets(), min_size=3, max_size=3),
     st.integers(1, 40),
 )
-def test_equal_shapes_are_cut_alike(one, other, limit):
+def test_regions_of_equal_shape_are_cut_alike(one, other, limit):
     """Sender and receiver have the same shape and different runs."""
     pair = [(a, b) for a, b in zip(one, other, strict=False) if a and b]
     lengths = [min(len(as_set(a)), len(as_set(b))) for a, b in pair]
@@ -124,7 +133,7 @@ def test_a_flat_range_is_exactly_the_region(region):
 
 
 @given(st.lists(st.tuples(index_sets(), index_sets()), min_size=1, max_size=3))
-def test_boxes_bring_each_element_to_its_place(pairs):
+def test_boxes_copy_each_element_to_its_place(pairs):
     region = tuple(intersect(*pair) for pair in pairs)
     outer = tuple(pair[1] for pair in pairs)
     place = tuple(locate(part, runs) for part, runs in zip(region, outer, strict=True))
@@ -139,7 +148,7 @@ def test_boxes_bring_each_element_to_its_place(pairs):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_dealt_out_blocks_hold_everything_once(ranks):
+def test_split_blocks_hold_every_element_once(ranks):
     mesh = Mesh(ranks)
     for bound in ((1,), (7, 3), (16, 5), (2, 2, 2)):
         for cuts in layouts(ranks, bound)[:: max(1, len(layouts(ranks, bound)) // 20)]:
@@ -160,7 +169,7 @@ def test_dealt_out_blocks_hold_everything_once(ranks):
             np.testing.assert_array_equal(owners, 1)
 
 
-def test_even_layouts_cut_what_is_long_enough():
+def test_even_layouts_cut_dimensions_that_are_long_enough():
     assert str(even_layout(Mesh(8), (100, 3))) == "[8,1] on 8 ranks"
     assert str(even_layout(Mesh(8), (3, 100))) == "[2,4] on 8 ranks"
     assert str(even_layout(Mesh(6), (1, 1))) == "[1,1] on 6 ranks"

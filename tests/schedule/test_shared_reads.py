@@ -1,4 +1,4 @@
-"""Files read together: every cell has one reader, every element of a rank comes from one cell, in large pieces."""
+"""Files that ranks read together: every element has one reader, and cells are large pieces."""
 
 import itertools
 from math import prod
@@ -16,7 +16,7 @@ from einmpi.schedule.shared_reads import Grid, SharedRead, grid_of, shared_read,
 
 @st.composite
 def layouts(draw):
-    """Any layout that a plan may ask for, dealt out further or not."""
+    """Draw any layout that a plan may ask for, split further or not."""
     bound = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=3)))
     mesh = Mesh(draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12])))
     cuts = []
@@ -53,7 +53,7 @@ def paint(array, region):
 
 @settings(max_examples=60)
 @given(st.data())
-def test_everything_arrives_once(data):
+def test_every_element_arrives_once(data):
     layout = data.draw(layouts())
     made = SharedRead(data.draw(grids(layout.bound)), layout, data.draw(st.integers(1, 4)))
     ranks = layout.mesh.ranks
@@ -84,7 +84,7 @@ def test_everything_arrives_once(data):
     st.integers(1, 64),
     st.sampled_from([1, 2, 8, 16]),
 )
-def test_cells_of_what_lies_in_one_piece_lie_in_one_piece(shape, ranks, itemsize):
+def test_cells_of_a_contiguous_tensor_are_contiguous(shape, ranks, itemsize):
     grid = grid_of(tuple(shape), itemsize, None, [0] * len(shape), ranks)
     assert prod(grid.cell) * itemsize <= shared_reads.MAX_CELL_BYTES
     cut = [
@@ -105,7 +105,7 @@ def test_cells_are_whole_chunks():
     )  # rows start within a chunk
 
 
-def test_who_may_read_alone():
+def test_which_layouts_let_ranks_read_alone():
     mesh, long = Mesh(4), shared_reads.LONG_RUN_BYTES // 8
     rows, columns = Layout(mesh, (8, 4 * long), (0, 0)), Layout(mesh, (8, 4 * long), (1, 1))
     assert suits_single_ranks(rows, 8, None, (0, 0)) and suits_single_ranks(
@@ -122,8 +122,8 @@ def test_who_may_read_alone():
     assert suits_single_ranks(Layout(Mesh(1), (8,), ()), 8, (3,), (1,))
 
 
-def test_thousands_of_ranks_take_no_time():
-    """Arithmetic for one rank, not for all pairs: 4096 ranks, both dimensions cut 64 times."""
+def test_thousands_of_ranks_take_little_time():
+    """A rank looks at its own cells only: 4096 ranks, both dimensions cut 64 times."""
     mesh = Mesh(4096)
     layout = Layout(mesh, (40960, 40960), tuple(axis % 2 for axis in range(12)))
     made = shared_read(layout, 8, None, (0, 0))

@@ -1,4 +1,4 @@
-"""What leaves memory, and what is done in pieces: Belady's rule against all choices, pieces against the whole."""
+"""What leaves memory, compared with all other choices, and kernels cut into passes."""
 
 import itertools
 from dataclasses import replace
@@ -18,7 +18,7 @@ from einmpi.schedule.passes import PASS_OVERHEAD_BYTES, in_passes, pieces
 from einmpi.schedule.regions import elements, indices, stretch
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.spill import with_spills
-from einmpi.schedule.steps import Drop, Evict, Fetch, Kernel, Load, Passes, Place, Slot
+from einmpi.schedule.steps import Kernel, Load, Slot
 from einmpi.schedule.verify import verify
 
 COPY = einmpi.program("Z[i] = X[i]", X=(0,)).graph["Z"].einsum
@@ -30,7 +30,7 @@ def load(name):
 
 
 def trace_of(trace):
-    """Each slot is loaded when it is first used; kernels use one slot each, and make nothing."""
+    """Return steps that load each slot at its first use; each kernel uses one slot."""
     steps, seen = [], set()
     for number, name in enumerate(trace):
         if name not in seen:
@@ -45,7 +45,7 @@ def trace_of(trace):
 
 
 def fewest_fetches(trace, room):
-    """Of all ways to choose what leaves memory."""
+    """Return the fewest fetches of all ways to choose what leaves memory."""
     last = {name: number for number, name in enumerate(trace)}
     states = {frozenset(): 0}
     seen = set()
@@ -65,32 +65,26 @@ def fewest_fetches(trace, room):
 
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from("abcdef"), min_size=1, max_size=14), st.integers(1, 4))
-def test_no_choice_fetches_less(trace, room):
+def test_no_other_choice_fetches_less(trace, room):
     steps = with_spills(trace_of(trace), 8 * room)
-    assert sum(isinstance(step, Fetch) for step in steps) == fewest_fetches(trace, room)
+    assert sum(len(step.fetches) for step in steps) == fewest_fetches(trace, room)
     assert max(bytes_needed(steps)) <= 8 * room
     verify([Schedule(0, 1, "", tuple(steps))])
 
 
-def test_what_has_not_changed_is_copied_once():
-    """And the copy begins when the values are there, and comes back before it is needed."""
+def test_a_slot_that_has_not_changed_is_copied_out_once():
+    """The copy begins as soon as the values are there."""
     steps = with_spills(trace_of("abcabcc"), 16)
-    assert len([step for step in steps if isinstance(step, Drop)]) == len(
-        [s for s in steps if isinstance(s, Fetch)]
-    )
-    evicted = [step.slot.name for step in steps if isinstance(step, Evict)]
-    assert (
-        len(evicted)
-        == len(set(evicted))
-        < len([step for step in steps if isinstance(step, Drop)]) + 1
-    )
-    for number, step in enumerate(steps):
-        if isinstance(step, Evict):
-            before = steps[number - 1]
-            assert isinstance(before, Load) and before.slot == step.slot
+    evicted = [slot for step in steps for slot in step.evicts]
+    dropped = [slot for step in steps for slot in step.drops]
+    fetched = [slot for step in steps for slot in step.fetches]
+    assert len(evicted) == len(set(evicted)) <= len(dropped) == len(fetched)
+    for before, step in itertools.pairwise(steps):
+        if step.evicts:
+            assert isinstance(before, Load) and before.writes == step.evicts
 
 
-def test_a_fetch_goes_before_kernels_that_leave_room():
+def test_a_fetch_moves_before_kernels_that_leave_room():
     a, b = Slot("a", (4,), "float64"), Slot("b", (4,), "float64")
     big = Slot("big", (8,), "float64")
     names = {"a": a, "b": b, "big": big}
@@ -112,29 +106,30 @@ def test_a_fetch_goes_before_kernels_that_leave_room():
         kernel("K3", a),
     ]
     found = with_spills(with_frees(steps), 64)
-    order = [
-        step.vertex if isinstance(step, Kernel) else "fetch"
-        for step in found
-        if isinstance(step, Kernel | Fetch)
-    ]
+    order = []
+    for step in found:
+        if step.kernels:
+            order.append(step.vertex)
+        if step.fetches:
+            order.append("fetch")
     assert order == ["K0", "K1", "fetch", "K2", "K3"]
 
 
-def test_no_more_is_done_where_all_fits():
+def test_nothing_is_added_where_everything_fits():
     steps = trace_of("abcabc")
     assert with_spills(steps, 24) == steps
 
 
-def test_what_is_too_large_is_made_outside():
+def test_slots_that_are_too_large_are_created_outside():
     job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(32, 32), B=(32, 32))
     schedule = lower(einmpi.plan(job, 1), 0)
     steps = with_spills(schedule.steps, 3 * 32 * 32 * 8 // 4)
-    assert [step.slot.name for step in steps if isinstance(step, Place)] == ["A", "B", "Z"]
-    assert not any(isinstance(step, Evict | Drop | Fetch) for step in steps)
-    assert any(isinstance(step, Passes) for step in steps)
+    assert [slot.name for step in steps for slot in step.places] == ["A", "B", "Z"]
+    assert not any(step.evicts or step.drops or step.fetches for step in steps)
+    assert any(step.in_passes for step in steps)
 
 
-# ---- pieces ---------------------------------------------------------------------------------------------------------
+# ---- pieces -------------------------------------------------------------------------------------
 
 
 @given(
@@ -142,7 +137,7 @@ def test_what_is_too_large_is_made_outside():
     st.integers(0, 12),
     st.integers(0, 12),
 )
-def test_parts_of_runs(gaps, one, two):
+def test_stretch_agrees_with_slices(gaps, one, two):
     runs, end = [], 0
     for gap, size in gaps:
         runs.append((end + gap + 1, end + gap + 1 + size))
@@ -155,7 +150,7 @@ def test_parts_of_runs(gaps, one, two):
 
 def product(m, n, k):
     job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(m, n), B=(n, k))
-    (kernel,) = (step for step in lower(einmpi.plan(job, 1), 0).steps if isinstance(step, Kernel))
+    (kernel,) = (kernel for step in lower(einmpi.plan(job, 1), 0).steps for kernel in step.kernels)
     return kernel
 
 
@@ -172,12 +167,14 @@ def test_every_element_is_computed_once(m, n, k, memory):
     assert (seen == 1).all() and step.buffers <= memory
 
 
-def test_many_labels():
-    """There are 2²⁰ ways to cut twenty labels; few are looked at, the smallest pieces among them. A plan is refused
-    where a vertex would take more than 4096 of them, but a schedule does what it must."""
+def test_a_kernel_with_many_labels():
+    """Of the 2²⁰ ways to cut twenty labels few are considered, the smallest pieces among them.
+
+    A plan is refused where a vertex would take more than 4096 passes; a schedule is not.
+    """
     labels = ",".join(f"i{k}" for k in range(20))
     job = einmpi.program(f"Z[{labels}] = exp(A[{labels}])", A=(2,) * 20)
-    (kernel,) = (step for step in lower(einmpi.plan(job, 1), 0).steps if isinstance(step, Kernel))
+    (kernel,) = (kernel for step in lower(einmpi.plan(job, 1), 0).steps for kernel in step.kernels)
     assert [in_passes(kernel, memory).buffers for memory in (2**24, 2**21, 4096, 16)] == [
         2**24,
         2**21,
@@ -191,8 +188,8 @@ def test_many_labels():
 @pytest.mark.parametrize(
     "extents", [(7, 300, 1), (64, 64, 64), (1000, 3, 1000), (0, 5, 2), (5000, 1, 1)]
 )
-def test_the_ways_to_cut(extents):
-    """As few passes as promised, pieces no larger than labels; all of it first."""
+def test_the_sizes_of_blocks_that_are_considered(extents):
+    """They make few passes and are no larger than the labels; the whole kernel comes first."""
     einsum = product(*extents).einsum
     sizes = block_sizes(einsum)
     whole = np.maximum([extent for _, extent in einsum.extents], 1)
@@ -204,8 +201,8 @@ def test_the_ways_to_cut(extents):
 @given(
     st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.integers(100, 2000), st.booleans()
 )
-def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
-    """No other of the ways copies less for as many passes: counted piece by piece."""
+def test_the_best_cut_costs_least_when_its_passes_are_counted(m, n, k, memory, given):
+    """The bytes of every way to cut are counted piece by piece."""
     kernel = product(m, n, k)
     inside = (1,) if given else ()
     found = in_passes(kernel, memory, inside)
@@ -237,7 +234,7 @@ def test_the_best_cut_is_that_of_the_passes_as_they_are(m, n, k, memory, given):
     assert cost(found.blocks) == (min(each[0] for each in costs), found.fetched)
 
 
-def test_less_memory_never_takes_fewer_copies_and_none_is_an_answer():
+def test_less_memory_never_takes_fewer_copies():
     kernel = product(64, 64, 64)
     sizes = [in_passes(kernel, memory) for memory in (10**6, 50_000, 20_000, 6000, 1500, 400)]
     fetched = [step.fetched for step in sizes]
@@ -245,7 +242,7 @@ def test_less_memory_never_takes_fewer_copies_and_none_is_an_answer():
     assert in_passes(kernel, 16) is None
 
 
-def test_blocks_of_a_product_are_near_square():
-    """Then least is fetched: with an eighth of the memory of the operands, each of them a few times."""
+def test_blocks_of_a_product_are_nearly_square():
+    """So the fewest bytes are fetched: with little memory, each operand only a few times."""
     step = in_passes(product(512, 512, 512), 3 * 512 * 512)
     assert step.fetched <= 9 * 512 * 512 * 8
