@@ -14,7 +14,8 @@ SECONDS_TO_FORWARD_OUTPUT = 1.0  # for the launcher, before the ranks end
 
 
 def under_mpirun(config):
-    return config.getoption("--with-mpi") or config.getoption("--only-mpi")
+    """Whether pytest was told so; never where pytest-mpi is not installed."""
+    return config.getoption("--with-mpi", False) or config.getoption("--only-mpi", False)
 
 
 @pytest.hookimpl(trylast=True)
