@@ -1,9 +1,10 @@
-"""Whole jobs on one GPU against CuPy and torch by hand: the chain, a fused map, attention, more than fits.
+"""Whole jobs on one GPU, compared with the same written in CuPy and torch.
 
     python bench/gpu.py [--part chain] [--sizes 4000 8000] [--dtypes float32 float16] [--json FILE]
 
-Inputs are on the GPU already, but for `limited`, where all come from the host's memory. A call is timed until the GPU
-has done all of it, the way a user would wait for it. All ways take turns; ratios are those of the medians.
+Parts: the matrix chain, a fused map, attention, and the chain with little memory (`limited`).
+Inputs are on the GPU already, except in `limited`, where they are in host memory. A call is timed
+until the GPU is done. All candidates take turns; a ratio compares the medians.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from einmpi.schedule.steps import Place
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
-BUS = 55e9  # bytes a second between pinned memory and an H200
-Way = Callable[[], Any]
+BUS_BYTES_PER_SECOND = 55e9  # between pinned memory and an H200
+Candidate = Callable[[], Any]  # what is timed
 ATTENTION = """
 T[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d]) / sqrt(size)
 O[b,s,h,d] = sum(softmax[t](T[b,h,s,t]) * V[b,t,h,d])
@@ -38,24 +39,26 @@ O[b,s,h,d] = sum(softmax[t](T[b,h,s,t]) * V[b,t,h,d])
 MAP = "Z[i,j] = tanh(2 * X[i,j] + Y[i,j]) * exp(-X[i,j]**2)"
 
 
-def medians(ways: Mapping[str, Way], repeats: int) -> dict[str, float]:
-    """Seconds of each way; all take turns."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+def medians(candidates: Mapping[str, Candidate], repeats: int) -> dict[str, float]:
+    """Return the seconds of each candidate; all take turns."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(repeats + 2):
-        for name, way in ways.items():
+        for name, candidate in candidates.items():
             cupy.cuda.Device().synchronize()
             start = time.perf_counter()
-            kept = way()
+            result = candidate()
             cupy.cuda.Device().synchronize()
-            if turn > 1:  # the first ones warm up
+            if turn > 1:  # the first two turns warm up
                 times[name].append(time.perf_counter() - start)
-            del kept
+            del result
     return {name: statistics.median(each) for name, each in times.items()}
 
 
-def row(name: str, ways: Mapping[str, Way], repeats: int, operations: float = 0) -> dict[str, Any]:
-    """Ratios above 1: einmpi takes less time."""
-    seconds = medians(ways, repeats)
+def row(
+    name: str, candidates: Mapping[str, Candidate], repeats: int, operations: float = 0
+) -> dict[str, Any]:
+    """Time the candidates and print a line. Where a ratio is above 1, einmpi is faster."""
+    seconds = medians(candidates, repeats)
     own = seconds["einmpi"]
     ratios = {peer: each / own for peer, each in seconds.items() if peer != "einmpi"}
     shown = ", ".join(
@@ -67,11 +70,10 @@ def row(name: str, ways: Mapping[str, Way], repeats: int, operations: float = 0)
 
 
 def close(found: Any, wanted: Any, dtype: str) -> None:
-    """Half precision rounds each element; sums are added in another order."""
-    error = float(
-        abs(found.astype(np.float64) - wanted.astype(np.float64)).max() / abs(wanted).max()
-    )
-    assert error < TOLERANCE[dtype], f"they differ by {error}"
+    """Check that two results agree, except for rounding and the order of sums."""
+    difference = abs(found.astype(np.float64) - wanted.astype(np.float64)).max()
+    error = float(difference / abs(wanted).max())
+    assert error < TOLERANCE[dtype], f"the results differ by {error}"
 
 
 def torch_or_none() -> Any:
@@ -83,17 +85,17 @@ def torch_or_none() -> Any:
 
 
 def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> Any:
-    """Normal ones, small enough for products and sums in half precision."""
+    """Return normal numbers that are small enough for sums in half precision."""
     values = cupy.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
     return (values / sqrt(shape[-1])).astype(dtype)
 
 
-def call_of(job: einmpi.Job, arrays: Mapping[str, Any], output: str) -> Way:
+def call_of(job: einmpi.Job, arrays: Mapping[str, Any], output: str) -> Candidate:
     compiled = einmpi.compile(replace(job, backend="cupy"), ALONE)
     return lambda: compiled(arrays)[output].local
 
 
-# ---- parts ----------------------------------------------------------------------------------------------------------
+# ---- parts --------------------------------------------------------------------------------------
 
 
 def chain(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -111,28 +113,25 @@ def chain(options: argparse.Namespace) -> list[dict[str, Any]]:
                 }
                 arrays = {name: numbers(shape, dtype, ord(name)) for name, shape in shapes.items()}
                 job = einmpi.load(JOB, dtype=dtype, s=size, skew=skew)
-                ways: dict[str, Way] = {
+                candidates: dict[str, Candidate] = {
                     "einmpi": call_of(job, arrays, "Z"),
-                    "cupy": lambda x=arrays: by_hand(x),
+                    "cupy": partial(chain_by_hand, arrays),
                 }
                 if torch is not None:
                     tensors = {
                         name: torch.as_tensor(array, device="cuda")
                         for name, array in arrays.items()
                     }
-                    ways["torch"] = lambda x=tensors: by_hand(x)
-                close(ways["einmpi"](), ways["cupy"](), dtype)
-                operations = sum(
-                    2 * a * b * c
-                    for a, b, c in ((size, thin, size), (thin, long, size), (size, thin, size))
-                )
+                    candidates["torch"] = partial(chain_by_hand, tensors)
+                close(candidates["einmpi"](), candidates["cupy"](), dtype)
+                operations = 2 * (2 * size * thin * size + thin * long * size)
                 rows.append(
-                    row(f"chain {kind} s = {size} {dtype}", ways, options.repeats, operations)
+                    row(f"chain {kind} s = {size} {dtype}", candidates, options.repeats, operations)
                 )
     return rows
 
 
-def by_hand(x: Mapping[str, Any]) -> Any:
+def chain_by_hand(x: Mapping[str, Any]) -> Any:
     return x["A"] @ x["B"] + x["C"] @ (x["D"] @ x["E"])
 
 
@@ -147,20 +146,20 @@ def fused(options: argparse.Namespace) -> list[dict[str, Any]]:
             "z = (T)(tanh(2 * (float)x + (float)y) * exp(-(float)x * (float)x))",
             "by_hand",
         )
-        ways: dict[str, Way] = {
+        candidates: dict[str, Candidate] = {
             "einmpi": call_of(job, {"X": x, "Y": y}, "Z"),
             "cupy.ElementwiseKernel": lambda x=x, y=y, kernel=kernel: kernel(x, y),
         }
-        close(ways["einmpi"](), ways["cupy.ElementwiseKernel"](), dtype)
+        close(candidates["einmpi"](), candidates["cupy.ElementwiseKernel"](), dtype)
         if torch is not None:
             function = torch.compile(lambda a, b: torch.tanh(2 * a + b) * torch.exp(-(a * a)))
             a, b = (torch.as_tensor(array, device="cuda") for array in (x, y))
             try:
                 function(a, b)
-                ways["torch.compile"] = lambda a=a, b=b, function=function: function(a, b)
+                candidates["torch.compile"] = lambda a=a, b=b, function=function: function(a, b)
             except Exception as error:  # it needs a compiler of its own
                 print(f"torch.compile does not work here: {' '.join(str(error).split()):.100}")
-        rows.append(row(f"map 8192×8192 {dtype}", ways, options.repeats))
+        rows.append(row(f"map 8192×8192 {dtype}", candidates, options.repeats))
     return rows
 
 
@@ -170,7 +169,7 @@ def attention(options: argparse.Namespace) -> list[dict[str, Any]]:
     for dtype in options.dtypes:
         arrays = {name: numbers(shape, dtype, ord(name)) for name in "QKV"}
         job = einmpi.program(ATTENTION, size=shape[-1], **arrays)
-        ways: dict[str, Way] = {"einmpi": call_of(job, arrays, "O")}
+        candidates: dict[str, Candidate] = {"einmpi": call_of(job, arrays, "O")}
         if torch is not None:
             q, k, v = (torch.as_tensor(arrays[name], device="cuda") for name in "QKV")
 
@@ -178,15 +177,17 @@ def attention(options: argparse.Namespace) -> list[dict[str, Any]]:
                 scores = torch.einsum("bshd,bthd->bhst", q, k) / sqrt(shape[-1])
                 return torch.einsum("bhst,bthd->bshd", torch.softmax(scores, -1), v)
 
-            ways["torch"] = eager
-            close(ways["einmpi"](), cupy.asarray(eager()), dtype)
-        rows.append(row(f"attention B8 S1024 H32 D128 {dtype}", ways, options.repeats))
+            candidates["torch"] = eager
+            close(candidates["einmpi"](), cupy.asarray(eager()), dtype)
+        rows.append(row(f"attention B8 S1024 H32 D128 {dtype}", candidates, options.repeats))
     return rows
 
 
 def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The chain of arrays in the host's memory, with a fourth of the memory that it would take, against all of it; and
-    the time that the bytes between host and GPU take on the bus by themselves. Whole calls, from arrays to the result.
+    """Time the chain with a quarter of the memory that it would use, and without a limit.
+
+    The inputs are in host memory, and whole calls are timed. Print also how long the bus alone
+    takes for the bytes between host and GPU.
     """
     rows = []
     for dtype in options.dtypes:
@@ -196,25 +197,28 @@ def limited(options: argparse.Namespace) -> list[dict[str, Any]]:
             }
             job = replace(einmpi.load(JOB, dtype=dtype, s=size), backend="cupy")
             memory = einmpi.plan(job, 1).peak // 4
-            least, most = (
-                einmpi.compile(each, ALONE) for each in (replace(job, memory=memory), job)
-            )
-            close(*(cupy.asarray(way(arrays)["Z"].local) for way in (least, most)), dtype)
-            ((_, schedule),) = least.ready.values()
+            limited_call = einmpi.compile(replace(job, memory=memory), ALONE)
+            unlimited_call = einmpi.compile(job, ALONE)
+            found = cupy.asarray(limited_call(arrays)["Z"].local)
+            wanted = cupy.asarray(unlimited_call(arrays)["Z"].local)
+            close(found, wanted, dtype)
+            del found, wanted
+            ((_, schedule),) = limited_call.ready.values()
             placed = [step.slot for step in schedule.steps if isinstance(step, Place)]
-            written = sum(
-                slot.nbytes for slot in placed if slot.name in arrays
-            )  # by the host, to its own memory
-            moved = least.measured.spilled - written + least.measured.fetched
-            bus = f"{1e3 * moved / BUS:.1f} ms on the bus"
+            # The host itself writes the inputs to its memory: these bytes are not on the bus.
+            written = sum(slot.nbytes for slot in placed if slot.name in arrays)
+            measured = limited_call.measured
+            moved = measured.spilled - written + measured.fetched
+            bus = f"{1e3 * moved / BUS_BYTES_PER_SECOND:.1f} ms on the bus"
             print(f"chain s = {size} {dtype}, {show_bytes(moved)} between host and GPU: {bus}")
-            ways: dict[str, Way] = {
-                "einmpi": partial(least, arrays),
-                "all memory": partial(most, arrays),
+            candidates: dict[str, Candidate] = {
+                "einmpi": partial(limited_call, arrays),
+                "all memory": partial(unlimited_call, arrays),
             }
-            name = f"  with {show_bytes(memory)}, peak {show_bytes(least.measured.peak)}"
+            name = f"  with {show_bytes(memory)}, peak {show_bytes(measured.peak)}"
             rows.append(
-                row(name, ways, options.repeats) | {"size": size, "dtype": dtype, "bytes": moved}
+                row(name, candidates, options.repeats)
+                | {"size": size, "dtype": dtype, "bytes": moved}
             )
     return rows
 

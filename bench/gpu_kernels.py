@@ -1,9 +1,10 @@
-"""Kernels on a GPU against what one would write instead: cupy.matmul, cupy.ElementwiseKernel, torch.
+"""Kernels on a GPU, compared with cupy.matmul, cupy.ElementwiseKernel and torch.
 
     python bench/gpu_kernels.py [--kernels matmul linf softmax …] [--repeat 20] [--json FILE]
 
-One row a kernel and dtype: our median time, the rate, then the ratio of each peer's time to ours, measured in turns.
-Above 1, ours is faster. Every result is compared with the first peer's.
+One row for each kernel and dtype: einmpi's median time, the rate, then the ratio of each peer's
+time to einmpi's, measured in turns. Above 1, einmpi is faster. Results are compared with those of
+the first peer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ except ImportError:  # its columns are left out
     torch = None
 
 Arrays = dict[str, Any]
-Peer = Callable[[Arrays], Callable[[], Any]]  # of the inputs: what is measured
+Peer = Callable[[Arrays], Callable[[], Any]]  # takes the inputs, returns what is timed
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Case:
     program: str
     shapes: dict[str, tuple[int, ...]]
     dtypes: tuple[str, ...]
-    operations: float  # or bytes, where it is these that take the time
+    operations: float  # with the unit "numbers": how many are read and written
     peers: dict[str, Peer]
     unit: str = "T op/s"
 
@@ -175,7 +176,8 @@ CASES = {
         "numbers",
     ),
     "attention": Case(
-        "T[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])\nP[b,h,s,t] = softmax[t](T[b,h,s,t] / sqrt(128))\n"
+        "T[b,h,s,t] = sum(Q[b,s,h,d] * K[b,t,h,d])\n"
+        "P[b,h,s,t] = softmax[t](T[b,h,s,t] / sqrt(128))\n"
         "Z[b,s,h,d] = sum(P[b,h,s,t] * V[b,t,h,d])",
         {"Q": HEADS, "K": HEADS, "V": HEADS},
         ("float32", "float16"),
@@ -200,7 +202,7 @@ def inputs(case: Case, dtype: str) -> Arrays:
 
 
 def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
-    """The steps of a run on one rank, without the files."""
+    """Return the kernels of a run on one rank, without files."""
     like = "float16" if dtype == "bfloat16" else dtype
     shapes = {
         name: np.broadcast_to(np.zeros((), like), shape) for name, shape in case.shapes.items()
@@ -209,16 +211,14 @@ def ours(case: Case, dtype: str, arrays: Arrays) -> Callable[[], Any]:
         lower(einmpi.plan(einmpi.program(case.program, **shapes), ranks=1), 0), group.RULE
     )
     kind = {"float16": next(iter(arrays.values())).dtype} if dtype == "bfloat16" else {}
-    # The same memory every time, as a pool gives it.
-    slots = {
-        slot.name: cupy.empty(slot.shape, kind.get(slot.dtype, slot.dtype))
-        for step in schedule.steps
-        for slot in step.writes
-        if isinstance(step, Kernel | Group)
-    }
-    slots |= {
-        step.slot.name: arrays[step.tensor] for step in schedule.steps if isinstance(step, Load)
-    }
+    # The same memory every time, as from a pool.
+    slots = {}
+    for step in schedule.steps:
+        if isinstance(step, Kernel | Group):
+            for slot in step.writes:
+                slots[slot.name] = cupy.empty(slot.shape, kind.get(slot.dtype, slot.dtype))
+        elif isinstance(step, Load):
+            slots[step.slot.name] = arrays[step.tensor]
     result = next(step.slot.name for step in schedule.steps if isinstance(step, Store))
 
     def run() -> Any:
@@ -264,7 +264,7 @@ def measure(name: str, dtype: str, repeat: int) -> dict[str, Any]:
     for turn in range(repeat + 3):
         for key, run in runs.items():
             taken = seconds(run)
-            if turn >= 3:  # the first ones compile
+            if turn >= 3:  # the first turns compile
                 times[key].append(taken)
     median = {key: statistics.median(taken) for key, taken in times.items()}
     rate = case.operations / median["ours"] / 1e12
@@ -293,7 +293,7 @@ def compare(found: Any, wanted: Any, dtype: str) -> None:
     limit = {"float16": 5e-3, "bfloat16": 4e-2, "float32": 1e-4, "complex64": 1e-4}.get(
         dtype, 1e-10
     )
-    assert worst <= limit, f"they differ by {worst:.1e} of the largest"
+    assert worst <= limit, f"the results differ by {worst:.1e} of the largest value"
 
 
 def main() -> None:
@@ -315,9 +315,9 @@ def main() -> None:
                 continue
             rows.append(row)
             peers = "  ".join(f"{peer} {ratio:.2f}" for peer, ratio in row["peers"].items())
+            rate = f"{row['rate']:7.2f} {row['unit']:6}"
             print(
-                f"{name:10} {dtype:10} {row['seconds'] * 1e3:8.3f} ms {row['rate']:7.2f} {row['unit']:6}  {peers}",
-                flush=True,
+                f"{name:10} {dtype:10} {row['seconds'] * 1e3:8.3f} ms {rate}  {peers}", flush=True
             )
     if given.json:
         with open(given.json, "w") as file:

@@ -1,7 +1,7 @@
-"""As much of CuPy as einmpi.kernels.cuda.dispatch uses, on the CPU: kernels are compiled by g++ and their threads run in turn.
+"""A stand-in for CuPy that runs CUDA kernels on the CPU: g++ compiles them, threads take turns.
 
-A kernel's text is the one that a GPU gets; only what cuda_words calls DEVICE is replaced. It has no
-streams and copies nothing: that is what fake_cupy is for.
+The text of a kernel is the one that a GPU gets, except for device_functions.DEVICE. There are no
+streams and no copies: these are tested with fake_cupy.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import numpy as np
 
 from einmpi.kernels.cuda.device_functions import DEVICE
 
-# Fibres: at __syncthreads the next thread of the block goes on.
+# Threads are fibres: at __syncthreads the next thread of the block continues.
 HOST = r"""
 #include <math.h>
 #include <stdint.h>
@@ -69,10 +69,15 @@ FN double not_a_number(double) { return NAN; }
 """
 RUN = r"""
 static const long long* given;
-static void fibre() { start(given); over[threadIdx.x] = 1; swapcontext(&fibres[threadIdx.x], &scheduler); }
+static void fibre() {
+  start(given);
+  over[threadIdx.x] = 1;
+  swapcontext(&fibres[threadIdx.x], &scheduler);
+}
 extern "C" void run(unsigned blocks, unsigned parts, unsigned threads, const long long* values) {
   given = values;
-  for (blockIdx.y = 0; blockIdx.y < parts; ++blockIdx.y) for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
+  for (blockIdx.y = 0; blockIdx.y < parts; ++blockIdx.y)
+  for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
     for (unsigned t = 0; t < threads; ++t) {
       getcontext(&fibres[t]);
       fibres[t].uc_stack.ss_sp = stacks[t]; fibres[t].uc_stack.ss_size = 65536;
@@ -96,7 +101,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="einmpi-cuda-")
 
 @cache
 def build(code):
-    """A shared library of a C++ text."""
+    """Compile a C++ text to a shared library, and load it."""
     name = str(len(list(Path(FOLDER.name).iterdir())))
     text, path = (Path(FOLDER.name) / f"{name}{end}" for end in (".cpp", ".so"))
     text.write_text(code)
@@ -138,7 +143,7 @@ def address_of(array):
 
 
 def call(function, *values):
-    """A function of addresses and counts."""
+    """Call a function of addresses and counts."""
     function(*map(ctypes.c_longlong, values))
 
 
@@ -183,7 +188,7 @@ def gemm(
     sums,
     algo,
 ):
-    """cuBLAS's contract: columns are contiguous."""
+    """Stand in for gemmStridedBatchedEx, where the columns of a matrix are contiguous."""
     names = {
         2: "float16",
         14: "bfloat16",
@@ -244,7 +249,7 @@ def gemm_alone(
 
 
 def module():
-    """What `import cupy` is to find."""
+    """Return the module that `import cupy` is to find."""
     made = types.ModuleType("cupy")
     blas = types.SimpleNamespace(
         gemmEx=gemm_alone,

@@ -1,8 +1,8 @@
-"""A stand-in for cupy on a machine without a GPU: memory, copies, streams and messages, on numpy.
+"""A stand-in for CuPy without a GPU: memory, copies, streams and messages, on numpy.
 
-It runs no kernels: numpy computes instead. Kernels are tested by cupy_on_cpu, whose arrays are numpy's.
-Stricter than a GPU: its arrays never become numpy's by themselves, and copies on a stream of their own are done as late
-as they may be, so that whoever forgets to wait sees old values.
+It runs no kernels: numpy computes instead. Kernels are tested with cupy_on_cpu. It is stricter than
+a GPU: its arrays never become numpy arrays implicitly, and copies on streams of their own are done
+as late as possible, so that code that forgets to wait sees old values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from einmpi.schedule.regions import indices
 
-_alive: list[Any] = []  # memory of arrays that are gone: a late copy must not hit somebody else's
+_alive: list[Any] = []  # keeps all memory: a late copy must not write into a newer array
 
 
 class ndarray:
@@ -78,7 +78,7 @@ def _place(place: Any) -> Any:
 
 
 class Stream:
-    """Work that is not done before somebody waits for it; what is on the null stream is done at once."""
+    """Work that is done when something waits for it; the null stream works at once."""
 
     def __init__(self, null: bool = False, non_blocking: bool = False) -> None:
         self.null, self.work, self.ptr = null, [], id(self)
@@ -88,7 +88,7 @@ class Stream:
         self.add(event.synchronize)
 
     def add(self, action: Any) -> None:
-        if self.null:  # shared by the threads, so nothing is left in it
+        if self.null:  # all threads share it, so no work is left in it
             action()
         else:
             self.work.append(action)
@@ -161,7 +161,7 @@ _identities = iter(range(10**9))
 
 
 def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, types.ModuleType]:
-    """The modules, with so many GPUs."""
+    """Return the modules of a CuPy that sees this many GPUs."""
     cupy: Any = types.ModuleType("cupy")
     modules: dict[str, types.ModuleType] = {}
     cupy.__path__ = []
@@ -205,7 +205,7 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, ty
         get_current_stream=lambda: _null,
         alloc_pinned_memory=lambda nbytes: bytearray(max(nbytes, 1)),
     )
-    # Not an attribute of cupy.cuda before it is imported.
+    # Like the real module, it is no attribute of cupy.cuda before it is imported.
     vars(modules.setdefault("cupy.cuda.nccl", types.ModuleType("cupy.cuda.nccl"))).update(
         available=nccl,
         NcclCommunicator=NcclCommunicator,
@@ -218,7 +218,7 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, ty
 
 
 def _garbage(shape: Any, dtype: Any) -> np.ndarray:
-    """New memory has any values."""
+    """Return new memory with arbitrary values."""
     array = np.empty(shape, dtype)
     array.reshape(-1).view(np.uint8)[...] = 0x5B
     return array
@@ -227,7 +227,7 @@ def _garbage(shape: Any, dtype: Any) -> np.ndarray:
 def compute(
     einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False
 ) -> None:
-    """einmpi.kernels.cuda.dispatch.compute_einsum, by numpy."""
+    """Stand in for einmpi.kernels.cuda.dispatch.compute_einsum, with numpy."""
     from einmpi.kernels.cpu.dispatch import compute_einsum as on_host
 
     numbers = {label: indices(runs) for label, runs in index}
@@ -235,13 +235,13 @@ def compute(
 
 
 def prepare(*given: Any) -> Any:
-    """einmpi.kernels.cuda.dispatch.prepare_einsum, by numpy."""
+    """Stand in for einmpi.kernels.cuda.dispatch.prepare_einsum, with numpy."""
     einsum, _, _, *options = given
     return lambda operands, target: compute(einsum, operands, target, *options)
 
 
 def install(monkeypatch: Any, **settings: Any) -> None:
-    """As if cupy were installed, and kernels for it."""
+    """Pretend that CuPy is installed; numpy computes instead of kernels."""
     from einmpi.kernels.cuda import dispatch, group
     from einmpi.runtime.gpu import backend
 
