@@ -1,4 +1,7 @@
-"""A lower bound on the words any plan of the whole graph moves: each contraction at its best real-valued cuts."""
+"""A lower bound on the words that any plan of a graph moves.
+
+Each vertex is taken alone, with the best real-valued cuts (docs/planner.md, "The lower bound").
+"""
 
 from __future__ import annotations
 
@@ -8,161 +11,189 @@ from math import exp, log
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 
+SAFETY = 1e-6  # the minimum is found numerically, to about eight digits
+MAX_SWEEPS = 500
+LEAST_STEP = 1e-9  # a sweep that moves no label by more than this ends the search
+
+# Words, and for each label whether it multiplies them when it is cut; the last mark is for ranks
+# that compute the same again.
+Term = tuple[float, tuple[bool, ...]]
+
 
 def lower_bound_words(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> int:
-    """Σ over vertices of min over real d ≥ 1, ∏ d = ranks, of Σ_T w_T·(∏_{l ∉ T} d_l − 1) + |Z|·(∏_{agg} d_l − 1).
+    """Return the sum over all vertices of the words that each must move.
 
-    A vertex pays for copies of its operands and for partial results. The words w_T a vertex may charge for a copy of
-    an operand are shared out so that no word is charged twice: see `charges`.
+    A vertex with operands T and result Z moves at least the minimum, over real d ≥ 1 with
+    ∏ d = ranks, of Σ_T w_T·(∏_{l ∉ T} d_l − 1) + |Z|·(∏_{l aggregated} d_l − 1): it pays for copies
+    of its operands and for partial results. The words w_T that a vertex may charge for a copy of an
+    operand are shared out so that no word is charged twice: see `charges`.
     """
     if ranks == 1:
         return 0
     charged = charges(graph, ranks, resident)
     total = sum(_vertex_bound(vertex, ranks, charged[vertex.name]) for vertex in graph.computed)
-    return int(total * (1 - 1e-6))  # the minimum is found numerically, to about eight digits
+    return int(total * (1 - SAFETY))
 
 
 def charges(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> dict[str, list[float]]:
-    """For each vertex the words it charges for one more copy of each operand.
+    """Return for each vertex the words that it charges for one more copy of each operand.
 
-    All users together charge a tensor T at most |T|, which a copy costs when it is moved. But a copy of a computed
-    tensor can also be made by computing it twice. Cutting one output label further instead would save its maker the
-    copies of the operands that have this label; so users may not charge more than the maker charges for those.
+    All users together charge a tensor T at most |T|, the cost of moving one copy. But a copy of a
+    computed tensor can also be made by computing it twice. Cutting one output label further instead
+    would save its maker the copies of the operands that have this label; so users may not charge
+    more than the maker charges for those (`_backing`).
     """
-    products = {
-        name: sum(graph[user].inputs.count(name) for user in users if _is_product(graph[user]))
-        for name, users in graph.consumers.items()
-    }
-    full = {v.name: 0.0 if v.name in resident else float(v.elements) for v in graph.vertices}
-    claims = {
-        v.name: [full[n] / max(1, products[n]) for n in v.inputs]
-        for v in graph.computed
-        if _is_product(v)
-    }
-    left = {
-        v.name: _backing(v, claims[v.name], ranks) if v.name in claims else full[v.name]
-        for v in graph.vertices
-    }
-    claimed = dict.fromkeys(left, 0.0)
-    for vertex in reversed(graph.computed):  # users before makers
+    product_uses = {}  # tensor → how often it is an operand of a product
+    for name, users in graph.consumers.items():
+        products = [user for user in users if _is_product(graph[user])]
+        product_uses[name] = sum(graph[user].inputs.count(name) for user in products)
+
+    # Products share the words of their operands equally.
+    claims: dict[str, list[float]] = {}
+    chargeable: dict[str, float] = {}  # tensor → words that its users may charge for a copy
+    for vertex in graph.vertices:
+        chargeable[vertex.name] = 0.0 if vertex.name in resident else float(vertex.elements)
+    for vertex in graph.computed:
+        if _is_product(vertex):
+            shares = [chargeable[name] / max(1, product_uses[name]) for name in vertex.inputs]
+            claims[vertex.name] = shares
+    for vertex in graph.computed:
+        if vertex.name in claims:
+            chargeable[vertex.name] = _backing(vertex, claims[vertex.name], ranks)
+
+    # Users before makers: other vertices pass on what is charged for their result.
+    claimed = dict.fromkeys(chargeable, 0.0)
+    for vertex in reversed(graph.computed):
         if vertex.name not in claims:
-            claims[vertex.name] = _claim(vertex, claimed[vertex.name], left, graph, ranks, products)
+            wanted = claimed[vertex.name]
+            claims[vertex.name] = _pass_on(vertex, wanted, chargeable, graph, ranks, product_uses)
         for name, claim in zip(vertex.inputs, claims[vertex.name], strict=True):
             claimed[name] += claim
-    for vertex in graph.computed:  # makers before users: what the maker cannot back is taken back
-        charged = sum(
-            claim
-            for user in graph.consumers[vertex.name]
-            for name, claim in zip(graph[user].inputs, claims[user], strict=True)
-            if name == vertex.name
-        )
+
+    # Makers before users: claims that the maker cannot back are scaled down.
+    for vertex in graph.computed:
+        users = graph.consumers[vertex.name]
+        charged = 0.0
+        for user in users:
+            for name, claim in zip(graph[user].inputs, claims[user], strict=True):
+                if name == vertex.name:
+                    charged += claim
         backing = _backing(vertex, claims[vertex.name], ranks)
         if charged > backing:
-            for user in graph.consumers[vertex.name]:
-                scale = [
-                    backing / charged if name == vertex.name else 1.0 for name in graph[user].inputs
-                ]
-                claims[user] = [claim * by for claim, by in zip(claims[user], scale, strict=True)]
+            for user in users:
+                for operand, name in enumerate(graph[user].inputs):
+                    if name == vertex.name:
+                        claims[user][operand] *= backing / charged
     return claims
 
 
 def _is_product(vertex: Vertex) -> bool:
-    """An aggregate of several operands: what copies are for."""
+    """Return whether a vertex aggregates several operands: such vertices need copies."""
     einsum = vertex.einsum
     return einsum is not None and len(einsum.operands) > 1 and bool(einsum.aggregated)
 
 
-def _claim(
+def _pass_on(
     vertex: Vertex,
     wanted: float,
-    left: dict[str, float],
+    chargeable: dict[str, float],
     graph: EinGraph,
     ranks: int,
-    products: Mapping[str, int],
+    product_uses: Mapping[str, int],
 ) -> list[float]:
-    """Charge operands as much as users charge the result, those first that nobody else needs."""
-    claims = [0.0] * len(vertex.inputs)
-    label = _longest(vertex, ranks)
+    """Charge the operands as much as the users charge for the result; return these claims.
+
+    Only operands with the longest output label count, those that nobody else needs first, and none
+    that a product charges.
+    """
     assert vertex.einsum is not None
-    order = [k for k, index in enumerate(vertex.einsum.operands) if label in index]
-    for k in sorted(
-        order,
-        key=lambda k: (products[vertex.inputs[k]] > 0, len(graph.consumers[vertex.inputs[k]]), k),
-    ):
-        name = vertex.inputs[k]
-        free = left[name] if products[name] == 0 else 0.0
-        claims[k] = max(0.0, min(wanted, free))
-        left[name] -= claims[k]
-        wanted -= claims[k]
+    label = _longest_output_label(vertex, ranks)
+    candidates = []
+    for operand, index in enumerate(vertex.einsum.operands):
+        name = vertex.inputs[operand]
+        if label in index and product_uses[name] == 0:
+            candidates.append((len(graph.consumers[name]), operand))
+    claims = [0.0] * len(vertex.inputs)
+    for _, operand in sorted(candidates):
+        name = vertex.inputs[operand]
+        claim = max(0.0, min(wanted, chargeable[name]))
+        claims[operand] = claim
+        chargeable[name] -= claim
+        wanted -= claim
     return claims
 
 
-def _longest(vertex: Vertex, ranks: int) -> str | None:
-    """The longest output label, if it can be cut over all ranks."""
+def _longest_output_label(vertex: Vertex, ranks: int) -> str | None:
+    """Return the longest output label, if it can be cut over all ranks."""
     assert vertex.einsum is not None
-    output = [
-        (extent, label) for label, extent in vertex.einsum.extents if label in vertex.einsum.output
-    ]
-    best = max(output, default=(0, ""), key=lambda entry: entry[0])
-    return best[1] if best[0] >= ranks else None
+    longest = 0
+    found = None
+    for label, extent in vertex.einsum.extents:
+        if label in vertex.einsum.output and extent > longest:
+            longest = extent
+            found = label
+    return found if longest >= ranks else None
 
 
 def _backing(vertex: Vertex, claims: Sequence[float], ranks: int) -> float:
-    """The most words that users may charge for a copy of a computed tensor."""
+    """Return the most words that users may charge for a copy of a computed tensor."""
     einsum = vertex.einsum
     assert einsum is not None
-    saved = [
-        sum(claim for claim, index in zip(claims, einsum.operands, strict=True) if label in index)
-        for label in einsum.output
-        if einsum.extent[label] >= ranks
-    ]
-    return min(float(vertex.elements), max(saved, default=0.0))
+    most_saved = 0.0  # by cutting one output label further
+    for label in einsum.output:
+        if einsum.extent[label] >= ranks:
+            operands = zip(claims, einsum.operands, strict=True)
+            saved = sum(claim for claim, index in operands if label in index)
+            most_saved = max(most_saved, saved)
+    return min(float(vertex.elements), most_saved)
 
 
-def _vertex_bound(vertex: Vertex, ranks: int, operands: Sequence[float]) -> float:
+def _vertex_bound(vertex: Vertex, ranks: int, charged: Sequence[float]) -> float:
+    """Return the words that one vertex must move, given what it charges for each operand."""
     einsum = vertex.einsum
     assert einsum is not None
-    if 0 in (extent for _, extent in einsum.extents):
+    extents = tuple(extent for _, extent in einsum.extents)
+    if 0 in extents:
         return 0.0
-    absent = [
-        tuple(label not in index for label in einsum.labels) if words else ()
-        for words, index in zip(operands, einsum.operands, strict=True)
-    ]
-    # The last mark is for ranks that compute the same again: that copies operands, and makes no partial results.
-    terms = [(words, (*gone, True)) for words, gone in zip(operands, absent, strict=True) if words]
+    terms: list[Term] = []
+    for words, index in zip(charged, einsum.operands, strict=True):
+        if words:
+            # Cutting a label that an operand lacks copies the operand; so does computing again.
+            marks = [label not in index for label in einsum.labels]
+            terms.append((words, (*marks, True)))
     if einsum.aggregated:
-        terms.append(
-            (vertex.elements, (*(label in einsum.aggregated for label in einsum.labels), False))
-        )
-    return _minimum(tuple(terms), tuple(extent for _, extent in einsum.extents), ranks)
+        marks = [label in einsum.aggregated for label in einsum.labels]
+        terms.append((vertex.elements, (*marks, False)))
+    return _minimum(tuple(terms), extents, ranks)
 
 
 @cache
-def _minimum(
-    terms: tuple[tuple[float, tuple[bool, ...]], ...], extents: tuple[int, ...], ranks: int
-) -> float:
-    """min Σ words·(∏ d over the marked labels − 1). Convex in log d; solved by exchange between pairs of labels."""
+def _minimum(terms: tuple[Term, ...], extents: tuple[int, ...], ranks: int) -> float:
+    """Return min Σ words·(∏ d over the marked labels − 1) over real cuts d with ∏ d = ranks.
+
+    In x = log d this is a sum of exponentials, which is convex, over a simplex with Σ x = log
+    ranks. It is solved by exchanging weight between two labels at a time.
+    """
     if not terms or not extents:
         return 0.0
     limits = [*(log(min(extent, ranks)) for extent in extents), log(ranks)]
-    marked = [gone for _, gone in terms]
-    point, left = [], log(ranks)
-    for limit in limits:  # a feasible start: fill labels in order
+    marked = [marks for _, marks in terms]
+    point = []  # a feasible start: labels are filled in order
+    left = log(ranks)
+    for limit in limits:
         point.append(min(limit, left))
         left -= point[-1]
-    for _ in range(500):
-        values = [
-            words * exp(sum(x for x, mark in zip(point, marks, strict=True) if mark))
-            for (words, _), marks in zip(terms, marked, strict=True)
-        ]
-        if (
-            max(
-                _exchange(point, i, j, limits, marked, values)
-                for i in range(len(point))
-                for j in range(i)
-            )
-            < 1e-9
-        ):
+    for _ in range(MAX_SWEEPS):
+        values = []  # of each term at this point
+        for words, marks in terms:
+            exponent = sum(x for x, mark in zip(point, marks, strict=True) if mark)
+            values.append(words * exp(exponent))
+        largest_step = 0.0
+        for i in range(len(point)):
+            for j in range(i):
+                step = _exchange(point, i, j, limits, marked, values)
+                largest_step = max(largest_step, step)
+        if largest_step < LEAST_STEP:
             break
     return sum(values) - sum(words for words, _ in terms)
 
@@ -175,18 +206,28 @@ def _exchange(
     marked: Sequence[Sequence[bool]],
     values: list[float],
 ) -> float:
-    """Move weight from label j to label i to the minimum along that line, A·eᵗ + B·e⁻ᵗ; how much was moved."""
-    rising = sum(
-        value for value, marks in zip(values, marked, strict=True) if marks[i] and not marks[j]
-    )
-    falling = sum(
-        value for value, marks in zip(values, marked, strict=True) if marks[j] and not marks[i]
-    )
+    """Move weight t from label j to label i, to the minimum along that line; return |t|.
+
+    Along the line the sum is A·eᵗ + B·e⁻ᵗ + C, whose minimum is at t = log(B / A) / 2. `point` and
+    `values` are changed in place.
+    """
+    rising = 0.0  # A: terms that have label i but not j
+    falling = 0.0  # B: terms that have label j but not i
+    for value, marks in zip(values, marked, strict=True):
+        if marks[i] and not marks[j]:
+            rising += value
+        elif marks[j] and not marks[i]:
+            falling += value
     low = max(-point[i], point[j] - limits[j])
     high = min(limits[i] - point[i], point[j])
     if rising == falling or high - low < 1e-12:
         return 0.0
-    best = low if falling == 0 else high if rising == 0 else log(falling / rising) / 2
+    if falling == 0:
+        best = low
+    elif rising == 0:
+        best = high
+    else:
+        best = log(falling / rising) / 2
     step = min(max(best, low), high)
     point[i] += step
     point[j] -= step

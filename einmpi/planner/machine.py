@@ -1,4 +1,4 @@
-"""A measured machine: how long messages and operations take. Read from the file that `einmpi calibrate` writes."""
+"""A measured machine: how long messages and operations take, as `einmpi calibrate` found."""
 
 from __future__ import annotations
 
@@ -22,38 +22,34 @@ from einmpi.units import (
 PRODUCTS = tuple(dtype for dtype in cpu_dtypes() if dtype not in ("int32", "bool"))
 _KEYS = ("measured", "inside", "between", "kernels")
 _EXAMPLES = {"latency": "1.2 us", "bandwidth": "5.1 GB/s", "other": "1.2 Gop/s"}
-_LINK: Mapping[str, Callable[[str, str], int]] = {
-    "latency": parse_latency,
-    "bandwidth": parse_bandwidth,
-}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Times of one rank while all ranks of its node do the same. Whole numbers only, so that every rank plans alike.
+    """The times of one rank while all ranks of its node do the same.
 
-    Where it was measured on one node, nothing is known about messages between nodes: they take 0. Likewise inside.
+    They are whole numbers, so that every rank plans alike. A time that was not measured is 0: that
+    of messages between nodes where there was one node, that inside where a node had one rank.
     """
 
     latency_inside: int  # ns for a message between two ranks of a node
-    latency_between: int
-    inside: int  # ps for a byte
-    between: int
-    multiply: Mapping[str, int] = field(
-        hash=False
-    )  # dtype of the result → fs for an operation of a product
+    latency_between: int  # ns for a message between two nodes
+    inside: int  # ps for a byte inside a node
+    between: int  # ps for a byte between nodes
+    # dtype of the result → fs for an operation of a matrix product
+    multiply: Mapping[str, int] = field(hash=False)
     element: int  # fs for an operation of any other kernel
     source: str  # what was measured where and when, in words
     name: str = field(default="machine", compare=False)  # its file
 
     @property
     def digest(self) -> str:
-        """Equal where all times are."""
+        """A short hash, equal where all times are."""
         times = (self.latency_inside, self.latency_between, self.inside, self.between, self.element)
         return sha256(repr((times, sorted(self.multiply.items()))).encode()).hexdigest()[:16]
 
     def check(self, ranks: int, nodes: int) -> None:
-        """Refuse a plan for which a time is not known."""
+        """Raise InputError if a time is not known that a plan needs."""
         if nodes > 1 and not self.between:
             raise InputError(
                 self.name,
@@ -68,47 +64,60 @@ class Machine:
             )
 
     def __str__(self) -> str:
-        """The text of its file."""
+        """Return the text of its file."""
         lines = [f"measured = {_quoted(self.source)}"]
-        for title, latency, byte in (
-            ("inside", self.latency_inside, self.inside),
-            ("between", self.latency_between, self.between),
-        ):
-            if byte:
-                lines += [
-                    "",
-                    f"[{title}]",
-                    f'latency = "{show_latency(latency)}"',
-                    f'bandwidth = "{show_bandwidth(byte)}"',
-                ]
-        lines += [
-            "",
-            "[kernels]",
-            *(f'{dtype} = "{show_speed(time)}"' for dtype, time in self.multiply.items()),
-        ]
-        return "\n".join([*lines, f'other = "{show_speed(self.element, "op")}"', ""])
+        if self.inside:
+            lines += _link_lines("inside", self.latency_inside, self.inside)
+        if self.between:
+            lines += _link_lines("between", self.latency_between, self.between)
+        lines += ["", "[kernels]"]
+        for dtype, time in self.multiply.items():
+            lines.append(f'{dtype} = "{show_speed(time)}"')
+        lines += [f'other = "{show_speed(self.element, "op")}"', ""]
+        return "\n".join(lines)
+
+
+def _link_lines(title: str, latency: int, byte_time: int) -> list[str]:
+    return [
+        "",
+        f"[{title}]",
+        f'latency = "{show_latency(latency)}"',
+        f'bandwidth = "{show_bandwidth(byte_time)}"',
+    ]
 
 
 def read_machine(path: str) -> Machine:
+    """Read the file of a machine. Raise InputError if it is not right."""
     document = read_document(path, "a machine file, which einmpi calibrate --save writes")
     table(document, (), _KEYS)
     source = get(document, ("measured",), str) or "not said where and when"
-    links = {}
-    for title in ("inside", "between"):
-        table(document, (title,), _LINK)
-        known = lookup(document, (title,)) is not None
-        links[title] = [
-            _time(document, (title, key), parse) if known else 0 for key, parse in _LINK.items()
-        ]
+    latency_inside, inside = _link(document, "inside")
+    latency_between, between = _link(document, "between")
     kernels = table(document, ("kernels",), (*PRODUCTS, "other"))
-    multiply = {
-        dtype: _time(document, ("kernels", dtype), parse_speed)
-        for dtype in PRODUCTS
-        if dtype in kernels
-    }
-    element = _time(document, ("kernels", "other"), parse_speed)
-    latencies, times = zip(links["inside"], links["between"], strict=True)
-    return Machine(*latencies, *times, multiply, element, " ".join(source.split()), path)
+    multiply = {}
+    for dtype in PRODUCTS:
+        if dtype in kernels:
+            multiply[dtype] = _time(document, ("kernels", dtype), parse_speed)
+    return Machine(
+        latency_inside,
+        latency_between,
+        inside,
+        between,
+        multiply,
+        element=_time(document, ("kernels", "other"), parse_speed),
+        source=" ".join(source.split()),
+        name=path,
+    )
+
+
+def _link(document: Document, title: str) -> tuple[int, int]:
+    """Return (latency, time of a byte) of a section; zeros where there is none."""
+    table(document, (title,), ("latency", "bandwidth"))
+    if lookup(document, (title,)) is None:
+        return 0, 0
+    latency = _time(document, (title, "latency"), parse_latency)
+    byte_time = _time(document, (title, "bandwidth"), parse_bandwidth)
+    return latency, byte_time
 
 
 def _time(document: Document, path: tuple[str, ...], parse: Callable[[str, str], int]) -> int:
@@ -129,6 +138,6 @@ def _time(document: Document, path: tuple[str, ...], parse: Callable[[str, str],
 
 
 def _quoted(text: str) -> str:
-    """A string of TOML; what cannot be printed is left out."""
+    """Return a string of TOML, without characters that cannot be printed."""
     kept = "".join(letter for letter in text if letter.isprintable())
     return '"' + kept.replace("\\", "\\\\").replace('"', '\\"') + '"'

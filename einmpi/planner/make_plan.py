@@ -1,4 +1,4 @@
-"""`make_plan`: the plan of a graph on some ranks. Here it is checked what was asked for, and which mesh is best."""
+"""`make_plan`: check the options, try the meshes, and return the better plan."""
 
 from __future__ import annotations
 
@@ -17,14 +17,85 @@ from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 __all__ = ["MAX_RANKS", "Options", "Plan", "make_plan"]
 
 MAX_RANKS = 4096
-LARGE_PRIME = 7
+LARGEST_GOOD_PRIME = 7  # a number of ranks with a larger prime factor can be cut in few ways
+MOST_DIVISORS_LISTED = 12
 
 
 def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Plan:
-    """The plan of a graph on `ranks` ranks: pure and deterministic."""
+    """Return the plan of a graph on `ranks` ranks. Pure and deterministic."""
     options = options or Options()
+    _check(graph, ranks, options)
+    start = time.perf_counter()
+    meshes = _meshes(ranks, options)
+    best: Plan | None = None
+    first_error: InputError | None = None
+    for mesh in meshes:
+        try:
+            plan = Planning(graph, mesh, ranks, options).plan()
+        except InputError as error:
+            first_error = first_error or error
+            continue
+        if best is None or _is_better(plan, best):
+            best = plan
+    if best is None:
+        assert first_error is not None
+        raise first_error
+    return replace(best, seconds=time.perf_counter() - start)
+
+
+def _meshes(ranks: int, options: Options) -> list[Mesh]:
+    """Return the meshes to try: the given one, or one of all ranks and perhaps a smaller one.
+
+    The smaller one is tried where the number of ranks has a large prime factor: it has the next
+    smaller number without one, and the other ranks stay idle. On several nodes whole nodes stay
+    idle, because a mesh has equally many ranks on each. Uneven nodes are ignored.
+    """
+    if options.mesh is not None:
+        return [options.mesh]
+    nodes = 1 if options.uneven else options.nodes
+    if nodes == 1:
+        return [Mesh(used) for used in _counts_to_try(ranks, options)]
+    ranks_per_node = ranks // nodes
+    return [Mesh(ranks_per_node * used, used) for used in _counts_to_try(nodes, options)]
+
+
+def _counts_to_try(count: int, options: Options) -> list[int]:
+    """Return the numbers of ranks, or of nodes, to plan with."""
+    if options.strategy != DEFAULT_STRATEGY or _has_good_primes(count):
+        return [count]
+    smaller = count
+    while not _has_good_primes(smaller):
+        smaller -= 1
+    return [count, smaller]
+
+
+def _has_good_primes(count: int) -> bool:
+    return max(prime_factors(count), default=1) <= LARGEST_GOOD_PRIME
+
+
+def _is_better(plan: Plan, other: Plan) -> bool:
+    """Return whether a plan has to spill less, or as much and takes less time."""
+    if plan.spilled != other.spilled:
+        return plan.spilled < other.spilled
+    # The time of one rank is that of all ranks, divided by their number.
+    return _time_of_all_ranks(plan) * other.mesh.ranks < _time_of_all_ranks(other) * plan.mesh.ranks
+
+
+def _time_of_all_ranks(plan: Plan) -> int:
+    """Return the time by the measured machine, or operations + FLOPS_PER_BYTE · bytes."""
+    bills = plan.bills.values()
+    if plan.machine is not None:
+        return sum(bill.time for bill in bills)
+    moved = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills)
+    return int(plan.graph.operations() + FLOPS_PER_BYTE * moved)
+
+
+# ---- checks -------------------------------------------------------------------------------------
+
+
+def _check(graph: EinGraph, ranks: int, options: Options) -> None:
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
-        raise InputError("ranks", f"{ranks} ranks", f"1 to {MAX_RANKS}")
+        raise InputError("ranks", f"{ranks} ranks requested", f"an integer from 1 to {MAX_RANKS}")
     if options.strategy not in STRATEGIES:
         raise InputError(
             "strategy",
@@ -32,87 +103,36 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
             one_of(STRATEGIES, options.strategy),
         )
     _check_nodes(ranks, options)
+    if options.machine is not None:
+        options.machine.check(ranks, options.nodes)
     _check_pins(graph, options.pins)
-    start = time.perf_counter()
-    best: Plan | None = None
-    refused: InputError | None = None
-    for mesh in [options.mesh] if options.mesh is not None else _meshes(ranks, options):
-        try:
-            plan = Planning(graph, mesh, ranks, options).plan()
-        except InputError as error:
-            refused = refused or error
-            continue
-        if best is None or _is_better(plan, best):
-            best = plan
-    if best is None:
-        assert refused is not None
-        raise refused
-    return replace(best, seconds=time.perf_counter() - start)
-
-
-def _meshes(ranks: int, options: Options) -> list[Mesh]:
-    """All ranks; where their number has a large prime factor, also the next one below it that can be cut in many ways.
-
-    On several nodes whole nodes are idle: a mesh has equally many ranks on each. Of uneven nodes it knows nothing.
-    """
-    nodes = 1 if options.uneven else options.nodes
-    counted = nodes if nodes > 1 else ranks
-    found = [counted]
-    if (
-        options.strategy == DEFAULT_STRATEGY
-        and max(prime_factors(counted), default=1) > LARGE_PRIME
-    ):
-        found.append(
-            next(
-                n for n in range(counted, 0, -1) if max(prime_factors(n), default=1) <= LARGE_PRIME
-            )
-        )
-    return [Mesh(ranks // nodes * used, used) if nodes > 1 else Mesh(used) for used in found]
-
-
-def _is_better(plan: Plan, other: Plan) -> bool:
-    """What fits into memory is quicker than what does not."""
-    return plan.spilled < other.spilled or (
-        plan.spilled == other.spilled and _takes_less_time(plan, other)
-    )
-
-
-def _takes_less_time(plan: Plan, other: Plan) -> bool:
-    """By the machine that was measured; else (operations + FLOPS_PER_BYTE · bytes) / ranks used. In whole numbers."""
-
-    def time_of_all(plan: Plan) -> int:
-        bills = plan.bills.values()
-        if plan.machine is not None:
-            return sum(bill.time for bill in bills)
-        moved = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills)
-        return int(plan.graph.operations() + FLOPS_PER_BYTE * moved)
-
-    return time_of_all(plan) * other.mesh.ranks < time_of_all(other) * plan.mesh.ranks
 
 
 def _check_nodes(ranks: int, options: Options) -> None:
     nodes = options.nodes
-    if type(nodes) is not int or not 1 <= nodes <= ranks or (ranks % nodes and not options.uneven):
-        allowed = [n for n in range(1, ranks + 1) if ranks % n == 0]
-        shown = ", ".join(map(str, allowed[:12])) + (", …" if len(allowed) > 12 else "")
-        raise InputError(
-            "nodes", f"{ranks} ranks on {nodes} nodes", f"a divisor of the ranks: {shown}"
-        )
-    if options.machine is not None:
-        options.machine.check(ranks, nodes)
+    is_possible = type(nodes) is int and 1 <= nodes <= ranks
+    if is_possible and (options.uneven or ranks % nodes == 0):
+        return
+    divisors = [str(number) for number in range(1, ranks + 1) if ranks % number == 0]
+    listed = ", ".join(divisors[:MOST_DIVISORS_LISTED])
+    if len(divisors) > MOST_DIVISORS_LISTED:
+        listed += ", …"
+    raise InputError(
+        "nodes", f"{ranks} ranks on {nodes} nodes", f"a divisor of the ranks: {listed}"
+    )
 
 
 def _check_pins(graph: EinGraph, pins: Mapping[str, tuple[int, ...]]) -> None:
     ends = [vertex.name for vertex in graph.inputs] + list(graph.outputs)
     for name, parts in pins.items():
         if name not in ends:
-            what = "is computed on the way" if name in graph.by_name else "is not in the graph"
+            what = "is an intermediate result" if name in graph.by_name else "is not in the graph"
             raise InputError("pin", f"{name} {what}", one_of(ends, name))
-        if len(parts) != len(graph[name].bound) or not all(
-            type(part) is int and part > 0 for part in parts
-        ):
+        are_counts = all(type(part) is int and part > 0 for part in parts)
+        if len(parts) != len(graph[name].bound) or not are_counts:
+            shown = "×".join(map(str, parts))
             raise InputError(
                 "pin",
-                f"{name} cannot be cut {'×'.join(map(str, parts))}",
-                "a number for each dimension",
+                f"{name} cannot be cut {shown}",
+                "a positive integer for each dimension",
             )

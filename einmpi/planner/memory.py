@@ -1,4 +1,4 @@
-"""The most bytes of tensors a rank holds while a plan runs (docs/planner.md)."""
+"""Bytes of tensors and message buffers that a rank has in memory while a plan runs."""
 
 from __future__ import annotations
 
@@ -13,185 +13,223 @@ from einmpi.planner import pieces
 from einmpi.planner.mesh import Mesh
 
 MESSAGE_BUFFER_BYTES = 16 * 2**20  # the most that one buffer for messages takes
-_LEAST_STAGE, _STAGES = 256, 8
+LEAST_MESSAGE_BUFFER_BYTES = 256
+MESSAGE_BUFFER_SHARE = 8  # a message buffer takes at most this fraction of the memory: an eighth
+ROUNDING_BYTES = 16  # that the share of each rank in a message buffer may be rounded up by
+
+Labels = Mapping[str, tuple[str | None, ...]]  # vertex → the label that each axis cuts
+Layouts = Mapping[str, tuple[int | None, ...]]  # tensor → the dimension that each axis cuts
 
 
 def stage_of(limit: int | None) -> int:
-    """Bytes of a buffer for messages, where a rank has so much memory."""
+    """Return the size of a message buffer, in bytes, given the memory limit of a rank."""
     if limit is None:
         return MESSAGE_BUFFER_BYTES
-    return min(MESSAGE_BUFFER_BYTES, max(_LEAST_STAGE, limit // _STAGES))
+    share = max(LEAST_MESSAGE_BUFFER_BYTES, limit // MESSAGE_BUFFER_SHARE)
+    return min(MESSAGE_BUFFER_BYTES, share)
 
 
 def staging(nbytes: int, ranks: int, stage: int = MESSAGE_BUFFER_BYTES) -> int:
-    """Bytes of buffers while a block of this size moves: one for sending, one for receiving, and what rounding adds."""
-    return 2 * min(nbytes, stage) + 16 * ranks if ranks > 1 else 0
+    """Return the bytes of message buffers while a block of this size moves.
+
+    There is one buffer for sending and one for receiving.
+    """
+    if ranks == 1:
+        return 0
+    return 2 * min(nbytes, stage) + ROUNDING_BYTES * ranks
 
 
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
-    """The largest block of a tensor when each axis cuts the dimension given (None: none)."""
-    longest = [
-        longest_share(mesh, extent, [axis for axis, cut in enumerate(cuts) if cut == dimension])
-        for dimension, extent in enumerate(vertex.bound)
-    ]
-    return prod(longest) * np.dtype(vertex.dtype).itemsize
+    """Return the size of the largest block of a tensor.
+
+    `cuts` has for each axis the dimension that it cuts, or None.
+    """
+    elements = 1
+    for dimension, extent in enumerate(vertex.bound):
+        axes = [axis for axis, cut in enumerate(cuts) if cut == dimension]
+        elements *= longest_share(mesh, extent, axes)
+    return elements * np.dtype(vertex.dtype).itemsize
 
 
 def longest_share(mesh: Mesh, extent: int, axes: Sequence[int]) -> int:
-    """The most indices a rank can own of a label cut by these axes; exact for the first axes of a window."""
+    """Return the most indices that a rank can own of a label cut by these axes.
+
+    Exact for the first axes of a window, else an upper bound.
+    """
     if not axes:
         return extent
     window = next(group for group in mesh.windows(extent) if axes[0] in group)
     axes = [axis for axis in axes if axis in window]  # a block on its way may be cut by two windows
-    cut = prod(mesh.factors[axis] for axis in axes)
+    parts = prod(mesh.factors[axis] for axis in axes)
     if tuple(axes) == window[: len(axes)]:
-        return -(-extent // cut)
-    blocks = prod(mesh.factors[axis] for axis in window)
-    return min(extent, blocks // cut * -(-extent // blocks))
+        return -(-extent // parts)
+    fine_blocks = prod(mesh.factors[axis] for axis in window)
+    longest_block = -(-extent // fine_blocks)
+    return min(extent, fine_blocks // parts * longest_block)
 
 
 def operand_cuts(
     graph: EinGraph, name: str, operand: int, state: Sequence[str | None]
 ) -> tuple[int | None, ...]:
-    """The dimension of an operand that each axis cuts in this state of its user."""
+    """Return the dimension of an operand that each axis cuts in this state of its user."""
     einsum = graph[name].einsum
     assert einsum is not None
     index = einsum.operands[operand]
-    return tuple(
-        index.index(label) if label is not None and label in index else None for label in state
-    )
+    cuts: list[int | None] = []
+    for label in state:
+        cuts.append(index.index(label) if label is not None and label in index else None)
+    return tuple(cuts)
 
 
 def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tuple[int | None, ...]:
+    """Return the dimension of a vertex's result that each axis cuts in this state."""
     einsum = graph[name].einsum
     assert einsum is not None
-    return tuple(
-        einsum.output.index(x) if x is not None and x in einsum.output else None for x in state
-    )
+    cuts: list[int | None] = []
+    for label in state:
+        cuts.append(einsum.output.index(label) if label in einsum.output else None)
+    return tuple(cuts)
 
 
 def peak_bytes(
     graph: EinGraph,
     mesh: Mesh,
-    states: Mapping[str, tuple[str | None, ...]],
-    layouts: Mapping[str, tuple[int | None, ...]],
+    states: Labels,
+    layouts: Layouts,
     resident: Collection[str],
     stage: int = MESSAGE_BUFFER_BYTES,
     early: Collection[str] = (),
 ) -> int:
-    """Walk through the vertices: what is stored, plus what the vertex gathers, plus what it makes.
+    """Return a bound on the bytes that a rank has in memory at once.
 
-    While a tensor moves there are buffers for messages beside it, one for sending and one for receiving. Inputs that
-    are `early` are there from the start.
+    Goes through the vertices in order and adds up what is stored, what the vertex gathers of its
+    operands, and what it makes. Message buffers are there while a tensor moves. The inputs in
+    `early` are read before the first vertex.
     """
-    held = _input_bytes(graph, mesh, states, layouts, resident)
-    waiting = _input_bytes(
-        graph, mesh, states, layouts, [name for name in early if name not in resident]
-    )
-    peak = sum(held.values())
+    stored = _input_bytes(graph, mesh, states, layouts, resident)  # tensor → bytes of its block
+    not_resident = [name for name in early if name not in resident]
+    waiting = _input_bytes(graph, mesh, states, layouts, not_resident)
+    peak = sum(stored.values())
     for vertex in graph.computed:
         state = states[vertex.name]
-        waiting = {name: nbytes for name, nbytes in waiting.items() if name not in vertex.inputs}
-        gathered = staged = 0
+        gathered = 0  # bytes of operands that are brought into another layout
+        buffers = 0  # bytes of message buffers for them
+        for name in vertex.inputs:
+            waiting.pop(name, None)
         for operand, name in enumerate(vertex.inputs):
+            tensor = graph[name]
             wanted = operand_cuts(graph, vertex.name, operand, state)
-            if graph[name].is_input and name not in held and name in layouts:
-                held[name] = block_bytes(graph[name], mesh, layouts[name])
+            if tensor.is_input and name not in stored and name in layouts:
+                stored[name] = block_bytes(tensor, mesh, layouts[name])
                 if None in layouts[name]:
-                    staged = max(staged, staging(held[name], mesh.ranks, stage))
-            stored = layouts.get(name) or (
-                wanted if graph[name].is_input else output_cuts(graph, name, states[name])
-            )
-            partial = name not in layouts and _is_partial(graph[name], states)
-            if name not in held or stored != wanted or partial:
-                size = block_bytes(graph[name], mesh, wanted)
+                    buffers = max(buffers, staging(stored[name], mesh.ranks, stage))
+            if name in layouts:
+                cuts_now = layouts[name]
+                partial = False
+            elif tensor.is_input:
+                cuts_now = wanted
+                partial = False
+            else:
+                cuts_now = output_cuts(graph, name, states[name])
+                partial = _is_partial(tensor, states)
+            if name not in stored or cuts_now != wanted or partial:
+                size = block_bytes(tensor, mesh, wanted)
                 gathered += size
-                if name in held or None in wanted:  # else an input that no two ranks want
-                    staged = max(staged, staging(max(held.get(name, 0), size), mesh.ranks, stage))
+                # An input that no two ranks want is read by each of them: no messages.
+                if name in stored or None in wanted:
+                    largest = max(stored.get(name, 0), size)
+                    buffers = max(buffers, staging(largest, mesh.ranks, stage))
+
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
-        moves = vertex.name in layouts and (
-            layouts[vertex.name] != cuts or _is_partial(vertex, states)
-        )
-        final = block_bytes(vertex, mesh, layouts[vertex.name]) if moves else 0
-        now = sum(held.values()) + sum(waiting.values())
-        staged_final = staging(max(made, final), mesh.ranks, stage) if moves else 0
-        peak = max(peak, now + gathered + max(made, staged), now + made + final + staged_final)
+        final = 0  # bytes of the result in its layout, if it moves there
+        final_buffers = 0
+        moves = False
+        if vertex.name in layouts:
+            moves = layouts[vertex.name] != cuts or _is_partial(vertex, states)
+        if moves:
+            final = block_bytes(vertex, mesh, layouts[vertex.name])
+            final_buffers = staging(max(made, final), mesh.ranks, stage)
+        present = sum(stored.values()) + sum(waiting.values())
+        while_computing = present + gathered + max(made, buffers)
+        while_moving = present + made + final + final_buffers
+        peak = max(peak, while_computing, while_moving)
+
         for name in graph.last_reads[vertex.name]:
             if name not in resident:
-                held.pop(name, None)
-        held[vertex.name] = final if moves else made
+                stored.pop(name, None)
+        stored[vertex.name] = final if moves else made
     return peak
 
 
 def peak_bound(graph: EinGraph, ranks: int, resident: Collection[str]) -> int:
-    """What no plan's peak is below: every tensor that is needed lies somewhere, at best evenly on all ranks."""
-    share = {v.name: -(-v.nbytes // ranks) for v in graph.vertices}
-    held = {name for name in resident if graph.consumers.get(name)}
-    now = peak = sum(share[name] for name in held)
+    """Return a lower bound on the peak memory of any plan.
+
+    Every tensor that is needed lies somewhere, at best evenly on all ranks.
+    """
+    share = {vertex.name: -(-vertex.nbytes // ranks) for vertex in graph.vertices}
+    present = {name for name in resident if graph.consumers.get(name)}
+    nbytes = sum(share[name] for name in present)
+    peak = nbytes
     for vertex in graph.computed:
-        new = {*vertex.inputs, vertex.name} - held
-        held |= new
-        now += sum(share[name] for name in new)
-        peak = max(peak, now)
-        done = held.intersection(graph.last_reads[vertex.name]).difference(resident)
-        held -= done
-        now -= sum(share[name] for name in done)
+        new = {*vertex.inputs, vertex.name} - present
+        present |= new
+        nbytes += sum(share[name] for name in new)
+        peak = max(peak, nbytes)
+        done = present.intersection(graph.last_reads[vertex.name]).difference(resident)
+        present -= done
+        nbytes -= sum(share[name] for name in done)
     return peak
 
 
 def _input_bytes(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Mapping[str, tuple[str | None, ...]],
-    layouts: Mapping[str, tuple[int | None, ...]],
-    inputs: Collection[str],
+    graph: EinGraph, mesh: Mesh, states: Labels, layouts: Layouts, inputs: Collection[str]
 ) -> dict[str, int]:
-    """Of those of these inputs that are used: the bytes of a rank's block."""
-    held = {}
+    """Return the bytes of a rank's block of each of these inputs that is used."""
+    found = {}
     for name in inputs:
         for user in graph.consumers.get(name, ()):
             operand = graph[user].inputs.index(name)
             cuts = layouts.get(name) or operand_cuts(graph, user, operand, states[user])
-            held[name] = block_bytes(graph[name], mesh, cuts)
-    return held
+            found[name] = block_bytes(graph[name], mesh, cuts)
+    return found
 
 
 def least_bytes(
-    graph: EinGraph,
-    mesh: Mesh,
-    states: Mapping[str, tuple[str | None, ...]],
-    layouts: Mapping[str, tuple[int | None, ...]],
-    resident: Collection[str],
+    graph: EinGraph, mesh: Mesh, states: Labels, layouts: Layouts, resident: Collection[str]
 ) -> int:
-    """What a rank needs at the least, when all that can be is outside of its memory and vertices go piece by piece."""
-    held = sum(_input_bytes(graph, mesh, states, layouts, resident).values())
-    least = held
+    """Return the least memory in which a rank can carry out a plan.
+
+    Everything but resident inputs is then kept outside of memory, and each vertex is computed in
+    the smallest pieces.
+    """
+    staying = sum(_input_bytes(graph, mesh, states, layouts, resident).values())
+    least = staying
     for vertex in graph.computed:
         assert vertex.einsum is not None
-        axes = {
-            x: [a for a, cut in enumerate(states[vertex.name]) if cut == x]
-            for x in vertex.einsum.labels
-        }
-        extents = tuple(
-            (x, longest_share(mesh, extent, axes[x])) for x, extent in vertex.einsum.extents
-        )
-        einsum = replace(vertex.einsum, extents=extents)
+        state = states[vertex.name]
+        shares = []
+        for label, extent in vertex.einsum.extents:
+            axes = [axis for axis, cut in enumerate(state) if cut == label]
+            shares.append((label, longest_share(mesh, extent, axes)))
+        einsum = replace(vertex.einsum, extents=tuple(shares))
         tensors = [*(graph[name] for name in vertex.inputs), vertex]
+        bounds = tuple(tensor.bound for tensor in tensors)
         itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
-        least = max(
-            least,
-            held + pieces.least_bytes(einsum, tuple(tensor.bound for tensor in tensors), itemsizes),
-        )
+        least = max(least, staying + pieces.least_bytes(einsum, bounds, itemsizes))
     if mesh.ranks == 1:
         return least
-    # Two buffers for messages beside what stays; they are a share of the limit that is being looked for.
-    fixed = held + 16 * mesh.ranks
-    return max(least, fixed + 2 * _LEAST_STAGE, -(-fixed * _STAGES // (_STAGES - 2)))
+    # Two message buffers come on top. Each takes an eighth of the limit that is sought: the other
+    # six eighths must hold what stays.
+    beside_buffers = staying + ROUNDING_BYTES * mesh.ranks
+    with_least_buffers = beside_buffers + 2 * LEAST_MESSAGE_BUFFER_BYTES
+    shares_left = MESSAGE_BUFFER_SHARE - 2
+    with_shared_buffers = -(-beside_buffers * MESSAGE_BUFFER_SHARE // shares_left)
+    return max(least, with_least_buffers, with_shared_buffers)
 
 
-def _is_partial(vertex: Vertex, states: Mapping[str, tuple[str | None, ...]]) -> bool:
-    """Whether ranks hold parts of an aggregate that have yet to be put together."""
-    return vertex.einsum is not None and any(
-        label in vertex.einsum.aggregated for label in states[vertex.name]
-    )
+def _is_partial(vertex: Vertex, states: Labels) -> bool:
+    """Return whether a vertex leaves partial results: an aggregated label is cut."""
+    if vertex.einsum is None:
+        return False
+    return any(label in vertex.einsum.aggregated for label in states[vertex.name])

@@ -1,4 +1,4 @@
-"""A vertex in pieces, where it does not fit into memory whole: how large they are (docs/planner.md)."""
+"""The pieces in which a vertex is computed where it does not fit into memory whole."""
 
 from __future__ import annotations
 
@@ -10,63 +10,67 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum, OperandIndex
 
-Sizes = npt.NDArray[
-    np.int64
-]  # a row for each way to cut, a column for each label: how much of it at a time
-Amounts = npt.NDArray[np.float64]  # one for each way; whole numbers, exact as far as memory reaches
+# A row for each way to cut, a column for each label: how many of its indices a piece has.
+Sizes = npt.NDArray[np.int64]
+# A number for each way to cut. Whole numbers, exact as far as memory reaches.
+Amounts = npt.NDArray[np.float64]
 
 MOST_PASSES = 4096  # of a vertex: smaller pieces would take more time than they are worth
-LONG = 6  # labels that are cut one by one
-_CUTS = [1, *(part for k in range(1, 13) for part in (2**k, 3 * 2 ** (k - 1)))][:-1]
+MOST_LABELS_CUT = 6  # labels for which all numbers of parts are tried: the longest
+# 1, 2, 3, 4, 6, 8, 12, 16, … 4096
+PART_COUNTS = [1, *(part for k in range(1, 13) for part in (2**k, 3 * 2 ** (k - 1)))][:-1]
 
 
 def block_sizes(einsum: EinSum) -> Sizes:
-    """How much of each label at a time: all ways to cut the long ones into 1, 2, 3, 4, 6, 8, 12, … parts that make few
-    passes; of other labels the first few into single elements.
+    """Return the sizes of pieces, for all ways to cut that make at most MOST_PASSES passes.
 
-    Those come first that cut the first labels: their pieces lie in fewer runs of memory.
+    Long labels are cut into 1, 2, 3, 4, 6, 8, 12, … parts in all combinations; of the other labels
+    the first few are cut into single indices. Ways that cut the first labels come first: their
+    pieces lie in fewer runs of memory.
     """
     extent = {label: max(1, n) for label, n in einsum.extents}
-    long = sorted(extent, key=lambda label: -extent[label])[:LONG]
-    order = [label for label in reversed(einsum.labels) if label in long]
-    rest = [label for label in einsum.labels if label not in long]
-    ways = _ways([extent[label] for label in order], 1 if len(order) < 5 else 2)
-    columns = dict(zip(order, ways.T, strict=True))
+    longest = sorted(extent, key=lambda label: -extent[label])[:MOST_LABELS_CUT]
+    long_labels = [label for label in reversed(einsum.labels) if label in longest]
+    short_labels = [label for label in einsum.labels if label not in longest]
+    step = 1 if len(long_labels) < 5 else 2
+    ways = _ways_to_cut([extent[label] for label in long_labels], step)
+    columns = dict(zip(long_labels, ways.T, strict=True))
     found = []
-    for few in range(len(rest) + 1):
-        others = {
-            label: np.full(len(ways), 1 if k < few else extent[label])
-            for k, label in enumerate(rest)
-        }
-        found.append(
-            np.array([(columns | others)[label] for label in einsum.labels], np.int64).reshape(
-                -1, len(ways)
-            )
-        )
+    for single in range(len(short_labels) + 1):  # how many short labels are cut
+        for position, label in enumerate(short_labels):
+            size = 1 if position < single else extent[label]
+            columns[label] = np.full(len(ways), size)
+        table = np.array([columns[label] for label in einsum.labels], np.int64)
+        found.append(table.reshape(-1, len(ways)))
     sizes = np.concatenate(found, axis=1).T
     few_passes: Sizes = sizes[counts(einsum, sizes).prod(axis=1) <= MOST_PASSES]
     return few_passes
 
 
-def _ways(extents: Sequence[int], step: int) -> Sizes:
-    """All combinations of every `step`-th number of parts: at most 20,475, which four labels have, or 18,564 of six.
+def _ways_to_cut(extents: Sequence[int], step: int) -> Sizes:
+    """Return the sizes of pieces for all combinations of every `step`-th number of parts.
 
-    What can be done with one extent can be done with a smaller one in as many passes: shares on ranks differ by one.
+    There are at most 20,475 ways for four labels, or 18,564 for six. A way for one extent makes as
+    many passes with a smaller one, which matters because shares on ranks differ by one.
     """
-    sizes, passes = np.empty((1, 0), np.int64), np.ones(1, np.int64)
+    sizes = np.empty((1, 0), np.int64)
+    passes = np.ones(1, np.int64)
     for extent in extents:
-        parts = list(dict.fromkeys(min(extent, part) for part in _CUTS[::step]))
+        parts = list(dict.fromkeys(min(extent, part) for part in PART_COUNTS[::step]))
         size = np.array([-(-extent // part) for part in parts], np.int64)
+        # Every way so far with every number of parts of this label.
         passes = np.outer(passes, parts).reshape(-1)
         sizes = np.column_stack([np.repeat(sizes, len(parts), axis=0), np.tile(size, len(sizes))])
         few = passes <= MOST_PASSES
-        sizes, passes = sizes[few], passes[few]
+        sizes = sizes[few]
+        passes = passes[few]
     return sizes
 
 
 def counts(einsum: EinSum, sizes: Sizes) -> Sizes:
-    """Into how many parts each label is cut."""
-    return -(-np.array([max(extent, 1) for _, extent in einsum.extents], np.int64) // sizes)
+    """Return the number of parts of each label."""
+    extents = np.array([max(extent, 1) for _, extent in einsum.extents], np.int64)
+    return -(-extents // sizes)
 
 
 def pieces_bytes(
@@ -77,34 +81,35 @@ def pieces_bytes(
     inside: Collection[int],
     ahead: bool,
 ) -> Amounts:
-    """Bytes of the pieces that are in memory at once. Shapes and item sizes are those of the operands and the target.
+    """Return the bytes of the pieces that are in memory at once, for each way to cut.
 
-    With `ahead` there are two of each piece that changes: one in use, one on its way. Where an aggregation is cut, a
-    part of it is computed beside what has been aggregated so far. Operands `inside` are in memory anyhow.
+    `shapes` and `itemsizes` are those of the operands, then of the result. The operands `inside`
+    are in memory anyway. With `ahead` there are two of each piece that changes, one in use and one
+    on its way. Where an aggregated label is cut, a part of the result is computed beside what has
+    been aggregated so far.
     """
-    cut = counts(einsum, sizes) > 1
+    is_cut = counts(einsum, sizes) > 1
     column = {label: k for k, label in enumerate(einsum.labels)}
     total = np.zeros(len(sizes))
-    for operand, (entries, shape, itemsize) in enumerate(
-        zip(einsum.operands, shapes, itemsizes, strict=False)
-    ):
-        if operand not in inside:
-            own = [column[entry] for entry in entries if isinstance(entry, str)]
-            twice = cut[:, own].any(axis=1) & ahead
-            total += _elements(entries, shape, sizes, column) * itemsize * (1 + twice)
-    made = _elements(einsum.output, shapes[-1], sizes, column) * itemsizes[-1]
-    results = len(einsum.output)
-    return (
-        total
-        + made * (1 + (cut[:, :results].any(axis=1) & ahead))
-        + made * cut[:, results:].any(axis=1)
-    )
+    for operand, entries in enumerate(einsum.operands):
+        if operand in inside:
+            continue
+        own_columns = [column[entry] for entry in entries if isinstance(entry, str)]
+        twice = is_cut[:, own_columns].any(axis=1) & ahead
+        elements = _elements(entries, shapes[operand], sizes, column)
+        total += elements * itemsizes[operand] * (1 + twice)
+
+    result_bytes = _elements(einsum.output, shapes[-1], sizes, column) * itemsizes[-1]
+    outputs = len(einsum.output)
+    result_twice = is_cut[:, :outputs].any(axis=1) & ahead
+    aggregation_is_cut = is_cut[:, outputs:].any(axis=1)
+    return total + result_bytes * (1 + result_twice) + result_bytes * aggregation_is_cut
 
 
 def _elements(
     entries: OperandIndex, shape: Sequence[int], sizes: Sizes, column: dict[str, int]
 ) -> Amounts:
-    """Of an operand's piece: of a dimension that is gathered from, all."""
+    """Return the elements of a tensor's piece; a gathered dimension is needed whole."""
     total = np.ones(len(sizes))
     for entry, extent in zip(entries, shape, strict=True):
         total *= sizes[:, column[entry]] if isinstance(entry, str) else extent
@@ -115,5 +120,6 @@ def _elements(
 def least_bytes(
     einsum: EinSum, shapes: tuple[tuple[int, ...], ...], itemsizes: tuple[int, ...]
 ) -> int:
-    """Of the pieces of a vertex, when nothing of it stays in memory."""
-    return int(pieces_bytes(einsum, block_sizes(einsum), shapes, itemsizes, (), ahead=False).min())
+    """Return the bytes of the smallest pieces of a vertex, when nothing of it stays in memory."""
+    sizes = block_sizes(einsum)
+    return int(pieces_bytes(einsum, sizes, shapes, itemsizes, (), ahead=False).min())

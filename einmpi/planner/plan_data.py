@@ -15,7 +15,7 @@ from einmpi.planner.traffic import Bill
 
 @dataclass(frozen=True)
 class PlanData:
-    """The data of a plan. The texts of planner/text are made from it; `Plan` is the public class."""
+    """The data of a plan, from which its texts are made. `Plan` is the public class."""
 
     graph: EinGraph
     mesh: Mesh  # it may have fewer ranks than there are: the last ranks are idle

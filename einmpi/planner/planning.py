@@ -1,4 +1,4 @@
-"""One graph on one mesh: what is prescribed, the search for the best cuts, and the plan that they make."""
+"""The planning of one graph on one mesh: prescribed cuts, the search, and the plan that results."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
 from einmpi.planner.traffic import bills
 from einmpi.units import counted
 
-FEW_VERTICES = (
-    16  # then layers are not tied together, and the search looks at what other strategies cut
-)
+# Up to so many vertices, layers are not tied together, and the search also starts from the cuts of
+# other strategies.
+FEW_VERTICES = 16
+HIGHEST_USEFUL_PRICE = 1 << 20  # from here on memory is all that counts
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Attempt:
+    """States that do not fit into memory."""
+
     peak: int  # bytes
-    least: int  # bytes with which it can be done, when all that can be is outside
+    least: int  # bytes in which it can be done when everything possible is kept outside
     states: States
 
 
 @dataclass
 class Planning:
-    """One graph on one mesh: the problem is set up once, and solved once for each price of memory."""
+    """One graph on one mesh. The problem is set up once, and solved for each price of memory."""
 
     graph: EinGraph
     mesh: Mesh
@@ -47,80 +50,72 @@ class Planning:
     options: Options
 
     def __post_init__(self) -> None:
-        tied = (
-            len(self.mesh.factors) > EXACT_AXES
-            and self.options.strategy == DEFAULT_STRATEGY
-            and not self.small
-        )
-        tie = repeated_layers(self.graph) if tied else {}
         given = [name for name in self.options.given if name not in self.options.resident]
         self.resident = (*self.options.resident, *given)
         self.pinned = {**self.options.pins, **self.options.given}
+        tie = {}
+        if self.is_default and not self.exact_axes and not self.small:
+            tie = repeated_layers(self.graph)
         self.problem = factor(self.graph, self.resident, self.pinned, tie)
         self.prices = Prices.of(self.machine())
-        self.rates: tuple[int, ...] = ()
-        if self.prices.machine is not None:
-            self.rates = tuple(
-                self.prices.operation(self.graph[variable.name]) if variable.kind == "vertex" else 0
-                for variable in self.problem.variables
-            )
-        self.fixed: dict[int, tuple[int, ...]] = {}
+        self.rates = self.operation_rates()
         self.notes: dict[str, str] = {}
-        self.start: States | None = None
-        self.wanted: dict[int, tuple[int, ...]] = {}
-        self.partitionings: Mapping[str, tuple[int, ...]] | None = (
-            None  # as the strategy wants them
-        )
+        self.wanted: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
+        self.fixed: dict[int, tuple[int, ...]] = {}  # variable → its state, where given
+        self.start: States | None = None  # states with the parts that are prescribed
+        # The parts that the strategy asks for; None if it searches itself.
+        self.partitionings: Mapping[str, tuple[int, ...]] | None = None
         self.prescribe()
+
+    @property
+    def is_default(self) -> bool:
+        return self.options.strategy == DEFAULT_STRATEGY
+
+    @property
+    def exact_axes(self) -> bool:
+        """Whether the mesh has so few axes that the search is exact."""
+        return len(self.mesh.factors) <= EXACT_AXES
 
     @property
     def small(self) -> bool:
         return len(self.graph.computed) <= FEW_VERTICES
 
-    @cached_property
-    def others(self) -> list[States]:
-        """The cuts of strategies that need no roles, where it takes little to find them and may help: where labels are
-        shorter than the ranks, a search from the axes merged in equal parts can end far from the best."""
-        short = any(
-            1 < extent < self.mesh.ranks for v in self.problem.variables for extent in v.extents
-        )
-        if not short or not self.small or self.wanted or len(self.mesh.factors) <= EXACT_AXES:
-            return []
-        found = (
-            strategy.choose_parts(self.graph, self.mesh.ranks, {}) for strategy in (PAPER, SQRT)
-        )
-        return [
-            self.placed(
-                {
-                    self.problem.number["vertex", name]: parts
-                    for name, parts in each.partitionings.items()
-                }
-            )
-            for each in found
-        ]
-
     def machine(self) -> Machine | None:
-        """Where a mesh knows nothing of the nodes, every message may go from node to node."""
+        """Return the machine to plan for.
+
+        If the mesh does not show the nodes, any message may go from node to node.
+        """
         machine = self.options.machine
         if machine is None or self.options.nodes == 1 or self.mesh.nodes > 1:
             return machine
         return replace(machine, inside=machine.between, latency_inside=machine.latency_between)
 
-    # ---- prescribed cuts --------------------------------------------------------------------------------------------
+    def operation_rates(self) -> tuple[int, ...]:
+        """Return femtoseconds for an operation of each variable; nothing without a machine."""
+        if self.prices.machine is None:
+            return ()
+        rates = []
+        for variable in self.problem.variables:
+            is_vertex = variable.kind == "vertex"
+            rates.append(self.prices.operation(self.graph[variable.name]) if is_vertex else 0)
+        return tuple(rates)
+
+    # ---- prescribed cuts ------------------------------------------------------------------------
 
     def prescribe(self) -> None:
-        """The parts that pins and the strategy ask for, and axes that make them."""
+        """Collect the parts that pins and the strategy ask for, and find axes that make them."""
         for name, parts in self.options.pins.items():
             self.wanted[self.problem.number["tensor", name]] = parts
         for name, cuts in self.options.given.items():
-            number, ndim = self.problem.number["tensor", name], len(self.graph[name].bound)
+            number = self.problem.number["tensor", name]
+            ndim = len(self.graph[name].bound)
             self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
             self.wanted[number] = self.mesh.parts(cuts, range(ndim))
-        if self.options.strategy != DEFAULT_STRATEGY:
-            choice = STRATEGIES[self.options.strategy].choose_parts(
-                self.graph, self.mesh.ranks, self.options.roles
-            )
-            self.notes, self.partitionings = dict(choice.notes), choice.partitionings
+        if not self.is_default:
+            strategy = STRATEGIES[self.options.strategy]
+            choice = strategy.choose_parts(self.graph, self.mesh.ranks, self.options.roles)
+            self.notes = dict(choice.notes)
+            self.partitionings = choice.partitionings
             for name, parts in choice.partitionings.items():
                 self.prescribe_vertex(name, parts)
         if self.wanted:
@@ -128,90 +123,135 @@ class Planning:
             for number, state in self.fixed.items():
                 self.start[number] = state
 
-    def placed(self, parts: Mapping[int, tuple[int, ...]]) -> States:
-        """States with so many parts, of variables by number; all others are not cut."""
-        return [
-            place(self.mesh, variable.extents, parts.get(k, (1,) * len(variable.extents)))
-            for k, variable in enumerate(self.problem.variables)
-        ]
-
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
+        """Ask for these parts of a vertex's labels, as far as the mesh can make them."""
         einsum = self.graph[name].einsum
         assert einsum is not None
         extents = [extent for _, extent in einsum.extents]
         fitting = self.mesh.parts(place(self.mesh, extents, parts), range(len(extents)))
         self.wanted[self.problem.number["vertex", name]] = fitting
-        if fitting != tuple(parts):
-            cut = " ".join(f"{x}:{d}" for x, d in zip(einsum.labels, fitting, strict=True) if d > 1)
-            note = f"{prod(parts)} parts do not fit {self.mesh.ranks} ranks: cut {cut or 'nothing'}"
-            self.notes[name] = f"{self.notes[name]}; {note}" if name in self.notes else note
+        if fitting == tuple(parts):
+            return
+        cuts = []
+        for label, count in zip(einsum.labels, fitting, strict=True):
+            if count > 1:
+                cuts.append(f"{label}:{count}")
+        shown = " ".join(cuts) or "nothing"
+        note = f"{prod(parts)} parts do not fit {self.mesh.ranks} ranks: cut {shown}"
+        if name in self.notes:
+            note = f"{self.notes[name]}; {note}"
+        self.notes[name] = note
 
-    # ---- solving ----------------------------------------------------------------------------------------------------
+    def placed(self, parts: Mapping[int, tuple[int, ...]]) -> States:
+        """Return states with these parts of some variables; the others are not cut."""
+        states = []
+        for number, variable in enumerate(self.problem.variables):
+            uncut = (1,) * len(variable.extents)
+            states.append(place(self.mesh, variable.extents, parts.get(number, uncut)))
+        return states
+
+    @cached_property
+    def other_starts(self) -> list[States]:
+        """The cuts of strategies that need no roles, as further starts of the search.
+
+        Where labels are shorter than the number of ranks, a search that starts from axes merged in
+        equal parts can end far from the best. This is done only where it takes little time.
+        """
+        if not self.small or self.wanted or self.exact_axes:
+            return []
+        has_short_label = False
+        for variable in self.problem.variables:
+            if any(1 < extent < self.mesh.ranks for extent in variable.extents):
+                has_short_label = True
+        if not has_short_label:
+            return []
+        starts = []
+        for strategy in (PAPER, SQRT):
+            choice = strategy.choose_parts(self.graph, self.mesh.ranks, {})
+            parts_of = {}
+            for name, parts in choice.partitionings.items():
+                parts_of[self.problem.number["vertex", name]] = parts
+            starts.append(self.placed(parts_of))
+        return starts
+
+    # ---- solving --------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        """The first plan that fits into memory when a byte of it gets dearer and dearer. Where none does, one of which
-        some has to lie outside at times."""
-        limit, before = self.options.memory, None
+        """Return the first plan that fits into memory while the price of memory rises.
+
+        Where none does, return one that keeps some tensors outside of memory at times.
+        """
+        limit = self.options.memory
         bound = peak_bound(self.graph, self.mesh.ranks, self.resident)
-        tried: list[_Tried] = []
-        for price in _prices():
+        attempts: list[_Attempt] = []
+        previous: States | None = None
+        for price in _memory_prices():
             found = self.solve(price)
             peak = self.peak(found.states)
             if limit is None or peak <= limit:
-                plan = self.describe(
-                    found.states, peak, found.exact and not price and not self.wanted
-                )
+                exact = found.exact and not price and not self.wanted
+                plan = self.describe(found.states, peak, exact)
                 return plan if limit is None else self.reading_ahead(plan, found.states, limit)
-            tried.append(_Tried(peak, self.least(found.states), found.states))
-            if limit < bound and (price or peak == bound):  # dearer memory would not help
-                if (spilling := self.spilling(limit, tried)) is not None:
+            attempts.append(_Attempt(peak, self.least(found.states), found.states))
+            if limit < bound and (price or peak == bound):
+                # No plan fits, so a higher price would not help.
+                spilling = self.spilling(limit, attempts)
+                if spilling is not None:
                     return spilling
                 if price and not self.resident:
-                    break  # cuts make much of a difference to the least only where something stays in memory
-            if price > 1 << 20 and found.states == before:
-                break  # memory is all that counts by now
-            before = found.states
+                    break  # without resident inputs, cuts make little difference to the least
+            if price > HIGHEST_USEFUL_PRICE and found.states == previous:
+                break
+            previous = found.states
         assert limit is not None
-        spilling = self.spilling(limit, tried)
+        spilling = self.spilling(limit, attempts)
         if spilling is None:
+            least = min(attempt.least for attempt in attempts)
             ranks = counted(self.mesh.ranks, "rank")
             raise InputError(
                 "memory",
                 f"no plan on {ranks} was found below {limit} bytes a rank",
-                f"at least {min(each.least for each in tried)} bytes, or more ranks",
+                f"at least {least} bytes, or more ranks",
             )
         return spilling
 
-    def reading_ahead(self, plan: Plan, found: States, limit: int) -> Plan:
-        """Where a limit leaves room, files are read before they are wanted: at the most all from the start."""
-        ahead = min(limit, self.peak(found, self.options.files)) - plan.peak
-        return replace(plan, peak=plan.peak + ahead, ahead=ahead)
+    def reading_ahead(self, plan: Plan, states: States, limit: int) -> Plan:
+        """Return the plan with the rest of the limit used for reading files ahead.
 
-    def spilling(self, limit: int, tried: Sequence[_Tried]) -> Plan | None:
-        """Of the plans that can be done in so much memory at all, the one that has the least to lay outside."""
-        able = [each for each in tried if each.least <= limit]
-        if not able:
+        At most, all files are read before the first vertex.
+        """
+        peak = min(limit, self.peak(states, self.options.files))
+        return replace(plan, peak=peak, ahead=peak - plan.peak)
+
+    def spilling(self, limit: int, attempts: Sequence[_Attempt]) -> Plan | None:
+        """Return the plan that fits with the least outside of memory; None if none can fit."""
+        possible = [attempt for attempt in attempts if attempt.least <= limit]
+        if not possible:
             return None
-        best = min(able, key=lambda each: each.peak)
-        return replace(self.describe(best.states, limit, exact=False), spilled=best.peak - limit)
+        best = min(possible, key=lambda attempt: attempt.peak)
+        plan = self.describe(best.states, limit, exact=False)
+        return replace(plan, spilled=best.peak - limit)
 
     def solve(self, price: int) -> Solution:
-        """The least time, where a machine was measured; else the fewest bytes, but not at the price of computing much
-        of the graph again and again on many ranks."""
-        bytes_only = self.options.strategy == DEFAULT_STRATEGY and not self.rates
-        # Where the search is not exact in any case, work is weighed from the start.
-        weigh_work = bytes_only and len(self.mesh.factors) > EXACT_AXES
+        """Return the states with the least time, or without a measured machine the fewest bytes.
+
+        Computing the same on many ranks moves no bytes. So, where bytes are counted, repeated work
+        gets a price as soon as there is much of it; where the search is not exact in any case, it
+        has a price from the start.
+        """
+        bytes_only = self.is_default and not self.rates
+        weigh_work = bytes_only and not self.exact_axes
         try:
-            found = search(self.solver(price, weigh_work), self.start, self.others)
+            found = self.search(price, weigh_work)
         except Unreachable as error:
             self.refuse_pin(error.args[0])
         if bytes_only and not weigh_work and self.repeats_work(found.states):
-            found = search(self.solver(price, weigh_work=True), self.start, self.others)
             weigh_work = True
+            found = self.search(price, weigh_work)
         return replace(found, exact=found.exact and not weigh_work)
 
-    def solver(self, price: int, weigh_work: bool) -> Solver:
-        return Solver(
+    def search(self, price: int, weigh_work: bool) -> Solution:
+        solver = Solver(
             self.problem,
             self.mesh,
             self.wanted,
@@ -221,85 +261,102 @@ class Planning:
             self.prices,
             self.rates,
         )
+        return search(solver, self.start, self.other_starts)
 
-    def repeats_work(self, found: States) -> bool:
-        """Whether ranks do more than a tenth of all operations again."""
+    def repeats_work(self, states: States) -> bool:
+        """Return whether ranks repeat more than a tenth of all operations."""
         needed = sum(self.problem.operations)
         done = 0
-        for variable, state, operations in zip(
-            self.problem.variables, found, self.problem.operations, strict=True
-        ):
-            done += operations * self.mesh.parts(state, [len(variable.extents)])[0]
+        for number, variable in enumerate(self.problem.variables):
+            replicas = self.mesh.parts(states[number], [len(variable.extents)])[0]
+            done += self.problem.operations[number] * replicas
         return 10 * done > 11 * needed
 
     def refuse_pin(self, variable: int) -> NoReturn:
-        name, parts = self.problem.variables[variable].name, self.wanted[variable]
+        name = self.problem.variables[variable].name
+        parts = "×".join(map(str, self.wanted[variable]))
+        ranks = self.mesh.ranks
         raise InputError(
             "pin",
-            f"{name} cannot be cut {'×'.join(map(str, parts))} over {self.mesh.ranks} ranks",
-            f"products of the prime factors of {self.mesh.ranks}, none above its extent",
+            f"{name} cannot be cut {parts} over {ranks} ranks",
+            f"products of the prime factors of {ranks}, none above its extent",
         )
 
+    # ---- the plan -------------------------------------------------------------------------------
+
     def peak(self, found: States, early: Sequence[str] = ()) -> int:
+        """Return the peak memory of states, with the inputs in `early` read from the start."""
         stage = stage_of(self.options.memory)
-        return peak_bytes(self.graph, self.mesh, *self.named(found), self.resident, stage, early)
+        states, layouts = self.named(found)
+        return peak_bytes(self.graph, self.mesh, states, layouts, self.resident, stage, early)
 
     def least(self, found: States) -> int:
-        return least_bytes(self.graph, self.mesh, *self.named(found), self.resident)
+        """Return the least memory in which these states can be carried out."""
+        states, layouts = self.named(found)
+        return least_bytes(self.graph, self.mesh, states, layouts, self.resident)
 
     def named(
         self, found: States
     ) -> tuple[dict[str, tuple[str | None, ...]], dict[str, tuple[int | None, ...]]]:
-        """(states with labels, layouts with dimensions) of all vertices and tensors, repeated layers included."""
+        """Return (states with labels, layouts with dimensions), repeated layers included.
+
+        The variables of the problem have numbers for both, and a number past the last for R.
+        """
         states: dict[str, tuple[str | None, ...]] = {}
         layouts: dict[str, tuple[int | None, ...]] = {}
         for (kind, name), number in self.problem.number.items():
+            symbols = found[number]
             if kind == "tensor":
-                layouts[name] = tuple(
-                    s if s < len(self.graph[name].bound) else None for s in found[number]
-                )
-            elif (einsum := self.graph[name].einsum) is not None:
-                states[name] = tuple(
-                    einsum.labels[s] if s < len(einsum.labels) else None for s in found[number]
-                )
+                ndim = len(self.graph[name].bound)
+                layouts[name] = tuple(symbol if symbol < ndim else None for symbol in symbols)
+            else:
+                einsum = self.graph[name].einsum
+                assert einsum is not None
+                label_or_none = (*einsum.labels, None)
+                states[name] = tuple(label_or_none[symbol] for symbol in symbols)
         return states, layouts
 
     def describe(self, found: States, peak: int, exact: bool) -> Plan:
+        """Return the plan with these states; `exact` if the search has proven them best."""
         states, layouts = self.named(found)
-        every = {name: found[number] for name, number in self.problem.number.items()}
-        costs = bills(self.graph, self.mesh, every, self.resident, self.pinned, self.prices)
-        total = sum(bill.words.total for bill in costs.values())
-        # The certificate is about words: a plan that makes something else small is no bound.
-        fewest = exact and self.mesh.nodes == 1 and not self.rates
-        bound = total if fewest else lower_bound_words(self.graph, self.mesh.ranks, self.resident)
-        exact = total == bound  # whoever found it
-        partitionings = self.partitionings or {
-            name: self.mesh.parts(state, einsum.labels)
-            for name, state in states.items()
-            if (einsum := self.graph[name].einsum) is not None
-        }
+        symbols = {name: found[number] for name, number in self.problem.number.items()}
+        costs = bills(self.graph, self.mesh, symbols, self.resident, self.pinned, self.prices)
+        words = sum(bill.words.total for bill in costs.values())
+        # The certificate is about words: a plan with another objective is no lower bound.
+        fewest_words = exact and self.mesh.nodes == 1 and not self.rates
+        bound = words
+        if not fewest_words:
+            bound = lower_bound_words(self.graph, self.mesh.ranks, self.resident)
+        partitionings = self.partitionings
+        if not partitionings:
+            partitionings = {}
+            for name, state in states.items():
+                einsum = self.graph[name].einsum
+                assert einsum is not None
+                partitionings[name] = self.mesh.parts(state, einsum.labels)
         return Plan(
-            self.graph,
-            self.mesh,
-            self.ranks,
-            self.options.strategy,
-            states,
-            layouts,
-            costs,
-            peak,
-            "exact" if exact else "gap",
-            bound,
-            graph_cost(self.graph, partitionings),
-            self.notes,
-            self.resident,
-            self.options.memory,
+            graph=self.graph,
+            mesh=self.mesh,
+            ranks=self.ranks,
+            strategy=self.options.strategy,
+            states=states,
+            layouts=layouts,
+            bills=costs,
+            peak=peak,
+            kind="exact" if words == bound else "gap",
+            lower_bound=bound,
+            paper_cost=graph_cost(self.graph, partitionings),
+            notes=self.notes,
+            resident=self.resident,
+            memory=self.options.memory,
             nodes=self.options.nodes,
             uneven=self.options.uneven,
             machine=self.prices.machine,
         )
 
 
-def _prices() -> Iterator[int]:
+def _memory_prices() -> Iterator[int]:
+    """Yield rising prices of a byte of memory: first none, then eight times as much each time."""
     yield 0
     for exponent in range(0, 40, 3):
         yield 1 << exponent

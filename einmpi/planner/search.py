@@ -108,7 +108,7 @@ def _merged_shapes(mesh: Mesh) -> Sequence[Groups]:
 
 
 def _groups_along_windows(solver: Solver) -> list[Groups]:
-    """Return three groups of axes that short labels can take, or nothing if there are no short ones.
+    """Return three groups of axes that short labels can take; nothing without short labels.
 
     A label shorter than the number of ranks can be cut only along one of its windows. The groups
     lie between borders of windows; those of the labels with the heaviest tensors come first.

@@ -81,6 +81,9 @@ def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
     )
 
 
+NOTHING = Cost(0, 0, 0)
+
+
 @dataclass
 class Bill:
     """What a vertex moves, and how long it takes where a machine was measured.
@@ -88,7 +91,7 @@ class Bill:
     Times are picoseconds of all ranks together.
     """
 
-    words: Cost = Cost(0, 0, 0)
+    words: Cost = NOTHING
     nbytes: int = 0
     between: int = 0  # bytes between nodes
     computing: int = 0

@@ -361,7 +361,7 @@ BAD_ARGUMENTS = {
         ["plan", CHAIN],
         "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",
     ),
-    "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks; expected 1 to 4096"),
+    "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks requested; expected an integer from 1 to 4096"),
     "missing file": (
         ["jobs/none.toml"],
         "jobs/none.toml: there is no such file; expected a job file in TOML",

@@ -255,11 +255,14 @@ def test_pins():
             {"A": (3, 1)},
             "pin: A cannot be cut 3×1 over 4 ranks; expected products of the prime factors of 4, none above its extent",
         ),
-        ({"A": (2,)}, "pin: A cannot be cut 2; expected a number for each dimension"),
-        ({"A": 4}, "pin: A cannot be cut 4; expected a number for each dimension"),
-        ({"A": ("2", 1)}, "pin: A cannot be cut 2×1; expected a number for each dimension"),
+        ({"A": (2,)}, "pin: A cannot be cut 2; expected a positive integer for each dimension"),
+        ({"A": 4}, "pin: A cannot be cut 4; expected a positive integer for each dimension"),
+        (
+            {"A": ("2", 1)},
+            "pin: A cannot be cut 2×1; expected a positive integer for each dimension",
+        ),
         ({"Q": (2, 2)}, "pin: Q is not in the graph; expected one of A, B, C, D, E, Z"),
-        ({"Z_1": (2, 2)}, "pin: Z_1 is computed on the way; expected one of A, B, C, D, E, Z"),
+        ({"Z_1": (2, 2)}, "pin: Z_1 is an intermediate result; expected one of A, B, C, D, E, Z"),
     ],
 )
 def test_a_pin_that_cannot_be_met(pin, message):
@@ -302,7 +305,7 @@ def test_a_plan_equals_itself():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"ranks": True}, "ranks: True ranks; expected 1 to 4096"),
+        ({"ranks": True}, "ranks: True ranks requested; expected an integer from 1 to 4096"),
         (
             {"ranks": 4, "memory": 2.5},
             "memory: '2.5' has no unit; expected a whole number of bytes, or a unit such as in \"4 GiB\"",
@@ -411,8 +414,8 @@ def test_the_plan_command(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("-n", "0"), "ranks: 0 ranks; expected 1 to 4096"),
-        (("-n", "4097"), "ranks: 4097 ranks; expected 1 to 4096"),
+        (("-n", "0"), "ranks: 0 ranks requested; expected an integer from 1 to 4096"),
+        (("-n", "4097"), "ranks: 4097 ranks requested; expected an integer from 1 to 4096"),
         (
             ("-n", "two"),
             "einmpi: argument -n/--ranks: invalid int value: 'two'; see einmpi plan --help",

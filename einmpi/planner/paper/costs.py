@@ -1,6 +1,7 @@
-"""The paper's costs of a decomposition: upper bounds on the elements moved (paper, section 7, errata put right).
+"""The paper's costs of a decomposition: upper bounds on the elements moved (paper, section 7).
 
 Parts are whole numbers, or numpy columns of them: then many partitionings are priced at once.
+docs/paper_notes.md lists the errata that are corrected here.
 """
 
 from __future__ import annotations
@@ -18,17 +19,22 @@ Bound = tuple[int, ...]
 
 
 def needs(einsum: EinSum, operand: int, parts: Sequence[Any], whole: int = 1) -> tuple[Any, ...]:
-    """The partitioning of an operand, d[ℓX; ℓXY]. A label in two dimensions cuts both; a gathered one stays whole."""
-    at = {label: k for k, label in enumerate(einsum.labels)}
-    return tuple(
-        parts[at[entry]] if isinstance(entry, str) else whole for entry in einsum.operands[operand]
-    )
+    """Return the partitioning that an operand must have, d[ℓX; ℓXY].
+
+    A label in two dimensions cuts both. A gathered dimension is not cut: it gets `whole`.
+    """
+    position = {label: k for k, label in enumerate(einsum.labels)}
+    needed = []
+    for entry in einsum.operands[operand]:
+        needed.append(parts[position[entry]] if isinstance(entry, str) else whole)
+    return tuple(needed)
 
 
 def cost_join(einsum: EinSum, parts: Sequence[Any], bounds: Sequence[Bound] | None = None) -> Any:
-    """Elements moved to the kernel calls: one tile of every operand for each call.
+    """Return the elements moved to the kernel calls: one tile of every operand for each call.
 
-    The operands' own `bounds` are needed only where a dimension is gathered: the labels do not tell its extent.
+    The operands' own `bounds` are needed only where a dimension is gathered: the labels do not
+    tell its extent.
     """
     if bounds is None:
         extent: dict[Any, int] = dict(einsum.extents)
@@ -38,34 +44,41 @@ def cost_join(einsum: EinSum, parts: Sequence[Any], bounds: Sequence[Bound] | No
 
 
 def cost_aggregate(einsum: EinSum, parts: Sequence[Any]) -> Any:
-    """Elements moved to add up the kernel calls' results: each group's n_agg tiles but one move."""
+    """Return the elements moved to add up the results of the kernel calls.
+
+    In each group of n_agg tiles, all but one move.
+    """
     output = len(einsum.output)
-    return prod(parts[:output]) * (prod(parts[output:]) - 1) * _tile(einsum.bound, parts[:output])
+    groups = prod(parts[:output])
+    tiles_per_group = prod(parts[output:])
+    return groups * (tiles_per_group - 1) * _tile(einsum.bound, parts[:output])
 
 
 def cost_repartition(consumer: Sequence[Any], producer: Sequence[Any], bound: Bound) -> Any:
-    """Elements moved to make a tensor, cut as the producer leaves it, into tiles as the consumer needs them.
+    """Return the elements moved to cut a tensor as the consumer needs it, not as it was made.
 
-    Each consumer tile travels to its pieces one after another, and a producer tile to every tile it is a piece of; 0
-    when the partitionings are equal.
+    Each consumer tile travels to its pieces one after another, and a producer tile to every tile
+    it is a piece of; 0 when the partitionings are equal.
     """
-    pieces, partial = 1, False
-    for b, c, p in zip(bound, consumer, producer, strict=True):
-        pieces = pieces * -(-p // c)
-        partial = partial | (
-            -(-b // p) > -(-b // c)
-        )  # a tile has elements that the consumer's tile does not need
-    tiles, made = prod(consumer), _tile(bound, producer)
-    return (pieces - 1) * tiles * (_tile(bound, consumer) + made) + partial * made * tiles
+    pieces = 1  # producer tiles that make one consumer tile
+    partial = False  # whether a producer tile has elements that a consumer tile does not need
+    for extent, needed, made in zip(bound, consumer, producer, strict=True):
+        pieces = pieces * -(-made // needed)
+        partial = partial | (-(-extent // made) > -(-extent // needed))
+    consumer_tiles = prod(consumer)
+    producer_tile = _tile(bound, producer)
+    moved = (pieces - 1) * consumer_tiles * (_tile(bound, consumer) + producer_tile)
+    return moved + partial * producer_tile * consumer_tiles
 
 
 def _tile(bound: Sequence[int], parts: Sequence[Any]) -> Any:
-    return prod(-(-b // d) for b, d in zip(bound, parts, strict=True))
+    """Return the elements of the largest tile."""
+    return prod(-(-extent // part) for extent, part in zip(bound, parts, strict=True))
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Elements that one vertex moves, by the paper's count; repartition is that of its operands."""
+    """Elements that one vertex moves; the repartition is that of its operands."""
 
     join: int
     aggregate: int
@@ -84,32 +97,32 @@ class Cost:
 
 
 def vertex_cost(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) -> Cost:
-    """The cost of a computed vertex. Inputs are free in any partitioning, and `partitionings` need not have them."""
-    vertex, parts = graph[name], partitionings[name]
+    """Return the cost of a computed vertex.
+
+    Inputs are free in any partitioning, and `partitionings` need not contain them.
+    """
+    vertex = graph[name]
+    parts = partitionings[name]
     einsum = vertex.einsum
     assert einsum is not None, f"{name} is an input"
     moved = 0
     for operand, source in enumerate(vertex.inputs):
+        bound = graph[source].bound
         if not graph[source].is_input:
-            made = partitionings[source][: len(graph[source].bound)]
-            moved += cost_repartition(needs(einsum, operand, parts), made, graph[source].bound)
-    return Cost(
-        cost_join(einsum, parts, operand_bounds(graph, vertex)),
-        cost_aggregate(einsum, parts),
-        moved,
-    )
-
-
-def graph_costs(graph: EinGraph, partitionings: Mapping[str, Parts]) -> dict[str, Cost]:
-    return {
-        vertex.name: vertex_cost(graph, vertex.name, partitionings) for vertex in graph.computed
-    }
+            made = partitionings[source][: len(bound)]
+            moved += cost_repartition(needs(einsum, operand, parts), made, bound)
+    join = cost_join(einsum, parts, operand_bounds(graph, vertex))
+    return Cost(join, cost_aggregate(einsum, parts), moved)
 
 
 def graph_cost(graph: EinGraph, partitionings: Mapping[str, Parts]) -> int:
-    """The paper's cost of a decomposition."""
-    return sum(cost.total for cost in graph_costs(graph, partitionings).values())
+    """Return the paper's cost of a decomposition."""
+    total = 0
+    for vertex in graph.computed:
+        total += vertex_cost(graph, vertex.name, partitionings).total
+    return total
 
 
 def operand_bounds(graph: EinGraph, vertex: Vertex) -> tuple[Bound, ...]:
+    """Return the shapes of a vertex's operands."""
     return tuple(graph[name].bound for name in vertex.inputs)

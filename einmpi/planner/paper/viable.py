@@ -1,4 +1,7 @@
-"""The partitionings of an EinSum that make exactly as many kernel calls as there are ranks (paper, sections 6, 8.1)."""
+"""The partitionings of an EinSum that make exactly as many kernel calls as there are ranks.
+
+Paper, sections 6 and 8.1.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +10,52 @@ from functools import cache
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
 
-Parts = tuple[
-    int, ...
-]  # of each label, in the order of EinSum.labels; or of each dimension of a tensor
+Parts = tuple[int, ...]  # of each label of an EinSum, or of each dimension of a tensor
 Extents = tuple[int, ...]
 
-MAX_VECTORS = 8192  # of one EinSum; all of them for 6 labels at 4096 ranks
+MAX_VECTORS = 8192  # of one EinSum; enough for all of them with 6 labels at 4096 ranks
 
 
 def viable(einsum: EinSum, ranks: int) -> list[Parts]:
-    """Every way to cut the labels into exactly `ranks` kernel calls, no label into more parts than its extent.
+    """Return every way to cut the labels into exactly `ranks` kernel calls.
 
-    The prime factors of `ranks` are balls in the labels' buckets. The list is in rising lexicographic order of the
-    paper's vectors, whose labels are the operands' as they come, ℓX ⊙ ℓY. Where the labels are too small for `ranks`
-    calls it has the vectors with the most calls below that. Beyond MAX_VECTORS vectors only the longest labels are cut,
-    as many of them as keep the list that short.
+    No label is cut into more parts than its extent. The prime factors of `ranks` are balls in the
+    labels' buckets. The list is in rising lexicographic order of the paper's vectors, whose labels
+    stand in the order of the operands, ℓX ⊙ ℓY. Where the labels are too small for `ranks` calls,
+    the list has the vectors with the most calls below that. Beyond MAX_VECTORS vectors only the
+    longest labels are cut, as many of them as keep the list that short.
     """
-    joined = join_order(einsum)
-    found = _vectors(tuple(einsum.extents[k][1] for k in joined), ranks)
-    place = [joined.index(k) for k in range(len(joined))]
-    return [tuple(vector[k] for k in place) for vector in found]
+    order = join_order(einsum)
+    vectors = _vectors(tuple(einsum.extents[position][1] for position in order), ranks)
+    # Back from the paper's order of the labels to that of EinSum.labels.
+    place = [order.index(position) for position in range(len(order))]
+    return [tuple(vector[k] for k in place) for vector in vectors]
 
 
 def join_order(einsum: EinSum) -> tuple[int, ...]:
-    """The positions of the labels in the order in which the operands have them; those that none has come last."""
-    return tuple(
-        einsum.labels.index(label) for label in unique(einsum.bounded_labels(), einsum.labels)
-    )
+    """Return the positions of the labels in the order of the operands; other labels come last."""
+    labels = unique(einsum.bounded_labels(), einsum.labels)
+    return tuple(einsum.labels.index(label) for label in labels)
 
 
 def fullest(extents: Extents, ranks: int) -> Parts:
-    """The cuts of labels with the largest product that divides `ranks`: the first label takes as much as it can."""
+    """Return the cuts of labels with the largest product that divides `ranks`.
+
+    The first label takes as much as it can: extents (4, 100) at 8 ranks are cut (4, 2).
+    """
     ways = _ways(extents, ranks)
-    left, found = max(ways[0]), []
-    for extent, rest in zip(extents, ways[1:], strict=True):
-        found.append(max(c for c in divisors(left) if c <= max(extent, 1) and left // c in rest))
-        left //= found[-1]
-    return tuple(found)
+    left = max(ways[0])
+    parts = []
+    for extent, later in zip(extents, ways[1:], strict=True):
+        cut = max(_cuts(left, extent, later))
+        parts.append(cut)
+        left //= cut
+    return tuple(parts)
 
 
 @cache
 def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number in rising order."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
@@ -58,41 +66,59 @@ def _vectors(extents: Extents, ranks: int) -> tuple[Parts, ...]:
     if ways[0][calls] > MAX_VECTORS:
         extents = _fewer_labels(extents, ranks, calls)
         ways = _ways(extents, ranks)
-    found: list[tuple[Parts, int]] = [((), calls)]
-    for extent, rest in zip(extents, ways[1:], strict=True):
-        # Only what the labels to come can complete: no vector is begun in vain.
-        cuts = {
-            n: [c for c in divisors(n) if c <= max(extent, 1) and n // c in rest]
-            for n in divisors(calls)
-        }
-        found = [((*head, cut), left // cut) for head, left in found for cut in cuts[left]]
-    return tuple(head for head, _ in found)
+    # Beginnings of vectors, each with the product that is left for the later labels.
+    begun: list[tuple[Parts, int]] = [((), calls)]
+    for extent, later in zip(extents, ways[1:], strict=True):
+        cuts_of = {left: _cuts(left, extent, later) for left in divisors(calls)}
+        longer = []
+        for vector, left in begun:
+            for cut in cuts_of[left]:
+                longer.append(((*vector, cut), left // cut))
+        begun = longer
+    return tuple(vector for vector, _ in begun)
+
+
+def _cuts(left: int, extent: int, later: dict[int, int]) -> list[int]:
+    """Return the cuts of a label that the later labels can complete to the product `left`."""
+    cuts = []
+    for cut in divisors(left):
+        if cut <= max(extent, 1) and left // cut in later:
+            cuts.append(cut)
+    return cuts
 
 
 def _ways(extents: Extents, ranks: int) -> list[dict[int, int]]:
-    """For the labels from each position on: a product of parts → how many vectors have it."""
+    """Return, for the labels from each position on: product of parts → number of vectors.
+
+    For extents (2, 4) and 4 ranks: [{1: 1, 2: 2, 4: 2}, {1: 1, 2: 1, 4: 1}, {1: 1}].
+    """
     ways = [{1: 1}]
     for extent in reversed(extents):
-        cuts = [c for c in divisors(ranks) if c <= max(extent, 1)]
+        cuts = [cut for cut in divisors(ranks) if cut <= max(extent, 1)]
         here: dict[int, int] = {}
-        for product, count in ways[-1].items():
+        for later_product, count in ways[-1].items():
             for cut in cuts:
-                if ranks % (product * cut) == 0:
-                    here[product * cut] = here.get(product * cut, 0) + count
+                product = later_product * cut
+                if ranks % product == 0:
+                    here[product] = here.get(product, 0) + count
         ways.append(here)
-    return ways[::-1]
+    ways.reverse()
+    return ways
 
 
 def _fewer_labels(extents: Extents, ranks: int, calls: int) -> Extents:
-    """The extents with those of the shortest labels, which stay uncut, set to 1."""
-    longest = sorted(range(len(extents)), key=lambda k: (-extents[k], k))
+    """Return the extents with those of the shortest labels set to 1, so that they stay uncut.
+
+    As many labels are kept as MAX_VECTORS allows, but enough for `calls` kernel calls.
+    """
+    longest_first = sorted(range(len(extents)), key=lambda label: (-extents[label], label))
     best: Extents | None = None
     for count in range(1, len(extents) + 1):
-        kept = longest[:count]
-        fewer = tuple(extent if k in kept else 1 for k, extent in enumerate(extents))
-        found = _ways(fewer, ranks)[0].get(calls, 0)
-        if found and (best is None or found <= MAX_VECTORS):
+        kept = longest_first[:count]
+        fewer = tuple(extent if label in kept else 1 for label, extent in enumerate(extents))
+        vectors = _ways(fewer, ranks)[0].get(calls, 0)
+        if vectors and (best is None or vectors <= MAX_VECTORS):
             best = fewer
-        if found > MAX_VECTORS:
+        if vectors > MAX_VECTORS:
             break
     return best or extents

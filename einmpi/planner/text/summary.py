@@ -1,4 +1,4 @@
-"""A plan in a few words: what is cut, what is sent to whom, what is combined. Few lines for any number of vertices."""
+"""A summary of a plan in words: what is cut, what is sent to whom, what is combined."""
 
 from __future__ import annotations
 
@@ -14,115 +14,136 @@ from einmpi.planner.text.tables import Note
 from einmpi.planner.traffic import edge_traffic
 from einmpi.units import show_bytes
 
-_NAMES, _GROUPS = 6, 3  # that are listed; the rest is counted
+MOST_NAMES = 6  # that are listed; more are counted
+MOST_GROUPS = 3
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Movement:
-    """A tensor on its way: from where it is made, or stored, to where it is stored, or read."""
+    """A tensor on its way: made or stored in one layout, stored or read in another."""
 
     tensor: str
     user: str | None  # the vertex that reads it there; None where it is stored
-    copied: int  # words that move as copies,
-    combined: int  # as partial results,
-    recut: int  # or because the tensor is cut along other dimensions
+    copied: int  # words that move as copies
+    combined: int  # words that move as partial results
+    recut: int  # words that move because the tensor is cut along other dimensions
     copies: int  # ranks that have each element in the end
     partials: int  # ranks whose results are combined into each element
     uses: int  # reads that this serves
-    made: tuple[int, ...]  # parts of each dimension before,
-    wanted: tuple[int, ...]  # and after
+    made: tuple[int, ...]  # parts of each dimension before
+    wanted: tuple[int, ...]  # parts of each dimension after
     nbytes: int  # that move
 
 
 def movements(plan: PlanData) -> Iterator[Movement]:
-    """Everything that a plan moves between ranks, in the order of the graph."""
+    """Yield everything that a plan moves between ranks, in the order of the graph."""
     problem = factor(plan.graph, plan.resident, plan.layouts)
     for edge in problem.edges:
         target = problem.variables[edge.target]
-        source = None if edge.source is None else problem.variables[edge.source]
-        cuts = [symbols(plan, end) for end in (source, target) if end is not None]
-        tensor = plan.graph[edge.tensor]
+        target_cuts = symbols(plan, target)
+        cuts = [target_cuts]
+        made: list[int] = []
+        if edge.source is not None:
+            source_cuts = symbols(plan, problem.variables[edge.source])
+            cuts = [source_cuts, target_cuts]
+            made = [edge.source_symbols[symbol] for symbol in source_cuts]
         words = edge_traffic(plan.mesh, edge, cuts).words
         copied, combined, recut = (edge.weight * amount for amount in words)
-        if not copied + combined + recut:
+        moved = copied + combined + recut
+        if not moved:
             continue
-        made = [edge.source_symbols[symbol] for symbol in cuts[0]] if source else []
-        wanted = [edge.target_symbols[symbol] for symbol in cuts[-1]]
+        wanted = [edge.target_symbols[symbol] for symbol in target_cuts]
+        replicated = edge.ndim
+        partial = edge.ndim + 1
+        itemsize = np.dtype(plan.graph[edge.tensor].dtype).itemsize
         yield Movement(
             edge.tensor,
             target.name if target.kind == "vertex" else None,
             copied,
             combined,
             recut,
-            copies=plan.mesh.parts(wanted, [edge.ndim])[0],
-            partials=plan.mesh.parts(made, [edge.ndim + 1])[0] if source else 1,
+            copies=plan.mesh.parts(wanted, [replicated])[0],
+            partials=plan.mesh.parts(made, [partial])[0] if made else 1,
             uses=_uses(plan, edge, target),
-            made=plan.mesh.parts(made, range(edge.ndim)) if source else (),
+            made=plan.mesh.parts(made, range(edge.ndim)) if made else (),
             wanted=plan.mesh.parts(wanted, range(edge.ndim)),
-            nbytes=(copied + combined + recut) * np.dtype(tensor.dtype).itemsize,
+            nbytes=moved * itemsize,
         )
 
 
 def symbols(plan: PlanData, end: Variable) -> tuple[int, ...]:
-    """What each axis of the mesh cuts there, by number."""
-    whole = len(end.extents)
+    """Return the number of the label or dimension that each axis cuts at the end of an edge."""
+    replicated = len(end.extents)
     if end.kind == "tensor":
-        return tuple(whole if cut is None else cut for cut in plan.layouts[end.name])
+        layout = plan.layouts[end.name]
+        return tuple(replicated if cut is None else cut for cut in layout)
     einsum = plan.graph[end.name].einsum
     assert einsum is not None
-    return tuple(
-        whole if cut is None else einsum.labels.index(cut) for cut in plan.states[end.name]
-    )
+    numbers = {label: number for number, label in enumerate(einsum.labels)}
+    state = plan.states[end.name]
+    return tuple(replicated if label is None else numbers[label] for label in state)
 
 
 def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
     if target.kind == "vertex":
         return 1
-    return sum(
-        plan.graph[user].inputs.count(edge.tensor) for user in plan.graph.consumers[edge.tensor]
-    )
+    users = plan.graph.consumers[edge.tensor]
+    return sum(plan.graph[user].inputs.count(edge.tensor) for user in users)
 
 
-# ---- as text --------------------------------------------------------------------------------------------------------
+# ---- as text ------------------------------------------------------------------------------------
 
 
 def in_words(plan: PlanData) -> list[Note]:
-    """At most four lines, each with what a plan does: cuts, sends, combines, moves most."""
+    """Return at most four notes: what the plan cuts, sends, combines and moves most.
+
+    They stay short for any number of vertices.
+    """
     if plan.mesh.ranks == 1:
         return [("cuts", "nothing: one rank does it all")]
     position = {vertex.name: k for k, vertex in enumerate(plan.graph.vertices)}
     moved = sorted(movements(plan), key=lambda move: position[move.tensor])
     if not moved:
         return [("cuts", "; ".join(_cuts(plan))), ("sends", "nothing: each rank has what it needs")]
-    sent = _copies(plan, moved) + _recuts(moved)
-    lines = {
-        "cuts": _cuts(plan),
-        "sends": sent,
-        "combines": _combines(plan, moved),
-        "moves most": _most(moved),
-    }
-    return [(word, "; ".join(parts)) for word, parts in lines.items() if parts]
+    notes = []
+    for keyword, parts in (
+        ("cuts", _cuts(plan)),
+        ("sends", _copies(plan, moved) + _recuts(moved)),
+        ("combines", _combines(plan, moved)),
+        ("moves most", _most(moved)),
+    ):
+        if parts:
+            notes.append((keyword, "; ".join(parts)))
+    return notes
+
+
+_Cut = tuple[tuple[str, int], ...]  # labels with their numbers of parts
 
 
 def _cuts(plan: PlanData) -> list[str]:
-    """The most frequent cuts first. Labels of different vertices may have the same name."""
-    groups: _Groups[tuple[tuple[tuple[str, int], ...], int]] = _Groups("vertices")
+    """Return the most frequent cuts first. Labels of different vertices may have the same name."""
+    groups: _Groups[tuple[_Cut, int]] = _Groups("vertices")
     for name, state in plan.states.items():
         cut = tuple((label, parts) for label, parts in plan.parts(name).items() if parts > 1)
-        groups.add((cut, plan.mesh.parts(state, [None])[0]), name, 1)
+        replicas = plan.mesh.parts(state, [None])[0]
+        groups.add((cut, replicas), name, 1)
 
-    def show(key: tuple[tuple[tuple[str, int], ...], int], names: list[str]) -> str:
-        cut, same = key
-        labels = {parts: [label for label, count in cut if count == parts] for _, parts in cut}
-        each = {parts: " each" if len(known) > 1 else "" for parts, known in labels.items()}
-        what = (
-            ", ".join(f"{_and(known)} in {parts}{each[parts]}" for parts, known in labels.items())
-            or "nothing"
-        )
-        again = f", {'each part' if cut else 'all'} on {same} ranks" if same > 1 else ""
-        return f"{what}{again} ({_list(names, of=len(plan.states))})"
+    def show(key: tuple[_Cut, int], names: list[str]) -> str:
+        cut, replicas = key
+        labels_by_parts: dict[int, list[str]] = {}
+        for label, parts in cut:
+            labels_by_parts.setdefault(parts, []).append(label)
+        phrases = []
+        for parts, labels in labels_by_parts.items():
+            each = " each" if len(labels) > 1 else ""
+            phrases.append(f"{_and(labels)} in {parts}{each}")
+        what = ", ".join(phrases) or "nothing"
+        again = ""
+        if replicas > 1:
+            again = f", {'each part' if cut else 'all'} on {replicas} ranks"
+        return f"{what}{again} ({_vertex_list(names, len(plan.states))})"
 
     return groups.listed(show)
 
@@ -147,9 +168,12 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
     for move in moved:
         if move.recut:
             groups.add((move.made, move.wanted), move.tensor, move.nbytes)
-    return groups.listed(
-        lambda key, names: f"{_list(names)} anew, cut {_parts(key[0])} and then {_parts(key[1])}"
-    )
+
+    def show(key: tuple[tuple[int, ...], tuple[int, ...]], names: list[str]) -> str:
+        made, wanted = key
+        return f"{_list(names)} anew, cut {_parts(made)} and then {_parts(wanted)}"
+
+    return groups.listed(show)
 
 
 def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
@@ -159,9 +183,12 @@ def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
             einsum = plan.graph[move.tensor].einsum
             assert einsum is not None and einsum.aggregation is not None
             groups.add((move.partials, einsum.aggregation), move.tensor, move.nbytes)
-    return groups.listed(
-        lambda key, names: f"partial results of {_list(names)} over {key[0]} ranks ({key[1]})"
-    )
+
+    def show(key: tuple[int, str], names: list[str]) -> str:
+        partials, aggregation = key
+        return f"partial results of {_list(names)} over {partials} ranks ({aggregation})"
+
+    return groups.listed(show)
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:
@@ -175,10 +202,10 @@ def _most(moved: Sequence[Movement]) -> list[str]:
 
 
 class _Groups(Generic[Key]):
-    """Names with the same key, each once, and how much a key weighs."""
+    """Names grouped by key, each name once, with the weight of each key."""
 
     def __init__(self, things: str) -> None:
-        self.things = things
+        self.things = things  # what the names are names of
         self.names: dict[Key, dict[str, None]] = {}
         self.weights: dict[Key, int] = {}
 
@@ -187,30 +214,34 @@ class _Groups(Generic[Key]):
         self.weights[key] = self.weights.get(key, 0) + weight
 
     def listed(self, show: Callable[[Key, list[str]], str]) -> list[str]:
-        """The weightiest keys, of equal ones the first; the others are counted."""
+        """Return the texts of the heaviest keys, of equal ones the first; others are counted."""
         order = sorted(self.names, key=lambda key: -self.weights[key])
-        shown = [show(key, list(self.names[key])) for key in order[:_GROUPS]]
-        rest = {name for key in order[_GROUPS:] for name in self.names[key]}
-        return (
-            [*shown, f"{len(order) - _GROUPS} more ways for {len(rest)} {self.things}"]
-            if rest
-            else shown
-        )
+        texts = [show(key, list(self.names[key])) for key in order[:MOST_GROUPS]]
+        others = order[MOST_GROUPS:]
+        if others:
+            names = {name for key in others for name in self.names[key]}
+            texts.append(f"{len(others)} more ways for {len(names)} {self.things}")
+        return texts
 
 
 def _and(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _list(names: Sequence[str], of: int = 0) -> str:
-    """The first names; all of them where only one would be left out, and "all" of more than a few."""
-    if len(names) <= _NAMES + 1:
+def _list(names: Sequence[str]) -> str:
+    """Return the first names and a count of the rest; all names where one would be left out."""
+    if len(names) <= MOST_NAMES + 1:
         return ", ".join(names)
-    return (
-        f"all {of} vertices"
-        if len(names) == of
-        else f"{', '.join(names[:_NAMES])} and {len(names) - _NAMES} more"
-    )
+    return f"{', '.join(names[:MOST_NAMES])} and {len(names) - MOST_NAMES} more"
+
+
+def _vertex_list(names: Sequence[str], vertices: int) -> str:
+    """Return a list of names, or "all … vertices" if it is long and has them all."""
+    if len(names) == vertices and len(names) > MOST_NAMES + 1:
+        return f"all {vertices} vertices"
+    return _list(names)
 
 
 def _parts(parts: Sequence[int]) -> str:

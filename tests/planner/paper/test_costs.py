@@ -17,8 +17,8 @@ from einmpi.planner.paper.costs import (
     cost_join,
     cost_repartition,
     graph_cost,
-    graph_costs,
     needs,
+    vertex_cost,
 )
 from einmpi.planner.paper.dynamic_program import decompose
 from einmpi.planner.paper.viable import viable
@@ -89,7 +89,7 @@ def test_gathers_need_the_whole_dimension_and_diagonals_cut_both() -> None:
     einsum, bounds = graph["Y"].einsum, [(6,), (100, 8)]
     assert cost_join(einsum, (2, 4), bounds) == 8 * (3 + 100 * 2)
     assert needs(einsum, 1, (2, 4)) == (1, 4)
-    assert graph_costs(graph, {"Y": (2, 4), "D": (3,)})["Y"].join == 8 * 203
+    assert vertex_cost(graph, "Y", {"Y": (2, 4), "D": (3,)}).join == 8 * 203
     assert needs(graph["D"].einsum, 0, (3,)) == (3, 3)
     assert cost_join(graph["D"].einsum, (3,)) == 3 * 9
 
@@ -113,7 +113,7 @@ def test_unary_nullary_and_scalar_vertices() -> None:
 def test_costs_of_a_graph_are_those_of_its_vertices() -> None:
     graph = chain(1)
     found = {"Z_1": (4, 4, 1), "Z_2": (1, 4, 4), "Z_3": (4, 4, 1), "Z": (16, 1)}
-    costs = graph_costs(graph, found)
+    costs = {vertex.name: vertex_cost(graph, vertex.name, found) for vertex in graph.computed}
     assert costs["Z"].repartition == 2 * cost_repartition((16, 1), (4, 4), (640, 640))
     assert (
         costs["Z_3"].repartition == 0 == costs["Z_1"].repartition

@@ -90,8 +90,8 @@ class Facts:
 @pytest.fixture
 def in_full(monkeypatch):
     """Nothing is left out of a list."""
-    monkeypatch.setattr(words, "_NAMES", 99)
-    monkeypatch.setattr(words, "_GROUPS", 99)
+    monkeypatch.setattr(words, "MOST_NAMES", 99)
+    monkeypatch.setattr(words, "MOST_GROUPS", 99)
 
 
 @pytest.mark.parametrize(("name", "ranks", "strategy"), CASES)
@@ -235,7 +235,7 @@ def test_long_lists_are_counted(monkeypatch):
         dict(in_words(plan_of("chain", 4, "eindecomp")))["sends"]
         == "each part of A, B, C, D, E, Z_2 to 2 ranks"
     )
-    monkeypatch.setattr(words, "_NAMES", 4)
+    monkeypatch.setattr(words, "MOST_NAMES", 4)
     assert (
         dict(in_words(plan_of("chain", 4, "eindecomp")))["sends"]
         == "each part of A, B, C, D and 2 more to 2 ranks"
