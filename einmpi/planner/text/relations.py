@@ -1,4 +1,7 @@
-"""One vertex in the tensor-relational algebra: repartition, join and aggregation of tiles (paper, section 4)."""
+"""One vertex in the tensor-relational algebra: the tiles that are moved, joined and aggregated.
+
+Paper, section 4.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,22 @@ from einmpi.graph.notation import element_text
 from einmpi.planner.paper.costs import Cost, cost_repartition, needs, vertex_cost
 from einmpi.planner.paper.viable import Parts
 
-Key = tuple[int, ...]  # of a tile: which part of each dimension, or of each label, it is
+Key = tuple[int, ...]  # of a tile: the number of its part in each dimension, or of each label
 
-MOST_LISTED = 64  # longer lists show only their first tuples
-_SHOWN = 16
+MOST_LISTED = 64  # a longer list shows only its first entries
+FIRST_LISTED = 16  # so many of them
 
 
 def relations(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) -> str:
-    """How the tiles of a vertex's operands are made, meet in kernel calls, and are added up; as text."""
-    vertex, parts = graph[name], partitionings[name]
+    """Return, as text, how a vertex's tiles are made, meet in kernel calls, and are added up."""
+    vertex = graph[name]
     einsum = vertex.einsum
     assert einsum is not None, f"{name} is an input"
+    parts = partitionings[name]
     cost = vertex_cost(graph, name, partitionings)
-    cuts = (
-        ", ".join(f"{label} {d}" for label, d in zip(einsum.labels, parts, strict=True))
-        or "no labels"
-    )
-    lines = [str(vertex), f"cut into {cuts}: {_count(prod(parts), 'kernel call')}"]
+    cuts = [f"{label} {count}" for label, count in zip(einsum.labels, parts, strict=True)]
+    listed = ", ".join(cuts) or "no labels"
+    lines = [str(vertex), f"cut into {listed}: {_count(prod(parts), 'kernel call')}"]
     for operand in range(len(einsum.operands)):
         lines += _repartition(graph, name, operand, partitionings)
     lines += _join(einsum, vertex.inputs, parts, cost)
@@ -40,59 +42,68 @@ def relations(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) ->
 def _repartition(
     graph: EinGraph, name: str, operand: int, partitionings: Mapping[str, Parts]
 ) -> list[str]:
-    """Which tiles, as the producer leaves them, make up each tile that is needed."""
-    einsum, source = graph[name].einsum, graph[graph[name].inputs[operand]]
+    """Return which tiles, as the producer leaves them, make up each tile that is needed."""
+    vertex = graph[name]
+    einsum = vertex.einsum
     assert einsum is not None
+    source = graph[vertex.inputs[operand]]
     wanted = needs(einsum, operand, partitionings[name])
-    head = f"repartition {_elements(einsum, graph[name].inputs)[operand]}: "
+    head = f"repartition {_elements(einsum, vertex.inputs)[operand]}: "
     if source.is_input:
         return [f"{head}an input, stored in {_vector(wanted)}"]
     made = partitionings[source.name][: len(source.bound)]
     if made == wanted:
         return [f"{head}none, made and needed in {_vector(wanted)}"]
-    moved = cost_repartition(wanted, made, source.bound)
-    lines = [
-        f"{head}made in {_vector(made)}, needed in {_vector(wanted)}, {_count(moved, 'element')}"
-    ]
-    listed = (
-        f"{source.name}{_key(key)} ← {_pieces(key, wanted, made, source.bound)}"
-        for key in _keys(wanted)
-    )
-    return lines + _some(listed, prod(wanted))
+    moved = _count(cost_repartition(wanted, made, source.bound), "element")
+    head += f"made in {_vector(made)}, needed in {_vector(wanted)}, {moved}"
+
+    def line(key: Key) -> str:
+        return f"{source.name}{_key(key)} ← {_pieces(key, wanted, made, source.bound)}"
+
+    return [head, *_some(map(line, _keys(wanted)), prod(wanted))]
 
 
 def _pieces(key: Key, wanted: Parts, made: Parts, bound: Sequence[int]) -> str:
-    """The producer's tiles that overlap one tile: part k of d holds the indices i with ⌊i·d / extent⌋ = k."""
+    """Return the producer's tiles that overlap one tile.
+
+    Part k of d holds the indices i with ⌊i·d / extent⌋ = k.
+    """
     ranges = []
-    for k, d, have, extent in zip(key, wanted, made, bound, strict=True):
-        first, last = -(-k * extent // d), -(-(k + 1) * extent // d) - 1
-        ranges.append(
-            range(first * have // extent, last * have // extent + 1) if extent else range(1)
-        )
+    for part, parts, made_parts, extent in zip(key, wanted, made, bound, strict=True):
+        if not extent:
+            ranges.append(range(1))
+            continue
+        first = -(-part * extent // parts)
+        last = -(-(part + 1) * extent // parts) - 1
+        ranges.append(range(first * made_parts // extent, last * made_parts // extent + 1))
     return _list(product(*ranges), prod(map(len, ranges)))
 
 
 def _join(einsum: EinSum, tensors: Sequence[str], parts: Parts, cost: Cost) -> list[str]:
-    """Which tiles of the operands meet in each kernel call."""
-    elements = _elements(einsum, tensors)
-    used = [
-        list(dict.fromkeys(e for e in index if isinstance(e, str))) for index in einsum.operands
-    ]
-    shared = [label for label in einsum.labels if sum(label in labels for labels in used) > 1]
+    """Return which tiles of the operands meet in each kernel call."""
+    shared = []  # labels that several operands have
+    for label in einsum.labels:
+        if sum(label in index for index in einsum.operands) > 1:
+            shared.append(label)
+    operands = " ⋈ ".join(_elements(einsum, tensors)) or "of nothing"
     on = f" on {', '.join(shared)}" if shared else ""
-    head = f"join {' ⋈ '.join(elements) or 'of nothing'}{on}, key {_key(einsum.labels)}, {_count(cost.join, 'element')}"
+    moved = _count(cost.join, "element")
+    head = f"join {operands}{on}, key {_key(einsum.labels)}, {moved}"
 
     def line(key: Key) -> str:
-        # A dimension that is not cut has one tile, 0: so has a gathered one.
-        met = [f"{tensor}{_key(needs(einsum, k, key, 0))}" for k, tensor in enumerate(tensors)]
-        return f"{' ⋈ '.join(met)} → {_key(key)}".lstrip()
+        # A dimension that is not cut has one tile, 0; so has a gathered one.
+        tiles = []
+        for operand, tensor in enumerate(tensors):
+            tiles.append(f"{tensor}{_key(needs(einsum, operand, key, 0))}")
+        return f"{' ⋈ '.join(tiles)} → {_key(key)}".lstrip()
 
     return [head, *_some(map(line, _keys(parts)), prod(parts))]
 
 
 def _aggregate(einsum: EinSum, name: str, parts: Parts, cost: Cost) -> list[str]:
-    """Which calls' results are added into each tile of the output."""
-    kept, added = parts[: len(einsum.output)], parts[len(einsum.output) :]
+    """Return which calls' results are combined into each tile of the output."""
+    kept = parts[: len(einsum.output)]
+    added = parts[len(einsum.output) :]
     if einsum.aggregation is None or prod(added) == 1:
         why = f": {', '.join(einsum.aggregated)} not cut" if einsum.aggregated else ""
         return [f"aggregate nothing{why}; each call makes one tile of {name}"]
@@ -100,12 +111,11 @@ def _aggregate(einsum: EinSum, name: str, parts: Parts, cost: Cost) -> list[str]
     groups = f"{_count(prod(kept), 'group')} of {prod(added)}, {_count(cost.aggregate, 'element')}"
 
     def line(key: Key) -> str:
-        return f"{name}{_key(key)} ← {symbol} {_list(((*key, *rest) for rest in _keys(added)), prod(added))}"
+        calls = _list(((*key, *rest) for rest in _keys(added)), prod(added))
+        return f"{name}{_key(key)} ← {symbol} {calls}"
 
-    return [
-        f"aggregate {symbol} over {', '.join(einsum.aggregated)}: {groups}",
-        *_some(map(line, _keys(kept)), prod(kept)),
-    ]
+    head = f"aggregate {symbol} over {', '.join(einsum.aggregated)}: {groups}"
+    return [head, *_some(map(line, _keys(kept)), prod(kept))]
 
 
 def _elements(einsum: EinSum, tensors: Sequence[str]) -> list[str]:
@@ -132,10 +142,20 @@ def _count(number: int, thing: str) -> str:
 
 
 def _some(lines: Iterable[str], total: int) -> list[str]:
-    shown = [f"  {line}" for line in islice(lines, total if total <= MOST_LISTED else _SHOWN)]
-    return shown if len(shown) == total else [*shown, f"  … {total - len(shown)} more"]
+    """Return the lines, or the first of them and a count of the rest."""
+    shown = [f"  {line}" for line in islice(lines, _shown(total))]
+    if len(shown) < total:
+        shown.append(f"  … {total - len(shown)} more")
+    return shown
 
 
 def _list(keys: Iterable[Key], total: int) -> str:
-    shown = [_key(key) for key in islice(keys, total if total <= MOST_LISTED else _SHOWN)]
-    return " ".join(shown if len(shown) == total else [*shown, f"… {total - len(shown)} more"])
+    """Return the keys on one line, or the first of them and a count of the rest."""
+    shown = [_key(key) for key in islice(keys, _shown(total))]
+    if len(shown) < total:
+        shown.append(f"… {total - len(shown)} more")
+    return " ".join(shown)
+
+
+def _shown(total: int) -> int:
+    return total if total <= MOST_LISTED else FIRST_LISTED
