@@ -1,6 +1,6 @@
-"""The reference evaluator: an EinGraph in one process, by broadcasting over blocks of the joined index space.
+"""The reference evaluator: an EinGraph in one process, by broadcasting over blocks of indices.
 
-Slow and plain on purpose: it is what everything else is compared with. numpy only.
+It is slow and plain on purpose: everything else is compared with it. It needs only numpy.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
 from einmpi.graph.aggregations import AGGREGATIONS
@@ -18,20 +19,20 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
 from einmpi.kernels.ufuncs import apply, reduce_block
 
-BLOCK = 2**21  # elements of a temporary
+MAX_BLOCK_ELEMENTS = 2**21  # of a temporary array
+
+Array: TypeAlias = npt.NDArray[Any]
+Block: TypeAlias = Mapping[str, range]  # the indices of each label
 
 
-Block = Mapping[str, range]
-
-
-def evaluate(graph: EinGraph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs of a graph, in one process."""
+def evaluate(graph: EinGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the outputs of a graph, computed in this process."""
     tensors = {vertex.name: np.asarray(inputs[vertex.name]) for vertex in graph.inputs}
     for vertex in graph.computed:
         assert vertex.einsum is not None
         operands = [tensors[name] for name in vertex.inputs]
         try:
-            tensors[vertex.name] = compute(vertex.einsum, operands, vertex.dtype)
+            tensors[vertex.name] = evaluate_einsum(vertex.einsum, operands, vertex.dtype)
         except (ValueError, IndexError, MemoryError) as error:
             raise EinmpiError(f"{vertex.name}: {error}") from error
         for name in graph.last_reads[vertex.name]:
@@ -40,69 +41,90 @@ def evaluate(graph: EinGraph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.
 
 
 def memory_needed(graph: EinGraph) -> int:
-    """The most bytes of tensors `evaluate` holds at once."""
-    held = peak = sum(vertex.nbytes for vertex in graph.inputs)
+    """Return the most bytes of tensors that `evaluate` holds at once."""
+    in_use = sum(vertex.nbytes for vertex in graph.inputs)
+    peak = in_use
     for vertex in graph.computed:
-        held += vertex.nbytes
-        peak = max(peak, held)
-        held -= sum(graph[name].nbytes for name in graph.last_reads[vertex.name])
+        in_use += vertex.nbytes
+        peak = max(peak, in_use)
+        in_use -= sum(graph[name].nbytes for name in graph.last_reads[vertex.name])
     return peak
 
 
-def compute(einsum: EinSum, operands: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    """One EinSum: for every block of the output, ⊕ over blocks of the aggregated labels of ⊗."""
+def evaluate_einsum(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Array:
+    """Return the result of one EinSum, block by block of the output."""
     result = np.empty(einsum.bound, dtype)
-    axes = tuple(range(len(einsum.output), len(einsum.labels)))
     with np.errstate(all="ignore"):
         for outer in blocks(einsum, einsum.output):
-            total: Any = None
-            for inner in blocks(einsum, einsum.aggregated):
-                part = evaluate_block(einsum, operands, {**outer, **inner})
-                if einsum.aggregation is not None:
-                    part = reduce_block(einsum.aggregation, part, axes, dtype)
-                    ufunc = AGGREGATIONS[einsum.aggregation].combine
-                    part = part if total is None else ufunc(total, part)
-                total = part
-            if total is None:  # an aggregated label has extent 0
-                assert einsum.aggregation is not None
-                total = AGGREGATIONS[einsum.aggregation].empty
-            result[tuple(slice(index.start, index.stop) for index in outer.values())] = total
+            if einsum.aggregation is None:
+                values: Any = evaluate_block(einsum, operands, outer)
+            else:
+                values = _aggregate(einsum, einsum.aggregation, operands, outer, dtype)
+            place = tuple(slice(index.start, index.stop) for index in outer.values())
+            result[place] = values
     return result
 
 
+def _aggregate(
+    einsum: EinSum, aggregation: str, operands: Sequence[Array], outer: Block, dtype: str
+) -> Any:
+    """Return ⊕ over blocks of the aggregated labels of ⊗, for a block of the output."""
+    record = AGGREGATIONS[aggregation]
+    axes = tuple(range(len(einsum.output), len(einsum.labels)))
+    total: Any = None
+    for inner in blocks(einsum, einsum.aggregated):
+        values = evaluate_block(einsum, operands, {**outer, **inner})
+        part = reduce_block(aggregation, values, axes, dtype)
+        total = part if total is None else record.combine(total, part)
+    # There is no block if an aggregated label has extent 0.
+    return record.empty if total is None else total
+
+
 def blocks(einsum: EinSum, labels: Sequence[str]) -> Iterator[Block]:
-    """Boxes that cover the labels' ranges, each of at most BLOCK elements over all labels of the EinSum."""
+    """Yield boxes that cover the ranges of the labels.
+
+    Over all labels of the EinSum each box has at most MAX_BLOCK_ELEMENTS elements.
+    """
     step = {label: max(1, extent) for label, extent in einsum.extents}
-    while math.prod(step.values()) > BLOCK:
+    while math.prod(step.values()) > MAX_BLOCK_ELEMENTS:
         widest = max(step, key=lambda label: step[label])
         step[widest] = -(-step[widest] // 2)
-    whole = [range(einsum.extent[label]) for label in labels]
-    cuts = [
-        [index[start : start + step[label]] for start in index[:: step[label]]]
-        for label, index in zip(labels, whole, strict=True)
-    ]
+    cuts = []
+    for label in labels:
+        whole = range(einsum.extent[label])
+        starts = whole[:: step[label]]
+        cuts.append([whole[start : start + step[label]] for start in starts])
     for box in itertools.product(*cuts):
         yield dict(zip(labels, box, strict=True))
 
 
-def evaluate_block(einsum: EinSum, operands: Sequence[np.ndarray], block: Block) -> np.ndarray:
-    """⊗ on a block, with one axis a label: the output's first, then the aggregated ones."""
-    positions = {
-        label: np.arange(index.start, index.stop).reshape(
-            [-1 if other == label else 1 for other in einsum.labels]
-        )
-        for label, index in block.items()
-    }
+def evaluate_block(einsum: EinSum, operands: Sequence[Array], block: Block) -> Array:
+    """Return ⊗ on a block, with an axis for each label: the output's, then the aggregated ones."""
+    positions = {}
+    for label, index in block.items():
+        shape = [-1 if other == label else 1 for other in einsum.labels]
+        positions[label] = np.arange(index.start, index.stop).reshape(shape)
     values: list[Any] = []
-    for operand, index in zip(operands, einsum.operands, strict=True):
-        places = [
-            positions[e] if isinstance(e, str) else apply(e, values, positions) for e in index
-        ]
-        for place, extent in zip(places, operand.shape, strict=True):
-            if np.size(place) and (np.min(place) < 0 or np.max(place) >= extent):
-                raise IndexError(
-                    f"an index from {np.min(place)} to {np.max(place)} is out of range; expected 0 to {extent - 1}"
-                )
+    for operand, entries in zip(operands, einsum.operands, strict=True):
+        places: list[Any] = []
+        for entry, extent in zip(entries, operand.shape, strict=True):
+            if isinstance(entry, str):
+                place: Any = positions[entry]
+            else:
+                place = apply(entry, values, positions)
+            _check_range(place, extent)
+            places.append(place)
         values.append(operand[tuple(places)])
     result = apply(einsum.function, values, positions)
     return np.broadcast_to(result, [len(block[label]) for label in einsum.labels])
+
+
+def _check_range(indices: Any, extent: int) -> None:
+    if np.size(indices) == 0:
+        return
+    low = np.min(indices)
+    high = np.max(indices)
+    if low < 0 or high >= extent:
+        raise IndexError(
+            f"an index from {low} to {high} is out of range; expected 0 to {extent - 1}"
+        )

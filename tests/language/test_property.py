@@ -366,7 +366,7 @@ def test_blocks_change_nothing(program: Program, data: st.DataObject) -> None:
     wanted = run(program)
     graph = build_graph(Source("p", text), declared(program.inputs))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reference, "BLOCK", 3)
+        patch.setattr(reference, "MAX_BLOCK_ELEMENTS", 3)
         found = evaluate(graph, program.inputs)
     for name, array in found.items():
         assert not disagreement(array, wanted[name]), (

@@ -22,7 +22,7 @@ from einmpi.kernels import contraction_split, lowering
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu import blas
 from einmpi.kernels.cpu.blas import compute_by_blas, workspace_bytes
-from einmpi.kernels.reference import compute
+from einmpi.kernels.reference import evaluate_einsum
 
 PRODUCT = Call("*", (Arg(0), Arg(1)))
 
@@ -53,7 +53,7 @@ def check(einsum, arrays, out=None, scale=1):
     out = np.full(einsum.bound, 77).astype(dtype) if out is None else out
     contraction = recognise_contraction(einsum)
     compute_by_blas(contraction, arrays, out)
-    expected = compute(einsum, arrays, dtype.name)
+    expected = evaluate_einsum(einsum, arrays, dtype.name)
     if dtype.kind in "bi":
         np.testing.assert_array_equal(out, expected)
         return out
@@ -74,7 +74,7 @@ def absolute(einsum, arrays):
     """The sum of the absolute values of the products, without the constants."""
     factors = tuple(Arg(position) for position in leaves(einsum.function))
     function = Call("*", factors) if len(factors) == 2 else factors[0]
-    return compute(
+    return evaluate_einsum(
         replace(einsum, function=function),
         [np.abs(array.astype(complex)) for array in arrays],
         "float64",
