@@ -1,4 +1,4 @@
-"""The errors einmpi raises on purpose. Each message is one line: "where: what is wrong; expected …"."""
+"""The errors that einmpi raises on purpose, each with a message of one line."""
 
 from __future__ import annotations
 

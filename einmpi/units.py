@@ -1,6 +1,7 @@
-"""Amounts as people write them: bytes, times and rates with their units, numbers with separators.
+"""Amounts as people write them: bytes, times and rates with units, numbers with separators.
 
-`where` is the place of a text, for the error if it is no such amount."""
+`where` is the place of a text, for the error if it cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from fractions import Fraction
 
 from einmpi.errors import InputError, one_of
 
-_UNITS = {
+_BYTES = {
     "B": 1,
     "kB": 10**3,
     "KB": 10**3,
@@ -23,79 +24,80 @@ _UNITS = {
     "TiB": 2**40,
 }
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
-# Of a machine. Rates become times, because the planner adds up times; in whole numbers, which are the same everywhere.
+# Of a machine. Rates become times, because the planner adds up times, and integers, because these
+# are the same on all ranks.
 _LATENCY = {"ns": 1, "us": 10**3, "µs": 10**3, "ms": 10**6, "s": 10**9}
 _BANDWIDTH = {"B/s": 1, "kB/s": 10**3, "MB/s": 10**6, "GB/s": 10**9, "TB/s": 10**12}
 _PREFIXES = ("", "k", "M", "G", "T", "P")
-_OPERATIONS = {
-    f"{prefix}{word}/s": 1000**k for word in ("flop", "op") for k, prefix in enumerate(_PREFIXES)
-}
+_FLOPS = {f"{prefix}flop/s": 1000**k for k, prefix in enumerate(_PREFIXES)}
+_OPERATIONS = {**_FLOPS, **{f"{prefix}op/s": 1000**k for k, prefix in enumerate(_PREFIXES)}}
 
 
 def _number_and_unit(text: str) -> tuple[str, str] | None:
-    """What "1.5 GB" or "25us" is made of; None where it is no number with at most a unit."""
-    # Two letters look like a micro sign; keyboards have either.
-    found = re.fullmatch(
-        r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Za-zµ/]*)\s*", text.replace("\u03bc", "µ")
-    )
+    """Split "1.5 GB" or "25us"; the unit may be missing. None if it is something else."""
+    text = text.replace("\u03bc", "µ")  # the Greek letter looks like the micro sign
+    found = re.fullmatch(r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Za-zµ/]*)\s*", text)
     return (found[1], found[2]) if found else None
 
 
 def parse_bytes(text: str, where: str) -> int:
-    """Bytes of "4 GiB", "512MB", "1.5 GB" or "4096", which stands `where`."""
+    """Return the bytes of "4 GiB", "512MB", "1.5 GB" or "4096"."""
     found = _number_and_unit(text)
     if found is None:
         raise InputError(
             where, f"{text!r} is not an amount of memory", 'a number and a unit, such as "4 GiB"'
         )
     number, unit = found
-    if unit and unit not in _UNITS:
-        raise InputError(where, f"unknown unit {unit!r} of memory", one_of(_UNITS, unit))
+    if unit and unit not in _BYTES:
+        raise InputError(where, f"unknown unit {unit!r} of memory", one_of(_BYTES, unit))
     if not unit and "." in number:
         raise InputError(
-            where, f"{text!r} has no unit", 'a whole number of bytes, or a unit such as in "4 GiB"'
+            where, f"{text!r} has no unit", 'an integer number of bytes, or a unit as in "4 GiB"'
         )
-    return check_bytes(int(Fraction(number) * _UNITS[unit or "B"]), where)
+    return check_bytes(int(Fraction(number) * _BYTES[unit or "B"]), where)
 
 
 def check_bytes(size: int, where: str) -> int:
+    """Return a number of bytes of memory, or raise InputError if it is out of range."""
     if not 1 <= size < 2**63:
         shown = size if size < 10**30 else "far too many"  # printing a huge number takes long
-        raise InputError(where, f"memory of {shown} bytes", "from 1 byte to 2**63 - 1 bytes")
+        raise InputError(where, f"memory of {shown} bytes", "1 byte to 2**63 - 1 bytes")
     return size
 
 
 def parse_seconds(text: str, where: str) -> float:
-    """Seconds of "30s", "10 min", "1.5h" or "0"."""
-    found = _number_and_unit(text)
-    if found is None or (not found[1] and float(found[0])):
+    """Return the seconds of "30s", "10 min", "1.5h" or "0"."""
+    number, unit = _number_and_unit(text) or ("", "")
+    has_no_unit = not unit and number.strip("0.")  # 0 needs none
+    if not number or has_no_unit:
         raise InputError(
             where, f"{text!r} is not a time", "a number and a unit, such as 30s, 10min or 1h, or 0"
         )
-    number, unit = found
     if unit and unit not in _SECONDS:
         raise InputError(where, f"unknown unit {unit!r} of time", one_of(_SECONDS, unit))
     return float(number) * _SECONDS[unit or "s"]
 
 
 def parse_latency(text: str, where: str) -> int:
-    """Nanoseconds of "1.2 us"."""
-    return _whole(_positive(text, where, _LATENCY, "a time", "1.2 us"), text, where, "1 ns to 1 s")
+    """Return the nanoseconds of "1.2 us"."""
+    nanoseconds = _positive(text, where, _LATENCY, "a time", "1.2 us")
+    return _rounded(nanoseconds, text, where, "1 ns to 1 s")
 
 
 def parse_bandwidth(text: str, where: str) -> int:
-    """Picoseconds that a byte takes at "5.1 GB/s"."""
+    """Return the picoseconds that a byte takes at "5.1 GB/s"."""
     rate = _positive(text, where, _BANDWIDTH, "a bandwidth", "5.1 GB/s")
-    return _whole(10**12 / rate, text, where, "1 kB/s to 1 TB/s")
+    return _rounded(10**12 / rate, text, where, "1 kB/s to 1 TB/s")
 
 
 def parse_speed(text: str, where: str) -> int:
-    """Femtoseconds that an operation takes at "18 Gflop/s"."""
+    """Return the femtoseconds that an operation takes at "18 Gflop/s"."""
     rate = _positive(text, where, _OPERATIONS, "a speed", "18 Gflop/s")
-    return _whole(10**15 / rate, text, where, "1 Mop/s to 1 Pop/s")
+    return _rounded(10**15 / rate, text, where, "1 Mop/s to 1 Pop/s")
 
 
 def _positive(text: str, where: str, units: Mapping[str, int], what: str, example: str) -> Fraction:
+    """Return a number with a unit, in the smallest unit."""
     found = _number_and_unit(text)
     if found is None or not found[1]:
         raise InputError(
@@ -105,67 +107,71 @@ def _positive(text: str, where: str, units: Mapping[str, int], what: str, exampl
     if unit not in units:
         raise InputError(where, f"unknown unit {unit!r} of {what}", one_of(units, unit))
     if not Fraction(number):
-        raise InputError(where, f"{text!r} is nothing", "more than 0")
+        raise InputError(where, f"{text!r} is zero", "more than 0")
     return Fraction(number) * units[unit]
 
 
-def _whole(value: Fraction, text: str, where: str, range_: str) -> int:
-    """The nearest whole number, which must be from 1 to a thousand million: sums of such times stay small."""
-    if not 1 <= (whole := round(value)) <= 10**9:
-        raise InputError(where, f"{text!r} is out of range", range_)
-    return whole
+def _rounded(value: Fraction, text: str, where: str, allowed: str) -> int:
+    """Return the nearest integer. It must be from 1 to 10**9, so that sums of such times are small."""
+    nearest = round(value)
+    if not 1 <= nearest <= 10**9:
+        raise InputError(where, f"{text!r} is out of range", allowed)
+    return nearest
 
 
 def show_latency(nanoseconds: int) -> str:
-    """1234 as 1.23 us."""
+    """Return a latency as text: 1234 as "1.23 us"."""
     return _scaled(nanoseconds, ("ns", "us", "ms", "s"))
 
 
 def show_bandwidth(picoseconds: int) -> str:
-    """Of a byte: 196 as 5.1 GB/s."""
+    """Return the rate at which a byte takes this long: 196 as "5.1 GB/s"."""
     return _scaled(10**12 / picoseconds, tuple(_BANDWIDTH))
 
 
 def show_speed(femtoseconds: int, word: str = "flop") -> str:
-    """Of an operation: 55556 as 18 Gflop/s."""
+    """Return the rate at which an operation takes this long: 55556 as "18 Gflop/s"."""
     return _scaled(10**15 / femtoseconds, tuple(f"{prefix}{word}/s" for prefix in _PREFIXES))
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:
-    """With three digits, in the unit that leaves the fewest before the point; each is a thousand of the one before."""
+    """Return a value with three digits in the unit that fits; each unit is 1000 of the one before."""
     k = 0
     while value >= 999.5 and k < len(units) - 1:
-        value, k = value / 1000, k + 1
-    return f"{value:.3g} {units[k]}" if value < 999.5 else f"{value:.0f} {units[k]}"
+        value /= 1000
+        k += 1
+    digits = f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+    return f"{digits} {units[k]}"
 
 
 def show_bytes(count: int) -> str:
-    """1536 as 1.5 KiB."""
-    value, unit = float(count), 0
-    while value >= 1024 and unit < 5:
-        value, unit = value / 1024, unit + 1
-    return (
-        f"{count} B"
-        if unit == 0
-        else f"{value:.1f} {('KiB', 'MiB', 'GiB', 'TiB', 'PiB')[unit - 1]}"
-    )
+    """Return a number of bytes as text: 1536 as "1.5 KiB"."""
+    if count < 1024:
+        return f"{count} B"
+    value = float(count)
+    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+    k = 0
+    while value >= 1024 and k < len(units) - 1:
+        value /= 1024
+        k += 1
+    return f"{value:.1f} {units[k]}"
 
 
 def show_seconds(seconds: float) -> str:
-    """0.00123 as 1.23 ms."""
+    """Return a time as text: 0.00123 as "1.23 ms"."""
     return _scaled(seconds * 1e9, ("ns", "us", "ms", "s"))
 
 
 def show_count(count: int) -> str:
-    """1234567 as 1,234,567."""
+    """Return a number with separators: 1234567 as "1,234,567"."""
     return f"{count:,}"
 
 
 def show_shape(extents: Iterable[int]) -> str:
-    """(3, 4) as 3×4."""
+    """Return extents as text: (3, 4) as "3×4"."""
     return "×".join(map(str, extents)) or "scalar"
 
 
 def counted(count: int, noun: str) -> str:
-    """1 rank, 2 ranks."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    """Return a number and a noun, such as "1 rank" or "2 ranks"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

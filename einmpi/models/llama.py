@@ -1,4 +1,4 @@
-"""LLaMA prefill as a program of the language (paper, section 9.3): RMSNorm, attention, SwiGLU, residuals."""
+"""LLaMA prefill as a program: RMSNorm, attention, SwiGLU, residuals (paper, section 9.3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Llama:
-    """The sizes of a model."""
+    """The sizes of a model: width, layers, attention heads, and width of the hidden layer."""
 
     width: int
     layers: int
@@ -41,14 +41,27 @@ x_{k}[b,s,a]    = y_{k}[b,s,a] + sum(u_{k}[b,s,f] * w2_{k}[f,a])
 def llama_program(
     model: Llama, batch: int, sequence: int, layers: int | None = None
 ) -> tuple[str, dict[str, tuple[int, ...]], tuple[str, ...]]:
-    """(program, shapes of its inputs, names of the weights) of the first layers of a model."""
-    a, h, f = model.width, model.heads, model.hidden
-    d = a // h
+    """Return the program of the first layers of a model, or of all.
+
+    The result is the text of the program, the shapes of its inputs, and the names of the weights.
+    """
+    width = model.width
+    heads = model.heads
+    hidden = model.hidden
+    head_width = width // heads
     count = model.layers if layers is None else layers
-    text = "".join(_LAYER.format(k=k, p=k - 1, eps=model.epsilon, d=d) for k in range(1, count + 1))
-    shapes: dict[str, tuple[int, ...]] = {"x_0": (batch, sequence, a)}
+    text = ""
+    weights: dict[str, tuple[int, ...]] = {}
     for k in range(1, count + 1):
-        shapes |= {f"{name}_{k}": (a, h, d) for name in ("wq", "wk", "wv")}
-        shapes |= {f"wo_{k}": (h, d, a), f"w1_{k}": (a, f), f"w3_{k}": (a, f), f"w2_{k}": (f, a)}
-        shapes |= {f"g1_{k}": (a,), f"g2_{k}": (a,)}
-    return text, shapes, tuple(name for name in shapes if name != "x_0")
+        text += _LAYER.format(k=k, p=k - 1, eps=model.epsilon, d=head_width)
+        weights[f"wq_{k}"] = (width, heads, head_width)
+        weights[f"wk_{k}"] = (width, heads, head_width)
+        weights[f"wv_{k}"] = (width, heads, head_width)
+        weights[f"wo_{k}"] = (heads, head_width, width)
+        weights[f"w1_{k}"] = (width, hidden)
+        weights[f"w3_{k}"] = (width, hidden)
+        weights[f"w2_{k}"] = (hidden, width)
+        weights[f"g1_{k}"] = (width,)
+        weights[f"g2_{k}"] = (width,)
+    shapes = {"x_0": (batch, sequence, width), **weights}
+    return text, shapes, tuple(weights)

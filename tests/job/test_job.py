@@ -308,10 +308,10 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
             "[plan]\nmemory = true\n",
             '3:1: memory is true; expected a string such as "4 GiB" or an integer',
         ),
-        ("[plan]\nmemory = 0\n", "3:1: memory of 0 bytes; expected from 1 byte to 2**63 - 1 bytes"),
+        ("[plan]\nmemory = 0\n", "3:1: memory of 0 bytes; expected 1 byte to 2**63 - 1 bytes"),
         (
             f"[plan]\nmemory = 0x{'F' * 5000}\n",
-            "3:1: memory of far too many bytes; expected from 1 byte to 2**63 - 1 bytes",
+            "3:1: memory of far too many bytes; expected 1 byte to 2**63 - 1 bytes",
         ),
         (
             '[plan]\nmemory = "lots"\n',
@@ -382,10 +382,10 @@ def test_amounts_of_memory(text, size):
             "4 Gib",
             "unknown unit 'Gib' of memory; expected one of B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB (did you mean GiB?)",
         ),
-        ("0.1 B", "memory of 0 bytes; expected from 1 byte to 2**63 - 1 bytes"),
+        ("0.1 B", "memory of 0 bytes; expected 1 byte to 2**63 - 1 bytes"),
         (
             "8388608 TiB",
-            "memory of 9223372036854775808 bytes; expected from 1 byte to 2**63 - 1 bytes",
+            "memory of 9223372036854775808 bytes; expected 1 byte to 2**63 - 1 bytes",
         ),
     ],
 )

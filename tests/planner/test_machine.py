@@ -111,7 +111,7 @@ def test_what_was_not_measured_is_refused(tmp_path):
         ("1.2 us", "1.2", "3:1: '1.2' is not a time; expected a number and a unit"),
         ("5.1 GB/s", "-5.1 GB/s", "4:1: '-5.1 GB/s' is not a bandwidth; "),
         ("5.1 GB/s", "nan GB/s", "4:1: 'nan GB/s' is not a bandwidth; "),
-        ("5.1 GB/s", "0.0 GB/s", "4:1: '0.0 GB/s' is nothing; expected more than 0"),
+        ("5.1 GB/s", "0.0 GB/s", "4:1: '0.0 GB/s' is zero; expected more than 0"),
         ("5.1 GB/s", "5000 TB/s", "4:1: '5000 TB/s' is out of range; "),
         ('"18 Gflop/s"', "nan", "6:1: float64 is nan; expected a string with a unit"),
         ("float64", "bool", "6:1: unknown key 'bool' in kernels"),

@@ -308,7 +308,7 @@ def test_a_plan_equals_itself():
         ({"ranks": True}, "ranks: True ranks requested; expected an integer from 1 to 4096"),
         (
             {"ranks": 4, "memory": 2.5},
-            "memory: '2.5' has no unit; expected a whole number of bytes, or a unit such as in \"4 GiB\"",
+            "memory: '2.5' has no unit; expected an integer number of bytes, or a unit as in \"4 GiB\"",
         ),
         (
             {"ranks": 4, "memory": -1},

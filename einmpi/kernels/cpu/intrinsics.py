@@ -1,6 +1,6 @@
-"""What a kernel can say beside Python: typed pointers, numbers on the stack, functions that become vectors.
+"""Functions of compiled CPU kernels: typed pointers, stack arrays, functions that are vectorised.
 
-numba is imported here, so only kernels import this module.
+This module imports numba, so only kernels import it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding  # type: ignore[import-untyped]
+import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -17,16 +17,21 @@ from numba.extending import intrinsic
 
 _types: Any = types  # parts of it have no annotations
 
-# ---- memory ---------------------------------------------------------------------------------------------------------
-# Typed pointers instead of arrays: numba emits a plain load or store, and no check of bounds or negative indices.
+# ---- memory -------------------------------------------------------------------------------------
+# Typed pointers instead of arrays: numba emits a plain load or store, without checks of bounds or
+# negative indices.
 
 
 @intrinsic
 def at(context: Any, kind: Any, address: Any, *steps: Any) -> Any:
-    """A pointer to numbers of this type at an address and some steps from it: how many, how long, how many, …"""
+    """Return a pointer to numbers of a type, at an address and some steps from it.
+
+    The steps are pairs of a count and a stride in bytes.
+    """
 
     def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place, parts = args[1], cgutils.unpack_tuple(builder, args[2])  # type: ignore[no-untyped-call]
+        place = args[1]
+        parts = cgutils.unpack_tuple(builder, args[2])  # type: ignore[no-untyped-call]
         for count, stride in zip(parts[::2], parts[1::2], strict=True):
             place = builder.add(place, builder.mul(count, stride))
         return builder.inttoptr(place, target.get_value_type(signature.return_type))
@@ -38,7 +43,10 @@ def at(context: Any, kind: Any, address: Any, *steps: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def stack(context: Any, kind: Any, count: Any) -> Any:
-    """`count` numbers on the stack. LLVM knows that nothing else points there: loops that fill them vectorise."""
+    """Return `count` numbers on the stack.
+
+    LLVM knows that nothing else points there, so loops that fill them are vectorised.
+    """
 
     def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
         number = target.get_data_type(kind.instance_type)
@@ -52,7 +60,7 @@ def stack(context: Any, kind: Any, count: Any) -> Any:
 
 @intrinsic
 def pick(context: Any, condition: Any, a: Any, b: Any) -> Any:
-    """a if the condition holds, else b, without a branch."""
+    """Return a if the condition holds, else b, without a branch."""
 
     def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(*args)
@@ -60,11 +68,11 @@ def pick(context: Any, condition: Any, a: Any, b: Any) -> Any:
     return a(types.boolean, a, a), code
 
 
-# ---- arithmetic -----------------------------------------------------------------------------------------------------
+# ---- arithmetic ---------------------------------------------------------------------------------
 
 
 def _call(builder: Any, name: str, *args: Any, fastmath: tuple[str, ...] = ()) -> Any:
-    """One of LLVM's own functions, which vectorise."""
+    """Call one of LLVM's own functions, which are vectorised."""
     kind = args[0].type
     width = {"float": 32, "double": 64}[str(kind)]
     signature = ir.FunctionType(kind, [kind] * len(args))
@@ -74,8 +82,8 @@ def _call(builder: Any, name: str, *args: Any, fastmath: tuple[str, ...] = ()) -
     )
 
 
-def _word(emit: Callable[..., Any], arity: int) -> Any:
-    """A function for numbers of one type, from one that emits its instructions."""
+def _intrinsic(emit: Callable[..., Any], arity: int) -> Any:
+    """Return a function for numbers of one type, given one that emits its instructions."""
 
     def describe(kind: Any) -> Any:
         return kind(*[kind] * arity), lambda target, builder, signature, args: emit(builder, *args)
@@ -89,17 +97,16 @@ def _word(emit: Callable[..., Any], arity: int) -> Any:
 
 
 # Python's `min` would be compiled again for every kernel.
-least = _word(lambda builder, a, b: builder.select(builder.icmp_signed("<", a, b), a, b), 2)
+least = _intrinsic(lambda builder, a, b: builder.select(builder.icmp_signed("<", a, b), a, b), 2)
 
 
 def _extreme(name: str, order: str) -> Callable[..., Any]:
-    """The greater or the lesser of two numbers; a nan on either side wins, as in numpy."""
+    """Emit the maximum or minimum of two numbers; nan on either side gives nan, as in numpy."""
 
     def emit(builder: Any, a: Any, b: Any) -> Any:
         if llvmlite.binding.llvm_version_info >= (18,):
-            return _call(
-                builder, name, a, b, fastmath=("nsz",)
-            )  # an open sign of zero saves instructions on x86
+            # Leaving the sign of zero open saves instructions on x86.
+            return _call(builder, name, a, b, fastmath=("nsz",))
         # Older versions cannot compile that everywhere.
         wins = builder.or_(builder.fcmp_ordered(order, a, b), builder.fcmp_unordered("uno", a, a))
         return builder.select(wins, a, b)
@@ -107,14 +114,17 @@ def _extreme(name: str, order: str) -> Callable[..., Any]:
     return emit
 
 
-maximum, minimum = _extreme("maximum", ">"), _extreme("minimum", "<")
-fmax, fmin = _word(maximum, 2), _word(minimum, 2)
-# One rounding where the machine has such an instruction, two elsewhere.
-muladd = _word(lambda builder, a, b, c: _call(builder, "fmuladd", a, b, c), 3)
-fmod = _word(lambda builder, a, b: builder.frem(a, b), 2)
+maximum = _extreme("maximum", ">")
+minimum = _extreme("minimum", "<")
+fmax = _intrinsic(maximum, 2)
+fmin = _intrinsic(minimum, 2)
+# Rounded once if the machine has such an instruction, else twice.
+muladd = _intrinsic(lambda builder, a, b, c: _call(builder, "fmuladd", a, b, c), 3)
+fmod = _intrinsic(lambda builder, a, b: builder.frem(a, b), 2)
 
-# The bits of the type and of its fraction; log2 e; ln 2 in two parts; where exp underflows and overflows; the series of
-# (exp r − 1 − r) / r² for |r| ≤ ln 2 / 2, by interpolation at Chebyshev's points, lowest power first.
+# The bits of the type and of its fraction; log2 e; ln 2 in two parts; the arguments at which exp
+# underflows and overflows; the series of (exp r − 1 − r) / r² for |r| ≤ ln 2 / 2, interpolated at
+# Chebyshev points, lowest power first.
 _EXP = {
     "double": (
         64,
@@ -174,7 +184,7 @@ _TANH = {
 
 
 def _series(builder: Any, x: Any, terms: list[Any]) -> Any:
-    """Σ terms[k] xᵏ, in pairs of pairs: a short chain of dependent steps."""
+    """Emit Σ terms[k] xᵏ, in pairs of pairs: a short chain of dependent steps."""
     while len(terms) > 1:
         pairs = [
             _call(builder, "fmuladd", b, x, a)
@@ -186,9 +196,13 @@ def _series(builder: Any, x: Any, terms: list[Any]) -> Any:
 
 
 def _exp(builder: Any, x: Any) -> Any:
-    """exp within one unit in the last place, without a branch or a table: x = k ln 2 + r, exp x = 2ᵏ exp r."""
+    """Emit exp within one unit in the last place, without a branch or a table.
+
+    With x = k ln 2 + r, exp x = 2ᵏ exp r.
+    """
     bits, fraction, log2e, high, low, least, most, terms = _EXP[str(x.type)]
-    whole, bias = ir.IntType(bits), 2 ** (bits - fraction - 2) - 1
+    whole = ir.IntType(bits)
+    bias = 2 ** (bits - fraction - 2) - 1
 
     def number(value: float) -> Any:
         return ir.Constant(x.type, value)
@@ -203,36 +217,37 @@ def _exp(builder: Any, x: Any) -> Any:
     lost = builder.fadd(builder.fsub(number(1.0), near), r)
     series = builder.fadd(near, _call(builder, "fmuladd", builder.fmul(r, r), rest, lost))
     # Times 2ᵏ in two steps, since 2ᵏ alone may be out of range where the result is not.
-    both = builder.add(
-        builder.bitcast(shifted, whole), whole(2 * bias - _bits(magic, bits))
-    )  # k + 2 bias
+    shift = whole(2 * bias - _bits(magic, bits))
+    both = builder.add(builder.bitcast(shifted, whole), shift)  # k + 2 bias
     half = builder.lshr(both, whole(1))
     for exponent in (half, builder.sub(both, half)):
-        series = builder.fmul(
-            series, builder.bitcast(builder.shl(exponent, whole(fraction)), x.type)
-        )
+        power = builder.bitcast(builder.shl(exponent, whole(fraction)), x.type)
+        series = builder.fmul(series, power)
     return series
 
 
 def _bits(value: float, bits: int) -> int:
+    """Return the bits of a floating-point number as an integer."""
     return int.from_bytes(struct.pack("<d" if bits == 64 else "<f", value), "little")
 
 
 def _tanh(builder: Any, x: Any) -> Any:
-    upper, lower = ([ir.Constant(x.type, c) for c in reversed(row)] for row in _TANH[str(x.type)])
-    square, one = builder.fmul(x, x), ir.Constant(x.type, 1.0)
+    """Emit tanh: a rational function for small x, else 1 − 2 / (exp 2|x| + 1), signed as x."""
+    numerator, denominator = _TANH[str(x.type)]
+    upper = [ir.Constant(x.type, coefficient) for coefficient in reversed(numerator)]
+    lower = [ir.Constant(x.type, coefficient) for coefficient in reversed(denominator)]
+    square = builder.fmul(x, x)
+    one = ir.Constant(x.type, 1.0)
     ratio = builder.fdiv(_series(builder, square, upper), _series(builder, square, lower))
     small = _call(builder, "fmuladd", builder.fmul(x, square), ratio, x)
     size = _call(builder, "fabs", x)
     two = ir.Constant(x.type, 2.0)
-    large = builder.fsub(
-        one, builder.fdiv(two, builder.fadd(_exp(builder, builder.fadd(size, size)), one))
-    )
+    exponential = _exp(builder, builder.fadd(size, size))
+    large = builder.fsub(one, builder.fdiv(two, builder.fadd(exponential, one)))
     signed = _call(builder, "copysign", large, x)
-    return builder.select(
-        builder.fcmp_ordered("<", size, ir.Constant(x.type, 0.625)), small, signed
-    )
+    is_small = builder.fcmp_ordered("<", size, ir.Constant(x.type, 0.625))
+    return builder.select(is_small, small, signed)
 
 
-exp = _word(_exp, 1)
-tanh = _word(_tanh, 1)
+exp = _intrinsic(_exp, 1)
+tanh = _intrinsic(_tanh, 1)

@@ -1,21 +1,23 @@
-"""What a CUDA kernel can say: the scalar language as C++ functions, each for every type of number.
+"""The C++ functions of CUDA kernels: the operations, each for every type of number.
 
-`DEVICE` is what only a GPU can compile; the rest is plain C++, so that it can be tested without one.
+Only `DEVICE` needs a GPU's compiler; `COMMON` is plain C++, which is tested without a GPU.
 """
 
 from __future__ import annotations
 
 from einmpi.graph.operations import OPERATIONS
 
-# No header is included: the compiler needs to find no files.
+# No header is included, so that the compiler needs to find no files.
 DEVICE = """\
 #define FN static __device__ __forceinline__
 struct Half { unsigned short bits; };
 struct Brain { unsigned short bits; };
 FN float load(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
 FN float load(Brain x) { return __int_as_float((int)x.bits << 16); }
-FN Half to_half(float x) { Half y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
-FN Half to_half(double x) { Half y; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x)); return y; }
+FN Half to_half(float x) {
+  Half y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x)); return y; }
+FN Half to_half(double x) {
+  Half y; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x)); return y; }
 FN Brain to_brain(float x) {
   unsigned b = __float_as_uint(x);
   unsigned short bits = x != x ? 0x7fc0 | (b >> 16 & 0x8000) : (b + 0x7fff + (b >> 16 & 1)) >> 16;
@@ -28,15 +30,17 @@ FN double not_a_number(double) { return __longlong_as_double(0x7ff8000000000000L
 template <class T> FN T from_lane(T x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
 FN bool from_lane(bool x, int mask) { return __shfl_xor_sync(0xffffffffu, (int)x, mask) != 0; }
 #if __CUDA_ARCH__ >= 800
-FN float maximum_(float a, float b) { float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
-FN float minimum_(float a, float b) { float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+FN float maximum_(float a, float b) {
+  float c; asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
+FN float minimum_(float a, float b) {
+  float c; asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b)); return c; }
 #else
 FN float maximum_(float a, float b) { return a > b || a != a ? a : b; }
 FN float minimum_(float a, float b) { return a < b || a != a ? a : b; }
 #endif
 """
 
-# Integers wrap around, which C++ leaves open for those with a sign: they are added and multiplied without one.
+# Integers wrap around. C++ leaves that open for signed ones, so they are computed as unsigned.
 COMMON = """\
 typedef long long Long;
 template <class T> struct Complex { T re, im; };
@@ -53,13 +57,15 @@ FN bool load(unsigned char x) { return x != 0; }
 template <class S> struct Cell { template <class T> FN S of(T x) { return (S)x; } };
 template <> struct Cell<Half> { template <class T> FN Half of(T x) { return to_half((float)x); }
                                 FN Half of(double x) { return to_half(x); } };
-template <> struct Cell<Brain> { template <class T> FN Brain of(T x) { return to_brain((float)x); } };
+template <> struct Cell<Brain> {
+  template <class T> FN Brain of(T x) { return to_brain((float)x); } };
 
 // ---- casts ----
 template <class T> struct Cast { template <class S> FN T of(S x) { return (T)x; }
                                  template <class S> FN T of(Complex<S> x) { return (T)x.re; } };
-template <> struct Cast<bool> { template <class S> FN bool of(S x) { return x != 0; }
-                                template <class S> FN bool of(Complex<S> x) { return x.re != 0 || x.im != 0; } };
+template <> struct Cast<bool> {
+  template <class S> FN bool of(S x) { return x != 0; }
+  template <class S> FN bool of(Complex<S> x) { return x.re != 0 || x.im != 0; } };
 template <class T> struct Cast<Complex<T>> {
   template <class S> FN Complex<T> of(S x) { return {(T)x, (T)0}; }
   template <class S> FN Complex<T> of(Complex<S> x) { return {(T)x.re, (T)x.im}; } };
@@ -73,8 +79,10 @@ template <class T> FN T mul(T a, T b) { typedef typename Wrap<T>::type U; return
 template <class T> FN T minus(T a) { typedef typename Wrap<T>::type U; return (T)(-(U)a); }
 FN bool add(bool a, bool b) { return a | b; }
 FN bool mul(bool a, bool b) { return a & b; }
-template <class T> FN Complex<T> add(Complex<T> a, Complex<T> b) { return {a.re + b.re, a.im + b.im}; }
-template <class T> FN Complex<T> sub(Complex<T> a, Complex<T> b) { return {a.re - b.re, a.im - b.im}; }
+template <class T> FN Complex<T> add(Complex<T> a, Complex<T> b) {
+  return {a.re + b.re, a.im + b.im}; }
+template <class T> FN Complex<T> sub(Complex<T> a, Complex<T> b) {
+  return {a.re - b.re, a.im - b.im}; }
 template <class T> FN Complex<T> mul(Complex<T> a, Complex<T> b) {
   return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re}; }
 template <class T> FN Complex<T> minus(Complex<T> a) { return {-a.re, -a.im}; }
@@ -83,7 +91,10 @@ FN double muladd(double a, double b, double c) { return fma(a, b, c); }
 template <class T> FN T divide(T a, T b) { return a / b; }
 template <class T> FN Complex<T> divide(Complex<T> a, Complex<T> b) {  // Smith's method
   if ((b.re < 0 ? -b.re : b.re) >= (b.im < 0 ? -b.im : b.im)) {
-    if (b.re == 0 && b.im == 0) { T zero = b.re < 0 ? -b.re : b.re; return {a.re / zero, a.im / zero}; }
+    if (b.re == 0 && b.im == 0) {
+      T zero = b.re < 0 ? -b.re : b.re;
+      return {a.re / zero, a.im / zero};
+    }
     T r = b.im / b.re, d = (T)1 / (b.re + b.im * r);
     return {(a.re + a.im * r) * d, (a.im - a.re * r) * d};
   }
@@ -125,7 +136,8 @@ template <class T> FN bool greater(T a, T b) { return a > b; }
 template <class T> FN bool greater_equal(T a, T b) { return a >= b; }
 template <class T> FN bool equal(T a, T b) { return a == b; }
 template <class T> FN bool not_equal(T a, T b) { return a != b; }
-template <class T> FN bool equal(Complex<T> a, Complex<T> b) { return a.re == b.re && a.im == b.im; }
+template <class T> FN bool equal(Complex<T> a, Complex<T> b) {
+  return a.re == b.re && a.im == b.im; }
 template <class T> FN bool not_equal(Complex<T> a, Complex<T> b) { return !equal(a, b); }
 template <class T> FN T pick(bool c, T a, T b) { return c ? a : b; }
 template <class T> FN T maximum_(T a, T b) { return a > b || a != a ? a : b; }  // a nan wins
@@ -135,7 +147,8 @@ FN bool minimum_(bool a, bool b) { return a & b; }
 template <class T> FN T sign_(T a) { return a != a ? a : (T)((a > 0) - (a < 0)); }
 
 // ---- functions ----
-#define BOTH(name, one, two) FN float name(float x) { return one(x); } FN double name(double x) { return two(x); }
+#define BOTH(name, one, two) \\
+  FN float name(float x) { return one(x); } FN double name(double x) { return two(x); }
 BOTH(exp_, expf, exp) BOTH(log_, logf, log) BOTH(log1p_, log1pf, log1p) BOTH(expm1_, expm1f, expm1)
 BOTH(sqrt_, sqrtf, sqrt) BOTH(tanh_, tanhf, tanh) BOTH(erf_, erff, erf) BOTH(sin_, sinf, sin)
 BOTH(cos_, cosf, cos) BOTH(sinh_, sinhf, sinh) BOTH(cosh_, coshf, cosh) BOTH(abs_, fabsf, fabs)
@@ -148,7 +161,8 @@ FN int abs_(int a) { return a < 0 ? minus(a) : a; }
 FN Long abs_(Long a) { return a < 0 ? minus(a) : a; }
 template <class T> FN T abs_(Complex<T> a) { return hypot_(a.re, a.im); }
 template <class T> FN T rsqrt_(T x) { return (T)1 / sqrt_(x); }
-template <class T> FN T root_power(T a) { return a == -infinity(a) ? infinity(a) : sqrt_(a + (T)0); }
+template <class T> FN T root_power(T a) {
+  return a == -infinity(a) ? infinity(a) : sqrt_(a + (T)0); }
 template <class T> FN T conj_(T a) { return a; }
 template <class T> FN Complex<T> conj_(Complex<T> a) { return {a.re, -a.im}; }
 template <class T> FN T real_(T a) { return a; }
@@ -173,9 +187,11 @@ template <class T> FN Complex<T> sqrt_(Complex<T> x) {
   if (x.re >= 0) return {half, other};
   return {abs_(other), x.im < 0 || (x.im == 0 && (T)1 / x.im < 0) ? -half : half};
 }
-template <class T> FN Complex<T> rsqrt_(Complex<T> x) { return divide(Complex<T>{(T)1, (T)0}, sqrt_(x)); }
+template <class T> FN Complex<T> rsqrt_(Complex<T> x) {
+  return divide(Complex<T>{(T)1, (T)0}, sqrt_(x)); }
 template <class T> FN Complex<T> tanh_(Complex<T> x) {
-  if (abs_(x.re) > 20) return {x.re < 0 ? (T)-1 : (T)1, 4 * sin_(x.im) * cos_(x.im) * exp_(-2 * abs_(x.re))};
+  if (abs_(x.re) > 20)
+    return {x.re < 0 ? (T)-1 : (T)1, 4 * sin_(x.im) * cos_(x.im) * exp_(-2 * abs_(x.re))};
   T s = sinh_(x.re), c = cos_(x.im), d = s * s + c * c;
   return {s * cosh_(x.re) / d, sin_(x.im) * c / d};
 }
@@ -192,11 +208,14 @@ template <class T> FN Complex<T> power(Complex<T> a, Complex<T> b) {
   return exp_(mul(b, log_(a)));
 }
 FN Complex<float> power(Complex<float> a, Complex<float> b) {  // the exponent would lose digits
-  return Cast<Complex<float>>::of(power(Cast<Complex<double>>::of(a), Cast<Complex<double>>::of(b))); }
+  typedef Cast<Complex<double>> Wide;
+  return Cast<Complex<float>>::of(power(Wide::of(a), Wide::of(b))); }
 
 // ---- places ----
-// The quotient by a number that the host has prepared: m = ceil(2^s / d), with s so that it is exact below 2^31.
-FN int quotient(int x, Long m, Long s) { return (int)(((unsigned long long)x * (unsigned long long)m) >> s); }
+// The quotient by a divisor d that the host has prepared: m = ceil(2^s / d), with s such that it
+// is exact below 2^31.
+FN int quotient(int x, Long m, Long s) {
+  return (int)(((unsigned long long)x * (unsigned long long)m) >> s); }
 FN Long quotient(Long x, Long d, Long) { return x / d; }
 template <class I> FN I least(I a, I b) { return a < b ? a : b; }
 """
