@@ -54,7 +54,10 @@ def _result_type(operation: Operation, types: tuple[Type, ...]) -> Type:
 
 
 def _accepted(operation: Operation) -> str:
-    """Return which dtypes an operation takes, all arguments being alike."""
+    """Return which dtypes an operation takes, for a message.
+
+    All arguments are tried in the same dtype.
+    """
     accepted = []
     for name in cpu_dtypes():
         kind = np.dtype(name)
@@ -85,7 +88,10 @@ def infer(node: Scalar, leaf: Callable[[Scalar], Type]) -> Type:
 
 
 def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
-    """Return the dtype of a call; OperationError for a constant that it cannot hold."""
+    """Return the dtype of a call; OperationError for a constant that it cannot hold.
+
+    A constant adapts to the tensor beside it: int32 + 1 is int32, and int32 + 2**40 is an error.
+    """
     operation = OPERATIONS[op]
     result = _result_type(operation, tuple(types))
     dtype = np.dtype(result)
@@ -109,7 +115,10 @@ def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
 
 
 def call(op: str, *args: Scalar) -> Scalar:
-    """Return a Call, or its value if all arguments are constants; OperationError if it has none."""
+    """Return a Call, or its value if all arguments are constants.
+
+    OperationError if the operation has no value or no dtype for these constants.
+    """
     values = [arg.value for arg in args if isinstance(arg, Const)]
     # A constant takes the dtype of the tensor beside it, but a cast constant keeps its own.
     if len(values) < len(args) or OPERATIONS[op].is_cast:
@@ -122,7 +131,10 @@ def call(op: str, *args: Scalar) -> Scalar:
 
 
 def fold(op: str, values: Sequence[Number]) -> Number:
-    """Return the value of an operation on constants."""
+    """Return the value of an operation on constants.
+
+    Integers do not wrap around here, and 2**-1 is 0.5; else the value is numpy's.
+    """
     if all(type(value) is int for value in values):
         integers = [int(value.real) for value in values]
         if op == "**" and integers[1] < 0:

@@ -29,14 +29,17 @@ class Vertex:
 
     @property
     def is_input(self) -> bool:
+        """Whether the tensor is given rather than computed."""
         return self.einsum is None
 
     @property
     def elements(self) -> int:
+        """The number of elements of the tensor."""
         return prod(self.bound)
 
     @property
     def nbytes(self) -> int:
+        """The bytes of the whole tensor."""
         return self.elements * np.dtype(self.dtype).itemsize
 
     def __str__(self) -> str:
@@ -63,6 +66,7 @@ class EinGraph:
 
     @cached_property
     def by_name(self) -> Mapping[str, Vertex]:
+        """The vertices by their names."""
         return {vertex.name: vertex for vertex in self.vertices}
 
     @cached_property
@@ -89,10 +93,12 @@ class EinGraph:
 
     @cached_property
     def inputs(self) -> tuple[Vertex, ...]:
+        """The vertices that are given."""
         return tuple(vertex for vertex in self.vertices if vertex.is_input)
 
     @property
     def computed(self) -> tuple[Vertex, ...]:
+        """The vertices that are computed, in the order of computation."""
         return tuple(vertex for vertex in self.vertices if not vertex.is_input)
 
     def operations(self) -> int:

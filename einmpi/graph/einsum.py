@@ -48,10 +48,12 @@ class EinSum:
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """All labels: the output's first, then the aggregated ones."""
         return self.output + self.aggregated
 
     @property
     def extent(self) -> dict[str, int]:
+        """The extent of each label."""
         return dict(self.extents)
 
     @property
@@ -61,6 +63,7 @@ class EinSum:
 
     @property
     def is_elementwise(self) -> bool:
+        """Whether nothing is aggregated."""
         return not self.aggregated
 
     def calls(self) -> int:

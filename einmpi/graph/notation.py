@@ -28,6 +28,10 @@ def element_text(tensor: str, index: Sequence[str | Scalar], names: Sequence[str
 
 
 def _text_and_precedence(node: Scalar, names: Sequence[str]) -> tuple[str, int]:
+    """Return the text of an expression and how tightly it binds.
+
+    A sum inside a product needs brackets, because it binds less tightly: (a + b) × c.
+    """
     if isinstance(node, Const):
         return _number(node.value)
     if isinstance(node, Index):
@@ -54,6 +58,7 @@ def _text_and_precedence(node: Scalar, names: Sequence[str]) -> tuple[str, int]:
 
 
 def _number(value: Number) -> tuple[str, int]:
+    """Return the text of a constant and how tightly it binds, as −1 in (-1)**2."""
     if isinstance(value, complex) and not math.isfinite(value.imag):
         return f"{value.real!r} + {value.imag!r} × 1j", _SUM_PRECEDENCE
     shown = repr(value)

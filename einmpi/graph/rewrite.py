@@ -16,7 +16,10 @@ MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what 
 
 
 def optimize(graph: EinGraph) -> EinGraph:
-    """Apply all rewrites until nothing changes: what is fused may be split once more."""
+    """Apply all rewrites until nothing changes.
+
+    What is fused may be split once more: several rounds can be needed.
+    """
     split_graph = split(share(prune(graph)))
     before = None
     for _ in range(MAX_ROUNDS):
@@ -31,7 +34,7 @@ def optimize(graph: EinGraph) -> EinGraph:
 
 
 def prune(graph: EinGraph) -> EinGraph:
-    """Leave out what no output needs."""
+    """Leave out the vertices and inputs that no output needs."""
     needed = set(graph.outputs)
     for vertex in reversed(graph.vertices):
         if vertex.name in needed:
@@ -44,7 +47,10 @@ def prune(graph: EinGraph) -> EinGraph:
 
 
 def share(graph: EinGraph) -> EinGraph:
-    """Make vertices that compute the same thing one; an output keeps its name."""
+    """Make vertices that compute the same thing one; an output keeps its name.
+
+    Y[i] ← exp(X[i]) and Z[k] ← exp(X[k]) are the same up to the name of the label.
+    """
     first_with_meaning: dict[object, str] = {}
     representative: dict[str, str] = {}  # vertex → the first vertex that computes the same
     groups: dict[str, list[str]] = {}  # representative → all that compute the same
@@ -114,7 +120,10 @@ def copy_of(vertex: Vertex, source: Vertex) -> Vertex:
 
 
 def fuse(graph: EinGraph) -> EinGraph:
-    """Move elementwise vertices into their only consumer if that repeats no work; drop copies."""
+    """Move elementwise vertices into their only consumer if that repeats no work; drop copies.
+
+    T[i,j] ← X[i,j] - 1 and Z[i] ← Σ[j](T[i,j] × Y[j]) become Z[i] ← Σ[j]((X[i,j] - 1) × Y[j]).
+    """
     while True:
         fused = prune(_fuse_once(graph))
         if fused == graph:
@@ -123,6 +132,7 @@ def fuse(graph: EinGraph) -> EinGraph:
 
 
 def _fuse_once(graph: EinGraph) -> EinGraph:
+    """Fuse each vertex with its inputs where possible; those that moved are left to `prune`."""
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
         known[vertex.name] = vertex
@@ -143,6 +153,7 @@ def _fuse_once(graph: EinGraph) -> EinGraph:
 def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> Vertex | None:
     """Return the producer with the order of labels and the name of a vertex that transposes it.
 
+    T[i,k] ← Σ[j](A[i,j] × B[j,k]) and Z[k,i] ← T[i,k] become Z[k,i] ← Σ[j](A[i,j] × B[j,k]).
     None if the vertex is not a copy or a transpose of the producer's whole result.
     """
     einsum = vertex.einsum
@@ -175,7 +186,10 @@ def _inline(
     is_only_consumer: bool,
     known: Mapping[str, Vertex],
 ) -> Vertex | None:
-    """Return the vertex with the producer's expression in place of its tensor, or None."""
+    """Return the vertex with the producer's expression in place of its tensor.
+
+    None if that would change the meaning, repeat work, or make the expression too long.
+    """
     einsum = vertex.einsum
     produced = producer.einsum
     assert einsum is not None

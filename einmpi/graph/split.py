@@ -17,7 +17,13 @@ from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
 
 
 def split(graph: EinGraph) -> EinGraph:
-    """Split products under a distributive aggregation into products of two, in a good order."""
+    """Split products under a distributive aggregation into products of two, in a good order.
+
+    Z[i,l] ← Σ[j,k](A[i,j] × B[j,k] × C[k,l]) becomes
+
+        Z_1[i,k] ← Σ[j](A[i,j] × B[j,k])
+        Z[i,l] ← Σ[k](Z_1[i,k] × C[k,l])
+    """
     taken = {vertex.name for vertex in graph.vertices}
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
@@ -43,6 +49,8 @@ class _Splitter:
         self.op = _distributed_operation(self.aggregation, self.expression)
 
     def type(self, expression: Scalar) -> Type:
+        """Return the type of an expression over known tensors."""
+
         def leaf(node: Scalar) -> Type:
             assert isinstance(node, Element)
             return np.dtype(self.known[node.tensor].dtype)
@@ -73,7 +81,11 @@ class _Splitter:
             self.known[self.vertex.name] = self.vertex  # one vertex after all: as it was written
 
     def is_valid(self, factors: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
-        """Return whether splitting keeps the meaning."""
+        """Return whether splitting keeps the meaning.
+
+        An aggregation over a label that no factor has would be lost, and an empty label has no
+        product to split.
+        """
         einsum = self.einsum
         used = unique(*(labels_of(factor) for factor in tensors))
         has_empty_label = any(extent == 0 for _, extent in einsum.extents)
@@ -100,7 +112,8 @@ class _Splitter:
     def aggregate_single_labels(self, tensors: list[Scalar]) -> tuple[list[Scalar], list[str]]:
         """Aggregate a label that only one factor has before the product.
 
-        Return the factors and the labels that are still to be aggregated.
+        In Σ[j,k](A[i,j] × B[j] × C[i,k]) only C has k: it becomes Σ[k](C[i,k]), a vertex of its
+        own. Return the factors and the labels that are still to be aggregated.
         """
         aggregated = list(self.einsum.aggregated)
         if len(tensors) == 1:
@@ -118,7 +131,10 @@ class _Splitter:
         return reduced, [label for label in aggregated if counts[label] != 1]
 
     def contract(self, tensors: list[Scalar], remaining: list[str], name: str | None) -> Scalar:
-        """Return the product of the factors with `remaining` aggregated, two at a time."""
+        """Return the product of the factors with `remaining` aggregated, two at a time.
+
+        A label is aggregated as soon as neither the output nor a later factor has it.
+        """
         output = self.einsum.output
         if not remaining or len(tensors) == 1:
             return self.emit(self.product(tensors), output, remaining, name)
@@ -146,12 +162,16 @@ class _Splitter:
         raise AssertionError("the order of a contraction ends with one factor")
 
     def materialise(self, factor: Scalar, joined: Sequence[str]) -> Scalar:
-        """Compute a factor once, not for every combination of the other factor's labels."""
+        """Make a computed factor a vertex, if the product has labels that it does not have.
+
+        In exp(A[i]) × B[i,j] the exponential would be computed for every j.
+        """
         if is_plain(factor) or set(labels_of(factor)) == set(joined):
             return factor
         return self.emit(factor, labels_of(factor), ())
 
     def product(self, factors: Sequence[Scalar]) -> Scalar:
+        """Return ⊗ of all factors, from left to right."""
         result = factors[0]
         for factor in factors[1:]:
             result = call(self.op, result, factor)
@@ -188,7 +208,12 @@ def is_plain(expression: Scalar) -> bool:
 
 def _label_counts(labels: Sequence[str], factors: Sequence[Scalar]) -> dict[str, int]:
     """Return how many factors have each label."""
-    return {label: sum(label in labels_of(factor) for factor in factors) for label in labels}
+    counts = dict.fromkeys(labels, 0)
+    for factor in factors:
+        for label in labels_of(factor):
+            if label in counts:
+                counts[label] += 1
+    return counts
 
 
 def _distributed_operation(aggregation: str | None, expression: Scalar) -> str:
@@ -207,7 +232,10 @@ def _cast(factor: Scalar, dtype: str) -> Scalar:
 
 
 def _factors(expression: Scalar, op: str) -> list[Scalar]:
-    """Return the factors of a product; a divisor becomes a reciprocal, a sign a factor −1."""
+    """Return the factors of a product; a divisor becomes a reciprocal, a sign a factor −1.
+
+    -(a × b) / c has the factors −1, a, b and 1.0 / c.
+    """
     if not isinstance(expression, Call) or not op:
         return [expression]
     if expression.op == op:
@@ -228,7 +256,10 @@ def _factors(expression: Scalar, op: str) -> list[Scalar]:
 def contraction_order(
     factors: Sequence[Sequence[str]], output: Sequence[str], extent: Mapping[str, int]
 ) -> list[tuple[int, ...]]:
-    """Return opt_einsum's pairs of positions; each pair becomes one factor at the end."""
+    """Return opt_einsum's pairs of positions.
+
+    Each pair is taken out of the list of factors, and their product is added at its end.
+    """
     if len(factors) == 2:
         return [(0, 1)]
     from opt_einsum import paths  # slow to import, and few programs need it

@@ -63,7 +63,10 @@ def parse_program(
 
 
 def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
-    """Return for each statement the statements whose results it uses."""
+    """Return for each statement the statements whose results it uses.
+
+    In Z[i] = n * sum(Y[i,j]) these are Y and n, unless n is a label or a size.
+    """
     names = {item.name for item in program}
     scalars = {item.name for item in program if not item.labels}
     reads = {}
@@ -84,7 +87,10 @@ def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
 def _in_order(
     source: Source, program: Sequence[Statement], reads: Mapping[str, Sequence[str]]
 ) -> list[Statement]:
-    """Return the statements, each after those it uses, otherwise as written."""
+    """Return the statements, each after those it uses, otherwise as written.
+
+    Of the statements that are ready, the one written first comes next. InputError on a cycle.
+    """
     position = {item.name: k for k, item in enumerate(program)}
     missing = {name: set(names) for name, names in reads.items()}
     readers: dict[str, list[str]] = {name: [] for name in reads}

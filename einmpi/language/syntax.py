@@ -107,6 +107,7 @@ def parse(source: Source) -> list[ast.stmt]:
 
 
 def _check_characters(source: Source) -> None:
+    """Refuse control characters and invisible ones; Python's own message about them is poor."""
     for row, line in enumerate(source.lines, 1):
         for column, character in enumerate(line, 1):
             if not character.isprintable() and character != "\t":
@@ -178,6 +179,7 @@ def labels_in_brackets(source: Source, node: ast.expr) -> tuple[tuple[str, ast.e
 
 
 def _label(source: Source, node: ast.expr) -> tuple[str, ast.expr | None]:
+    """Return a label and its extent if it is written, of "i" or "i:extent"."""
     match node:
         case ast.Name(id=name):
             return name, None
@@ -188,6 +190,7 @@ def _label(source: Source, node: ast.expr) -> tuple[str, ast.expr | None]:
 
 
 def _declaration(source: Source, name: str, node: ast.expr) -> Declaration:
+    """Return the declaration of an input, given what follows its colon."""
     match node:
         case ast.Name(id=dtype):
             return Declaration(name, dtype, (), node)
@@ -220,6 +223,7 @@ def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
 
 
 def _apply(source: Source, node: ast.expr, op: str, left: int, right: int) -> int:
+    """Return the value of an operation on integers; every step stays below 2**63."""
     if op in ("//", "%") and right == 0:
         raise InputError(source.at(node), "division by zero", "a divisor other than 0")
     if op == "**" and right < 0:

@@ -18,6 +18,7 @@ def callables() -> tuple[str, ...]:
 
 
 def is_callable(name: str) -> bool:
+    """Return whether a name can be called: an aggregation, a macro or a function."""
     if name in AGGREGATIONS or name in MACROS:
         return True
     return name in OPERATIONS and OPERATIONS[name].is_function
