@@ -1,4 +1,4 @@
-"""Writes docs/python_api.md from the docstrings of einmpi's public names: python docs/make_api.py"""
+"""Write docs/python_api.md from the docstrings of public names: python docs/make_api.py"""
 
 import inspect
 import re
@@ -25,8 +25,8 @@ HEAD = """\
 
 <!-- python docs/make_api.py writes this page: change the docstrings instead. -->
 
-What `import einmpi` gives. [How to use it under mpirun](howto_python.md) has whole programs. The examples here are for
-one process, after `import numpy as np` and `import einmpi`.
+The public names of `import einmpi`. [How to use it under mpirun](howto_python.md) has whole
+programs. The examples here run in one process, after `import numpy as np` and `import einmpi`.
 """
 
 
@@ -69,15 +69,39 @@ def signature(function, name, is_method=False):
 
 
 def body(thing):
-    """A docstring as Markdown: its examples become blocks that the tests run."""
+    """Return a numpydoc docstring as Markdown: sections, lists of parameters, examples to run."""
     text = inspect.getdoc(thing)
     assert text, f"{thing} has no docstring"
+    parts = re.split(r"^(\w+)\n-{3,}\n", text, flags=re.MULTILINE)
+    done = [with_examples(parts[0].strip())]
+    for title, section in zip(parts[1::2], parts[2::2], strict=True):
+        if title == "Examples":
+            done.append(with_examples(section.strip()))
+        else:
+            done.append(f"**{title}**\n\n{entries(section)}")
+    return "\n\n".join(done)
+
+
+def with_examples(text):
+    """Turn examples into blocks that the tests run."""
     return re.sub(
         r"^>>> (.|\n)*?(?=\n\n|\Z)",
         lambda found: f"```pycon\n{found[0]}\n```",
         text,
         flags=re.MULTILINE,
     )
+
+
+def entries(section):
+    """Return the entries of a section, each a line and an indented text, as a list."""
+    items = []
+    for line in section.strip().split("\n"):
+        if line.startswith(" "):
+            items[-1].append(line.strip())
+        elif line:
+            name, _, kind = line.partition(" : ")
+            items.append([f"`{name}`" + (f" ({kind}):" if kind else ":")])
+    return "\n".join("- " + " ".join(words) for words in items)
 
 
 def members(kind):
@@ -113,7 +137,7 @@ def page():
     parts.append("## Classes")
     for kind in CLASSES:
         parts += [f"### {kind.__name__}", body(kind)]
-        if is_dataclass(kind):
+        if is_dataclass(kind) and "Attributes\n" not in inspect.getdoc(kind):
             parts.append("Fields: " + ", ".join(f"`{field.name}`" for field in fields(kind)) + ".")
         for member in members(kind):
             parts += member

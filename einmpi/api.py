@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.agreement import together
 from einmpi.comm.local import ALONE
@@ -18,6 +19,7 @@ from einmpi.files.datasets import Dataset
 from einmpi.files.formats import find, known_format
 from einmpi.files.specs import InputSpec
 from einmpi.graph.labels import MAX_EXTENT
+from einmpi.job.backends import backend_names
 from einmpi.job.job import Job, read_job
 from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.language.numpy_einsum import program_text, split_arguments
@@ -35,10 +37,31 @@ if TYPE_CHECKING:
 
 
 def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
-    """Read a job file; keywords replace its sizes, `dtype` that of its generated inputs.
+    """Read a job file.
 
-    Looks up the shapes of inputs in their files, and reads none of their values.
+    The shapes of inputs are looked up in their files; none of their elements is read.
 
+    Parameters
+    ----------
+    path : path
+        The job file.
+    dtype : str, optional
+        Replaces the dtype of generated inputs.
+    **sizes : int
+        Replace sizes of the file.
+
+    Returns
+    -------
+    Job
+        The checked job.
+
+    Raises
+    ------
+    InputError
+        The job file, or a file that it names, is wrong. The message has the line and column.
+
+    Examples
+    --------
     >>> job = einmpi.load("jobs/chain.toml", s=100)
     >>> job.title, job.sizes["s"], job.graph.outputs
     ('Matrix chain', 100, ('Z',))
@@ -49,13 +72,33 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: 
 def program(
     text: str, /, *, dtype: str = "float64", outputs: Sequence[str] | None = None, **tensors: Any
 ) -> Job:
-    """A job from a program's text.
+    """Make a job from the text of a program.
 
-    Each keyword is an input, given by its shape or by an array (whose shape and dtype it has), or a size, given by a
-    whole number. `dtype` is that of inputs given by a shape. Outputs are the tensors that no statement uses, unless
-    listed.
+    Parameters
+    ----------
+    text : str
+        The statements of the program.
+    dtype : str, optional
+        The dtype of inputs that are given by a shape.
+    outputs : sequence of str, optional
+        The tensors to compute; by default those that no statement uses.
+    **tensors : shape, array or int
+        An input by its shape, or by an array, whose shape and dtype it has; or a size.
 
-    >>> job = einmpi.program("Z[i,k] = scale * sum(A[i,j] * B[j,k])", A=(40, 4), B=np.ones((4, 30)), scale=2)
+    Returns
+    -------
+    Job
+        The checked job.
+
+    Raises
+    ------
+    InputError
+        The program or an argument is wrong.
+
+    Examples
+    --------
+    >>> text = "Z[i,k] = scale * sum(A[i,j] * B[j,k])"
+    >>> job = einmpi.program(text, A=(40, 4), B=np.ones((4, 30)), scale=2)
     >>> print(job.graph["Z"].bound, job.graph["Z"].dtype)
     (40, 30) float64
     """
@@ -74,20 +117,29 @@ def program(
             inputs[name] = given, dtype
         else:
             raise InputError(
-                "program",
-                f"{name} is {type(given).__name__}",
-                "a shape, an array, or a whole number",
+                "program", f"{name} is {type(given).__name__}", "a shape, an array, or an integer"
             )
-    return _job(text, inputs, sizes, dtype, outputs)
+    return _program_job(text, inputs, sizes, dtype, outputs)
 
 
-def _job(
+def _program_job(
     text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, outputs: Sequence[str] | None
 ) -> Job:
     source = Source("program", text)
-    graph = build_graph(source, inputs, sizes, outputs)
     return Job(
-        "", "", source, dtype, sizes, (), (), DEFAULT_STRATEGY, None, "numpy", False, {}, graph
+        title="",
+        path="",
+        source=source,
+        dtype=dtype,
+        sizes=sizes,
+        inputs=(),
+        outputs=(),
+        strategy=DEFAULT_STRATEGY,
+        memory=None,
+        backend=backend_names()[0],
+        fast_math=False,
+        roles={},
+        graph=build_graph(source, inputs, sizes, outputs),
     )
 
 
@@ -99,29 +151,29 @@ def options_of(
     machine: str | os.PathLike[str] | None = None,
     nodes: int = 1,
 ) -> Options:
-    """What a job and the caller ask of a plan; the caller's word counts more."""
+    """Return what a job asks of a plan; the other arguments take precedence over the job."""
+    # Imported here so that `import einmpi` stays fast.
     from einmpi.planner.machine import read_machine
-    from einmpi.planner.make_plan import Options  # `import einmpi` stays fast without the planner
+    from einmpi.planner.make_plan import Options
 
     limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
-    inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]  # others are not used
-    pins = {spec.name: spec.parts for spec in inputs if spec.parts is not None}
-    pins |= {spec.name: spec.parts for spec in job.outputs if spec.parts is not None}
+    used_inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]
+    pins: dict[str, tuple[int, ...]] = {}
+    for spec in (*used_inputs, *job.outputs):
+        if spec.parts is not None:
+            pins[spec.name] = spec.parts
     for name, parts in (pin or {}).items():
         pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
-    resident = tuple(spec.name for spec in inputs if spec.resident)
-    files = tuple(spec.name for spec in inputs if spec.file is not None)
-    file = job.machine if machine is None else os.fspath(machine)
-    known = None if file is None else read_machine(file)
+    machine_file = job.machine if machine is None else os.fspath(machine)
     return Options(
         strategy or job.strategy,
         limit,
-        resident,
+        tuple(spec.name for spec in used_inputs if spec.resident),
         pins,
         job.roles,
         nodes=nodes,
-        machine=known,
-        files=files,
+        machine=None if machine_file is None else read_machine(machine_file),
+        files=tuple(spec.name for spec in used_inputs if spec.file is not None),
     )
 
 
@@ -135,13 +187,40 @@ def plan(
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
 ) -> Plan:
-    """How a job is cut over `ranks` ranks: no MPI, no data. print(plan) is what `einmpi plan` prints.
+    """Plan how a job is cut over ranks. No MPI is started and no data is read.
 
-    `strategy` and `memory`, bytes a rank or a text such as "4 GiB", are the job's own by default. `pin` prescribes into
-    how many parts each dimension of an input or output is cut. The ranks lie on `nodes` nodes, equally many on each.
-    `machine` is a file that `einmpi calibrate` has written: then the plan is made for the times in it, and has
-    ``seconds_predicted``.
+    ``print(plan)`` shows what the command ``einmpi plan`` prints.
 
+    Parameters
+    ----------
+    job : Job
+        What to compute.
+    ranks : int
+        The number of ranks.
+    strategy : str, optional
+        How cuts are chosen; by default as the job says.
+    memory : int or str, optional
+        The limit per rank, in bytes or as a text such as ``"4 GiB"``; by default as the job says.
+    pin : mapping of str to sequence of int, optional
+        For inputs and outputs, into how many parts each dimension has to be cut.
+    nodes : int, optional
+        The number of nodes. Each has the same number of ranks.
+    machine : path, optional
+        A file that ``einmpi calibrate`` has written. The plan is then made for the times in it,
+        and has ``seconds_predicted``.
+
+    Returns
+    -------
+    Plan
+        The plan.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or no plan stays within the memory limit.
+
+    Examples
+    --------
     >>> job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(400, 300), B=(300, 400))
     >>> einmpi.plan(job, ranks=4).parts("Z")
     {'i': 2, 'k': 2, 'j': 1}
@@ -163,12 +242,32 @@ def compile(
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
 ) -> Compiled:
-    """A job made ready for the ranks of a communicator of mpi4py: call it again and again, it plans once.
+    """Make a job ready for the ranks of a communicator, to be called many times.
 
-    A call gives a dict of DistArrays, which may be inputs of the next call. Without `comm` the ranks are all that
-    mpirun started, or this process alone. `strategy`, `memory`, `pin` and `machine` are those of `plan`. `fast_math`
-    allows faster arithmetic that rounds more.
+    Parameters
+    ----------
+    job : Job
+        What to compute.
+    comm : mpi4py communicator, optional
+        The ranks; by default all that mpirun started, or this process alone.
+    strategy, memory, pin, machine : optional
+        As for `plan`.
+    fast_math : bool, optional
+        Whether to allow faster arithmetic that rounds more; by default as the job says.
 
+    Returns
+    -------
+    Compiled
+        A function of the inputs that returns a dict of DistArrays. It plans once for each kind of
+        inputs. Its outputs may be inputs of the next call.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong.
+
+    Examples
+    --------
     >>> step = einmpi.compile(einmpi.program("Y[i] = X[i] / 2", X=(3,)))
     >>> half = step({"X": np.array([4.0, 8.0, 16.0])})["Y"]
     >>> step({"X": half})["Y"].gather()
@@ -179,7 +278,7 @@ def compile(
 
     if fast_math is not None:
         if not isinstance(fast_math, bool):
-            raise InputError("fast_math", f"{fast_math!r} is no truth value", "True or False")
+            raise InputError("fast_math", f"{fast_math!r} is not a truth value", "True or False")
         job = replace(job, fast_math=fast_math)
     return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin, machine))
 
@@ -187,13 +286,35 @@ def compile(
 def run(
     job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **options: Any
 ) -> dict[str, DistArray]:
-    """Compute the outputs of a job on all ranks of a communicator; `options` are those of `compile`.
+    """Compute the outputs of a job on all ranks of a communicator. No file is written.
 
-    Inputs are arrays that every rank has, DistArrays, or h5py datasets; those not given are generated or read as the
-    job says. Outputs stay distributed, and no file is written.
+    Parameters
+    ----------
+    job : Job
+        What to compute.
+    inputs : mapping of str to array, DistArray or h5py dataset, optional
+        The inputs by name. An array is the same on every rank. Inputs that are missing are
+        generated or read as the job says.
+    comm : mpi4py communicator, optional
+        The ranks; by default all that mpirun started, or this process alone.
+    **options
+        As for `compile`.
 
+    Returns
+    -------
+    dict of str to DistArray
+        The outputs by name. They stay distributed.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong; the same error on all ranks.
+
+    Examples
+    --------
     >>> job = einmpi.program("far[i] = max(abs(X[i,j] - Y[j]))", X=(2, 3), Y=(3,))
-    >>> einmpi.run(job, {"X": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "Y": [1.0, 1.0, 1.0]})["far"].gather()
+    >>> X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    >>> einmpi.run(job, {"X": X, "Y": [1.0, 1.0, 1.0]})["far"].gather()
     array([2., 5.])
     """
     return compile(job, comm, **options)(inputs)
@@ -206,12 +327,34 @@ def open_dataset(
     parts: Sequence[int] | None = None,
     rows: slice | None = None,
 ) -> DistArray:
-    """Read a tensor from a file, cut over all ranks of a communicator. All ranks call it; each element is read once.
+    """Read a tensor from a file. All ranks call it; each element is read once.
 
-    `dataset` is the path of an HDF5 dataset or the name of a tensor of a safetensors file; an .npy file needs none.
-    `parts` says into how many parts each dimension is cut, as for ``DistArray.from_global``; ``rows=slice(0, 1000)``
-    takes only these of the first dimension.
+    Parameters
+    ----------
+    file : path
+        A file of any format that a job can read.
+    dataset : str, optional
+        The name of the tensor in the file: the path of an HDF5 dataset, or the name of a tensor in
+        a safetensors file. An .npy file holds a single tensor and needs none.
+    comm : mpi4py communicator, optional
+        The ranks; by default all that mpirun started, or this process alone.
+    parts : sequence of int, optional
+        Into how many parts to cut each dimension, as for ``DistArray.from_global``.
+    rows : slice, optional
+        The part of the first dimension to read.
 
+    Returns
+    -------
+    DistArray
+        The tensor, cut over all ranks.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or an argument is wrong.
+
+    Examples
+    --------
     >>> np.save("steps.npy", np.arange(10.0))
     >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
     array([2., 3., 4.])
@@ -219,11 +362,17 @@ def open_dataset(
     from einmpi.comm.mpi import comm_of
     from einmpi.compiled.dist_array import DistArray
 
-    ours, path = comm_of(comm), os.fspath(file)
+    own_comm = comm_of(comm)
+    path = os.fspath(file)
 
-    def look() -> Dataset:
-        if rows is not None and (not isinstance(rows, slice) or rows.step not in (None, 1)):
-            raise InputError("open_dataset", f"rows is {rows!r}", "such as slice(0, 1000)")
+    def find_tensor() -> Dataset:
+        chosen = None
+        if rows is not None:
+            if not isinstance(rows, slice) or rows.step not in (None, 1):
+                raise InputError(
+                    "open_dataset", f"rows is {rows!r}", "a slice such as slice(0, 1000)"
+                )
+            chosen = (rows.start, rows.stop)
         file_format = known_format(path, path)
         if file_format.key and not dataset:
             raise InputError(
@@ -231,18 +380,36 @@ def open_dataset(
                 f"the {file_format.key} of {path} is missing",
                 f'a second argument such as "{file_format.example_name}"',
             )
-        chosen = None if rows is None else (rows.start, rows.stop)
         return find(InputSpec("", file=path, inside=dataset or "", rows=chosen))
 
-    return DistArray.from_dataset(together(ours, look, Dataset.as_read), ours, parts)
+    found = together(own_comm, find_tensor, Dataset.as_read)
+    return DistArray.from_dataset(found, own_comm, parts)
 
 
-def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """The outputs of a job as numpy arrays, computed in this process by the plain reference evaluator.
+def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, npt.NDArray[Any]]:
+    """Compute the outputs of a job in this process with the reference evaluator.
 
-    Inputs that are not given are generated or read as the job says. It is slow on purpose: what is simple can be
-    trusted.
+    It is slow on purpose: it is simple enough to be trusted.
 
+    Parameters
+    ----------
+    job : Job
+        What to compute.
+    inputs : mapping of str to array, optional
+        The inputs by name. Those that are missing are generated or read as the job says.
+
+    Returns
+    -------
+    dict of str to array
+        The outputs by name.
+
+    Raises
+    ------
+    InputError
+        An input is wrong, or the job needs more memory than the machine has.
+
+    Examples
+    --------
     >>> job = einmpi.program("n = sum(X[i]**2)", X=(2,))
     >>> float(einmpi.reference(job, {"X": [3.0, 4.0]})["n"])
     25.0
@@ -250,31 +417,50 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     from einmpi.compiled.backends import check_memory
     from einmpi.compiled.program import check_inputs
 
-    graph = job.graph
     given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
-    check_memory(job.source.name, memory_needed(graph))
+    check_memory(job.source.name, memory_needed(job.graph))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
-    return evaluate(
-        graph,
-        {
-            v.name: given[v.name]
-            if v.name in given
-            else storage.load(specs[v.name], v.bound, v.dtype)
-            for v in graph.inputs
-        },
-    )
+    arrays = {}
+    for vertex in job.graph.inputs:
+        if vertex.name in given:
+            arrays[vertex.name] = given[vertex.name]
+        else:
+            arrays[vertex.name] = storage.load(specs[vertex.name], vertex.bound, vertex.dtype)
+    return evaluate(job.graph, arrays)
 
 
 def einsum(
-    *arguments: Any, dtype: Any = None, out: np.ndarray | None = None, optimize: Any = True
+    *arguments: Any, dtype: Any = None, out: npt.NDArray[Any] | None = None, optimize: Any = True
 ) -> Any:
-    """numpy.einsum's grammar: ``einsum("ij,jk->ik", a, b)`` or ``einsum(a, [0, 1], b, [1, 2], [0, 2])``.
+    """Evaluate an expression in the grammar of `numpy.einsum`.
 
-    Ellipsis, implicit output and repeated labels included. Arrays are computed with in this process and give an array;
-    a DistArray among the operands makes all ranks work together, and the result a DistArray. `dtype` converts the
-    operands first, `out` takes the result; `optimize` is accepted and ignored, the order of a product is always chosen.
+    Ellipsis, implicit output and repeated labels are supported.
 
+    Parameters
+    ----------
+    *arguments
+        ``"ij,jk->ik", a, b`` or ``a, [0, 1], b, [1, 2], [0, 2]``. If one of the operands is a
+        DistArray, all ranks call it.
+    dtype : dtype, optional
+        The dtype to which operands are converted first; not for DistArrays.
+    out : array, optional
+        Takes the result; not for DistArrays.
+    optimize : optional
+        Accepted and ignored: the order of a product is always chosen.
+
+    Returns
+    -------
+    array or DistArray
+        A DistArray if one of the operands is.
+
+    Raises
+    ------
+    InputError
+        The subscripts or operands are wrong.
+
+    Examples
+    --------
     >>> a, b = np.ones((2, 3)), np.ones((3, 2))
     >>> einmpi.einsum("ij,jk->ik", einmpi.DistArray.from_global(a), b).gather()
     array([[3., 3.],
@@ -283,22 +469,29 @@ def einsum(
     from einmpi.compiled.dist_array import DistArray
 
     subscripts, operands = split_arguments(arguments)
-    spread = next((operand for operand in operands if isinstance(operand, DistArray)), None)
-    arrays = [x if isinstance(x, DistArray) else np.asarray(x, dtype) for x in operands]
-    if spread is not None and (dtype is not None or out is not None):
-        raise InputError("einsum", "dtype and out do not go with a DistArray", "arrays only")
-    if any(
-        isinstance(x, DistArray) and spread is not None and x.comm is not spread.comm
-        for x in operands
-    ):
-        raise InputError(
-            "einsum", "the operands lie on different communicators", "DistArrays of the same ranks"
-        )
+    arrays = []
+    comm: Any = None
+    for operand in operands:
+        if not isinstance(operand, DistArray):
+            arrays.append(np.asarray(operand, dtype))
+            continue
+        arrays.append(operand)
+        if comm is not None and operand.comm is not comm:
+            raise InputError(
+                "einsum",
+                "the operands are on different communicators",
+                "DistArrays on the same ranks",
+            )
+        comm = operand.comm
+    is_distributed = comm is not None
+    if comm is None:
+        comm = ALONE
+    elif dtype is not None or out is not None:
+        raise InputError("einsum", "dtype or out is given with a DistArray", "arrays only")
     kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
-    comm: Any = ALONE if spread is None else spread.comm
-    compiled = together(comm, lambda: _compiled(subscripts, kinds, comm))
-    result = compiled({f"x{k}": array for k, array in enumerate(arrays)})["out"]
-    if spread is not None:
+    compiled = together(comm, lambda: _compiled_einsum(subscripts, kinds, comm))
+    result = compiled({f"x{number}": array for number, array in enumerate(arrays)})["out"]
+    if is_distributed:
         return result
     if out is None:
         return result.local
@@ -307,12 +500,15 @@ def einsum(
 
 
 @lru_cache(maxsize=256)
-def _compiled(
+def _compiled_einsum(
     subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Any
 ) -> Compiled:
     from einmpi.compiled.program import Compiled
 
-    common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name if operands else ""
+    common = ""
+    if operands:
+        common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name
     text = program_text(subscripts, [shape for shape, _ in operands], common)
-    job = _job(text, {f"x{k}": operand for k, operand in enumerate(operands)}, {}, common, None)
+    inputs = {f"x{number}": operand for number, operand in enumerate(operands)}
+    job = _program_job(text, inputs, {}, common, None)
     return Compiled(job, comm, options_of(job))

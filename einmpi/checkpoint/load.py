@@ -1,7 +1,7 @@
-"""A checkpoint on disk: a folder with a manifest, and the blocks of each rank in a file. How it is read.
+"""Read checkpoints: a folder with a manifest, and the blocks of each rank in a file.
 
-A block that several ranks hold alike is in the file of the first of them. Where it lies there follows from the layouts
-and the rank: the manifest needs two numbers a rank, its file's size and checksum, however many tensors there are.
+A block that several ranks hold is in the file of the first of them. Its place there follows from
+the layouts and the rank, so the manifest has only the size and checksum of each rank's file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
@@ -30,37 +31,43 @@ from einmpi.version import __version__
 
 FORMAT = 2
 MANIFEST = "manifest.json"
-PIECE = 16 * 2**20  # bytes that are read or written, and checked, at a time
-ALLOWED = "remove it to start again, or to go on from an older one"
+PIECE_BYTES = 16 * 2**20  # read or written, and checked, at a time
+REMOVE_HINT = "remove it to start again, or to continue from an older one"
 _COMPLETE = re.compile(r"[0-9]{6,9}")
 
-Identity = Mapping[
-    str, str
-]  # what makes two jobs give the same numbers, part by part: what it is → a text
+Array: TypeAlias = npt.NDArray[Any]
+# What makes two jobs give the same numbers: the name of each part, and a text that must be equal.
+Identity: TypeAlias = Mapping[str, str]
+# A rank that has some indices of a dimension: the digits of its axes, where the indices are in its
+# block, and where they are in the box that is read.
+Holder: TypeAlias = tuple[dict[int, int], Runs, Runs]
 
 
 @dataclass(frozen=True)
 class Block:
-    """A tensor in a checkpoint. The layout of a tensor without dimensions has one of extent 1."""
+    """A tensor in a checkpoint. The layout of a number has one dimension of extent 1."""
 
     name: str
     dtype: str
     layout: Layout
 
     def nbytes(self, rank: int) -> int:
-        """Bytes in the rank's file."""
+        """Return the bytes of the tensor in the rank's file."""
         block = self.layout.block(rank)
         if block is None or not self.layout.owns(rank):
             return 0
         return elements(block) * np.dtype(self.dtype).itemsize
 
     def keeper(self, rank: int) -> int:
-        """The rank whose file has this rank's block."""
-        digits = zip(self.layout.mesh.digits(rank), self.layout.cuts, strict=True)
-        return rank_of(self.layout.mesh, [0 if cut is None else digit for digit, cut in digits])
+        """Return the rank whose file has this rank's block."""
+        digits = []
+        for digit, cut in zip(self.layout.mesh.digits(rank), self.layout.cuts, strict=True):
+            digits.append(0 if cut is None else digit)
+        return rank_of(self.layout.mesh, digits)
 
 
 def rank_of(mesh: Mesh, digits: Sequence[int]) -> int:
+    """Return the rank with these digits on the axes of a mesh."""
     rank = 0
     for digit, factor in zip(digits, mesh.factors, strict=True):
         rank = rank * factor + digit
@@ -68,33 +75,44 @@ def rank_of(mesh: Mesh, digits: Sequence[int]) -> int:
 
 
 def places(blocks: Sequence[Block], rank: int) -> Iterator[tuple[int, int]]:
-    """(start, bytes) of each block in a rank's file; each starts where an array may lie in memory."""
+    """Give the offset and bytes of each block in a rank's file, aligned like arrays in memory."""
     start = 0
     for block in blocks:
-        yield start, block.nbytes(rank)
-        start += -(-block.nbytes(rank) // ALIGNMENT) * ALIGNMENT
+        count = block.nbytes(rank)
+        yield start, count
+        start += -(-count // ALIGNMENT) * ALIGNMENT
 
 
 def file_name(rank: int) -> str:
-    """A rank that has no blocks to keep has no file."""
+    """Return the name of a rank's file. A rank without blocks to keep has none."""
     return f"rank-{rank:05d}.raw"
 
 
 def complete(folder: str) -> list[str]:
-    """The checkpoints in a folder, named by how many vertices are done; the newest last."""
-    return sorted(filter(_COMPLETE.fullmatch, os.listdir(folder)), key=int)
+    """Return the names of the checkpoints in a folder, the newest last.
+
+    A name is the number of vertices that are done.
+    """
+    names = [name for name in os.listdir(folder) if _COMPLETE.fullmatch(name)]
+    return sorted(names, key=int)
 
 
 def checksum(manifest: Mapping[str, Any]) -> int:
+    """Return the checksum of a manifest."""
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------
+def damaged(path: str, what: str) -> InputError:
+    """Return the error for a checkpoint that is damaged."""
+    return InputError(path, f"the checkpoint is damaged: {what}", hint=REMOVE_HINT)
+
+
+# ---- a checkpoint -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint: everything after the first `done` vertices is still to do."""
+    """A complete checkpoint, made after the first `done` vertices."""
 
     path: str
     plan: str  # the digest of the plan that made it
@@ -102,154 +120,176 @@ class Saved:
     done: int
     vertex: str
     blocks: Mapping[str, Block]
-    files: tuple[tuple[int, int], ...]  # bytes and checksum of each rank's
-
-    def damaged(self, what: str) -> InputError:
-        return InputError(self.path, f"the checkpoint is damaged: {what}", ALLOWED)
+    files: tuple[tuple[int, int], ...]  # the bytes and checksum of each rank's
 
     def check_file(self, rank: int) -> None:
-        """CRC-32 finds what disks and copying do to files; it is in the standard library and no slower than a disk."""
-        path = os.path.join(self.path, file_name(rank))
-        size, check = self.files[rank]
+        """Refuse a rank's file if it is damaged.
+
+        CRC-32 finds what disks and copies do to files, and is as fast as a disk.
+        """
+        name = file_name(rank)
+        path = os.path.join(self.path, name)
+        size, expected_check = self.files[rank]
         if not size:
             return
         try:
             found = os.path.getsize(path)
             if found != size:
-                raise self.damaged(f"{file_name(rank)} has {found} bytes instead of {size}")
+                raise damaged(self.path, f"{name} has {found} bytes instead of {size}")
+            check = 0
             with open(path, "rb", buffering=0) as file:
-                got = 0
-                while piece := file.read(PIECE):
-                    got = zlib.crc32(piece, got)
+                while piece := file.read(PIECE_BYTES):
+                    check = zlib.crc32(piece, check)
         except OSError as error:
-            raise self.damaged(f"{file_name(rank)}: {error.strerror or error}") from None
-        if got != check:
-            raise self.damaged(f"{file_name(rank)} has changed since it was written")
+            raise damaged(self.path, f"{name}: {error.strerror or error}") from None
+        if check != expected_check:
+            raise damaged(self.path, f"{name} has changed since it was written")
 
-    def mapped(self, name: str, rank: int) -> np.ndarray:
-        """The block of a tensor in a rank's file, not yet read. Who keeps it keeps the file, even a removed one."""
-        number, block = list(self.blocks).index(name), self.blocks[name]
+    def mapped(self, name: str, rank: int) -> Array:
+        """Map the block of a tensor in a rank's file into memory.
+
+        The mapping stays valid after the file is removed.
+        """
+        number = list(self.blocks).index(name)
+        block = self.blocks[name]
         start, count = list(places(list(self.blocks.values()), rank))[number]
         region = block.layout.block(rank)
         assert region is not None
         if not count:
             return np.empty(shape(region), block.dtype)
-        return np.memmap(
-            os.path.join(self.path, file_name(rank)), block.dtype, "r", start, shape(region)
-        )
+        path = os.path.join(self.path, file_name(rank))
+        return np.memmap(path, block.dtype, "r", start, shape(region))
 
-    def fill(self, name: str, rank: int, target: np.ndarray) -> None:
-        """A rank's block as it was, partial results included."""
+    def fill(self, name: str, rank: int, target: Array) -> None:
+        """Put a rank's block as it was, partial results included, into an array."""
         target[...] = self.mapped(name, self.blocks[name].keeper(rank)).reshape(target.shape)
 
 
 class SavedTensor:
-    """A tensor of a checkpoint, read box by box as from a dataset; partial results are put together on the way."""
+    """A tensor of a checkpoint, read box by box like a dataset; partial results are combined."""
 
     def __init__(
         self, saved: Saved, name: str, bound: tuple[int, ...], aggregation: str | None
     ) -> None:
-        self.saved, self.block, self.shape = saved, saved.blocks[name], bound
+        self.saved = saved
+        self.block = saved.blocks[name]
+        self.shape = bound
         self.dtype = np.dtype(self.block.dtype)
         self.aggregation = aggregation
 
-    def __getitem__(self, box: Box) -> np.ndarray:
+    def __getitem__(self, box: Box) -> Array:
         layout = self.block.layout
-        wanted = [((part.start, part.stop),) for part in box] if box else [((0, 1),)]
+        mesh = layout.mesh
+        wanted: list[Runs] = [((0, 1),)]
+        if box:
+            wanted = [((side.start, side.stop),) for side in box]
         found = np.empty([runs[0][1] - runs[0][0] for runs in wanted], self.dtype)
         choices = [self._holders(dimension, runs) for dimension, runs in enumerate(wanted)]
         partial = [axis for axis, cut in enumerate(layout.cuts) if cut == PARTIAL]
-        # Partial results come in the order of their ranks, so that every reader adds them up alike.
-        for number, digits in enumerate(
-            itertools.product(*(range(layout.mesh.factors[axis]) for axis in partial))
-        ):
-            for held in itertools.product(*choices):
-                at = dict(zip(partial, digits, strict=True))
-                for axes, *_ in held:
-                    at.update(axes)
-                rank = rank_of(
-                    layout.mesh, [at.get(axis, 0) for axis in range(len(layout.mesh.factors))]
-                )
+        partial_digits = itertools.product(*(range(mesh.factors[axis]) for axis in partial))
+        # Partial results come in the order of their ranks, so that every reader combines them in
+        # the same order.
+        for number, digits in enumerate(partial_digits):
+            for holders in itertools.product(*choices):
+                digit_of_axis = dict(zip(partial, digits, strict=True))
+                for axis_digits, _, _ in holders:
+                    digit_of_axis.update(axis_digits)
+                rank = rank_of(mesh, _all_digits(mesh, digit_of_axis))
                 block = self.saved.mapped(self.block.name, rank)
-                for there, here in boxes(tuple(h[1] for h in held), tuple(h[2] for h in held)):
-                    found[here] = self._added(found[here], block[there]) if number else block[there]
+                in_block = tuple(runs for _, runs, _ in holders)
+                in_box = tuple(runs for _, _, runs in holders)
+                for there, here in boxes(in_block, in_box):
+                    values = block[there]
+                    if number:
+                        values = self._combined(found[here], values)
+                    found[here] = values
         return found if box else found.reshape(())
 
-    def _holders(self, dimension: int, wanted: Runs) -> list[tuple[dict[int, int], Runs, Runs]]:
-        """Who has some of the indices of a dimension: (digits on its axes, where in the block, where in the box)."""
-        layout, holders = self.block.layout, []
+    def _holders(self, dimension: int, wanted: Runs) -> list[Holder]:
+        """Return the ranks that have some of the wanted indices of a dimension."""
+        layout = self.block.layout
+        mesh = layout.mesh
         axes = layout.axes_of(dimension)
-        for digits in itertools.product(*(range(layout.mesh.factors[axis]) for axis in axes)):
-            at = dict(zip(axes, digits, strict=True))
-            own = layout.runs(
-                dimension, [at.get(axis, 0) for axis in range(len(layout.mesh.factors))]
-            )
-            if common := intersect(own, wanted):
-                # Run by run: two runs that touch in the block may lie apart in the box.
-                holders += [(at, locate((run,), own), locate((run,), wanted)) for run in common]
+        holders: list[Holder] = []
+        for digits in itertools.product(*(range(mesh.factors[axis]) for axis in axes)):
+            digit_of_axis = dict(zip(axes, digits, strict=True))
+            own = layout.runs(dimension, _all_digits(mesh, digit_of_axis))
+            # Run by run: two runs that are adjacent in the block may be apart in the box.
+            for run in intersect(own, wanted):
+                holders.append((digit_of_axis, locate((run,), own), locate((run,), wanted)))
         return holders
 
-    def _added(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+    def _combined(self, first: Array, second: Array) -> Array:
         assert self.aggregation is not None
-        ufunc = AGGREGATIONS[self.aggregation].combine
+        combine = AGGREGATIONS[self.aggregation].combine
         with np.errstate(all="ignore"):
-            return ufunc(one, two)
+            return combine(first, second)
+
+
+def _all_digits(mesh: Mesh, digit_of_axis: Mapping[int, int]) -> list[int]:
+    """Return the digits on all axes of a mesh, 0 for those that are not given."""
+    return [digit_of_axis.get(axis, 0) for axis in range(len(mesh.factors))]
+
+
+# ---- the manifest -------------------------------------------------------------------------------
 
 
 def read_manifest(path: str) -> str:
+    """Return the text of a checkpoint's manifest."""
     try:
         with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise InputError(
-            path, f"the checkpoint is damaged: {MANIFEST}: {reason}", ALLOWED
-        ) from None
+    except OSError as error:
+        raise damaged(path, f"{MANIFEST}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise damaged(path, f"{MANIFEST}: it is not text") from None
 
 
 def parse_manifest(
     path: str, text: str, graph: EinGraph, identity: Identity | None = None
 ) -> Saved:
-    """The checkpoint, if it is whole, of this version, and of a job with this graph and identity."""
+    """Return a checkpoint; refuse one that is damaged, or of another version or job.
+
+    Without `identity` it is not compared with the job.
+    """
     try:
         data = json.loads(text)
         given = data.pop("checksum")
-        made_by, job = str(data["einmpi"]), dict(data["job"])
+        made_by = str(data["einmpi"])
+        job = dict(data["job"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise InputError(
-            path, f"the checkpoint is damaged: {MANIFEST} is no manifest", ALLOWED
-        ) from None
+        raise damaged(path, f"{MANIFEST} is not a manifest") from None
     if given != checksum(data):
-        raise InputError(
-            path, f"the checkpoint is damaged: {MANIFEST} has changed since it was written", ALLOWED
-        )
-    if (data.get("format"), made_by) != (FORMAT, __version__):
+        raise damaged(path, f"{MANIFEST} has changed since it was written")
+    if data.get("format") != FORMAT or made_by != __version__:
         raise InputError(
             path,
-            f"the checkpoint is of einmpi {made_by}",
-            f"one of einmpi {__version__}; {ALLOWED}",
+            f"einmpi {made_by} made the checkpoint",
+            f"one that einmpi {__version__} made",
+            REMOVE_HINT,
         )
-    for what, wanted in (identity or {}).items():
-        if job.get(what) != wanted:
-            raise InputError(path, f"the checkpoint is of another job: {what} differs", ALLOWED)
-    if identity is not None and len(job) > len(identity):
-        raise InputError(path, "the checkpoint is of another job: it has other inputs", ALLOWED)
+    if identity is not None:
+        for what, expected in identity.items():
+            if job.get(what) != expected:
+                raise InputError(
+                    path, f"the checkpoint is of another job: {what} differs", hint=REMOVE_HINT
+                )
+        if len(job) > len(identity):
+            raise InputError(
+                path, "the checkpoint is of another job: it has other inputs", hint=REMOVE_HINT
+            )
     try:
-        return _saved(path, data, graph)
+        return _parse_saved(path, data, graph)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise InputError(
-            path, f"the checkpoint is damaged: {MANIFEST} does not fit the job", ALLOWED
-        ) from None
+        raise damaged(path, f"{MANIFEST} does not fit the job") from None
 
 
-def _saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
-    """ValueError and the like where something is not as it must be."""
-    done, ranks = (
-        _between(data["done"], 1, len(graph.computed)),
-        _between(data["mesh"], 1, MAX_RANKS),
-    )
-    mesh = Mesh(ranks, _between(data["nodes"], 1, ranks))
-    if ranks % mesh.nodes:
+def _parse_saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
+    """Return the checkpoint; raise ValueError or the like if something does not fit."""
+    done = _between(data["done"], 1, len(graph.computed))
+    mesh_ranks = _between(data["mesh"], 1, MAX_RANKS)
+    mesh = Mesh(mesh_ranks, _between(data["nodes"], 1, mesh_ranks))
+    if mesh_ranks % mesh.nodes:
         raise ValueError("nodes")
     blocks = {}
     for name, tensor in zip(needed(graph, done), data["tensors"], strict=True):
@@ -257,25 +297,25 @@ def _saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
         bound = vertex.bound or (1,)
         if (tensor["name"], tensor["dtype"], tuple(tensor["shape"])) != (name, vertex.dtype, bound):
             raise ValueError(name)
-        cuts = [
-            cut if cut is None else _between(cut, PARTIAL, len(bound) - 1) for cut in tensor["cuts"]
-        ]
+        cuts: list[int | None] = []
+        for cut in tensor["cuts"]:
+            cuts.append(None if cut is None else _between(cut, PARTIAL, len(bound) - 1))
         if len(cuts) != len(mesh.factors):
             raise ValueError(name)
         blocks[name] = Block(name, vertex.dtype, Layout(mesh, bound, tuple(cuts)))
-    files = tuple(
-        (_between(size, 0, 2**63), _between(check, 0, 2**32)) for size, check in data["files"]
-    )
+    files = []
+    for size, check in data["files"]:
+        files.append((_between(size, 0, 2**63), _between(check, 0, 2**32)))
     if len(files) != mesh.ranks:
         raise ValueError("files")
     return Saved(
-        path,
-        str(data["plan"]),
-        _between(data["ranks"], mesh.ranks, MAX_RANKS),
-        done,
-        graph.computed[done - 1].name,
-        blocks,
-        files,
+        path=path,
+        plan=str(data["plan"]),
+        ranks=_between(data["ranks"], mesh.ranks, MAX_RANKS),
+        done=done,
+        vertex=graph.computed[done - 1].name,
+        blocks=blocks,
+        files=tuple(files),
     )
 
 

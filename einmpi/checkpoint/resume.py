@@ -1,4 +1,4 @@
-"""A job whose run can be interrupted: prepared from its start, or from the checkpoint that another run has left."""
+"""Prepare a run that can be interrupted: from its start, or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeAlias
 
 from einmpi.checkpoint.load import Identity, Saved, SavedTensor
 from einmpi.checkpoint.save import Checkpoints
@@ -21,9 +21,8 @@ from einmpi.planner.make_plan import Options, Plan
 from einmpi.schedule.remainder import remaining
 from einmpi.schedule.schedule import Schedule
 
-Prepared = tuple[
-    Compiled, Plan, Schedule, dict[str, Any]
-]  # the last are inputs that the checkpoint gives
+# What to run, and the inputs that the checkpoint gives.
+Prepared: TypeAlias = tuple[Compiled, Plan, Schedule, dict[str, Any]]
 
 
 def open_checkpoints(
@@ -35,20 +34,26 @@ def open_checkpoints(
     asked: Sequence[str] = (),
     quiet: bool = False,
 ) -> Checkpoints:
-    """The checkpoints of a run that is about to begin, with the one it goes on from where there is one."""
-    found = Checkpoints(
-        folder, every, comm, job.graph, together(comm, lambda: identity(job)), asked, quiet
-    )
-    found.find(resume)
-    return found
+    """Return the checkpoints of a run that is about to begin.
+
+    With `resume`, they have the checkpoint from which the run continues, if there is one.
+    """
+    job_identity = together(comm, lambda: identity(job))
+    checkpoints = Checkpoints(folder, every, comm, job.graph, job_identity, asked, quiet)
+    checkpoints.find(resume)
+    return checkpoints
 
 
 def prepare(
     job: Job, comm: Comm, options_of: Callable[[Job], Options], checkpoints: Checkpoints | None
 ) -> Prepared:
-    """What to run. Where the plan is that of the checkpoint, the rest of its schedule: the results have the same bits
-    as without an interruption. Else, on another number of ranks, a new plan for the rest of the graph."""
-    saved = checkpoints.saved if checkpoints is not None else None
+    """Return what to run.
+
+    If the plan is the one that made the checkpoint, the rest of its schedule is run, and results
+    have the same bits as without an interruption. Otherwise, on another number of ranks, there is
+    a new plan for the rest of the graph.
+    """
+    saved = None if checkpoints is None else checkpoints.saved
     if saved is None or saved.ranks == comm.size:
         compiled = Compiled(job, comm, together(comm, lambda: options_of(job)))
         plan, schedule, _ = compiled.prepare({})
@@ -57,49 +62,55 @@ def prepare(
         if checkpoints is None or saved is None:
             return compiled, plan, schedule, {}
         if saved.plan == plan.digest:
-            checkpoints.restored = tuple(
-                point for point in schedule.points if point.vertex in saved.blocks
-            )
+            restored = [point for point in schedule.points if point.vertex in saved.blocks]
+            checkpoints.restored = tuple(restored)
             return compiled, plan, remaining(schedule, saved.done), {}
     assert checkpoints is not None
-    left = replace(job, graph=rest(job.graph, saved.done))
-    compiled = Compiled(left, comm, together(comm, lambda: options_of(left)))
-    plan, schedule, given = compiled.prepare(_tensors(job, saved))
+    rest_of_job = replace(job, graph=rest(job.graph, saved.done))
+    compiled = Compiled(rest_of_job, comm, together(comm, lambda: options_of(rest_of_job)))
+    plan, schedule, given = compiled.prepare(_saved_tensors(job, saved))
     checkpoints.starts(plan.digest, schedule.points)
     return compiled, plan, schedule, given
 
 
-def _tensors(job: Job, saved: Saved) -> dict[str, SavedTensor]:
-    found = {}
+def _saved_tensors(job: Job, saved: Saved) -> dict[str, SavedTensor]:
+    tensors = {}
     for name in saved.blocks:
         vertex = job.graph[name]
         assert vertex.einsum is not None
-        found[saved_name(name)] = SavedTensor(saved, name, vertex.bound, vertex.einsum.aggregation)
-    return found
+        aggregation = vertex.einsum.aggregation
+        tensors[saved_name(name)] = SavedTensor(saved, name, vertex.bound, aggregation)
+    return tensors
 
 
 def identity(job: Job) -> Identity:
-    """What must be the same for two runs to give the same numbers, up to rounding. The number of ranks, the strategy
-    and the threads need not be."""
+    """Return what must be equal for two runs to give the same numbers, up to rounding.
+
+    The number of ranks, the strategy and the threads may differ.
+    """
     program = sha256(f"{job.graph}\n{job.fast_math}".encode()).hexdigest()
-    inputs = {spec.name: spec for spec in job.inputs if spec.name in job.graph.by_name}
-    return {"the program with its sizes": program} | {
-        f"the input {name}": _text(spec) for name, spec in inputs.items()
-    }
+    parts = {"the program with its sizes": program}
+    for spec in job.inputs:
+        if spec.name in job.graph.by_name:
+            parts[f"the input {spec.name}"] = _describe_input(spec)
+    return parts
 
 
-def _text(spec: InputSpec) -> str:
-    """A file is the same as long as nobody writes to it; it may be found in another folder."""
+def _describe_input(spec: InputSpec) -> str:
+    """Return a text about an input.
+
+    A file counts as the same until it is written to; it may be found in another folder.
+    """
+    tensor = f"{spec.dtype}{list(spec.shape or ())}"
     if spec.file is None:
-        return f"{spec.random} {spec.dtype}{list(spec.shape or ())}, seed {spec.seed}, {spec.low} to {spec.high}"
+        return f"{spec.random} {tensor}, seed {spec.seed}, {spec.low} to {spec.high}"
     try:
-        found = os.stat(spec.file)
+        status = os.stat(spec.file)
     except OSError as error:
         raise InputError(
-            spec.place, f"{spec.file}: {error.strerror or error}", "a file to read"
+            spec.place, f"{spec.file}: {error.strerror or error}", "a readable file"
         ) from None
-    inside = spec.inside or None
     return (
-        f"{os.path.basename(spec.file)}:{inside} rows {spec.rows} {spec.dtype}{list(spec.shape or ())}, "
-        f"{found.st_size} bytes, written at {found.st_mtime_ns} ns"
+        f"{os.path.basename(spec.file)}:{spec.inside or None} rows {spec.rows} {tensor}, "
+        f"{status.st_size} bytes, written at {status.st_mtime_ns} ns"
     )

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: when all ranks save what they have, how that is written, where a run goes on.
+"""Save checkpoints of a run: when all ranks save, how that is written, where a run continues.
 
-A folder is filled under a hidden name, its manifest last, and renamed when all of it is on disk: it is whole or not
-there. An older checkpoint goes after that.
+A folder is filled under a hidden name, its manifest last, and renamed when it is all on disk: it
+is complete or absent. Older checkpoints are removed after that.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.checkpoint.load import (
     FORMAT,
     MANIFEST,
-    PIECE,
+    PIECE_BYTES,
     Block,
     Identity,
     Saved,
@@ -47,11 +48,13 @@ from einmpi.schedule.schedule import SavePoint
 from einmpi.version import __version__
 
 _HIDDEN = re.compile(r"\.[0-9]{6,9}\.[0-9a-f]{16}\.part")
-_SAVE = "save"  # what a rank may wish for; or it is the name of a signal
+_SAVE = "save"  # what a rank may ask for; otherwise it is the name of a signal
+
+Array: TypeAlias = npt.NDArray[Any]
 
 
 def claim_folder(folder: str, comm: Comm) -> AbstractContextManager[None]:
-    """Inside, no other run may have its checkpoints in this folder. All ranks call it."""
+    """Keep other runs from using this folder in a with block. All ranks call it."""
     return claimed(
         {os.path.join(folder, "checkpoint"): f"--checkpoint {folder}"},
         comm,
@@ -64,16 +67,17 @@ def _make_folder(folder: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        raise InputError(place, error.strerror or str(error), "a folder to write to") from None
+        raise InputError(place, error.strerror or str(error), "a writable folder") from None
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise InputError(place, "it may not be written to", "a folder with write permission")
+        raise InputError(place, "there is no permission to write to it", "a writable folder")
 
 
 class Checkpoints:
-    """Those of one run. Every rank has this object; what it decides is the same on all of them.
+    """The checkpoints of one run. Every rank has this object, and all decide the same.
 
-    `folder` is on a file system that all ranks see, `every` are seconds by the clock of rank 0, `asked` fills up with
-    the names of signals that this rank got, `identity` says what makes another run give the same numbers.
+    `folder` is on a file system that all ranks see. `every` is in seconds by the clock of rank 0.
+    `asked` receives the names of signals that this rank gets. `identity` says what makes another
+    run give the same numbers.
     """
 
     def __init__(
@@ -86,62 +90,78 @@ class Checkpoints:
         asked: Sequence[str] = (),
         quiet: bool = False,
     ) -> None:
-        self.folder, self.every, self.comm, self.graph = folder, every, comm, graph
-        self.identity, self.asked, self.quiet = identity, asked, quiet
+        self.folder = folder
+        self.every = every
+        self.comm = comm
+        self.graph = graph
+        self.identity = identity
+        self.asked = asked
+        self.quiet = quiet
         self.number = {vertex.name: number for number, vertex in enumerate(graph.computed, 1)}
         self.plan = ""  # the digest of the run's plan
-        self.saved: Saved | None = None  # where the run goes on
-        self.restored: tuple[SavePoint, ...] = ()  # of it what lies in slots when the run begins
+        self.saved: Saved | None = None  # the checkpoint from which the run continues
+        self.restored: tuple[SavePoint, ...] = ()  # what is in slots when the run begins
         self.points: dict[str, SavePoint] = {}  # of the vertices so far
         self.open: set[str] = set()  # the vertices after which all ranks can save
-        self.count, self.seconds, self.last = 0, 0.0, time.monotonic()
+        self.count = 0  # checkpoints that this run has saved
+        self.seconds = 0.0  # spent on saving
+        self.last = time.monotonic()  # when the last checkpoint was saved
 
-    # ---- where a run goes on ----------------------------------------------------------------------------------------
+    # ---- where a run continues ------------------------------------------------------------------
 
     def find(self, resume: bool) -> None:
-        """Look for the newest checkpoint; an error on all ranks where it cannot be used."""
-        found = ["", ""]  # its name, its manifest
+        """Look for the newest checkpoint; raise an error on all ranks if it cannot be used."""
+        name = ""
+        manifest = ""
 
         def look() -> None:
-            found[0] = self._newest(resume)
-            if found[0]:
-                found[1] = read_manifest(self._path(found[0]))
-                parse_manifest(self._path(found[0]), found[1], self.graph, self.identity)
+            nonlocal name, manifest
+            name = self._newest(resume)
+            if name:
+                manifest = read_manifest(self._path(name))
+                parse_manifest(self._path(name), manifest, self.graph, self.identity)
 
         on_first_rank(self.comm, look)
-        name, manifest = json.loads(self.comm.allgather_text(json.dumps(found))[0])
+        found = self.comm.allgather_text(json.dumps([name, manifest]))[0]
+        name, manifest = json.loads(found)
         if name:
             self.saved = parse_manifest(self._path(name), manifest, self.graph)
             self._check_files(self.saved)
-            self._tell(f"goes on after {self.saved.vertex}, {self._of(self.saved.done)}")
+            self._report(f"continues after {self.saved.vertex}, {self._progress(self.saved.done)}")
         elif resume:
-            self._tell("there is no checkpoint; starts from the beginning")
+            self._report("there is no checkpoint; starts from the beginning")
 
     def _newest(self, resume: bool) -> str:
-        """The newest checkpoint, or nothing. What killed runs have left half done is removed."""
+        """Return the name of the newest checkpoint, or "".
+
+        Incomplete ones that killed runs have left are removed.
+        """
         _make_folder(self.folder)
-        for name in filter(_HIDDEN.fullmatch, os.listdir(self.folder)):
-            shutil.rmtree(self._path(name), ignore_errors=True)
-        found = complete(self.folder)
-        if found and not resume:
+        for name in os.listdir(self.folder):
+            if _HIDDEN.fullmatch(name):
+                shutil.rmtree(self._path(name), ignore_errors=True)
+        names = complete(self.folder)
+        if not names:
+            return ""
+        if not resume:
             raise InputError(
                 f"--checkpoint {self.folder}",
-                f"it has the checkpoint {found[-1]} of an earlier run",
+                f"it has the checkpoint {names[-1]} of an earlier run",
                 "an empty folder, or --resume to continue from the checkpoint",
             )
-        return found[-1] if found else ""
+        return names[-1]
 
     def _check_files(self, saved: Saved) -> None:
-        """Each rank checks a share of the files. What one finds all of them raise."""
-        problem = ""
+        """Check the files, a share on each rank; raise an error on all ranks if one is damaged."""
+        own_problem = ""
         try:
             for rank in range(self.comm.rank, len(saved.files), self.comm.size):
                 saved.check_file(rank)
         except InputError as error:
-            problem = str(error)
-        problem = next(filter(None, self.comm.allgather_text(problem)), "")
-        if problem:
-            raise failure(InputError.status, problem, everywhere=True)
+            own_problem = str(error)
+        for problem in self.comm.allgather_text(own_problem):
+            if problem:
+                raise failure(InputError.status, problem, everywhere=True)
 
     def restore(self, rank: int, buffers: Buffers) -> None:
         """Put what was saved into its slots."""
@@ -154,86 +174,112 @@ class Checkpoints:
                 buffers.backend.from_host(values, array)
 
     def starts(self, plan: str, points: Sequence[SavePoint]) -> None:
-        """A run is about to start. Find out after which vertices all ranks can save: which kernels go together depends
-        on a rank's extents."""
+        """Prepare for a run: find out after which vertices all ranks can save.
+
+        Which kernels are fused depends on a rank's extents, so ranks may differ.
+        """
         self.plan = plan
         own = json.dumps([point.vertex for point in points if not point.inside])
-        texts = [own] if self.comm.same(own) is None else self.comm.allgather_text(own)
+        texts = [own]
+        if self.comm.same(own) is not None:
+            texts = self.comm.allgather_text(own)
         self.open = set.intersection(*(set(json.loads(text)) for text in texts))
 
-    # ---- when to save -----------------------------------------------------------------------------------------------
+    # ---- when to save ---------------------------------------------------------------------------
 
     def reached(self, point: SavePoint, buffers: Buffers) -> None:
-        """A vertex is done: save if it is time to, or if any rank is asked to stop."""
+        """Save after a vertex if it is time to, or if any rank is asked to stop."""
         self.points[point.vertex] = point
         done = self.number[point.vertex]
-        if point.vertex not in self.open or (self.saved is not None and done <= self.saved.done):
-            return  # in the middle of kernels that go together, or a copy of what was saved
+        if point.vertex not in self.open:
+            return  # between fused kernels
+        if self.saved is not None and done <= self.saved.done:
+            return  # a copy of what was saved
         start = time.monotonic()
-        due = self.comm.rank == 0 and start - self.last >= self.every
-        wish = self.asked[0] if self.asked else _SAVE if due else ""
-        wishes = {text for text in self.comm.allgather_text(wish) if text}
-        if wishes:
-            activity_writer(self.comm.rank)(f"saving a checkpoint after {point.vertex}")
-            problem = self.save(done, buffers)
-            self.last = time.monotonic()
-            self.seconds += self.last - start
-            signals = sorted(wishes - {_SAVE})
-            if signals:
-                self._stop(signals[0], done, problem)
-            if problem:
-                self._tell(
-                    f"no checkpoint after {point.vertex}: {problem}; the run goes on", problem=True
-                )
+        request = ""
+        if self.asked:
+            request = self.asked[0]
+        elif self.comm.rank == 0 and start - self.last >= self.every:
+            request = _SAVE
+        requests = {text for text in self.comm.allgather_text(request) if text}
+        if not requests:
+            return
+        activity_writer(self.comm.rank)(f"saving a checkpoint after {point.vertex}")
+        problem = self.save(done, buffers)
+        self.last = time.monotonic()
+        self.seconds += self.last - start
+        signals = sorted(requests - {_SAVE})
+        if signals:
+            self._stop(signals[0], done, problem)
+        if problem:
+            text = f"no checkpoint after {point.vertex}: {problem}; the run continues"
+            self._report(text, problem=True)
 
     def _stop(self, signal: str, done: int, problem: str) -> None:
-        where = f"{self.folder}: {signal}: stopped after {self.graph.computed[done - 1].name}, {self._of(done)}"
+        vertex = self.graph.computed[done - 1].name
+        where = f"{self.folder}: {signal}: stopped after {vertex}, {self._progress(done)}"
         if not problem:
-            raise Stopped(f"{where}; the same command with --resume goes on")
+            raise Stopped(f"{where}; the same command with --resume continues")
         raise failure(
-            EinmpiError.status, f"{where}; there is no checkpoint of it: {problem}", everywhere=True
+            EinmpiError.status, f"{where}; it has no checkpoint: {problem}", everywhere=True
         )
 
-    # ---- saving -----------------------------------------------------------------------------------------------------
+    # ---- saving ---------------------------------------------------------------------------------
 
     def save(self, done: int, buffers: Buffers) -> str:
-        """Save what is still needed after the first `done` vertices. What went wrong, or nothing: a checkpoint is a
-        help, and that it cannot be written is no reason to end."""
+        """Save what is needed after the first `done` vertices; return what failed, or "".
+
+        A run does not end because a checkpoint cannot be written.
+        """
         points = [self.points[name] for name in needed(self.graph, done)]
         blocks = [Block(point.vertex, point.slot.dtype, point.layout) for point in points]
-        draft, problem = self._path(f".{done:06d}.{secrets.token_hex(8)}.part"), ""
-        if self.comm.rank == 0:
-            _, problem = _attempt(lambda: os.mkdir(draft))
-        draft, problem = json.loads(self.comm.allgather_text(json.dumps([draft, problem]))[0])
+        draft, problem = self._make_draft(done)
         if problem:
-            return str(problem)
-        slots = [buffers[point.slot] if point.slot.name in buffers else None for point in points]
-        arrays = [None if array is None else buffers.backend.to_host(array) for array in slots]
+            return problem
+        arrays: list[Array | None] = []
+        for point in points:
+            array = None
+            if point.slot.name in buffers:
+                array = buffers.backend.to_host(buffers[point.slot])
+            arrays.append(array)
         written = _attempt(lambda: _write_blocks(draft, blocks, arrays, self.comm.rank))
         texts = self.comm.allgather_text(json.dumps(written))
         if self.comm.rank == 0:
-            files = [json.loads(text) for text in texts]
-            problem = next((found for _, found in files if found), "")
+            files = []
+            for text in texts:
+                file, rank_problem = json.loads(text)
+                files.append(file)
+                problem = problem or rank_problem
             if not problem:
-                manifest = self._manifest(done, blocks, [file for file, _ in files])
+                manifest = self._manifest(done, blocks, files)
                 _, problem = _attempt(lambda: self._publish(draft, done, manifest))
             if problem:
                 shutil.rmtree(draft, ignore_errors=True)
         problem = self.comm.allgather_text(problem)[0]
-        self.count += not problem
-        return str(problem)
+        if not problem:
+            self.count += 1
+        return problem
+
+    def _make_draft(self, done: int) -> tuple[str, str]:
+        """Make the folder to fill on rank 0; return its path and what failed, on all ranks."""
+        draft = self._path(f".{done:06d}.{secrets.token_hex(8)}.part")
+        problem = ""
+        if self.comm.rank == 0:
+            _, problem = _attempt(lambda: os.mkdir(draft))
+        draft, problem = json.loads(self.comm.allgather_text(json.dumps([draft, problem]))[0])
+        return draft, problem
 
     def _manifest(self, done: int, blocks: Sequence[Block], files: Sequence[Any]) -> dict[str, Any]:
         mesh = self.points[self.graph.computed[done - 1].name].layout.mesh
-        tensors = [
-            {
+        tensors = []
+        for block in blocks:
+            tensor = {
                 "name": block.name,
                 "dtype": block.dtype,
                 "shape": list(block.layout.bound),
                 "cuts": list(block.layout.cuts),
             }
-            for block in blocks
-        ]
+            tensors.append(tensor)
         return {
             "format": FORMAT,
             "einmpi": __version__,
@@ -248,7 +294,7 @@ class Checkpoints:
         }
 
     def _publish(self, draft: str, done: int, manifest: Mapping[str, Any]) -> None:
-        """The draft has the files of all ranks and becomes the checkpoint; then older ones go."""
+        """Turn a draft with the files of all ranks into a checkpoint; remove older ones."""
         with open(os.path.join(draft, MANIFEST), "x", encoding="utf-8") as file:
             json.dump({**manifest, "checksum": checksum(manifest)}, file, indent=1)
             file.flush()
@@ -259,43 +305,42 @@ class Checkpoints:
         self._discard(complete(self.folder)[:-1])
 
     def remove(self) -> None:
-        """The results are safe, so the checkpoint goes. All ranks call it."""
+        """Remove the checkpoint once the results are stored. All ranks call it."""
         if self.comm.rank == 0 and (self.count or self.saved is not None):
             _, problem = _attempt(lambda: self._discard(complete(self.folder)))
-            self._tell(
-                f"the checkpoint is still there: {problem}"
-                if problem
-                else "done; the checkpoint is removed"
-            )
+            if problem:
+                self._report(f"the checkpoint could not be removed: {problem}")
+            else:
+                self._report("done; the checkpoint is removed")
 
     def _discard(self, names: Sequence[str]) -> None:
-        """Remove checkpoints. They lose their names first: what is removed halfway is no checkpoint."""
+        """Remove checkpoints. Each loses its name first: one removed halfway is no checkpoint."""
         for name in names:
             hidden = self._path(f".{name}.{secrets.token_hex(8)}.part")
             os.rename(self._path(name), hidden)
             shutil.rmtree(hidden, ignore_errors=True)
 
-    # ---- words ------------------------------------------------------------------------------------------------------
+    # ---- texts ----------------------------------------------------------------------------------
 
     def _path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
-    def _of(self, done: int) -> str:
+    def _progress(self, done: int) -> str:
         return f"{done} of {len(self.number)} vertices"
 
-    def _tell(self, text: str, problem: bool = False) -> None:
-        """A line beside the results."""
+    def _report(self, text: str, problem: bool = False) -> None:
+        """Print a line to standard error on rank 0."""
         if self.comm.rank == 0 and (problem or not self.quiet):
             line = " ".join(f"einmpi: {self.folder}: {text}".split())
-            sys.stdout.flush()  # what was said before stands before it, also where both go into one file
+            sys.stdout.flush()  # keep the order if both streams go to one file
             print(f"{clear_line(sys.stderr)}{line}\n", end="", file=sys.stderr, flush=True)
 
 
-# ---- files ----------------------------------------------------------------------------------------------------------
+# ---- files --------------------------------------------------------------------------------------
 
 
 def _attempt(action: Callable[[], Any]) -> tuple[Any, str]:
-    """(what it returns, nothing), or (None, what the system says)."""
+    """Return the result and "", or None and what the system says."""
     try:
         return action(), ""
     except OSError as error:
@@ -303,32 +348,38 @@ def _attempt(action: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def _write_blocks(
-    draft: str, blocks: Sequence[Block], arrays: Sequence[np.ndarray | None], rank: int
+    draft: str, blocks: Sequence[Block], arrays: Sequence[Array | None], rank: int
 ) -> tuple[int, int]:
-    """Write what this rank keeps, straight from where it is, and wait until it is on disk: (bytes, checksum)."""
-    size = check = 0
-    found = [*zip(places(blocks, rank), arrays, strict=True)]
-    if not any(count for (_, count), _ in found):
+    """Write the blocks that this rank keeps and flush them to disk; return bytes and checksum."""
+    kept = []
+    for (start, count), array in zip(places(blocks, rank), arrays, strict=True):
+        if count:
+            kept.append((start, count, array))
+    if not kept:
         return 0, 0
+    size = 0
+    check = 0
     with open(os.path.join(draft, file_name(rank)), "xb", buffering=0) as file:
-        for (start, count), array in found:
-            if count and array is not None:
-                for piece in _pieces(start - size, array):
-                    check = zlib.crc32(piece, check)
-                    _write(file, piece)
-                size = start + count
+        for start, count, array in kept:
+            if array is None:
+                continue
+            for piece in _pieces(start - size, array):
+                check = zlib.crc32(piece, check)
+                _write_all(file, piece)
+            size = start + count
         os.fsync(file.fileno())
     return size, check
 
 
-def _pieces(gap: int, array: np.ndarray) -> Iterator[memoryview]:
-    yield memoryview(bytes(gap))
+def _pieces(gap_bytes: int, array: Array) -> Iterator[memoryview]:
+    """Give zeros to fill a gap, then the bytes of an array, piece by piece."""
+    yield memoryview(bytes(gap_bytes))
     data = array.reshape(-1).view(np.uint8).data
-    for start in range(0, len(data), PIECE):
-        yield data[start : start + PIECE]
+    for start in range(0, len(data), PIECE_BYTES):
+        yield data[start : start + PIECE_BYTES]
 
 
-def _write(file: BinaryIO, piece: memoryview) -> None:
+def _write_all(file: BinaryIO, piece: memoryview) -> None:
     while piece:  # a call may write less than it is given
         piece = piece[file.write(piece) :]
 

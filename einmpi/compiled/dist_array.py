@@ -1,13 +1,15 @@
-"""A tensor that lies in blocks on the ranks of a communicator."""
+"""Tensors in blocks on the ranks of a communicator."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.mpi import comm_of
@@ -26,27 +28,40 @@ from einmpi.schedule.regions import Region, boxes, packed, shape, show_region
 from einmpi.schedule.steps import Exchange, Slot
 from einmpi.units import counted
 
+Array: TypeAlias = npt.NDArray[Any]
+
 
 class DistArray:
-    """A tensor that lies in blocks on the ranks. Made by runs, `from_global` and `open_dataset`.
+    """A tensor in blocks on the ranks of a communicator.
 
-    `local` is this rank's block, a numpy array, or one of CuPy where a GPU has computed it; `layout` says which
-    elements of the whole each rank has. On a rank that holds nothing `local` has no elements.
+    Runs, `from_global` and `open_dataset` make it.
 
+    Parameters
+    ----------
+    local : array
+        This rank's block: a numpy array, or a CuPy array if a GPU has computed it. It has no
+        elements on a rank that holds no block.
+    layout : Layout
+        Which elements of the whole tensor each rank has.
+    comm : Comm
+        The ranks.
+
+    Examples
+    --------
     >>> X = einmpi.DistArray.from_global(np.arange(6.0).reshape(2, 3))
     >>> X.shape, X.local.shape, str(X.layout)
     ((2, 3), (2, 3), '[1,1] on 1 rank')
     """
 
-    def __init__(self, local: np.ndarray, layout: Layout, comm: Comm) -> None:
-        self.local, self.layout, self.comm = local, layout, comm
-        block = layout.block(comm.rank)
-        assert local.size == 0 or (block is not None and local.shape == shape(block)), (
-            local.shape,
-            str(layout),
-        )
+    def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
+        self.local = local
+        self.layout = layout
+        self.comm = comm
+        if local.size:
+            block = layout.block(comm.rank)
+            assert block is not None and local.shape == shape(block), (local.shape, str(layout))
 
-    # ---- what it is -------------------------------------------------------------------------------------------------
+    # ---- properties -----------------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,106 +81,199 @@ class DistArray:
     @property
     def size(self) -> int:
         """The number of elements of the whole tensor."""
-        return int(np.prod(self.shape, dtype=object))
+        return prod(self.shape)
 
     @property
     def region(self) -> Region | None:
-        """The indices of this rank's block, runs (start, stop) of each dimension; None on a rank that holds nothing."""
+        """The indices of this rank's block: runs (start, stop) for each dimension.
+
+        None on a rank that holds no block.
+        """
         return self.layout.block(self.comm.rank)
 
     @property
-    def host(self) -> np.ndarray:
-        """This rank's block in the host's memory: `local` itself, or a copy of it."""
-        found: np.ndarray = on_host(self.local)
-        return found
+    def host(self) -> Array:
+        """This rank's block in host memory: `local` itself, or a copy of it."""
+        block: Array = on_host(self.local)
+        return block
 
     def __repr__(self) -> str:
-        held = "nothing" if self.region is None else show_region(self.region) if self.ndim else "it"
+        if self.region is None:
+            own = "nothing"
+        elif self.ndim:
+            own = show_region(self.region)
+        else:
+            own = "it"
         values = np.array2string(
             self.host, separator=", ", prefix="DistArray(", threshold=100, edgeitems=2
         )
         return (
             f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
-            f"rank {self.comm.rank} of {self.comm.size} holds {held})"
+            f"rank {self.comm.rank} of {self.comm.size} holds {own})"
         )
 
-    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
-        raise TypeError("a DistArray is spread over the ranks; its gather() gives an array")
+    def __array__(self, *_: Any, **__: Any) -> Array:
+        raise TypeError("a DistArray is distributed over the ranks; gather() returns an array")
 
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a tensor without dimensions")
         return self.shape[0]
 
-    # ---- in and out -------------------------------------------------------------------------------------------------
+    # ---- input and output -----------------------------------------------------------------------
 
     @classmethod
     def from_global(
         cls, array: Any, comm: Any = None, parts: Sequence[int] | None = None
     ) -> DistArray:
-        """Cut an array that every rank has. `parts` says into how many parts each dimension is cut.
+        """Distribute an array that every rank has. All ranks call it.
 
-        Without `parts` the first dimensions that are long enough are cut over all ranks. Nobody checks that the array
-        is the same on all ranks.
+        Nothing checks that the array is the same on all ranks.
+
+        Parameters
+        ----------
+        array : array_like
+            The whole tensor.
+        comm : mpi4py communicator, optional
+            The ranks; by default all that mpirun started, or this process alone.
+        parts : sequence of int, optional
+            Into how many parts to cut each dimension. By default the first dimensions that are
+            long enough are cut over all ranks.
+
+        Returns
+        -------
+        DistArray
+            The distributed tensor.
+
+        Raises
+        ------
+        InputError
+            The ranks cannot be divided into these parts.
+
+        Examples
+        --------
+        >>> X = einmpi.DistArray.from_global([[1.0, 2.0], [3.0, 4.0]])
+        >>> X.local
+        array([[1., 2.],
+               [3., 4.]])
         """
-        ours, whole_array = comm_of(comm), np.asarray(on_host(array))
-        mesh = Mesh(ours.size, even_nodes(ours) or 1)
-        layout = _layout(mesh, whole_array.shape, parts)
-        block = layout.block(ours.rank)
+        own_comm = comm_of(comm)
+        whole = np.asarray(on_host(array))
+        layout = _layout(own_comm, whole.shape, parts)
+        block = layout.block(own_comm.rank)
         assert block is not None
-        local = np.empty(shape(block), whole_array.dtype.newbyteorder("="))
+        local = np.empty(shape(block), whole.dtype.newbyteorder("="))
         for there, here in boxes(block, packed(block)):
-            local[here] = whole_array[there]
-        return cls(local, layout, ours)
+            local[here] = whole[there]
+        return cls(local, layout, own_comm)
 
     @classmethod
     def from_dataset(
         cls, dataset: Dataset, comm: Comm, parts: Sequence[int] | None = None
     ) -> DistArray:
-        """Read a dataset that was found in a file; cut as by `from_global`. `einmpi.open_dataset` finds and reads."""
-        layout = _layout(Mesh(comm.size, even_nodes(comm) or 1), dataset.selected_shape, parts)
-        vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)  # a number is read as one
+        """Read a dataset that was found in a file; `einmpi.open_dataset` finds and reads.
+
+        Parameters
+        ----------
+        dataset : Dataset
+            Where the tensor is in a file.
+        comm : Comm
+            The ranks. All of them call it.
+        parts : sequence of int, optional
+            As for `from_global`.
+
+        Returns
+        -------
+        DistArray
+            The distributed tensor.
+
+        Raises
+        ------
+        InputError
+            The file cannot be read, or the ranks cannot be divided into these parts.
+        """
+        layout = _layout(comm, dataset.selected_shape, parts)
+        # A number is read as a vector of one element.
+        vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         block = vector.block(comm.rank)
         assert block is not None
         local = np.empty(shape(block) if layout.bound else (), dataset.dtype)
         with ThreadPoolExecutor(1) as background:
-            Reading(dataset, vector, comm.rank, local, block, packed(block)).finish(
-                comm, background
-            )
+            reading = Reading(dataset, vector, comm.rank, local, block, packed(block))
+            reading.finish(comm, background)
         return cls(local, layout, comm)
 
     def gather(self, root: int | None = None) -> Any:
-        """The whole array, on every rank; or on rank `root` alone, None on the others. All ranks call it."""
+        """Collect the whole tensor. All ranks call it.
+
+        Parameters
+        ----------
+        root : int, optional
+            The only rank to get it; by default every rank does.
+
+        Returns
+        -------
+        array or None
+            The whole tensor; None on ranks other than `root`.
+
+        Raises
+        ------
+        InputError
+            There is no such rank.
+
+        Examples
+        --------
+        >>> einmpi.DistArray.from_global([1.0, 2.0]).gather()
+        array([1., 2.])
+        """
+        rank = self.comm.rank
         if root is not None and not 0 <= root < self.comm.size:
             raise InputError("gather", f"there is no rank {root}", f"0 to {self.comm.size - 1}")
         mesh = Mesh(self.comm.size if root is None else 1)
-        found = self.redistribute(Layout(mesh, self.shape, (None,) * len(mesh.factors))).local
-        if root is None or root == self.comm.rank == 0:
-            return found
-        if root != 0 and self.comm.rank == 0:
-            self.comm.sendrecv(root, found.reshape(-1), None, None)
-        elif root == self.comm.rank:
-            found = np.empty(self.shape, self.dtype)
-            self.comm.sendrecv(None, None, 0, found.reshape(-1))
-            return found
-        return None
+        uncut = Layout(mesh, self.shape, (None,) * len(mesh.factors))
+        whole = self.redistribute(uncut).local
+        if root is None:
+            return whole
+        # A mesh of one rank is rank 0, which sends the tensor on.
+        if root != 0 and rank == 0:
+            self.comm.sendrecv(root, whole.reshape(-1), None, None)
+        elif root != 0 and rank == root:
+            whole = np.empty(self.shape, self.dtype)
+            self.comm.sendrecv(None, None, 0, whole.reshape(-1))
+        return whole if rank == root else None
 
     def redistribute(self, layout: Layout) -> DistArray:
-        """The same tensor in another layout, such as that of another DistArray. All ranks call it."""
+        """Move the tensor to another layout. All ranks call it.
+
+        Parameters
+        ----------
+        layout : Layout
+            The new layout, such as that of another DistArray of the same shape.
+
+        Returns
+        -------
+        DistArray
+            The same tensor in this layout.
+
+        Raises
+        ------
+        InputError
+            The layout is for another shape or for more ranks.
+        """
         if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
             raise InputError(
                 "redistribute",
                 f"the layout {layout} is for a tensor of shape {layout.bound}",
-                f"shape {self.shape}, at most {self.comm.size} ranks",
+                f"shape {self.shape} on at most {self.comm.size} ranks",
             )
-        before, after = (Layout(x.mesh, x.bound or (1,), x.cuts) for x in (self.layout, layout))
         block = layout.block(self.comm.rank)
+        extents = (0,) * (self.ndim or 1) if block is None else shape(block)
         source = Slot("before", self.local.shape, self.dtype.name)
-        target = Slot(
-            "after", (0,) * (self.ndim or 1) if block is None else shape(block), self.dtype.name
-        )
+        target = Slot("after", extents, self.dtype.name)
         buffers = Buffers(NumpyBackend())
         buffers.put(source, np.ascontiguousarray(self.host))
+        before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
+        after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         moves = redistribution(before, after, self.comm.size, self.comm.rank)
         exchange(Exchange("", source, target, moves), buffers, self.comm)
         return DistArray(buffers[target], layout, self.comm)
@@ -177,29 +285,52 @@ class DistArray:
         chunks: Sequence[int] | None = None,
         compression: str | None = None,
     ) -> None:
-        """Write it to a dataset of a file, whose other datasets stay. All ranks call it, and all write.
+        """Write the tensor to a dataset of an HDF5 file. All ranks call it, and all write.
 
-        `chunks` is the shape of a chunk, `compression` is "gzip" or "lzf".
+        The other datasets of the file stay. The file is replaced whole or not at all.
+
+        Parameters
+        ----------
+        file : path
+            The file. Its folder must exist.
+        dataset : str
+            The path of the dataset, such as ``"/group/Z"``.
+        chunks : sequence of int, optional
+            The shape of a chunk; by default the dataset is contiguous.
+        compression : {"gzip", "lzf"}, optional
+            How chunks are compressed.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or the file cannot be written.
+        EinmpiError
+            Writing has failed; the file is unchanged.
         """
         from einmpi.files.writing import save_hdf5
 
         save_hdf5(self, os.fspath(file), dataset, chunks, compression)
 
 
-def _layout(mesh: Mesh, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:
-    return even_layout(mesh, bound) if parts is None else _cut(mesh, bound, parts)
+def _layout(comm: Comm, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:
+    mesh = Mesh(comm.size, even_nodes(comm) or 1)
+    if parts is None:
+        return even_layout(mesh, bound)
+    return _layout_with_parts(mesh, bound, parts)
 
 
-def _cut(mesh: Mesh, bound: tuple[int, ...], wanted: Sequence[int]) -> Layout:
-    """A layout with this many parts of each dimension; the rest of the ranks hold copies."""
-    parts = tuple(wanted) if isinstance(wanted, Sequence) else (wanted,)
-    fitting = len(parts) == len(bound) and all(type(part) is int and part > 0 for part in parts)
-    cuts = place(mesh, bound, parts) if fitting else ()
-    if not fitting or mesh.parts(cuts, range(len(bound))) != parts:
-        extents, cut = ("×".join(map(str, numbers)) for numbers in (bound, parts))
-        raise InputError(
-            "parts",
-            f"{extents} cannot be cut {cut} over {counted(mesh.ranks, 'rank')}",
-            f"products of the prime factors of {mesh.ranks}, none above its extent",
-        )
-    return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))
+def _layout_with_parts(mesh: Mesh, bound: tuple[int, ...], given: Sequence[int]) -> Layout:
+    """Return a layout with this many parts of each dimension; other ranks hold copies."""
+    parts = tuple(given) if isinstance(given, Sequence) else (given,)
+    are_positive = all(type(part) is int and part > 0 for part in parts)
+    if len(parts) == len(bound) and are_positive:
+        cuts = place(mesh, bound, parts)
+        if mesh.parts(cuts, range(len(bound))) == parts:
+            return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))
+    extents = "×".join(map(str, bound))
+    shown = "×".join(map(str, parts))
+    raise InputError(
+        "parts",
+        f"{extents} cannot be cut {shown} over {counted(mesh.ranks, 'rank')}",
+        f"products of the prime factors of {mesh.ranks}, none above its extent",
+    )

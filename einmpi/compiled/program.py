@@ -1,4 +1,4 @@
-"""A job made ready to run on the ranks of a communicator: planned and lowered once, called again and again."""
+"""A job made ready to run on the ranks of a communicator: planned once, called many times."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm, even_nodes
@@ -34,58 +35,98 @@ from einmpi.schedule.steps import Load, Step
 from einmpi.schedule.two_level import bytes_between
 from einmpi.version import __version__
 
-Kinds = tuple[
-    tuple[str, str | Layout], ...
-]  # how each input is given: "array", a dataset, or a DistArray's layout
+# What all ranks agree on before they run: the plan and this rank's schedule.
+Ready: TypeAlias = tuple[Plan, Schedule]
+
+
+@dataclass(frozen=True)
+class GivenArray:
+    """An input given as an array that every rank has."""
+
+    on_gpu: bool
+
+
+@dataclass(frozen=True)
+class GivenDataset:
+    """An input given as a dataset in a file or as an object that is read box by box."""
+
+    as_read: str
+
+
+# How each input is given, by name; a DistArray by its layout.
+InputKind: TypeAlias = Layout | GivenArray | GivenDataset
+Kinds: TypeAlias = tuple[tuple[str, InputKind], ...]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run of a rank took."""
+    """Times, in seconds, and amounts, in bytes, of one run of a rank."""
 
     seconds: float  # without loading and without checkpoints
     seconds_loading: float
-    received: int  # bytes
-    peak: int  # bytes
-    shuffled: int = 0  # bytes received while loading, beside what the plan moves
-    between: int = 0  # bytes of those received that came from other nodes
-    spilled: int = 0  # bytes written to the slow tier
-    fetched: int = 0  # bytes copied from there
+    received: int
+    peak: int
+    shuffled: int = 0  # received while loading, besides what the plan moves
+    between: int = 0  # the part of `received` that came from other nodes
+    spilled: int = 0  # written to the slow tier
+    fetched: int = 0  # copied from the slow tier
 
 
 class Compiled:
-    """A job made ready for the ranks of a communicator; `einmpi.compile` makes it.
+    """A job made ready for the ranks of a communicator. `einmpi.compile` makes it.
 
-    It plans when it is first called with inputs of a new kind: an array, a dataset, or a DistArray in some layout.
+    It plans when it is first called with inputs of a new kind: an array, a dataset, or a
+    DistArray in some layout. Later calls with inputs of that kind use the same plan.
+
+    Examples
+    --------
+    >>> step = einmpi.compile(einmpi.program("Y[i] = X[i] / 2", X=(3,)))
+    >>> step({"X": np.array([4.0, 8.0, 16.0])})["Y"].gather()
+    array([2., 4., 8.])
     """
 
     def __init__(self, job: Job, comm: Comm, options: Options) -> None:
-        self.job, self.comm, self.options = job, comm, options
+        self.job = job
+        self.comm = comm
+        self.options = options
         self.work = workplace_of(job, comm)
         self.backend = self.work.backend
-        self.ready: dict[Kinds, tuple[Plan, Schedule]] = {}
-        self.known: dict[
-            Hashable, tuple[Plan, Schedule]
-        ] = {}  # the same by what arrays look like, on one rank
+        self.ready: dict[Kinds, Ready] = {}
+        # The same by what arrays look like, on a single rank.
+        self.known: dict[Hashable, Ready] = {}
         self.files: dict[str, Dataset] = {}
-        self.resident: Blocks = {}  # of inputs from files that stay between calls
+        self.resident: Blocks = {}  # inputs from files that stay between calls
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
 
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
-        """Compute the outputs, as DistArrays. All ranks call it, with inputs of the same kind."""
+        """Compute the outputs. All ranks call it, with inputs of the same kind.
+
+        Parameters
+        ----------
+        inputs : mapping of str to array, DistArray or h5py dataset, optional
+            The inputs by name. Those that are missing are generated or read as the job says.
+
+        Returns
+        -------
+        dict of str to DistArray
+            The outputs by name. They may be inputs of the next call.
+
+        Raises
+        ------
+        InputError
+            An input is missing, unknown, or has another shape or dtype than the job says; the
+            same error on all ranks.
+        """
         given = dict(inputs or {})
         outline = _outline(given)
         known = self.known.get(outline)
-        if known is not None:  # a GPU would wait for all that is done in `prepare`
+        if known is not None:  # a GPU would wait for everything that `prepare` does
             plan, schedule = known
         else:
             plan, schedule, used = self.prepare(given)
-            if (
-                outline is not None
-                and self.comm.size == 1
-                and all(used[name] is given[name] for name in given)
-            ):
+            unchanged = all(used[name] is given[name] for name in given)
+            if outline is not None and self.comm.size == 1 and unchanged:
                 self.known[outline] = plan, schedule
             given = used
         sources = Inputs(self.job, given, self.files, self.resident)
@@ -93,28 +134,36 @@ class Compiled:
         return outputs
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
-        """The plan, this rank's schedule and the inputs as they are used: alike on all ranks, or an error on all."""
+        """Return the plan, this rank's schedule and the inputs as they are used.
+
+        All ranks agree on the plan, or all raise an error.
+        """
         given, kinds = together(
-            self.comm, lambda: self.checked(inputs), lambda found: repr(found[1])
+            self.comm, lambda: self.check_given(inputs), lambda found: repr(found[1])
         )
-        if _on_one_mesh(given):
+        if _move_to_one_mesh(given):
             kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
-            plan = together(
-                self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan)
-            )
-            if plan.spilled:
-                together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
-            schedule = lower(plan, self.comm.rank)
-            if plan.bytes_between is None:
-                own = bytes_between(schedule, self.comm.nodes)
-                plan = replace(plan, counted=sum(map(int, self.comm.allgather_text(str(own)))))
-            self.ready[kinds] = plan, self.backend.group_kernels(schedule)
+            self.ready[kinds] = self._make_ready(kinds)
         plan, schedule = self.ready[kinds]
-        self.look({*given, *self.files})
+        self.find_files({*given, *self.files})
         return plan, schedule, given
 
-    def checked(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
+    def _make_ready(self, kinds: Kinds) -> Ready:
+        plan = together(
+            self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan)
+        )
+        if plan.spilled:
+            together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
+        schedule = lower(plan, self.comm.rank)
+        if plan.bytes_between is None:
+            own = bytes_between(schedule, self.comm.nodes)
+            total = sum(int(text) for text in self.comm.allgather_text(str(own)))
+            plan = replace(plan, counted=total)
+        return plan, self.backend.group_kernels(schedule)
+
+    def check_given(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
+        """Return the given inputs as arrays of some kind, and how each is given."""
         given = {name: as_array(name, array) for name, array in inputs.items()}
         if self.job.backend == "numpy":
             given = {name: on_host(array) for name, array in given.items()}
@@ -123,35 +172,40 @@ class Compiled:
             if isinstance(array, DistArray) and array.comm is not self.comm:
                 raise InputError(
                     "inputs",
-                    f"{name} lies on another communicator",
-                    "DistArrays of the ranks of this run",
+                    f"{name} is on another communicator",
+                    "DistArrays on the ranks of this run",
                 )
         return given, kinds
 
-    def look(self, known: Collection[str]) -> None:
-        """Find the inputs in files that are not known yet. The ranks read together, so all have to find the same."""
+    def find_files(self, known: Collection[str]) -> None:
+        """Look up the inputs in files that are not known yet.
+
+        The ranks read together, so all have to find the same.
+        """
         vertices = self.job.graph.by_name
-        missing = [
-            (spec, vertices[spec.name])
-            for spec in self.job.inputs
-            if spec.file and spec.name in vertices and spec.name not in known
-        ]
+        missing = []
+        for spec in self.job.inputs:
+            if spec.file and spec.name in vertices and spec.name not in known:
+                missing.append(spec)
 
         def find() -> dict[str, Dataset]:
-            return {
-                vertex.name: find_planned(spec, vertex.bound, vertex.dtype)
-                for spec, vertex in missing
-            }
+            found = {}
+            for spec in missing:
+                vertex = vertices[spec.name]
+                found[spec.name] = find_planned(spec, vertex.bound, vertex.dtype)
+            return found
 
         if missing:
-            found = together(self.comm, find, _as_read)
-            self.files |= found
+            self.files |= together(self.comm, find, _as_read)
 
     def plan(self, kinds: Kinds) -> Plan:
-        # Where the nodes differ, the mesh has one level; the ranks count what goes between nodes by their schedules.
-        count, uneven = max(self.comm.nodes) + 1, even_nodes(self.comm) is None
+        """Make the plan for inputs that are given in this way."""
+        # If nodes have different numbers of ranks, the mesh has one level, and the ranks count
+        # what moves between nodes from their schedules.
         options = replace(
-            _with_inputs(self.options, kinds, self.job.backend), nodes=count, uneven=uneven
+            _with_inputs(self.options, kinds, self.job.backend),
+            nodes=max(self.comm.nodes) + 1,
+            uneven=even_nodes(self.comm) is None,
         )
         plan = make_plan(self.job.graph, self.comm.size, options)
         self.work.check_memory(self.job.source.name, plan.peak - plan.ahead)
@@ -165,11 +219,17 @@ class Compiled:
         checkpoints: Keeper | None = None,
         wait: bool = True,
     ) -> tuple[dict[str, DistArray], Measured]:
-        """Without `wait`, kernels on a GPU may go on after the return; what uses the outputs comes after them."""
+        """Execute the schedule, and return the outputs and what was measured.
+
+        Without `wait`, kernels on a GPU may still run on return; uses of the outputs follow them.
+        """
         self.backend.reserve(plan.peak)
-        before, start = (self.comm.received, self.comm.received_between), time.perf_counter()
-        storage = _Timed(self.work.storage(sources))
-        sources.shuffled = sources.shuffled_between = 0
+        received = self.comm.received
+        received_between = self.comm.received_between
+        start = time.perf_counter()
+        storage = _TimedStorage(self.work.storage(sources))
+        sources.shuffled = 0
+        sources.shuffled_between = 0
         try:
             blocks, buffers = execute(
                 schedule, self.backend, self.work.comm, storage, self.on_step, checkpoints
@@ -178,26 +238,26 @@ class Compiled:
                 self.backend.wait()
         finally:
             sources.close()
-        seconds = (
-            time.perf_counter() - start - (checkpoints.seconds if checkpoints is not None else 0.0)
-        )
-        received = self.comm.received - before[0] - sources.shuffled
-        between = self.comm.received_between - before[1] - sources.shuffled_between
+        seconds = time.perf_counter() - start - storage.seconds
+        if checkpoints is not None:
+            seconds -= checkpoints.seconds
         measured = Measured(
-            seconds - storage.seconds,
-            storage.seconds,
-            received,
-            buffers.peak,
-            sources.shuffled,
-            between,
-            buffers.spilled,
-            buffers.fetched,
+            seconds=seconds,
+            seconds_loading=storage.seconds,
+            received=self.comm.received - received - sources.shuffled,
+            peak=buffers.peak,
+            shuffled=sources.shuffled,
+            between=self.comm.received_between - received_between - sources.shuffled_between,
+            spilled=buffers.spilled,
+            fetched=buffers.fetched,
         )
-        return {
-            name: self.output(plan, name, blocks.get(name)) for name in self.job.graph.outputs
-        }, measured
+        outputs = {}
+        for name in self.job.graph.outputs:
+            outputs[name] = self.output(plan, name, blocks.get(name))
+        return outputs, measured
 
-    def output(self, plan: Plan, name: str, local: np.ndarray | None) -> DistArray:
+    def output(self, plan: Plan, name: str, local: npt.NDArray[Any] | None) -> DistArray:
+        """Return an output, given this rank's block of it."""
         vertex = self.job.graph[name]
         layout = Layout(plan.mesh, vertex.bound, plan.layouts[name])
         if local is None:
@@ -205,11 +265,13 @@ class Compiled:
         return DistArray(local, layout, self.comm)
 
 
-class _Timed:
-    """A storage, and the seconds in which a run waits for it."""
+class _TimedStorage:
+    """A storage that counts the seconds in which a run waits for it."""
 
     def __init__(self, storage: Storage) -> None:
-        self.storage, self.seconds, self.begin = storage, 0.0, storage.begin
+        self.storage = storage
+        self.seconds = 0.0
+        self.begin = storage.begin
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
         start = time.perf_counter()
@@ -218,23 +280,25 @@ class _Timed:
 
     def block(self, step: Load, comm: Comm) -> Any:
         start = time.perf_counter()
-        found = self.storage.block(step, comm)
+        block = self.storage.block(step, comm)
         self.seconds += time.perf_counter() - start
-        return found
+        return block
 
 
-# ---- inputs ---------------------------------------------------------------------------------------------------------
+# ---- inputs -------------------------------------------------------------------------------------
 
 
 def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
-    """How each input is given; an error where one is missing, unknown, or not what the graph wants."""
-    graph, specs = job.graph, {spec.name for spec in job.inputs}
+    """Return how each input is given; refuse missing, unknown and unsuitable ones."""
+    graph = job.graph
+    specs = {spec.name for spec in job.inputs}
     for name in given:
-        if name not in specs and (name not in graph.by_name or not graph[name].is_input):
+        is_input = name in graph.by_name and graph[name].is_input
+        if name not in specs and not is_input:
             raise InputError(
                 "inputs", f"unknown input {name!r}", one_of(vertex.name for vertex in graph.inputs)
             )
-    kinds: list[tuple[str, str | Layout]] = []
+    kinds: list[tuple[str, InputKind]] = []
     for vertex in graph.inputs:
         if vertex.name not in given:
             if vertex.name not in specs:
@@ -242,34 +306,38 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
             continue
         array = given[vertex.name]
         if tuple(array.shape) != vertex.bound or _name_of(array.dtype) != vertex.dtype:
-            found = f"{_name_of(array.dtype)}[{', '.join(map(str, array.shape))}]"
+            extents = ", ".join(str(extent) for extent in array.shape)
+            found = f"{_name_of(array.dtype)}[{extents}]"
             raise InputError("inputs", f"{vertex.name} is {found}", str(vertex))
-        kinds.append((vertex.name, _kind(array)))
+        kinds.append((vertex.name, _kind_of(array)))
     return tuple(kinds)
 
 
-@cache  # numpy puts a name together each time; a call that takes little on a GPU waits for it
+@cache  # numpy assembles a name each time; short calls on a GPU would wait for it
 def _name_of(dtype: Any) -> str:
     return str(np.dtype(dtype).name)
 
 
 def is_array(given: Any) -> bool:
+    """Return whether this is an array of numpy or CuPy."""
     return isinstance(given, np.ndarray) or is_device_array(given)
 
 
 def _outline(given: Mapping[str, Any]) -> Hashable:
-    """Of arrays all that checks and plans depend on; None where something else is given."""
+    """Return all that checks and plans depend on; None if anything but arrays is given."""
     if not all(map(is_array, given.values())):
         return None
     return tuple([(name, type(array), array.shape, array.dtype) for name, array in given.items()])
 
 
-def _kind(array: Any) -> str | Layout:
+def _kind_of(array: Any) -> InputKind:
     if isinstance(array, DistArray):
         return array.layout
     if is_array(array):
-        return "array on a GPU" if is_device_array(array) else "array"
-    return f"dataset {array.as_read()}" if isinstance(array, Dataset) else "dataset"
+        return GivenArray(on_gpu=is_device_array(array))
+    if isinstance(array, Dataset):
+        return GivenDataset(array.as_read())
+    return GivenDataset("")
 
 
 def _as_read(files: Mapping[str, Dataset]) -> str:
@@ -277,7 +345,10 @@ def _as_read(files: Mapping[str, Dataset]) -> str:
 
 
 def as_array(name: str, given: Any) -> Any:
-    """What is no array of any kind becomes one; a dataset of h5py one that every rank can read."""
+    """Return an array of any kind unchanged, anything else as a numpy array.
+
+    An h5py dataset becomes one that every rank can read.
+    """
     if is_array(given):
         return given
     dataset = find_given(given)
@@ -288,55 +359,68 @@ def as_array(name: str, given: Any) -> Any:
     try:
         return np.asarray(given)
     except (ValueError, TypeError) as error:
-        raise InputError("inputs", f"{name} is no array: {error}", "an array of numbers") from None
+        raise InputError(
+            "inputs", f"{name} is not an array: {error}", "an array of numbers"
+        ) from None
 
 
 def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
-    """What the way inputs are given means for a plan: arrays are on every rank already, DistArrays in their layout.
+    """Return the options of a plan for inputs that are given in this way.
 
-    The host's arrays may be more than fits on a GPU: where its memory is limited they are loaded when they are needed.
+    An array is on every rank already, a DistArray is in its layout. The host's arrays may not fit
+    on a GPU: if its memory is limited they are loaded when they are needed.
     """
-    given = {name: kind.cuts for name, kind in kinds if isinstance(kind, Layout)}
-    mesh = next((kind.mesh for _, kind in kinds if isinstance(kind, Layout)), None)
-    there = (
-        "array on a GPU",
-        *(("array",) if backend == "numpy" or options.memory is None else ()),
-    )
-    everywhere = tuple(
-        name for name, kind in kinds if kind in there and name not in options.resident
-    )
-    resident = tuple(name for name in options.resident if name not in given)
-    pins = {name: parts for name, parts in options.pins.items() if name not in given}
-    other = {name for name, _ in kinds}
-    datasets = tuple(
-        name for name, kind in kinds if isinstance(kind, str) and kind.startswith("dataset")
-    )
-    files = tuple(name for name in options.files if name not in other) + datasets
+    host_arrays_stay = backend == "numpy" or options.memory is None
+    layouts = {}
+    everywhere = []
+    datasets = []
+    mesh = None
+    for name, kind in kinds:
+        if isinstance(kind, Layout):
+            layouts[name] = kind.cuts
+            if mesh is None:
+                mesh = kind.mesh
+        elif isinstance(kind, GivenDataset):
+            datasets.append(name)
+        elif (kind.on_gpu or host_arrays_stay) and name not in options.resident:
+            everywhere.append(name)
+    given_names = {name for name, _ in kinds}
     return replace(
-        options, resident=resident + everywhere, pins=pins, given=given, mesh=mesh, files=files
+        options,
+        resident=(*(name for name in options.resident if name not in layouts), *everywhere),
+        pins={name: parts for name, parts in options.pins.items() if name not in layouts},
+        given=layouts,
+        mesh=mesh,
+        files=(*(name for name in options.files if name not in given_names), *datasets),
     )
 
 
-def _on_one_mesh(given: dict[str, Any]) -> bool:
-    """DistArrays on another mesh than the first of them are laid out anew; whether there were any."""
-    spread = [(name, array) for name, array in given.items() if isinstance(array, DistArray)]
-    others = [
-        (name, array) for name, array in spread if array.layout.mesh != spread[0][1].layout.mesh
-    ]
-    for name, array in others:
-        given[name] = array.redistribute(even_layout(spread[0][1].layout.mesh, array.shape))
-    return bool(others)
+def _move_to_one_mesh(given: dict[str, Any]) -> bool:
+    """Redistribute DistArrays to the mesh of the first of them; return whether any moved."""
+    mesh = None
+    moved = False
+    for name, array in given.items():
+        if not isinstance(array, DistArray):
+            continue
+        if mesh is None:
+            mesh = array.layout.mesh
+        elif array.layout.mesh != mesh:
+            given[name] = array.redistribute(even_layout(mesh, array.shape))
+            moved = True
+    return moved
 
 
-# ---- all ranks alike ------------------------------------------------------------------------------------------------
+# ---- agreement of all ranks ---------------------------------------------------------------------
 
 
 def _fingerprint(job: Job, plan: Plan) -> str:
-    """Equal on ranks that are about to do the same."""
-    inputs = [
-        replace(spec, place="", file=os.path.basename(spec.file or "")) for spec in job.inputs
-    ]
-    outputs = [replace(spec, place="", file=os.path.basename(spec.file)) for spec in job.outputs]
-    return sha256(
-        repr((__version__, plan.digest, job.fast_math, inputs, outputs)).encode()
-    ).hexdigest()
+    """Return a text that is equal on ranks that are about to do the same."""
+    inputs = []
+    for input_spec in job.inputs:
+        file = os.path.basename(input_spec.file or "")
+        inputs.append(replace(input_spec, place="", file=file))
+    outputs = []
+    for output_spec in job.outputs:
+        outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
+    agreed = (__version__, plan.digest, job.fast_math, inputs, outputs)
+    return sha256(repr(agreed).encode()).hexdigest()

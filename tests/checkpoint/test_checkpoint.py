@@ -432,7 +432,7 @@ def test_signals_stop_all_ranks_alike(job, tmp_path):
         name = "SIGUSR1" if number == 1 else "SIGTERM"
         assert str(caught.value) == (
             f"{folder}: {name}: stopped after A1, 1 of 12 vertices; "
-            "the same command with --resume goes on"
+            "the same command with --resume continues"
         )
         assert complete(folder) == ["000001"]
 
@@ -524,23 +524,23 @@ DAMAGES = {
     "no manifest": (lambda path: (path / "manifest.json").unlink(), "manifest.json: No such file"),
     "half a manifest": (
         lambda path: os.truncate(path / "manifest.json", 200),
-        "manifest.json is no manifest",
+        "manifest.json is not a manifest",
     ),
     "an empty manifest": (
         lambda path: (path / "manifest.json").write_text(""),
-        "manifest.json is no manifest",
+        "manifest.json is not a manifest",
     ),
     "a list": (
         lambda path: (path / "manifest.json").write_text("[1]"),
-        "manifest.json is no manifest",
+        "manifest.json is not a manifest",
     ),
     "deep brackets": (
         lambda path: (path / "manifest.json").write_text("[" * 200000),
-        "manifest.json is no manifest",
+        "manifest.json is not a manifest",
     ),
     "no text": (
         lambda path: (path / "manifest.json").write_bytes(b"\xff\xfe\0"),
-        "manifest.json: it is no text",
+        "manifest.json: it is not text",
     ),
     "a changed cut": (
         lambda path: rewrite_manifest(
@@ -582,11 +582,11 @@ DAMAGES = {
     ),
     "another version": (
         lambda path: rewrite_manifest(path, lambda data: data.update(einmpi="0.0.0")),
-        "is of einmpi 0.0.0",
+        "einmpi 0.0.0 made the checkpoint",
     ),
     "another format": (
         lambda path: rewrite_manifest(path, lambda data: data.update(format=1)),
-        "is of einmpi",
+        "made the checkpoint",
     ),
     "nodes that do not divide the ranks": (
         lambda path: rewrite_manifest(path, lambda data: data.update(nodes=3)),
@@ -622,7 +622,7 @@ def test_damage_is_refused(stopped, tmp_path, name, ranks):
         and words in message
     )
     assert (
-        message.endswith("remove it to start again, or to go on from an older one")
+        message.endswith("remove it to start again, or to continue from an older one")
         and "\n" not in message
     )
     assert {path.name: path.read_bytes() for path in (folder / "000005").iterdir()} == before
@@ -785,7 +785,7 @@ def test_a_full_disk(short, tmp_path, monkeypatch, capsys, moment):
     assert_same_bits(found, wanted)
     assert checkpoints.count == 2
     assert capsys.readouterr().err == (
-        f"einmpi: {tmp_path}/saved: no checkpoint after A2: No space left on device; the run goes on\n"
+        f"einmpi: {tmp_path}/saved: no checkpoint after A2: No space left on device; the run continues\n"
     )
     assert "000001" in kept and os.listdir(tmp_path / "saved") == ["000003"]
 
@@ -804,7 +804,7 @@ def test_a_full_disk_when_asked_to_stop(job, tmp_path, monkeypatch):
         go(job, 4, tmp_path / "saved", asked=["SIGTERM"])
     assert (caught.value.status, caught.value.everywhere) == (1, True)
     assert str(caught.value).endswith(
-        "1 of 12 vertices; there is no checkpoint of it: No space left on device"
+        "1 of 12 vertices; it has no checkpoint: No space left on device"
     )
     assert os.listdir(tmp_path / "saved") == []
 
@@ -812,11 +812,11 @@ def test_a_full_disk_when_asked_to_stop(job, tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be(job, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        InputError, match=r"--checkpoint .*file: File exists; expected a folder to write to"
+        InputError, match=r"--checkpoint .*file: File exists; expected a writable folder"
     ):
         go(job, 2, tmp_path / "file")
     with pytest.raises(
-        InputError, match=r"--checkpoint .*: Not a directory; expected a folder to write to"
+        InputError, match=r"--checkpoint .*: Not a directory; expected a writable folder"
     ):
         go(job, 2, tmp_path / "file" / "below")
 

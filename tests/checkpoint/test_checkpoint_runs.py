@@ -47,7 +47,7 @@ TERMINATE_ALL = "os.kill(os.getpid(), signal.SIGTERM)"
 TERMINATE_TWICE = (
     "os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)"
 )
-STOPPED = "saved: {}: stopped after A3, 5 of 12 vertices; the same command with --resume goes on\n"
+STOPPED = "saved: {}: stopped after A3, 5 of 12 vertices; the same command with --resume continues\n"
 FLAGS = ["job.toml", "--checkpoint", "saved", "--every", "0"]
 
 
@@ -118,7 +118,7 @@ def test_killed_and_started_again(folder, what):
     done = mpirun(folder, 3, "-m", "einmpi", *FLAGS, "--resume", "--json", "found.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == (
-        "einmpi: saved: goes on after A3_1, 4 of 12 vertices\n"
+        "einmpi: saved: continues after A3_1, 4 of 12 vertices\n"
         "einmpi: saved: done; the checkpoint is removed\n"
     )
     assert_same(outputs(folder), wanted)
@@ -220,7 +220,7 @@ def test_a_signal_before_the_ranks_can_hear_it(folder):
         (folder / "go").touch()
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (75, "")
-    line = r"saved: SIGUSR1: stopped after \w+, \d+ of 12 vertices; the same command with --resume goes on\n"
+    line = r"saved: SIGUSR1: stopped after \w+, \d+ of 12 vertices; the same command with --resume continues\n"
     assert re.fullmatch(line, err)
 
 
@@ -309,7 +309,7 @@ def test_a_disk_that_is_really_full(folder):
     with start(folder, "-m", "einmpi", *FLAGS, "--quiet", preexec_fn=limit) as process:
         _, err = process.communicate(timeout=120)
     assert process.returncode == 0
-    assert err == "einmpi: saved: no checkpoint after A: File too large; the run goes on\n"
+    assert err == "einmpi: saved: no checkpoint after A: File too large; the run continues\n"
     with h5py.File(folder / "out.h5") as file:
         assert np.isfinite(file["z"][()])
     assert os.listdir(folder / "saved") == []
@@ -347,7 +347,7 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
         ),
         (
             ["--checkpoint", "job.toml"],
-            "--checkpoint job.toml: File exists; expected a folder to write to",
+            "--checkpoint job.toml: File exists; expected a writable folder",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def check(folder, job, bits, restarts=1):
     text = printed(folder, job)
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
     assert int(job["Restarts"]) >= restarts, text
-    assert text.count("stopped after") and text.count("goes on after"), text
+    assert text.count("stopped after") and text.count("continues after"), text
     assert (folder / "path.npy").read_bytes() == bits
     assert list(folder.glob("saved-*/*")) == []
 

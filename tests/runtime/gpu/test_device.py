@@ -441,6 +441,6 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("einmpi.kernels.cuda.dispatch.prepare_einsum", fake_cupy.prepare)
     assert main([*command, "--resume", "--trace", "trace.json"]) == 0
     said = capfd.readouterr()
-    assert "goes on after Z_1" in said.err and "; Paper GPU" in said.out
+    assert "continues after Z_1" in said.err and "; Paper GPU" in said.out
     with h5py.File(tmp_path / "out.h5") as file:
         np.testing.assert_allclose(file["Z"][...], einmpi.reference(job)["Z"])
