@@ -159,9 +159,12 @@ def options_of(
     limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
     used_inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]
     pins: dict[str, tuple[int, ...]] = {}
-    for spec in (*used_inputs, *job.outputs):
+    for spec in used_inputs:
         if spec.parts is not None:
             pins[spec.name] = spec.parts
+    for output in job.outputs:
+        if output.parts is not None:
+            pins[output.name] = output.parts
     for name, parts in (pin or {}).items():
         pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
     machine_file = job.machine if machine is None else os.fspath(machine)
@@ -469,7 +472,7 @@ def einsum(
     from einmpi.compiled.dist_array import DistArray
 
     subscripts, operands = split_arguments(arguments)
-    arrays = []
+    arrays: list[npt.NDArray[Any] | DistArray] = []
     comm: Any = None
     for operand in operands:
         if not isinstance(operand, DistArray):

@@ -223,7 +223,8 @@ class SavedTensor:
         assert self.aggregation is not None
         combine = AGGREGATIONS[self.aggregation].combine
         with np.errstate(all="ignore"):
-            return combine(first, second)
+            combined: Array = combine(first, second)
+        return combined
 
 
 def _all_digits(mesh: Mesh, digit_of_axis: Mapping[int, int]) -> list[int]:
@@ -264,8 +265,8 @@ def parse_manifest(
     if data.get("format") != FORMAT or made_by != __version__:
         raise InputError(
             path,
-            f"einmpi {made_by} made the checkpoint",
-            f"one that einmpi {__version__} made",
+            f"the checkpoint is from einmpi {made_by}, format {data.get('format')}",
+            f"einmpi {__version__}, format {FORMAT}",
             REMOVE_HINT,
         )
     if identity is not None:

@@ -134,7 +134,7 @@ class Inputs:
             self.shuffled_between += comm.received_between - received_between
             return
         bound = self.job.graph[step.tensor].bound
-        given = self.given.get(step.tensor)
+        given: Any = self.given.get(step.tensor)
         spec = None
         if given is None:
             spec = next(spec for spec in self.job.inputs if spec.name == step.tensor)

@@ -196,7 +196,8 @@ class Compiled:
             return found
 
         if missing:
-            self.files |= together(self.comm, find, _as_read)
+            found = together(self.comm, find, _as_read)
+            self.files.update(found)
 
     def plan(self, kinds: Kinds) -> Plan:
         """Make the plan for inputs that are given in this way."""

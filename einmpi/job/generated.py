@@ -116,7 +116,7 @@ def _read_limits(
 def _read_limit(document: Document, path: KeyPath, random: str, dtype: str) -> int | float:
     key = path[-1]
     place = document.place(path)
-    given = lookup(document, path)
+    given: int | float = lookup(document, path)
     kind = DTYPES[dtype].kind
     if random != "uniform":
         raise InputError(

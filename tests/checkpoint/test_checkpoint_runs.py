@@ -47,7 +47,9 @@ TERMINATE_ALL = "os.kill(os.getpid(), signal.SIGTERM)"
 TERMINATE_TWICE = (
     "os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)"
 )
-STOPPED = "saved: {}: stopped after A3, 5 of 12 vertices; the same command with --resume continues\n"
+STOPPED = (
+    "saved: {}: stopped after A3, 5 of 12 vertices; the same command with --resume continues\n"
+)
 FLAGS = ["job.toml", "--checkpoint", "saved", "--every", "0"]
 
 
@@ -331,8 +333,8 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--resume"], "--resume: there is no folder; expected --checkpoint DIR with it"),
-        (["--every", "1h"], "--every: there is no folder; expected --checkpoint DIR with it"),
+        (["--resume"], "--resume: there is no checkpoint folder; expected --checkpoint DIR"),
+        (["--every", "1h"], "--every: there is no checkpoint folder; expected --checkpoint DIR"),
         (
             ["--checkpoint", "saved", "--every", "soon"],
             "--every: 'soon' is not a time; expected a number and a unit, such as 30s, 10min or 1h, or 0",
@@ -343,7 +345,7 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
         ),
         (
             ["--checkpoint", "saved", "--repeat", "3"],
-            "--checkpoint: does not go with --repeat 3; expected one of the two",
+            "--checkpoint: it cannot be combined with --repeat 3; expected only one of them",
         ),
         (
             ["--checkpoint", "job.toml"],
