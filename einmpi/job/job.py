@@ -80,7 +80,7 @@ class Job:
     --------
     >>> job = einmpi.program("n = sum(X[i]**2)", X=(2,))
     >>> print(job.graph["n"])
-    n: float64[]
+    n ← Σ[i](X[i] ** 2)
     """
 
     title: str
