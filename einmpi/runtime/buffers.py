@@ -104,7 +104,8 @@ class Buffers:
 
     def _grow(self, nbytes: int) -> None:
         self.held += nbytes
-        self.peak = max(self.peak, self.held)
+        if self.held > self.peak:
+            self.peak = self.held
 
     # ---- reading --------------------------------------------------------------------------------
 

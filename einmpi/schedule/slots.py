@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
@@ -27,10 +26,11 @@ class Slot:
     dtype: str
     role: str = ""  # FINAL_LAYOUT, or operand_role(…)
 
-    @cached_property
-    def name(self) -> str:
-        """The tensor and the role: unique in a schedule."""
-        return self.tensor + self.role
+    name: str = field(init=False, compare=False)  # tensor and role: unique in a schedule
+
+    def __post_init__(self) -> None:
+        # A plain attribute, since every step of a run looks up slots by name.
+        object.__setattr__(self, "name", self.tensor + self.role)
 
     @property
     def nbytes(self) -> int:
