@@ -232,7 +232,7 @@ def assembled(
     comm = array.comm
     dtype = array.dtype.name
     layout = Layout(array.layout.mesh, array.shape or (1,), array.layout.cuts)
-    most = max(limit, min(layout.most(), limit * comm.size))
+    most = max(limit, min(layout.max_elements(), limit * comm.size))
     source = Slot("block", local.shape, dtype)
     buffers = Buffers(NumpyBackend())
     buffers.put(source, local)
@@ -252,7 +252,7 @@ def assembled(
             extents = shape(own)
         size = prod(extents)
         if size > window.size:
-            window = np.empty(max(size, min(limit, layout.most())), dtype)
+            window = np.empty(max(size, min(limit, layout.max_elements())), dtype)
         target = Slot("piece", extents, dtype)
         buffers.put(target, window[:size].reshape(extents))
         exchange(Exchange("", source, target, moves), buffers, comm)

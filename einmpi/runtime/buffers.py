@@ -23,7 +23,7 @@ class Buffers:
         self.fetching: dict[str, Copy] = {}  # from the slow tier, perhaps not complete yet
         self.evicting: dict[str, Copy] = {}  # to the slow tier, perhaps not complete yet
         self.outputs: dict[str, Slot] = {}  # the slots of outputs that are complete
-        self.held = 0  # bytes of memory in use
+        self.bytes_in_use = 0  # of memory
         self.peak = 0  # the most of them so far
         self.spilled = 0  # bytes written to the slow tier
         self.fetched = 0  # bytes copied from there
@@ -49,7 +49,7 @@ class Buffers:
                 copies.pop(slot.name).join()
         self.slow.pop(slot.name, None)
         if slot.name in self.arrays:
-            self.held -= self.arrays.pop(slot.name).nbytes
+            self.bytes_in_use -= self.arrays.pop(slot.name).nbytes
 
     # ---- between memory and the slow tier -------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Buffers:
             if slot.name in copies:
                 copies[slot.name].join()
         self.fetching.pop(slot.name, None)
-        self.held -= self.arrays.pop(slot.name).nbytes
+        self.bytes_in_use -= self.arrays.pop(slot.name).nbytes
 
     def fetch(self, slot: Slot) -> None:
         """Begin to copy a slot from the slow tier to memory."""
@@ -100,12 +100,12 @@ class Buffers:
         try:
             yield array
         finally:
-            self.held -= array.nbytes
+            self.bytes_in_use -= array.nbytes
 
     def _grow(self, nbytes: int) -> None:
-        self.held += nbytes
-        if self.held > self.peak:
-            self.peak = self.held
+        self.bytes_in_use += nbytes
+        if self.bytes_in_use > self.peak:
+            self.peak = self.bytes_in_use
 
     # ---- reading --------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Layout:
         copying = set(axes_that_cut(self.cuts, None)) - {axis for axis, _ in self.splits}
         return tuple(axis for axis in range(len(self.cuts)) if axis not in copying)
 
-    def most(self) -> int:
+    def max_elements(self) -> int:
         """Return a bound on the elements of a rank, equal for all ranks."""
         count = 1
         for dimension, extent in enumerate(self.bound):

@@ -158,10 +158,10 @@ def exchange(
     receives = _by_member(axes, middle, digits, place_to_receive)
     # Where the target is not cut along these axes, all members want the same elements.
     gathering = [axis for axis in axes if target.cuts[axis] is None]
-    everybody = len(gathering) == len(axes)
+    same_to_all = len(gathering) == len(axes)
     copies = ranks_along(mesh, gathering)
-    most = max(middle.most() * copies, target.most())
-    return _moves(group, me, sends, receives, everybody, most)
+    max_elements = max(middle.max_elements() * copies, target.max_elements())
+    return _moves(group, me, sends, receives, same_to_all, max_elements)
 
 
 def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:
@@ -174,7 +174,7 @@ def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> M
     wanted = target.region(digits)
     receives = _by_member(axes, held, digits, lambda d, runs: locate(runs, wanted[d]))
     sends = [receives[me]] * len(group)
-    moves = _moves(group, me, sends, receives, everybody=True, most=target.most())
+    moves = _moves(group, me, sends, receives, same_to_all=True, max_elements=target.max_elements())
     return replace(moves, own=None)
 
 
@@ -192,11 +192,13 @@ def common(source: Layout, target: Layout, rank: int) -> tuple[Region, Region] |
 
 def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Moves:
     """Return the moves between layouts on any two meshes, among all ranks."""
-    most = max(source.most() * target.mesh.ranks, target.most())
-    return collection(source, [target.block(other) for other in range(ranks)], rank, most)
+    max_elements = max(source.max_elements() * target.mesh.ranks, target.max_elements())
+    return collection(source, [target.block(other) for other in range(ranks)], rank, max_elements)
 
 
-def collection(source: Layout, wanted: Sequence[Region | None], rank: int, most: int) -> Moves:
+def collection(
+    source: Layout, wanted: Sequence[Region | None], rank: int, max_elements: int
+) -> Moves:
     """Return the moves by which every rank gets the region that it wants.
 
     Of the ranks that hold the same elements, the one whose digits agree with the receiver's on
@@ -224,7 +226,14 @@ def collection(source: Layout, wanted: Sequence[Region | None], rank: int, most:
         found = _by_member(axes, source, source.mesh.digits(like), place_to_receive)
         for member, region in zip(group, found, strict=True):
             receives[member] = region
-    return _moves(tuple(range(len(wanted))), rank, sends, receives, everybody=False, most=most)
+    return _moves(
+        tuple(range(len(wanted))),
+        rank,
+        sends,
+        receives,
+        same_to_all=False,
+        max_elements=max_elements,
+    )
 
 
 def _moves(
@@ -232,8 +241,8 @@ def _moves(
     me: int,
     sends: list[Region | None],
     receives: list[Region | None],
-    everybody: bool,
-    most: int,
+    same_to_all: bool,
+    max_elements: int,
 ) -> Moves:
     """Turn the message of a rank to itself into a copy."""
     source = sends[me]
@@ -242,7 +251,7 @@ def _moves(
     if source is not None and target is not None:
         own = source, target
     sends[me] = receives[me] = None
-    return Moves(group, me, tuple(sends), tuple(receives), own, everybody, most)
+    return Moves(group, me, tuple(sends), tuple(receives), own, same_to_all, max_elements)
 
 
 def _common(one: Region, two: Region, stored: Region) -> Region | None:

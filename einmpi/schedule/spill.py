@@ -59,7 +59,7 @@ class _Spilling:
         for _, load in loads_among(steps):
             if load.kept:
                 itemsize = np.dtype(load.slot.dtype).itemsize
-                self.kept_bytes[load.slot.name] = load.layout.most() * itemsize
+                self.kept_bytes[load.slot.name] = load.layout.max_elements() * itemsize
         self.kept_in_use = 0
         self.uses: dict[str, list[int]] = {}  # the steps that use each slot
         self.kernel_uses: dict[str, list[int]] = {}  # those of them that are kernels

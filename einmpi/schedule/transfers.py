@@ -30,8 +30,10 @@ class Moves:
     sends: tuple[Region | None, ...]
     receives: tuple[Region | None, ...]
     own: tuple[Region, Region] | None
-    everybody: bool  # each member sends the same elements to all others
-    most: int  # a bound on the elements that any member sends or receives, equal on all members
+    same_to_all: bool  # each member sends the same elements to all others
+    max_elements: (
+        int  # a bound on the elements that any member sends or receives, equal on all members
+    )
 
     @cached_property
     def words(self) -> int:

@@ -67,7 +67,7 @@ def exchanges(
         return [moves, pass_on(arrived, target, inside, rank)]
     # The ranks along these axes held the same in the source. They fetch different parts of what
     # is missing, but each keeps all that it has: the others need not send that.
-    found = [replace(moves, own=common(source, target, rank), everybody=False)]
+    found = [replace(moves, own=common(source, target, rank), same_to_all=False)]
     recut = {source.cuts[axis] for axis in first}
     for dimension in range(len(source.bound)):
         if dimension in recut:

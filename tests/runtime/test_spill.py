@@ -187,12 +187,12 @@ def as_passes(kernel, arrays, memory, kept):
         else:
             buffers.place(slot)
             buffers[slot][...] = arrays[slot.name]
-    before = buffers.held
+    before = buffers.bytes_in_use
     buffers.peak = 0
     buffers.place(kernel.target)
     passes_module.compute_in_passes(step, buffers)
     assert buffers.peak - before <= step.buffers <= memory
-    assert (buffers.fetched, buffers.held) == (step.fetched, before)
+    assert (buffers.fetched, buffers.bytes_in_use) == (step.fetched, before)
     return buffers[kernel.target], step
 
 

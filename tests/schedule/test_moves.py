@@ -66,9 +66,10 @@ def words(mesh, bound, source, target, rank):
         for member, region in reduction.incoming():
             receive(member, elements(region))
     for moves in moving:
-        assert moves.words <= moves.most
+        assert moves.words <= moves.max_elements
         assert (
-            moves.everybody or sum(elements(r) for r in moves.sends if r is not None) <= moves.most
+            moves.same_to_all
+            or sum(elements(r) for r in moves.sends if r is not None) <= moves.max_elements
         )
         for member, region in zip(moves.group, moves.receives, strict=True):
             receive(member, 0 if region is None else elements(region))

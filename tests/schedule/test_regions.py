@@ -159,7 +159,7 @@ def test_split_blocks_hold_every_element_once(ranks):
             for rank in range(ranks):
                 region = dealt.block(rank)
                 held[np.ix_(*map(indices, region))] += 1
-                assert elements(region) <= dealt.most()
+                assert elements(region) <= dealt.max_elements()
             np.testing.assert_array_equal(held, 1)
             owners = np.zeros(bound, int)
             layout = Layout(mesh, bound, plain)
