@@ -1,12 +1,13 @@
-"""Kernels against what one would write instead: numpy, BLAS, scipy, loops tiled by hand in numba, torch if it is there.
+"""Compare kernels with what one would write instead: numpy, BLAS, scipy, numba, torch.
 
-    python bench/kernels.py [--kernels square linf softmax …] [--threads 1 2] [--dtypes float64 float32] [--scale 1.0]
-                            [--repeat 7] [--json FILE]
+    python bench/kernels.py [--kernels square linf softmax …] [--threads 1 2]
+                            [--dtypes float64 float32] [--scale 1.0] [--repeat 7] [--json FILE]
 
-One row a kernel, dtype and number of threads: our median time, then the ratio of each peer's time to it, measured in
-turns. Above 1, ours is faster. "laid out" is the limit of a contraction: matmul on matrices that lie right already.
-Both sides get the same number of threads; peers that know only one are marked "1 thread", and at 2 threads cdist gets
-half of the rows on each, for it lets others run. Softmax and the norms run as jobs do, all vertices together.
+A row is a kernel, a dtype and a number of threads: our median time, then the ratio of each peer's
+time to ours, measured in turns. Above 1, ours is faster. "laid out" is the limit of a contraction:
+matmul on matrices whose layout is right already. Both sides get the same number of threads; peers
+that can use only one are marked "1 thread". At 2 threads, cdist computes half of the rows on each,
+as it releases the interpreter's lock. Softmax and the norms run as jobs, all vertices together.
 """
 
 from __future__ import annotations
@@ -36,24 +37,30 @@ from einmpi.runtime.backend import NumpyBackend
 
 try:
     import torch
-except ImportError:  # its columns are left out
+except ImportError:  # then there are no columns of torch
     torch = None
 
-REST = 0.02  # seconds before each run, in which the threads of the one before go to sleep
+REST_SECONDS = 0.02  # before each run, in which the threads of the previous one fall asleep
 Arrays = dict[str, np.ndarray]
 Run = Callable[[], Any]
-Peer = Callable[[int, Arrays], Run]  # threads and inputs, what is measured
+Peer = Callable[[int, Arrays], Run]  # from threads and inputs, what is measured
 
 
 @dataclass(frozen=True)
 class Case:
+    """One kernel and its peers.
+
+    `way` is "kernel" for a kernel that fills an existing array, "fast" for the same with
+    fast_math, and "job" for a whole run.
+    """
+
     program: str
     shapes: dict[str, tuple[int, ...]]
     peers: dict[str, Peer]
-    way: str = "kernel"  # into an array that is there; or "fast", with fast_math; or "job", as a run does it
+    way: str = "kernel"
 
 
-# ---- contractions ---------------------------------------------------------------------------------------------------
+# ---- contractions -------------------------------------------------------------------------------
 
 CONTRACTIONS: dict[str, tuple[str, dict[str, int]]] = {
     "square": ("ij,jk->ik", {"i": 1000, "j": 1000, "k": 1000}),
@@ -107,16 +114,16 @@ def contraction(subscripts: str, extent: dict[str, int]) -> Case:
     return Case(program, shapes, {"laid out": laid_out, "numpy.einsum": by_einsum, **by_torch})
 
 
-# ---- peers ----------------------------------------------------------------------------------------------------------
+# ---- peers --------------------------------------------------------------------------------------
 
 
 def plain(function: Callable[..., Any]) -> Peer:
-    """A function of the inputs."""
+    """Return a function of the inputs as a peer."""
     return lambda threads, arrays: lambda: function(**arrays)
 
 
 def with_torch(function: Callable[..., Any]) -> dict[str, Peer]:
-    """The same with torch, on tensors in the memory of the arrays; nothing where there is no torch."""
+    """Return a function of torch tensors as a peer; none if torch is not installed."""
 
     def peer(threads: int, arrays: Arrays) -> Run:
         torch.set_num_threads(threads)
@@ -143,7 +150,7 @@ def distances(metric: str, turn: bool = False) -> Peer:
 
 
 def tiled_by_hand(threads: int, arrays: Arrays) -> Run:
-    """The min-plus product in tiles of 4×64, as one would write it."""
+    """Return the min-plus product in tiles of 4×64, as one would write it by hand."""
     numba.set_num_threads(threads)
 
     @numba.njit(parallel=threads > 1)
@@ -199,7 +206,7 @@ def mask(X: np.ndarray) -> np.ndarray:
     return np.where(n[None] <= n[:, None], X / 8.0, -np.inf)
 
 
-# ---- the cases ------------------------------------------------------------------------------------------------------
+# ---- the cases ----------------------------------------------------------------------------------
 
 ROWS, LARGE = {"X": (2000, 500), "Y": (2000, 500)}, {"X": (4000, 4000)}
 SQUARED = "Z[i,k] = sum((X[i,j] - Y[k,j])**2)"
@@ -308,11 +315,11 @@ CASES: dict[str, Case] = {
 }
 
 
-# ---- measuring ------------------------------------------------------------------------------------------------------
+# ---- measuring ----------------------------------------------------------------------------------
 
 
 def ours(case: Case, threads: int, arrays: Arrays) -> Run:
-    """Made ready: inputs where they are, plans made; a kernel's output is there already."""
+    """Prepare our side: inputs are in memory, plans are made, and a kernel's output exists."""
     job = einmpi.program(case.program, **arrays)
     if case.way == "job":
         compiled = einmpi.compile(job)
@@ -321,7 +328,8 @@ def ours(case: Case, threads: int, arrays: Arrays) -> Run:
         inputs = Inputs(job, given, compiled.files)
         return lambda: compiled.run(plan, schedule, inputs)[0]["Z"].local
     (vertex,) = job.graph.computed
-    operands, out = [arrays[name] for name in vertex.inputs], np.empty(vertex.bound, vertex.dtype)
+    operands = [arrays[name] for name in vertex.inputs]
+    out = np.empty(vertex.bound, vertex.dtype)
 
     def run() -> np.ndarray:
         dispatch.compute_einsum(vertex.einsum, operands, out, {}, threads, case.way == "fast")
@@ -331,36 +339,40 @@ def ours(case: Case, threads: int, arrays: Arrays) -> Run:
 
 
 def copied(case: Case, arrays: Arrays) -> float | None:
-    """Of a contraction, the bytes that are copied at a time over those of operands and result."""
+    """Return the bytes of a contraction's temporaries, relative to its operands and result."""
     (vertex, *others) = einmpi.program(case.program, **arrays).graph.computed
-    found = None if others else recognise_contraction(vertex.einsum)
-    if found is None:
+    contraction = None if others else recognise_contraction(vertex.einsum)
+    if contraction is None:
         return None
     total = vertex.nbytes + sum(array.nbytes for array in arrays.values())
-    return (
-        workspace_bytes(found, [arrays[name].dtype.name for name in vertex.inputs], vertex.dtype)
-        / total
-    )
+    dtypes = [arrays[name].dtype.name for name in vertex.inputs]
+    return workspace_bytes(contraction, dtypes, vertex.dtype) / total
 
 
 def measure(name: str, dtype: str, threads: int, scale: float, repeat: int) -> dict[str, Any]:
-    """A row: medians of runs that take turns, so that all see the same machine. The first turn warms up."""
-    case, rng = CASES[name], np.random.default_rng(0)
-    arrays = {
-        x: rng.normal(size=[max(4, round(n * scale)) for n in shape]).astype(dtype)
-        for x, shape in case.shapes.items()
-    }
+    """Measure a row: medians of runs that take turns, so that all see the same machine.
+
+    The first turn warms up. The order changes from turn to turn, so that no peer always follows
+    the same other one.
+    """
+    case = CASES[name]
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for operand, shape in case.shapes.items():
+        scaled = [max(4, round(extent * scale)) for extent in shape]
+        arrays[operand] = rng.normal(size=scaled).astype(dtype)
     with threadpool_limits(limits=threads, user_api="blas"):
         runs = {"ours": ours(case, threads, arrays)}
         runs |= {peer: make(threads, arrays) for peer, make in case.peers.items()}
-        check(
-            name, {peer: np.array(run()) for peer, run in runs.items() if peer != "laid out"}, dtype
-        )
+        results = {peer: np.array(run()) for peer, run in runs.items() if peer != "laid out"}
+        check(name, results, dtype)
         seconds: dict[str, list[float]] = {peer: [] for peer in runs}
         for turn in range(repeat + 1):
             order = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
-            for peer in order[:: 1 - turn % 2 * 2]:  # none is always the one after a certain other
-                time.sleep(REST)
+            if turn % 2:
+                order.reverse()
+            for peer in order:
+                time.sleep(REST_SECONDS)
                 start = time.perf_counter()
                 runs[peer]()
                 if turn:
@@ -380,16 +392,16 @@ def measure(name: str, dtype: str, threads: int, scale: float, repeat: int) -> d
 
 
 def check(name: str, results: dict[str, np.ndarray], dtype: str) -> None:
-    """All of them compute the same."""
+    """Assert that all of them compute the same."""
     wanted = results.pop("ours")
-    near = (1e-4 if dtype == "float32" else 1e-9) * max(
-        1.0, float(np.abs(wanted[np.isfinite(wanted)]).max())
-    )
+    largest = float(np.abs(wanted[np.isfinite(wanted)]).max())
+    near = (1e-4 if dtype == "float32" else 1e-9) * max(1.0, largest)
     for peer, found in results.items():
         np.testing.assert_allclose(found, wanted, rtol=near, atol=near, err_msg=f"{name}: {peer}")
 
 
 def rows(given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure all kernels, dtypes and numbers of threads that were asked for."""
     for name in given.kernels:
         for dtype in given.dtypes:
             for threads in given.threads:
@@ -405,22 +417,18 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", default=["float64"], choices=["float64", "float32"])
-    parser.add_argument("--scale", type=float, default=1.0, help="of every extent")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of every extent")
     parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--json", metavar="FILE", help="write the rows there too")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows there")
     given = parser.parse_args()
     print(f"{'kernel':13}{'dtype':9}{'threads':>7}{'ms':>10}{'copied':>8}  time of a peer / ours")
     found = []
     for row in rows(given):
         found.append(row)
         part = "" if row["copied"] is None else f"{row['copied']:.2f}"
-        peers = ", ".join(
-            f"{peer} {figures['ratio']:.2f}" for peer, figures in row["peers"].items()
-        )
-        print(
-            f"{row['kernel']:13}{row['dtype']:9}{row['threads']:7}{row['seconds'] * 1e3:10.2f}{part:>8}  {peers}",
-            flush=True,
-        )
+        peers = ", ".join(f"{peer} {one['ratio']:.2f}" for peer, one in row["peers"].items())
+        figures = f"{row['seconds'] * 1e3:10.2f}{part:>8}  {peers}"
+        print(f"{row['kernel']:13}{row['dtype']:9}{row['threads']:7}{figures}", flush=True)
     if given.json:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump(found, file, indent=1)

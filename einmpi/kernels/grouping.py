@@ -181,4 +181,5 @@ class _SharedRows:
 
 
 def _label_of(row: str, row_of_label: dict[str, str]) -> str:
+    """Return the label that a row has in a kernel."""
     return next(label for label in row_of_label if row_of_label[label] == row)

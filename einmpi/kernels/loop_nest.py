@@ -82,19 +82,20 @@ class Nest:
     def unrolled(self) -> tuple[int, int]:
         """How many rows and how many steps are computed at a time.
 
-        A long function is not repeated in the source, as that would take long to compile.
+        Unrolling repeats ⊗ in the source, once for each row and step. The longer ⊗ is, the less
+        it is repeated: it would take long to compile, and there would be too few registers.
         """
         nodes = walk(self.function)
         calls = [node for node in nodes if isinstance(node, Call)]
-        weight = len(nodes) + 8 * sum(OPERATIONS[call.op].cpu_is_long for call in calls)
+        long_calls = sum(OPERATIONS[call.op].cpu_is_long for call in calls)
+        weight = len(nodes) + 8 * long_calls
         if any(read.dtype.startswith("complex") for read in self.reads):
             weight *= 3
-        rows = 2 if self.has_rows and weight <= 16 else 1
-        if weight <= 8:
-            return rows, 4
-        if weight <= 16:
-            return rows, 2
-        return rows, 1
+        if weight > 16:
+            return 1, 1
+        rows = 2 if self.has_rows else 1
+        steps = 4 if weight <= 8 else 2
+        return rows, steps
 
     def parameters(self) -> Iterator[Parameter]:
         """Yield the parameters of a kernel, in the order in which it finds them in memory.
@@ -190,7 +191,19 @@ def bind_nest(
     aggregation: str | None,
     extents: tuple[tuple[str, int], ...],
 ) -> BoundNest:
-    """Return the fastest loops for an EinSum on arrays with these strides."""
+    """Return the fastest loops for an EinSum on arrays with these strides.
+
+    Parameters
+    ----------
+    function
+        ⊗ over Args, one for each operand.
+    operands, target
+        The arrays that the loops read, and the one that they write.
+    aggregation
+        The name of ⊕, or None if there is no aggregation.
+    extents
+        The extent of every label.
+    """
     arrays = (*operands, target)
     choice = _LoopChoice(
         axes=axes_of(arrays, extents),
@@ -227,6 +240,7 @@ def bind_nest(
 
 
 def _gathered_dimensions(array: IndexedArray) -> tuple[GatheredDimension, ...]:
+    """Return the dimensions of an array that are indexed by expressions."""
     dimensions = []
     for entry, stride, extent in zip(array.index, array.strides, array.shape, strict=True):
         if not isinstance(entry, str):
@@ -237,28 +251,39 @@ def _gathered_dimensions(array: IndexedArray) -> tuple[GatheredDimension, ...]:
 def axes_of(arrays: Sequence[IndexedArray], extents: Sequence[tuple[str, int]]) -> list[Axis]:
     """Return an axis for each label of more than one value, merged where arrays allow it.
 
-    If there is no such label, return a single axis of extent 1. The output is the last array.
+    A label that an array lacks has the stride 0 in it. If no label has more than one value, return
+    a single axis of extent 1. The output is the last array.
     """
-    stride_tables = []
-    for array in arrays:
-        strides: dict[str | Scalar, int] = {}
-        for entry, stride in zip(array.index, array.strides, strict=True):
-            # A label that occurs twice walks along both dimensions at once: the diagonal.
-            strides[entry] = strides.get(entry, 0) + stride
-        stride_tables.append(strides)
+    tables = [_stride_by_entry(array) for array in arrays]
     output = arrays[-1].index
     axes = []
     for label, extent in extents:
         if extent > 1:
-            strides_of_label = tuple(strides.get(label, 0) for strides in stride_tables)
-            axes.append(Axis(extent, label not in output, strides_of_label))
+            strides = tuple(table.get(label, 0) for table in tables)
+            axes.append(Axis(extent, label not in output, strides))
     if not axes:
         return [Axis(1, False, (0,) * len(arrays))]
     return _merge_axes(axes)
 
 
+def _stride_by_entry(array: IndexedArray) -> dict[str | Scalar, int]:
+    """Return the stride of each label of an array.
+
+    A label that occurs twice walks along both dimensions at once, on the diagonal.
+    """
+    table: dict[str | Scalar, int] = {}
+    for entry, stride in zip(array.index, array.strides, strict=True):
+        table[entry] = table.get(entry, 0) + stride
+    return table
+
+
 def _merge_axes(axes: list[Axis]) -> list[Axis]:
-    """Merge axes of which one continues the other in every array, until none are left."""
+    """Merge pairs of axes until no axis continues another one.
+
+    The outer axis continues the inner one if, in every array, its stride is the length of the
+    inner axis: then both together are walked through like a single, longer axis. Fewer and longer
+    loops fill vectors better.
+    """
     for outer, inner in itertools.permutations(axes, 2):
         continued = tuple(stride * inner.extent for stride in inner.strides)
         if outer.aggregated == inner.aggregated and outer.strides == continued:
@@ -278,6 +303,7 @@ class _LoopChoice:
 
     @property
     def aggregates(self) -> bool:
+        """Whether there is anything to aggregate."""
         return any(axis.aggregated for axis in self.axes)
 
     def cost_of_lanes(self, lane: Axis) -> float:
@@ -295,6 +321,11 @@ class _LoopChoice:
         return (reads + writes) * (1 + 8 / lane.extent)
 
     def _access_cost(self, array: int, lane: Axis) -> float:
+        """Return the cost of one vector of an array.
+
+        A value that is the same for all lanes is loaded once for many vectors. Lanes that are
+        apart in memory are loaded one by one, unless the operand is packed beforehand.
+        """
         stride = lane.strides[array]
         if stride == 0:
             return 0.25
@@ -305,17 +336,18 @@ class _LoopChoice:
     def is_packed(self, array: int, lane: Axis) -> bool:
         """Return whether an operand is copied to be contiguous along the lanes.
 
-        It is if it is not contiguous yet and each element is read often enough.
+        It pays for an operand that is not contiguous yet, if the copy is read often enough: once
+        for each position of the axes that the operand does not depend on. The copy must fit into
+        PACKED_BYTES with all aggregated positions and a minimum of lanes.
         """
         is_output = array == len(self.itemsizes) - 1
-        is_fine = lane.strides[array] in (0, self.itemsizes[array])
-        if is_output or is_fine or lane.aggregated or self.is_gathered[array]:
+        is_contiguous = lane.strides[array] in (0, self.itemsizes[array])
+        if is_output or is_contiguous or lane.aggregated or self.is_gathered[array]:
             return False
-        reads = prod(axis.extent for axis in self.axes if not axis.strides[array])
-        depth = 1
-        for axis in self.axes:
-            if axis.strides[array] and axis.aggregated:
-                depth *= axis.extent
+        own_axes = [axis for axis in self.axes if axis.strides[array]]
+        other_axes = [axis for axis in self.axes if not axis.strides[array]]
+        reads = prod(axis.extent for axis in other_axes)
+        depth = prod(axis.extent for axis in own_axes if axis.aggregated)
         lanes = min(MIN_PACKED_LANES, lane.extent)
         fits = depth * self.itemsizes[array] * lanes <= PACKED_BYTES
         return self.aggregates and reads >= MIN_PACKED_READS and fits

@@ -1,4 +1,6 @@
-"""Kernels that are done together, block of rows by block, give what the reference gives, in less memory."""
+"""Groups of kernels, computed one block of rows at a time: the results of the reference evaluator
+in less memory.
+"""
 
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ PROGRAMS = {
 
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
-    """Small tensors are cut like large ones."""
+    """Cut small tensors into blocks as if they were large."""
     monkeypatch.setattr(grouping_rule, "BLOCK_BYTES", 1024)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 1)
 
@@ -79,7 +81,7 @@ def test_equal_to_the_reference(name, threads):
 
 
 def test_nothing_between_is_whole():
-    """Input and output are all that is held: what a softmax makes on its way never is."""
+    """Only the input and the output are allocated: what a softmax computes in between is not."""
     inputs = values({"X": (640, 64)})
     made, _ = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
     assert [type(step).__name__ for step in steps_of(made)] == ["Load", "Group", "Store"]
@@ -87,7 +89,7 @@ def test_nothing_between_is_whole():
 
 
 def test_one_by_one_if_it_must_be(monkeypatch):
-    """What cannot be done in blocks is done as if there were no group."""
+    """Kernels that cannot be computed in blocks are computed one by one."""
     monkeypatch.setattr(compiled_group, "compute_group", lambda *_: False)
     inputs = values({"X": (37, 23)})
     made, found = compiled("Z[i,j] = softmax[j](X[i,j])", inputs)
@@ -107,6 +109,16 @@ def test_a_gather_in_a_group():
         made(inputs)
 
 
+def test_a_label_may_have_the_name_of_a_slot_of_its_group():
+    """The values of the label e change from block to block; the inner slot e stays in place."""
+    inputs = values({"X": (37, 23)})
+    program = "e[i,j] = exp(X[i,j])\nM[i] = max(e[i,j])\nZ[e,j] = e[e,j] / M[e] + e"
+    made, found = compiled(program, inputs)
+    (group,) = [step for step in steps_of(made) if isinstance(step, Group)]
+    assert "e" in {slot.name for slot in group.inner}
+    np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
+
+
 def test_matrix_products_stay_alone():
     inputs = values({"A": (32, 16), "B": (16, 32)})
     made, _ = compiled("C[i,k] = sum(A[i,j] * B[j,k])\nZ[i,k] = softmax[k](C[i,k])", inputs)
@@ -116,7 +128,7 @@ def test_matrix_products_stay_alone():
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_on_several_ranks(ranks):
-    """A group ends where ranks must talk."""
+    """A group ends where ranks must exchange data."""
     inputs = values({"X": (64, 40)})
     for strategy in ("eindecomp", "sqrt"):
         job = einmpi.program("Z[i,j] = softmax[j](X[i,j])", **inputs)
@@ -127,7 +139,7 @@ def test_on_several_ranks(ranks):
 @settings(max_examples=40)
 @given(data=st.data())
 def test_random_chains(data):
-    """Chains of maps and reductions over random shapes, on some threads, against the reference."""
+    """Random chains of maps and reductions, on several threads, against the reference."""
     ndim = data.draw(st.integers(1, 3))
     shape = tuple(data.draw(st.integers(1, 40)) for _ in range(ndim))
     labels = "ijk"[:ndim]

@@ -1,4 +1,6 @@
-"""Kernels at the edges, through the entry that a run uses: extents, layouts, sizes beyond 32 bits, special numbers."""
+"""Kernels at the edges, through the function that a run calls: extents, layouts, sizes beyond
+32 bits, special numbers.
+"""
 
 import itertools
 import tracemalloc
@@ -27,19 +29,19 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(params=["numpy", "compiled"])
 def way(request, monkeypatch):
-    """What is no contraction goes through numpy's blocks, or through compiled loops; a run has both."""
+    """Compute all but contractions by broadcasting, or by compiled loops; a run uses both."""
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", {"numpy": 2**62, "compiled": 0}[request.param])
     return request.param
 
 
 def graph_of(text, arrays):
-    """The graph of a program, and those of the arrays that it reads."""
+    """Return the graph of a program, and the arrays that it reads."""
     used = {name: array for name, array in arrays.items() if f"{name}[" in text}
     return einmpi.program(text, **used).graph, used
 
 
 def compute(text, **arrays):
-    """Every vertex by a kernel."""
+    """Compute every vertex by a kernel and return the last one."""
     graph, tensors = graph_of(text, arrays)
     for made in graph.computed:
         tensors[made.name] = out = np.full(made.bound, 77).astype(made.dtype)
@@ -51,9 +53,10 @@ def expected(text, **arrays):
     return reference.evaluate(*graph_of(text, arrays))["Z"]
 
 
-# ---- extents --------------------------------------------------------------------------------------------------------
+# ---- extents ------------------------------------------------------------------------------------
 
-# A contraction, a batched one, one operand alone, an aggregation that is none, elementwise work, a gather.
+# A contraction, a batched one, a single operand, an aggregation over no label, elementwise work, a
+# gather.
 EXTENTS = [
     "Z[i,k] = sum(A[i,j] * B[j,k])",
     "Z[k,i] = sum(2 * A[i,j] * B[j,k])",
@@ -72,7 +75,7 @@ EXTENTS = [
 
 @pytest.mark.parametrize("text", EXTENTS)
 def test_extents_of_zero_and_one(text):
-    """For compiled loops see cpu/test_compiled.py."""
+    """Extents of 0 and 1; for compiled loops see cpu/test_compiled.py."""
     rng = np.random.default_rng(0)
     for i, j, k in itertools.product([0, 1, 3], repeat=3):
         arrays = {"A": rng.normal(size=(i, j)), "B": rng.normal(size=(j, k))}
@@ -83,7 +86,7 @@ def test_extents_of_zero_and_one(text):
 
 @pytest.mark.parametrize("dtype", ["float64", "int64", "bool"])
 def test_greatest_of_nothing(dtype, way):
-    """The language refuses it; a kernel does not make a number up."""
+    """The language refuses such a program, and a kernel does not invent a number."""
     einsum = EinSum(("i",), (("i", "j"),), Arg(0), "max", ("j",), (("i", 2), ("j", 0)))
     with pytest.raises(ValueError, match="max of nothing has no value"):
         dispatch.compute_einsum(einsum, [np.zeros((2, 0), dtype)], np.zeros(2, dtype), {})
@@ -91,11 +94,11 @@ def test_greatest_of_nothing(dtype, way):
     dispatch.compute_einsum(nothing, [np.zeros((0, 0), dtype)], np.zeros(0, dtype), {})
 
 
-# ---- layouts --------------------------------------------------------------------------------------------------------
+# ---- layouts ------------------------------------------------------------------------------------
 
 
 def rows_apart(array):
-    """Rows that are a number of bytes apart which no element has."""
+    """Return an array whose row stride is not a multiple of the element size."""
     step = array.strides[0] + 1
     memory = np.zeros(step * len(array), np.int8)
     view = as_strided(
@@ -131,7 +134,10 @@ PROGRAMS = [
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128", "int32", "bool"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(layout, dtype):
-    """Nothing depends on where operands lie, and nobody writes to them. For compiled loops see cpu/test_compiled.py."""
+    """Results do not depend on the layout of operands, and operands are never written to.
+
+    For compiled loops see cpu/test_compiled.py.
+    """
     rng = np.random.default_rng(0)
     shapes = {"A": (11, 12), "B": (12, 13)}
     arrays = {
@@ -173,7 +179,7 @@ def test_the_same_array_twice():
         )
 
 
-# ---- beyond 32 bits -------------------------------------------------------------------------------------------------
+# ---- beyond 32 bits -----------------------------------------------------------------------------
 
 HUGE = 2**31 + 7
 
@@ -190,13 +196,13 @@ COUNTS = {
     "text", [pytest.param(x, marks=pytest.mark.slow) if "sum" in x else x for x in COUNTS]
 )
 def test_more_elements_than_32_bits_count(text):
-    """One number, seen HUGE times: no memory, one pass."""
+    """One number, repeated HUGE times by a stride of 0: no memory, one pass."""
     A = np.broadcast_to(np.ones((), "bool" if "all" in text else "int32"), (HUGE,))
     assert compute(text, A=A) == COUNTS[text]
 
 
 def test_places_that_32_bits_do_not_count(way):
-    """A few elements of an array that is larger than what is in memory: the rest of it is never touched."""
+    """A few elements of an array that is larger than memory: the rest of it is never touched."""
     large = np.zeros(2**32 + 100, np.int8).view(bool)
     large[[5, 2**31 + 5, 2**32 + 5]] = True
     spread = as_strided(large, (3, 10), (2**31, 1))  # rows of it, 2 GiB apart
@@ -218,7 +224,7 @@ def test_indices_that_32_bits_do_not_hold(way):
     np.testing.assert_array_equal(out, HUGE + np.array([0, 2, 4]))
 
 
-# ---- numbers --------------------------------------------------------------------------------------------------------
+# ---- numbers ------------------------------------------------------------------------------------
 
 SPECIAL = np.array([0.0, -0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 5e-324, -1e-310, 1.7e308])
 
@@ -237,7 +243,10 @@ COMPARED = [
 
 @pytest.mark.parametrize("text", COMPARED)
 def test_special_numbers_as_in_numpy(text, way):
-    """All pairs of them, and rows of ones with one of them: nan wins, inf − inf is nan, what is denormal stays."""
+    """All pairs of special numbers, and rows of ones with one of them.
+
+    nan wins, inf − inf is nan, denormal numbers stay.
+    """
     rows = [np.full(len(SPECIAL), x) for x in SPECIAL]
     for k in range(len(SPECIAL)):
         rows[k][k] = 1.0
@@ -277,7 +286,10 @@ def numbers(name, count, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["normal", "cancelling", "wide", "denormal"])
 def test_sums_keep_their_digits(kind, dtype):
-    """Two units in the last place times √n, relative to the sum of the magnitudes, against rational numbers."""
+    """The error against rational numbers is at most 2 ulp times √n.
+
+    It is relative to the sum of the magnitudes.
+    """
     count = 6000
     x, ones = (
         numbers(kind, count, dtype),
@@ -323,7 +335,7 @@ def test_half_precision_is_summed_in_single(text):
     assert found.dtype == np.float16 and (found == 5000).all()
 
 
-# ---- memory ---------------------------------------------------------------------------------------------------------
+# ---- memory -------------------------------------------------------------------------------------
 
 LONG = " + ".join(f"(A[i,j] + {k}) * (B[j,k] - {k})" for k in range(12))
 PACKED = "Z[i,k] = max(D[j,i] - C[k,j])"
@@ -344,7 +356,10 @@ MEMORY = [
 
 @pytest.mark.parametrize("text, extents", MEMORY, ids=lambda case: str(case)[:30])
 def test_no_temporary_of_the_whole_label_space(text, extents, monkeypatch):
-    """What kernels allocate beside their output stays far below 64 MiB; see cpu/test_blas.py for contractions."""
+    """Kernels allocate far less than 64 MiB beside their output.
+
+    For contractions see cpu/test_blas.py.
+    """
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 2**62)
     assert (
         peak_of(text, (extents[0] // (4 if prod(extents) > 2**23 else 1), *extents[1:]))
@@ -358,13 +373,13 @@ def test_no_temporary_of_the_whole_label_space(text, extents, monkeypatch):
     ids=lambda case: str(case)[:30],
 )
 def test_no_temporary_in_compiled_loops(text, extents, monkeypatch):
-    """But for operands that are packed, and the values of labels that are numbers."""
+    """Only packed operands, and the values of labels that are used as numbers, are allocated."""
     monkeypatch.setattr(dispatch, "WORTH_COMPILING", 0)
     assert peak_of(text, extents) < 12 * 2**20
 
 
 def peak_of(text, extents):
-    """Bytes that a kernel allocates beside its output."""
+    """Return the bytes that a kernel allocates beside its output."""
     i, j, k = extents
     rng = np.random.default_rng(0)
     arrays = {

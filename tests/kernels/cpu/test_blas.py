@@ -1,4 +1,4 @@
-"""Contractions against the reference, the copies that they make, and the memory that these take."""
+"""Contractions against the reference evaluator, the copies they make, and the memory of these."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PRODUCT = Call("*", (Arg(0), Arg(1)))
 
 
 def einsum_of(subscripts: str, function: Scalar | None = None, **extents: int) -> EinSum:
-    """An EinSum in numpy's notation; a label without an extent has 4."""
+    """Return an EinSum from numpy's notation; labels without a given extent have extent 4."""
     inputs, output = subscripts.split("->")
     operands = tuple(tuple(index) for index in inputs.split(","))
     summed = tuple(dict.fromkeys(x for x in inputs.replace(",", "") if x not in output))
@@ -38,7 +38,7 @@ def einsum_of(subscripts: str, function: Scalar | None = None, **extents: int) -
 
 
 def arrays_of(einsum, dtypes):
-    """Small whole numbers for integers, so that int32 products stay int32; else normal numbers."""
+    """Return random operands; integers are small, so that int32 products do not overflow."""
     random, arrays = np.random.default_rng(0), []
     for index, dtype in zip(einsum.operands, dtypes, strict=True):
         real, imaginary = random.standard_normal((2, *(einsum.extent[label] for label in index)))
@@ -48,7 +48,7 @@ def arrays_of(einsum, dtypes):
 
 
 def check(einsum, arrays, out=None, scale=1):
-    """The contraction is what the reference computes, up to the roundings of so many products and sums."""
+    """Assert that a contraction agrees with the reference, up to rounding; return its result."""
     dtype = einsum_type(einsum, [array.dtype for array in arrays])
     out = np.full(einsum.bound, 77).astype(dtype) if out is None else out
     contraction = recognise_contraction(einsum)
@@ -57,8 +57,9 @@ def check(einsum, arrays, out=None, scale=1):
     if dtype.kind in "bi":
         np.testing.assert_array_equal(out, expected)
         return out
-    # Every product and every sum rounds, of complex numbers four times. A constant beside a float32 is a float32 to the
-    # reference even if the result is wider; and it rounds products of float16 to float16, where ours rounds their sum.
+    # Every product and every sum rounds, complex ones four times. The reference takes a constant
+    # beside a float32 as float32 even if the result is wider, and rounds products of float16 to
+    # float16, where the contraction rounds only their sum.
     narrow = [array.dtype for array in arrays if array.dtype.kind in "fc" and scale != 1]
     eps = max(float(np.finfo(kind).eps) for kind in (dtype, *narrow))
     terms = prod(einsum.extent[label] for label in einsum.aggregated)
@@ -71,7 +72,7 @@ def check(einsum, arrays, out=None, scale=1):
 
 
 def absolute(einsum, arrays):
-    """The sum of the absolute values of the products, without the constants."""
+    """Return the sum of the absolute values of the products, without the constants."""
     factors = tuple(Arg(position) for position in leaves(einsum.function))
     function = Call("*", factors) if len(factors) == 2 else factors[0]
     return evaluate_einsum(
@@ -91,7 +92,7 @@ def leaves(node):
 
 @st.composite
 def contractions(draw):
-    """An EinSum that is a contraction, and the product of its constants."""
+    """Draw an EinSum that is a contraction, and the product of its constants."""
     labels = "abcdef"[: draw(st.integers(1, 6))]
     sizes = draw(st.sampled_from([[2, 3, 4], [2, 3, 5, 1, 1, 0]]))
     extent = {label: draw(st.sampled_from(sizes)) for label in labels}
@@ -118,7 +119,7 @@ def contractions(draw):
 
 @st.composite
 def views(draw, array):
-    """The same values in memory that is permuted, or has gaps, or runs backwards; and all of that memory."""
+    """Draw a view with the same values: permuted, with gaps, or reversed; and all of its memory."""
     order = draw(st.permutations(range(array.ndim)))
     steps = [draw(st.sampled_from([1, 1, 1, 2, -1, -2])) for _ in order]
     shape = [array.shape[axis] * abs(step) for axis, step in zip(order, steps, strict=True)]
@@ -154,17 +155,18 @@ def random_contractions(case, data):
 
 
 @pytest.fixture(autouse=True)
-def no_plans():
+def empty_cache():
     lowering.cheapest_lowering.cache_clear()
 
 
-def believe(monkeypatch, values):
+def set_constants(monkeypatch, values):
+    """Replace cost constants and limits, so that other lowerings win."""
     for name, value in values.items():
         module = contraction_split if hasattr(contraction_split, name) else lowering
         monkeypatch.setattr(module, name, value)
 
 
-BELIEFS = {
+CONSTANTS = {
     "measured": {},
     "BLAS": {"DIRECT_NS": 1e9},
     "BLAS and loops": {"DIRECT_NS": 1e9, "COPY_NS": 1e6, "TRANSPOSE_NS": 1e6},
@@ -173,20 +175,20 @@ BELIEFS = {
 }
 
 
-@pytest.mark.parametrize("belief", BELIEFS)
+@pytest.mark.parametrize("belief", CONSTANTS)
 def test_random(belief, monkeypatch):
-    believe(monkeypatch, BELIEFS[belief])
+    set_constants(monkeypatch, CONSTANTS[belief])
     random_contractions()
 
 
 LARGE = {"b": 3, "h": 3, "i": 30, "j": 32, "k": 34, "l": 4, "m": 36, "s": 38, "t": 40, "d": 32}
 # The kernel, how many copies it needs of the operands and the output, and the subscripts.
 NAMED = {
-    (
-        "matmul",
-        0,
-    ): "ij,jk->ik ji,jk->ik ij,kj->ki ji,kj->ki ijb,jbk->ik abij,ijkl->abkl bij,bjk->bik hij,jk->hki "
-    "bshd,bthd->bhst bhst,bthd->bshd ij,j->i ij,i->j i,ij->j bij,bj->bi ijb,ijb-> ijlt,jltm->mi iij,jk->ik",
+    ("matmul", 0): (
+        "ij,jk->ik ji,jk->ik ij,kj->ki ji,kj->ki ijb,jbk->ik abij,ijkl->abkl bij,bjk->bik "
+        "hij,jk->hki bshd,bthd->bhst bhst,bthd->bshd ij,j->i ij,i->j i,ij->j bij,bj->bi "
+        "ijb,ijb-> ijlt,jltm->mi iij,jk->ik"
+    ),
     ("matmul", 1): "ijlt,jmtl->im itj,tmjk->imk",
     ("einsum", 0): "ts,ts->s ijb,jb->ib",
     ("einsum", 1): "ijk,jk->",
@@ -197,7 +199,7 @@ NAMED = {
 
 @pytest.fixture
 def filled(monkeypatch):
-    """How many times an array is filled from another one."""
+    """Record every copy from one array to another."""
     calls, fill = [], blas._copy_into
     monkeypatch.setattr(blas, "_copy_into", lambda *parts: (calls.append(parts), fill(*parts)))
     return calls
@@ -317,8 +319,8 @@ MEMORY = [
 
 @pytest.mark.parametrize("subscripts, dtypes, limits", MEMORY)
 def test_workspace(subscripts, dtypes, limits, monkeypatch):
-    """What is said to be needed is what is allocated, but for numpy's buffers and small objects."""
-    believe(monkeypatch, limits)
+    """The bytes announced are those allocated, except for numpy's buffers and small objects."""
+    set_constants(monkeypatch, limits)
     dtypes = dtypes.split()
     extents = {"i": 60, "j": 60, "k": 50} if "ijk" in subscripts else {}
     einsum = einsum_of(
@@ -335,7 +337,7 @@ def test_workspace(subscripts, dtypes, limits, monkeypatch):
 
 
 def peak_of(einsum, arrays, out):
-    """Bytes that a contraction allocates at once, its plans being made already."""
+    """Return the peak of what a contraction allocates, once its lowerings are cached."""
     contraction = recognise_contraction(einsum)
     compute_by_blas(contraction, arrays, out)
     tracemalloc.start()
@@ -356,8 +358,8 @@ ODD = {
 
 @pytest.mark.parametrize("layout", ODD)
 def test_workspace_of_what_BLAS_does_not_take(layout, monkeypatch):
-    """numpy would copy the whole of it, unseen."""
-    believe(monkeypatch, SMALL)
+    """numpy would silently copy all of it."""
+    set_constants(monkeypatch, SMALL)
     einsum = einsum_of("ij,jk->ik", i=300, j=310, k=320)
     arrays = [ODD[layout](array) for array in arrays_of(einsum, ["float64", "float64"])]
     check(einsum, arrays)
@@ -366,7 +368,7 @@ def test_workspace_of_what_BLAS_does_not_take(layout, monkeypatch):
 
 @pytest.mark.slow
 def test_workspace_of_large_operands():
-    """At most 64 MiB, as the documentation says, of operands of 256 MiB that lie wrong."""
+    """At most 64 MiB, as documented, for operands of 256 MiB in an unfavourable layout."""
     for subscripts, extents in (
         ("ij,kj->ik", {"i": 4096, "j": 8192, "k": 64}),
         ("ijk,kij->", {"k": 128}),
@@ -386,7 +388,7 @@ def test_same_bits():
     assert len({check(einsum, [array.copy() for array in arrays]).tobytes() for _ in range(5)}) == 1
 
 
-def test_same_plan_for_every_hash_seed():
+def test_same_lowering_for_every_hash_seed():
     code = (
         "from einmpi.kernels.contraction import Contraction;"
         "from einmpi.kernels.lowering import StoredArray, cheapest_lowering;"

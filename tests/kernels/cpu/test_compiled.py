@@ -1,4 +1,6 @@
-"""Compiled kernels against the reference evaluator: operations, layouts, extents, exact sums, and their cache."""
+"""Compiled kernels against the reference evaluator: operations, layouts, extents, exact sums; and
+their cache on disk.
+"""
 
 import itertools
 import json
@@ -38,7 +40,7 @@ def own_cache(tmp_path_factory):
 
 
 def vertex(text, arrays):
-    """The only EinSum of a statement, its dtype and its operands."""
+    """Return the only EinSum of a statement, its dtype and its operands."""
     graph = einmpi.program(text, **arrays).graph
     (found,) = graph.computed
     return found.einsum, found.dtype, [arrays[name] for name in found.inputs]
@@ -52,7 +54,7 @@ def compute(einsum, dtype, operands, index=None, threads=1):
 
 
 def close(found, wanted, dtypes=()):
-    """Sums in another order: a few roundings apart, relative to the largest number."""
+    """Assert equality up to a few roundings of the largest number: sums are in another order."""
     single = {"float32", "complex64"} & {found.dtype.name, *map(str, dtypes)}
     rtol = 1e-5 if single else 1e-12
     finite = (
@@ -63,7 +65,7 @@ def close(found, wanted, dtypes=()):
     np.testing.assert_allclose(found, wanted, rtol=rtol, atol=rtol * float(finite.max(initial=0)))
 
 
-# ---- kernels by name ------------------------------------------------------------------------------------------------
+# ---- kernels by name ----------------------------------------------------------------------------
 
 # program, dtype, the labels of its inputs
 NAMED = {
@@ -120,7 +122,7 @@ def test_named(name):
 
 
 def test_batches_of_every_size_without_new_kernels():
-    """Extents are no part of a kernel: where tiles, blocks and strips end, nothing is lost or done twice."""
+    """One kernel fits all extents: at the ends of tiles, blocks and strips nothing is lost."""
     before = compiled.STATISTICS.compiled
     rng = np.random.default_rng(3)
     for k in range(40):
@@ -180,11 +182,11 @@ def test_extents_of_zero_and_one():
         compiled.compute_by_compiled_loops(einsum, [np.zeros((2, 0))], np.zeros(2))
 
 
-# ---- labels as numbers, gathers -------------------------------------------------------------------------------------
+# ---- labels as numbers, gathers -----------------------------------------------------------------
 
 
 def test_labels_stand_for_given_indices():
-    """A rank's rows 4, 6, 8 and columns 10 to 14 of a causal mask."""
+    """Rows 4, 6, 8 and columns 10 to 14 of a causal mask, as a rank may hold them."""
     text = "Z[i,j] = where(j <= 2 * i, A[i,j] + j, -inf)"
     einsum, kind, operands = vertex(text, random_arrays("float64", {"A": (3, 5)}))
     index = {"i": np.array([4, 6, 8]), "j": np.arange(10, 15)}
@@ -234,7 +236,7 @@ def test_index_out_of_range(bad):
         compiled.compute_by_compiled_loops(einsum, [np.zeros(2, "int64"), np.zeros(0)], np.zeros(2))
 
 
-# ---- values ---------------------------------------------------------------------------------------------------------
+# ---- values -------------------------------------------------------------------------------------
 
 FLOATS = [
     0.0,
@@ -271,7 +273,7 @@ def awkward(dtype):
 
 
 def operation_agrees(op, dtypes):
-    """One operation on every combination of awkward numbers, as numpy has it."""
+    """One operation on all combinations of awkward numbers gives the results of numpy."""
     node = Call(op, tuple(Arg(k) for k in range(len(dtypes))))
     try:
         kind = np.dtype(infer(node, lambda leaf: np.dtype(dtypes[leaf.position])))
@@ -377,7 +379,7 @@ def test_exp_and_tanh_to_the_last_place(dtype, low, high):
         assert (np.abs(compute(einsum, kind, operands) - wanted) <= allowed).all()
 
 
-# ---- sums -----------------------------------------------------------------------------------------------------------
+# ---- sums ---------------------------------------------------------------------------------------
 
 
 def exact(values):
@@ -387,7 +389,7 @@ def exact(values):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("text", ["Z[i] = sum(A[i,j])", "Z[j] = sum(A[i,j])"])
 def test_sums_keep_their_digits(dtype, text):
-    """Two units in the last place times the square root of the count, relative to the sum of the magnitudes."""
+    """The error is at most 2 ulp times √n, relative to the sum of the magnitudes."""
     rng = np.random.default_rng(0)
     count = 30_000
     rows = {
@@ -411,7 +413,7 @@ def test_sums_keep_their_digits(dtype, text):
 
 
 def test_long_sums_do_not_depend_on_threads():
-    """A sum into one number goes in parts, which are the same for any number of threads."""
+    """A sum to one number is cut into chunks, which do not depend on the number of threads."""
     rng = np.random.default_rng(0)
     for dtype, shape in (
         ("float64", (1100, 1003)),
@@ -442,11 +444,14 @@ def test_nan_and_infinity_go_through(name):
         close(compute(einsum, kind, operands), reference.evaluate_einsum(einsum, operands, kind))
 
 
-# ---- random programs ------------------------------------------------------------------------------------------------
+# ---- random programs ----------------------------------------------------------------------------
 
 
 def vertices_of(program, data):
-    """(vertex, operands, the reference's result) of every vertex of a random program, as written and rewritten."""
+    """Yield every vertex of a random program, as written and rewritten.
+
+    Each comes with its operands and the result of the reference evaluator.
+    """
     text = program_text(program, picker(data))
     note(text)
     for graph in graphs(text, program).values():
@@ -477,7 +482,7 @@ def test_more_random_programs(program, data):
     vertices_agree(program, data)
 
 
-# ---- the cache ------------------------------------------------------------------------------------------------------
+# ---- the cache ----------------------------------------------------------------------------------
 
 RUN = """
 import json, sys, time
@@ -497,7 +502,7 @@ print(json.dumps({"compiled": kept.compiled, "loaded": kept.loaded, "sum": float
 
 
 def processes(folder, count=1):
-    """What processes that start at once tell about their kernels."""
+    """Return the statistics of kernels of processes that start at the same time."""
     start = time.time() + (1.0 if count > 1 else 0.0)
     environment = {**os.environ, "EINMPI_CACHE_DIR": str(folder)}
     running = [

@@ -1,4 +1,4 @@
-"""Squared distances by BLAS: within the promised bound of the exact ones, and only where they are wanted."""
+"""Squared distances by BLAS: within the promised error bound, and only where they are wanted."""
 
 import tracemalloc
 from dataclasses import replace
@@ -69,7 +69,7 @@ def numbers(shape, dtype, seed):
 
 
 def aligned(array, index, labels):
-    """An axis for every label, of extent 1 where the array has none."""
+    """Return a view with an axis for every label, of extent 1 for those that the array lacks."""
     order = [index.index(label) for label in labels if label in index]
     return array.transpose(order)[
         tuple(slice(None) if label in index else None for label in labels)
@@ -77,8 +77,11 @@ def aligned(array, index, labels):
 
 
 def assert_within_bound(found, einsum, operands, absolute):
-    """(n + 4) ε (|x|² + |y|²): each of three sums of n products rounds n times, and there are four roundings more; four
-    times that for complex products. The differences themselves are taken in a wider dtype."""
+    """Assert that the error is at most (n + 4) ε (|x|² + |y|²), or four times that if complex.
+
+    Each of three sums of n products rounds n times, and there are four more roundings. The exact
+    differences are computed in a wider dtype.
+    """
     wide = (
         np.clongdouble if any(operand.dtype.kind == "c" for operand in operands) else np.longdouble
     )
@@ -104,7 +107,7 @@ def assert_within_bound(found, einsum, operands, absolute):
 
 @st.composite
 def distance_einsums(draw):
-    """An EinSum of any batch, own, common and absent labels, in any order."""
+    """Draw a distance with any batch, own, common and absent labels, in any order."""
     labels = [x for x in ROLES if x in "ikj" or draw(st.integers(0, 3)) == 0]
     extent = {label: draw(st.sampled_from([2, 3, 4, 5, 1, 0])) for label in labels}
     x, y, output = ([label for label in labels if role in ROLES[label]] for role in "xyo")
@@ -247,7 +250,7 @@ def test_nothing_below_zero_and_nan_stays():
 
 
 def test_no_array_as_large_as_an_operand():
-    """Only the norms are made beside the output: 8 bytes a row, and not even those where there are very many."""
+    """Only the norms are allocated: 8 bytes per row, and fewer if there are very many rows."""
     for shape, order in (((3000, 400), "C"), ((3000, 400), "F"), ((600_000, 2), "C")):
         x, y = np.ones(shape, order=order), np.ones((3, shape[1]))
         made = vertex("D**2", x, y)
@@ -260,7 +263,7 @@ def test_no_array_as_large_as_an_operand():
         assert (out == 0).all() and peak < 8 * distance.MAX_NORMS + 300_000
 
 
-# ---- only where it is wanted ----------------------------------------------------------------------------------------
+# ---- only where it is wanted --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -312,7 +315,7 @@ def test_from_the_job_file_to_the_kernel(tmp_path, calls):
 
 @pytest.mark.parametrize("pin", [(4, 1), (1, 4), (2, 2), (1, 1)])
 def test_on_ranks(tmp_path, pin, calls):
-    """Also where ranks have parts of the sums: each of them is a sum of squares, so none of them is below 0."""
+    """Where ranks have parts of the sums, each part is a sum of squares, so none is negative."""
     (tmp_path / "fast.toml").write_text(JOB % "true")
     job = einmpi.load(tmp_path / "fast.toml")
     found = run_on_threads(job, 4, pin={"D": pin}).outputs["D"]
