@@ -1,4 +1,4 @@
-"""Runs of three ranks of which one fails, in every way, and what must be true of their end, whoever launched them."""
+"""Runs of three ranks of which one fails, in every way, and what must hold at their end."""
 
 import os
 import re
@@ -16,7 +16,8 @@ MOST = 30  # seconds from the failure to the end: it takes two or three, and slo
 # einmpi itself; rank 1 breaks down before it starts, or in its second kernel.
 PROGRAM = """
 import os, sys, time
-rank = int(next(os.environ[name] for name in ("PMI_RANK", "PMIX_RANK", "SLURM_PROCID") if name in os.environ))
+names = ("PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+rank = int(next(os.environ[name] for name in names if name in os.environ))
 
 def now(code):
     with open(os.environ["FAILED_AT"], "w") as file:
@@ -39,8 +40,11 @@ sys.exit(main(sys.argv[1:]))
 """
 KERNEL = r"einmpi: error: rank 1: kernel m\[\].*"
 WHO = "(rank 1|ranks .*) of 3|1 of the 2 ranks of n1"  # Slurm does not say which ranks a node has
-MISSING = f"einmpi: error: rank .: ({WHO}) ha(s|ve) not started after {START_LIMIT} s; EINMPI_START_TIMEOUT sets .*"
-# What goes wrong, where, and the one line; None: whoever is killed says nothing, and its launcher does.
+MISSING = (
+    f"einmpi: error: rank .: ({WHO}) ha(s|ve) not started after {START_LIMIT} s; "
+    "EINMPI_START_TIMEOUT sets .*"
+)
+# What goes wrong at the start or in a kernel, and the one line; None if only the launcher prints.
 FAILURES = {
     "exception": (
         "",
@@ -64,7 +68,8 @@ FAILURES = {
     "disk": (
         "",
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))",
-        r"job.toml:\d+:\d+: out.h5 cannot be written: .*too large; out.h5 is as it was \(on rank 1\)",
+        r"job.toml:\d+:\d+: out.h5 cannot be written: .*too large; "
+        r"out.h5 is unchanged \(on rank 1\)",
     ),
     "missing": ("now('import signal; os.kill(os.getpid(), signal.SIGSTOP)')", "", MISSING),
     "version": (
@@ -75,7 +80,8 @@ FAILURES = {
     "job": (
         "sys.argv[1] = 'other/job.toml'",
         "",
-        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same",
+        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; "
+        "all ranks must do the same",
     ),
     "no job": (
         "sys.argv[1] = 'none.toml'",
@@ -86,7 +92,7 @@ FAILURES = {
 
 
 class Failing:
-    """A folder with a job whose output exists already, and a run of it that fails. Its processes have a mark."""
+    """A folder with a job whose output exists, and a failing run of it with marked processes."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, (at_start, in_kernel, self.line) = folder, FAILURES[name]
@@ -117,7 +123,7 @@ class Failing:
         }
 
     def check(self, status: int, out: str, err: str) -> None:
-        """It has ended now: in time, with one line and a status, nothing of it lives, and no file is touched."""
+        """Check a run that has ended: in time, with one line, no process left, no file changed."""
         took = self.took()
         assert status != 0 and "norm" not in out, (status, out)
         lines = [
@@ -131,12 +137,13 @@ class Failing:
             time.sleep(0.1)
         assert not self.living()
         assert (self.folder / "out.h5").read_bytes() == self.content
-        # A rank that was killed cannot tidy up. The lock has gone with its process; the next run removes the file.
+        # A killed rank cannot clean up. The lock is gone with its process; the next run removes the
+        # file.
         kept = {"failed-at", *([".out.h5.lock"] if self.killed else [])}
         assert {*os.listdir(self.folder)} - kept == {*self.files}
 
     def took(self) -> float:
-        """Seconds since the failure. Who has another job than the others does not fail at a moment of its own."""
+        """Return the seconds since the failure; 0 for a wrong job, which has no such moment."""
         note = self.folder / "failed-at"
         return time.time() - float(note.read_text()) if self.noted else 0.0
 

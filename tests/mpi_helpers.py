@@ -1,4 +1,4 @@
-"""Real mpirun from tests: the one beside the Python interpreter, of MPICH or of Open MPI. What every comm must do."""
+"""Helpers that start a real mpirun, of MPICH or of Open MPI, and what every Comm must do."""
 
 import os
 import subprocess
@@ -28,7 +28,8 @@ _OPTIONS = ("--oversubscribe", "--bind-to", "none") if OPEN_MPI else ()
 OMPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_btl": "^ofi",  # not used on one machine, and each rank sleeps for a second when it is put away
+    # Not used on one machine, and each rank sleeps for a second at its end.
+    "OMPI_MCA_btl": "^ofi",
 }
 _SETTINGS = {
     **OMPI_SETTINGS,
@@ -53,7 +54,7 @@ def run_mpi(
     timeout: float = 300,
     cwd: str | os.PathLike[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """The finished `mpirun -n ranks python …`: code as text, or the interpreter's arguments. Fails if it hangs."""
+    """Return the finished `mpirun -n ranks python …` with code or arguments. Fails if it hangs."""
     arguments = ["-c", code_or_args] if isinstance(code_or_args, str) else list(code_or_args)
     return finished(
         [str(MPIRUN), *_OPTIONS, "-n", str(ranks), sys.executable, *arguments], env, timeout, cwd
@@ -88,14 +89,14 @@ def finished(
             raise AssertionError(
                 f"mpirun has not ended in {timeout:g} s\n{out[-2000:]}\n{err[-2000:]}"
             ) from None
-    # Open MPI's mpirun says this now and then when ranks end: a race of its own with its event library.
+    # Open MPI's mpirun prints this now and then when ranks end: a race in its event library.
     err = "".join(
         line for line in err.splitlines(keepends=True) if not line.startswith("[warn] Epoll")
     )
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-# ---- one call, its expected result, its bytes -----------------------------------------------------------------------
+# ---- one call, its expected result, its bytes ----------------------------------------------------
 
 
 def piece(dtype, count, *key):
@@ -117,7 +118,7 @@ def unset(dtype, count):
 
 
 def check(comm, call, arrays, expected, received):
-    """Make the call; the arrays hold what is expected, and a dry run without values counts the same bytes."""
+    """Make the call and compare the arrays; a dry run without values must count the same bytes."""
     before, dry = comm.received, CountingComm(comm.rank, comm.size)
     done = call(comm, *arrays)
     for array, wanted in zip(arrays, expected, strict=True):
@@ -202,10 +203,10 @@ def message(comm, to, source, dtype, size_of, turn=0):
     check(comm, call, given, wanted, 0 if source in (None, me) else receive.nbytes)
 
 
-def all_three(comm, groups, rng, most=40, dtypes=cpu_dtypes()):
-    """Every collective in each of the groups that this rank is a member of; the draws are alike on all ranks."""
+def all_three(comm, groups, rng, most=40, dtypes=None):
+    """Run every collective in each group of this rank. All ranks draw the same numbers."""
     for group in groups:
-        dtype = str(rng.choice(dtypes))
+        dtype = str(rng.choice(dtypes or cpu_dtypes()))
         counts = (
             rng.integers(0, most + 1, (len(group),) * 2) * rng.integers(0, 2, (len(group),) * 2)
         ).tolist()
@@ -214,7 +215,7 @@ def all_three(comm, groups, rng, most=40, dtypes=cpu_dtypes()):
                 call(comm, group, dtype, counts)
 
 
-# ---- scenarios: functions of a comm and a generator that is alike on all ranks --------------------------------------
+# ---- scenarios: functions of a comm and a generator that is alike on all ranks -------------------
 
 
 def every_dtype(comm, rng):

@@ -1,6 +1,7 @@
-"""Hosts in network namespaces of this machine, joined by links of a given rate: several nodes for MPI, without others.
+"""Several nodes on one machine: hosts in network namespaces, joined by links of a given rate.
 
-Each host has its own address, host name, /dev/shm and, where there are enough, its own cores. Needs root, and Linux.
+Each host has its own address, host name, /dev/shm and, if there are enough, its own cores. Needs
+root and Linux.
 """
 
 import contextlib
@@ -20,11 +21,12 @@ MPIRUN = Path(sys.executable).with_name("mpirun")
 NETWORK = "10.77.0."  # seen inside the namespaces alone
 LINK = "link0"
 
-# AGENT HOST COMMAND…: runs it on a host. mpirun, on the first host, calls this instead of ssh for the second.
+# AGENT HOST COMMAND…: run a command on a host. mpirun on the first host calls this, not ssh.
 AGENT = """#!/bin/sh
 host=${{1##*.}}; shift
 exec ip netns exec {name}-$host unshare --mount --uts sh -c '
-mount -t tmpfs none /dev/shm && hostname {name}-$0 && exec taskset -c $(echo "{cores}" | cut -d " " -f $0) sh -c "$1"
+mount -t tmpfs none /dev/shm && hostname {name}-$0 &&
+exec taskset -c $(echo "{cores}" | cut -d " " -f $0) sh -c "$1"
 ' "$host" "$*"
 """
 
@@ -48,7 +50,7 @@ def reason_against():
 
 @contextlib.contextmanager
 def hosts(rate="1gbit"):
-    """Two hosts as long as the block runs; gives a function that runs a command on them with mpirun."""
+    """Make two hosts for the `with` block; yield a function that runs a command on them."""
     name = f"einmpi{os.getpid()}"
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="einmpi-hosts-"))
@@ -73,7 +75,7 @@ def hosts(rate="1gbit"):
             ip("-n", f"{name}-{host}", "addr", "add", f"{NETWORK}{host}/24", "dev", LINK)
             for link in ("lo", LINK):
                 ip("-n", f"{name}-{host}", "link", "set", link, "up")
-            # Each end limits what it sends, so that both ways have the rate at once, as on a network card.
+            # Each end limits what it sends: both directions have the full rate, as on a card.
             limit = ["tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
             ip("netns", "exec", f"{name}-{host}", "tc", "qdisc", "add", "dev", LINK, "root", *limit)
         for host in (1, 2):
@@ -144,7 +146,7 @@ def ip(*words):
 
 
 def remove(name):
-    """This process's hosts, and those of processes that were killed. Links go with their namespaces."""
+    """Remove the hosts of this process and of killed ones. Links go with their namespaces."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
     for found in filter(None, (re.fullmatch(r"(einmpi(\d+))-\d", word) for word in listed)):
         if found[1] == name or not os.path.exists(f"/proc/{found[2]}"):

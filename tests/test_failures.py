@@ -1,4 +1,4 @@
-"""A rank that fails, is killed or terminated ends the whole run: soon, with one line, leaving nothing behind."""
+"""A rank that fails or is killed ends the whole run: soon, with one line, with nothing left."""
 
 import re
 import sys
@@ -9,7 +9,10 @@ from mpi_helpers import OPEN_MPI, ROOT, finished, needs_mpirun, run_mpi
 
 pytestmark = [pytest.mark.mpirun, needs_mpirun]
 PAGE = ROOT / "docs/failures.md"
-KILLED = r"einmpi: error: rank 1 was killed by SIGKILL in kernel m\[\].*; perhaps there was not enough memory"
+KILLED = (
+    r"einmpi: error: rank 1 was killed by SIGKILL in kernel m\[\].*; "
+    "perhaps there was not enough memory"
+)
 
 
 @pytest.mark.parametrize("name", FAILURES)
@@ -67,7 +70,8 @@ def test_different_command_lines_on_two_ranks(tmp_path, other):
     done = run_mpi(2, code, cwd=tmp_path)
     assert done.returncode != 0
     assert [line for line in done.stderr.splitlines() if line.startswith("einmpi:")] == [
-        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; all ranks must do the same"
+        "einmpi: rank 1 has another command, job or version of einmpi than rank 0; "
+        "all ranks must do the same"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Two nodes: hosts in network namespaces of this machine, each with its own /dev/shm, and a network between them."""
+"""Two nodes: hosts in network namespaces, each with its own /dev/shm, and a network in between."""
 
 import json
 import subprocess

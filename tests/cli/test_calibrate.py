@@ -46,7 +46,7 @@ def test_ranks_repeat_equally_often():
 
 @pytest.mark.parametrize("nodes", [[0, 0, 1, 1, 1], [0, 1, 0, 1], [0, 1, 2]])
 def test_messages_match(nodes):
-    """Ranks as threads refuse calls that do not belong together; also where some have nobody to send to."""
+    """Threads refuse calls that do not match, also where a rank has nobody to send to."""
 
     def on_rank(comm):
         return [

@@ -1,4 +1,4 @@
-"""Completion in a shell: the scripts are loaded by a real bash, and by fish and zsh where they are installed."""
+"""Completion: a real bash loads the scripts, and so do fish and zsh if they are installed."""
 
 import shutil
 import subprocess
@@ -128,14 +128,15 @@ def test_fish_offers(folder, line, offered):
     assert {words.split("\t")[0] for words in done.stdout.splitlines()} == offered
 
 
-# zsh has no command that lists completions: one is typed into it, and every word that it adds is printed. A tab before
-# the prompt would be no question.
+# zsh has no command that lists completions: type one into it and print every word that it adds.
+# A tab before the prompt would complete nothing.
 ZSH = """
 zmodload zsh/zpty
 zpty shell zsh -f -i
 zpty -w shell 'PS1= ; autoload -Uz compinit; compinit -u -D; source ../scripts/zsh'
 zpty -w shell 'compadd() {
-    typeset -a got; builtin compadd -A got "$@"; print -rl -- "GOT:"${^got}":"; builtin compadd "$@" }'
+    typeset -a got; builtin compadd -A got "$@"; print -rl -- "GOT:"${^got}":"
+    builtin compadd "$@" }'
 zpty -w shell 'PS1=REA''DY'
 zpty -r -m shell text '*READY*'
 zpty -n -w shell "$1"$'\\t'

@@ -1,4 +1,4 @@
-"""`einmpi doctor` on machines that lack something: made of real folders, real processes and made-up launchers."""
+"""`einmpi doctor` on machines that lack something: real folders and processes, fake launchers."""
 
 import json
 import os
@@ -71,7 +71,8 @@ def made_up(folder, name, version, script=""):
 @pytest.mark.mpirun
 @needs_mpirun
 def test_a_machine_that_works(tmp_path):
-    path = f"{os.path.dirname(MPIRUN)}{os.pathsep}{os.environ['PATH']}"  # another mpirun may be the first there
+    # Another mpirun may come first on PATH.
+    path = f"{os.path.dirname(MPIRUN)}{os.pathsep}{os.environ['PATH']}"
     done = doctor("--json", str(tmp_path / "found.json"), PATH=path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("\na run works here\n")
@@ -137,7 +138,7 @@ def test_bad_time_limit():
     )
 
 
-# ---- launchers ------------------------------------------------------------------------------------------------------
+# ---- launchers -----------------------------------------------------------------------------------
 
 
 def test_srun_instead_of_mpirun(monkeypatch, bare, tmp_path):
@@ -247,7 +248,7 @@ def test_families_of_libraries():
     assert [family_in(text) for text in texts] == ["mpich", "openmpi", "intel", "mpich"]
 
 
-# ---- libraries and the machine --------------------------------------------------------------------------------------
+# ---- libraries and the machine -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", libraries.PROBES)

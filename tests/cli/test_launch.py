@@ -1,4 +1,4 @@
-"""`einmpi run -n`: a real mpirun, ranks that end in every way, one line that says why. And the ranks' part in it."""
+"""`einmpi run -n` with a real mpirun: ranks that end in every way, one line that says why."""
 
 import os
 import re
@@ -23,7 +23,8 @@ RANKS = 3
 SOON = 30  # seconds: it takes a few, and slow machines are slow; what hangs, hangs for minutes
 MEMORY = "; perhaps there was not enough memory"
 
-# Ranks that end as their argument says. In front of `case` all have noted what they do and know all process ids.
+# Ranks that end as their argument says. Before `case`, all have noted what they do and know all
+# process ids.
 STAND_IN = """
 import os, signal, sys, time
 import numpy as np
@@ -85,7 +86,8 @@ comm.Barrier()
 PARENT = """
 import signal, sys
 from einmpi.cli.launch.launcher import launch
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without job control has it ignored
+# A shell without job control ignores this signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(launch(int(sys.argv[1]), sys.argv[3:], (sys.executable, sys.argv[2])))
 """
 
@@ -104,7 +106,7 @@ def processes(mark):
 
 
 def until_gone(mark):
-    """The process ids that are still there after a while: the system takes a moment to end those that were killed."""
+    """Wait for processes to end, which takes a moment after they were killed; return the rest."""
     deadline = time.monotonic() + SOON
     while (left := processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -112,7 +114,7 @@ def until_gone(mark):
 
 
 class Run:
-    """A started `launch`. Its command lines have a mark, by which the test finds what is left of them."""
+    """A started `launch`. A mark in its command lines lets the test find what is left of it."""
 
     def __init__(self, folder, case, **more):
         self.mark = f"mark-{uuid.uuid4()}"
@@ -225,7 +227,7 @@ def test_reader_has_seen_enough(begin):
     )  # the command line turns it into a status
 
 
-# ---- without mpirun -------------------------------------------------------------------------------------------------
+# ---- without mpirun ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK"])
@@ -308,11 +310,13 @@ def test_made_up_mpirun(monkeypatch, tmp_path, capfd, outside, said, shown, debu
 
 BANNERS = {
     "Open MPI 4": (
-        f"{DASHES}mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed).\n{DASHES}",
+        f"{DASHES}mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 "
+        f"(Killed).\n{DASHES}",
         f"einmpi: error: rank 2 was killed by SIGKILL in kernel Z{MEMORY}",
     ),
     "Intel": (
-        f"\n{'=' * 83}\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   RANK 1 PID 77 RUNNING AT node\n"
+        f"\n{'=' * 83}\n=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+        "=   RANK 1 PID 77 RUNNING AT node\n"
         f"=   KILLED BY SIGNAL: 11 (Segmentation fault)\n{'=' * 83}\n",
         "einmpi: error: rank 1 was killed by SIGSEGV in kernel Y",
     ),
@@ -321,7 +325,8 @@ BANNERS = {
         "einmpi: error: an unidentified rank was killed by SIGBUS; perhaps /dev/shm is full",
     ),
     "several machines": (
-        "[mpiexec@a] Exit codes: [a] 0,9 [b] 9\nYOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n",
+        "[mpiexec@a] Exit codes: [a] 0,9 [b] 9\n"
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n",
         f"einmpi: error: an unidentified rank was killed by SIGKILL{MEMORY}",
     ),
 }
@@ -342,7 +347,7 @@ def test_banners(capfd, name, piece):
     assert failure.explain_failure(9, empty, stream, [], records) == (line, 1)
 
 
-# ---- what ranks do --------------------------------------------------------------------------------------------------
+# ---- what ranks do -------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def assert_refused(done, message):
     assert re.fullmatch(re.escape(message).replace("…", ".*"), done.stderr[:-1]), done.stderr
 
 
-# ---- the example jobs -----------------------------------------------------------------------------------------------
+# ---- the example jobs ----------------------------------------------------------------------------
 
 
 def chain(A, B, C, D, E):
@@ -233,7 +233,7 @@ def test_plan_writes_json(folder):
         assert wanted <= set(plan) and f"\n{plan['strategy']} " in done.stdout
 
 
-# ---- flags ----------------------------------------------------------------------------------------------------------
+# ---- flags ---------------------------------------------------------------------------------------
 
 
 def test_run_is_the_default_command(folder):
@@ -276,7 +276,9 @@ def test_help_shows_commands_and_examples_that_work(folder):
 
 def test_outputs_go_to_files(folder):
     (folder / "job.toml").write_text(
-        'program = "Z[i] = 2 * X[i]"\ninputs.X = { shape = [4], random = "arange" }\noutputs.Z = "out.h5:/group/Z"\n'
+        'program = "Z[i] = 2 * X[i]"\n'
+        'inputs.X = { shape = [4], random = "arange" }\n'
+        'outputs.Z = "out.h5:/group/Z"\n'
     )
     done = run(folder, "job.toml")
     assert (done.returncode, done.stderr) == (0, "")
@@ -286,7 +288,7 @@ def test_outputs_go_to_files(folder):
     assert sorted(os.listdir(folder)) == ["again.toml", "job.toml", "jobs", "out.h5"]
 
 
-# ---- bad input ------------------------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 TITLE = 'title = "t"\n'
 BAD_JOBS = {
@@ -300,7 +302,8 @@ BAD_JOBS = {
     ),
     "unknown key": (
         TITLE + 'program = "Z = 1"\n[plan]\nmemroy = 3\n',
-        "bad.toml:4:1: unknown key 'memroy' in plan; expected one of strategy, memory, machine (did you mean memory?)",
+        "bad.toml:4:1: unknown key 'memroy' in plan; expected one of strategy, memory, machine "
+        "(did you mean memory?)",
     ),
     "unknown table": (
         TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',
@@ -309,7 +312,8 @@ BAD_JOBS = {
     ),
     "syntax": (
         TITLE + 'program = """\nY[i:3] = i\n  Z[i] = Y[i\n"""\n',
-        "bad.toml:4:11: syntax error: '[' was never closed; expected one statement a line: NAME[labels] = expression",
+        "bad.toml:4:11: syntax error: '[' was never closed; "
+        "expected one statement a line: NAME[labels] = expression",
     ),
     "unknown tensor": (
         TITLE + 'program = "Y[i:3] = i; Z[i] = Q[i]"\n',
@@ -317,8 +321,8 @@ BAD_JOBS = {
     ),
     "label left over": (
         TITLE + "program = '''\nY[i:3,j:3] = i\n\nZ[i] = Y[i,j]\n'''\n",
-        "bad.toml:5:12: label j is neither in the output Z[i] nor aggregated; add it to the output or aggregate it "
-        "with sum, prod, max, min, any, all",
+        "bad.toml:5:12: label j is neither in the output Z[i] nor aggregated; "
+        "add it to the output or aggregate it with sum, prod, max, min, any, all",
     ),
     "no such input file": (
         TITLE + 'program = "Z[i] = X[i]"\n[inputs]\nX = "none.h5:/X"\n',
@@ -326,7 +330,8 @@ BAD_JOBS = {
     ),
     "dtype of an input": (
         TITLE
-        + 'program = "Z[i:3] = X[i]"\n[inputs]\nX = { shape = [3], random = "ones", dtype = "uint8" }\n',
+        + 'program = "Z[i:3] = X[i]"\n[inputs]\n'
+        + 'X = { shape = [3], random = "ones", dtype = "uint8" }\n',
         "bad.toml:4:37: unknown dtype 'uint8'; expected one of … (did you mean int64?)",
     ),
 }
@@ -361,7 +366,10 @@ BAD_ARGUMENTS = {
         ["plan", CHAIN],
         "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",
     ),
-    "too many ranks": (["plan", CHAIN, "-n", "5000"], "ranks: 5000 ranks requested; expected an integer from 1 to 4096"),
+    "too many ranks": (
+        ["plan", CHAIN, "-n", "5000"],
+        "ranks: 5000 ranks requested; expected an integer from 1 to 4096",
+    ),
     "missing file": (
         ["jobs/none.toml"],
         "jobs/none.toml: there is no such file; expected a job file in TOML",
@@ -393,7 +401,8 @@ BAD_ARGUMENTS = {
     ),
     "set zero": (
         ["check", CHAIN, "--set", "s=0"],
-        "jobs/chain.toml:10:1: size s is set to 0; expected an integer from 1 to 2**39 = 549755813888",
+        "jobs/chain.toml:10:1: size s is set to 0; "
+        "expected an integer from 1 to 2**39 = 549755813888",
     ),
     "a computed size becomes zero": (
         [CHAIN, "--set", "skew=1000"],
@@ -405,8 +414,8 @@ BAD_ARGUMENTS = {
     ),
     "too large": (
         [CHAIN, "--set", "s=9000000"],
-        "jobs/chain.toml: this needs … GiB on this machine; expected at most the … GiB it has; use smaller sizes, more "
-        "machines, or a memory limit",
+        "jobs/chain.toml: this needs … GiB on this machine; expected at most the … GiB it has; "
+        "use smaller sizes, more machines, or a memory limit",
     ),
 }
 
@@ -419,7 +428,8 @@ def test_bad_arguments_are_one_line(name, folder):
 
 def test_a_failed_run_is_one_line_and_status_1(folder):
     (folder / "job.toml").write_text(
-        'program = "Z[i] = X[int64(X[i])]"\ninputs.X = { shape = [4], random = "uniform", low = 7, high = 8 }\n'
+        'program = "Z[i] = X[int64(X[i])]"\n'
+        'inputs.X = { shape = [4], random = "uniform", low = 7, high = 8 }\n'
     )
     done = run(folder, "job.toml")
     assert (done.returncode, done.stdout) == (1, "")
@@ -428,7 +438,8 @@ def test_a_failed_run_is_one_line_and_status_1(folder):
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(folder):
     (folder / "job.toml").write_text(
-        'program = "Z[i] = X[int64(X[i])]"\ninputs.X = { shape = [4], random = "uniform", low = 7, high = 8 }\n'
+        'program = "Z[i] = X[int64(X[i])]"\n'
+        'inputs.X = { shape = [4], random = "uniform", low = 7, high = 8 }\n'
         'outputs.Z = "none/out.h5:/Z"\n'
     )
     assert_refused(
@@ -446,7 +457,7 @@ def test_debug_shows_the_traceback(folder):
     )
 
 
-# ---- under mpirun ---------------------------------------------------------------------------------------------------
+# ---- under mpirun --------------------------------------------------------------------------------
 
 
 @pytest.mark.mpirun
@@ -506,6 +517,6 @@ def test_ranks_do_not_see_how_many_they_are(words):
 
 
 def test_flags_are_not_cut_short(capfd):
-    """--rank would be --ranks to this process, and something that its ranks would take for --ranks again."""
+    """This process and its ranks would both take --rank for --ranks."""
     assert main(["run", "a.toml", "--rank", "2"]) == 2
     assert "unrecognized arguments: --rank 2" in capfd.readouterr().err

@@ -104,7 +104,8 @@ def test_what_is_there_stays_until_the_new_file_is_whole(words, file, capfd, mon
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", cut)
         assert main([*words, file]) == 2
-    assert capfd.readouterr().err == f"{file}: No space left on device; expected a file that can be written\n"
+    problem = "No space left on device; expected a file that can be written"
+    assert capfd.readouterr().err == f"{file}: {problem}\n"
     with open(file) as old:
         assert old.read() == "as it was" and sorted(os.listdir()) == before
     assert (

@@ -1,4 +1,4 @@
-"""`einmpi sbatch`: a script with the figures of the plan, in which the user's words are data and never code."""
+"""`einmpi sbatch`: a script with the figures of the plan, in which words of the user are data."""
 
 import os
 import re
@@ -220,7 +220,7 @@ def test_gpus(job):
     ("status", "requeued"), [(0, False), (1, False), (2, False), (75, True), (138, False)]
 )
 def test_checkpoints(job, status, requeued):
-    """Status 138 is that of a signal: without one to the script itself, nobody asked the ranks to stop."""
+    """Status 138 means a signal, but without one to the script nobody asked the ranks to stop."""
     text = script(
         job,
         "--nodes",

@@ -1,4 +1,4 @@
-"""The comms: one table of scenarios for one process, for threads and for mpirun, which runs this file as a script."""
+"""All comms in one table of scenarios: one process, threads, and mpirun of this file."""
 
 import json
 import os
@@ -30,7 +30,7 @@ from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
 from einmpi.graph.dtypes import cpu_dtypes
 
-# ---- one process and threads ----------------------------------------------------------------------------------------
+# ---- one process and threads ---------------------------------------------------------------------
 
 
 def test_one_process():
@@ -156,7 +156,8 @@ def test_a_rank_that_does_not_come():
         finally:
             given_up.set()
 
-    with pytest.raises(EinmpiError, match=r"rank 0 waits for rank 1 in sendrecv for more than 0\.2 s"):
+    message = r"rank 0 waits for rank 1 in sendrecv for more than 0\.2 s"
+    with pytest.raises(EinmpiError, match=message):
         run_threads(2, on_rank, limit=0.2)
 
 
@@ -174,11 +175,11 @@ def test_own_data_never_passes_through():
             comm.alltoallv((0,), np.zeros(1), [1], np.zeros(1), [1])
 
 
-# ---- MPI ------------------------------------------------------------------------------------------------------------
+# ---- MPI -----------------------------------------------------------------------------------------
 
 
 def under_mpi():
-    """One rank of `mpirun … test_comm.py all`: the table, whole and in small messages, then what only MPI has."""
+    """Run a rank of `mpirun … test_comm.py all`: the table, then MPI alone."""
     from mpi4py import MPI
 
     user, limit = MPI.COMM_WORLD, comm_mpi.MOST_BYTES
@@ -302,7 +303,7 @@ def test_abort_says_one_line():
     )  # Open MPI's mpirun adds its own account, whatever a rank does
 
 
-# ---- without a launcher, or with a wrong one ------------------------------------------------------------------------
+# ---- without a launcher, or with a wrong one -----------------------------------------------------
 
 
 def world_with(**environment):
@@ -311,7 +312,11 @@ def world_with(**environment):
         for key, value in os.environ.items()
         if not key.startswith(("PMI", "OMPI", "MPI", "SLURM"))
     }
-    code = "from einmpi.comm.mpi import world\ntry: print(world())\nexcept Exception as e: print(repr(e))"
+    code = (
+        "from einmpi.comm.mpi import world\n"
+        "try: print(world())\n"
+        "except Exception as e: print(repr(e))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**kept, "PYTHONPATH": str(ROOT), **environment},

@@ -1,4 +1,4 @@
-"""Runs on several nodes: results are right, and what goes from node to node is what the plan says."""
+"""Runs on several nodes: results are right, and traffic between nodes is as planned."""
 
 import json
 import os
@@ -190,7 +190,7 @@ def test_results_feed_the_next_call_on_the_same_nodes():
     "nodes", [(0, 0, 0, 1), (0, 0, 0, 0, 1, 1, 1), (0, 1, 1, 1, 1, 1), (0, 1, 2, 0, 1)]
 )
 def test_uneven_nodes(name, nodes):
-    """All ranks are taken to be equally near; what goes from node to node is known before the run all the same."""
+    """The plan ignores nodes here, but traffic between them is still known before the run."""
     job, arrays = CASES[name]
 
     def on_rank(comm):
@@ -216,7 +216,7 @@ def test_which_nodes_are_even():
         assert even_nodes(comm) is None
 
 
-# ---- real mpirun ----------------------------------------------------------------------------------------------------
+# ---- real mpirun ---------------------------------------------------------------------------------
 
 
 @pytest.mark.mpirun
@@ -244,8 +244,11 @@ def test_ranks_dealt_to_nodes_in_turn(machine):
         and 0 < found["bytes_between"] == found["bytes_between_predicted"] < found["bytes_moved"]
     )
     assert found["seconds_predicted"] > 0
-    # Each rank's line in one piece: without a buffer print would write its parts one by one, between those of others.
-    code = "from einmpi.comm.mpi import comm_of; c = comm_of(); print(f'{c.rank} {c.nodes}\\n', end='')"
+    # One write per line: without a buffer, print would mix parts of it with lines of other ranks.
+    code = (
+        "from einmpi.comm.mpi import comm_of; c = comm_of()\n"
+        "print(f'{c.rank} {c.nodes}\\n', end='')"
+    )
     done = run_mpi(3, code, env={"MPIR_CVAR_ODD_EVEN_CLIQUES": "1"})  # two and one
     assert sorted(done.stdout.splitlines()) == [f"{rank} (0, 0, 1)" for rank in range(3)]
     done = run_mpi(3, job, env={"MPIR_CVAR_ODD_EVEN_CLIQUES": "1"})
@@ -253,7 +256,7 @@ def test_ranks_dealt_to_nodes_in_turn(machine):
     assert 0 < found["bytes_between"] == found["bytes_between_predicted"] < found["bytes_moved"]
 
 
-# ---- the command line -----------------------------------------------------------------------------------------------
+# ---- the command line ----------------------------------------------------------------------------
 
 
 def test_plan_on_nodes_with_a_machine(machine, capsys):
@@ -323,7 +326,8 @@ def test_the_machine_of_a_job_file(machine, tmp_path):
 def test_every_process_makes_the_same_plan(machine):
     code = f"""import einmpi
 job = einmpi.load("jobs/chain.toml")
-print(einmpi.plan(job, 12, nodes=4, machine={machine!r}).digest, einmpi.plan(job, 12, nodes=4).digest)"""
+print(einmpi.plan(job, 12, nodes=4, machine={machine!r}).digest)
+print(einmpi.plan(job, 12, nodes=4).digest)"""
     found = {
         subprocess.run(
             [sys.executable, "-c", code],

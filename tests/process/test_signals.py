@@ -1,4 +1,4 @@
-"""A request to stop is neither lost while a rank starts nor the end of one that has done its work."""
+"""A request to stop is not lost while a rank starts, and does not end one that has finished."""
 
 import os
 import signal

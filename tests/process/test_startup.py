@@ -15,7 +15,7 @@ from einmpi.process import environment, names, startup
 
 @pytest.fixture
 def launcher(monkeypatch):
-    """Set what a launcher sets; nothing else of that kind is there, and names that were taken are given back."""
+    """Set only these variables of a launcher, and release all claimed names at the end."""
     for name in os.environ:
         if name.startswith(OUTER):
             monkeypatch.delenv(name)

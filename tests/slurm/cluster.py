@@ -1,6 +1,7 @@
-"""A real Slurm cluster on this machine, for tests and for trying scripts; nothing outside its folder is touched.
+"""A real Slurm cluster on this machine, for tests and for trying scripts, inside one folder.
 
-As a program: `python tests/slurm/cluster.py up DIR`, which prints the setting to export; `down DIR` in the end.
+`python tests/slurm/cluster.py up DIR` starts it and prints the variable to export; `down DIR`
+ends it.
 """
 
 import contextlib
@@ -16,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# MPICH names shared memory by the number of the job's step. Nodes of one host, and clusters that count from 1, would
-# meet there: each node has a /dev/shm of its own, which ends with it.
+# MPICH names shared memory by the number of the job's step. Nodes of one host would share it, and so
+# would clusters that count from 1: each node has its own /dev/shm, which ends with it.
 OWN_MEMORY, MOUNT = ("unshare", "--mount", "sh", "-c"), "mount -t tmpfs einmpi-test /dev/shm"
 NEEDED = (
     "munged",
@@ -42,8 +43,9 @@ _OPEN_MPI = {
 }
 ROOT = Path(__file__).resolve().parents[2]  # it also runs as a script
 
-# Nodes are daemons of one host with a name and a port each. They may have more cores than the host. A job gets no more
-# memory than it asks for (MB): each second its processes are looked at. GPUs are empty files, to be counted.
+# Nodes are daemons of one host, each with a name and a port. They may have more cores than the host.
+# A job gets no more memory than it requests (MB): its processes are checked every second. GPUs are
+# empty files, to be counted.
 CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -80,7 +82,10 @@ GresTypes=gpu
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory=16000 Gres=gpu:{cpus}"
+NODE = (
+    "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus} "
+    "RealMemory=16000 Gres=gpu:{cpus}"
+)
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Cluster:
     nodes: int
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """For a command that submits: this Python and this einmpi are the first that a job finds."""
+        """Return the environment of a job, which finds this Python and this einmpi first."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER)}
         path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
         own = {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self.folder / "slurm.conf")}
@@ -102,7 +107,7 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        """The finished command: sbatch --wait, srun, scontrol, … Jobs of one that hangs are cancelled, and it fails."""
+        """Return a finished command such as srun. If it hangs, cancel its jobs and fail."""
         words = [str(word) for word in command]
         try:
             return subprocess.run(
@@ -127,7 +132,7 @@ class Cluster:
         return int(done.stdout)
 
     def wait(self, *numbers: int, timeout: float = 120) -> list[dict[str, str]]:
-        """What Slurm knows of jobs that have ended, one for each element of an array. `sbatch --wait` looks rarely."""
+        """Wait for jobs and return what Slurm knows of them. `sbatch --wait` checks too rarely."""
 
         def look() -> list[dict[str, str]]:
             shown = "".join(
@@ -156,7 +161,8 @@ def why_not() -> str | None:
     """Why there can be no cluster here."""
     missing = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
     if missing:
-        return f"no {', '.join(missing)} here: Debian's packages slurm-wlm, munge and libpmix-dev have them"
+        packages = "slurm-wlm, munge and libpmix-dev"
+        return f"no {', '.join(missing)} here: install Debian's packages {packages}"
     if os.geteuid() != 0:
         return "only root can start Slurm's daemons"
     done = subprocess.run([*OWN_MEMORY, MOUNT], capture_output=True, text=True)
@@ -200,7 +206,7 @@ def start(folder: Path, nodes: int = 2, cpus: int = 4) -> Cluster:
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(1024))
     cluster = Cluster(folder, nodes)
-    # munged is careful about who may write above its socket; in a folder such as /tmp only --force will do.
+    # munged refuses a socket below a folder that others may write to (/tmp) without --force.
     files = {
         "key-file": "key",
         "socket": "socket",
@@ -288,7 +294,7 @@ def stop(folder: Path) -> None:
 
 
 def _living(pid_file: Path) -> int | None:
-    """The process of a pid file, if it runs; one that has ended and that nobody has asked about has no command line."""
+    """Return the process of a pid file if it runs. A zombie has no command line."""
     with contextlib.suppress(OSError, ValueError):
         number = int(pid_file.read_text())
         return number if Path(f"/proc/{number}/cmdline").read_bytes() else None

@@ -1,4 +1,4 @@
-"""Submitted from tests: what a job needs to find einmpi and its launcher, and whether it gave the right numbers."""
+"""Jobs that tests submit: what they need to find einmpi and its launcher, and their results."""
 
 import re
 
@@ -36,7 +36,7 @@ def expected(job, **sizes):
 
 
 def check(folder, job, ranks, path, **sizes):
-    """It has ended well, on so many ranks, with the numbers of the plain evaluator."""
+    """Check that a job has succeeded on so many ranks with the results of the reference."""
     text = printed(folder, job)
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), text
     assert f" on {ranks} ranks " in text and text.count(" norm ") == len(norms(text)), (

@@ -1,4 +1,4 @@
-"""Launchers on the test cluster, for both MPIs: ranks meet and einmpi sees two nodes, or one line says why not."""
+"""Launchers on the test cluster: ranks connect on two nodes, or one line says why not."""
 
 import json
 
@@ -12,7 +12,8 @@ NODES = """
 from mpi4py import MPI
 from einmpi.comm.mpi import comm_of
 comm = comm_of(MPI.COMM_WORLD)
-print(f"{comm.rank} {comm.size} {comm.ranks_on_node}\\n", end="")  # in one piece, between the lines of others
+# One write per line, so that lines of ranks do not mix.
+print(f"{comm.rank} {comm.size} {comm.ranks_on_node}\\n", end="")
 """
 
 
@@ -30,8 +31,8 @@ def test_ranks_without_pmi_are_an_error(slurm):
     lines = [line for line in done.stderr.splitlines() if not line.startswith("srun: ")]
     assert (done.returncode, done.stdout) == (1, "")
     assert lines == [
-        "MPI: srun started 4 processes without PMI, and each is alone; use srun --mpi=pmi2 for MPICH and its "
-        "relatives, --mpi=pmix for Open MPI"
+        "MPI: srun started 4 processes without PMI, and each is alone; "
+        "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Ranks that srun started fail like those of mpirun: one line, a status, nobody left on any node, files untouched."""
+"""Ranks under srun fail like those of mpirun: one line, no process left, no file changed."""
 
 import re
 
@@ -9,9 +9,10 @@ from mpi_helpers import OPEN_MPI
 pytestmark = pytest.mark.slurm
 PMI = "--mpi=pmix" if OPEN_MPI else "--mpi=pmi2"
 TERMINATED = "einmpi: error: rank .: terminated by SIGTERM in (exchange|reduce) m.*"
-# MPICH sends its addresses in pieces of 511 bytes, as hexadecimal text with runs of zeros made short; around them is
-# memory that nobody has set. Slurm says that it takes 1024 characters, but reads no longer line than that, key and all:
-# a piece with few zeros is too long, now and then, and the ranks do not meet. It is not what these tests are about.
+# MPICH sends its addresses in pieces of 511 bytes as hexadecimal text, with runs of zeros
+# shortened; parts of them are uninitialised memory. Slurm promises to accept 1024 characters but
+# reads only 1024 of the whole line. Now and then a piece with few zeros is too long, and the ranks cannot
+# connect. That is not what these tests are about.
 MISREAD = "mpi/pmi2: value not properly terminated"
 
 

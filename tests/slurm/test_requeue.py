@@ -8,8 +8,8 @@ from mpi_helpers import ROOT
 from slurm.submitted import SRUN, printed
 
 pytestmark = pytest.mark.slurm
-# Python imports this by itself at its start. A vertex takes some seconds, whatever the machine, and no core; what is
-# left after a restart does not.
+# Python imports this at its start. A vertex takes some seconds on any machine, without using a core;
+# after a restart it does not.
 SLOW = """
 import os, time
 if "SLURM_STEP_ID" in os.environ and not os.path.exists("starting"):
@@ -65,7 +65,7 @@ def check(folder, job, bits, restarts=1):
 
 
 def test_the_time_limit(slurm, folder, bits):
-    """Slurm looks at limits every 30 s, and a signal may come early: with a limit of 60 s, at the first look."""
+    """Slurm checks limits every 30 s, and a signal may come early: here at the first check."""
     number = submit(slurm, folder, "--time=1", "--signal=B:USR1@40", seconds=5)
     (job,) = slurm.wait(number, timeout=240)
     check(folder, job, bits)
@@ -80,7 +80,7 @@ def test_a_signal_passes_through_mpirun(slurm, folder, bits):
 
 
 def test_a_signal_while_all_is_starting(slurm, folder, bits):
-    """Python on the ranks keeps it until einmpi listens. A launcher loses it, so the script sends it again."""
+    """Ranks keep the signal until einmpi listens. A launcher loses it, so the script repeats it."""
     other = folder / "other"
     shutil.copytree(folder / "jobs", other / "jobs")
     script = other / "jobs/long.sbatch"

@@ -1,4 +1,4 @@
-"""Every script in jobs/ on a real Slurm, with two nodes and two ranks on each: status 0, and the right numbers."""
+"""Every script in jobs/ on a real Slurm with two nodes: status 0 and the right results."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_scripts_for_one_job(slurm, project):
 
 
 def test_a_script_from_a_plan(slurm, project):
-    """`einmpi sbatch`, for a job whose name and title are not meant well; from a folder that looks like a pattern."""
+    """`einmpi sbatch` with a malicious name and title, from a folder that looks like a pattern."""
     folder = project / "it's $(touch pwned)\n#SBATCH --nodes=7\n"
     folder.mkdir()
     text = (
