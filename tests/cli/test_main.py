@@ -322,11 +322,12 @@ BAD_JOBS = {
     "label left over": (
         TITLE + "program = '''\nY[i:3,j:3] = i\n\nZ[i] = Y[i,j]\n'''\n",
         "bad.toml:5:12: label j is neither in the output Z[i] nor aggregated; "
-        "add it to the output or aggregate it with sum, prod, max, min, any, all",
+        "expected it in the output, or an aggregation over it: sum, prod, max, min, any, all",
     ),
     "no such input file": (
         TITLE + 'program = "Z[i] = X[i]"\n[inputs]\nX = "none.h5:/X"\n',
-        "bad.toml:4:1: there is no file none.h5; expected paths are relative to the job file",
+        "bad.toml:4:1: there is no file none.h5; expected an HDF5 file; "
+        "paths are relative to the job file",
     ),
     "dtype of an input": (
         TITLE

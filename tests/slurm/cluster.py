@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# MPICH names shared memory by the number of the job's step. Nodes of one host would share it, and so
-# would clusters that count from 1: each node has its own /dev/shm, which ends with it.
+# MPICH names shared memory by the number of the job's step. Nodes of one host would share it, and
+# so would clusters that count from 1: each node has its own /dev/shm, which ends with it.
 OWN_MEMORY, MOUNT = ("unshare", "--mount", "sh", "-c"), "mount -t tmpfs einmpi-test /dev/shm"
 NEEDED = (
     "munged",
@@ -43,7 +43,7 @@ _OPEN_MPI = {
 }
 ROOT = Path(__file__).resolve().parents[2]  # it also runs as a script
 
-# Nodes are daemons of one host, each with a name and a port. They may have more cores than the host.
+# Nodes are daemons of one host, each with a name and a port. They may have more cores than it.
 # A job gets no more memory than it requests (MB): its processes are checked every second. GPUs are
 # empty files, to be counted.
 CONFIGURATION = """\

@@ -11,8 +11,8 @@ PMI = "--mpi=pmix" if OPEN_MPI else "--mpi=pmi2"
 TERMINATED = "einmpi: error: rank .: terminated by SIGTERM in (exchange|reduce) m.*"
 # MPICH sends its addresses in pieces of 511 bytes as hexadecimal text, with runs of zeros
 # shortened; parts of them are uninitialised memory. Slurm promises to accept 1024 characters but
-# reads only 1024 of the whole line. Now and then a piece with few zeros is too long, and the ranks cannot
-# connect. That is not what these tests are about.
+# reads only 1024 of the whole line. Now and then a piece with few zeros is too long, and the ranks
+# cannot connect. That is not what these tests are about.
 MISREAD = "mpi/pmi2: value not properly terminated"
 
 

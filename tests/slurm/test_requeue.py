@@ -8,7 +8,7 @@ from mpi_helpers import ROOT
 from slurm.submitted import SRUN, printed
 
 pytestmark = pytest.mark.slurm
-# Python imports this at its start. A vertex takes some seconds on any machine, without using a core;
+# Python imports this at its start. A vertex takes some seconds on any machine without using a core;
 # after a restart it does not.
 SLOW = """
 import os, time
