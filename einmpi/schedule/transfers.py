@@ -31,9 +31,7 @@ class Moves:
     receives: tuple[Region | None, ...]
     own: tuple[Region, Region] | None
     same_to_all: bool  # each member sends the same elements to all others
-    max_elements: (
-        int  # a bound on the elements that any member sends or receives, equal on all members
-    )
+    max_elements: int  # that any member may send or receive; the same bound on all members
 
     @cached_property
     def words(self) -> int:
