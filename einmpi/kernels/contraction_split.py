@@ -47,6 +47,17 @@ def split_to_fit_memory(
     Halving a label of the output that the largest copy has halves that copy. Where this would cut
     matrices into thin strips, other labels of the output are halved; and where the output itself
     is small, the contracted labels are, so that the part becomes a sum of several products.
+
+    Parameters
+    ----------
+    contraction
+        The contraction of the part; its extents are those of the part.
+    arrays
+        How the whole factors and the whole output are stored.
+    dtype
+        The dtype in which products are computed.
+    part
+        The part of each label that was split before; {} at first.
     """
     lowering = cheapest_lowering(contraction, arrays, dtype)
     if lowering.temporary_bytes <= MAX_TEMPORARY_BYTES:

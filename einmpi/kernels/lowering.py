@@ -172,6 +172,15 @@ def candidate_lowerings(
 
     Without BLAS few arrays need to be copied; BLAS is faster, but takes nothing but matrices whose
     rows or columns are contiguous. A single factor is only summed, and that needs no choice.
+
+    Parameters
+    ----------
+    layouts
+        Of the factors, then of the output. They have only labels that several arrays share.
+    extent
+        The extent of every label.
+    dtype
+        The dtype in which products are computed.
     """
     target = layouts[-1]
     if len(layouts) == 2:

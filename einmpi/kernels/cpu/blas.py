@@ -37,7 +37,17 @@ class LabelledArray(NamedTuple):
 
 
 def compute_by_blas(contraction: Contraction, operands: Sequence[Array], out: Array) -> None:
-    """Contract the operands into `out`, whose dtype is that of the EinSum."""
+    """Contract the operands into `out`.
+
+    Parameters
+    ----------
+    contraction
+        What to compute; its extents are those of the arrays.
+    operands
+        All operands of the EinSum; `contraction.positions` tells which of them are factors.
+    out
+        The output, of the dtype of the EinSum.
+    """
     if 0 in (extent for _, extent in contraction.extents):
         out[...] = 0
         return
@@ -182,7 +192,11 @@ def _multiply(lowering: Lowering, parts: list[LabelledArray]) -> None:
 
 
 def _view(array: Array, index: Labels, part: Part) -> LabelledArray:
-    """Return a part of an array, its diagonal where a label repeats, without axes of extent 1."""
+    """Return a view of a part of an array, as a labelled array.
+
+    A label that occurs twice stands for the diagonal, which becomes a single axis. Axes of extent
+    1 are left out.
+    """
     labels = index
     if part:
         region: Any = tuple(slice(*part.get(label, (None,))) for label in index)

@@ -27,7 +27,21 @@ def compute_by_broadcasting(
 ) -> None:
     """Compute an EinSum into `out`, block by block.
 
-    `index` has the global indices of a label's positions, for labels that do not start at 0.
+    Parameters
+    ----------
+    einsum
+        What to compute; its extents are those of the arrays.
+    operands, out
+        The arrays. Operands are never written to.
+    index
+        The global indices of a label's positions, for labels that do not start at 0.
+
+    Raises
+    ------
+    IndexError
+        If an index of a gather is out of range.
+    ValueError
+        If an aggregation of no values has no result.
     """
     aggregated_axes = tuple(range(len(einsum.output), len(einsum.labels)))
     steps = _block_steps(einsum)

@@ -24,15 +24,8 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
 from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
-from einmpi.kernels.loop_nest import (
-    MIN_PACKED_LANES,
-    PACKED_BYTES,
-    BoundNest,
-    IndexedArray,
-    Nest,
-    Range,
-    bind_nest,
-)
+from einmpi.kernels.loop_choice import MIN_PACKED_LANES, PACKED_BYTES, bind_nest
+from einmpi.kernels.loop_nest import BoundNest, IndexedArray, Nest, Range
 from einmpi.kernels.operands import (
     Array,
     IndexEntries,
@@ -99,8 +92,24 @@ def compute_by_compiled_loops(
     """Compute an EinSum into `out`, compiling its loops if that has not been done before.
 
     A long aggregation to few results is cut into chunks, whose results are aggregated at the end.
-    Its extents are those of the arrays; `index` has the global indices of a label's positions,
-    for labels that do not start at 0.
+
+    Parameters
+    ----------
+    einsum
+        What to compute; its extents are those of the arrays.
+    operands, out
+        The arrays. Operands are never written to.
+    index
+        The global indices of a label's positions, for labels that do not start at 0.
+    threads
+        How many threads to use; the result does not depend on it.
+
+    Raises
+    ------
+    IndexError
+        If an index of a gather is out of range.
+    ValueError
+        If an aggregation of no values has no result.
     """
     if 0 in einsum.bound:
         return
@@ -136,6 +145,15 @@ def bind_to_arrays(
 
     These are the operands, copied if typed pointers cannot reach their elements, and the values
     of labels that are used as numbers.
+
+    Parameters
+    ----------
+    einsum
+        What the loops compute.
+    operands, out
+        The arrays, whose strides become part of the result.
+    index
+        The global indices of a label's positions, for labels that do not start at 0.
     """
     function, indices, labels = number_operands(einsum)
     arrays = list(operands)
@@ -199,7 +217,11 @@ def pool(threads: int) -> ThreadPoolExecutor:
 
 
 def _run_loops(bound: BoundNest, arrays: Sequence[Array], results: Array, threads: int) -> int:
-    """Fill the results, one for each chunk, and return how many of them were used."""
+    """Fill the results, one for each chunk, and return how many of them were used.
+
+    Every call of the kernel gets parameters of its own: the box, the share of one loop, and the
+    address of the result. Threads take turns at the calls of one box before the next box starts.
+    """
     for dimensions in bound.gathered:
         if any(dimension.extent == 0 for dimension in dimensions):
             raise IndexError("an index is out of range; expected 0 to -1")
@@ -265,9 +287,10 @@ def _boxes(bound: BoundNest) -> Iterator[tuple[Range, ...]]:
 def _parameters_of(
     bound: BoundNest, arrays: Sequence[Array], results: Array, box: Sequence[Range]
 ) -> tuple[Parameters, list[Array]]:
-    """Return the parameters of a box, and the packed copies.
+    """Return the parameters for a box of the loops, and the copies of packed operands.
 
-    The copies must live as long as their addresses are in use.
+    A copy has only the elements of the box, so its address is moved back to where the element at
+    the origin of all loops would be. The copies must live as long as their addresses are in use.
     """
     parameters = bound.values.copy()
     for position, array in enumerate((*arrays, results)):

@@ -33,9 +33,23 @@ Block: TypeAlias = tuple[tuple[int, int], ...]  # the start and the size of each
 
 
 def compute_group(group: Group, arrays: Mapping[str, Array], threads: int) -> bool:
-    """Compute a group, given the arrays of all slots but the inner ones.
+    """Compute a group, one block of rows after another.
 
-    Return False, with nothing done, if its kernels must be computed one by one.
+    Every thread takes its share of the blocks and has its own arrays for the inner slots.
+
+    Parameters
+    ----------
+    group
+        The kernels and their rows.
+    arrays
+        The arrays of all slots but the inner ones, by the name of the slot.
+    threads
+        How many threads to use.
+
+    Returns
+    -------
+    bool
+        False, with nothing computed, if the kernels must be computed one by one.
     """
     extents = [group.kernels[0].einsum.extent[labels[0]] for labels in group.rows]
     cuts = []
@@ -129,7 +143,11 @@ class _Worker:
         return extent
 
     def _prepare(self, number: int, kernel: Kernel, shape: tuple[int, ...]) -> _Stage:
-        """Prepare a kernel for blocks of a shape, with the addresses for the first block."""
+        """Prepare a kernel for blocks of a shape.
+
+        The kernel is bound to the first block. From the strides of the arrays along the rows
+        follow the addresses for all others.
+        """
         rows = [labels[number] for labels in self.group.rows]
         extent = self._block_extent(number, shape)
         einsum = replace(kernel.einsum, extents=tuple(extent.items()))

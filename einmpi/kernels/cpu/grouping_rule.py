@@ -38,7 +38,11 @@ def _accepts(kernel: Kernel) -> bool:
 def _choose_block(
     kernels: Sequence[Kernel], rows: Sequence[Sequence[str]]
 ) -> tuple[int, ...] | None:
-    """Return a block small enough for the cache; None if there are too few of them."""
+    """Return how many indices of each row make a block that fits into the cache.
+
+    Rows are halved, the first one first, until a block fits. Return None if blocks of single
+    indices are still too large, or if there are too few blocks for threads to share.
+    """
     extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
     block = list(extents)
     for row in range(len(block)):
@@ -54,7 +58,8 @@ def _bytes_used(
 ) -> int:
     """Return the bytes of all arrays that a block of a group uses.
 
-    A gathered dimension is used as a whole.
+    An array that several kernels use counts once. A dimension along a row counts only as far as
+    the block reaches; all others, gathered ones among them, count as a whole.
     """
     nbytes: dict[Slot, int] = {}
     for number, kernel in enumerate(kernels):
