@@ -1,4 +1,5 @@
-"""The Python interface on many ranks: run, compile, DistArray, einsum; and what ends all ranks together."""
+"""The Python interface on many ranks: run, compile, DistArray, einsum; and what ends all ranks
+together."""
 
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def on_ranks(ranks, function):
     return results[0]
 
 
-# ---- DistArray ------------------------------------------------------------------------------------------------------
+# ---- DistArray ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -63,7 +64,8 @@ def test_parts_are_those_asked_for():
         with pytest.raises(einmpi.InputError) as caught:
             DistArray.from_global(A, comm, parts=(3, 1))
         assert str(caught.value) == (
-            "parts: 13×24 cannot be cut 3×1 over 8 ranks; expected products of the prime factors of 8, "
+            "parts: 13×24 cannot be cut 3×1 over 8 ranks; expected products of the prime "
+            "factors of 8, "
             "none above its extent"
         )
         return cut.gather()
@@ -80,7 +82,8 @@ def test_a_distarray_shows_what_the_rank_holds():
         )
 
     assert run_threads(3, on_rank)[1] == (
-        "DistArray([[2, 3]], shape=(3, 2), dtype=int64, layout=[3,1] on 3 ranks; rank 1 of 3 holds [1:2, 0:2])"
+        "DistArray([[2, 3]], shape=(3, 2), dtype=int64, layout=[3,1] on 3 ranks; rank 1 of "
+        "3 holds [1:2, 0:2])"
     )
 
 
@@ -115,7 +118,7 @@ def test_a_file_that_cannot_be_written_is_an_error_on_all_ranks(tmp_path):
     assert run_threads(3, on_rank) == [0, 1, 2]
 
 
-# ---- run and compile ------------------------------------------------------------------------------------------------
+# ---- run and compile ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -230,7 +233,10 @@ def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
         ({"A": A}, "inputs: input B is not given; expected B: float64[24, 10]"),
         ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; expected one of A, B"),
         ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; expected B: float64[24, 10]"),
-        ({"A": A, "B": B.astype("float32")}, "inputs: B is float32[24, 10]; expected B: float64[24, 10]"),
+        (
+            {"A": A, "B": B.astype("float32")},
+            "inputs: B is float32[24, 10]; expected B: float64[24, 10]",
+        ),
     ],
 )
 def test_wrong_inputs_are_an_error_on_all_ranks(inputs, message):
@@ -252,7 +258,9 @@ def test_one_rank_with_wrong_inputs_ends_all():
             einmpi.run(job, {"A": A, "B": B if comm.rank != 2 else B.T}, comm)
         return str(caught.value)
 
-    assert run_threads(4, on_rank) == ["inputs: B is float64[10, 24]; expected B: float64[24, 10]"] * 4
+    assert (
+        run_threads(4, on_rank) == ["inputs: B is float64[10, 24]; expected B: float64[24, 10]"] * 4
+    )
 
 
 def test_a_call_after_an_error_on_one_rank():
@@ -297,7 +305,7 @@ def test_another_program_on_one_rank_ends_all_before_anything_moves():
     )
 
 
-# ---- einsum ---------------------------------------------------------------------------------------------------------
+# ---- einsum -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -325,7 +333,7 @@ def test_einsum_of_arrays_is_each_ranks_own():
     run_threads(3, on_rank)
 
 
-# ---- processes ------------------------------------------------------------------------------------------------------
+# ---- processes ----------------------------------------------------------------------------------
 
 
 def test_one_process_needs_no_mpi_library():

@@ -1,5 +1,5 @@
-"""Checkpoints: a run that is killed anywhere goes on, to the same bits on as many ranks, to rounding on others; what is
-damaged or foreign is refused; what cannot be saved does no harm."""
+"""Checkpoints: a run that is killed anywhere continues, with the same bits on the same number of
+ranks and up to rounding on others; damaged checkpoints are refused."""
 
 import errno
 import functools
@@ -105,7 +105,8 @@ def go(
 
 
 def snapshots(job, ranks, folder, strategy=None):
-    """What a kill leaves behind each vertex, from a run that saves after all of them: (folders, the run's outputs)."""
+    """What a kill leaves behind each vertex, from a run that saves after all of them: (folders, the
+    run's outputs)."""
     states = []
 
     def keep(vertex):
@@ -128,12 +129,13 @@ def assert_same_bits(found, wanted):
 
 
 def assert_close_to(found, wanted):
-    """Other ranks add in another order: a few roundings of 1e-16, magnified by the norms of a chain of products."""
+    """Other ranks add in another order: a few roundings of 1e-16, magnified by the norms of a chain
+    of products."""
     for name, array in wanted.items():
         assert relative_error(array, found[name]) <= 1e-12, name
 
 
-# ---- the same numbers, wherever it is killed ------------------------------------------------------------------------
+# ---- the same numbers, wherever it is killed ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -182,7 +184,8 @@ def test_killed_where_memory_is_short(job, tmp_path, part):
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_kernels_that_go_together(tmp_path, monkeypatch, ranks):
-    """No run is saved in the middle of kernels that go together, on whichever rank; and the bits are the same."""
+    """No run is saved in the middle of kernels that go together, on whichever rank; and the bits
+    are the same."""
     monkeypatch.setattr(grouping_rule, "BLOCK_BYTES", 1024)
     monkeypatch.setattr(grouping_rule, "MIN_BLOCKS", 4)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 650)
@@ -190,7 +193,10 @@ def test_kernels_that_go_together(tmp_path, monkeypatch, ranks):
         "A[i,j] = softmax[j](X[i,j])\nB[i,k] = sum(A[i,j] * Y[j,k])\nZ[i,k] = layernorm[k](B[i,k])"
     )
     # On 3 ranks two have 10 rows, which are too few to go together, and one has 11.
-    inputs = 'X = { shape = [31, 64], random = "normal" }\nY = { shape = [64, 64], random = "normal", seed = 1 }'
+    inputs = (
+        'X = { shape = [31, 64], random = "normal" }\n'
+        'Y = { shape = [64, 64], random = "normal", seed = 1 }'
+    )
     job = einmpi.load(write_job(tmp_path, program, inputs, 'Z = "out.h5:/Z"'))
     wanted, _, _ = go(job, ranks)
     saved = []
@@ -212,7 +218,8 @@ def checkpoints_in(folder):
 
 
 def test_idle_ranks_take_part(job, tmp_path):
-    """A plan for 13 ranks uses 12 of them. The last one, which only waits for the others, is asked to stop."""
+    """A plan for 13 ranks uses 12 of them. The last one, which only waits for the others, is asked
+    to stop."""
     wanted, _, plan = go(job, 13)
     assert plan.mesh.ranks == 12
     asked = []
@@ -246,7 +253,8 @@ def test_another_number_of_ranks(job, tmp_path, before, after, every):
 
 
 def test_partial_results_are_saved_and_put_together(tmp_path):
-    """A sum that is cut and has one reader stays in parts until it is read; the parts are what is saved."""
+    """A sum that is cut and has one reader stays in parts until it is read; the parts are what is
+    saved."""
     job = einmpi.load(
         write_job(
             tmp_path,
@@ -322,9 +330,12 @@ def test_another_strategy_goes_on_too(job, tmp_path):
 
 def test_every_dtype_and_empty_tensors(tmp_path):
     program = """
-    B[i,j] = X[i,j] > 0; C[i,j] = complex64(X[i,j]) * 1j; D[i,k] = sum(C[i,j] * conj(C[k,j])); H[j,i] = float16(X[i,j])
-    I[i] = max(int32(B[i,j])); J = max(int64(I[i])); A[i] = any(B[i,j]); F[i,k] = sum(float32(X[i,j]) * E[k,j])
-    G[i,l] = sum(E[i,j] * N[j,l]); M[l] = sum(N[j,l]); Z[i,k] = real(D[i,k]) + F[k,i] + I[k] * where(A[i], J, 1)
+    B[i,j] = X[i,j] > 0; C[i,j] = complex64(X[i,j]) * 1j; D[i,k] = sum(C[i,j] * conj(C[k,j]))
+    H[j,i] = float16(X[i,j])
+    I[i] = max(int32(B[i,j])); J = max(int64(I[i])); A[i] = any(B[i,j])
+    F[i,k] = sum(float32(X[i,j]) * E[k,j])
+    G[i,l] = sum(E[i,j] * N[j,l]); M[l] = sum(N[j,l])
+    Z[i,k] = real(D[i,k]) + F[k,i] + I[k] * where(A[i], J, 1)
     Y[i,j] = H[j,i] + where(B[i,j], X[i,j], 0)
     """
     shapes = {"X": [9, 12], "E": [9, 12], "N": [12, 0]}
@@ -400,7 +411,7 @@ def test_any_program_at_any_vertex(data, tmp_path_factory):
 
 
 def test_the_rest_of_a_graph(job):
-    """Nothing that is done is computed again; every tensor that is needed is there from the start."""
+    """Finished vertices are not computed again; all needed tensors exist from the start."""
     graph = job.graph
     for done in range(1, len(graph.computed) + 1):
         left, kept = rest(graph, done), needed(graph, done)
@@ -417,7 +428,7 @@ def test_the_rest_of_a_graph(job):
     )
 
 
-# ---- when ----------------------------------------------------------------------------------------------------------
+# ---- when ---------------------------------------------------------------------------------------
 
 
 def test_signals_stop_all_ranks_alike(job, tmp_path):
@@ -474,7 +485,7 @@ def test_only_what_is_needed_is_saved(job, tmp_path):
         assert size <= sum(size for size, _ in found["files"]) <= size + gaps
 
 
-# ---- damaged and foreign --------------------------------------------------------------------------------------------
+# ---- damaged and foreign ------------------------------------------------------------------------
 
 
 def manifest(folder):
@@ -704,7 +715,7 @@ def test_what_is_there_is_not_overwritten(stopped, tmp_path):
     assert complete(folder) == ["000005"]
 
 
-# ---- while it is saved ----------------------------------------------------------------------------------------------
+# ---- while it is saved --------------------------------------------------------------------------
 
 MOMENTS = {
     "the folder": ("os", "mkdir", 0),
@@ -721,7 +732,7 @@ MOMENTS = {
 
 
 class Trap:
-    """Calls of a function while checkpoint number `turn` is saved; the n-th of them does something."""
+    """Count calls of a function while checkpoint `turn` is saved; the n-th acts."""
 
     def __init__(self, monkeypatch, module, name, call, what, turn):
         owner = checkpoint_module if module == "checkpoint" else getattr(checkpoint_module, module)
@@ -785,7 +796,8 @@ def test_a_full_disk(short, tmp_path, monkeypatch, capsys, moment):
     assert_same_bits(found, wanted)
     assert checkpoints.count == 2
     assert capsys.readouterr().err == (
-        f"einmpi: {tmp_path}/saved: no checkpoint after A2: No space left on device; the run continues\n"
+        f"einmpi: {tmp_path}/saved: no checkpoint after A2: "
+        "No space left on device; the run continues\n"
     )
     assert "000001" in kept and os.listdir(tmp_path / "saved") == ["000003"]
 
@@ -829,7 +841,7 @@ def test_files_are_what_the_page_says(stopped):
         assert (len(data), zlib.crc32(data)) == (size, check)
 
 
-# ---- times ----------------------------------------------------------------------------------------------------------
+# ---- times --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Checkpoints of real processes: killed, asked to stop by signals of every kind, started again by the same command."""
+"""Checkpoints of real processes: killed, asked to stop by signals of every kind, started again by
+the same command."""
 
 import fcntl
 import json
@@ -19,7 +20,8 @@ from mpi_helpers import ROOT, needs_mpirun, run_mpi
 import einmpi
 from einmpi.report.compare import relative_error
 
-# einmpi itself; in its fifth kernel, on some ranks, something happens. `wait` is for a signal from outside.
+# einmpi itself; in its fifth kernel, on some ranks, something happens. `wait` is for a signal from
+# outside.
 PROGRAM = """
 import os, signal, sys, time
 from einmpi.runtime.backend import NumpyBackend
@@ -107,7 +109,7 @@ def wait_for(folder, ranks):
         time.sleep(0.02)
 
 
-# ---- mpirun ---------------------------------------------------------------------------------------------------------
+# ---- mpirun -------------------------------------------------------------------------------------
 
 
 @pytest.mark.mpirun
@@ -176,7 +178,7 @@ def test_a_second_sigterm_ends_at_once(folder):
     )
 
 
-# ---- einmpi run -n --------------------------------------------------------------------------------------------------
+# ---- einmpi run -n ------------------------------------------------------------------------------
 
 LAUNCH = """
 import sys
@@ -192,7 +194,8 @@ if __name__ == "__main__":
     "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
 )
 def test_the_launcher_passes_it_on(folder, number):
-    """With any MPI: it asks mpirun in the way that all of them pass on, and lets the ranks take their time."""
+    """With any MPI: it asks mpirun in the way that all of them pass on, and lets the ranks take
+    their time."""
     script(folder, "wait()")
     with start(folder, "-c", LAUNCH, *FLAGS) as process:
         wait_for(folder, 3)
@@ -222,7 +225,10 @@ def test_a_signal_before_the_ranks_can_hear_it(folder):
         (folder / "go").touch()
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (75, "")
-    line = r"saved: SIGUSR1: stopped after \w+, \d+ of 12 vertices; the same command with --resume continues\n"
+    line = (
+        r"saved: SIGUSR1: stopped after \w+, \d+ of 12 vertices; "
+        r"the same command with --resume continues\n"
+    )
     assert re.fullmatch(line, err)
 
 
@@ -263,7 +269,7 @@ def test_the_command_line_is_patient(folder, monkeypatch):
     ]
 
 
-# ---- one process ----------------------------------------------------------------------------------------------------
+# ---- one process --------------------------------------------------------------------------------
 
 
 def test_one_process(folder):
@@ -337,7 +343,8 @@ def test_one_run_a_folder(folder, monkeypatch, capsys):
         (["--every", "1h"], "--every: there is no checkpoint folder; expected --checkpoint DIR"),
         (
             ["--checkpoint", "saved", "--every", "soon"],
-            "--every: 'soon' is not a time; expected a number and a unit, such as 30s, 10min or 1h, or 0",
+            "--every: 'soon' is not a time; expected a number and a unit, such as 30s, "
+            "10min or 1h, or 0",
         ),
         (
             ["--checkpoint", "saved", "--every", "3 weeks"],

@@ -1,4 +1,5 @@
-"""Generated inputs: the same values however they are cut, the right distribution, a stream that never changes."""
+"""Generated inputs: the same values however they are cut, the right distribution, a stream that
+never changes."""
 
 from itertools import pairwise, product
 from math import prod
@@ -72,7 +73,8 @@ def test_the_stream_never_changes():
     assert generate(spec("uniform", "float64", 1), "float64", 0, 3).tolist() == UNIFORM
     assert generate(spec("uniform", "int64", 1), "int64", 0, 5).tolist() == INTEGERS
     assert generate(spec("uniform", "bool", 1), "bool", 0, 8).tolist() == BOOLS
-    # The inverse of the normal distribution may change in the last digits with the library that computes it.
+    # The inverse of the normal distribution may change in the last digits with the library that
+    # computes it.
     np.testing.assert_allclose(
         generate(spec("normal", "float64", 1), "float64", 0, 3), NORMAL, rtol=1e-13
     )
@@ -96,7 +98,8 @@ def test_seeds_differ():
 
 
 def test_moments():
-    # 200,000 values: a mean strays by σ/447, so five standard deviations are 0.012 σ; variances a little more.
+    # 200,000 values: a mean strays by σ/447, so five standard deviations are 0.012 σ; variances a
+    # little more.
     normal = generate(spec("normal", "float64"), "float64", 0, 200_000)
     assert abs(normal.mean()) < 0.012
     assert abs(normal.var() - 1) < 0.016
@@ -178,7 +181,8 @@ def test_boxes_are_those_of_the_whole(monkeypatch, spare, chunk, dtype):
     ],
 )
 def test_a_large_box_is_made_in_parts(monkeypatch, bound, box):
-    """A box may be as large as it is because it lies in a file, so nothing of its size is made in memory."""
+    """A box may be as large as it is because it lies in a file, so nothing of its size is made in
+    memory."""
     made = []
 
     def count(spec, name, start, stop):

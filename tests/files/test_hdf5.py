@@ -26,7 +26,7 @@ def hdf5_input(dataset, file="x.h5"):
     return InputSpec("A", file=file, inside=dataset, place=PLACE)
 
 
-# ---- reading ----- ---------------------------------------------------------------------------------------------------
+# ---- reading ----- ------------------------------------------------------------------------------
 
 ARRAYS = {
     "float16": np.arange(6, dtype=np.float16).reshape(2, 3),
@@ -76,18 +76,31 @@ def test_datasets_that_cannot_be_used():
         file.create_group("bare")
     names = "/bytes, /group/inner, /none, /pairs, /small, /text, /unsigned"
     expected = {
-        "/text": f"/text in x.h5 is a string or of variable length, which is not supported; expected one of {LISTED}",
+        "/text": (
+            "/text in x.h5 is a string or of variable length, which is not supported; "
+            f"expected one of {LISTED}"
+        ),
         "/bytes": f"/bytes in x.h5 is a string, which is not supported; expected one of {LISTED}",
         "/pairs": f"/pairs in x.h5 is compound, which is not supported; expected one of {LISTED}",
         "/small": f"/small in x.h5 is int8, which is not supported; expected one of {LISTED}",
-        "/unsigned": f"/unsigned in x.h5 is uint32, which is not supported; expected one of {LISTED}",
+        "/unsigned": (
+            f"/unsigned in x.h5 is uint32, which is not supported; expected one of {LISTED}"
+        ),
         "/none": "/none in x.h5 has no values; expected a dataset with a shape",
-        "/type": f"there is no dataset /type in x.h5; expected one of {names} (did you mean /text?)",
+        "/type": (
+            f"there is no dataset /type in x.h5; expected one of {names} (did you mean /text?)"
+        ),
         "/group": "/group in x.h5 is a group; expected /group/inner",
         "/bare": "/bare in x.h5 is a group; expected a dataset",
-        "/broken": "/broken in x.h5 is a link to /nowhere, which does not exist; expected a dataset",
-        "/smal": f"there is no dataset /smal in x.h5; expected one of {names} (did you mean /small?)",
-        "/small/x": f"there is no dataset /small/x in x.h5; expected one of {names} (did you mean /small?)",
+        "/broken": (
+            "/broken in x.h5 is a link to /nowhere, which does not exist; expected a dataset"
+        ),
+        "/smal": (
+            f"there is no dataset /smal in x.h5; expected one of {names} (did you mean /small?)"
+        ),
+        "/small/x": (
+            f"there is no dataset /small/x in x.h5; expected one of {names} (did you mean /small?)"
+        ),
     }
     for dataset, message in expected.items():
         assert error(storage.describe, hdf5_input(dataset)) == f"{PLACE}: {message}"
@@ -113,10 +126,16 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "nothing.h5").write_text("")
     (tmp_path / "folder.h5").mkdir()
     expected = {
-        "no.h5": "there is no file no.h5; expected an HDF5 file; paths are relative to the job file",
+        "no.h5": (
+            "there is no file no.h5; expected an HDF5 file; paths are relative to the job file"
+        ),
         "cut.h5": "cut.h5 cannot be opened as HDF5: truncated file; expected an HDF5 file",
-        "text.h5": "text.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
-        "nothing.h5": "nothing.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file",
+        "text.h5": (
+            "text.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file"
+        ),
+        "nothing.h5": (
+            "nothing.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file"
+        ),
         "folder.h5": "folder.h5 is not a file; expected an HDF5 file",
     }
     for file, message in expected.items():

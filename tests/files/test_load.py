@@ -41,7 +41,7 @@ def test_generated_inputs():
     assert storage.load(spec, (3, 0), "int32").shape == (3, 0)
 
 
-# ---- safetensors ----------------------------------------------------------------------------------------------------
+# ---- safetensors --------------------------------------------------------------------------------
 
 
 def tensor_input(tensor, file="m.safetensors"):
@@ -71,7 +71,8 @@ def test_safetensors(tmp_path):
         f"{PLACE}: there is no tensor q in m.safetensors; expected one of flag, half, one, tiny, w"
     )
     assert error(storage.describe, tensor_input("w", "no.safetensors")) == (
-        f"{PLACE}: there is no file no.safetensors; expected a safetensors file; paths are relative to the job file"
+        f"{PLACE}: there is no file no.safetensors; expected a safetensors file; paths are "
+        "relative to the job file"
     )
     assert error(storage.describe, tensor_input("w", "bad.safetensors")).startswith(
         f"{PLACE}: bad.safetensors cannot be read as safetensors: "
@@ -80,14 +81,16 @@ def test_safetensors(tmp_path):
 
 def test_an_unknown_suffix():
     assert error(storage.describe, hdf5_input("/A", "x.csv")) == (
-        f"{PLACE}: 'x.csv' is not a file of a known format; expected a file name that ends in one of .h5, .hdf5, .he5, .safetensors, .npy"
+        f"{PLACE}: 'x.csv' is not a file of a known format; expected a file name that ends "
+        "in one of .h5, .hdf5, .he5, .safetensors, .npy"
     )
 
 
 def test_nothing_heavy_is_imported():
     code = (
         "import sys, einmpi.files.load; "
-        "print([m for m in ('h5py', 'scipy', 'safetensors', 'mpi4py', 'numba') if m in sys.modules])"
+        "print([m for m in ('h5py', 'scipy', 'safetensors', 'mpi4py', 'numba') if m in "
+        "sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

@@ -42,7 +42,8 @@ def test_a_file_that_somebody_writes(job, capsys):
 
 
 def without_locks(number):
-    """From now on the system refuses locks to this process, as it does on some network file systems."""
+    """From now on the system refuses locks to this process, as it does on some network file
+    systems."""
     # A filter of four steps: is it flock? Then this error, else go on. See seccomp(2).
     steps = (
         (0x20, 0, 0, 0),
@@ -79,7 +80,8 @@ def test_a_file_system_without_locks(job, setting):
     if setting:
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert done.stderr.endswith(
-            "'No locks available'; expected an HDF5 file; set HDF5_USE_FILE_LOCKING=FALSE in the environment\n"
+            "'No locks available'; expected an HDF5 file; "
+            "set HDF5_USE_FILE_LOCKING=FALSE in the environment\n"
         )
         return
     assert done.returncode == 0, done.stderr

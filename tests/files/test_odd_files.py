@@ -1,4 +1,5 @@
-"""Files that are damaged, of another kind, or odd: one line that says what is wrong, and status 2; or the values."""
+"""Files that are damaged, of another kind, or odd: one line that says what is wrong, and status 2;
+or the values."""
 
 import os
 import struct
@@ -26,7 +27,7 @@ def run(source, capfd):
     return status, capfd.readouterr().err
 
 
-# ---- HDF5 -----------------------------------------------------------------------------------------------------------
+# ---- HDF5 ---------------------------------------------------------------------------------------
 
 
 def h5(make):
@@ -163,7 +164,7 @@ def no_such_rows(rows, data=VALUES):
     return make
 
 
-# ---- .npy and safetensors -------------------------------------------------------------------------------------------
+# ---- .npy and safetensors -----------------------------------------------------------------------
 
 
 def npy(array, **options):

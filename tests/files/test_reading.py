@@ -1,4 +1,5 @@
-"""Inputs from files on many ranks: the right values wherever they are wanted, each element read once."""
+"""Inputs from files on many ranks: the right values wherever they are wanted, each element read
+once."""
 
 import json
 import threading
@@ -260,7 +261,7 @@ def test_buffers_stay_small(monkeypatch):
     assert most < whole.nbytes + 4 * 6 * 2**18
 
 
-# ---- reading while kernels run --------------------------------------------------------------------------------------
+# ---- reading while kernels run ------------------------------------------------------------------
 
 CHAIN = """program = '''
 Y[i,j] = sum(A[i,k] * B[k,j])
@@ -320,8 +321,8 @@ class Watched(NumpyBackend):
 
 @pytest.mark.parametrize(("ranks", "memory"), [(1, 10**6), (2, 10**6), (1, 5000), (2, 4000)])
 def test_reading_overlaps_with_kernels(ranks, memory):
-    """The file is not read before the kernel has started, and the kernel does not end before the file was read; also
-    where there is no memory for it, and it is read to the slow tier."""
+    """Reading starts after the kernel has started and ends before the kernel does, even if there is
+    no memory for the file and it is read to the slow tier."""
     job = chain()
     plan = einmpi.plan(job, ranks, memory=memory)
     assert bool(plan.spilled) == (memory < 10**6)
@@ -373,7 +374,7 @@ def test_errors_in_the_background_are_those_of_the_load():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reading")]
 
 
-# ---- with mpirun ----------------------------------------------------------------------------------------------------
+# ---- with mpirun --------------------------------------------------------------------------------
 
 RANKS_CODE = """
 import numpy as np, h5py, einmpi

@@ -1,4 +1,4 @@
-"""Files that somebody names are replaced whole or not at all, and what is no file stays what it is."""
+"""Files that a user names are replaced whole or not at all; devices and pipes stay."""
 
 import os
 import stat
@@ -56,7 +56,8 @@ def test_a_pipe_stays_a_pipe():
 def test_what_is_printed_to_is_not_replaced(name, piped, tmp_path):
     """Else all that is printed later would be lost."""
     code = (
-        f"from einmpi.files.replace import replace_file; print('one'); replace_file({name!r}, [b'two\\n']); "
+        "from einmpi.files.replace import replace_file; print('one'); "
+        f"replace_file({name!r}, [b'two\\n']); "
         "print('three')"
     )
     with open(tmp_path / "out.txt", "wb") as out:

@@ -1,4 +1,5 @@
-"""Results in files: all ranks write them, nothing else in a file is lost, and a failed write changes nothing."""
+"""Results in files: all ranks write them, nothing else in a file is lost, and a failed write
+changes nothing."""
 
 import errno
 import os
@@ -24,7 +25,7 @@ from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import outputs as job_outputs
 from einmpi.compiled.dist_array import DistArray
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, InputError
 from einmpi.files import fill, formats, hdf5_writing
 from einmpi.files import load as storage
 from einmpi.files import writing as outputs
@@ -52,7 +53,7 @@ def same(one, two):
     np.testing.assert_array_equal(one, two)
 
 
-# ---- every layout, dtype and shape ----------------------------------------------------------------------------------
+# ---- every layout, dtype and shape --------------------------------------------------------------
 
 SHAPES = ((), (1,), (0,), (7,), (701,), (13, 17), (40, 3), (3, 4, 5, 2), (2, 0, 3))
 
@@ -78,7 +79,8 @@ def write_on(ranks, mesh, cuts, array, way):
     "ranks, mesh", [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 6), (7, 6), (5, 2)]
 )
 def test_every_layout(ranks, mesh, monkeypatch):
-    """Copies, idle ranks, ranks without elements, pieces of a few bytes: the same bytes in the file."""
+    """Copies, idle ranks, ranks without elements, pieces of a few bytes: the same bytes in the
+    file."""
     monkeypatch.setattr(fill, "WINDOW_BYTES", 300)
     choose = random.Random(ranks)
     for shape in SHAPES:
@@ -209,7 +211,7 @@ def test_the_file_can_be_read_by_others():
     assert "(1,0): 3, 4, 5" in done.stdout
 
 
-# ---- what is in a file stays ----------------------------------------------------------------------------------------
+# ---- what is in a file stays --------------------------------------------------------------------
 
 
 def test_a_new_file_has_the_users_permissions():
@@ -356,7 +358,7 @@ def test_what_is_stored_otherwise_is_replaced(name):
         assert "W" not in file or file["W"][:].sum() == 0
 
 
-# ---- what cannot be written -----------------------------------------------------------------------------------------
+# ---- what cannot be written ---------------------------------------------------------------------
 
 
 def test_targets_that_cannot_be_written(tmp_path):
@@ -387,7 +389,10 @@ def test_targets_that_cannot_be_written(tmp_path):
         (
             "o.h5",
             "/broken/Z",
-        ): "/broken in o.h5 is a link whose target does not exist; expected a group to hold /broken/Z",
+        ): (
+            "/broken in o.h5 is a link whose target does not exist; "
+            "expected a group to hold /broken/Z"
+        ),
         (
             "kept.h5",
             "/Z",
@@ -397,6 +402,23 @@ def test_targets_that_cannot_be_written(tmp_path):
     for (file, dataset), message in expected.items():
         assert error(save, 1.0, file, dataset) == f"{file}: {message}"
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_file_that_is_no_longer_hdf5_is_an_input_error():
+    """The check before a run has passed; the InputError reaches all ranks as it is."""
+
+    def on_rank(comm):
+        made = DistArray.from_global(np.ones(4), comm)
+        if comm.rank == 0:
+            with open("o.h5", "w") as file:
+                file.write("text")
+        comm.barrier()
+        with pytest.raises(InputError) as caught:
+            outputs.write("o.h5", [outputs.tensor_of(made, "/Z")], {}, formats.HDF5)
+        return str(caught.value)
+
+    message = "o.h5: o.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file"
+    assert run_threads(2, on_rank) == [message] * 2
 
 
 def test_wrong_arguments_of_to_hdf5():
@@ -417,7 +439,7 @@ def test_wrong_arguments_of_to_hdf5():
 
 
 class Broken:
-    """A function of os that fails on some call of some rank; the others wait for nothing in vain."""
+    """Make a function of os fail on some call of some rank; no other rank hangs."""
 
     def __init__(self, monkeypatch, name, rank, call, number=errno.ENOSPC):
         self.function, self.rank, self.left, self.number = (
@@ -512,7 +534,7 @@ def test_an_interrupt_changes_nothing(monkeypatch):
     assert os.listdir() == ["o.h5"] and found().sum() == 0
 
 
-# ---- one run a file -------------------------------------------------------------------------------------------------
+# ---- one run a file -----------------------------------------------------------------------------
 
 
 def test_what_a_killed_run_left_is_removed():
@@ -583,7 +605,7 @@ def test_a_file_system_without_locks(monkeypatch):
     assert found() == 2 and sorted(os.listdir()) == [left, "o.h5"]
 
 
-# ---- a whole job ----------------------------------------------------------------------------------------------------
+# ---- a whole job --------------------------------------------------------------------------------
 
 JOB = """program = '''
 Z[i,k] = sum(A[i,j] * B[j,k])
@@ -595,7 +617,11 @@ A = { shape = [4, 3], random = "arange" }
 B = "in.h5:/B"
 N = { shape = [0], random = "ones" }
 [outputs]
-Z = { file = "out.h5", dataset = "/g/Z", chunks = [2, 100], compression = "gzip", dtype = "float32" }
+Z.file = "out.h5"
+Z.dataset = "/g/Z"
+Z.chunks = [2, 100]
+Z.compression = "gzip"
+Z.dtype = "float32"
 n = { file = "out.h5", dataset = "/n", compression = "lzf" }
 E = { file = "other.h5", dataset = "E", compression = "lzf", chunks = [4, 1] }
 """
@@ -682,7 +708,8 @@ def test_a_long_program_is_no_reason_to_lose_a_result():
 
 def test_a_number_too_large_for_the_stored_dtype():
     job = read(
-        'program = "Z[i:2] = 1e300*(i - 1)"\noutputs.Z = { file = "o.h5", dataset = "/Z", dtype = "float16" }\n'
+        'program = "Z[i:2] = 1e300*(i - 1)"\n'
+        'outputs.Z = { file = "o.h5", dataset = "/Z", dtype = "float16" }\n'
     )
     stored(job, {"Z": np.array([-1e300, 0])})
     assert found().tolist() == [-np.inf, 0]
@@ -699,7 +726,8 @@ def test_targets_are_checked_before_the_run():
         PROGRAM.replace('"\n', '; Y[i] = Z[i]"\n') + inputs + 'Z = "o.h5:/Z"\nY = "link.h5:/Z"\n'
     )
     assert error(job_outputs.check_targets, job) == (
-        "job.toml:6:1: different paths of outputs Z and Y lead to the same file; expected one path for each file"
+        "job.toml:6:1: different paths of outputs Z and Y lead to the same file; expected "
+        "one path for each file"
     )
 
 
@@ -727,11 +755,12 @@ def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
         job_outputs.check_targets(job)
     else:
         assert error(job_outputs.check_targets, job) == (
-            f"job.toml:4:1: a link makes {two} in o.h5 the same as another output; expected a separate dataset for each output"
+            f"job.toml:4:1: a link makes {two} in o.h5 the same as another output; expected "
+            "a separate dataset for each output"
         )
 
 
-# ---- processes ------------------------------------------------------------------------------------------------------
+# ---- processes ----------------------------------------------------------------------------------
 
 ON_RANKS = """
 import sys, numpy as np
@@ -746,7 +775,8 @@ fill.WINDOW_BYTES = 2**14
 comm, whole = MPI.COMM_WORLD, np.random.default_rng(1).normal(size=(211, 97))
 for number, cut in enumerate((0, 1, None)):
     made = DistArray.from_global(whole, comm)
-    made = made.redistribute(Layout(Mesh(comm.size), whole.shape, (cut,) * len(made.layout.mesh.factors)))
+    cuts = (cut,) * len(made.layout.mesh.factors)
+    made = made.redistribute(Layout(Mesh(comm.size), whole.shape, cuts))
     made.to_hdf5("o.h5", f"/Z{number}")
     made.to_hdf5("o.h5", f"/C{number}", chunks=(20, 30), compression="gzip")
 """
@@ -769,6 +799,7 @@ BIG_JOB = 'program = "Z[i,k] = A[i,k] + 1"\ninputs.A = { shape = [512, 512], ran
 LIMITED = """
 import resource, signal, sys
 from einmpi.comm.mpi import world
+import einmpi
 from einmpi.cli.main import main
 if world().rank == {rank}:
     resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))

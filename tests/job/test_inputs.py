@@ -6,7 +6,7 @@ from job_text import DTYPES, EXTENT, NAME, PROGRAM, A, error, read
 pytestmark = pytest.mark.usefixtures("in_folder")
 
 
-# ---- inputs ---------------------------------------------------------------------------------------------------------
+# ---- inputs -------------------------------------------------------------------------------------
 
 ALL_INPUT_KEYS = (
     "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows"
@@ -25,7 +25,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { radom = "ones" }',
-            f"4:7: unknown key 'radom' in inputs.A; expected one of {ALL_INPUT_KEYS} (did you mean random?)",
+            f"4:7: unknown key 'radom' in inputs.A; expected one of {ALL_INPUT_KEYS} (did "
+            "you mean random?)",
         ),
         (
             'A = { random = "ones" }',
@@ -33,7 +34,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "norm", shape = [3] }',
-            "4:7: unknown random 'norm'; expected one of normal, uniform, zeros, ones, arange (did you mean normal?)",
+            "4:7: unknown random 'norm'; expected one of normal, uniform, zeros, ones, "
+            "arange (did you mean normal?)",
         ),
         ('A = { random = "ones", shape = 3 }', "4:24: shape is 3; expected a list"),
         (
@@ -66,7 +68,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "normal", shape = [3], dtype = "int32" }',
-            "4:1: input A cannot be both normal and int32; expected a float or complex dtype, or one of uniform, zeros, ones, arange",
+            "4:1: input A cannot be both normal and int32; expected a float or complex "
+            "dtype, or one of uniform, zeros, ones, arange",
         ),
         (
             'A = { random = "normal", shape = [3], seed = -1 }',
@@ -82,7 +85,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "uniform", shape = [3], high = 2, dtype = "bool" }',
-            "4:40: high cannot be combined with dtype bool; expected an integer, float or complex dtype",
+            "4:40: high cannot be combined with dtype bool; expected an integer, float or "
+            "complex dtype",
         ),
         (
             'A = { random = "uniform", shape = [3], low = "0" }',
@@ -98,11 +102,13 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "uniform", shape = [3], high = inf }',
-            "4:40: high = inf does not fit into float64; expected -1.7976931348623157e+308 to 1.7976931348623157e+308",
+            "4:40: high = inf does not fit into float64; expected -1.7976931348623157e+308 "
+            "to 1.7976931348623157e+308",
         ),
         (
             'A = { random = "uniform", shape = [3], low = nan }',
-            "4:40: low = nan does not fit into float64; expected -1.7976931348623157e+308 to 1.7976931348623157e+308",
+            "4:40: low = nan does not fit into float64; expected -1.7976931348623157e+308 "
+            "to 1.7976931348623157e+308",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 1e5, dtype = "float16" }',
@@ -110,7 +116,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "uniform", shape = [3], dtype = "int32" }',
-            "4:1: input A is uniform and int32 but has no high; expected high = NUMBER, which is excluded",
+            "4:1: input A is uniform and int32 but has no high; expected high = NUMBER, "
+            "which is excluded",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 2.0, dtype = "int32" }',
@@ -126,15 +133,18 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { file = "x.h5", dataset = "/A", shape = [3] }',
-            "4:38: shape cannot be combined with file; expected one of file, dataset, tensor, rows, resident, parts",
+            "4:38: shape cannot be combined with file; expected one of file, dataset, "
+            "tensor, rows, resident, parts",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',
-            "4:1: 'x.csv' is not a file of a known format; expected a file name that ends in one of .h5, .hdf5, .he5, .safetensors, .npy",
+            "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
+            "in one of .h5, .hdf5, .he5, .safetensors, .npy",
         ),
         (
             'A = { file = "x.h5" }',
-            '4:1: input A does not say which dataset of the file to use; expected dataset = "/DATASET"',
+            "4:1: input A does not say which dataset of the file to use; expected dataset "
+            '= "/DATASET"',
         ),
         (
             'A = { file = "x.h5", tensor = "A" }',
@@ -155,7 +165,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = "x.csv:/A"',
-            "4:1: 'x.csv' is not a file of a known format; expected a file name that ends in one of .h5, .hdf5, .he5, .safetensors, .npy",
+            "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
+            "in one of .h5, .hdf5, .he5, .safetensors, .npy",
         ),
         ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected another name"),
         (
@@ -184,7 +195,7 @@ def test_an_input_the_program_does_not_have():
     )
 
 
-# ---- outputs --------------------------------------------------------------------------------------------------------
+# ---- outputs ------------------------------------------------------------------------------------
 
 OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
 
@@ -201,7 +212,8 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         ),
         (
             'Z = "o.safetensors:Z"',
-            "5:1: safetensors files can be read but not written; expected a file name that ends in one of .h5, .hdf5, .he5, .npy",
+            "5:1: safetensors files can be read but not written; expected a file name that "
+            "ends in one of .h5, .hdf5, .he5, .npy",
         ),
         (
             'Z = { file = "o.npy", dataset = "Z" }',
@@ -217,7 +229,8 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", chunk = [2] }',
-            f"5:37: unknown key 'chunk' in outputs.Z; expected one of {OUTPUT_KEYS} (did you mean chunks?)",
+            f"5:37: unknown key 'chunk' in outputs.Z; expected one of {OUTPUT_KEYS} (did "
+            "you mean chunks?)",
         ),
         ('Z = { file = "o.h5", dataset = "Z", chunks = [0] }', f"5:47: 0 in chunks; {EXTENT}"),
         ('Z = { file = "o.h5", dataset = "Z", chunks = 4 }', "5:37: chunks is 4; expected a list"),
@@ -239,15 +252,18 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", dtype = "int32" }',
-            "5:1: Z is float64 and cannot be stored as int32; expected one of float16, float32, float64, complex64, complex128",
+            "5:1: Z is float64 and cannot be stored as int32; expected one of float16, "
+            "float32, float64, complex64, complex128",
         ),
         (
             'Z = "o.h5:/a"\nY = "./o.h5:a"',
-            "6:1: outputs Z and Y would both be o.h5:/a; expected a separate dataset for each output",
+            "6:1: outputs Z and Y would both be o.h5:/a; expected a separate dataset for "
+            "each output",
         ),
         (
             'Z = "o.h5:/a"\nY = "o.h5:/a/b"',
-            "6:1: outputs Z and Y would be one inside the other in o.h5; expected a separate dataset for each output",
+            "6:1: outputs Z and Y would be one inside the other in o.h5; expected a "
+            "separate dataset for each output",
         ),
     ],
 )

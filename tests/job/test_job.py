@@ -19,7 +19,7 @@ ARITHMETIC = "expected integers, earlier sizes, + - * // % ** and brackets"
 pytestmark = pytest.mark.usefixtures("in_folder")
 
 
-# ---- a whole file ---------------------------------------------------------------------------------------------------
+# ---- a whole file -------------------------------------------------------------------------------
 
 CHAIN = """title   = "Matrix chain, skewed"
 dtype   = "float32"
@@ -156,7 +156,7 @@ def test_the_dtype_of_an_input_wins_over_the_job_file_and_the_command_line():
     assert read(text, dtype="float32").graph["A"].dtype == "int64"
 
 
-# ---- positions ------------------------------------------------------------------------------------------------------
+# ---- positions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_long_program_is_located_quickly():
     assert error(text) == wanted
 
 
-# ---- the file itself ------------------------------------------------------------------------------------------------
+# ---- the file itself ----------------------------------------------------------------------------
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -278,7 +278,7 @@ def test_toml_that_python_cannot_hold():
     )
 
 
-# ---- keys, types, choices -------------------------------------------------------------------------------------------
+# ---- keys, types, choices -----------------------------------------------------------------------
 
 TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
 
@@ -297,11 +297,13 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
         ),
         (
             "[plan]\n  stratgy = 1\n",
-            "3:3: unknown key 'stratgy' in plan; expected one of strategy, memory, machine (did you mean strategy?)",
+            "3:3: unknown key 'stratgy' in plan; expected one of strategy, memory, machine "
+            "(did you mean strategy?)",
         ),
         (
             '[plan]\nstrategy = "eindcomp"\n',
-            f"3:1: unknown strategy 'eindcomp'; expected one of {', '.join(STRATEGIES)} (did you mean eindecomp?)",
+            f"3:1: unknown strategy 'eindcomp'; expected one of {', '.join(STRATEGIES)} "
+            "(did you mean eindecomp?)",
         ),
         ("[plan]\nstrategy = true\n", "3:1: strategy is true; expected a string"),
         (
@@ -315,7 +317,8 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
         ),
         (
             '[plan]\nmemory = "lots"\n',
-            "3:1: 'lots' is not an amount of memory; expected a number and a unit, such as \"4 GiB\"",
+            "3:1: 'lots' is not an amount of memory; "
+            'expected a number and a unit, such as "4 GiB"',
         ),
         ("[run]\nfast_math = 1\n", "3:1: fast_math is 1; expected true or false"),
         (
@@ -325,7 +328,8 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
         ('[run]\nbackend = "cuda"\n', "3:1: unknown backend 'cuda'; expected one of numpy, cupy"),
         (
             '[roles]\nbath = ["b"]\n',
-            "3:1: unknown key 'bath' in roles; expected one of batch, sequence, head, hidden (did you mean batch?)",
+            "3:1: unknown key 'bath' in roles; expected one of batch, sequence, head, "
+            "hidden (did you mean batch?)",
         ),
         ('[roles]\nbatch = "b"\n', "3:1: batch is 'b'; expected a list"),
         (
@@ -380,7 +384,8 @@ def test_amounts_of_memory(text, size):
         ),
         (
             "4 Gib",
-            "unknown unit 'Gib' of memory; expected one of B, kB, KB, MB, GB, TB, KiB, MiB, GiB, TiB (did you mean GiB?)",
+            "unknown unit 'Gib' of memory; expected one of B, kB, KB, MB, GB, TB, KiB, "
+            "MiB, GiB, TiB (did you mean GiB?)",
         ),
         ("0.1 B", "memory of 0 bytes; expected 1 byte to 2**63 - 1 bytes"),
         (
@@ -395,7 +400,7 @@ def test_what_is_no_amount_of_memory(text, message):
     assert str(caught.value) == f"x: {message}"
 
 
-# ---- sizes ----------------------------------------------------------------------------------------------------------
+# ---- sizes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -414,7 +419,10 @@ def test_what_is_no_amount_of_memory(text, message):
         ('s = 3\nt = "s / 2"', f"4:6: s / 2 is not integer arithmetic; {ARITHMETIC}"),
         ('s = 3\nt = "s // 0"', "4:6: division by zero; expected a divisor other than 0"),
         ('s = 3\nt = "2 * r"', "4:10: unknown size 'r'; expected s"),
-        ('s = "t"\nt = 3', "3:6: unknown size 't'; expected a number, because there are no sizes yet"),
+        (
+            's = "t"\nt = 3',
+            "3:6: unknown size 't'; expected a number, because there are no sizes yet",
+        ),
         ('s = ""', "3:6: '' is not one expression; expected an expression such as s // 10"),
         (
             "s = \"__import__('os')\"",
