@@ -417,8 +417,8 @@ def test_a_file_that_is_no_longer_hdf5_is_an_input_error():
             outputs.write("o.h5", [outputs.tensor_of(made, "/Z")], {}, formats.HDF5)
         return str(caught.value)
 
-    message = "o.h5: o.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file"
-    assert run_threads(2, on_rank) == [message] * 2
+    end = "o.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file"
+    assert all(message.endswith(end) for message in run_threads(2, on_rank))
 
 
 def test_wrong_arguments_of_to_hdf5():
