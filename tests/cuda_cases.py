@@ -74,7 +74,11 @@ def check_named(cupy, name, size):
         dtype, {x: tuple(size[label] for label in index) for x, index in labels.items()}
     )
     einsum, kind, operands = vertex(text, arrays)
-    close(compute(cupy, einsum, kind, operands), reference.evaluate_einsum(einsum, operands, kind), [dtype])
+    close(
+        compute(cupy, einsum, kind, operands),
+        reference.evaluate_einsum(einsum, operands, kind),
+        [dtype],
+    )
 
 
 def check_contraction(cupy, subscripts, dtype, conj=False):

@@ -1,4 +1,6 @@
-"""bfloat16: what its dtype becomes, where it comes from and goes to. GPUs compute with it (tests/runtime/gpu/test_gpu.py)."""
+"""bfloat16: what its dtype becomes, where it comes from and goes to. GPUs compute with it
+(tests/runtime/gpu/test_gpu.py).
+"""
 
 import itertools
 import sys

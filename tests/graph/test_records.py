@@ -1,4 +1,6 @@
-"""One record for one kind of thing: operations and aggregations registered at run time work everywhere."""
+"""One record for one kind of thing: operations and aggregations registered at run time work
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,7 @@ def test_nothing_is_left_behind():
     before = (dict(OPERATIONS), dict(AGGREGATIONS))
     with registered():
         assert "softsign" in OPERATIONS
-    assert (OPERATIONS, AGGREGATIONS) == before
+    assert before == (OPERATIONS, AGGREGATIONS)
     assert not is_reserved("softsign")
     with pytest.raises(InputError, match="unknown function 'softsign'"):
         einmpi.program("Z[i] = softsign(X[i])", X=(3,))

@@ -1,4 +1,6 @@
-"""Rewrites: the order of products, sharing, fusing, what moves where, and that text and graph stay one."""
+"""Rewrites: the order of products, sharing, fusing, what moves where, and that text and graph stay
+one.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def is_contraction(vertex: Vertex) -> bool:
     return vertex.einsum.aggregation is not None and len(index_sets(vertex)) > 1
 
 
-# ---- products -------------------------------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -197,7 +199,9 @@ def test_rewriting_a_quotient_ends(text: str) -> None:
 
 
 def test_rewriting_a_product_over_extents_of_one_ends() -> None:
-    """Where nothing is repeated everything may be fused: splitting and fusing must not undo each other for ever."""
+    """Where nothing is repeated everything may be fused: splitting and fusing must not undo each
+    other for ever.
+    """
     inputs = {name: np.full((1, 1), 2.0) for name in "BCD"} | {
         name: np.full(1, 3.0) for name in "AE"
     }
@@ -263,7 +267,7 @@ def test_a_label_nobody_has_still_counts() -> None:
     assert_array_equal(results("Z[i,k] = max[j,n:5](A[i,j] + B[j,k])", inputs)["Z"], wanted)
 
 
-# ---- sharing --------------------------------------------------------------------------------------------------------
+# ---- sharing -------------------------------------------------------------------------------------
 
 
 def test_equal_statements_share_one_vertex() -> None:
@@ -324,7 +328,7 @@ def test_equal_aggregations_in_one_statement_are_one() -> None:
     assert sum("Σ" in line for line in lines(graph)) == 1
 
 
-# ---- fusing ---------------------------------------------------------------------------------------------------------
+# ---- fusing --------------------------------------------------------------------------------------
 
 
 def test_elementwise_work_of_one_consumer_disappears() -> None:
@@ -404,7 +408,7 @@ def test_unneeded_statements_vanish() -> None:
     assert str(graph) == "A: float64[3]\nZ[i] ← (A[i] + 1) × 2\noutputs: Z"
 
 
-# ---- text, order, time ----------------------------------------------------------------------------------------------
+# ---- text, order, time ---------------------------------------------------------------------------
 
 PROGRAM = """
 Z[i,k] = sum(A[i,j] * B[j,k]) + sum(C[i,j] * sum(D[j,l] * E[l,k]))
@@ -414,7 +418,10 @@ q = sum(A[i,j] * A[k,j] * C[i,l] * C[k,l] * D[l,m] * D[l,m])
 r[i] = any((A[i,j] > 0) & (C[i,k] > 0)) | (tok[i] == 2)
 h = logsumexp(P[i,k] + Y[i,k])
 """
-SHAPES = "A: float64[4, 3]\nB: float64[3, 4]\nC: float64[4, 5]\nD: float64[5, 6]\nE: float64[6, 4]\ntok: int64[4]\n"
+SHAPES = (
+    "A: float64[4, 3]\nB: float64[3, 4]\nC: float64[4, 5]\nD: float64[5, 6]\nE: float64[6, 4]\ntok:"
+    " int64[4]\n"
+)
 
 
 def test_same_text_whatever_the_hash_seed() -> None:

@@ -1,4 +1,4 @@
-"""Every wrong program gives one InputError of one line, at the right place, and hostile text nothing worse."""
+"""Every wrong program gives a one-line InputError at the right place; hostile text does no harm."""
 
 from __future__ import annotations
 
@@ -125,16 +125,25 @@ def test_not_a_statement(text: str, message: str) -> None:
     ("'B[i]'", f"p:1:8: \"'B[i]'\" is not in the language; {EXPRESSION}"),
     (
         "B[i] and B[i]",
-        "p:1:8: 'B[i] and B[i]' is not in the language; expected & and |, with brackets around comparisons",
+        (
+            "p:1:8: 'B[i] and B[i]' is not in the language; expected & and |, with brackets around"
+            " comparisons"
+        ),
     ),
     (
         "B[i] or B[i]",
-        "p:1:8: 'B[i] or B[i]' is not in the language; expected & and |, with brackets around comparisons",
+        (
+            "p:1:8: 'B[i] or B[i]' is not in the language; expected & and |, with brackets around"
+            " comparisons"
+        ),
     ),
     ("not B[i]", f"p:1:8: 'not B[i]' is not in the language; {EXPRESSION}"),
     (
         "B[i] if T[i] else 0",
-        "p:1:8: 'B[i] if T[i] else 0' is not in the language; expected where(condition, this, that)",
+        (
+            "p:1:8: 'B[i] if T[i] else 0' is not in the language; expected where(condition, this,"
+            " that)"
+        ),
     ),
     ("B[i] // 2", f"p:1:8: 'B[i] // 2' is not in the language; {EXPRESSION}"),
     ("B[i] @ B[i]", f"p:1:8: 'B[i] @ B[i]' is not in the language; {EXPRESSION}"),
@@ -201,31 +210,52 @@ def test_unknown_output() -> None:
 @cases(
     (
         "Z[i] = A[i,j] * B[i]",
-        "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent everywhere",
+        (
+            "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            " everywhere"
+        ),
     ),
     (
         "Z = sum(A[i,j] * B[i])",
-        "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent everywhere",
+        (
+            "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            " everywhere"
+        ),
     ),
     (
         "Z[i] = sum(A[i,j] * max(B[i] * B[k]))",
-        "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent everywhere",
+        (
+            "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            " everywhere"
+        ),
     ),
     (
         "Z = sum(A[i,i])",
-        "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; expected the same extent everywhere",
+        (
+            "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; expected the same"
+            " extent everywhere"
+        ),
     ),
     (
         "Z[i:4] = B[i]",
-        "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; expected the same extent everywhere",
+        (
+            "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; expected the same extent"
+            " everywhere"
+        ),
     ),
     (
         "Z = sum[i:d](B[i])",
-        "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; expected the same extent everywhere",
+        (
+            "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; expected the same extent"
+            " everywhere"
+        ),
     ),
     (
         "Z[i] = A[i,N[i]]",
-        "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected the same extent everywhere",
+        (
+            "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected the same"
+            " extent everywhere"
+        ),
     ),
 )
 def test_two_extents(text: str, message: str) -> None:
@@ -271,15 +301,24 @@ def test_two_extents(text: str, message: str) -> None:
     ),
     (
         "Z[i] = sum(B[i])",
-        "p:1:8: sum(...) has nothing to aggregate: every label in it also occurs outside of it; expected sum[labels](...)",
+        (
+            "p:1:8: sum(...) has nothing to aggregate: every label in it also occurs outside of it;"
+            " expected sum[labels](...)"
+        ),
     ),
     (
         "Z[i] = B[i] + max(B[i] * 2)",
-        "p:1:15: max(...) has nothing to aggregate: every label in it also occurs outside of it; expected max[labels](...)",
+        (
+            "p:1:15: max(...) has nothing to aggregate: every label in it also occurs outside of"
+            " it; expected max[labels](...)"
+        ),
     ),
     (
         "z = sum(sum(B[i]))",
-        "p:1:5: sum(...) has nothing to aggregate: every label in it is aggregated inside it; expected sum[labels](...)",
+        (
+            "p:1:5: sum(...) has nothing to aggregate: every label in it is aggregated inside it;"
+            " expected sum[labels](...)"
+        ),
     ),
     (
         "z = sum(s)",
@@ -299,15 +338,24 @@ def test_two_extents(text: str, message: str) -> None:
     ),
     (
         "Z[i] = 1",
-        "p:1:1: label i has no extent: no tensor here is indexed by it; expected an extent, written as i:EXTENT",
+        (
+            "p:1:1: label i has no extent: no tensor here is indexed by it; expected an extent,"
+            " written as i:EXTENT"
+        ),
     ),
     (
         "Z[i,j] = B[i] * j",
-        "p:1:1: label j has no extent: no tensor here is indexed by it; expected an extent, written as j:EXTENT",
+        (
+            "p:1:1: label j has no extent: no tensor here is indexed by it; expected an extent,"
+            " written as j:EXTENT"
+        ),
     ),
     (
         "Z[i] = B[i+1]",
-        "p:1:1: label i has no extent: no tensor here is indexed by it; expected an extent, written as i:EXTENT",
+        (
+            "p:1:1: label i has no extent: no tensor here is indexed by it; expected an extent,"
+            " written as i:EXTENT"
+        ),
     ),
     ("z = sum[0](B[i])", "p:1:9: 0 is not a label; expected a name, or name:extent"),
 )
@@ -444,7 +492,10 @@ def test_name_of_an_input(name: str, message: str) -> None:
     ("Z[i] = C[i] % 2", "p:1:8: % does not take complex numbers; expected real arguments"),
     (
         "Z[i] = float32(C[i])",
-        "p:1:8: float32 does not take complex numbers; expected a real argument; use real or imag first",
+        (
+            "p:1:8: float32 does not take complex numbers; expected a real argument; use real or"
+            " imag first"
+        ),
     ),
     (
         "Z[i] = 2 * relu(C[i])",
@@ -465,11 +516,17 @@ def test_name_of_an_input(name: str, message: str) -> None:
     ("Z[i] = ~B[i]", "p:1:8: ~ does not take float64; expected one of int32, int64, bool"),
     (
         "Z[i] = -T[i]",
-        "p:1:8: - does not take bool; expected one of float16, float32, float64, complex64, complex128, int32, int64",
+        (
+            "p:1:8: - does not take bool; expected one of float16, float32, float64, complex64,"
+            " complex128, int32, int64"
+        ),
     ),
     (
         "Z[i] = T[i] - T[i]",
-        "p:1:8: - does not take bool and bool; expected one of float16, float32, float64, complex64, complex128, int32, int64",
+        (
+            "p:1:8: - does not take bool and bool; expected one of float16, float32, float64,"
+            " complex64, complex128, int32, int64"
+        ),
     ),
     (
         "Z[i] = T[i] ** T[i]",
@@ -481,15 +538,24 @@ def test_name_of_an_input(name: str, message: str) -> None:
     ),
     (
         "Z[i] = N[i] ** -1",
-        "p:1:8: an integer to the power -1; expected an exponent of at least 0; write -1.0 for a result in floating point",
+        (
+            "p:1:8: an integer to the power -1; expected an exponent of at least 0; write -1.0 for"
+            " a result in floating point"
+        ),
     ),
     (
         "Z[i] = M[i] + 2**40",
-        "p:1:8: 1099511627776 does not fit into int32; expected a number from -2147483648 to 2147483647",
+        (
+            "p:1:8: 1099511627776 does not fit into int32; expected a number from -2147483648 to"
+            " 2147483647"
+        ),
     ),
     (
         "Z[i] = where(T[i], M[i], -2**31 - 1)",
-        "p:1:8: -2147483649 does not fit into int32; expected a number from -2147483648 to 2147483647",
+        (
+            "p:1:8: -2147483649 does not fit into int32; expected a number from -2147483648 to"
+            " 2147483647"
+        ),
     ),
     (
         "Z[i] = N[i] + 9223372036854775808",
@@ -521,7 +587,10 @@ def test_largest_of_nothing(text: str, message: str) -> None:
 @cases(
     (
         "Z[i:2**40] = 1",
-        "p:1:5: label i has extent 1099511627776; expected an extent from 0 to 2**39 = 549755813888",
+        (
+            "p:1:5: label i has extent 1099511627776; expected an extent from 0 to 2**39 ="
+            " 549755813888"
+        ),
     ),
     (
         "Z[i:2**39+1] = 1",
@@ -533,7 +602,10 @@ def test_largest_of_nothing(text: str, message: str) -> None:
     ),
     (
         "Z[i:2**62] = 1",
-        "p:1:5: label i has extent 4611686018427387904; expected an extent from 0 to 2**39 = 549755813888",
+        (
+            "p:1:5: label i has extent 4611686018427387904; expected an extent from 0 to 2**39 ="
+            " 549755813888"
+        ),
     ),
     ("Z[i:2**64] = 1", "p:1:5: 2**64 is too large; expected an integer less than 2**63"),
     ("Z[i:2**-1] = 1", "p:1:5: 2**-1 is not an integer; expected an integer less than 2**63"),
@@ -547,7 +619,10 @@ def test_largest_of_nothing(text: str, message: str) -> None:
     ),
     (
         "Z = sum[i:2**39+1](i)",
-        "p:1:11: label i has extent 549755813889; expected an extent from 0 to 2**39 = 549755813888",
+        (
+            "p:1:11: label i has extent 549755813889; expected an extent from 0 to 2**39 ="
+            " 549755813888"
+        ),
     ),
     (
         "Z = sum[i:-1](i)",
@@ -673,7 +748,7 @@ def test_python_does_not_warn_beside_the_message(text: str) -> None:
     assert not caught
 
 
-# ---- hostile text ---------------------------------------------------------------------------------------------------
+# ---- hostile text --------------------------------------------------------------------------------
 
 DEEP = 10_000
 HOSTILE = {
@@ -768,7 +843,7 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
     assert "sys." not in message
 
 
-# ---- numpy.einsum's grammar -----------------------------------------------------------------------------------------
+# ---- numpy.einsum's grammar ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -776,15 +851,24 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
     [
         (
             (),
-            "einsum: there are no subscripts; expected einsum('ij,jk->ik', a, b) or einsum(a, [0, 1], b, [1, 2], [0, 2])",
+            (
+                "einsum: there are no subscripts; expected einsum('ij,jk->ik', a, b) or einsum(a,"
+                " [0, 1], b, [1, 2], [0, 2])"
+            ),
         ),
         (
             ("ij", (2,)),
-            "einsum: 'ij' does not fit an array with 1 dimensions; expected one label for each dimension, or ...",
+            (
+                "einsum: 'ij' does not fit an array with 1 dimensions; expected one label for each"
+                " dimension, or ..."
+            ),
         ),
         (
             ("i", (2, 2)),
-            "einsum: 'i' does not fit an array with 2 dimensions; expected one label for each dimension, or ...",
+            (
+                "einsum: 'i' does not fit an array with 2 dimensions; expected one label for each"
+                " dimension, or ..."
+            ),
         ),
         (("i,j", (2,)), "einsum: 'i,j' has 2 operands; expected as many as there are arrays: 1"),
         (
@@ -821,7 +905,10 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
         ),
         (
             ("...i->i", (2, 3)),
-            "einsum: the output 'i' has no ...; expected ... in the output, because an operand has it",
+            (
+                "einsum: the output 'i' has no ...; expected ... in the output, because an operand"
+                " has it"
+            ),
         ),
         (((2, 3), [0, 52]), "einsum: 52 is not a label; expected a number from 0 to 51, or ..."),
         (((2, 3), [0, "i"]), "einsum: 'i' is not a label; expected a number from 0 to 51, or ..."),

@@ -18,7 +18,8 @@ from einmpi.kernels.reference import evaluate
 from einmpi.language.macros import MACROS
 
 RANDOM = np.random.default_rng(20240607)
-# Sums of a dozen products of numbers near 1, in another order than numpy's: a few roundings of 2**-53.
+# Sums of a dozen products of numbers near 1, in another order than numpy's: a few roundings of
+# 2**-53.
 EXACT = {"rtol": 1e-13, "atol": 1e-13}
 SINGLE = {"rtol": 1e-5, "atol": 1e-5}  # the same in float32, which rounds at 2**-24
 
@@ -40,7 +41,7 @@ def check(
     assert_allclose(found, wanted, **EXACT)
 
 
-# ---- the examples of the design -------------------------------------------------------------------------------------
+# ---- the examples of the design ------------------------------------------------------------------
 
 
 def test_chain_in_one_line() -> None:
@@ -104,7 +105,7 @@ def test_diagonal_and_tensor_without_dimensions() -> None:
     assert_allclose(found["n"], (x**2).sum(), **EXACT)
 
 
-# ---- aggregations and labels ----------------------------------------------------------------------------------------
+# ---- aggregations and labels ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "mean"])
@@ -213,7 +214,7 @@ def test_broadcast_outputs() -> None:
     check("G[i:n+1,j:2*n] = 1.5", {}, np.full((4, 6), 1.5), {"n": 3})
 
 
-# ---- gathers, diagonals, extents ------------------------------------------------------------------------------------
+# ---- gathers, diagonals, extents -----------------------------------------------------------------
 
 
 def test_gather_by_constant() -> None:
@@ -299,7 +300,7 @@ def test_extent_one() -> None:
     check("Z[j,k] = B[j,k] / sum[k](B[j,k])", {"B": b}, b / b)
 
 
-# ---- scalar functions -----------------------------------------------------------------------------------------------
+# ---- scalar functions ----------------------------------------------------------------------------
 
 REAL = np.array([-2.5, -1.0, -0.3, -0.0, 0.0, 0.7, 1.0, 3.25, 20.0])
 POSITIVE = np.array([1e-3, 0.5, 1.0, 2.0, 40.0])
@@ -476,7 +477,7 @@ def test_awkward_constants_beside_a_tensor_read_back() -> None:
     assert np.isnan(result("Z[i] = X[i] + 1j * inf", {"X": x}).real).all()
 
 
-# ---- dtypes ---------------------------------------------------------------------------------------------------------
+# ---- dtypes --------------------------------------------------------------------------------------
 
 
 def sample(dtype: str) -> np.ndarray:
@@ -649,7 +650,7 @@ def test_complex() -> None:
     assert result("Z[i] = abs(X[i])", {"X": np.ones(2, np.complex64)}).dtype == np.float32
 
 
-# ---- macros ---------------------------------------------------------------------------------------------------------
+# ---- macros --------------------------------------------------------------------------------------
 
 
 def test_every_macro_is_tested() -> None:
@@ -758,7 +759,7 @@ def test_macros_nest() -> None:
     check("Z[i] = mean(log(softmax[j](relu(X[i,j]))))", {"X": x}, wanted)
 
 
-# ---- text -----------------------------------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------------------
 
 
 def test_statements_in_any_order() -> None:
@@ -838,7 +839,8 @@ def test_one_vertex_an_aggregation_as_written() -> None:
     graph = as_written(
         "Z[i,k] = sum(A[i,j] * B[j,k]) + max(A[i,j])", {"A": normal(2, 3), "B": normal(3, 4)}
     )
-    assert str(graph) == (
-        "A: float64[2, 3]\nB: float64[3, 4]\nZ_1[i,k] ← Σ[j](A[i,j] × B[j,k])\nZ_2[i] ← max[j](A[i,j])\n"
-        "Z[i,k] ← Z_1[i,k] + Z_2[i]\noutputs: Z"
+    assert (
+        str(graph)
+        == "A: float64[2, 3]\nB: float64[3, 4]\nZ_1[i,k] ← Σ[j](A[i,j] × B[j,k])\nZ_2[i] ←"
+        " max[j](A[i,j])\nZ[i,k] ← Z_1[i,k] + Z_2[i]\noutputs: Z"
     )

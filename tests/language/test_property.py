@@ -38,7 +38,8 @@ from einmpi.language import numpy_einsum as subscripts
 from einmpi.language.parse import build_graph, parse_program
 from einmpi.language.syntax import Source
 
-# EINMPI_EXAMPLES=5000 searches further, differently each time, and makes what it finds as small as it can (minutes).
+# EINMPI_EXAMPLES=5000 searches further, differently each time, and makes what it finds as small as
+# it can (minutes).
 MANY = int(os.environ.get("EINMPI_EXAMPLES", "0"))
 
 
@@ -112,7 +113,7 @@ class Writer:
     def below(self, kind: str) -> str:
         return self.pick(KINDS[: KINDS.index(kind) + 1][::-1])
 
-    # ---- leaves -----------------------------------------------------------------------------------------------------
+    # ---- leaves ----------------------------------------------------------------------------------
 
     def leaf(self, kind: str, seen: tuple[Label, ...]) -> Expr:
         fitting = [
@@ -157,7 +158,7 @@ class Writer:
         self.budget -= 3
         return Op("%", (self.expression("i", seen, 1), Num(extent)))
 
-    # ---- operations -------------------------------------------------------------------------------------------------
+    # ---- operations ------------------------------------------------------------------------------
 
     def operation(self, kind: str, seen: tuple[Label, ...], depth: int) -> Expr:
         def some(kind: str) -> Expr:
@@ -220,7 +221,7 @@ class Writer:
             return Op(op, (some(self.pick("fib")),))
         return Op(op, (some(self.below("c") if op == "complex128" else kind),))
 
-    # ---- aggregations -----------------------------------------------------------------------------------------------
+    # ---- aggregations ----------------------------------------------------------------------------
 
     def labels(self, name: str, most: int) -> tuple[Label, ...]:
         extents = [extent for extent in self.extents if extent > 0 or name not in ("max", "min")]
@@ -408,12 +409,14 @@ def test_names_of_labels_do_not_matter(program: Program, data: st.DataObject) ->
         np.testing.assert_array_equal(array, found[1][name])
 
 
-# ---- numpy.einsum ---------------------------------------------------------------------------------------------------
+# ---- numpy.einsum --------------------------------------------------------------------------------
 
 
 @st.composite
 def einsums(draw: Any) -> tuple[str, list[np.ndarray]]:
-    """Subscripts with an ellipsis, repeated labels, dimensions of extent 1, with or without an output; their arrays."""
+    """Subscripts with an ellipsis, repeated labels, dimensions of extent 1, with or without an
+    output; their arrays.
+    """
     letters = draw(st.lists(st.sampled_from("ijkABz"), min_size=1, max_size=4, unique=True))
     extent = {letter: draw(st.sampled_from([2, 3, 1, 0])) for letter in letters}
     hidden = draw(st.lists(st.sampled_from([2, 3, 1]), max_size=2))  # dimensions behind an ellipsis
@@ -481,7 +484,8 @@ def our_einsum(*arguments: Any) -> np.ndarray:
 def same(found: np.ndarray, wanted: np.ndarray, operands: Sequence[np.ndarray]) -> None:
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
-    # Sums in another order; single-precision operands may be multiplied before they meet a double one.
+    # Sums in another order; single-precision operands may be multiplied before they meet a double
+    # one.
     rtol = 1e-4 if any(operand.dtype == np.float32 for operand in operands) else 1e-9
     scale = max(1.0, *(float(np.abs(operand).max(initial=0)) for operand in operands)) ** len(
         operands

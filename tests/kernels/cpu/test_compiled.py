@@ -102,7 +102,7 @@ def random_arrays(dtype, shapes, seed=0):
             for name, array in made.items()
         }
     return {
-        name: (array > 1.0 if dtype == "bool" else array.astype(dtype))
+        name: array > 1.0 if dtype == "bool" else array.astype(dtype)
         for name, array in made.items()
     }
 
@@ -286,7 +286,10 @@ def operation_agrees(op, dtypes):
         without_numba = {"float16", "bfloat16"} & {*dtypes, kind.name}
         assert without_numba or kind.kind == "c" or op == "**"
         return
-    found, wanted = compute(einsum, kind, operands), reference.evaluate_einsum(einsum, operands, kind.name)
+    found, wanted = (
+        compute(einsum, kind, operands),
+        reference.evaluate_einsum(einsum, operands, kind.name),
+    )
     if kind.kind == "i" and np.dtype(dtypes[0]).kind == "f":
         inside = np.abs(operands[0]) < 2.0 ** (
             8 * kind.itemsize - 1

@@ -182,7 +182,9 @@ def test_a_diagonal():
     x, y = numbers((6, 6, 5), "float64", 0), numbers((7, 5), "float64", 1)
     made = einmpi.program("Z[i,k] = sum((X[i,i,j] - Y[k,j])**2)", X=x, Y=y).graph["Z"]
     found = compute(made.einsum, [x, y], "float64")
-    np.testing.assert_allclose(found, reference.evaluate_einsum(made.einsum, [x, y], "float64"), rtol=1e-13)
+    np.testing.assert_allclose(
+        found, reference.evaluate_einsum(made.einsum, [x, y], "float64"), rtol=1e-13
+    )
 
 
 OTHERS = [
