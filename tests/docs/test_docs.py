@@ -564,14 +564,20 @@ def extras():
 
 @pytest.mark.parametrize("name", ["run command", "test command"])
 def test_readme_commands_set_up_everything(name):
-    venv, install, command = readme_command(name).split(" && ")
+    venv, install, *commands = readme_command(name).split(" && ")
     assert venv == "python3 -m venv .venv"
     wanted = re.fullmatch(r"\.venv/bin/pip install -q -e '\.\[(.*)\]'", install)[1].split(",")
     assert set(wanted) <= extras() and "mpich" in wanted
     if name == "run command":
+        (command,) = commands
         assert (ROOT / command.split()[-1]).is_file()
     else:
-        assert command.startswith(".venv/bin/python -m pytest") and "test" in wanted
+        fast, on_ranks = commands
+        assert "test" in wanted
+        assert fast.startswith(".venv/bin/python -m pytest")
+        assert (
+            on_ranks.startswith(".venv/bin/mpirun -n 3") and (ROOT / on_ranks.split()[-1]).is_dir()
+        )
 
 
 def test_extras_named_anywhere_exist():
