@@ -1,8 +1,9 @@
-"""Plan time and plan quality: the chain, attention, a LLaMA-7B layer, 32 layers of it, random graphs.
+"""Measure planning time and plan quality: chain, attention, LLaMA-7B layers, random graphs.
 
     python bench/planning.py [--ranks 8 64 1024] [--graphs chain attention …] [--repeat 3]
 
-One row a graph, rank count and strategy: words moved, the lower bound, their ratio, and the median planning time.
+Prints one row for each graph, number of ranks and strategy: words moved, the lower bound, their
+ratio, and the median planning time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def llama(batch: int, sequence: int, layers: int) -> EinGraph:
 
 
 def random_graph(vertices: int, seed: int) -> EinGraph:
-    """Products and sums of matrices, each of one or two of the latest results or of any earlier one."""
+    """Return products and sums of matrices, mostly of the latest results."""
     choose = random.Random(seed)
     shapes: dict[str, tuple[int, int]] = {}
     made: dict[str, tuple[int, int]] = {}
@@ -113,7 +114,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     given = parser.parse_args()
     print(
-        f"{'graph':22}{'ranks':>6}  {'strategy':16}{'words':>18}{'lower bound':>18}{'ratio':>8}{'seconds':>9}"
+        f"{'graph':22}{'ranks':>6}  {'strategy':16}{'words':>18}{'lower bound':>18}"
+        f"{'ratio':>8}{'seconds':>9}"
     )
     for name, count, strategy, words, bound, ratio, seconds in rows(
         given.graphs, given.ranks, given.repeat

@@ -1,4 +1,4 @@
-"""Random programs in a representation of their own, their text, and their value by plain loops: no einmpi code here."""
+"""Random programs, their text, and their value by plain loops, without any einmpi code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-# What one floating-point operation may lose, relative to the magnitude of what it adds up or multiplies.
+# The error of one floating-point operation, relative to the magnitude of its operands.
 LOSS = {"float32": 1e-4, "complex64": 1e-4, "float64": 1e-9, "complex128": 1e-9}
 HUGE = {"float32": 1e18, "complex64": 1e18, "float64": 1e100, "complex128": 1e100}
 NAMES = (*"ijklmnqrstuvw", *(f"{letter}{k}" for letter in "ij" for k in range(30)))
@@ -22,7 +22,7 @@ INFIX = ("+", "-", "*", "/", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "
 
 @dataclass(frozen=True, eq=False)
 class Label:
-    """Bound once, by a statement or an aggregation; it gets its name when the program is printed."""
+    """A label, bound by a statement or an aggregation; it gets its name when printed."""
 
     extent: int
 
@@ -122,11 +122,14 @@ def free_labels(node: Expr) -> set[Label]:
     return found - set(node.labels) if isinstance(node, Agg) else found
 
 
-# ---- text -----------------------------------------------------------------------------------------------------------
+# ---- text -------------------------------------------------------------------------------------
 
 
 def program_text(program: Program, pick: Pick) -> str:
-    """The program as text; `pick` chooses among names of labels, orders of statements, and what need not be written."""
+    """Return the program as text.
+
+    `pick` chooses names of labels, the order of statements, and whether to write optional parts.
+    """
     left, lines = list(program.statements), []
     while left:
         item = left.pop(pick(range(len(left))))
@@ -189,12 +192,12 @@ def call(head: str, args: Sequence[str]) -> str:
     return f"{head}({', '.join(args)})"
 
 
-# ---- value ----------------------------------------------------------------------------------------------------------
+# ---- value ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Value:
-    """A scalar, how far another order of the same operations may be from it, and whether it says nothing at all."""
+    """A scalar, the error that another order of operations may have, and whether it is unsure."""
 
     value: Any
     error: float = 0.0
@@ -294,7 +297,7 @@ class Evaluator:
         return Value(result.value, result.error, unsure)
 
     def may_be_taken_apart(self, node: Agg, terms: Sequence[Value]) -> bool:
-        """Whether inf or nan in a product could meet each other, or a zero, in another order than as written."""
+        """Return whether inf or nan could meet each other or a zero in another order."""
         body = node.body
         if not isinstance(body, Read) and not (
             isinstance(body, Op) and body.op in ("*", "/", "neg", "+")
@@ -318,7 +321,7 @@ def is_weak(value: Any) -> bool:
 def settle(
     value: Any, error: float, args: Sequence[Value], steps: float = 1.0, size: float | None = None
 ) -> Value:
-    """The value of an operation, with what it may lose itself; unsure where it is out of all proportion."""
+    """Return the value of an operation with its error; unsure where the error is too large."""
     unsure = any(arg.unsure for arg in args)
     dtype = np.asarray(value).dtype
     if dtype.kind in "fc":
@@ -337,7 +340,7 @@ def settle(
 
 
 def numpy_value(function: Callable[..., Any], args: Sequence[Value]) -> Any:
-    """numpy's scalar; of constants alone a constant, which takes the type of what stands beside it."""
+    """Return numpy's scalar; of constants alone a constant, whose type adapts to its neighbour."""
     result = function(*(arg.value for arg in args))
     return result.item() if all(is_weak(arg.value) for arg in args) else result
 

@@ -1,4 +1,4 @@
-"""Random graphs for the paper's algorithm, and its cost minimised without it: by trying everything, by elimination."""
+"""Random graphs for the paper's algorithm, and its least cost by exhaustion and elimination."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def chain(skew: int) -> EinGraph:
 
 
 def random_graph(random: Random, computed: int, tree: bool, labels: int = 4) -> EinGraph:
-    """A graph of unary and binary EinSums over small tensors; a tree uses no computed tensor twice."""
+    """Return unary and binary EinSums over small tensors; a tree uses no computed one twice."""
     vertices: list[Vertex] = []
     unused: list[Vertex] = []
     for k in range(computed):
@@ -107,7 +107,7 @@ def _random_einsum(random: Random, bounds: list[tuple[int, ...]], most: int) -> 
 def factors(
     graph: EinGraph, ranks: int, edges: Collection[tuple[str, str]] | None = None
 ) -> list[Factor]:
-    """The paper's cost as tables over the vertices' viable vectors; only some edges if these are given."""
+    """Return the paper's cost as tables over the viable vectors; only of `edges` if given."""
     names = [vertex.name for vertex in graph.computed]
     spaces = [viable(vertex.einsum, ranks) for vertex in graph.computed]
     found: list[Factor] = []

@@ -1,4 +1,4 @@
-"""Layouts, volumes and best plans straight from their definitions, without code of einmpi.plan; random graphs."""
+"""Layouts, volumes and best plans from their definitions, without the planner; random graphs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Axes = tuple[Symbol, ...]  # one symbol a mesh axis
 
 @cache
 def axes_of(ranks: int, nodes: int = 1) -> tuple[int, ...]:
-    """The lengths of the mesh axes: the prime factors, each once, the largest first; then what is left, likewise.
+    """Return the lengths of the mesh axes: the prime factors in turns, the largest first.
 
     Those between nodes come first.
     """
@@ -60,7 +60,7 @@ def layouts(ranks: int, extents: tuple[int, ...], nodes: int = 1) -> tuple[Axes,
     return tuple(axes for axes in every if fits(ranks, extents, axes, nodes))
 
 
-# ---- volumes --------------------------------------------------------------------------------------------------------
+# ---- volumes ----------------------------------------------------------------------------------
 
 
 def owned(factors: Sequence[int], extent: int, axes: Collection[int], rank: int) -> list[int]:
@@ -78,7 +78,7 @@ def owned(factors: Sequence[int], extent: int, axes: Collection[int], rank: int)
 
 
 def received(factors: Sequence[int], extents: Sequence[int], source: Axes, target: Axes) -> int:
-    """Words that all ranks together receive: what a rank wants and does not hold, for layouts without P."""
+    """Return the words that all ranks receive: what a rank needs and does not have. No P."""
     total = 0
     for rank in range(prod(factors)):
         wanted = common = 1
@@ -96,7 +96,7 @@ def received(factors: Sequence[int], extents: Sequence[int], source: Axes, targe
 def crossing(
     factors: Sequence[int], between: int, extents: Sequence[int], source: Axes, target: Axes
 ) -> int:
-    """Words that all nodes together receive: what some rank of a node wants and none of it holds, without P."""
+    """Return the words that all nodes receive: what a node needs and does not have. No P."""
     each, total = prod(factors[between:]), 0
     for first in range(0, prod(factors), each):
         held, wanted = (
@@ -141,7 +141,8 @@ def _share(pairs: tuple[tuple[int, Symbol, Symbol], ...], alone: int) -> Fractio
 def volume(factors: Sequence[int], source: Axes, target: Axes, between: int = 0) -> Fraction:
     """Tensors' worth of words that all ranks together receive, by the closed formula.
 
-    The first axes are `between` nodes: replicas there share a reduction only if it goes from node to node.
+    The first axes are `between` nodes: replicas there share a reduction only if it goes from node
+    to node.
     """
     pairs = tuple(zip(factors, source, target, strict=True))
     return (
@@ -162,7 +163,7 @@ def _staying(
     extents: tuple[int, ...],
     turns: tuple[tuple[int, Symbol, Symbol], ...],
 ) -> int:
-    """Elements on the same rank before and after, over all digits of axes that turn from one dimension to another."""
+    """Return the elements that stay on their rank, over all digits of the axes that turn."""
     total = 0
     for digits in itertools.product(*(range(factors[axis]) for axis, _, _ in turns)):
         count = 1
@@ -180,9 +181,9 @@ def _staying(
 def moved(
     factors: tuple[int, ...], extents: tuple[int, ...], source: Axes, target: Axes, between: int = 0
 ) -> int:
-    """Words that all ranks together receive, for any extents: the closed formula, but for what axes that turn leave.
+    """Return the words that all ranks receive, for any extents: the formula but for axes that turn.
 
-    Of fewer symbols than axes, nodes are taken for ranks: the first axes alone, which still cut what they cut.
+    With fewer symbols than axes, nodes take the place of ranks: only the first axes count.
     """
     axes = list(enumerate(zip(source, target, strict=True)))
     turns = tuple((axis, s, t) for axis, (s, t) in axes if s != t and s not in (R, P) and t != R)
@@ -196,7 +197,7 @@ def moved(
     return int(words)
 
 
-# ---- a plan ---------------------------------------------------------------------------------------------------------
+# ---- a plan -----------------------------------------------------------------------------------
 
 
 def copies(factors: Sequence[int], axes: Axes) -> int:
@@ -204,7 +205,7 @@ def copies(factors: Sequence[int], axes: Axes) -> int:
 
 
 def wanted_names(vertex: Vertex, operand: int) -> tuple[Symbol, ...]:
-    """For each label of a vertex the dimension of an operand that it cuts; R where the operand is needed whole."""
+    """Return for each label the dimension of an operand that it cuts; R if none."""
     index = vertex.einsum.operands[operand]
     return tuple(index.index(label) if label in index else R for label in vertex.einsum.labels)
 
@@ -254,7 +255,7 @@ def plan_bytes(
     return total
 
 
-# ---- the best plan --------------------------------------------------------------------------------------------------
+# ---- the best plan ----------------------------------------------------------------------------
 
 
 @cache
@@ -273,7 +274,7 @@ def _words(
 
 
 class Oracle:
-    """All states of a graph's vertices on some ranks, what they cost, and whether any cost less than a given plan."""
+    """All states of a graph's vertices on some ranks, and what they cost."""
 
     def __init__(self, graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> None:
         self.graph, self.ranks, self.factors, self.resident = graph, ranks, axes_of(ranks), resident
@@ -303,7 +304,7 @@ class Oracle:
         )
 
     def stored_once(self, name: str, targets: tuple[Axes, ...]) -> np.ndarray:
-        """An input lies somewhere once: every copy but one is moved; a resident one lies where it is wanted."""
+        """An input is stored once: every copy but one moves; a resident one moves nothing."""
         each = 0 if name in self.resident else self.graph[name].nbytes
         return np.array([(copies(self.factors, axes) - 1) * each for axes in targets], np.int64)
 
@@ -335,7 +336,7 @@ class Oracle:
     def opened(
         self, vertex: Vertex, open_: Mapping[str, np.ndarray], state: int | slice
     ) -> dict[str, np.ndarray]:
-        """The cost of each layout of the tensors that this vertex reads or makes, after it took a state."""
+        """Return the cost of each layout of the tensors that this vertex reads or makes."""
         after: dict[str, np.ndarray] = {}
         for operand, name in enumerate(vertex.inputs):
             if self.placed(name):
@@ -348,7 +349,7 @@ class Oracle:
         return after
 
     def cheaper_than(self, bound: int, most_steps: int) -> int | None:
-        """The cost of some plan below `bound`, or None where there is none. TimeoutError after too many steps."""
+        """Return the cost of a plan below `bound`, or None. TimeoutError after too many steps."""
         order = self.graph.computed
         later = [0] * (
             len(order) + 1
@@ -391,7 +392,7 @@ class Oracle:
         return cost
 
 
-# ---- random graphs --------------------------------------------------------------------------------------------------
+# ---- random graphs ----------------------------------------------------------------------------
 
 
 def random_graph(
@@ -401,7 +402,7 @@ def random_graph(
     dtypes: Sequence[str] = ("float32",),
     most_labels: int = 3,
 ) -> EinGraph:
-    """A program of contractions, elementwise functions, outer products, reductions and diagonals, as a graph."""
+    """Return a graph of contractions, elementwise functions, reductions and diagonals."""
     sizes = rng.sample(list(extents), min(len(extents), rng.choice((1, 2, 2, 3))))
     labels = {f"{'ijk'[k]}{n}": size for k, size in enumerate(sizes) for n in range(3)}
     made: dict[str, tuple[int, ...]] = {}

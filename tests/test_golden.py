@@ -1,7 +1,7 @@
 """EXPLAIN as a regression test: the plans of all example jobs are those in tests/golden.
 
-A change of the planner or of its text shows as a difference here. If it is wanted, renew the files with
-`python tests/test_golden.py`, read what git says has changed, and commit it.
+A change of the planner or of its text shows as a difference here. If it is intended, renew the
+files with `python tests/test_golden.py`, review the difference, and commit it.
 """
 
 import difflib
@@ -42,7 +42,7 @@ def test_plans_are_as_they_were(name):
     difference = "\n".join(
         difflib.unified_diff(before.split("\n"), now.split("\n"), "as it was", "now", lineterm="")
     )
-    assert before == now, f"if this is wanted: python tests/test_golden.py\n{difference}"
+    assert before == now, f"if this is intended: python tests/test_golden.py\n{difference}"
 
 
 def test_there_is_a_job_for_every_file():

@@ -185,6 +185,7 @@ class _Builder:
 
 
 def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
+    """Return the blocks of its operands that a vertex keeps on a rank."""
     assert vertex.einsum is not None
     labels = vertex.einsum.labels
     blocks = []

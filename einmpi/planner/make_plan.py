@@ -70,6 +70,7 @@ def _counts_to_try(count: int, options: Options) -> list[int]:
 
 
 def _has_good_primes(count: int) -> bool:
+    """Return whether a number has no large prime factor, and so can be cut in many ways."""
     return max(prime_factors(count), default=1) <= LARGEST_GOOD_PRIME
 
 
@@ -94,6 +95,7 @@ def _time_of_all_ranks(plan: Plan) -> int:
 
 
 def _check(graph: EinGraph, ranks: int, options: Options) -> None:
+    """Raise InputError if the options cannot be met on any mesh."""
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
         raise InputError("ranks", f"{ranks} ranks requested", f"an integer from 1 to {MAX_RANKS}")
     if options.strategy not in STRATEGIES:
@@ -109,6 +111,7 @@ def _check(graph: EinGraph, ranks: int, options: Options) -> None:
 
 
 def _check_nodes(ranks: int, options: Options) -> None:
+    """Raise InputError unless the nodes divide the ranks evenly, or are known to be uneven."""
     nodes = options.nodes
     is_possible = type(nodes) is int and 1 <= nodes <= ranks
     if is_possible and (options.uneven or ranks % nodes == 0):
@@ -123,6 +126,7 @@ def _check_nodes(ranks: int, options: Options) -> None:
 
 
 def _check_pins(graph: EinGraph, pins: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise InputError unless each pin is an input or output with parts for each dimension."""
     ends = [vertex.name for vertex in graph.inputs] + list(graph.outputs)
     for name, parts in pins.items():
         if name not in ends:

@@ -69,6 +69,7 @@ class Planning:
 
     @property
     def is_default(self) -> bool:
+        """Whether the exact planner chooses the cuts."""
         return self.options.strategy == DEFAULT_STRATEGY
 
     @property
@@ -78,6 +79,7 @@ class Planning:
 
     @property
     def small(self) -> bool:
+        """Whether the graph has few vertices."""
         return len(self.graph.computed) <= FEW_VERTICES
 
     def machine(self) -> Machine | None:
@@ -251,6 +253,7 @@ class Planning:
         return replace(found, exact=found.exact and not weigh_work)
 
     def search(self, price: int, weigh_work: bool) -> Solution:
+        """Return the best states at this price of memory, with a price on repeated work or not."""
         solver = Solver(
             self.problem,
             self.mesh,
@@ -273,6 +276,7 @@ class Planning:
         return 10 * done > 11 * needed
 
     def refuse_pin(self, variable: int) -> NoReturn:
+        """Raise InputError: the parts that are prescribed for this variable cannot be made."""
         name = self.problem.variables[variable].name
         parts = "×".join(map(str, self.wanted[variable]))
         ranks = self.mesh.ranks

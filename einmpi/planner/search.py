@@ -69,6 +69,7 @@ def _few_states(solver: Solver, has_start: bool) -> bool:
 
 
 def _cheapest(found: Iterable[Solution]) -> Solution:
+    """Return the solution with the least cost; of equal ones the first."""
     return min(found, key=lambda solution: solution.cost)
 
 

@@ -71,6 +71,7 @@ class Strategy:
         return self.partition(graph, ranks, roles)
 
     def _check_roles(self, graph: EinGraph, roles: Roles) -> None:
+        """Raise InputError if no label has a needed role, or if a role names an unknown label."""
         if not any(roles.get(role) for role in self.roles):
             first = self.roles[0]
             raise InputError(
@@ -176,10 +177,16 @@ def _labels_to_cut(
 
 
 def _einsums(graph: EinGraph) -> list[tuple[str, EinSum]]:
-    return [(vertex.name, vertex.einsum) for vertex in graph.vertices if vertex.einsum is not None]
+    """Return (name, EinSum) of every computed vertex."""
+    found = []
+    for vertex in graph.vertices:
+        if vertex.einsum is not None:
+            found.append((vertex.name, vertex.einsum))
+    return found
 
 
 def _too_few_parts(parts: Parts, ranks: int) -> str:
+    """Return the note for a vertex whose labels are too short for all ranks."""
     return f"only {prod(parts)} of {ranks} ways fit its labels"
 
 

@@ -24,7 +24,7 @@ def optimum(graph: EinGraph, ranks: int, resident: tuple[str, ...] = ()) -> floa
     return found.cost / 4
 
 
-# ---- targets --------------------------------------------------------------------------------------------------------
+# ---- targets ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_product_of_matrices_has_its_known_bound():
     assert lower_bound_words(graph, 27, ("B",)) == 0
 
 
-# ---- never above a plan ---------------------------------------------------------------------------------------------
+# ---- never above a plan -----------------------------------------------------------------------
 
 # (program, shapes, resident): small cases in which a word is easily counted twice.
 TRAPS = {
@@ -82,7 +82,8 @@ TRAPS = {
         "a b",
     ),
     "a product used by two products": (
-        "T[i,k] = sum(A[i,j] * B[j,k]); U[i,l] = sum(T[i,k] * C[k,l]); V[k,l] = sum(T[i,k] * D[i,l])",
+        "T[i,k] = sum(A[i,j] * B[j,k]); U[i,l] = sum(T[i,k] * C[k,l]);"
+        "V[k,l] = sum(T[i,k] * D[i,l])",
         {"A": (64, 2), "B": (2, 64), "C": (64, 64), "D": (64, 64)},
         "",
     ),
@@ -152,7 +153,7 @@ def test_the_bound_is_never_above_the_plan_of_repeated_layers(ranks, keep):
         assert 4 * lower_bound_words(graph, ranks, resident) <= plan.cost
 
 
-# ---- in general -----------------------------------------------------------------------------------------------------
+# ---- in general -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ def test_what_was_not_measured_is_refused(tmp_path):
     found.check(4, 1)
     with pytest.raises(
         InputError,
-        match=r"machine\.toml: says nothing about messages between nodes; expected a section \[between\]",
+        match=r"machine\.toml: says nothing about messages between nodes; "
+        r"expected a section \[between\]",
     ):
         found.check(4, 2)
     alone = read(tmp_path, FILE[FILE.index("[kernels]") :])

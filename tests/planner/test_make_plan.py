@@ -1,4 +1,4 @@
-"""Whole plans: the target tables, digests, memory limits, pins, idle ranks, JSON, EXPLAIN, the plan command, errors."""
+"""Whole plans: targets, digests, memory limits, pins, idle ranks, JSON, EXPLAIN, errors."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def attention():
     return einmpi.load("jobs/attention.toml", s=1024, a=4096, h=32)
 
 
-# planner.md, section 6: the paper's cuts with the best placement, ours, and the lower bound, in units of s².
+# docs/planner.md, How good it is: the paper's cuts, ours, and the lower bound, in units of s².
 CHAIN = [
     (1, 4, 6.00, 6.00, 5.29),
     (1, 8, 12.00, 9.00, 9.00),
@@ -88,7 +88,7 @@ def test_llama_layer_on_8_ranks():
 
 
 def test_llama_layer_with_mask_and_rotary_tables_as_inputs():
-    """The 580.7 million words of the target table: the mask and the cosine and sine tables are inputs there."""
+    """580.7 million words: the mask and the cosine and sine tables are inputs here."""
     text, shapes, _ = llama_program(MODELS["7B"], 8, 1024, 1)
     text = text.replace(
         "where(t <= s, t_1[b,h,s,t] / sqrt(128), -inf)", "t_1[b,h,s,t] / sqrt(128) + mask[s,t]"
@@ -134,16 +134,22 @@ def test_a_prime_number_of_ranks_may_leave_some_idle():
     assert einmpi.plan(inner, 13).mesh.ranks == 13
 
 
-# ---- determinism ----------------------------------------------------------------------------------------------------
+# ---- determinism ------------------------------------------------------------------------------
 
-# Golden digests: equal on every machine, in every run, under every hash seed. A change of plans changes them: then
-# check the words by hand, and write the new ones here.
+# Golden digests: equal on every machine, in every run, under every hash seed. A change of plans
+# changes them: then check the words by hand, and write the new ones here.
 SCRIPT = """
 import einmpi
-for name, sizes in (("chain", {"s": 960}), ("chain", {"s": 960, "skew": 10}), ("attention", {"s": 256, "a": 512})):
+sizes_of = (
+    ("chain", {"s": 960}),
+    ("chain", {"s": 960, "skew": 10}),
+    ("attention", {"s": 256, "a": 512}),
+)
+for name, sizes in sizes_of:
     for ranks in (4, 6, 8, 60, 64):
         job = einmpi.load(f"jobs/{name}.toml", **sizes)
-        print(einmpi.plan(job, ranks).digest, einmpi.plan(job, ranks, strategy="eindecomp-paper").digest)
+        paper = einmpi.plan(job, ranks, strategy="eindecomp-paper")
+        print(einmpi.plan(job, ranks).digest, paper.digest)
 """
 
 
@@ -171,7 +177,7 @@ def test_digest_tells_plans_apart():
     assert einmpi.plan(job, 8).digest == einmpi.plan(job, 8).digest
 
 
-# ---- memory and pins ------------------------------------------------------------------------------------------------
+# ---- memory and pins --------------------------------------------------------------------------
 
 
 def test_a_memory_limit_is_kept():
@@ -187,7 +193,8 @@ def test_a_memory_limit_that_nothing_fits_names_the_smallest():
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(480), 4, memory=256)
     found = re.fullmatch(
-        r"memory: no plan on 4 ranks was found below 256 bytes a rank; expected at least (\d+) bytes, or more "
+        r"memory: no plan on 4 ranks was found below 256 bytes a rank; "
+        r"expected at least (\d+) bytes, or more "
         "ranks",
         str(caught.value),
     )
@@ -199,7 +206,8 @@ def test_a_memory_limit_that_nothing_fits_names_the_smallest():
 def test_the_smallest_limit_does_not_depend_on_the_one_that_was_asked_for():
     """Which plan takes the least memory does, for message buffers are a share of the limit."""
     text = (
-        "A[i,j] = sum[k](X[i,k] * X[i,k]) * X[i,j]; B[i,j] = sum[k](Y[i,k] * Y[i,k]) * Y[i,j]; C[j,i] = X[i,j] * 2;"
+        "A[i,j] = sum[k](X[i,k] * X[i,k]) * X[i,j]; B[i,j] = sum[k](Y[i,k] * Y[i,k]) * Y[i,j];"
+        "C[j,i] = X[i,j] * 2;"
         "D[i,j] = layernorm[i](X[i,j]); E[j] = sum[k](X[n[k],j])"
     )
     graph = einmpi.program(text, X=(200, 16), Y=(200, 16), n=np.zeros(16, int)).graph
@@ -253,7 +261,8 @@ def test_pins():
     [
         (
             {"A": (3, 1)},
-            "pin: A cannot be cut 3×1 over 4 ranks; expected products of the prime factors of 4, none above its extent",
+            "pin: A cannot be cut 3×1 over 4 ranks; "
+            "expected products of the prime factors of 4, none above its extent",
         ),
         ({"A": (2,)}, "pin: A cannot be cut 2; expected a positive integer for each dimension"),
         ({"A": 4}, "pin: A cannot be cut 4; expected a positive integer for each dimension"),
@@ -288,7 +297,7 @@ def test_a_pin_may_need_all_axes_or_some():
 
 
 def test_huge_tensors_and_many_dimensions():
-    """Costs are counted in larger units where 64 bits are not enough; only the longest of many dimensions are cut."""
+    """Costs get larger units where 64 bits are not enough; only the longest dimensions are cut."""
     huge = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**24, 2**24), B=(2**24, 2**24))
     plan = einmpi.plan(huge, 4096)
     assert plan.words_predicted == 3 * 15 * 2**48  # 16 × 16 × 16
@@ -308,11 +317,13 @@ def test_a_plan_equals_itself():
         ({"ranks": True}, "ranks: True ranks requested; expected an integer from 1 to 4096"),
         (
             {"ranks": 4, "memory": 2.5},
-            "memory: '2.5' has no unit; expected an integer number of bytes, or a unit as in \"4 GiB\"",
+            "memory: '2.5' has no unit; "
+            'expected an integer number of bytes, or a unit as in "4 GiB"',
         ),
         (
             {"ranks": 4, "memory": -1},
-            "memory: '-1' is not an amount of memory; expected a number and a unit, such as \"4 GiB\"",
+            "memory: '-1' is not an amount of memory; "
+            'expected a number and a unit, such as "4 GiB"',
         ),
     ],
 )
@@ -333,7 +344,7 @@ def test_bytes_not_words_decide():
     assert einmpi.plan(double, 2).bytes_predicted == 64 * 128 * 4
 
 
-# ---- text and JSON --------------------------------------------------------------------------------------------------
+# ---- text and JSON ----------------------------------------------------------------------------
 
 
 def test_json_has_the_keys_of_the_contract():
@@ -375,7 +386,8 @@ def test_explain():
     text = str(einmpi.plan(chain(), 8))
     assert text.splitlines()[:2] == [
         "8 ranks (mesh 2·2·2), strategy eindecomp",
-        "vertex                              cuts              join  aggregate  repartition     bytes",
+        "vertex                              cuts              join  aggregate  "
+        "repartition     bytes",
     ]
     assert "moved        8,294,400 words, 63.3 MiB; 7.9 MiB to the busiest rank" in text
     assert "certificate  exact: no cut of this graph on this mesh moves less" in text
@@ -427,11 +439,13 @@ def test_the_plan_command(tmp_path):
         ),
         (
             ("-n", "4", "--strategy", "data"),
-            '[roles]: strategy data needs the role batch; expected a list of labels, such as batch = ["b"]',
+            "[roles]: strategy data needs the role batch; "
+            'expected a list of labels, such as batch = ["b"]',
         ),
         (
             ("-n", "4", "--memory", "lots"),
-            "memory: 'lots' is not an amount of memory; expected a number and a unit, such as \"4 GiB\"",
+            "memory: 'lots' is not an amount of memory; "
+            'expected a number and a unit, such as "4 GiB"',
         ),
         (
             ("-n", "4", "--show-relations", "Q"),

@@ -163,7 +163,7 @@ def test_a_later_axis_gives_pieces_one_fine_block_apart():
     assert Mesh(100).windows(4) == ((1, 3),)
 
 
-# ---- shapes with fewer axes -----------------------------------------------------------------------------------------
+# ---- shapes with fewer axes -------------------------------------------------------------------
 
 
 def partitions(items: list[int]) -> Iterator[list[list[int]]]:

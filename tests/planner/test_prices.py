@@ -1,4 +1,4 @@
-"""What the search makes small on several nodes and on a measured machine: against enumeration of all states."""
+"""The objective on several nodes and on a measured machine, against enumeration of all states."""
 
 import random
 from dataclasses import replace
@@ -26,7 +26,7 @@ SLOW_NETWORK = replace(MACHINE, between=1_000_000, latency_between=500_000)
 
 
 class PricedOracle(Oracle):
-    """All states of a graph's vertices on ranks that lie on nodes, at the prices of a machine, or of bytes."""
+    """All states of a graph's vertices on several nodes, at the prices of a machine or of bytes."""
 
     def __init__(self, graph, ranks, nodes, machine=None):
         super().__init__(graph, ranks)

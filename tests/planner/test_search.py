@@ -1,4 +1,4 @@
-"""Elimination and search: against enumeration, an integer program and the planner's targets; odd rank counts."""
+"""Elimination and search, against enumeration, an integer program and the planner's targets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def words(
     return search(Solver(factor(graph, resident, tie=tie), Mesh(ranks))).cost / size
 
 
-# ---- elimination ----------------------------------------------------------------------------------------------------
+# ---- elimination ------------------------------------------------------------------------------
 
 
 @st.composite
@@ -104,7 +104,7 @@ def test_small_limits_give_a_true_cost_never_above_the_fallback_and_claim_no_mor
         assert found.cost == least(sizes, tables)
 
 
-# ---- against enumeration --------------------------------------------------------------------------------------------
+# ---- against enumeration ----------------------------------------------------------------------
 
 
 def named(
@@ -114,7 +114,7 @@ def named(
     states: list[tuple[int, ...]],
     tie: dict[str, str] | None = None,
 ) -> tuple[dict[str, Axes], dict[str, Axes]]:
-    """(states of vertices, layouts of tensors) of a solution, checked against what their extents allow."""
+    """Return (states of vertices, layouts of tensors), checked against their extents."""
     problem = factor(graph, resident, tie=tie)
     found: dict[str, dict[str, Axes]] = {"vertex": {}, "tensor": {}}
     for (kind, name), number in problem.number.items():
@@ -169,11 +169,11 @@ def test_the_enumeration_finds_a_better_plan_where_there_is_one():
     assert best <= Oracle(graph, 4).cheaper_than(best + 1, most_steps=100_000) < best + 1
 
 
-# ---- against an integer program -------------------------------------------------------------------------------------
+# ---- against an integer program ---------------------------------------------------------------
 
 
 class Program:
-    """One 0–1 variable a state or layout, one continuous variable a pair of layouts at the ends of an edge."""
+    """A 0–1 variable for each state or layout, a continuous one for each pair of layouts."""
 
     def __init__(self, graph: EinGraph, ranks: int) -> None:
         self.oracle = Oracle(graph, ranks)
@@ -226,7 +226,7 @@ class Program:
         target: int,
         targets: tuple[Axes, ...],
     ) -> None:
-        """A variable for each pair of different layouts; those with one layout add up to the states that have it."""
+        """Add a variable for each pair of layouts; those of a layout add up to its states."""
         ends = [
             (source, sources, list(dict.fromkeys(sources))),
             (target, targets, list(dict.fromkeys(targets))),
@@ -266,7 +266,7 @@ def test_an_integer_program_has_the_same_optimum_for_attention(ranks, optimum):
     assert words(attention(), ranks) == optimum
 
 
-# ---- the targets ----------------------------------------------------------------------------------------------------
+# ---- the targets ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_llama_layer_on_eight_ranks_moves_the_words_of_the_target_table(
     assert words(graph, 8, weights if resident else ()) == target
 
 
-# ---- repeated layers ------------------------------------------------------------------------------------------------
+# ---- repeated layers --------------------------------------------------------------------------
 
 
 def test_32_layers_move_32_times_what_one_layer_moves():
@@ -344,7 +344,7 @@ def test_nothing_is_tied_where_nothing_repeats():
         assert repeated_layers(graph) == {}
 
 
-# ---- search ---------------------------------------------------------------------------------------------------------
+# ---- search -----------------------------------------------------------------------------------
 
 
 def some_graphs() -> list[EinGraph]:
@@ -390,7 +390,7 @@ def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
     for graph in (tiny, chain(10), attention()):
         found = search(Solver(factor(graph), Mesh(ranks)))
         states, placed = named(graph, ranks, (), found.states)
-        # Axes that are not searched count by a formula, which is a little off where blocks of different sizes meet.
+        # Axes that are not searched count by a formula, which is a little off for uneven blocks.
         assert abs(plan_bytes(graph, ranks, states, placed) - found.cost) <= (
             0 if found.exact else 1e-5 * found.cost
         )
@@ -399,7 +399,7 @@ def test_awkward_rank_counts_give_plans_that_cost_what_is_said(ranks):
 
 
 def test_a_hundred_vertices_that_read_one_tensor():
-    """On one rank, and of single numbers, there is nothing to choose: no table may have an axis for each of them."""
+    """On one rank, or for scalars, there is nothing to choose: no table has an axis for that."""
     rows, numbers = (";".join(f"T{k}{i} = X{i} + {k}" for k in range(100)) for i in ("[i]", ""))
     assert search(Solver(factor(einmpi.program(rows, X=(5,)).graph), Mesh(1))).cost == 0
     assert search(Solver(factor(einmpi.program(numbers, X=()).graph), Mesh(6))).exact

@@ -1,4 +1,4 @@
-"""The strategies: what each cuts, what it says where its rule gives way, wrong roles, what a mesh can hold."""
+"""The strategies: what each cuts, its notes, wrong roles, what a mesh can hold, registering."""
 
 from __future__ import annotations
 
@@ -179,9 +179,7 @@ def test_prime_factors_go_to_the_first_label_as_far_as_they_fit(ranks: int, expe
     )
 
 
-def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everything_along_what_it_adds() -> (
-    None
-):
+def test_without_a_role_the_longest_output_label_or_the_aggregated_ones_are_cut() -> None:
     graph = graph_of(
         "Y[b] = X[b] + 1; Z[i,k] = sum(A[i,j] * B[j,k]); n = sum(A[i,j]); m = n + 1",
         X=(8,),
@@ -205,42 +203,50 @@ def test_without_any_role_the_longest_output_label_is_cut_and_a_sum_of_everythin
         (
             "attention",
             {},
-            '[roles]: strategy attention needs the role head; expected a list of labels, such as head = ["h"]',
+            "[roles]: strategy attention needs the role head; "
+            'expected a list of labels, such as head = ["h"]',
         ),
         (
             "attention",
             {"head": ()},
-            '[roles]: strategy attention needs the role head; expected a list of labels, such as head = ["h"]',
+            "[roles]: strategy attention needs the role head; "
+            'expected a list of labels, such as head = ["h"]',
         ),
         (
             "data",
             {"head": ("h",)},
-            '[roles]: strategy data needs the role batch; expected a list of labels, such as batch = ["b"]',
+            "[roles]: strategy data needs the role batch; "
+            'expected a list of labels, such as batch = ["b"]',
         ),
         (
             "model",
             {},
-            '[roles]: strategy model needs the role hidden; expected a list of labels, such as hidden = ["f"]',
+            "[roles]: strategy model needs the role hidden; "
+            'expected a list of labels, such as hidden = ["f"]',
         ),
         (
             "sequence",
             {},
-            '[roles]: strategy sequence needs the role sequence; expected a list of labels, such as sequence = ["s"]',
+            "[roles]: strategy sequence needs the role sequence; "
+            'expected a list of labels, such as sequence = ["s"]',
         ),
         (
             "megatron",
             {"sequence": ("s",)},
-            '[roles]: strategy megatron needs the role head or hidden; expected a list of labels, such as head = ["h"]',
+            "[roles]: strategy megatron needs the role head or hidden; "
+            'expected a list of labels, such as head = ["h"]',
         ),
         (
             "attention",
             {"head": ("q",)},
-            "[roles]: role head names the label q, which no vertex has; expected one of s, h, d, a, t",
+            "[roles]: role head names the label q, which no vertex has; "
+            "expected one of s, h, d, a, t",
         ),
         (
             "attention",
             {"head": ("h",), "batch": ("bb",)},
-            "[roles]: role batch names the label bb, which no vertex has; expected one of s, h, d, a, t",
+            "[roles]: role batch names the label bb, which no vertex has; "
+            "expected one of s, h, d, a, t",
         ),
     ],
 )
@@ -276,7 +282,7 @@ def test_every_strategy_cuts_any_graph_into_at_most_as_many_parts_as_extents_all
                 assert ranks % prod(found[vertex.name]) == 0
 
 
-# ---- what a mesh can hold -------------------------------------------------------------------------------------------
+# ---- what a mesh can hold ---------------------------------------------------------------------
 
 
 def fit(einsum, parts, ranks):
@@ -310,7 +316,7 @@ def test_fit_drops_cuts_of_aggregated_labels_first(
 
 
 def held(extents: tuple[int, ...], parts: tuple[int, ...], ranks: int) -> bool:
-    """Whether some axes of the mesh, all of one window for each label, make these parts: by trying everything."""
+    """Return whether axes of the mesh, in one window for each label, make these parts."""
     mesh = Mesh(ranks)
     for symbols in itertools.product(range(len(extents) + 1), repeat=len(mesh.factors)):
         groups = [

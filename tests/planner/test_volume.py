@@ -1,4 +1,4 @@
-"""The words an edge moves: against sets of indices, against the planner's table in fractions, and in general."""
+"""The words that an edge moves, against sets of indices and against the table in fractions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def closed_form(products: Sequence[Any], ranks: int, elements: int) -> Any:
 
 @cache
 def table(ranks: int, ndim: int) -> np.ndarray:
-    """Words over all ranks that einmpi has for all pairs of layouts of a tensor with ranks² elements."""
+    """Return einmpi's words for all pairs of layouts of a tensor with ranks² elements."""
     return closed_form(every_pair(ranks, ndim), ranks, ranks**2)
 
 
@@ -71,12 +71,12 @@ def random_axes(rng: random.Random, ranks: int, symbols: list[int | str]) -> Axe
     return tuple(rng.choice(symbols) for _ in axes_of(ranks))
 
 
-# ---- against sets ---------------------------------------------------------------------------------------------------
+# ---- against sets -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_without_partial_sums_a_rank_receives_what_it_wants_and_does_not_hold(ranks):
-    """Extents are multiples of the ranks, or small and multiples of what fits, so that all blocks are equal."""
+    """Return extents for which all blocks are equal: multiples of the ranks, or of what fits."""
     rng = random.Random(ranks)
     factors = axes_of(ranks)
     for _ in range(250):
@@ -101,7 +101,7 @@ def test_the_worked_example_of_a_transposition():
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_extents_that_do_not_divide(ranks):
-    """One pair of layouts and all of them at once; labels shorter than the ranks are cut by some axes alone."""
+    """One pair of layouts and all at once; a label shorter than the ranks takes some axes only."""
     rng = random.Random(ranks)
     factors, mesh = axes_of(ranks), Mesh(ranks)
     for _ in range(60):
@@ -119,12 +119,12 @@ def test_extents_that_do_not_divide(ranks):
 
 
 def test_a_short_label_that_two_windows_cut():
-    """Of four indices the first axis of 2·2·2 takes halves, and so does the last: what they take is not independent."""
+    """Of four indices the first and the last axis of 2·2·2 take halves, not independently."""
     assert received((2, 2, 2), (4, 8), (0, 1, 1), (1, 1, 0)) == 24
     assert moved_words(Mesh(8), (4, 8), (0, 1, 1), (1, 1, 0)) == (24, 0)
 
 
-# ---- against the table ----------------------------------------------------------------------------------------------
+# ---- against the table ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", [*RANKS, 7, 30])
@@ -148,7 +148,7 @@ def test_every_pair_of_layouts_costs_what_the_formula_says(ranks, ndim):
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_collectives_over_some_axes_cost_their_minimum(ranks, count, last):
-    """The contract: all-gather and reduce-scatter of n words over q ranks (q − 1)·n, all-reduce twice that."""
+    """All-gather and reduce-scatter of n words on q ranks move (q − 1)·n, all-reduce twice that."""
     factors = axes_of(ranks)
     chosen = range(len(factors))[-count:] if last else range(len(factors))[:count]
     q = prod(factors[axis] for axis in chosen)
@@ -170,7 +170,7 @@ def test_collectives_over_some_axes_cost_their_minimum(ranks, count, last):
 
 
 def test_idle_copies_share_the_work_of_a_reduction():
-    """Eight ranks hold two copies of four partial sums: an all-reduce in each half moves 12 n, sharing moves 10."""
+    """Eight ranks, two copies of four partial sums: sharing the reduction moves 10 n, not 12."""
     assert words(8, 1, (P, P, R), (R, R, R), 1) == 10
     assert words(8, 1, (P, P, R), (0, 0, R), 8) == 32
     assert words(8, 1, (P, P, R), (0, 0, 0), 8) == 24  # each copy reduces its half
@@ -191,14 +191,14 @@ def test_one_pair_costs_what_the_table_of_all_pairs_has(ranks, ndim):
         assert closed_form(products, ranks, ranks**2) == entry
 
 
-# ---- in general -----------------------------------------------------------------------------------------------------
+# ---- in general -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("ranks", "ndim"), [(8, 1), (8, 2), (12, 2), (6, 3), (16, 1), (30, 2), (9, 3)]
 )
 def test_no_detour_is_shorter(ranks, ndim):
-    """w(S → D) ≤ w(S → M) + w(M → D) for all layouts S, with or without partial sums, M and D: 170,000 triples."""
+    """w(S → D) ≤ w(S → M) + w(M → D) for all layouts S, M and D: 170,000 triples."""
     costs = table(ranks, ndim)
     every = np.ndindex(*(ndim + 2,) * len(axes_of(ranks)))
     whole = [index for index, symbols in enumerate(every) if max(symbols) <= ndim]

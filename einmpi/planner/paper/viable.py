@@ -61,6 +61,10 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @cache
 def _vectors(extents: Extents, ranks: int) -> tuple[Parts, ...]:
+    """Return all vectors of parts with as many kernel calls as possible, at most `ranks`.
+
+    A vector is begun only if the later labels can complete it.
+    """
     ways = _ways(extents, ranks)
     calls = max(ways[0])
     if ways[0][calls] > MAX_VECTORS:

@@ -60,6 +60,7 @@ def explain(plan: PlanData) -> str:
 
 
 def heading(plan: PlanData) -> str:
+    """Return the first line: the ranks, their mesh, the strategy."""
     return f"{where(plan)}, strategy {plan.strategy}"
 
 
@@ -195,11 +196,13 @@ def gap(plan: PlanData) -> str:
 
 
 def _certificate(plan: PlanData) -> str:
+    """Return how good the plan is proven to be."""
     if plan.kind == "exact":
         return "exact: no cut of this graph on this mesh moves less"
     return f"lower bound {show_count(plan.lower_bound)} words, gap {gap(plan)}"
 
 
 def _cuts(plan: PlanData, name: str) -> str:
+    """Return the parts of the labels that are cut: "i:2 k:4"."""
     cut = [f"{label}:{parts}" for label, parts in plan.parts(name).items() if parts > 1]
     return " ".join(cut) or "–"

@@ -87,6 +87,7 @@ def symbols(plan: PlanData, end: Variable) -> tuple[int, ...]:
 
 
 def _uses(plan: PlanData, edge: Edge, target: Variable) -> int:
+    """Return how many reads an edge serves: one, or all reads of a stored tensor."""
     if target.kind == "vertex":
         return 1
     users = plan.graph.consumers[edge.tensor]
@@ -149,6 +150,7 @@ def _cuts(plan: PlanData) -> list[str]:
 
 
 def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
+    """Return which tensors are copied to how many ranks."""
     groups: _Groups[tuple[int, int]] = _Groups("tensors")
     for move in moved:
         if move.copied:
@@ -164,6 +166,7 @@ def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
 
 
 def _recuts(moved: Sequence[Movement]) -> list[str]:
+    """Return which tensors are cut along other dimensions, and how."""
     groups: _Groups[tuple[tuple[int, ...], tuple[int, ...]]] = _Groups("tensors")
     for move in moved:
         if move.recut:
@@ -177,6 +180,7 @@ def _recuts(moved: Sequence[Movement]) -> list[str]:
 
 
 def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
+    """Return which partial results are combined over how many ranks."""
     groups: _Groups[tuple[int, str]] = _Groups("tensors")
     for move in moved:
         if move.combined:
@@ -192,6 +196,7 @@ def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
 
 
 def _most(moved: Sequence[Movement]) -> list[str]:
+    """Return the tensor, or the tensors, of which most bytes move."""
     totals: dict[str, int] = {}
     for move in moved:
         totals[move.tensor] = totals.get(move.tensor, 0) + move.nbytes

@@ -11,6 +11,7 @@ KEYWORD_COLUMNS = 13  # width of the keyword that begins a note
 
 
 def note_line(note: Note) -> str:
+    """Return a note as a line of text: "digest       0123456789abcdef"."""
     keyword, text = note
     if not keyword:
         return text

@@ -1,4 +1,4 @@
-"""The three costs: the paper's examples as corrected, the closed form, and vertices that the paper leaves out."""
+"""The three costs: the paper's examples as corrected, the closed form, cases it leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's algorithm: the golden costs, exhaustive search on small random graphs, what linearisation loses."""
+"""The paper's algorithm: golden costs, exhaustive search, the loss by linearisation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_golden_costs_of_the_chain(skew: int, ranks: int, eindecomp: int, sqrt: 
 
 
 def test_ties_in_the_chain_go_to_the_first_in_the_order_of_the_papers_vectors() -> None:
-    """With these, the best placement moves 6, 12, 16, 29 s² on the square and 0.7, 1.5, 2.9, 6.9 s² on the skewed."""
+    """The best placement of these moves 6, 12, 16, 29 s² (square) and 0.7, 1.5, 2.9, 6.9 s²."""
     found = {
         (skew, p): tuple(decompose(chain(skew), p).values())
         for skew in (1, 10)
@@ -141,7 +141,7 @@ def test_several_outputs_and_forests() -> None:
     assert decompose(EinGraph(graph.inputs, ("A",)), 8) == {}
 
 
-# ---- linearisation --------------------------------------------------------------------------------------------------
+# ---- linearisation ----------------------------------------------------------------------------
 
 
 def test_paths_of_attention() -> None:

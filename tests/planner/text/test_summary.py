@@ -1,4 +1,4 @@
-"""A plan in words: every claim is read from the text and compared with the schedules of all ranks."""
+"""The summary in words: every claim in the text is compared with the schedules of all ranks."""
 
 import re
 from collections import Counter, defaultdict
@@ -25,7 +25,8 @@ PROGRAMS = {
     "chain": (PRODUCT + " + sum(C[i,j] * sum(D[j,l] * E[l,k]))", dict.fromkeys("ABCDE", (24, 24))),
     "tall": (PRODUCT, {"A": (24, 960), "B": (960, 24)}),
     "shared": (
-        "Y[i,k] = sum(A[i,j] * B[j,k])\nX[i,k] = max(C[i,j] + B[j,k])\nZ[i,k] = sum(Y[i,j] * B[j,k]) + X[i,k]",
+        "Y[i,k] = sum(A[i,j] * B[j,k])\nX[i,k] = max(C[i,j] + B[j,k])\n"
+        "Z[i,k] = sum(Y[i,j] * B[j,k]) + X[i,k]",
         {"A": (48, 24), "B": (24, 24), "C": (48, 24)},
     ),
     "furthest": ("F[i] = max(X[i,j])\nn = max(F[i])\nZ[i,j] = X[i,j] / n", {"X": (24, 960)}),
