@@ -33,6 +33,12 @@ class Vertex:
         return self.einsum is None
 
     @property
+    def computed_einsum(self) -> EinSum:
+        """The EinSum of a vertex that is not an input."""
+        assert self.einsum is not None, f"{self.name} is an input"
+        return self.einsum
+
+    @property
     def elements(self) -> int:
         """The number of elements of the tensor."""
         return prod(self.bound)

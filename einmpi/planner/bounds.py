@@ -106,10 +106,9 @@ def _pass_on(
     Only operands with the longest output label count, those that nobody else needs first, and none
     that a product charges.
     """
-    assert vertex.einsum is not None
     label = _longest_output_label(vertex, ranks)
     candidates = []
-    for operand, index in enumerate(vertex.einsum.operands):
+    for operand, index in enumerate(vertex.computed_einsum.operands):
         name = vertex.inputs[operand]
         if label in index and product_uses[name] == 0:
             candidates.append((len(graph.consumers[name]), operand))
@@ -125,11 +124,11 @@ def _pass_on(
 
 def _longest_output_label(vertex: Vertex, ranks: int) -> str | None:
     """Return the longest output label, if it can be cut over all ranks."""
-    assert vertex.einsum is not None
+    einsum = vertex.computed_einsum
     longest = 0
     found = None
-    for label, extent in vertex.einsum.extents:
-        if label in vertex.einsum.output and extent > longest:
+    for label, extent in einsum.extents:
+        if label in einsum.output and extent > longest:
             longest = extent
             found = label
     return found if longest >= ranks else None
@@ -137,8 +136,7 @@ def _longest_output_label(vertex: Vertex, ranks: int) -> str | None:
 
 def _backing(vertex: Vertex, claims: Sequence[float], ranks: int) -> float:
     """Return the most words that users may charge for a copy of a computed tensor."""
-    einsum = vertex.einsum
-    assert einsum is not None
+    einsum = vertex.computed_einsum
     most_saved = 0.0  # by cutting one output label further
     for label in einsum.output:
         if einsum.extent[label] >= ranks:
@@ -150,8 +148,7 @@ def _backing(vertex: Vertex, claims: Sequence[float], ranks: int) -> float:
 
 def _vertex_bound(vertex: Vertex, ranks: int, charged: Sequence[float]) -> float:
     """Return the words that one vertex must move, given what it charges for each operand."""
-    einsum = vertex.einsum
-    assert einsum is not None
+    einsum = vertex.computed_einsum
     extents = tuple(extent for _, extent in einsum.extents)
     if 0 in extents:
         return 0.0

@@ -140,10 +140,9 @@ class _Builder:
 
     def connect_operand(self, vertex: Vertex, operand: int, state: int) -> None:
         """Add the edge that brings an operand to a vertex."""
-        assert vertex.einsum is not None
         name = vertex.inputs[operand]
         tensor = self.graph[name]
-        wanted = input_symbols(vertex.einsum, operand)
+        wanted = input_symbols(vertex.computed_einsum, operand)
         if ("tensor", name) in self.number:
             stored = tensor_symbols(len(tensor.bound))
             self.connect(tensor, self.number["tensor", name], state, stored, wanted, operand)
@@ -186,12 +185,11 @@ class _Builder:
 
 def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
     """Return the blocks of its operands that a vertex keeps on a rank."""
-    assert vertex.einsum is not None
-    labels = vertex.einsum.labels
+    einsum = vertex.computed_einsum
     blocks = []
-    for name, index in zip(vertex.inputs, vertex.einsum.operands, strict=True):
+    for name, index in zip(vertex.inputs, einsum.operands, strict=True):
         entries = dict.fromkeys(index)  # each label once
-        symbols = tuple(labels.index(entry) for entry in entries if isinstance(entry, str))
+        symbols = tuple(einsum.labels.index(x) for x in entries if isinstance(x, str))
         blocks.append((graph[name].nbytes, symbols))
     return blocks
 

@@ -72,8 +72,7 @@ def operand_cuts(
     graph: EinGraph, name: str, operand: int, state: Sequence[str | None]
 ) -> tuple[int | None, ...]:
     """Return the dimension of an operand that each axis cuts in this state of its user."""
-    einsum = graph[name].einsum
-    assert einsum is not None
+    einsum = graph[name].computed_einsum
     index = einsum.operands[operand]
     cuts: list[int | None] = []
     for label in state:
@@ -83,8 +82,7 @@ def operand_cuts(
 
 def output_cuts(graph: EinGraph, name: str, state: Sequence[str | None]) -> tuple[int | None, ...]:
     """Return the dimension of a vertex's result that each axis cuts in this state."""
-    einsum = graph[name].einsum
-    assert einsum is not None
+    einsum = graph[name].computed_einsum
     cuts: list[int | None] = []
     for label in state:
         cuts.append(einsum.output.index(label) if label in einsum.output else None)
@@ -112,33 +110,9 @@ def peak_bytes(
     peak = sum(stored.values())
     for vertex in graph.computed:
         state = states[vertex.name]
-        gathered = 0  # bytes of operands that are brought into another layout
-        buffers = 0  # bytes of message buffers for them
         for name in vertex.inputs:
             waiting.pop(name, None)
-        for operand, name in enumerate(vertex.inputs):
-            tensor = graph[name]
-            wanted = operand_cuts(graph, vertex.name, operand, state)
-            if tensor.is_input and name not in stored and name in layouts:
-                stored[name] = block_bytes(tensor, mesh, layouts[name])
-                if None in layouts[name]:
-                    buffers = max(buffers, staging(stored[name], mesh.ranks, stage))
-            if name in layouts:
-                cuts_now = layouts[name]
-                partial = False
-            elif tensor.is_input:
-                cuts_now = wanted
-                partial = False
-            else:
-                cuts_now = output_cuts(graph, name, states[name])
-                partial = _is_partial(tensor, states)
-            if name not in stored or cuts_now != wanted or partial:
-                size = block_bytes(tensor, mesh, wanted)
-                gathered += size
-                # An input that no two ranks want is read by each of them: no messages.
-                if name in stored or None in wanted:
-                    largest = max(stored.get(name, 0), size)
-                    buffers = max(buffers, staging(largest, mesh.ranks, stage))
+        gathered, buffers = _operand_bytes(graph, mesh, vertex, states, layouts, stored, stage)
 
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
@@ -160,6 +134,47 @@ def peak_bytes(
                 stored.pop(name, None)
         stored[vertex.name] = final if moves else made
     return peak
+
+
+def _operand_bytes(
+    graph: EinGraph,
+    mesh: Mesh,
+    vertex: Vertex,
+    states: Labels,
+    layouts: Layouts,
+    stored: dict[str, int],
+    stage: int,
+) -> tuple[int, int]:
+    """Return (bytes of operands that are brought into another layout, message buffers for them).
+
+    `stored` has the bytes of every tensor that is in memory. An input that has a layout of its own
+    and is read for the first time is added to it.
+    """
+    gathered = 0
+    buffers = 0
+    for operand, name in enumerate(vertex.inputs):
+        tensor = graph[name]
+        wanted = operand_cuts(graph, vertex.name, operand, states[vertex.name])
+        if tensor.is_input and name not in stored and name in layouts:
+            stored[name] = block_bytes(tensor, mesh, layouts[name])
+            if None in layouts[name]:
+                buffers = max(buffers, staging(stored[name], mesh.ranks, stage))
+        partial = False
+        if name in layouts:
+            cuts_now = layouts[name]
+        elif tensor.is_input:
+            cuts_now = wanted
+        else:
+            cuts_now = output_cuts(graph, name, states[name])
+            partial = _is_partial(tensor, states)
+        if name not in stored or cuts_now != wanted or partial:
+            size = block_bytes(tensor, mesh, wanted)
+            gathered += size
+            # An input of which no two ranks need the same is read by each of them: no messages.
+            if name in stored or None in wanted:
+                largest = max(stored.get(name, 0), size)
+                buffers = max(buffers, staging(largest, mesh.ranks, stage))
+    return gathered, buffers
 
 
 def peak_bound(graph: EinGraph, ranks: int, resident: Collection[str]) -> int:
@@ -206,13 +221,12 @@ def least_bytes(
     staying = sum(_input_bytes(graph, mesh, states, layouts, resident).values())
     least = staying
     for vertex in graph.computed:
-        assert vertex.einsum is not None
         state = states[vertex.name]
         shares = []
-        for label, extent in vertex.einsum.extents:
+        for label, extent in vertex.computed_einsum.extents:
             axes = [axis for axis, cut in enumerate(state) if cut == label]
             shares.append((label, longest_share(mesh, extent, axes)))
-        einsum = replace(vertex.einsum, extents=tuple(shares))
+        einsum = replace(vertex.computed_einsum, extents=tuple(shares))
         tensors = [*(graph[name] for name in vertex.inputs), vertex]
         bounds = tuple(tensor.bound for tensor in tensors)
         itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)

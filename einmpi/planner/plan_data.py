@@ -109,7 +109,6 @@ class PlanData:
 
     def parts(self, name: str) -> dict[str, int]:
         """Return the number of parts that each label of a vertex is cut into."""
-        einsum = self.graph[name].einsum
-        assert einsum is not None, f"{name} is an input"
+        einsum = self.graph[name].computed_einsum
         counts = self.mesh.parts(self.states[name], einsum.labels)
         return dict(zip(einsum.labels, counts, strict=True))

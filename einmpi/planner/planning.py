@@ -127,8 +127,7 @@ class Planning:
 
     def prescribe_vertex(self, name: str, parts: tuple[int, ...]) -> None:
         """Ask for these parts of a vertex's labels, as far as the mesh can make them."""
-        einsum = self.graph[name].einsum
-        assert einsum is not None
+        einsum = self.graph[name].computed_einsum
         extents = [extent for _, extent in einsum.extents]
         fitting = self.mesh.parts(place(self.mesh, extents, parts), range(len(extents)))
         self.wanted[self.problem.number["vertex", name]] = fitting
@@ -314,8 +313,7 @@ class Planning:
                 ndim = len(self.graph[name].bound)
                 layouts[name] = tuple(symbol if symbol < ndim else None for symbol in symbols)
             else:
-                einsum = self.graph[name].einsum
-                assert einsum is not None
+                einsum = self.graph[name].computed_einsum
                 label_or_none = (*einsum.labels, None)
                 states[name] = tuple(label_or_none[symbol] for symbol in symbols)
         return states, layouts
@@ -335,8 +333,7 @@ class Planning:
         if not partitionings:
             partitionings = {}
             for name, state in states.items():
-                einsum = self.graph[name].einsum
-                assert einsum is not None
+                einsum = self.graph[name].computed_einsum
                 partitionings[name] = self.mesh.parts(state, einsum.labels)
         return Plan(
             graph=self.graph,

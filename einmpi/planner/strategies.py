@@ -178,11 +178,7 @@ def _labels_to_cut(
 
 def _einsums(graph: EinGraph) -> list[tuple[str, EinSum]]:
     """Return (name, EinSum) of every computed vertex."""
-    found = []
-    for vertex in graph.vertices:
-        if vertex.einsum is not None:
-            found.append((vertex.name, vertex.einsum))
-    return found
+    return [(vertex.name, vertex.computed_einsum) for vertex in graph.computed]
 
 
 def _too_few_parts(parts: Parts, ranks: int) -> str:

@@ -159,9 +159,9 @@ def bills(
 
     if prices.machine is not None:
         for vertex in graph.computed:
-            assert vertex.einsum is not None
+            einsum = vertex.computed_einsum
             state = states["vertex", vertex.name]
-            replicas = mesh.parts(state, [len(vertex.einsum.labels)])[0]
-            femtoseconds = vertex.einsum.operations() * prices.operation(vertex)
+            replicas = mesh.parts(state, [len(einsum.labels)])[0]
+            femtoseconds = einsum.operations() * prices.operation(vertex)
             found[vertex.name].computing = femtoseconds // 1000 * replicas
     return found

@@ -103,8 +103,7 @@ def vertex_cost(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) 
     """
     vertex = graph[name]
     parts = partitionings[name]
-    einsum = vertex.einsum
-    assert einsum is not None, f"{name} is an input"
+    einsum = vertex.computed_einsum
     moved = 0
     for operand, source in enumerate(vertex.inputs):
         bound = graph[source].bound

@@ -169,7 +169,7 @@ def _least_of_groups(costs: Table, space: _Space) -> Table:
 def _space(tables: _Tables, name: str) -> _Space:
     """Return the viable vectors of a vertex; vertices with equal labels share them."""
     if name not in tables.spaces:
-        einsum = _einsum(tables, name)
+        einsum = tables.graph[name].computed_einsum
         extents = tuple(extent for _, extent in einsum.extents)
         key = (extents, len(einsum.output), join_order(einsum))
         if key not in tables.spaces:
@@ -191,7 +191,7 @@ def _distinct(rows: Vectors) -> tuple[Vectors, npt.NDArray[np.intp]]:
 
 def _own_costs(tables: _Tables, name: str) -> Table:
     """Return the join and aggregation cost of each vector of a vertex."""
-    einsum = _einsum(tables, name)
+    einsum = tables.graph[name].computed_einsum
     space = _space(tables, name)
     bounds = operand_bounds(tables.graph, tables.graph[name])
     positions = tuple(_positions(einsum, operand) for operand in range(len(bounds)))
@@ -230,7 +230,7 @@ def _uses(tables: _Tables, source: str, name: str) -> Uses:
 
     A gathered dimension has position −1.
     """
-    einsum = _einsum(tables, name)
+    einsum = tables.graph[name].computed_einsum
     uses = []
     for operand, tensor in enumerate(tables.graph[name].inputs):
         if tensor == source:
@@ -262,9 +262,3 @@ def _repartition_costs(tables: _Tables, source: str, uses: Uses, needed: Vectors
     consumer = consumer.reshape(len(uses), len(bound), 1, len(needed))
     cost = sum(cost_repartition(list(columns), producer, bound) for columns in consumer)
     return np.broadcast_to(np.asarray(cost, tables.kind), (len(made), len(needed)))
-
-
-def _einsum(tables: _Tables, name: str) -> EinSum:
-    einsum = tables.graph[name].einsum
-    assert einsum is not None, f"{name} is an input"
-    return einsum

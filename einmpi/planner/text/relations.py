@@ -25,8 +25,7 @@ FIRST_LISTED = 16  # so many of them
 def relations(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) -> str:
     """Return, as text, how a vertex's tiles are made, meet in kernel calls, and are added up."""
     vertex = graph[name]
-    einsum = vertex.einsum
-    assert einsum is not None, f"{name} is an input"
+    einsum = vertex.computed_einsum
     parts = partitionings[name]
     cost = vertex_cost(graph, name, partitionings)
     cuts = [f"{label} {count}" for label, count in zip(einsum.labels, parts, strict=True)]
@@ -44,8 +43,7 @@ def _repartition(
 ) -> list[str]:
     """Return which tiles, as the producer leaves them, make up each tile that is needed."""
     vertex = graph[name]
-    einsum = vertex.einsum
-    assert einsum is not None
+    einsum = vertex.computed_einsum
     source = graph[vertex.inputs[operand]]
     wanted = needs(einsum, operand, partitionings[name])
     head = f"repartition {_elements(einsum, vertex.inputs)[operand]}: "

@@ -79,8 +79,7 @@ def symbols(plan: PlanData, end: Variable) -> tuple[int, ...]:
     if end.kind == "tensor":
         layout = plan.layouts[end.name]
         return tuple(replicated if cut is None else cut for cut in layout)
-    einsum = plan.graph[end.name].einsum
-    assert einsum is not None
+    einsum = plan.graph[end.name].computed_einsum
     numbers = {label: number for number, label in enumerate(einsum.labels)}
     state = plan.states[end.name]
     return tuple(replicated if label is None else numbers[label] for label in state)
@@ -184,9 +183,9 @@ def _combines(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     groups: _Groups[tuple[int, str]] = _Groups("tensors")
     for move in moved:
         if move.combined:
-            einsum = plan.graph[move.tensor].einsum
-            assert einsum is not None and einsum.aggregation is not None
-            groups.add((move.partials, einsum.aggregation), move.tensor, move.nbytes)
+            aggregation = plan.graph[move.tensor].computed_einsum.aggregation
+            assert aggregation is not None, "only an aggregation has partial results"
+            groups.add((move.partials, aggregation), move.tensor, move.nbytes)
 
     def show(key: tuple[int, str], names: list[str]) -> str:
         partials, aggregation = key
