@@ -17,7 +17,8 @@ import einmpi
 from einmpi.graph.eingraph import EinGraph
 from einmpi.models.llama import MODELS, llama_program
 from einmpi.planner.bounds import lower_bound_words
-from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 
 ROLES = {"batch": ("b",), "sequence": ("s", "t"), "head": ("h",), "hidden": ("f",)}

@@ -33,7 +33,7 @@ from einmpi.units import parse_bytes
 if TYPE_CHECKING:
     from einmpi.compiled.dist_array import DistArray
     from einmpi.compiled.program import Compiled
-    from einmpi.planner.make_plan import Options, Plan
+    from einmpi.planner.plan import Options, Plan
 
 
 def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
@@ -154,7 +154,7 @@ def options_of(
     """Return what a job asks of a plan; the other arguments take precedence over the job."""
     # Imported here so that `import einmpi` stays fast.
     from einmpi.planner.machine import read_machine
-    from einmpi.planner.make_plan import Options
+    from einmpi.planner.plan import Options
 
     limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
     used_inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]

@@ -13,7 +13,7 @@ from einmpi.api import options_of
 from einmpi.comm.local import CountingComm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 from einmpi.report.compare import TOLERANCE, relative_error
 from einmpi.runtime.backend import ShapeBackend
 from einmpi.runtime.execute import execute

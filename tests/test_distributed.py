@@ -12,7 +12,8 @@ import einmpi
 from einmpi.files import load as storage
 from einmpi.kernels.cpu import dispatch
 from einmpi.models.llama import MODELS, llama_program
-from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options
 from einmpi.runtime import transfer
 from einmpi.schedule.lower import lower
 

@@ -17,7 +17,7 @@ from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
 from einmpi.graph.remainder import rest, saved_name
 from einmpi.job.job import Job
-from einmpi.planner.make_plan import Options, Plan
+from einmpi.planner.plan import Options, Plan
 from einmpi.schedule.remainder import remaining
 from einmpi.schedule.schedule import Schedule
 

@@ -16,7 +16,7 @@ from einmpi.errors import EinmpiError, InputError, one_of
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
     from einmpi.job.job import Job
-    from einmpi.planner.make_plan import Plan
+    from einmpi.planner.plan import Plan
     from einmpi.report.results import Report
 
 

@@ -24,7 +24,8 @@ from einmpi.files.hdf5 import find_given
 from einmpi.files.load import find_planned
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
-from einmpi.planner.make_plan import Options, Plan, make_plan
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.execute import Keeper, Storage, execute
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.scratch import check_folder

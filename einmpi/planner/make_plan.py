@@ -14,8 +14,6 @@ from einmpi.planner.planning import Planning
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
 
-__all__ = ["MAX_RANKS", "Options", "Plan", "make_plan"]
-
 MAX_RANKS = 4096
 LARGEST_GOOD_PRIME = 7  # a number of ranks with a larger prime factor can be cut in few ways
 MOST_DIVISORS_LISTED = 12

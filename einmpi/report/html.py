@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import Any
 
 from einmpi.files.replace import replace_file
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import heading
 from einmpi.report.graph_picture import graph_picture

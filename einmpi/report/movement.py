@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from einmpi.planner.make_plan import Plan
 from einmpi.planner.memory import operand_cuts, output_cuts
+from einmpi.planner.plan import Plan
 from einmpi.planner.text.summary import movements
 
 REASONS = ("join", "aggregate", "repartition")  # why words move: copies, partial results, new cuts

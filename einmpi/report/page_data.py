@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 from einmpi.report.movement import LayoutUse, layouts_of
 from einmpi.report.timeline import KINDS, Timeline
 

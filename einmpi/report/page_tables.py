@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import one_level

@@ -11,7 +11,7 @@ from typing import Any
 
 from einmpi.errors import InputError
 from einmpi.files.replace import replace_file
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 from einmpi.report.graph_picture import graph_picture
 from einmpi.report.picture import STYLES, Box, Curve, Picture, Shape, Text, svg
 

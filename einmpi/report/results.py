@@ -14,7 +14,7 @@ import numpy.typing as npt
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.job.job import Job
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 from einmpi.planner.text.explain import one_level
 from einmpi.report.timeline import Timeline
 from einmpi.units import counted, show_bytes, show_seconds, show_shape

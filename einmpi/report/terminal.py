@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from einmpi.planner.make_plan import Plan
+from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
 from einmpi.planner.text.explain import explain, heading, totals, vertex_rows
 from einmpi.planner.text.tables import KEYWORD_COLUMNS, Note, Row, note_line, table_lines

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.make_plan import Plan
 from einmpi.planner.memory import operand_cuts, output_cuts
+from einmpi.planner.plan import Plan
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import middle_layout

@@ -30,7 +30,8 @@ from einmpi.compiled.program import Inputs
 from einmpi.errors import EinmpiError, InputError, Stopped
 from einmpi.graph.remainder import needed, rest
 from einmpi.kernels.cpu import grouping_rule
-from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options
 from einmpi.report.compare import relative_error
 from einmpi.schedule.layout import PARTIAL
 from einmpi.schedule.lower import lower

@@ -20,8 +20,9 @@ from einmpi.comm.base import even_nodes
 from einmpi.comm.local import CountingComm
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.program import Compiled
-from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.plan import Options
 from einmpi.runtime import transfer
 
 CASES = cases()

@@ -12,8 +12,9 @@ from target_graphs import llama
 
 import einmpi
 from einmpi.models.llama import MODELS, llama_program
-from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.make_plan import make_plan
 from einmpi.planner.memory import peak_bound
+from einmpi.planner.plan import Options
 from einmpi.planner.planning import Planning
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text.explain import as_json, explain

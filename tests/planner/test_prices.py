@@ -13,8 +13,9 @@ from einmpi.errors import InputError
 from einmpi.planner.cost_tables import Solver
 from einmpi.planner.factor import factor
 from einmpi.planner.machine import Machine
-from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.make_plan import make_plan
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.plan import Options
 from einmpi.planner.prices import BETWEEN, BYTES, Prices
 from einmpi.planner.search import search
 from einmpi.planner.text.explain import as_json

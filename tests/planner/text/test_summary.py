@@ -9,7 +9,8 @@ import run_cases
 
 import einmpi
 from einmpi.models.llama import MODELS, llama_program
-from einmpi.planner.make_plan import Options, make_plan
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options
 from einmpi.planner.strategies import STRATEGIES
 from einmpi.planner.text import summary as words
 from einmpi.planner.text.compare import compare
