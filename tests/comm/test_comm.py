@@ -1,12 +1,10 @@
 """All comms in one table of scenarios: one process, threads, and mpirun of this file."""
 
-import json
 import os
 import re
 import subprocess
 import sys
 import threading
-import traceback
 
 import numpy as np
 import pytest
@@ -24,7 +22,6 @@ from mpi_helpers import (
     run_mpi,
 )
 
-from einmpi.comm import mpi as comm_mpi
 from einmpi.comm.local import CountingComm, SelfComm
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
@@ -178,108 +175,6 @@ def test_own_data_never_passes_through():
 # ---- MPI -----------------------------------------------------------------------------------------
 
 
-def under_mpi():
-    """Run a rank of `mpirun … test_comm.py all`: the table, then MPI alone."""
-    from mpi4py import MPI
-
-    user, limit = MPI.COMM_WORLD, comm_mpi.MOST_BYTES
-    comm = comm_mpi.MpiComm(user)
-    assert comm.ranks_on_node == comm.size == user.size
-    inbox = np.zeros(1)  # the caller's own message, pending all the time, would take any of ours
-    pending = user.Irecv(inbox, source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
-    received = run_all(comm)
-    comm_mpi.MOST_BYTES = 7
-    run_all(comm)
-    comm_mpi.MOST_BYTES, comm.oversubscribed = limit, not comm.oversubscribed
-    if comm.size <= 3:  # the other way to wait; many ranks on few cores spin for long
-        run_all(comm)
-    MPI.Request.Waitall(
-        [user.Isend(np.full(1, comm.rank + 1.0), (comm.rank + 1) % comm.size), pending]
-    )
-    assert inbox[0] == (comm.rank - 1) % comm.size + 1
-    held = [sub for sub in comm._communicators.values() if sub is not None]
-    comm.free()
-    comm.free()
-    assert all(sub == MPI.COMM_NULL for sub in held)
-    if comm.size == 2:
-        make_and_free_many(user)
-    if comm.size == 3:
-        run_out_of_communicators(user, MPI)
-    everyone = user.gather(received)
-    if user.rank == 0:
-        print(json.dumps(everyone))
-
-
-def make_and_free_many(user):
-    for _ in range(200 if OPEN_MPI else 2100):  # MPICH has 2048 communicators
-        comm = comm_mpi.MpiComm(user)
-        assert comm.reduce_scatter((1, 0), np.ones(2), [1, 1], np.zeros(1))
-        comm.free()
-
-
-def run_out_of_communicators(user, MPI):
-    """One rank has no more; the others learn it, and the groups do without."""
-    comm, taken = comm_mpi.MpiComm(user), []
-    try:
-        while user.rank == 0 and len(taken) < 2100:
-            taken.append(MPI.COMM_SELF.Dup())
-    except MPI.Exception:
-        pass
-    counts = [[3, 0, 4]] * 3
-    gather(comm, (2, 0, 1), "float32", counts)
-    done = comm.reduce_scatter((1, 0, 2), np.ones(3), [1, 1, 1], np.zeros(1))
-    assert set(user.allgather(done)) == {len(user.bcast(taken and [1] * len(taken))) == 2100}
-    for each in taken:
-        each.Free()
-    comm.free()
-
-
-def large():
-    """More than 2**31 bytes from rank 0 to rank 1, and back as another dtype."""
-    from mpi4py import MPI
-
-    comm = comm_mpi.MpiComm(MPI.COMM_WORLD)
-    count, block = 2**31 + 5, 2**20
-    marks = (np.arange(count // block) % 120).astype(np.int8)
-    buffer = np.zeros(count + 3, np.int8)
-    if comm.rank == 0:
-        buffer[: count // block * block].reshape(-1, block)[...] = marks[:, None]
-        buffer[count - 5 : count] = 7
-    else:
-        buffer[count:] = 9
-    comm.allgatherv((0, 1), buffer, [count, 3])
-    assert (buffer[: count // block * block].reshape(-1, block) == marks[:, None]).all()
-    assert buffer[-8:].tolist() == [7] * 5 + [9] * 3
-    if comm.rank == 0:
-        buffer[...] = 0
-        comm.sendrecv(None, None, 1, buffer[3:].view(bool))
-        assert (
-            buffer[:3].tolist() == [0] * 3 and (buffer[3::block][: count // block] == marks).all()
-        )
-        assert buffer[-5:].tolist() == [7] * 5
-    else:
-        comm.sendrecv(0, buffer[:-3].view(bool), None, None)
-    assert comm.received == (3 + count if comm.rank == 0 else count)
-    comm.free()
-
-
-@pytest.mark.mpirun
-@needs_mpirun
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, pytest.param(8, marks=pytest.mark.slow)])
-def test_mpi(ranks):
-    done = run_mpi(ranks, [__file__, "all"], timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == run_threads(ranks, run_all)
-
-
-@pytest.mark.mpirun
-@pytest.mark.slow
-@needs_mpirun
-def test_more_than_two_gib():
-    done = run_mpi(2, [__file__, "large"], timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 @pytest.mark.mpirun
 @needs_mpirun
 def test_abort_says_one_line():
@@ -351,11 +246,3 @@ def test_launcher_of_another_mpi():
         r"EinmpiError\(.*started 4 processes, but each is alone; .*(MPICH|Open MPI)",
         world_with(**foreign),
     )
-
-
-if __name__ == "__main__":
-    try:
-        {"all": under_mpi, "large": large}[sys.argv[1]]()
-    except BaseException:
-        traceback.print_exc()
-        comm_mpi.abort(comm_mpi.world(), 1)
