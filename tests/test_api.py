@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 from distributed import assert_close
-from mpi_helpers import ROOT, needs_mpirun, run_mpi
+from mpi_helpers import ROOT
 
 import einmpi
 from einmpi import DistArray
@@ -344,29 +344,6 @@ def test_one_process_needs_no_mpi_library():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-@pytest.mark.mpirun
-@needs_mpirun
-def test_a_part_of_the_world():
-    """A communicator of some ranks, the user's own messages on it, and another one freed."""
-    code = """
-import numpy as np, einmpi
-from mpi4py import MPI
-world = MPI.COMM_WORLD
-half = world.Split(world.rank % 2, world.rank)
-a, b = np.arange(42.0).reshape(6, 7) + world.rank % 2, np.arange(35.0).reshape(7, 5)
-request = half.isend("mine", (half.rank + 1) % half.size, tag=7)
-job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=a, B=b)
-z = einmpi.run(job, {"A": einmpi.DistArray.from_global(a, half), "B": b}, half)["Z"]
-assert half.recv(tag=7) == "mine"
-request.wait()
-np.testing.assert_allclose(z.gather(), a @ b)
-half.Free()
-print("done" if world.rank == 0 else "", end="")
-"""
-    done = run_mpi(5, code)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done")
 
 
 def test_every_call_is_checked():

@@ -376,34 +376,6 @@ def test_errors_in_the_background_are_those_of_the_load():
 
 # ---- with mpirun --------------------------------------------------------------------------------
 
-RANKS_CODE = """
-import numpy as np, h5py, einmpi
-from mpi4py import MPI
-whole = np.arange(300 * 170).reshape(300, 170) * 1.5
-comm = MPI.COMM_WORLD
-for name in ("whole", "chunked", "packed"):
-    for parts in (None, (1, comm.size), (1, 1)):
-        x = einmpi.open_dataset("x.h5", name, parts=parts)
-        assert (x.gather() == whole).all(), (name, parts)
-        y = einmpi.open_dataset("x.h5", name, parts=parts, rows=slice(7, -4))
-        assert (y.gather() == whole[7:-4]).all(), (name, parts)
-assert (einmpi.open_dataset("f.npy").gather() == whole).all()
-"""
-
-
-@needs_mpirun
-@pytest.mark.mpirun
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_under_mpirun(ranks, tmp_path):
-    whole = np.arange(300 * 170).reshape(300, 170) * 1.5
-    with h5py.File("x.h5", "w") as file:
-        file["whole"] = whole
-        file.create_dataset("chunked", data=whole, chunks=(32, 50))
-        file.create_dataset("packed", data=whole, chunks=(300, 7), compression="gzip")
-    np.save("f.npy", np.asfortranarray(whole))
-    done = run_mpi(ranks, RANKS_CODE, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-
 
 @needs_mpirun
 @pytest.mark.mpirun

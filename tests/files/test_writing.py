@@ -762,38 +762,6 @@ def test_two_outputs_are_not_one_dataset_by_a_link(one, two, fine):
 
 # ---- processes ----------------------------------------------------------------------------------
 
-ON_RANKS = """
-import sys, numpy as np
-from mpi4py import MPI
-from einmpi import DistArray
-from einmpi.planner.mesh import Mesh
-from einmpi.compiled import outputs as job_outputs
-from einmpi.files import fill
-from einmpi.schedule.layout import Layout
-
-fill.WINDOW_BYTES = 2**14
-comm, whole = MPI.COMM_WORLD, np.random.default_rng(1).normal(size=(211, 97))
-for number, cut in enumerate((0, 1, None)):
-    made = DistArray.from_global(whole, comm)
-    cuts = (cut,) * len(made.layout.mesh.factors)
-    made = made.redistribute(Layout(Mesh(comm.size), whole.shape, cuts))
-    made.to_hdf5("o.h5", f"/Z{number}")
-    made.to_hdf5("o.h5", f"/C{number}", chunks=(20, 30), compression="gzip")
-"""
-
-
-@pytest.mark.mpirun
-@needs_mpirun
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-def test_on_processes(ranks, tmp_path):
-    done = run_mpi(ranks, ON_RANKS, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    whole = np.random.default_rng(1).normal(size=(211, 97))
-    for name in ("Z0", "Z1", "Z2", "C0", "C1", "C2"):
-        same(found("o.h5", name), whole)
-    assert os.listdir() == ["o.h5"]
-
-
 BIG_JOB = 'program = "Z[i,k] = A[i,k] + 1"\ninputs.A = { shape = [512, 512], random = "normal" }\n'
 # A limit on the size of files is what a full disk looks like from inside, and needs no disk.
 LIMITED = """

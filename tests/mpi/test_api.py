@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import einmpi
+from einmpi.files import fill
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -54,7 +55,8 @@ def test_datasets_are_read_together(world, mpi_tmp_path):
 
 
 @pytest.mark.parametrize("parts", ["rows", "columns", "whole"])
-def test_datasets_are_written_together(parts, world, mpi_tmp_path):
+def test_datasets_are_written_together(parts, world, mpi_tmp_path, monkeypatch):
+    monkeypatch.setattr(fill, "WINDOW_BYTES", 2**14)  # several rounds
     whole = np.random.default_rng(1).normal(size=(211, 97))
     cut = {"rows": (world.size, 1), "columns": (1, world.size), "whole": (1, 1)}[parts]
     path = mpi_tmp_path / "o.h5"
