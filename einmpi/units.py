@@ -112,7 +112,10 @@ def _positive(text: str, where: str, units: Mapping[str, int], what: str, exampl
 
 
 def _rounded(value: Fraction, text: str, where: str, allowed: str) -> int:
-    """Return the nearest integer. It must be from 1 to 10**9, so that sums of such times are small."""
+    """Return the nearest integer.
+
+    It must be from 1 to 10**9, so that sums of such times are small.
+    """
     nearest = round(value)
     if not 1 <= nearest <= 10**9:
         raise InputError(where, f"{text!r} is out of range", allowed)
@@ -135,7 +138,7 @@ def show_speed(femtoseconds: int, word: str = "flop") -> str:
 
 
 def _scaled(value: float, units: tuple[str, ...]) -> str:
-    """Return a value with three digits in the unit that fits; each unit is 1000 of the one before."""
+    """Return a value with three digits in the largest of the units, each 1000 of the last."""
     k = 0
     while value >= 999.5 and k < len(units) - 1:
         value /= 1000
