@@ -14,9 +14,9 @@ import numpy.typing as npt
 from einmpi.comm.agreement import together
 from einmpi.comm.local import ALONE
 from einmpi.errors import InputError
-from einmpi.files import load as storage
 from einmpi.files.datasets import Dataset
 from einmpi.files.formats import find, known_format
+from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.backends import backend_names
@@ -66,7 +66,7 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: 
     >>> job.title, job.sizes["s"], job.graph.outputs
     ('Matrix chain', 100, ('Z',))
     """
-    return read_job(path, storage.describe, sizes, dtype)
+    return read_job(path, describe, sizes, dtype)
 
 
 def program(
@@ -429,7 +429,7 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
         if vertex.name in given:
             arrays[vertex.name] = given[vertex.name]
         else:
-            arrays[vertex.name] = storage.load(specs[vertex.name], vertex.bound, vertex.dtype)
+            arrays[vertex.name] = load_array(specs[vertex.name], vertex.bound, vertex.dtype)
     return evaluate(job.graph, arrays)
 
 

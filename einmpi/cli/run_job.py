@@ -88,8 +88,8 @@ def _run_claimed_job(
     inputs = Inputs(compiled.job, given, compiled.files, keep=keep_inputs)
     measured = []
     for _ in range(options.repeat):
-        with observer.run(note) as compiled.on_step:
-            outputs, measured_run = compiled.run(plan, schedule, inputs, checkpoints)
+        with observer.observe_run(note) as compiled.on_step:
+            outputs, measured_run = compiled.run_schedule(plan, schedule, inputs, checkpoints)
         measured.append(measured_run)
 
     note("storing the results")

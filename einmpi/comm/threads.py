@@ -86,7 +86,7 @@ class _Mailboxes:
                 arrival.notify_all()
 
     def describe_unreceived(self) -> str | None:
-        """Describe a message that nobody has received, if there is one."""
+        """Describe a message that was sent but not received, if there is one."""
         for rank, queues in enumerate(self.queues):
             for source, queue in queues.items():
                 if queue:

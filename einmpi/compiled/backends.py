@@ -14,7 +14,7 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
 from einmpi.runtime.backend import Backend, NumpyBackend
-from einmpi.runtime.execute import Storage
+from einmpi.runtime.execute import InputSource
 from einmpi.runtime.threads import threads_of
 
 
@@ -28,7 +28,7 @@ class Workplace:
 
     backend: Backend
     comm: Comm
-    storage: Callable[[Inputs], Storage]
+    storage: Callable[[Inputs], InputSource]
     check_memory: Callable[[str, int], None]
     text: str
 

@@ -26,7 +26,7 @@ from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
-from einmpi.runtime.execute import Keeper, Storage, execute
+from einmpi.runtime.execute import InputSource, Keeper, execute
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout, even_layout
@@ -131,7 +131,7 @@ class Compiled:
                 self.known[outline] = plan, schedule
             given = used
         sources = Inputs(self.job, given, self.files, self.resident)
-        outputs, self.measured = self.run(plan, schedule, sources, wait=False)
+        outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
         return outputs
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
@@ -213,7 +213,7 @@ class Compiled:
         self.work.check_memory(self.job.source.name, plan.peak - plan.ahead)
         return plan
 
-    def run(
+    def run_schedule(
         self,
         plan: Plan,
         schedule: Schedule,
@@ -270,7 +270,7 @@ class Compiled:
 class _TimedStorage:
     """A storage that counts the seconds in which a run waits for it."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: InputSource) -> None:
         self.storage = storage
         self.seconds = 0.0
         self.begin = storage.begin

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not touched: a draft beside the target, a lock, a rename."""
+"""Files that are replaced whole or not touched, with a draft next to the target and a lock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from einmpi.errors import EinmpiError
 from einmpi.files import hdf5
 from einmpi.process.abort import on_abort
 
-_COPY_BYTES = 2**24  # copied at a time where the system cannot copy by itself
+_COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
 # What a full disk, h5py, and a machine without free memory raise.
 FAILURES = (OSError, RuntimeError, ValueError, MemoryError)
 
@@ -47,7 +47,7 @@ def claimed(
     `files` has the place that names each. `check` may refuse the files before they are locked.
 
     The system releases a lock when its process ends, however that happens. So drafts found while
-    nobody has the lock were left by a run that was killed, and are removed.
+    the lock is free were left by a run that was killed, and are removed.
     """
     targets = {file: os.path.realpath(file) for file in files}
     locks: list[_Lock] = []
@@ -87,7 +87,7 @@ def claimed(
     finally:
         for lock in locks:
             with contextlib.suppress(OSError):
-                os.remove(lock.path)  # before it is released, while nobody else can have it
+                os.remove(lock.path)  # before it is released, while no other process can take it
             os.close(lock.descriptor)
 
 
@@ -131,10 +131,11 @@ def _remove_drafts(target: str) -> None:
 
 
 def _lock_path(target: str) -> str:
-    return _beside(target, "lock")
+    return _hidden_path(target, "lock")
 
 
-def _beside(target: str, ending: str) -> str:
+def _hidden_path(target: str, ending: str) -> str:
+    """Return the path of a hidden file in the folder of the target."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{ending}")
 
@@ -143,8 +144,8 @@ def _beside(target: str, ending: str) -> str:
 
 
 def new_draft(target: str) -> str:
-    """Return a path for a draft that nobody else has."""
-    return _beside(target, f"{secrets.token_hex(8)}.part")
+    """Return a path for a draft that no other process uses."""
+    return _hidden_path(target, f"{secrets.token_hex(8)}.part")
 
 
 def make_draft(draft: str, target: str, skipped: Iterable[tuple[int, int]] | None) -> None:

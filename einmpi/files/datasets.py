@@ -142,10 +142,10 @@ class RawReader:
             memory = out.reshape(-1).view(np.uint8).data
             run_bytes = len(memory) // prod(outer_shape)
             for number, start in enumerate(starts):
-                self._fill(memory[number * run_bytes : (number + 1) * run_bytes], start)
+                self._read_exactly(memory[number * run_bytes : (number + 1) * run_bytes], start)
         else:
             for index, start in zip(np.ndindex(*outer_shape), starts, strict=True):
-                self._fill(out[(*index, ...)].reshape(-1).view(np.uint8).data, start)
+                self._read_exactly(out[(*index, ...)].reshape(-1).view(np.uint8).data, start)
         if self.stored.kind == "b":
             np.not_equal(out.view(np.uint8), 0, out=out)  # any byte but 0 means True
         elif not self.stored.isnative:
@@ -183,7 +183,7 @@ class RawReader:
             self._read_box(strip_bounds, strip)
             part[...] = strip
 
-    def _fill(self, remaining: memoryview, offset: int) -> None:
+    def _read_exactly(self, remaining: memoryview, offset: int) -> None:
         title = self.dataset.title
         while remaining:
             try:

@@ -85,7 +85,7 @@ def fill(
 # ---- contiguous tensors -------------------------------------------------------------------------
 
 
-class _Writer:
+class _CoalescingWriter:
     """Writes pieces of a file; those that are adjacent in the file and in memory in one call.
 
     A file system admits one writer at a time, and switching between writers costs more than
@@ -127,7 +127,7 @@ def _fill_bytes(
     dtype = np.dtype(tensor.storage.dtype)
     local = np.ascontiguousarray(tensor.array.host)
     rounds = rounds_of_bytes(bound, dtype.itemsize, offset, comm.size, WINDOW_BYTES)
-    writer = _Writer(descriptor, _as_bytes(local), attempt)
+    writer = _CoalescingWriter(descriptor, _as_bytes(local), attempt)
     for pieces, values in assembled(tensor.array, local, rounds, WINDOW_BYTES // dtype.itemsize):
         if values is None:
             continue

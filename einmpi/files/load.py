@@ -38,7 +38,7 @@ def find_planned(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> Dataset
     return found
 
 
-def load(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+def load_array(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
     """Return all elements of an input."""
     array = np.empty(shape, dtype)
     if spec.file is None:

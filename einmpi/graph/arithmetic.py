@@ -90,7 +90,7 @@ def infer(node: Scalar, leaf: Callable[[Scalar], Type]) -> Type:
 def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
     """Return the dtype of a call; OperationError for a constant that it cannot hold.
 
-    A constant adapts to the tensor beside it: int32 + 1 is int32, and int32 + 2**40 is an error.
+    A constant adapts to the other operand: int32 + 1 is int32, and int32 + 2**40 is an error.
     """
     operation = OPERATIONS[op]
     result = _result_type(operation, tuple(types))
@@ -120,7 +120,7 @@ def call(op: str, *args: Scalar) -> Scalar:
     OperationError if the operation has no value or no dtype for these constants.
     """
     values = [arg.value for arg in args if isinstance(arg, Const)]
-    # A constant takes the dtype of the tensor beside it, but a cast constant keeps its own.
+    # A constant takes the dtype of the other operand, but a cast constant keeps its own.
     if len(values) < len(args) or OPERATIONS[op].is_cast:
         return Call(op, args)
     result_type(op, tuple(type(value) for value in values))  # the same rules as for tensors

@@ -9,7 +9,7 @@ import numpy as np
 
 from einmpi.errors import OperationError
 
-# A weak type is the Python type of a constant: it adapts to the tensor beside it, as in numpy.
+# A weak type is the Python type of a constant: it adapts to the other operand, as in numpy.
 Type: TypeAlias = np.dtype[Any] | type
 
 
@@ -44,7 +44,7 @@ class DType:
     gpu_only : bool
         Whether tensors of this dtype need a GPU.
     package : str
-        The Python package that makes numpy know the dtype, "" if numpy knows it by itself.
+        The Python package that makes numpy know the dtype, "" if numpy itself knows it.
     """
 
     name: str
@@ -252,7 +252,7 @@ def is_bfloat16(kind: Type) -> bool:
 def bfloat16_as_float16(kinds: tuple[Type, ...]) -> tuple[Type, ...]:
     """Replace bfloat16 by the dtype that stands for it in numpy's promotion rules.
 
-    That is float16, or float32 beside float16, because only float32 holds both.
+    That is float16, or float32 if the other is float16, because only float32 holds both.
     """
     stand_in: np.dtype[Any] = np.dtype(np.float16)
     if stand_in in kinds:

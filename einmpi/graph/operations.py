@@ -60,7 +60,7 @@ class Operation:
         The C++ expression in CUDA kernels, with {0}, {1}, {2} for the arguments, which have the
         types bool, int, Long, float, double or Complex<…>.
     cuda_source : str
-        C++ functions that `cuda` calls beside those of device_functions, "" for none.
+        C++ functions that `cuda` calls in addition to those of device_functions, "" for none.
     derivative : callable or None
         The partial derivatives, None if there are none.
     """

@@ -28,14 +28,14 @@ def split(graph: EinGraph) -> EinGraph:
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
         if vertex.einsum is not None and vertex.einsum.aggregation is not None:
-            _Splitter(vertex, vertex.einsum, known, taken).split()
+            _ProductSplitter(vertex, vertex.einsum, known, taken).split()
         else:
             known[vertex.name] = vertex
     return replace(graph, vertices=tuple(known.values()))
 
 
 @dataclass
-class _Splitter:
+class _ProductSplitter:
     """Splits one vertex. `known` receives the vertices, `taken` has the names in use."""
 
     vertex: Vertex

@@ -16,10 +16,10 @@ from einmpi.language.syntax import integer_text
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
-    beside,
     get,
     kind_of,
     lookup,
+    relative_to_document,
     show,
     table,
 )
@@ -78,7 +78,9 @@ def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: 
     check_name(place, name, "a tensor", sizes)
     if isinstance(given, str):
         file, inside = read_short_form(place, given)
-        return InputSpec(name, file=beside(document, file), inside=inside, place=place)
+        return InputSpec(
+            name, file=relative_to_document(document, file), inside=inside, place=place
+        )
     if not isinstance(given, dict):
         raise InputError(
             place, f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
@@ -111,7 +113,7 @@ def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: 
     file_format = check_file(place, file)
     return replace(
         spec,
-        file=beside(document, file),
+        file=relative_to_document(document, file),
         inside=_read_name(document, path, file_format, suffix_of(file)),
         rows=_read_rows(document, (*path, "rows"), sizes),
     )

@@ -18,12 +18,12 @@ from einmpi.language.parse import build_graph
 from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import (
     Document,
-    beside,
     choice,
     get,
     kind_of,
     lookup,
     read_document,
+    relative_to_document,
     show,
     table,
     whole_number,
@@ -152,7 +152,7 @@ def read_job(
         fast_math=fast_math,
         roles=roles,
         graph=graph,
-        machine=None if machine is None else beside(document, machine),
+        machine=None if machine is None else relative_to_document(document, machine),
         scratch=scratch,
     )
 

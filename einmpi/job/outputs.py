@@ -15,11 +15,11 @@ from einmpi.job.inputs import check_file, positive_integers, read_dtype, read_sh
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
-    beside,
     choice,
     get,
     kind_of,
     lookup,
+    relative_to_document,
     show,
     table,
 )
@@ -68,7 +68,7 @@ def _read_output(document: Document, name: str, computed: tuple[str, ...]) -> Ou
         raise InputError(place, f"unknown output {show(name)}", one_of(computed, name))
     if isinstance(given, str):
         file, inside = read_short_form(place, given, writable=True)
-        return OutputSpec(name, beside(document, file), inside, place=place)
+        return OutputSpec(name, relative_to_document(document, file), inside, place=place)
     if not isinstance(given, dict):
         raise InputError(
             place, f"output {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/Z"'
@@ -93,7 +93,7 @@ def _read_output(document: Document, name: str, computed: tuple[str, ...]) -> Ou
         inside = file_format.check_name(place, _required(document, path, file_format.key, example))
     return OutputSpec(
         name,
-        beside(document, file),
+        relative_to_document(document, file),
         inside,
         chunks=positive_integers(document, (*path, "chunks")),
         compression=choice(document, (*path, "compression"), COMPRESSIONS, "") or None,

@@ -100,7 +100,7 @@ def bytes_needed(summands: Summands) -> int:
     """Return the most bytes of temporaries that are needed at a time to compute some summands.
 
     A single product goes straight to the output. Several are added to a total, one by one, so the
-    total and one product exist beside the copies.
+    total and one product exist in addition to the copies.
     """
     results = 0 if len(summands) == 1 else 2
     return max(

@@ -136,7 +136,7 @@ def _check(source: Source, statement: ast.stmt, indentation: Sequence[int]) -> N
 
 
 def _too_deep_line(text: str) -> int:
-    """Return the first line that Python's parser gives up on by itself."""
+    """Return the first line that Python's parser itself gives up on."""
     for row, line in enumerate(text.split("\n"), 1):
         try:
             ast.parse(line)

@@ -144,7 +144,7 @@ def _read_text(path: str, wanted: str) -> str:
         raise InputError(f"{path}:{line}:{column}", "this is not UTF-8 text", wanted) from None
 
 
-def beside(document: Document, file: str) -> str:
+def relative_to_document(document: Document, file: str) -> str:
     """Return a path that the document names, relative to the document's own directory."""
     return os.path.normpath(os.path.join(os.path.dirname(document.name), file))
 

@@ -103,8 +103,8 @@ def _pass_on(
 ) -> list[float]:
     """Charge the operands as much as the users charge for the result; return these claims.
 
-    Only operands with the longest output label count, those that nobody else needs first, and none
-    that a product charges.
+    Only operands with the longest output label count, those with the fewest other users first,
+    and none that a product charges.
     """
     label = _longest_output_label(vertex, ranks)
     candidates = []

@@ -102,7 +102,7 @@ class Solver:
     problem: Factored
     mesh: Mesh
     # Variable → parts of each symbol, where they are prescribed.
-    wanted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    prescribed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     # Variable → its state, where that is given.
     fixed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     # Price of a byte of memory on one rank, in 1/16 of a byte moved on every rank.
@@ -184,16 +184,16 @@ class Solver:
     def rows(self, variable: int, move: Move, state: Sequence[int]) -> Symbols:
         """Return the choices of a variable; equal ones are the same object."""
         extents = self.problem.variables[variable].extents
-        wanted = self.wanted.get(variable)
+        prescribed = self.prescribed.get(variable)
         fixed = self.fixed.get(variable)
-        key = ("rows", extents, move.groups, move.staying_symbols(state), wanted, fixed)
+        key = ("rows", extents, move.groups, move.staying_symbols(state), prescribed, fixed)
         rows = self.cache.get(key)
         if rows is None:
             rows = choices(self.mesh, extents, move.groups, state)
-            if wanted is not None:
+            if prescribed is not None:
                 parts = self.parts(rows, len(extents), move, state)
-                as_wanted = (parts[:, :-1] == np.array(wanted, np.int64)).all(axis=1)
-                rows = rows[as_wanted]
+                as_prescribed = (parts[:, :-1] == np.array(prescribed, np.int64)).all(axis=1)
+                rows = rows[as_prescribed]
             if fixed is not None:
                 rows = rows[[move.expand(row, state) == fixed for row in rows]]
             if not len(rows):

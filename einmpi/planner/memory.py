@@ -233,13 +233,13 @@ def least_bytes(
         least = max(least, staying + pieces.least_bytes(einsum, bounds, itemsizes))
     if mesh.ranks == 1:
         return least
-    # Two message buffers come on top. Each takes an eighth of the limit that is sought: the other
-    # six eighths must hold what stays.
-    beside_buffers = staying + ROUNDING_BYTES * mesh.ranks
-    with_least_buffers = beside_buffers + 2 * LEAST_MESSAGE_BUFFER_BYTES
-    shares_left = MESSAGE_BUFFER_SHARE - 2
-    with_shared_buffers = -(-beside_buffers * MESSAGE_BUFFER_SHARE // shares_left)
-    return max(least, with_least_buffers, with_shared_buffers)
+    # Two message buffers come on top. Each takes an eighth of the memory limit (`stage_of`), so
+    # the other six eighths must hold everything else; but no buffer is below its least size.
+    without_buffers = staying + ROUNDING_BYTES * mesh.ranks
+    with_least_buffers = without_buffers + 2 * LEAST_MESSAGE_BUFFER_BYTES
+    shares_for_the_rest = MESSAGE_BUFFER_SHARE - 2
+    with_full_buffers = -(-without_buffers * MESSAGE_BUFFER_SHARE // shares_for_the_rest)
+    return max(least, with_least_buffers, with_full_buffers)
 
 
 def _is_partial(vertex: Vertex, states: Labels) -> bool:

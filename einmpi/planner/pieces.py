@@ -85,8 +85,8 @@ def pieces_bytes(
 
     `shapes` and `itemsizes` are those of the operands, then of the result. The operands `inside`
     are in memory anyway. With `ahead` there are two of each piece that changes, one in use and one
-    on its way. Where an aggregated label is cut, a part of the result is computed beside what has
-    been aggregated so far.
+    on its way. Where an aggregated label is cut, memory holds both the result so far and the next
+    summand.
     """
     is_cut = counts(einsum, sizes) > 1
     column = {label: k for k, label in enumerate(einsum.labels)}

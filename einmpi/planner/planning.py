@@ -60,7 +60,7 @@ class Planning:
         self.prices = Prices.of(self.machine())
         self.rates = self.operation_rates()
         self.notes: dict[str, str] = {}
-        self.wanted: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
+        self.prescribed: dict[int, tuple[int, ...]] = {}  # variable → its parts, where prescribed
         self.fixed: dict[int, tuple[int, ...]] = {}  # variable → its state, where given
         self.start: States | None = None  # states with the parts that are prescribed
         # The parts that the strategy asks for; None if it searches itself.
@@ -107,12 +107,12 @@ class Planning:
     def prescribe(self) -> None:
         """Collect the parts that pins and the strategy ask for, and find axes that make them."""
         for name, parts in self.options.pins.items():
-            self.wanted[self.problem.number["tensor", name]] = parts
+            self.prescribed[self.problem.number["tensor", name]] = parts
         for name, cuts in self.options.given.items():
             number = self.problem.number["tensor", name]
             ndim = len(self.graph[name].bound)
             self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)
-            self.wanted[number] = self.mesh.parts(cuts, range(ndim))
+            self.prescribed[number] = self.mesh.parts(cuts, range(ndim))
         if not self.is_default:
             strategy = STRATEGIES[self.options.strategy]
             choice = strategy.choose_parts(self.graph, self.mesh.ranks, self.options.roles)
@@ -120,8 +120,8 @@ class Planning:
             self.partitionings = choice.partitionings
             for name, parts in choice.partitionings.items():
                 self.prescribe_vertex(name, parts)
-        if self.wanted:
-            self.start = self.placed(self.wanted)
+        if self.prescribed:
+            self.start = self.placed(self.prescribed)
             for number, state in self.fixed.items():
                 self.start[number] = state
 
@@ -130,7 +130,7 @@ class Planning:
         einsum = self.graph[name].computed_einsum
         extents = [extent for _, extent in einsum.extents]
         fitting = self.mesh.parts(place(self.mesh, extents, parts), range(len(extents)))
-        self.wanted[self.problem.number["vertex", name]] = fitting
+        self.prescribed[self.problem.number["vertex", name]] = fitting
         if fitting == tuple(parts):
             return
         cuts = []
@@ -158,7 +158,7 @@ class Planning:
         Where labels are shorter than the number of ranks, a search that starts from axes merged in
         equal parts can end far from the best. This is done only where it takes little time.
         """
-        if not self.small or self.wanted or self.exact_axes:
+        if not self.small or self.prescribed or self.exact_axes:
             return []
         has_short_label = False
         for variable in self.problem.variables:
@@ -190,7 +190,7 @@ class Planning:
             found = self.solve(price)
             peak = self.peak(found.states)
             if limit is None or peak <= limit:
-                exact = found.exact and not price and not self.wanted
+                exact = found.exact and not price and not self.prescribed
                 plan = self.describe(found.states, peak, exact)
                 return plan if limit is None else self.reading_ahead(plan, found.states, limit)
             attempts.append(_Attempt(peak, self.least(found.states), found.states))
@@ -256,7 +256,7 @@ class Planning:
         solver = Solver(
             self.problem,
             self.mesh,
-            self.wanted,
+            self.prescribed,
             self.fixed,
             price,
             weigh_work,
@@ -277,7 +277,7 @@ class Planning:
     def refuse_pin(self, variable: int) -> NoReturn:
         """Raise InputError: the parts that are prescribed for this variable cannot be made."""
         name = self.problem.variables[variable].name
-        parts = "×".join(map(str, self.wanted[variable]))
+        parts = "×".join(map(str, self.prescribed[variable]))
         ranks = self.mesh.ranks
         raise InputError(
             "pin",

@@ -61,7 +61,7 @@ def _few_states(solver: Solver, has_start: bool) -> bool:
         return True
     most_symbols = 1
     for number, variable in enumerate(solver.problem.variables):
-        if number not in solver.wanted:
+        if number not in solver.prescribed:
             most_symbols = max(most_symbols, len(variable.extents) + 1)
     most_states = 4 * MAX_STATES if has_start else MAX_STATES
     states: int = most_symbols**axes

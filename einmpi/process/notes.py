@@ -1,6 +1,6 @@
 """What each rank is doing now, in a file that a launcher on the same machine provides and reads.
 
-The file has one record per rank: the process id in 8 bytes, then a text. A socket beside it tells
+The file has one record per rank: the process id in 8 bytes, then a text. A socket next to it tells
 the launcher which ranks are alive, and the ranks whether the launcher is."""
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from einmpi.units import parse_seconds
 
 VARIABLE = "EINMPI_START_TIMEOUT"
 _DEFAULT_LIMIT = "60s"
-# Seconds. Longer waits mean that no limit is wanted, and poll counts milliseconds up to 24 days.
+# Seconds. Longer waits mean that there is no limit, and poll counts milliseconds up to 24 days.
 _LARGEST_LIMIT = 24 * 3600
 # Seconds between the lines of two ranks: time for the launcher to end all ranks after the first.
 _TURN_SECONDS = 0.5

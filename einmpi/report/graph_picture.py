@@ -16,9 +16,9 @@ from einmpi.report.picture import (
     MONO_WIDTH,
     Box,
     Curve,
-    Group,
     Picture,
     Shape,
+    ShapeGroup,
     Text,
     overlap,
     shifted,
@@ -125,7 +125,7 @@ class _Node:
             lines += 1
         return max(widths) + 2 * PADDING, LINE_HEIGHT * lines + PADDING
 
-    def at(self, centre: Point) -> Group:
+    def at(self, centre: Point) -> ShapeGroup:
         """Draw the box around a point."""
         width, height = self.size
         left = centre[0] - width / 2
@@ -144,7 +144,7 @@ class _Node:
         for chip, style in self.chips:
             shapes += _chip_shapes(chip, style, x, baseline)
             x += _chip_width(chip) + CHIP_GAP
-        return Group(tuple(shapes), self.hint)
+        return ShapeGroup(tuple(shapes), self.hint)
 
 
 def _chip_shapes(text: str, style: str, x: float, baseline: float) -> list[Shape]:
@@ -268,13 +268,13 @@ def _edges(
     return found
 
 
-def _edge_groups(edges: Mapping[Edge, list[EdgeMovement]], place: Arrangement) -> list[Group]:
+def _edge_groups(edges: Mapping[Edge, list[EdgeMovement]], place: Arrangement) -> list[ShapeGroup]:
     """Draw wide edges first, so that they do not cover narrow ones; texts come last."""
     amounts = {edge: sum(each.nbytes for each in moved) for edge, moved in edges.items()}
     largest = max(amounts.values(), default=0) or 1
     out_degree = Counter(source for source, _ in edges)
     in_degree = Counter(target for _, target in edges)
-    curves: list[Group] = []
+    curves: list[ShapeGroup] = []
     labels: list[Text] = []
     backgrounds: list[Shape] = []
     for edge in sorted(edges, key=lambda edge: -amounts[edge]):
@@ -282,19 +282,19 @@ def _edge_groups(edges: Mapping[Edge, list[EdgeMovement]], place: Arrangement) -
         amount = amounts[edge]
         if not amount:
             curve = Curve(place.routes[edge], "stays", STAYING_EDGE)
-            curves.append(Group((curve,), f"{source} → {target}: {REASON_NAMES['stays']}"))
+            curves.append(ShapeGroup((curve,), f"{source} → {target}: {REASON_NAMES['stays']}"))
             continue
         reason = main_reason(total_words(edges[edge]))
         width = THINNEST_EDGE + (WIDEST_EDGE - THINNEST_EDGE) * sqrt(amount / largest)
         curve = Curve(place.routes[edge], reason, width)
         hint = f"{source} → {target}: {show_bytes(amount)}, {REASON_NAMES[reason]}"
-        curves.append(Group((curve,), hint))
+        curves.append(ShapeGroup((curve,), hint))
         at_target = out_degree[source] > in_degree[target]
         label = _edge_label(curve, show_bytes(amount), labels, at_target)
         left = label.x - label.width / 2 - 3
         backgrounds.append(Box(left, label.y - 11, label.width + 6, 15, "ground", 4.0))
         labels.append(label)
-    return [*curves, Group((*backgrounds, *labels))]
+    return [*curves, ShapeGroup((*backgrounds, *labels))]
 
 
 def _edge_label(curve: Curve, text: str, placed: Sequence[Text], at_target: bool) -> Text:
@@ -318,7 +318,7 @@ def _edge_label(curve: Curve, text: str, placed: Sequence[Text], at_target: bool
     return tried[0]
 
 
-def _legend() -> tuple[Group, float]:
+def _legend() -> tuple[ShapeGroup, float]:
     """Return the legend and its width."""
     shapes: list[Shape] = []
     x = MARGIN
@@ -329,4 +329,4 @@ def _legend() -> tuple[Group, float]:
         shapes.append(text)
         right = text.x + text.width
         x += text.width + 46
-    return Group(tuple(shapes)), right + MARGIN
+    return ShapeGroup(tuple(shapes)), right + MARGIN

@@ -45,7 +45,7 @@ class Observer:
         self.timeline: Timeline | None = None  # on rank 0, after a recorded run
 
     @contextmanager
-    def run(self, note: Callable[[str], None]) -> Iterator[Callable[[Step], None]]:
+    def observe_run(self, note: Callable[[str], None]) -> Iterator[Callable[[Step], None]]:
         """Observe one run. Yield the function to call at the start of each step.
 
         All ranks call this. `note` gets the text of each step.

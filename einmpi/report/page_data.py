@@ -74,7 +74,7 @@ def _dimensions(graph: EinGraph, vertex: Vertex) -> list[str]:
 # ---- the timeline --------------------------------------------------------------------------------
 
 
-class _Work(NamedTuple):
+class _SpanContent(NamedTuple):
     """What the page says about a span. Spans that do the same share it."""
 
     kind: str
@@ -85,12 +85,12 @@ class _Work(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Ticks:
+class _PageSpan:
     """A span in whole microseconds."""
 
     start: int
     end: int
-    work: _Work
+    work: _SpanContent
 
     @property
     def length(self) -> int:
@@ -104,7 +104,7 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     the step after that of the span before.
     """
     tracks, merged = _merge_down_to(_tracks(timeline), MAX_SPANS)
-    numbers_of: dict[_Work, int] = {}
+    numbers_of: dict[_SpanContent, int] = {}
     texts = []
     for track in tracks:
         numbers: list[int] = []
@@ -131,16 +131,16 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _tracks(timeline: Timeline) -> list[list[_Ticks]]:
+def _tracks(timeline: Timeline) -> list[list[_PageSpan]]:
     origin = min((span.start for span in timeline.spans), default=0.0)
-    tracks: list[list[_Ticks]] = [[] for _ in range(timeline.ranks)]
+    tracks: list[list[_PageSpan]] = [[] for _ in range(timeline.ranks)]
     labels = _labels(timeline)
     for span in timeline.spans:
         start = round((span.start - origin) * 1e6)
         end = round((span.end - origin) * 1e6)
         label = labels[span.label]
-        work = _Work(span.kind, span.vertex, label, span.nbytes, span.operations)
-        tracks[span.rank].append(_Ticks(start, max(start, end), work))
+        work = _SpanContent(span.kind, span.vertex, label, span.nbytes, span.operations)
+        tracks[span.rank].append(_PageSpan(start, max(start, end), work))
     return tracks
 
 
@@ -155,7 +155,7 @@ def _labels(timeline: Timeline) -> dict[str, str]:
     return {label: REGION.sub("[…]", line) for label, line in lines.items()}
 
 
-def _merge_down_to(tracks: list[list[_Ticks]], most: int) -> tuple[list[list[_Ticks]], int]:
+def _merge_down_to(tracks: list[list[_PageSpan]], most: int) -> tuple[list[list[_PageSpan]], int]:
     """Merge neighbouring short spans until at most so many are left.
 
     Return them, and the length in microseconds below which spans were merged.
@@ -170,8 +170,8 @@ def _merge_down_to(tracks: list[list[_Ticks]], most: int) -> tuple[list[list[_Ti
     return found, limit
 
 
-def _merge_shorter_than(track: list[_Ticks], limit: int) -> list[_Ticks]:
-    found: list[_Ticks] = []
+def _merge_shorter_than(track: list[_PageSpan], limit: int) -> list[_PageSpan]:
+    found: list[_PageSpan] = []
     for is_short, group in groupby(track, key=lambda span: span.length < limit):
         spans = list(group)
         if is_short and len(spans) > 1:
@@ -181,7 +181,7 @@ def _merge_shorter_than(track: list[_Ticks], limit: int) -> list[_Ticks]:
     return found
 
 
-def _merged(spans: list[_Ticks]) -> _Ticks:
+def _merged(spans: list[_PageSpan]) -> _PageSpan:
     """Return one span of the kind that took longest."""
     time = dict.fromkeys(KINDS, -1)
     nbytes = 0
@@ -191,8 +191,8 @@ def _merged(spans: list[_Ticks]) -> _Ticks:
         nbytes += span.work.nbytes
         operations += span.work.operations
     kind = max(KINDS, key=lambda each: time[each])
-    work = _Work(kind, "", f"{len(spans)} short steps", nbytes, operations)
-    return _Ticks(spans[0].start, spans[-1].end, work)
+    work = _SpanContent(kind, "", f"{len(spans)} short steps", nbytes, operations)
+    return _PageSpan(spans[0].start, spans[-1].end, work)
 
 
 def _zigzag(number: int) -> int:

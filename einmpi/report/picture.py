@@ -109,7 +109,7 @@ Shape: TypeAlias = Box | Curve | Text
 
 
 @dataclass(frozen=True)
-class Group:
+class ShapeGroup:
     """Shapes that belong together, and the tooltip that they share."""
 
     shapes: tuple[Shape, ...]
@@ -123,10 +123,10 @@ class Picture:
     width: float
     height: float
     title: str
-    groups: tuple[Group, ...]
+    groups: tuple[ShapeGroup, ...]
 
 
-def shifted(group: Group, right: float, down: float) -> Group:
+def shifted(group: ShapeGroup, right: float, down: float) -> ShapeGroup:
     """Return a group with all its shapes moved."""
     shapes: list[Shape] = []
     for shape in group.shapes:
@@ -135,7 +135,7 @@ def shifted(group: Group, right: float, down: float) -> Group:
             shapes.append(replace(shape, points=points))
         else:
             shapes.append(replace(shape, x=shape.x + right, y=shape.y + down))
-    return Group(tuple(shapes), group.hint)
+    return ShapeGroup(tuple(shapes), group.hint)
 
 
 def svg(picture: Picture, standalone: bool = False) -> str:

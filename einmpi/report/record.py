@@ -98,7 +98,7 @@ class Recorder:
                 work.nbytes,
                 work.operations,
                 groups.setdefault(work.group, len(groups)),
-                _NOBODY if work.to is None else work.to,
+                _NO_RECEIVER if work.to is None else work.to,
             )
             rows.append(row)
             times.append((start, end))
@@ -109,7 +109,7 @@ class Recorder:
 
 
 _COLUMNS = 7  # kind, vertex, label, bytes, operations, group, to
-_NOBODY = -1  # instead of the rank that a step sends to
+_NO_RECEIVER = -1  # for steps that send nothing to a single rank
 
 
 @dataclass
@@ -179,7 +179,7 @@ def _timeline(records: Sequence[_Record]) -> Timeline:
                 nbytes,
                 operations,
                 groups[group],
-                None if to == _NOBODY else to,
+                None if to == _NO_RECEIVER else to,
             )
             spans.append(span)
     return Timeline(len(records), max((span.end for span in spans), default=0.0), tuple(spans))

@@ -15,7 +15,7 @@ PROCESS = 1  # viewers take process 0 for the idle task of a system
 
 
 @dataclass(frozen=True)
-class _Ticks:
+class _TraceTimes:
     """When a span starts and ends, in whole nanoseconds."""
 
     start: int
@@ -48,7 +48,7 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     yield from _arrows(timeline, ticks)
 
 
-def _span_event(span: Span, tick: _Ticks) -> dict[str, Any]:
+def _span_event(span: Span, tick: _TraceTimes) -> dict[str, Any]:
     args: dict[str, Any] = {"step": span.label}
     if span.nbytes:
         args["bytes"] = span.nbytes
@@ -65,7 +65,7 @@ def _span_event(span: Span, tick: _Ticks) -> dict[str, Any]:
     )
 
 
-def _ticks(timeline: Timeline) -> list[_Ticks]:
+def _ticks(timeline: Timeline) -> list[_TraceTimes]:
     """Round times so that spans on a track do not overlap: viewers leave out those that do."""
     found = []
     rank = -1
@@ -76,11 +76,11 @@ def _ticks(timeline: Timeline) -> list[_Ticks]:
             end_before = 0
         start = max(end_before, round(span.start * 1e9))
         end_before = max(start, round(span.end * 1e9))
-        found.append(_Ticks(start, end_before))
+        found.append(_TraceTimes(start, end_before))
     return found
 
 
-def _arrows(timeline: Timeline, ticks: list[_Ticks]) -> Iterator[dict[str, Any]]:
+def _arrows(timeline: Timeline, ticks: list[_TraceTimes]) -> Iterator[dict[str, Any]]:
     """Yield an arrow from each step that sends to one rank that receives, not to all of them.
 
     An arrow leaves at the start of its step. It arrives just before the end of the other step,

@@ -64,7 +64,7 @@ class Backend(Protocol):
     def begin_copy(self, source: Array, target: Array) -> Copy:
         """Begin to copy between memory and the slow tier, or within memory.
 
-        If possible the copy runs in the background, beside kernels. Both are arrays or views of
+        If possible the copy runs in the background, during kernels. Both are arrays or views of
         arrays, of the same shape and dtype, not always contiguous. The source is read after all
         that the backend was asked to do before. Until the copy is joined or waited for, nothing
         changes the source or touches the target. Copies are done in the order they were begun.

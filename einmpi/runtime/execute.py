@@ -33,8 +33,8 @@ from einmpi.schedule.steps import (
 KERNEL_ERRORS = (ValueError, IndexError, MemoryError)
 
 
-class Storage(Protocol):
-    """Where inputs come from."""
+class InputSource(Protocol):
+    """What loads the inputs of a run."""
 
     def begin(self, step: Load, make: Callable[[], Array], comm: Comm, outside: bool) -> None:
         """Load in the background, if possible, into the array that `make` returns.
@@ -68,7 +68,7 @@ def execute(
     schedule: Schedule,
     backend: Backend,
     comm: Comm,
-    storage: Storage,
+    storage: InputSource,
     on_step: Callable[[Step], None] | None = None,
     keeper: Keeper | None = None,
 ) -> tuple[dict[str, Array], Buffers]:
@@ -95,19 +95,19 @@ def execute(
 # ---- what each kind of step does ----------------------------------------------------------------
 
 
-def _load(step: Load, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+def _load(step: Load, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
     if step.kept:
         buffers.put(step.slot, storage.block(step, comm))
     else:
         storage.fill(step, buffers.make(step.slot), comm)
 
 
-def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
     slot = step.load.slot
     storage.begin(step.load, lambda: buffers.make(slot), comm, outside=slot.name in buffers.slow)
 
 
-def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: Storage) -> None:
+def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) -> None:
     operands = [buffers[slot] for slot in step.operands]
     try:
         buffers.backend.compute_kernel(step, operands, buffers.make(step.target))
@@ -115,7 +115,7 @@ def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: Storage) -> Non
         raise _named(step.vertex, error) from error
 
 
-def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: Storage) -> None:
+def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: InputSource) -> None:
     try:
         compute_in_passes(step, buffers)
     except KERNEL_ERRORS as error:
@@ -127,7 +127,7 @@ def _named(vertex: str, error: Exception) -> EinmpiError:
     return EinmpiError(f"{vertex}: {str(error) or type(error).__name__}")
 
 
-def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: Storage) -> None:
+def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
     for begin in group.begins:
         _begin(begin, buffers, comm, storage)
     for slot in group.writes:
@@ -142,11 +142,11 @@ def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: Storage)
         ACTIONS[type(step)](step, buffers, comm, storage)
 
 
-def _store(step: Store, buffers: Buffers, _: Comm, __: Storage) -> None:
+def _store(step: Store, buffers: Buffers, _: Comm, __: InputSource) -> None:
     buffers.outputs[step.tensor] = step.slot  # it may leave memory and come back until the end
 
 
-ACTIONS: dict[type, Callable[[Any, Buffers, Comm, Storage], None]] = {
+ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Load: _load,
     Begin: _begin,
     Exchange: lambda step, buffers, comm, _: exchange(step, buffers, comm),

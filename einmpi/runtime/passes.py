@@ -19,24 +19,24 @@ Fetched: TypeAlias = tuple[Array, list[Copy]]  # an array, and the copies that f
 def compute_in_passes(step: Passes, buffers: Buffers) -> None:
     """Compute a kernel whose operands have their values, to a target in the slow tier."""
     with ExitStack() as stack:
-        work = _Work(step, buffers, stack)
+        memory = _PiecesInMemory(step, buffers, stack)
         following = pieces(step)
         piece = next(following)
-        operands = work.fetch(piece)
+        operands = memory.fetch(piece)
         for after in following:
             if step.ahead:
-                operands_after = work.fetch(after)
-                work.compute_piece(piece, operands, complete=after.first)
+                operands_after = memory.fetch(after)
+                memory.compute_piece(piece, operands, complete=after.first)
             else:
-                work.compute_piece(piece, operands, complete=after.first)
-                operands_after = work.fetch(after)
+                memory.compute_piece(piece, operands, complete=after.first)
+                operands_after = memory.fetch(after)
             piece = after
             operands = operands_after
-        work.compute_piece(piece, operands, complete=True)
-        work.finish()
+        memory.compute_piece(piece, operands, complete=True)
+        memory.finish()
 
 
-class _Work:
+class _PiecesInMemory:
     """The pieces in memory: of each operand the one in use, and the next one if there is room."""
 
     def __init__(self, step: Passes, buffers: Buffers, stack: ExitStack) -> None:

@@ -21,17 +21,17 @@ SMALL_COPY_BYTES = 2**16  # copied in less time than it takes to wake another th
 MANY_FILES = 2**16  # about as many as a process can map
 
 
-def scratch_folder(wanted: str | None) -> str:
+def scratch_folder(requested: str | None) -> str:
     """Return the folder for scratch files.
 
     It is the one that the environment names, else the job's, else the one for temporary files.
     """
-    return os.environ.get(VARIABLE) or wanted or tempfile.gettempdir()
+    return os.environ.get(VARIABLE) or requested or tempfile.gettempdir()
 
 
-def check_folder(wanted: str | None, place: str) -> None:
+def check_folder(requested: str | None, place: str) -> None:
     """Raise an InputError if no file can be created in the folder."""
-    folder = scratch_folder(wanted)
+    folder = scratch_folder(requested)
     where = VARIABLE if os.environ.get(VARIABLE) else place
     try:
         os.close(_open_unnamed(folder))
@@ -48,8 +48,8 @@ class Scratch:
     They have no names, so nothing is left behind, however the process ends.
     """
 
-    def __init__(self, wanted: str | None) -> None:
-        self.wanted = wanted
+    def __init__(self, requested: str | None) -> None:
+        self.requested = requested
         self.background: ThreadPoolExecutor | None = None
         self.last_copy: Future[None] | None = None
 
@@ -58,7 +58,7 @@ class Scratch:
         nbytes = prod(shape) * np.dtype(dtype).itemsize
         if nbytes == 0:
             return np.empty(shape, dtype)
-        folder = scratch_folder(self.wanted)
+        folder = scratch_folder(self.requested)
         _allow_many_files()
         try:
             descriptor = _open_unnamed(folder)
@@ -103,11 +103,11 @@ class FileCopy:
 def _allow_many_files() -> None:
     """Raise the limit on open files: mapped files count, and many systems allow only 1024."""
     allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY_FILES
+    requested = MANY_FILES
     if most != resource.RLIM_INFINITY:
-        wanted = min(most, MANY_FILES)
-    if allowed != resource.RLIM_INFINITY and allowed < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+        requested = min(most, MANY_FILES)
+    if allowed != resource.RLIM_INFINITY and allowed < requested:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (requested, most))
 
 
 def _open_unnamed(folder: str) -> int:

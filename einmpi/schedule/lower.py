@@ -75,7 +75,7 @@ class _Lowering:
             if graph.consumers[name]:
                 self.load(graph[name], self.loaded_cuts(name))
         for vertex in graph.computed:
-            self.compute(vertex)
+            self.lower_vertex(vertex)
 
     def layout(self, vertex: Vertex, cuts: Cuts) -> Layout:
         return Layout(self.plan.mesh, vertex.bound or (1,), cuts)
@@ -133,7 +133,7 @@ class _Lowering:
 
     # ---- computed tensors -----------------------------------------------------------------------
 
-    def compute(self, vertex: Vertex) -> None:
+    def lower_vertex(self, vertex: Vertex) -> None:
         """Bring the operands to the layouts in which the vertex wants them, and compute it."""
         graph = self.plan.graph
         state = self.plan.states[vertex.name]

@@ -28,9 +28,9 @@ def with_frees(steps: Sequence[Step]) -> list[Step]:
 
 
 def with_begins(steps: Sequence[Step], limit: int) -> list[Step]:
-    """Add a Begin for each Load that fits into memory beside the kernels before it.
+    """Add a Begin for each Load that fits into memory together with the kernels before it.
 
-    It goes as early as possible, but not before the Begin of an input that is wanted earlier.
+    It goes as early as possible, but not before the Begin of an input that is needed earlier.
     Loading to the slow tier takes no memory. To keep the files there small, no more is read
     ahead than would fit into memory. Such a Begin and its Place go before Passes only, since
     kernels may become groups later and groups contain no Place.

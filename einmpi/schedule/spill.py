@@ -198,7 +198,7 @@ class _Spilling:
             self.bytes_in_use -= slot.nbytes
 
 
-# ---- copies run beside kernels ------------------------------------------------------------------
+# ---- copies run during kernels ------------------------------------------------------------------
 
 
 def _evict_early(steps: Sequence[Step]) -> list[Step]:

@@ -101,7 +101,7 @@ class Step:
 
     @property
     def working_bytes(self) -> int:
-        """The most memory that it needs beside its slots: for messages, or for pieces."""
+        """The most memory that it needs in addition to its slots: for messages, or for pieces."""
         return 0
 
     # How it fills slots.

@@ -93,7 +93,7 @@ def go(
                 own(point, buffers),
                 reached(point.vertex),
             )
-        outputs, measured = compiled.run(
+        outputs, measured = compiled.run_schedule(
             plan, schedule, Inputs(compiled.job, given, compiled.files), checkpoints
         )
         assert measured.peak <= plan.peak

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from refusals import error
 
-from einmpi.files import load as storage
+from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import cpu_dtypes
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 def read(file, dataset, place=""):
     """A whole dataset."""
     spec = InputSpec("A", file=file, inside=dataset, place=place)
-    return storage.load(spec, *storage.describe(spec))
+    return load_array(spec, *describe(spec))
 
 
 def hdf5_input(dataset, file="x.h5"):
@@ -47,8 +47,8 @@ def test_what_is_read(name):
     with h5py.File("x.h5", "w") as file:
         file.create_dataset("g/" + name, data=array)
     native = array.dtype.newbyteorder("=")
-    assert storage.describe(hdf5_input(f"/g/{name}")) == (array.shape, native.name)
-    found = storage.load(hdf5_input(f"/g/{name}"), array.shape, native.name)
+    assert describe(hdf5_input(f"/g/{name}")) == (array.shape, native.name)
+    found = load_array(hdf5_input(f"/g/{name}"), array.shape, native.name)
     assert found.dtype == native and found.dtype.isnative
     assert found.flags.c_contiguous and found.flags.writeable
     assert found.shape == array.shape
@@ -59,7 +59,7 @@ def test_a_compressed_dataset_and_a_link():
     with h5py.File("x.h5", "w") as file:
         file.create_dataset("A", data=np.eye(50), chunks=(8, 8), compression="gzip", shuffle=True)
         file["link"] = h5py.SoftLink("/A")
-    assert (storage.load(hdf5_input("/link"), (50, 50), "float64") == np.eye(50)).all()
+    assert (load_array(hdf5_input("/link"), (50, 50), "float64") == np.eye(50)).all()
 
 
 def test_datasets_that_cannot_be_used():
@@ -103,7 +103,7 @@ def test_datasets_that_cannot_be_used():
         ),
     }
     for dataset, message in expected.items():
-        assert error(storage.describe, hdf5_input(dataset)) == f"{PLACE}: {message}"
+        assert error(describe, hdf5_input(dataset)) == f"{PLACE}: {message}"
         assert error(read, "x.h5", dataset, PLACE) == f"{PLACE}: {message}"
 
 
@@ -112,7 +112,7 @@ def test_a_long_list_of_datasets_is_cut():
         for number in range(20):
             file[f"d{number:02}"] = 1.0
     listed = ", ".join(f"/d{number:02}" for number in range(8))
-    assert error(storage.describe, hdf5_input("/q")) == (
+    assert error(describe, hdf5_input("/q")) == (
         f"{PLACE}: there is no dataset /q in x.h5; expected one of {listed}, …"
     )
 
@@ -139,10 +139,10 @@ def test_files_that_cannot_be_read(tmp_path):
         "folder.h5": "folder.h5 is not a file; expected an HDF5 file",
     }
     for file, message in expected.items():
-        assert error(storage.describe, hdf5_input("/A", file)) == f"{PLACE}: {message}"
+        assert error(describe, hdf5_input("/A", file)) == f"{PLACE}: {message}"
     if os.geteuid() != 0:  # root may read everything
         os.chmod("whole.h5", 0)
-        assert error(storage.describe, hdf5_input("/A", "whole.h5")) == (
+        assert error(describe, hdf5_input("/A", "whole.h5")) == (
             f"{PLACE}: there is no permission to read whole.h5; expected a readable file"
         )
 
@@ -157,6 +157,6 @@ def test_a_damaged_chunk(tmp_path):
     with open("x.h5", "r+b") as raw:
         raw.seek(offset)
         raw.write(b"\xff" * size)
-    assert error(storage.load, hdf5_input("/A"), (1000,), "float64").startswith(
+    assert error(load_array, hdf5_input("/A"), (1000,), "float64").startswith(
         f"{PLACE}: /A in x.h5 cannot be read: "
     )

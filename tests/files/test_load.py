@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT
 from refusals import error
 
-from einmpi.files import load as storage
+from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import cpu_dtypes
 
@@ -25,20 +25,20 @@ def hdf5_input(dataset, file="x.h5"):
 def test_a_file_that_changed_after_the_plan():
     with h5py.File("x.h5", "w") as file:
         file["A"] = np.zeros((2, 3))
-    assert error(storage.load, hdf5_input("/A"), (2, 4), "float64") == (
+    assert error(load_array, hdf5_input("/A"), (2, 4), "float64") == (
         f"{PLACE}: A in x.h5 is now float64[2, 3]; expected float64[2, 4], as planned"
     )
-    assert error(storage.load, hdf5_input("/A"), (2, 3), "int32") == (
+    assert error(load_array, hdf5_input("/A"), (2, 3), "int32") == (
         f"{PLACE}: A in x.h5 is now float64[2, 3]; expected int32[2, 3], as planned"
     )
 
 
 def test_generated_inputs():
     spec = InputSpec("A", (2, 3), "int32", "arange")
-    assert storage.describe(spec) == ((2, 3), "int32")
-    assert storage.load(spec, (2, 3), "int32").tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert storage.load(spec, (), "int32").tolist() == 0
-    assert storage.load(spec, (3, 0), "int32").shape == (3, 0)
+    assert describe(spec) == ((2, 3), "int32")
+    assert load_array(spec, (2, 3), "int32").tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert load_array(spec, (), "int32").tolist() == 0
+    assert load_array(spec, (3, 0), "int32").shape == (3, 0)
 
 
 # ---- safetensors --------------------------------------------------------------------------------
@@ -60,27 +60,27 @@ def test_safetensors(tmp_path):
     numpy_files.save_file(arrays, "m.safetensors")
     for name in ("w", "half", "flag", "one"):
         shape, dtype = arrays[name].shape, arrays[name].dtype.name
-        assert storage.describe(tensor_input(name)) == (shape, dtype)
-        found = storage.load(tensor_input(name), shape, dtype)
+        assert describe(tensor_input(name)) == (shape, dtype)
+        found = load_array(tensor_input(name), shape, dtype)
         assert found.shape == shape and (found == arrays[name]).all()
     (tmp_path / "bad.safetensors").write_text("no")
-    assert error(storage.describe, tensor_input("tiny")) == (
+    assert error(describe, tensor_input("tiny")) == (
         f"{PLACE}: tiny in m.safetensors is I8, which is not supported; expected one of {LISTED}"
     )
-    assert error(storage.describe, tensor_input("q")) == (
+    assert error(describe, tensor_input("q")) == (
         f"{PLACE}: there is no tensor q in m.safetensors; expected one of flag, half, one, tiny, w"
     )
-    assert error(storage.describe, tensor_input("w", "no.safetensors")) == (
+    assert error(describe, tensor_input("w", "no.safetensors")) == (
         f"{PLACE}: there is no file no.safetensors; expected a safetensors file; paths are "
         "relative to the job file"
     )
-    assert error(storage.describe, tensor_input("w", "bad.safetensors")).startswith(
+    assert error(describe, tensor_input("w", "bad.safetensors")).startswith(
         f"{PLACE}: bad.safetensors cannot be read as safetensors: "
     )
 
 
 def test_an_unknown_suffix():
-    assert error(storage.describe, hdf5_input("/A", "x.csv")) == (
+    assert error(describe, hdf5_input("/A", "x.csv")) == (
         f"{PLACE}: 'x.csv' is not a file of a known format; expected a file name that ends "
         "in one of .h5, .hdf5, .he5, .safetensors, .npy"
     )

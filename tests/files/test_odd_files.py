@@ -10,7 +10,7 @@ import pytest
 
 from einmpi.cli.main import main
 from einmpi.errors import InputError
-from einmpi.files import load as storage
+from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 
 VALUES = np.arange(12.0).reshape(3, 4)
@@ -431,7 +431,7 @@ def test_any_damage(make):
             )
         spec = InputSpec("A", file=file, inside=tensor, place="job.toml:1:1")
         try:
-            storage.load(spec, *storage.describe(spec))
+            load_array(spec, *describe(spec))
         except InputError as error:
             refused += 1
             assert "\n" not in str(error)

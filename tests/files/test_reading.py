@@ -186,7 +186,7 @@ def test_repeats_and_residents_are_read_once(small, count):
         compiled = Compiled(job, comm, options_of(job))
         plan, schedule, _ = compiled.prepare({})
         inputs = Inputs(job, {}, compiled.files, keep=True)
-        first, second = (compiled.run(plan, schedule, inputs) for _ in range(2))
+        first, second = (compiled.run_schedule(plan, schedule, inputs) for _ in range(2))
         assert second[1].shuffled == 0 and first[1].received == second[1].received
         return first[0]["X"].gather(), second[0]["X"].gather(), first[1].shuffled
 

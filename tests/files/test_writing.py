@@ -27,9 +27,9 @@ from einmpi.compiled import outputs as job_outputs
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files import fill, formats, hdf5_writing
-from einmpi.files import load as storage
 from einmpi.files import writing as outputs
 from einmpi.files.atomic import claimed
+from einmpi.files.load import describe, load_array
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.planner.mesh import Mesh
 from einmpi.runtime import transfer
@@ -640,9 +640,9 @@ def stored(job, results):
 def test_a_whole_job():
     with h5py.File("in.h5", "w") as file:
         file["B"] = np.arange(6.0).reshape(3, 2)
-    job = read(JOB, storage.describe)
+    job = read(JOB, describe)
     assert job.graph["Z"].bound == (4, 2)
-    values = {spec.name: storage.load(spec, spec.shape, spec.dtype) for spec in job.inputs}
+    values = {spec.name: load_array(spec, spec.shape, spec.dtype) for spec in job.inputs}
     z = values["A"] @ values["B"]
     stored(job, {"Z": z, "n": z.sum(), "E": np.zeros((4, 0))})
     with h5py.File("out.h5") as file:

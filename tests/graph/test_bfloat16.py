@@ -11,8 +11,8 @@ import pytest
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.files import load as storage
 from einmpi.files.generate import generate
+from einmpi.files.load import describe, load_array
 from einmpi.graph.dtypes import cpu_dtypes
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -78,8 +78,8 @@ def test_files(tmp_path, monkeypatch):
     values = np.arange(12).reshape(3, 4).astype("bfloat16")
     safetensors.save_file({"w": values}, "m.safetensors")
     spec = einmpi.job.inputs.InputSpec("X", file="m.safetensors", inside="w")
-    assert storage.describe(spec) == ((3, 4), "bfloat16")
-    np.testing.assert_array_equal(storage.load(spec, (3, 4), "bfloat16"), values)
+    assert describe(spec) == ((3, 4), "bfloat16")
+    np.testing.assert_array_equal(load_array(spec, (3, 4), "bfloat16"), values)
     array = einmpi.DistArray.from_global(values)
     np.testing.assert_array_equal(array.gather(), values)
     array.to_hdf5("o.h5", "/Z")

@@ -56,7 +56,7 @@ class OutputFilter:
     def __init__(self, target: int, passes_everything: bool) -> None:
         self.target = target
         self.passes_everything = passes_everything
-        self.is_broken = False  # nobody reads the target any more
+        self.is_broken = False  # whether the reader of the target has gone
         self.has_ended = False
         self.is_muted = False
         self.has_passed = False  # whether a rank has written anything

@@ -10,7 +10,7 @@ from einmpi.planner.plan import Plan
 from einmpi.units import show_bytes
 
 MIB = 2**20
-# Bytes of a rank beside its tensors: Python, MPI, compiled kernels and their workspace, files.
+# Bytes of a rank without its tensors: Python, MPI, compiled kernels and their workspace, files.
 OVERHEAD_BYTES = 512 * MIB
 START_SECONDS = 300  # many ranks import from a slow file system, and kernels are compiled
 MARGIN = 2  # Slurm kills a job at its time limit: request twice the prediction

@@ -144,7 +144,7 @@ def _intrinsics_source() -> bytes:
 def cache_folder() -> Path | None:
     """Return the folder for machine code of this processor and these versions.
 
-    Return None if nothing can be written there, or if it belongs to somebody else: machine code of
+    Return None if nothing can be written there, or if it belongs to another user: machine code of
     other users is never run.
     """
     given = os.environ.get("EINMPI_CACHE_DIR")

@@ -34,7 +34,7 @@ HEAD = (
 
 
 @dataclass
-class _Writer:
+class _SourceLines:
     """Lines of source with their indentation."""
 
     lines: list[str] = field(default_factory=list)
@@ -70,7 +70,7 @@ def kernel_source(nest: Nest) -> str:
     of each gather.
     """
     names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
-    text = _Writer()
+    text = _SourceLines()
     for position, name in enumerate(names):
         text.add(f"{name} = p[{position}]")
     if nest.aggregation is None:
@@ -84,14 +84,14 @@ def kernel_source(nest: Nest) -> str:
     return HEAD + "\n".join(text.lines) + "\n"
 
 
-def _open_output_loops(nest: Nest, text: _Writer) -> None:
+def _open_output_loops(nest: Nest, text: _SourceLines) -> None:
     """Open the loops of the output that are neither rows nor lanes."""
     for loop in range(nest.output_loops):
         if loop not in (nest.row, nest.lane):
             text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
 
 
-def _write_map(nest: Nest, text: _Writer) -> None:
+def _write_map(nest: Nest, text: _SourceLines) -> None:
     """Write the loops of ⊗ without ⊕.
 
     Rows and lanes are computed in small squares: so an array that is contiguous along the rows is
@@ -116,7 +116,7 @@ def _write_map(nest: Nest, text: _Writer) -> None:
     text.add_lane_loop("n", *lanes.inside, store)
 
 
-def _write_reduction(nest: Nest, rule: Aggregation, text: _Writer) -> None:
+def _write_reduction(nest: Nest, rule: Aggregation, text: _SourceLines) -> None:
     """Write the loops of ⊕ over ⊗.
 
     The totals, one for each row and lane of a tile, are on the stack. A rounded ⊕ aggregates
@@ -168,7 +168,7 @@ def _write_reduction(nest: Nest, rule: Aggregation, text: _Writer) -> None:
     _write_results(nest, aggregate, text)
 
 
-def _write_steps(nest: Nest, aggregate: _Aggregate, text: _Writer) -> None:
+def _write_steps(nest: Nest, aggregate: _Aggregate, text: _SourceLines) -> None:
     """Write the loop over the steps of a block, several at a time, and one over those left.
 
     An idempotent ⊕ needs no second loop: it takes the last step several times instead. With an
@@ -204,7 +204,7 @@ def _write_steps(nest: Nest, aggregate: _Aggregate, text: _Writer) -> None:
         text.close()
 
 
-def _write_results(nest: Nest, aggregate: _Aggregate, text: _Writer) -> None:
+def _write_results(nest: Nest, aggregate: _Aggregate, text: _SourceLines) -> None:
     """Write what stores the totals; aggregated lanes are first combined to one, by halves."""
     if nest.aggregates_lanes:
         text.add(f"h = {nest.width // 2}")

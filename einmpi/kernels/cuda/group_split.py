@@ -112,7 +112,7 @@ class GroupSplit:
 
 
 @dataclass
-class _Splitter:
+class _GroupCollector:
     """What collects the stages, reads and outputs of a group, kernel by kernel."""
 
     kernels: Sequence[Kernel]
@@ -199,16 +199,16 @@ def split_group(
     if dimensions is None:
         return None
     inner_slots = {slot.name for slot in step.inner}
-    splitter = _Splitter(kernels, rows, dimensions, slot_strides, inner_slots)
+    collector = _GroupCollector(kernels, rows, dimensions, slot_strides, inner_slots)
     for number in range(len(kernels)):
-        splitter.add(number)
-    reads = list(splitter.reads)
+        collector.add(number)
+    reads = list(collector.reads)
     counters = tuple(number for number, read in enumerate(reads) if not read.slot)
     extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
     extents += [dimension.extent for dimension in dimensions]
-    strides = [read.strides for read in reads] + splitter.output_strides
+    strides = [read.strides for read in reads] + collector.output_strides
     dtypes = [read.dtype for read in reads]
-    dtypes += [splitter.stages[number].dtype for number in splitter.outputs]
+    dtypes += [collector.stages[number].dtype for number in collector.outputs]
     pack = _pack_size(strides, dtypes, counters, extents, len(rows)) if aligned else 1
     extents[-1] //= pack
     for array, own in enumerate(strides):
@@ -227,10 +227,10 @@ def split_group(
         loops = tuple(loop for loop, stride in enumerate(read.strides) if stride)
         accesses.append(Access(read.dtype, loops, False))
     nest = GroupNest(
-        stages=tuple(splitter.stages),
+        stages=tuple(collector.stages),
         reads=tuple(accesses),
         counters=counters,
-        outputs=tuple(splitter.outputs),
+        outputs=tuple(collector.outputs),
         row_loops=len(rows),
         loops=len(extents),
         team=team,
@@ -239,7 +239,7 @@ def split_group(
         wide=reach >= WIDE_OFFSET,
     )
     slots = [read.slot for read in reads]
-    slots += [kernels[number].target.name for number in splitter.outputs]
+    slots += [kernels[number].target.name for number in collector.outputs]
     first_values = tuple(read.first for read in reads)
     return GroupSplit(nest, tuple(slots), tuple(extents), tuple(strides), first_values)
 

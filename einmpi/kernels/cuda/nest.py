@@ -52,7 +52,7 @@ NO_TILE = TileShape(0, 0, 0)
 
 @dataclass(frozen=True)
 class Term:
-    """A part of ⊗ that depends only on the rows, or only on the columns, beside the depth.
+    """A part of ⊗ that depends, apart from the depth, only on the rows or only on the columns.
 
     A tile computes it once for each row or column, and keeps it in shared memory.
     """
@@ -63,8 +63,8 @@ class Term:
     along_depth: bool  # neighbours in memory are neighbours along the depth
 
 
-class GatheredDimension(NamedTuple):
-    """A dimension of an operand that is indexed by an expression."""
+class KernelGather(NamedTuple):
+    """A gathered dimension of an operand, as a CUDA kernel takes it."""
 
     stride: int  # in elements
     extent: int
@@ -150,7 +150,7 @@ class WorkSplit:
 
     nest: CudaNest
     axes: tuple[Axis, ...]  # one for each loop; strides in elements
-    gathered: tuple[tuple[GatheredDimension, ...], ...]  # of each operand
+    gathered: tuple[tuple[KernelGather, ...], ...]  # of each operand
     blocks: int
     parts: int  # of the aggregated loops; if there are several, a second kernel joins them
     part_length: int  # values of the aggregated loops, or packs of values, in a part

@@ -10,7 +10,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.scalar import Arg, Scalar, walk
-from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, GatheredDimension, WorkSplit
+from einmpi.kernels.cuda.nest import WIDE_OFFSET, CudaNest, KernelGather, WorkSplit
 from einmpi.kernels.loop_nest import Access, Axis, IndexedArray
 
 BUSY_THREADS = 2**18  # threads that keep a large GPU busy
@@ -46,7 +46,7 @@ class Problem:
     target: IndexedArray
     aggregation: str | None
     axes: tuple[Axis, ...]  # strides in elements
-    gathered: tuple[tuple[GatheredDimension, ...], ...]  # of each operand
+    gathered: tuple[tuple[KernelGather, ...], ...]  # of each operand
     counters: tuple[int, ...]  # operands that are not arrays: the values of a label
     aligned: bool  # every array begins at a multiple of PACK_BYTES
 

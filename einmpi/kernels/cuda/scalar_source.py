@@ -112,7 +112,7 @@ def kind_of(node: Scalar, types: Sequence[str]) -> Type:
 
 
 def plain(dtype: str) -> str:
-    """Return a dtype that numpy knows by itself: float16 for bfloat16."""
+    """Return a dtype that numpy itself knows: float16 for bfloat16."""
     return "float16" if dtype == "bfloat16" else dtype
 
 

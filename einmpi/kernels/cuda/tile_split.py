@@ -1,7 +1,7 @@
 """The split into tiles: an aggregation over values that rows and columns share.
 
-⊗ is cut into terms, each of which depends only on the rows or only on the columns, beside the
-aggregated loops. A value that is read then serves a whole row, or column, of a tile.
+⊗ is cut into terms. Apart from the aggregated loops, a term depends only on the rows or only on
+the columns, so that a value that is read serves a whole row, or column, of a tile.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from einmpi.kernels.cuda.nest import (
     BLOCK_THREADS,
     PACK_BYTES,
     WARP_THREADS,
-    GatheredDimension,
+    KernelGather,
     WorkSplit,
 )
 from einmpi.kernels.cuda.problem import (
@@ -74,13 +74,13 @@ def split_work(
     return split_results(problem)
 
 
-def _gathered_dimensions(layout: IndexedArray) -> tuple[GatheredDimension, ...]:
+def _gathered_dimensions(layout: IndexedArray) -> tuple[KernelGather, ...]:
     """Return the dimensions of an operand that are indexed by an expression."""
     itemsize = np.dtype(layout.dtype).itemsize
     dimensions = []
     for entry, stride, extent in zip(layout.index, layout.strides, layout.shape, strict=True):
         if not isinstance(entry, str):
-            dimensions.append(GatheredDimension(stride // itemsize, extent))
+            dimensions.append(KernelGather(stride // itemsize, extent))
     return tuple(dimensions)
 
 

@@ -101,7 +101,7 @@ def check_memory(place: str, gpu: Gpu, needed: int) -> None:
 
 @dataclass(frozen=True)
 class _OwnGpu:
-    """What a rank knows about its GPU by itself."""
+    """A rank's GPU, as far as the rank knows without asking the others."""
 
     number: int
     name: str
