@@ -25,7 +25,7 @@ from einmpi.api import options_of
 from einmpi.comm.mpi import comm_of
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
-from einmpi.files import load as storage
+from einmpi.files.load import load_array
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"
@@ -44,7 +44,7 @@ def numpy_chain(job: einmpi.Job) -> Callable[[], float]:
     arrays = {}
     if WORLD.rank == 0:
         arrays = {
-            spec.name: storage.load(spec, spec.shape or (), spec.dtype or "") for spec in job.inputs
+            spec.name: load_array(spec, spec.shape or (), spec.dtype or "") for spec in job.inputs
         }
 
     def run() -> float:

@@ -60,7 +60,7 @@ def on_ranks(file: str, machine: str, size: int, repeat: int) -> None:
     for turn in range(repeat + 1):
         for _, compiled, plan, schedule, inputs, seconds in ways:
             comm.barrier()
-            _, measured = compiled.run(plan, schedule, inputs)
+            _, measured = compiled.run_schedule(plan, schedule, inputs)
             every = [
                 json.loads(text)
                 for text in comm.allgather_text(json.dumps([measured.seconds, measured.between]))

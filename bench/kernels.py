@@ -326,7 +326,7 @@ def ours(case: Case, threads: int, arrays: Arrays) -> Run:
         compiled.backend = NumpyBackend(threads)
         plan, schedule, given = compiled.prepare(arrays)
         inputs = Inputs(job, given, compiled.files)
-        return lambda: compiled.run(plan, schedule, inputs)[0]["Z"].local
+        return lambda: compiled.run_schedule(plan, schedule, inputs)[0]["Z"].local
     (vertex,) = job.graph.computed
     operands = [arrays[name] for name in vertex.inputs]
     out = np.empty(vertex.bound, vertex.dtype)

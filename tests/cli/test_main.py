@@ -16,7 +16,7 @@ from paths import ROOT
 import einmpi
 from einmpi.cli.help import make_parser
 from einmpi.cli.main import _without_ranks, main
-from einmpi.files import load as storage
+from einmpi.files.load import load_array
 
 JOBS = sorted(path.name for path in (ROOT / "jobs").glob("*.toml"))
 
@@ -126,7 +126,7 @@ def summaries(text):
 def test_run_equals_numpy(name, folder):
     job = einmpi.load(ROOT / "jobs" / name)
     arrays = {
-        spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64")
+        spec.name: load_array(spec, spec.shape, spec.dtype).astype("float64")
         for spec in job.inputs
     }
     wanted = BY_NUMPY[name.removesuffix(".toml")](**arrays)
@@ -154,7 +154,7 @@ def test_run_equals_numpy(name, folder):
 def test_reference_equals_numpy(name):
     job = einmpi.load(ROOT / "jobs" / name)
     arrays = {
-        spec.name: storage.load(spec, spec.shape, spec.dtype).astype("float64")
+        spec.name: load_array(spec, spec.shape, spec.dtype).astype("float64")
         for spec in job.inputs
     }
     results = einmpi.reference(job)
