@@ -109,9 +109,8 @@ def program(
             inputs[name] = tuple(given.shape), np.dtype(given.dtype).name
         elif isinstance(given, int) and not isinstance(given, bool):
             if not 1 <= given <= MAX_EXTENT:
-                raise InputError(
-                    "program", f"size {name} is out of range", f"1 to 2**39 = {MAX_EXTENT}"
-                )
+                expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}"
+                raise InputError("program", f"size {name} is out of range", expected)
             sizes[name] = given
         elif isinstance(given, (tuple, list)) and all(isinstance(extent, int) for extent in given):
             inputs[name] = given, dtype

@@ -5,7 +5,10 @@ import pytest
 from einmpi.errors import InputError
 from einmpi.job.job import read_job
 
-NAME = "expected letters, digits and _, not starting with a digit, and not a keyword of Python"
+NAME = (
+    "expected a name of letters, digits and _ that does not start with a digit "
+    "and is not a Python keyword"
+)
 EXTENT = "expected an integer from 1 to 2**39 = 549755813888"
 DTYPES = "float16, float32, float64, complex64, complex128, int32, int64, bool"
 PROGRAM = 'program = "Z[i] = A[i] + 1"\n'

@@ -150,9 +150,10 @@ class Saved:
 
         The mapping stays valid after the file is removed.
         """
-        number = list(self.blocks).index(name)
         block = self.blocks[name]
-        start, count = list(places(list(self.blocks.values()), rank))[number]
+        number = list(self.blocks).index(name)
+        all_places = list(places(list(self.blocks.values()), rank))
+        start, count = all_places[number]
         region = block.layout.block(rank)
         assert region is not None
         if not count:

@@ -228,7 +228,8 @@ class DistArray:
         """
         rank = self.comm.rank
         if root is not None and not 0 <= root < self.comm.size:
-            raise InputError("gather", f"there is no rank {root}", f"0 to {self.comm.size - 1}")
+            expected = f"a rank from 0 to {self.comm.size - 1}"
+            raise InputError("gather", f"there is no rank {root}", expected)
         mesh = Mesh(self.comm.size if root is None else 1)
         uncut = Layout(mesh, self.shape, (None,) * len(mesh.factors))
         whole = self.redistribute(uncut).local

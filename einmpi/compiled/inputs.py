@@ -52,7 +52,10 @@ class Inputs:
     def begin(
         self, step: Load, make: Callable[[], Array], comm: Comm, outside: bool = False
     ) -> None:
-        """Start to read a file in the background, into the array that `make` returns."""
+        """Start to read a file in the background, into the array that `make` returns.
+
+        It makes no difference to files whether that array is in the slow tier, `outside`.
+        """
         dataset = self.dataset(step.tensor)
         if dataset is not None and not self.keep:
             reading = Reading(dataset, step.layout, comm.rank, make(), step.region, step.place)
@@ -111,11 +114,13 @@ class Inputs:
 
     def kept(self, step: Load, comm: Comm) -> Array:
         """Return a block that was loaded before, or load it now."""
-        # A given dataset may be another one in the next call.
-        known = {} if step.tensor in self.given else self.resident
+        known = self.resident
+        if step.tensor in self.given:
+            known = {}  # the next call may give another dataset
         key = step.tensor, step.region
         if key not in known:
-            array = np.empty(step.slot.shape and shape(step.region), step.slot.dtype)
+            is_number = not step.slot.shape  # its region still has one dimension
+            array = np.empty(() if is_number else shape(step.region), step.slot.dtype)
             self.read(step, array, packed(step.region), comm)
             known[key] = array
         return known[key]

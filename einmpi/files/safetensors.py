@@ -44,7 +44,7 @@ def find(file: str, tensor: str, place: str) -> Dataset:
     except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            where, f"{file} cannot be read as safetensors: {reason:.200}", "a file without damage"
+            where, f"{file} cannot be read as safetensors: {reason:.200}", "an undamaged file"
         ) from None
     if entry is None:
         expected = one_of(sorted(header), tensor, MOST_NAMES_LISTED)
@@ -60,7 +60,7 @@ def find(file: str, tensor: str, place: str) -> Dataset:
             where,
             f"{file} cannot be read as safetensors: {tensor} has {last - first} bytes, "
             "which does not match its shape",
-            "a file without damage",
+            "an undamaged file",
         )
     return Dataset(file, tensor, place, shape, stored, offset=start + first)
 

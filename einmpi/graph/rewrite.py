@@ -95,16 +95,17 @@ def _with_expression(einsum: EinSum, expression: Scalar) -> tuple[EinSum, tuple[
 
 
 def _meaning(vertex: Vertex, einsum: EinSum, representative: Mapping[str, str]) -> object:
-    """Return a key that is equal for two vertices that differ only in names.
+    """Return a key that is equal for vertices that compute the same.
 
-    These are names of labels and of operands that are shared themselves.
+    Labels are numbered in it, and each operand is named after its `representative`, so neither the
+    names of labels nor those of shared operands matter.
     """
     expression = reopen(einsum, [representative[name] for name in vertex.inputs])
     order = unique(labels_of(expression), einsum.labels)
-    number = {label: f"l{k}" for k, label in enumerate(order)}
-    output = tuple(number[label] for label in einsum.output)
+    numbered = {label: f"l{k}" for k, label in enumerate(order)}
+    output = tuple(numbered[label] for label in einsum.output)
     extents = tuple(einsum.extent[label] for label in order)
-    return relabel(expression, number), einsum.aggregation, output, extents
+    return relabel(expression, numbered), einsum.aggregation, output, extents
 
 
 def copy_of(vertex: Vertex, source: Vertex) -> Vertex:

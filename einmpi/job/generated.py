@@ -57,7 +57,8 @@ def _read_seed(document: Document, path: KeyPath, name: str) -> int:
         # Inputs differ from each other, and do not depend on their order in the file.
         return zlib.crc32(name.encode())
     if not 0 <= seed < 2**64:
-        raise InputError(document.place((*path, "seed")), f"seed is {show(seed)}", "0 to 2**64 - 1")
+        place = document.place((*path, "seed"))
+        raise InputError(place, f"seed is {show(seed)}", "an integer from 0 to 2**64 - 1")
     return seed
 
 
@@ -106,7 +107,7 @@ def _read_limits(
         raise InputError(
             place,
             f"input {path[-1]} is uniform and {dtype} but has no high",
-            "high = NUMBER, which is excluded",
+            "high = NUMBER, an exclusive upper bound",
         )
     if not low < high:
         raise InputError(place, f"low = {show(low)} is not below high = {show(high)}", "low < high")

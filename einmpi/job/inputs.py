@@ -34,7 +34,8 @@ def check_name(place: str, name: str, kind: str, sizes: Mapping[str, int]) -> No
         raise InputError(
             place,
             f"{show(name)} cannot name {kind}",
-            "letters, digits and _, not starting with a digit, and not a keyword of Python",
+            "a name of letters, digits and _ that does not start with a digit "
+            "and is not a Python keyword",
         )
     if name in sizes:
         raise InputError(place, f"{name} is a size and cannot name {kind}", "another name")

@@ -165,7 +165,7 @@ class Expressions:
         parts = entries(node.slice)
         if len(parts) != len(tensor.bound):
             what = f"{ast.unparse(node)} has the wrong number of indices"
-            expected = f"as many as {name} has dimensions: {len(tensor.bound)}"
+            expected = f"{len(tensor.bound)}, one for each dimension of {name}"
             raise InputError(self.where(node), what, expected)
         index: list[str | Scalar] = []
         for part, extent in zip(parts, tensor.bound, strict=True):
@@ -359,7 +359,9 @@ class Expressions:
             value = self.expression(keyword.value, Scope(None, ())).scalar
             if keyword.arg not in options or not isinstance(value, Const):
                 forms = [f"{key}=number" for key in options]
-                what = f"{name} has no option {keyword.arg} of this kind"
+                what = f"{name} has no option {keyword.arg}"
+                if keyword.arg in options:
+                    what = f"the option {keyword.arg} of {name} is not a number"
                 expected = one_of(forms) if forms else "no options"
                 raise InputError(self.where(keyword.value), what, expected)
             options[keyword.arg] = value

@@ -109,7 +109,7 @@ def _parse(subscripts: str, shapes: Sequence[Sequence[int]]) -> tuple[list[list[
     terms = left.split(",")
     if len(terms) != len(shapes):
         what = f"{left!r} has {len(terms)} operands"
-        raise InputError("einsum", what, f"as many as there are arrays: {len(shapes)}")
+        raise InputError("einsum", what, f"{len(shapes)}, one for each array")
     labels = []
     widest = 0  # dimensions of the longest ellipsis
     for term, shape in zip(terms, shapes, strict=True):

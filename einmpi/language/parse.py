@@ -111,7 +111,7 @@ def _in_order(
         cycle = _cycle(program, missing, position)
         node = program[position[cycle[0]]].node
         what = f"{cycle[0]} depends on itself: {' ← '.join(cycle)}"
-        raise InputError(source.at(node), what, "no cycle")
+        raise InputError(source.at(node), what, "a program without cycles")
     return order
 
 

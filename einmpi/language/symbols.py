@@ -175,7 +175,7 @@ class SymbolTable:
                 raise InputError(self.where(node), what, "each label once")
 
     def refuse_loose(self, scope: Scope) -> None:
-        """Refuse labels that are neither in the output nor aggregated: nothing sums silently."""
+        """Refuse labels that are neither in the output nor aggregated: no sum is implicit."""
         top = scope.top()
         for label, node in top.loose.items():
             target = self.current.name
@@ -185,5 +185,5 @@ class SymbolTable:
             raise InputError(
                 self.source.at(node),
                 f"label {label} is neither in the output {target} nor aggregated",
-                f"it in the output, or an aggregation over it: {names}",
+                f"{label} in the output, or one of {names} over {label}",
             )

@@ -134,7 +134,7 @@ class _Lowering:
     # ---- computed tensors -----------------------------------------------------------------------
 
     def lower_vertex(self, vertex: Vertex) -> None:
-        """Bring the operands to the layouts in which the vertex wants them, and compute it."""
+        """Add the steps that move the operands to where the vertex needs them, and compute it."""
         graph = self.plan.graph
         state = self.plan.states[vertex.name]
         einsum = vertex.einsum

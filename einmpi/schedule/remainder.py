@@ -12,8 +12,8 @@ from einmpi.schedule.steps import Fetch, Place, Slot, Step
 def remaining(schedule: Schedule, done: int) -> Schedule:
     """Return the schedule after its first `done` vertices.
 
-    The steps and their order are the same, and so is every bit of the results. The tensors of the
-    save points before must be in their slots. Inputs that are still used are loaded again, and
+    The steps and their order are the same, and so is every bit of the results. The tensors of
+    earlier save points must be in their slots. Inputs that are still used are loaded again, and
     outputs that are complete are stored again, which costs nothing.
     """
     end = schedule.points[done - 1].steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,8 +14,8 @@ from einmpi.schedule.transfers import Transfer
 
 
 @dataclass(frozen=True)
-class Step:
-    """What all steps answer. Every answer is empty unless a kind of step says otherwise."""
+class Step(ABC):
+    """What all steps answer. Each kind of step has a vertex; other answers are empty by default."""
 
     kind: ClassVar[str] = ""  # what reports call it; they leave out steps without a kind
     # Whether it concerns the memory of this rank alone. All other steps are the same on all
@@ -23,9 +24,9 @@ class Step:
     in_passes: ClassVar[bool] = False  # whether it computes piece by piece, in the slow tier
 
     @property
+    @abstractmethod
     def vertex(self) -> str:
         """The vertex, computed or input, that it is about."""
-        raise NotImplementedError
 
     @property
     def reads(self) -> Slots:

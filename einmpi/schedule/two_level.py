@@ -18,7 +18,7 @@ from einmpi.schedule.transfers import Moves, Reduction
 # once and are passed on there.
 #
 # Example: two nodes of two ranks each. The ranks 0 and 1 hold one half each of a vector, the ranks
-# 2 and 3 hold the same halves, and all four want all of it: nothing need cross between nodes, and
+# 2 and 3 hold the same halves, and all four need all of it: nothing must cross between nodes, and
 # one exchange inside each node does it. If only node 0 has the vector, the ranks 2 and 3 get one
 # half each from there and exchange the halves: each element crosses once, not twice.
 
@@ -26,7 +26,8 @@ from einmpi.schedule.transfers import Moves, Reduction
 def reductions(source: Layout, middle: Layout, rank: int) -> list[Reduction]:
     """Return the steps from partial results to `middle`.
 
-    One step; or two, inside nodes and then between them, where partial results are on both.
+    Where both ranks of a node and different nodes have partial results, there are two steps: one
+    inside nodes, then one between them.
     """
     partial = axes_that_cut(source.cuts, PARTIAL)
     if not partial:
@@ -47,8 +48,8 @@ def exchanges(
     """Return the moves from `middle` to `target`.
 
     The first moves bring elements into the target's block, the others complete it. Together they
-    move no more than one direct exchange would. What several ranks of a node want from another
-    node comes to one of them, which passes it on. `stored` says that a rank still has its whole
+    move no more than one direct exchange would. What several ranks of a node need from another
+    node goes to one of them, which passes it on. `stored` says that a rank still has its whole
     block of `source`, not only its part in `middle`.
     """
     node_axes = target.mesh.node_axes
@@ -87,19 +88,20 @@ def bytes_between(schedule: Schedule, nodes: Sequence[int]) -> int:
     """
     here = nodes[schedule.rank]
     total = 0
-    words: dict[int, int] = {}  # by the identity of a transfer: repeated layers share the object
+    # Elements received, by the identity of a transfer: repeated layers share the object.
+    received_of: dict[int, int] = {}
     for step in schedule.steps:
         transfer = step.transfer
         if transfer is None:
             continue
-        if id(transfer) not in words:
+        if id(transfer) not in received_of:
             received = 0
             for rank, region in transfer.incoming():
                 if nodes[rank] != here:
                     received += elements(region)
-            words[id(transfer)] = received
+            received_of[id(transfer)] = received
         (slot,) = step.writes
-        total += words[id(transfer)] * np.dtype(slot.dtype).itemsize
+        total += received_of[id(transfer)] * np.dtype(slot.dtype).itemsize
     return total
 
 

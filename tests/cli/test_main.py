@@ -322,7 +322,7 @@ BAD_JOBS = {
     "label left over": (
         TITLE + "program = '''\nY[i:3,j:3] = i\n\nZ[i] = Y[i,j]\n'''\n",
         "bad.toml:5:12: label j is neither in the output Z[i] nor aggregated; "
-        "expected it in the output, or an aggregation over it: sum, prod, max, min, any, all",
+        "expected j in the output, or one of sum, prod, max, min, any, all over j",
     ),
     "no such input file": (
         TITLE + 'program = "Z[i] = X[i]"\n[inputs]\nX = "none.h5:/X"\n',

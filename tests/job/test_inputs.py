@@ -73,7 +73,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "normal", shape = [3], seed = -1 }',
-            "4:39: seed is -1; expected 0 to 2**64 - 1",
+            "4:39: seed is -1; expected an integer from 0 to 2**64 - 1",
         ),
         (
             'A = { random = "normal", shape = [3], seed = 1.0 }',
@@ -117,7 +117,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         (
             'A = { random = "uniform", shape = [3], dtype = "int32" }',
             "4:1: input A is uniform and int32 but has no high; expected high = NUMBER, "
-            "which is excluded",
+            "an exclusive upper bound",
         ),
         (
             'A = { random = "uniform", shape = [3], high = 2.0, dtype = "int32" }',

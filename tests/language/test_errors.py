@@ -37,11 +37,15 @@ FUNCTIONS = (
 TENSORS = "expected one of A, B, C, G, M, N, T, E, F, s"
 STATEMENT = "expected one statement a line: NAME[labels] = expression"
 EXPRESSION = "expected numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
-AGGREGATE_IT = "expected it in the output, or an aggregation over it: sum, prod, max, min, any, all"
 DEPTH = "expected at most 200 levels; split it into several statements"
 DTYPES = "expected one of float16, float32, float64, complex64, complex128, int32, int64, bool"
 ARITHMETIC = "expected integers, earlier sizes, + - * // % ** and brackets"
 NOTHING = "expected an extent of at least 1; only sum, prod, any, all have a value there"
+
+
+def aggregate(label: str) -> str:
+    """Return what is expected of a label that is neither in the output nor aggregated."""
+    return f"expected {label} in the output, or one of sum, prod, max, min, any, all over {label}"
 
 
 def error(text: str, inputs: object = None, sizes: object = None, outputs: object = None) -> str:
@@ -265,23 +269,23 @@ def test_two_extents(text: str, message: str) -> None:
 @cases(
     (
         "Z[i] = A[i,j]",
-        f"p:1:12: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}",
+        f"p:1:12: label j is neither in the output Z[i] nor aggregated; {aggregate('j')}",
     ),
     (
         "Z = G[i,j] + G[j,j]",
-        f"p:1:7: label i is neither in the output Z nor aggregated; {AGGREGATE_IT}",
+        f"p:1:7: label i is neither in the output Z nor aggregated; {aggregate('i')}",
     ),
     (
         "Z[i] = sum(A[i,j]) * B[j]",
-        f"p:1:24: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}",
+        f"p:1:24: label j is neither in the output Z[i] nor aggregated; {aggregate('j')}",
     ),
     (
         "Z[i] = B[j] + sum(A[i,j])",
-        f"p:1:10: label j is neither in the output Z[i] nor aggregated; {AGGREGATE_IT}",
+        f"p:1:10: label j is neither in the output Z[i] nor aggregated; {aggregate('j')}",
     ),
     (
         "Z = sum[i](A[i,j])",
-        f"p:1:16: label j is neither in the output Z nor aggregated; {AGGREGATE_IT}",
+        f"p:1:16: label j is neither in the output Z nor aggregated; {aggregate('j')}",
     ),
     (
         "Z[i] = sum[i](A[i,j])",
@@ -366,15 +370,15 @@ def test_labels(text: str, message: str) -> None:
 @cases(
     (
         "Z[i] = A[i]",
-        "p:1:8: A[i] has the wrong number of indices; expected as many as A has dimensions: 2",
+        "p:1:8: A[i] has the wrong number of indices; expected 2, one for each dimension of A",
     ),
     (
         "Z[i] = 1 + B[i,j]",
-        "p:1:12: B[i, j] has the wrong number of indices; expected as many as B has dimensions: 1",
+        "p:1:12: B[i, j] has the wrong number of indices; expected 1, one for each dimension of B",
     ),
     (
         "Z[i] = s[i]",
-        "p:1:8: s[i] has the wrong number of indices; expected as many as s has dimensions: 0",
+        "p:1:8: s[i] has the wrong number of indices; expected 0, one for each dimension of s",
     ),
     ("Z[i] = A[i,3]", "p:1:12: index 3 is out of range; expected an index from 0 to 2"),
     ("Z[i] = A[i,-1]", "p:1:12: index -1 is out of range; expected an index from 0 to 2"),
@@ -393,18 +397,24 @@ def test_indices(text: str, message: str) -> None:
 
 
 @cases(
-    ("Z[i] = Z[i] + B[i]", "p:1:1: Z depends on itself: Z ← Z; expected no cycle"),
-    ("n = n + 1", "p:1:1: n depends on itself: n ← n; expected no cycle"),
-    ("X[i] = Y[i]; Y[i] = X[i]", "p:1:1: X depends on itself: X ← Y ← X; expected no cycle"),
+    ("Z[i] = Z[i] + B[i]", "p:1:1: Z depends on itself: Z ← Z; expected a program without cycles"),
+    ("n = n + 1", "p:1:1: n depends on itself: n ← n; expected a program without cycles"),
+    (
+        "X[i] = Y[i]; Y[i] = X[i]",
+        "p:1:1: X depends on itself: X ← Y ← X; expected a program without cycles",
+    ),
     (
         "X[i] = B[i] + Y[i]\nY[i] = W[i]\nW[i] = 2 * X[i]",
-        "p:1:1: X depends on itself: X ← Y ← W ← X; expected no cycle",
+        "p:1:1: X depends on itself: X ← Y ← W ← X; expected a program without cycles",
     ),
     (
         "Q[i] = X[i]\n X[i] = Y[i]; Y[i] = X[i]",
-        "p:2:2: X depends on itself: X ← Y ← X; expected no cycle",
+        "p:2:2: X depends on itself: X ← Y ← X; expected a program without cycles",
     ),
-    ("n = sum(X[i]); X[i] = B[i] * n", "p:1:1: n depends on itself: n ← X ← n; expected no cycle"),
+    (
+        "n = sum(X[i]); X[i] = B[i] * n",
+        "p:1:1: n depends on itself: n ← X ← n; expected a program without cycles",
+    ),
 )
 def test_cycles(text: str, message: str) -> None:
     assert error(text) == message
@@ -683,7 +693,7 @@ def test_largest_extent_is_allowed() -> None:
     ),
     (
         "Z[i] = softmax[i](B[i], eps=1)",
-        "p:1:29: softmax has no option eps of this kind; expected no options",
+        "p:1:29: softmax has no option eps; expected no options",
     ),
     ("Z[i] = softmax[i+1](B[i])", "p:1:16: i + 1 is not a label; expected a name, or name:extent"),
     ("Z[i] = relu[i](B[i])", "p:1:8: relu is not called like this; expected relu(expression)"),
@@ -694,11 +704,11 @@ def test_largest_extent_is_allowed() -> None:
     ),
     (
         "Z[i] = rmsnorm[i](B[i], eps=B[i])",
-        "p:1:29: rmsnorm has no option eps of this kind; expected eps=number",
+        "p:1:29: the option eps of rmsnorm is not a number; expected eps=number",
     ),
     (
         "Z[i] = rmsnorm[i](B[i], ep=1)",
-        "p:1:28: rmsnorm has no option ep of this kind; expected eps=number",
+        "p:1:28: rmsnorm has no option ep; expected eps=number",
     ),
     ("z = mean(B[i], 2)", "p:1:5: mean is not called like this; expected mean(expression)"),
     ("z = mean()", "p:1:5: mean is not called like this; expected mean(expression)"),
@@ -870,7 +880,7 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
                 " dimension, or ..."
             ),
         ),
-        (("i,j", (2,)), "einsum: 'i,j' has 2 operands; expected as many as there are arrays: 1"),
+        (("i,j", (2,)), "einsum: 'i,j' has 2 operands; expected 1, one for each array"),
         (
             ("i->j", (2,)),
             "einsum: the output 'j' is wrong at 'j'; expected labels of the operands, each once",

@@ -302,10 +302,10 @@ class _LaunchedRun:
         return number == signal.SIGTERM and self._first_sigterm_is_request
 
     def _ranks_can_stop(self) -> bool:
-        """Return whether the ranks are ready for a request to stop, which would end them before.
+        """Return whether the ranks handle a request to stop; before they do, it would kill them.
 
-        When one rank has noted something, all are ready. Ranks of other machines note nothing here,
-        but they have started after some time.
+        All handle it once one of them has written a note. Ranks on other machines write no notes
+        here, but after some seconds they have started.
         """
         if any(note.text for note in self._notes_files.read()):
             return True

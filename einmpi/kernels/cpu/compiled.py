@@ -224,7 +224,7 @@ def _run_loops(bound: BoundNest, arrays: Sequence[Array], results: Array, thread
     """
     for dimensions in bound.gathered:
         if any(dimension.extent == 0 for dimension in dimensions):
-            raise IndexError("an index is out of range; expected 0 to -1")
+            raise IndexError("an index is out of range; this dimension has extent 0")
     kernel = kernel_of(bound.nest)
     address = bound.position["A", len(arrays), 0]
     used = 1

@@ -308,7 +308,8 @@ class _Aggregate:
             return None
         if np.dtype(self.dtype).kind != "f":
             return None
-        if set(compute_types(node.op, [lanes.kind(arg) for arg in node.args])) != {self.dtype}:
+        types = compute_types(node.op, [lanes.kind(arg) for arg in node.args])
+        if any(dtype != self.dtype for dtype in types):
             return None
         if node.op == "*":
             left, right = node.args

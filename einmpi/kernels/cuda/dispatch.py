@@ -280,7 +280,7 @@ def _launch(
     nest = split.nest
     for array, number in nest.gathers:
         if split.gathered[array][number].extent == 0:
-            raise IndexError("an index is out of range; 0 to -1")
+            raise IndexError("an index is out of range; this dimension has extent 0")
 
     def argument(parameter: Parameter) -> int:
         if parameter.role == "first":

@@ -48,31 +48,31 @@ def inside_dimensions(
         inside = tuple(label for label in einsum.labels if label not in row_labels)
         if einsum.aggregated and any(label in einsum.output for label in inside):
             return None
-        order: tuple[str, ...] | None = None
+        # What the group has made must be read in the order in which it was made.
+        operand_orders = set()
         for slot, index in zip(kernel.operands, einsum.operands, strict=True):
-            if slot.name not in made:
-                continue
-            own = tuple(e for e in index if isinstance(e, str) and e not in row_labels)
-            if own and order not in (None, own):
-                return None
-            order = own or order
-        if order is None:
-            order = inside
+            labels = [entry for entry in index if isinstance(entry, str)]
+            order = tuple(label for label in labels if label not in row_labels)
+            if slot.name in made and order:
+                operand_orders.add(order)
+        if len(operand_orders) > 1:
+            return None
+        order = operand_orders.pop() if operand_orders else inside
         if sorted(order) != sorted(inside):
             return None
         if order:
-            sizes = tuple(einsum.extent[label] for label in order)
-            if extents not in (None, sizes):
+            own_extents = tuple(einsum.extent[label] for label in order)
+            if extents is not None and extents != own_extents:
                 return None
-            extents = sizes
+            extents = own_extents
         orders.append(order)
         made.add(kernel.target.name)
     if not extents:
         return None
     dimensions = []
     for position, extent in enumerate(extents):
-        labels = tuple(order[position] if order else "" for order in orders)
-        dimensions.append(InsideDimension(labels, extent))
+        names = tuple(order[position] if order else "" for order in orders)
+        dimensions.append(InsideDimension(names, extent))
     return tuple(dimensions)
 
 
@@ -113,7 +113,7 @@ class GroupSplit:
 
 @dataclass
 class _GroupCollector:
-    """What collects the stages, reads and outputs of a group, kernel by kernel."""
+    """Collects the stages, reads and outputs of a group, kernel by kernel."""
 
     kernels: Sequence[Kernel]
     rows: Sequence[Sequence[str]]
@@ -127,7 +127,7 @@ class _GroupCollector:
     output_strides: list[tuple[int, ...]] = field(default_factory=list)
 
     def add(self, number: int) -> None:
-        """Take the next kernel."""
+        """Add the kernel with this number, which must be the next one."""
         kernel = self.kernels[number]
         einsum = kernel.einsum
         function, indices, labels = number_operands(einsum)
@@ -152,6 +152,8 @@ class _GroupCollector:
             self.output_strides.append(strides)
 
     def stage_of(self, number: int, einsum: EinSum, function: Scalar, args: Sequence[Arg]) -> Stage:
+        """Return the stage of a kernel, whose function reads `args` instead of its operands."""
+
         def renumbered(leaf: Scalar) -> Scalar:
             return args[leaf.position] if isinstance(leaf, Arg) else leaf
 
@@ -209,7 +211,10 @@ def split_group(
     strides = [read.strides for read in reads] + collector.output_strides
     dtypes = [read.dtype for read in reads]
     dtypes += [collector.stages[number].dtype for number in collector.outputs]
-    pack = _pack_size(strides, dtypes, counters, extents, len(rows)) if aligned else 1
+    pack = 1
+    if aligned:
+        pack = _pack_size(strides, dtypes, counters, extents, len(rows))
+    # From here on the last loop counts packs.
     extents[-1] //= pack
     for array, own in enumerate(strides):
         if array not in counters:
@@ -218,10 +223,12 @@ def split_group(
     team = WARP_THREADS
     while positions * pack > team * MAX_VALUES_PER_THREAD:
         team *= 2
-    reach = prod(extents)
+    largest_offset = prod(extents)
     for own in strides:
-        steps = zip(own, extents, strict=True)
-        reach = max(reach, sum(abs(stride) * extent for stride, extent in steps))
+        offset = 0
+        for stride, extent in zip(own, extents, strict=True):
+            offset += abs(stride) * extent
+        largest_offset = max(largest_offset, offset)
     accesses = []
     for read in reads:
         loops = tuple(loop for loop, stride in enumerate(read.strides) if stride)
@@ -236,7 +243,7 @@ def split_group(
         team=team,
         values_per_thread=-(-positions // team) * pack,
         pack=pack,
-        wide=reach >= WIDE_OFFSET,
+        wide=largest_offset >= WIDE_OFFSET,
     )
     slots = [read.slot for read in reads]
     slots += [kernels[number].target.name for number in collector.outputs]

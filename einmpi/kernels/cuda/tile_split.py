@@ -43,6 +43,7 @@ def split_into_tiles(problem: Problem) -> WorkSplit | None:
         aggregated.sort(key=lambda axis: 1 in axis.strides)  # neighbours in memory last
         axes = [*batch, row, column, *aggregated]
         blocks = _tile_count(row, column, batch, shape.rows, shape.columns)
+        # Too few tiles to fill the GPU: sums are split, but each part still has 256 steps or more.
         parts = 1
         if blocks * 4 <= BUSY_BLOCKS:
             parts = max(1, min(-(-BUSY_BLOCKS // 2 // blocks), size_of(aggregated) // 256))
@@ -62,7 +63,7 @@ def _pairs_by_size(axes: Sequence[Axis]) -> list[tuple[Axis, Axis]]:
 
 @dataclass
 class _TermCutter:
-    """What cuts ⊗ into terms for given rows and columns."""
+    """Cuts ⊗ into terms for given rows and columns."""
 
     problem: Problem
     row: Axis
@@ -81,7 +82,8 @@ class _TermCutter:
         uses_row = any(axis is self.row for axis in axes)
         uses_column = any(axis is self.column for axis in axes)
         if not (uses_row and uses_column):
-            return self.arg_of(node, operands, not uses_column)
+            # A term that depends on neither counts as one of the rows.
+            return self.arg_of(node, operands, is_row=not uses_column)
         if not isinstance(node, Call):
             return None
         args = []

@@ -221,6 +221,7 @@ def split_results(problem: Problem) -> WorkSplit:
     depth = size_of(packed_inner)
     team = _team_size(results, depth, lane.aggregated)
     blocks = -(-results // (BLOCK_THREADS // team))
+    # Too few results to fill the GPU: sums are split, but each thread still adds 16 values or more.
     parts = 1
     if blocks * 2 <= BUSY_BLOCKS:
         parts = max(1, min(-(-BUSY_BLOCKS // blocks), depth // (team * 16)))
@@ -242,7 +243,9 @@ def _best_lane(problem: Problem, axes: Sequence[Axis]) -> Axis:
         for operand in range(len(problem.layouts)):
             if operand not in problem.counters:
                 elements = size_of(other for other in problem.axes if other.strides[operand])
+                # Beyond some elements apart, each thread reads a piece of memory of its own.
                 distance += elements * min(abs(axis.strides[operand]), 8)
+        # On a short loop some threads have nothing to do.
         return distance * (1 + 16 / axis.extent), -axis.extent
 
     return min(axes, key=cost)
