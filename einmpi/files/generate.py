@@ -22,7 +22,7 @@ DType: TypeAlias = np.dtype[Any]
 Generator: TypeAlias = Callable[[InputSpec, DType, int, int], Array]
 
 CHUNK_ELEMENTS = 2**20  # generated at a time, so that temporary arrays take a few dozen MiB
-SPARE_ELEMENTS = 2**12  # generating so many in vain takes no longer than one more call
+SPARE_ELEMENTS = 2**12  # generating so many that are not used takes no longer than one more call
 
 
 def generate(spec: InputSpec, dtype: str, start: int, stop: int) -> Array:
@@ -90,7 +90,7 @@ def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: Array) -
 def _fill_run(spec: InputSpec, name: str, first: int, target: Array) -> None:
     """Generate consecutive elements.
 
-    A large array is filled in parts: it may be mapped from a file for want of memory.
+    A large array is filled in parts: where memory is short, it is mapped from a file.
     """
     if target.size <= CHUNK_ELEMENTS:
         target[...] = generate(spec, name, first, first + target.size).reshape(target.shape)

@@ -159,7 +159,7 @@ class Reading:
         assert self.shared is not None
         if self.pending is None:
             self.begin(background)
-        for turn, coming in enumerate(self.shared.cells_wanted(self.rank)):
+        for turn, coming in enumerate(self.shared.cells_needed(self.rank)):
             assert self.pending is not None
             cells = self.pending.result()
             if turn + 1 < self.shared.rounds:

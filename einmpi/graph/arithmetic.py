@@ -32,6 +32,7 @@ def result_type(op: str, types: tuple[Type, ...]) -> Type:
 
 @cache
 def _result_type(operation: Operation, types: tuple[Type, ...]) -> Type:
+    """Return the dtype of a result; OperationError for arguments that the operation rejects."""
     has_bfloat16 = any(is_bfloat16(kind) for kind in types)
     if has_bfloat16 and not operation.is_cast:
         result = _result_type(operation, bfloat16_as_float16(types))

@@ -29,7 +29,7 @@ class GroupingRule:
 
 
 def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
-    """Return the schedule with groups in place of kernels, as far as a rule wants them.
+    """Return the schedule with groups in place of kernels, where a rule asks for them.
 
     The groups need no more memory than the kernels did. Checkpoints move with the steps; one that
     was taken between the steps of a group is marked as being inside it.

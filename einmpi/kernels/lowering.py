@@ -316,7 +316,7 @@ def _is_blas_matrix(
     The labels of a group must walk through memory like a single one. Then either the rows or the
     columns must be contiguous, and the others must not overlap. A vector may have any stride.
     """
-    steps: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []  # the stride and the size of the rows and of the columns
     for group in side:
         for outer, inner in pairwise(group):
             if stride[outer] != stride[inner] * extent[inner]:
@@ -325,5 +325,7 @@ def _is_blas_matrix(
             steps.append((stride[group[-1]], size_of(group, extent)))
     if len(steps) < 2:
         return all(step > 0 and step % itemsize == 0 for step, _ in steps)
-    (short, count), (long, _) = sorted(steps)
-    return short == itemsize and long % itemsize == 0 and long >= count * itemsize
+    (inner_step, inner_size), (outer_step, _) = sorted(steps)
+    is_contiguous = inner_step == itemsize
+    overlaps = outer_step < inner_size * itemsize
+    return is_contiguous and outer_step % itemsize == 0 and not overlaps

@@ -226,6 +226,7 @@ class Expressions:
     # ---- functions, aggregations, macros --------------------------------------------------------
 
     def _call(self, node: ast.Call, scope: Scope, macro: MacroNames) -> TypedScalar:
+        """Return a call: of an aggregation, of a macro, or of a function."""
         called = called_name(node)
         if called is None:
             raise self._unknown_function(node, ast.unparse(node.func)[:60])

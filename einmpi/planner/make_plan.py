@@ -22,7 +22,7 @@ MOST_DIVISORS_LISTED = 12
 def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Plan:
     """Return the plan of a graph on `ranks` ranks. Pure and deterministic."""
     options = options or Options()
-    _check(graph, ranks, options)
+    _check_options(graph, ranks, options)
     start = time.perf_counter()
     meshes = _meshes(ranks, options)
     best: Plan | None = None
@@ -92,7 +92,7 @@ def _time_of_all_ranks(plan: Plan) -> int:
 # ---- checks -------------------------------------------------------------------------------------
 
 
-def _check(graph: EinGraph, ranks: int, options: Options) -> None:
+def _check_options(graph: EinGraph, ranks: int, options: Options) -> None:
     """Raise InputError if the options cannot be met on any mesh."""
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
         raise InputError("ranks", f"{ranks} ranks requested", f"an integer from 1 to {MAX_RANKS}")

@@ -94,7 +94,7 @@ class _Lowering:
     def loaded_cuts(self, name: str) -> Cuts:
         """Return the layout in which an input is loaded.
 
-        It is the one that the plan gives it, or the one in which its only reader wants it.
+        It is the one that the plan gives it, or the one in which its only reader needs it.
         """
         planned = self.plan.layouts.get(name)
         if planned is not None:
@@ -105,9 +105,9 @@ class _Lowering:
         return operand_cuts(graph, user, operand, self.plan.states[user])
 
     def load(self, vertex: Vertex, cuts: Cuts) -> None:
-        """Load an input: each element is read by one rank, which sends it to others that want it.
+        """Load an input: each element is read by one rank, which sends it to others that need it.
 
-        An input that is resident is on all ranks that want it already.
+        A resident input is already on all ranks that need it.
         """
         slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
         self.stored[vertex.name] = slot, cuts

@@ -30,7 +30,7 @@ from einmpi.schedule.transfers import Moves, Reduction
 #
 #     source ── aggregate partial results ──▶ middle ── exchange ──▶ target
 #
-# Example: four ranks hold partial results of a vector of 8 elements, and all of them want all of
+# Example: four ranks hold partial results of a vector of 8 elements, and all of them need all of
 # it. In the middle layout rank r has the elements 2r and 2r + 1. Each rank aggregates those two
 # over all ranks, in place in its source block, and then sends them to the three others.
 #
@@ -57,9 +57,10 @@ class Blocks(Protocol):
 def middle_layout(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts) -> Layout:
     """Return where the elements are once partial results are aggregated.
 
-    What the target wants is there already wherever that is free. Ranks that will all hold the
-    same divide the work among them: those along an axis of partial results, and replicas if that
-    moves less. The ranks of a node also divide what has to come from other nodes.
+    An axis that cuts nothing in the source, or has partial results, cuts what it cuts in the
+    target: that costs nothing. Ranks that will all hold the same elements divide the work among
+    them: those along an axis of partial results, and replicas if that moves less. The ranks of a
+    node also divide what has to come from other nodes.
     """
     between_nodes = range(mesh.node_axes)
     partials_between = any(source[axis] == PARTIAL for axis in between_nodes)
@@ -88,7 +89,7 @@ def middle_layout(mesh: Mesh, bound: tuple[int, ...], source: Cuts, target: Cuts
 
 
 def _replicas_share(mesh: Mesh, ndim: int, source: Cuts, target: Cuts) -> bool:
-    """Decide as the planner does when it counts the words that move."""
+    """Return whether replicas share the work, as the planner assumes when it counts words."""
 
     def symbol(cut: int | None) -> int:
         if cut is None:
@@ -156,7 +157,7 @@ def exchange(
 
     sends = _by_member(axes, target, digits, place_to_send)
     receives = _by_member(axes, middle, digits, place_to_receive)
-    # Where the target is not cut along these axes, all members want the same elements.
+    # Where the target is not cut along these axes, all members need the same elements.
     gathering = [axis for axis in axes if target.cuts[axis] is None]
     same_to_all = len(gathering) == len(axes)
     copies = ranks_along(mesh, gathering)
@@ -199,7 +200,7 @@ def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Mov
 def collection(
     source: Layout, wanted: Sequence[Region | None], rank: int, max_elements: int
 ) -> Moves:
-    """Return the moves by which every rank gets the region that it wants.
+    """Return the moves by which every rank gets the region that it needs: `wanted`.
 
     Of the ranks that hold the same elements, the one whose digits agree with the receiver's on
     all axes that make copies is the sender. A rank looks only at ranks it may exchange with.

@@ -1,5 +1,5 @@
-"""A stored tensor that many ranks read together: which rank reads which part of the file, and who
-wants what of it. Every rank works this out for itself."""
+"""A stored tensor that many ranks read together: which rank reads which part of the file, and which
+ranks need it. Every rank works this out for itself."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from einmpi.schedule.regions import Region, Runs
 
 # The file is cut into cells, which are contiguous there or consist of whole chunks. The ranks get
 # equal numbers of cells in the order of the file, read them in rounds, and send each other what
-# they want of them.
+# they need of them.
 #
-# Example: two ranks want the left and the right half of a matrix that is stored by rows. Reading
+# Example: two ranks need the left and the right half of a matrix that is stored by rows. Reading
 # its own half, each rank would jump from row to row. Instead rank 0 reads the upper half of the
-# file, rank 1 the lower half, and each sends the other the part of its rows that it wants.
+# file, rank 1 the lower half, and each sends the other the part of its rows that it needs.
 
 Bounds: TypeAlias = tuple[tuple[int, int], ...]  # [start, stop) of each dimension
 
 # Blocks with shorter runs are read together. From the page cache, single reads of 4 KiB are as fast
-# as reading large cells and exchanging them; file systems of many machines want more.
+# as reading large cells and exchanging them; file systems of clusters need longer ones.
 LONG_RUN_BYTES = 16 * 2**10
 MIN_CELL_BYTES = 64 * 2**10
 MAX_CELL_BYTES = 4 * 2**20
@@ -137,8 +137,8 @@ class SharedRead:
         start = first + turn * self.cells_per_round
         return range(min(start, last), min(start + self.cells_per_round, last))
 
-    def cells_wanted(self, rank: int) -> list[dict[int, list[int]]]:
-        """Return, for each round, the cells that a rank wants a part of, by their reader."""
+    def cells_needed(self, rank: int) -> list[dict[int, list[int]]]:
+        """Return, for each round, the cells of which a rank needs a part, by their reader."""
         found: list[dict[int, list[int]]] = [{} for _ in range(self.rounds)]
         for cell in self.grid.touching(self.layout.region(self.layout.mesh.digits(rank))):
             reader = ((cell + 1) * self.ranks - 1) // self.grid.cells
@@ -148,13 +148,13 @@ class SharedRead:
         return found
 
     def cells_to_send(self, rank: int, turn: int) -> dict[int, list[tuple[int, Region]]]:
-        """Return what others want of the cells that a rank reads in a round.
+        """Return what others need of the cells that a rank reads in a round.
 
-        By the rank that wants it: (cell, the part of the cell).
+        The keys are the ranks that need it, the values are pairs of a cell and the part of it.
         """
         found: dict[int, list[tuple[int, Region]]] = {}
         for cell in self.cells_read(rank, turn):
-            for user, region in wanted(self.layout, self.grid.bounds(cell)):
+            for user, region in holders(self.layout, self.grid.bounds(cell)):
                 found.setdefault(user, []).append((cell, region))
         return found
 
@@ -167,7 +167,7 @@ def shared_read(
     return SharedRead(grid, layout, max(1, ROUND_BYTES // (prod(grid.cell) * itemsize)))
 
 
-def wanted(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
+def holders(layout: Layout, bounds: Bounds) -> Iterator[tuple[int, Region]]:
     """Yield the ranks that hold elements within these bounds, each with the elements."""
     sides = [_within(layout, dimension, *ends) for dimension, ends in enumerate(bounds)]
     for first in _first_ranks(layout):
@@ -181,7 +181,7 @@ def suits_single_ranks(
 ) -> bool:
     """Return whether each rank may read its own block.
 
-    So it is where no two ranks want the same elements, and blocks are whole chunks or long runs.
+    It may if no two ranks need the same elements, and blocks are whole chunks or long runs.
     """
     if len(_first_ranks(layout)) > 1:
         return False

@@ -18,7 +18,7 @@ class Slot:
     """A local buffer, which holds this rank's part of a tensor.
 
     A tensor may have several slots: Z as its kernel leaves it, Z' in its final layout, and Z→V.0
-    in the layout in which V wants it as its operand 0.
+    in the layout in which V needs it as its operand 0.
     """
 
     tensor: str

@@ -187,7 +187,7 @@ def test_killed_where_memory_is_short(job, tmp_path, part):
 def test_kernels_that_go_together(tmp_path, monkeypatch, ranks):
     """No run is saved in the middle of kernels that go together, on whichever rank; and the bits
     are the same."""
-    monkeypatch.setattr(grouping_rule, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(grouping_rule, "CACHE_BLOCK_BYTES", 1024)
     monkeypatch.setattr(grouping_rule, "MIN_BLOCKS", 4)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 650)
     program = (

@@ -48,7 +48,7 @@ PROGRAMS = {
 @pytest.fixture(autouse=True)
 def tiny_blocks(monkeypatch):
     """Cut small tensors into blocks as if they were large."""
-    monkeypatch.setattr(grouping_rule, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(grouping_rule, "CACHE_BLOCK_BYTES", 1024)
     monkeypatch.setattr(grouping_rule, "WORTH_COMPILING", 1)
 
 

@@ -65,11 +65,11 @@ def test_every_element_arrives_once(data):
                 paint(read, [(ends,) for ends in made.grid.bounds(cell)])
             for user, pieces in made.cells_to_send(rank, turn).items():
                 # Both sides know of the same cells, in the same order.
-                assert [cell for cell, _ in pieces] == made.cells_wanted(user)[turn][rank]
+                assert [cell for cell, _ in pieces] == made.cells_needed(user)[turn][rank]
                 for _, region in pieces:
                     paint(arrived[user], region)
         for rank in range(ranks):
-            for reader in made.cells_wanted(rank)[turn]:
+            for reader in made.cells_needed(rank)[turn]:
                 assert rank in made.cells_to_send(reader, turn)
     assert (read == 1).all()
     for rank in range(ranks):
@@ -134,7 +134,7 @@ def test_thousands_of_ranks_take_little_time():
         for _, region in pieces
     ) == sum(prod(b - a for a, b in made.grid.bounds(cell)) for cell in made.cells_read(1234, 0))
     cells = list(
-        itertools.chain.from_iterable(c for turn in made.cells_wanted(77) for c in turn.values())
+        itertools.chain.from_iterable(c for turn in made.cells_needed(77) for c in turn.values())
     )
     assert (
         len(cells) == len(set(cells))

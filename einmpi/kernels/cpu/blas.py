@@ -94,9 +94,11 @@ def _product_dtype(contraction: Contraction, dtype: np.dtype[Any], factors: Iter
         return dtype.name
     extent = dict(contraction.extents)
     terms = size_of(drop_labels(extent, contraction.indices[-1]), extent)
-    largest = prod(max(1, -int(array.min()), int(array.max())) for array in factors)
-    limit = terms * abs(contraction.scale) * largest
-    return "float64" if terms > 1 and limit <= MAX_EXACT_INTEGER else dtype.name
+    largest_product = prod(max(1, -int(array.min()), int(array.max())) for array in factors)
+    largest_sum = terms * abs(contraction.scale) * largest_product
+    if terms > 1 and largest_sum <= MAX_EXACT_INTEGER:
+        return "float64"
+    return dtype.name
 
 
 def _compute_part(

@@ -15,7 +15,7 @@ from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
 from einmpi.kernels.grouping import GroupingRule
 from einmpi.schedule.steps import Kernel, Slot
 
-BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays together
+CACHE_BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays together
 MIN_BLOCKS = 16  # with fewer, there would be too little for threads to share
 
 
@@ -46,11 +46,13 @@ def _choose_block(
     extents = [kernels[0].einsum.extent[labels[0]] for labels in rows]
     block = list(extents)
     for row in range(len(block)):
-        while block[row] > 1 and _bytes_used(kernels, rows, block) > BLOCK_BYTES:
+        while block[row] > 1 and _bytes_used(kernels, rows, block) > CACHE_BLOCK_BYTES:
             block[row] = -(-block[row] // 2)
     count = prod(-(-extent // size) for extent, size in zip(extents, block, strict=True))
-    is_small = _bytes_used(kernels, rows, block) <= 2 * BLOCK_BYTES
-    return tuple(block) if is_small and count >= MIN_BLOCKS else None
+    is_small = _bytes_used(kernels, rows, block) <= 2 * CACHE_BLOCK_BYTES
+    if is_small and count >= MIN_BLOCKS:
+        return tuple(block)
+    return None
 
 
 def _bytes_used(

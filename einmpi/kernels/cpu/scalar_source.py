@@ -105,7 +105,8 @@ def number(value: Number, dtype: str) -> str:
     if kind == "f" and math.isnan(exact):
         return f"{dtype}(math.nan)"
     if kind == "f" and math.isinf(exact):
-        return f"{dtype}(math.copysign(math.inf, {exact > 0:d} - 0.5))"
+        sign = 1.0 if exact > 0 else -1.0
+        return f"{dtype}(math.copysign(math.inf, {sign}))"
     return f"{dtype}({exact!r})"
 
 

@@ -252,7 +252,12 @@ def _best_lane(problem: Problem, axes: Sequence[Axis]) -> Axis:
 
 
 def _team_size(results: int, depth: int, lane_is_aggregated: bool) -> int:
-    """Return how many threads compute one result: a power of two."""
+    """Return how many threads compute one result: a power of two.
+
+    More threads for a result keep the GPU busy where there are few results, but each of them must
+    have some values to aggregate. Where neighbouring threads read along an aggregated loop, up to
+    a whole warp works on one result in any case.
+    """
     team = 1
     if not lane_is_aggregated:
         while team < 8 and results * team < BUSY_THREADS and team * 8 < depth:

@@ -61,10 +61,10 @@ def explain(plan: PlanData) -> str:
 
 def heading(plan: PlanData) -> str:
     """Return the first line: the ranks, their mesh, the strategy."""
-    return f"{where(plan)}, strategy {plan.strategy}"
+    return f"{ranks_and_mesh(plan)}, strategy {plan.strategy}"
 
 
-def where(plan: PlanData) -> str:
+def ranks_and_mesh(plan: PlanData) -> str:
     """Return the ranks and their mesh: "64 ranks on 8 nodes (mesh 2·2·2 | 2·2·2)"."""
     between_nodes = plan.mesh.factors[: plan.mesh.node_axes]
     inside_nodes = plan.mesh.factors[plan.mesh.node_axes :]
@@ -151,7 +151,7 @@ def _moved(plan: PlanData) -> str:
 def one_level(plan: PlanData) -> str:
     """Return why the mesh does not show the nodes, and what the plan assumes instead."""
     if not plan.uneven:
-        why = "inputs lie on a mesh that does not know them"
+        why = "inputs are on a mesh that does not know them"
     elif plan.ranks % plan.nodes:
         why = "they have different numbers of ranks"
     else:
