@@ -106,7 +106,7 @@ def plan(options: argparse.Namespace, comm: Comm) -> int:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from einmpi.api import plan as make_plan
+    from einmpi import api
     from einmpi.planner.text.compare import compare
     from einmpi.planner.text.explain import as_json
     from einmpi.report.plot import check_plot, write_plot
@@ -120,7 +120,7 @@ def _explain(options: argparse.Namespace) -> None:
     comparison = None
     data: object
     if options.compare:
-        comparison = compare(lambda name: make_plan(job, options.ranks, strategy=name, **settings))
+        comparison = compare(lambda name: api.plan(job, options.ranks, strategy=name, **settings))
         text = comparison_text(comparison)
         data = [as_json(each) for each in comparison.plans]
         shown = comparison.plans[0]
@@ -128,7 +128,7 @@ def _explain(options: argparse.Namespace) -> None:
             if each.strategy == job.strategy:
                 shown = each
     else:
-        shown = make_plan(job, options.ranks, strategy=options.strategy, **settings)
+        shown = api.plan(job, options.ranks, strategy=options.strategy, **settings)
         text = plan_text(shown)
         data = as_json(shown)
         if options.show_relations:

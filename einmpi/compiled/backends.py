@@ -62,7 +62,7 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
     """Set up the backend cupy."""
     from einmpi.compiled.gpu_inputs import DeviceInputs
     from einmpi.runtime.gpu.backend import CupyBackend, gpu_context
-    from einmpi.runtime.gpu.binding import check_memory as check_gpu_memory
+    from einmpi.runtime.gpu.binding import check_gpu_memory
 
     context = gpu_context(comm, job.path or job.source.name)
     # TF32 is faster and rounds more, which fast_math allows.

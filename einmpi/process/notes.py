@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-VARIABLE = "EINMPI_NOTES"  # the environment variable with the path of the file
+NOTES_VARIABLE = "EINMPI_NOTES"  # the environment variable with the path of the file
 # Machines may share a folder but never a socket, so the folder is named after the machine. Both
 # names are short because the path of a socket must be.
 FOLDER_PREFIX = f"einmpi-{zlib.crc32(os.uname().nodename.encode()):08x}-"
@@ -88,7 +88,7 @@ def connect_to_launcher(rank: int) -> int | None:
 
     Return a descriptor that reaches its end when the launcher does, or None without a launcher.
     """
-    path = os.environ.get(VARIABLE, "")
+    path = os.environ.get(NOTES_VARIABLE, "")
     if FOLDER_PREFIX not in path:
         return None
     with socket.socket(socket.AF_UNIX) as link, contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def connect_to_launcher(rank: int) -> int | None:
 
 def _map_notes(rank: int) -> mmap.mmap | None:
     try:
-        with open(os.environ.get(VARIABLE, ""), "r+b") as file:
+        with open(os.environ.get(NOTES_VARIABLE, ""), "r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
     except (OSError, ValueError):  # no launcher, or one on another machine
         return None

@@ -26,7 +26,7 @@ from einmpi.process.environment import (
 from einmpi.process.names import NAMES, ranks_present
 from einmpi.units import parse_seconds
 
-VARIABLE = "EINMPI_START_TIMEOUT"
+START_TIMEOUT_VARIABLE = "EINMPI_START_TIMEOUT"
 _DEFAULT_LIMIT = "60s"
 # Seconds. Longer waits mean that there is no limit, and poll counts milliseconds up to 24 days.
 _LARGEST_LIMIT = 24 * 3600
@@ -63,13 +63,13 @@ def startup_deadline() -> Iterator[None]:
 
 
 def _limit_in_seconds() -> float:
-    text = os.environ.get(VARIABLE, "").strip() or _DEFAULT_LIMIT
+    text = os.environ.get(START_TIMEOUT_VARIABLE, "").strip() or _DEFAULT_LIMIT
     with_unit = f"{text}s" if text.isdecimal() else text
     try:
-        seconds = parse_seconds(with_unit, VARIABLE)
+        seconds = parse_seconds(with_unit, START_TIMEOUT_VARIABLE)
         if seconds > _LARGEST_LIMIT:
             raise InputError(
-                VARIABLE,
+                START_TIMEOUT_VARIABLE,
                 f"{text} is more than {_LARGEST_LIMIT // 3600}h",
                 "a shorter time, or 0 for no limit",
             )
@@ -98,7 +98,9 @@ def _watch_deadline(rank_pid: int, reader: int, seconds: float) -> NoReturn:
         if pipe.poll(turns * _TURN_SECONDS * 1000):
             os._exit(0)
         problem = _describe_missing_ranks(present, expected)
-        print_last_line(rank, f"{problem} after {seconds:g} s; {VARIABLE} sets the limit")
+        print_last_line(
+            rank, f"{problem} after {seconds:g} s; {START_TIMEOUT_VARIABLE} sets the limit"
+        )
         _cancel_slurm_step()
         os.kill(rank_pid, signal.SIGKILL)
     finally:

@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple, TextIO
 
 # What a launcher tells its ranks about its terminal, see `_LauncherTerminal`.
-VARIABLE = "EINMPI_TERMINALS"
+TERMINALS_VARIABLE = "EINMPI_TERMINALS"
 CLEAR = "\r\x1b[2K"  # return to the start of the line and clear it
 # Open MPI's mpirun gives its ranks terminals even if it has none itself.
 _OPEN_MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")
@@ -28,7 +28,7 @@ class _LauncherTerminal(NamedTuple):
 
 def _launcher_terminal() -> _LauncherTerminal | None:
     """Return what the launcher of this rank says, or None without one."""
-    fields = os.environ.get(VARIABLE, "").split(" ", 3)
+    fields = os.environ.get(TERMINALS_VARIABLE, "").split(" ", 3)
     if len(fields) != 4:
         return None
     machine, stdout_columns, stderr_columns, path = fields
@@ -87,4 +87,4 @@ def terminal_environment() -> dict[str, str]:
             stderr_columns = 0
     machine = os.uname().nodename
     terminal = _LauncherTerminal(machine, columns(sys.stdout), stderr_columns, path)
-    return {VARIABLE: str(terminal)}
+    return {TERMINALS_VARIABLE: str(terminal)}

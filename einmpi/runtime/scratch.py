@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from einmpi.errors import EinmpiError, InputError
 
-VARIABLE = "EINMPI_SCRATCH"
+SCRATCH_VARIABLE = "EINMPI_SCRATCH"
 SMALL_COPY_BYTES = 2**16  # copied in less time than it takes to wake another thread
 MANY_FILES = 2**16  # about as many as a process can map
 
@@ -26,13 +26,13 @@ def scratch_folder(requested: str | None) -> str:
 
     It is the one that the environment names, else the job's, else the one for temporary files.
     """
-    return os.environ.get(VARIABLE) or requested or tempfile.gettempdir()
+    return os.environ.get(SCRATCH_VARIABLE) or requested or tempfile.gettempdir()
 
 
 def check_folder(requested: str | None, place: str) -> None:
     """Raise an InputError if no file can be created in the folder."""
     folder = scratch_folder(requested)
-    where = VARIABLE if os.environ.get(VARIABLE) else place
+    where = SCRATCH_VARIABLE if os.environ.get(SCRATCH_VARIABLE) else place
     try:
         os.close(_open_unnamed(folder))
     except OSError as error:

@@ -17,7 +17,7 @@ from paths import ROOT
 
 import einmpi
 from einmpi.process import terminal as terminals
-from einmpi.process.terminal import CLEAR, VARIABLE, columns, screen
+from einmpi.process.terminal import CLEAR, TERMINALS_VARIABLE, columns, screen
 from einmpi.report import progress
 from einmpi.report.progress import Progress
 from einmpi.schedule.lower import lower
@@ -116,14 +116,14 @@ def test_ranks_use_the_terminal_of_their_launcher(monkeypatch, tmp_path):
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("TERM", "xterm")
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        description = terminals.terminal_environment()[VARIABLE]
+        description = terminals.terminal_environment()[TERMINALS_VARIABLE]
         assert description == f"{os.uname().nodename} 0 120 {os.ttyname(theirs)}"
         pipes = [
             SimpleNamespace(fileno=lambda number=number: number, isatty=lambda: False)
             for number in (1, 2)
         ]
         assert [columns(pipe) for pipe in pipes] == [0, 0]
-        monkeypatch.setenv(VARIABLE, description)
+        monkeypatch.setenv(TERMINALS_VARIABLE, description)
         monkeypatch.setattr(sys, "stderr", pipes[1])
         assert [columns(pipe) for pipe in pipes] == [0, 120]
         with open(tmp_path / "log", "w") as file:
@@ -133,7 +133,7 @@ def test_ranks_use_the_terminal_of_their_launcher(monkeypatch, tmp_path):
             assert width == 120 and stream.write("bar\r") and stream.flush() is None
         assert os.read(ours, 100) == b"bar\r"
         for other in ("elsewhere 0 120 /dev/null", f"{os.uname().nodename} 0 120 {tmp_path}/none"):
-            monkeypatch.setenv(VARIABLE, other)
+            monkeypatch.setenv(TERMINALS_VARIABLE, other)
             assert screen() == (pipes[1], 0)
     os.close(ours)
 
@@ -155,7 +155,7 @@ def on_terminal(command, width):
     kept = {
         key: value
         for key, value in os.environ.items()
-        if key not in ("NO_COLOR", "COLUMNS", VARIABLE)
+        if key not in ("NO_COLOR", "COLUMNS", TERMINALS_VARIABLE)
     }
     shown = b""
     with subprocess.Popen(

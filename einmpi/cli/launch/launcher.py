@@ -24,9 +24,9 @@ from einmpi.process.abort import ERROR_PREFIX
 from einmpi.process.environment import RANK_VARIABLES
 from einmpi.process.notes import (
     FOLDER_PREFIX,
+    NOTES_VARIABLE,
     RECORD_BYTES,
     SOCKET_SUFFIX,
-    VARIABLE,
     RankNote,
     read_notes,
 )
@@ -152,7 +152,7 @@ class _NotesFiles:
         """
         pids = []
         if os.path.exists("/proc/self/environ"):
-            entry = f"{VARIABLE}={self.path}".encode()
+            entry = f"{NOTES_VARIABLE}={self.path}".encode()
             for name in os.listdir("/proc"):
                 if not name.isdecimal():
                     continue

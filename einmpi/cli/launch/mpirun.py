@@ -11,7 +11,7 @@ from pathlib import Path
 
 from einmpi.errors import InputError
 from einmpi.process.environment import available_cores
-from einmpi.process.notes import VARIABLE as NOTES_VARIABLE
+from einmpi.process.notes import NOTES_VARIABLE
 from einmpi.process.terminal import terminal_environment
 
 # A word in the output of `mpirun --version`, and the family of the launcher. Intel's launcher calls

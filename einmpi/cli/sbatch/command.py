@@ -31,7 +31,7 @@ def sbatch(options: argparse.Namespace, comm: Comm) -> int:
 
 def make_script(options: argparse.Namespace) -> Script:
     """Return the script that the command line asks for."""
-    from einmpi.api import plan as make_plan
+    from einmpi import api
     from einmpi.cli.sbatch.estimate import estimate
     from einmpi.cli.sbatch.script import Script
 
@@ -40,7 +40,7 @@ def make_script(options: argparse.Namespace) -> Script:
     check_files(options, job)
     ranks = options.nodes * options.ntasks_per_node
     ranks_text = f"{counted(ranks, 'rank')} on {counted(options.nodes, 'node')}"
-    plan = make_plan(
+    plan = api.plan(
         job,
         ranks,
         strategy=options.strategy,

@@ -86,7 +86,7 @@ def choose_transport(wish: str, own_gpus: bool, cuda_aware: bool, has_nccl: bool
     return "nccl" if nccl_works else "host"
 
 
-def check_memory(place: str, gpu: Gpu, needed: int) -> None:
+def check_gpu_memory(place: str, gpu: Gpu, needed: int) -> None:
     """Raise an InputError if the ranks that share a GPU need more memory than it has."""
     total = needed * gpu.ranks
     if total > gpu.memory:
