@@ -71,7 +71,7 @@ class Ours:
 
     def __call__(self) -> float:
         meet()
-        _, self.measured = self.compiled.run(self.plan, self.schedule, self.inputs)
+        _, self.measured = self.compiled.run_schedule(self.plan, self.schedule, self.inputs)
         return WORLD.allreduce(self.measured.seconds, MPI.MAX)
 
     def moved(self) -> int:

@@ -43,8 +43,8 @@ class Runs:
         observer = Observer(self.comm, self.schedule, record=record, quiet=True)
         self.comm.barrier()
         start = time.perf_counter()
-        with observer.run(self.note) as self.compiled.on_step:
-            _, measured = self.compiled.run(self.plan, self.schedule, self.inputs)
+        with observer.observe_run(self.note) as self.compiled.on_step:
+            _, measured = self.compiled.run_schedule(self.plan, self.schedule, self.inputs)
         taken = f"{measured.seconds} {time.perf_counter() - start}"
         run, whole = zip(
             *(map(float, text.split()) for text in self.comm.allgather_text(taken)), strict=True

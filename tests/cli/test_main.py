@@ -126,8 +126,7 @@ def summaries(text):
 def test_run_equals_numpy(name, folder):
     job = einmpi.load(ROOT / "jobs" / name)
     arrays = {
-        spec.name: load_array(spec, spec.shape, spec.dtype).astype("float64")
-        for spec in job.inputs
+        spec.name: load_array(spec, spec.shape, spec.dtype).astype("float64") for spec in job.inputs
     }
     wanted = BY_NUMPY[name.removesuffix(".toml")](**arrays)
     done = run(folder, f"jobs/{name}")
@@ -154,8 +153,7 @@ def test_run_equals_numpy(name, folder):
 def test_reference_equals_numpy(name):
     job = einmpi.load(ROOT / "jobs" / name)
     arrays = {
-        spec.name: load_array(spec, spec.shape, spec.dtype).astype("float64")
-        for spec in job.inputs
+        spec.name: load_array(spec, spec.shape, spec.dtype).astype("float64") for spec in job.inputs
     }
     results = einmpi.reference(job)
     tolerance = 1e-10 if job.dtype == "float64" else 2e-3

@@ -216,6 +216,3 @@ def test_dtypes_agree_with_numpy(name):
     assert np.dtype(record.accumulator).itemsize >= dtype.itemsize
     assert {record.accumulator, record.real, record.file_dtype} <= set(DTYPES)
     assert OPERATIONS[name].is_cast
-    if record.mpi:
-        MPI = pytest.importorskip("mpi4py.MPI")
-        assert getattr(MPI, record.mpi).Get_size() == dtype.itemsize

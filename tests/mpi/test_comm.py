@@ -6,6 +6,7 @@ from mpi_helpers import OPEN_MPI, gather, run_all
 
 from einmpi.comm import mpi as comm_mpi
 from einmpi.comm.threads import run_threads
+from einmpi.graph.dtypes import DTYPES
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -118,3 +119,10 @@ def test_more_than_two_gib(world):
         comm.sendrecv(0, buffer[:-3].view(bool), None, None)
     assert comm.received == (3 + count if comm.rank == 0 else count)
     comm.free()
+
+
+@pytest.mark.parametrize("name", [name for name, record in DTYPES.items() if record.mpi])
+def test_the_mpi_type_of_a_dtype_has_its_size(name):
+    from mpi4py import MPI
+
+    assert getattr(MPI, DTYPES[name].mpi).Get_size() == DTYPES[name].itemsize
