@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 from paths import ROOT
 
 
+@pytest.mark.slow
 def test_kernels(tmp_path):
     command = [
         sys.executable,

@@ -26,11 +26,20 @@ def references():
     return {name: einmpi.reference(job, arrays) for name, (job, arrays) in CASES.items()}
 
 
+# (number of ranks, whether every strategy plans for it)
+FEW_RANKS = [(1, False), (3, True), (4, True), (6, False)]
+MORE_RANKS = [(2, True), (5, False), (7, False), (8, True), (12, False)]
+
+
+@pytest.mark.parametrize(
+    "counts", [FEW_RANKS, pytest.param(MORE_RANKS, marks=pytest.mark.slow)], ids=["few", "more"]
+)
 @pytest.mark.parametrize("name", CASES)
-def test_every_strategy_on_threads(name, references):
+def test_every_strategy_on_threads(name, counts, references):
     job, arrays = CASES[name]
-    for ranks in (1, 2, 3, 4, 5, 6, 7, 8, 12):
-        for strategy in strategies(job, ranks) if ranks in (2, 3, 4, 8) else ["eindecomp"]:
+    for ranks, every_strategy in counts:
+        chosen = strategies(job, ranks) if every_strategy else ["eindecomp"]
+        for strategy in chosen:
             done = run_on_threads(job, ranks, arrays, strategy=strategy)
             assert_close(done.outputs, references[name])
             assert sum(dry_run(done.plan)) == done.moved
