@@ -77,9 +77,7 @@ def test_compiled_kernels_on_threads(name, references, monkeypatch):
         assert_close(run_on_threads(job, ranks, arrays).outputs, references[name])
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_random_contractions_on_random_ranks(data):
+def check_random_contraction(data):
     """Random labels, extents, operands and ⊕ over ⊗, against the reference evaluator."""
     ranks = data.draw(st.integers(2, 12), "ranks")
     labels = "ijkl"[: data.draw(st.integers(2, 4))]
@@ -110,6 +108,19 @@ def test_random_contractions_on_random_ranks(data):
             run_on_threads(job, ranks, arrays, strategy=strategy).outputs,
             einmpi.reference(job, arrays),
         )
+
+
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_random_contractions_on_random_ranks(data):
+    check_random_contraction(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_more_random_contractions_on_random_ranks(data):
+    check_random_contraction(data)
 
 
 # ---- limits --------------------------------------------------------------------------------------

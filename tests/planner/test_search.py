@@ -260,7 +260,10 @@ class Program:
         return found.fun * scale
 
 
-@pytest.mark.parametrize(("ranks", "optimum"), [(4, 33.554432e6), (8, 67.108864e6)])
+@pytest.mark.parametrize(
+    ("ranks", "optimum"),
+    [(4, 33.554432e6), pytest.param(8, 67.108864e6, marks=pytest.mark.slow)],
+)
 def test_an_integer_program_has_the_same_optimum_for_attention(ranks, optimum):
     assert Program(attention(), ranks).least() / 4 == pytest.approx(optimum, rel=1e-6)
     assert words(attention(), ranks) == optimum

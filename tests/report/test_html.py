@@ -402,6 +402,7 @@ def test_shares_of_the_time():
 # ---- large ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_large_run_is_a_small_page(tmp_path):
     """48 layers on 64 ranks: 1,441 tensors, 190,000 spans."""
     program, shapes, _ = llama_program(MODELS["7B"], 4, 2048, 48)
