@@ -124,6 +124,7 @@ class Failing:
 
     def check(self, status: int, out: str, err: str) -> None:
         """Check a run that has ended: in time, with one line, no process left, no file changed."""
+        assert self.happened(), f"the run ended before anything was made to fail: {out}{err}"
         took = self.took()
         assert status != 0 and "norm" not in out, (status, out)
         lines = [
@@ -141,6 +142,10 @@ class Failing:
         # file.
         kept = {"failed-at", *([".out.h5.lock"] if self.killed else [])}
         assert {*os.listdir(self.folder)} - kept == {*self.files}
+
+    def happened(self) -> bool:
+        """Whether the rank has reached the place where it is made to fail."""
+        return not self.noted or (self.folder / "failed-at").exists()
 
     def took(self) -> float:
         """Return the seconds since the failure; 0 for a wrong job, which has no such moment."""

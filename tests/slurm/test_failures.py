@@ -32,7 +32,8 @@ def srun(slurm, folder, name, *options, **changes):
             cwd=run.folder,
             env={**run.environment, **changes},
         )
-        if MISREAD not in done.stderr:
+        # On a busy machine Slurm sometimes ends a step before its ranks have connected.
+        if MISREAD not in done.stderr and run.happened():
             break
     return run, done
 
