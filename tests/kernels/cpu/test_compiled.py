@@ -479,7 +479,7 @@ def test_random_programs(program, data):
 
 
 @pytest.mark.slow
-@settled(100)
+@settled(40)
 @given(programs(), st.data())
 def test_more_random_programs(program, data):
     vertices_agree(program, data)
