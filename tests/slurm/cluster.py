@@ -41,6 +41,9 @@ _OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_btl": "^ofi",
 }
+# Over UCX, MPICH sends 4096 bytes of address, most of them whatever lies behind it in memory, in
+# lines that are at times too long for Slurm: docs/slurm.md. Over libfabric its lines are short.
+_MPICH = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 ROOT = Path(__file__).resolve().parents[2]  # it also runs as a script
 
 # Nodes are daemons of one host, each with a name and a port. They may have more cores than it.
@@ -98,7 +101,7 @@ class Cluster:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(_OUTER)}
         path = os.pathsep.join((str(Path(sys.executable).parent), kept.get("PATH", os.defpath)))
         own = {"PATH": path, "PYTHONPATH": str(ROOT), "SLURM_CONF": str(self.folder / "slurm.conf")}
-        return {**kept, **_OPEN_MPI, **own, **(more or {})}
+        return {**kept, **_OPEN_MPI, **_MPICH, **own, **(more or {})}
 
     def run(
         self,
