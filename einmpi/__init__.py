@@ -1,14 +1,15 @@
 """einmpi: a few lines of extended Einstein summation become a distributed program."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from einmpi.api import compile, einsum, load, open_dataset, plan, program, reference, run
 from einmpi.errors import EinmpiError, InputError
-from einmpi.job.job import Job
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
+    from einmpi.api import compile, einsum, load, open_dataset, plan, program, reference, run
     from einmpi.compiled.dist_array import DistArray
+    from einmpi.job.job import Job
 
 __all__ = [
     "DistArray",
@@ -25,12 +26,30 @@ __all__ = [
     "reference",
     "run",
 ]
+# The public names that bring numpy and most of the package along, and the modules that define them.
+_MODULES = {
+    "DistArray": "einmpi.compiled.dist_array",
+    "Job": "einmpi.job.job",
+    "compile": "einmpi.api",
+    "einsum": "einmpi.api",
+    "load": "einmpi.api",
+    "open_dataset": "einmpi.api",
+    "plan": "einmpi.api",
+    "program": "einmpi.api",
+    "reference": "einmpi.api",
+    "run": "einmpi.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """DistArray brings the runtime along: it is loaded when it is first asked for."""
-    if name == "DistArray":
-        from einmpi.compiled.dist_array import DistArray
+    """Load a public name when it is first used, so that `import einmpi` costs little."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'einmpi' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
 
-        return DistArray
-    raise AttributeError(f"module 'einmpi' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

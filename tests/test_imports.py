@@ -8,6 +8,8 @@ import sys
 import pytest
 from paths import ROOT
 
+import einmpi
+
 PACKAGE = ROOT / "einmpi"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # The rooms in order, from the table in docs/architecture.md. Rooms in one row know nothing of each
@@ -144,11 +146,25 @@ def test_a_room_can_be_imported_by_name():
     assert done.stdout == "(2, 2, 2) True\n"
 
 
-@pytest.mark.parametrize("statement", ["import einmpi", "import einmpi.cli.main"])
-def test_import_is_light(statement):
+@pytest.mark.parametrize(
+    "statement, heavy",
+    [("import einmpi", {*HEAVY, "numpy"}), ("import einmpi.cli.main", set(HEAVY))],
+)
+def test_import_is_light(statement, heavy):
     code = f"{statement}, sys; print(*{{name.split('.')[0] for name in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "einmpi" in done.stdout.split()
-    assert not set(done.stdout.split()) & set(HEAVY)
+    assert not set(done.stdout.split()) & heavy
+
+
+def test_public_names_are_loaded_when_they_are_used():
+    code = "import einmpi; print(all(name in dir(einmpi) for name in einmpi.__all__));"
+    code += "from einmpi import *; print(load is einmpi.api.load, Job is einmpi.job.job.Job)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\nTrue True\n"
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        einmpi.lode  # noqa: B018
