@@ -37,6 +37,8 @@ from einmpi.comm.local import ALONE
 from einmpi.comm.nodes import node_of, sort_by_node
 from einmpi.errors import EinmpiError, InputError, failure
 from einmpi.process.environment import is_launched, launcher_size, slurm_step_tasks
+from einmpi.process.names import NAMES
+from einmpi.process.segments import remove_stale_segments, unlink_mpich_segment
 
 _PMI_ADVICE = "use srun --mpi=pmi2 for MPICH and its relatives, --mpi=pmix for Open MPI"
 
@@ -77,6 +79,9 @@ def world() -> Any | None:
                 everywhere=True,
             )
         return None
+    is_started = "mpi4py.MPI" in sys.modules
+    if not is_started and NAMES.claim("cleaning"):  # one rank of a machine is enough
+        remove_stale_segments()
     comm = _mpi().COMM_WORLD
     if comm.size == 1 and launcher_size() > 1:
         message = (
@@ -227,6 +232,8 @@ class MpiComm:
         self.rank_on_node = node.rank
         self.cores = max(1, node.cores // node.ranks)
         self.oversubscribed = node.ranks > node.cores
+        if self.rank_on_node == 0 and self.size == self._mpi.COMM_WORLD.size:
+            unlink_mpich_segment()  # all ranks have started and attached to it
         self._sum_types: dict[str, Any] = {}
         for name in SUMMABLE:
             self._sum_types[name] = self._mpi.Datatype.fromcode(np.dtype(name).char)

@@ -116,12 +116,12 @@ def until_gone(mark):
 class Run:
     """A started `launch`. A mark in its command lines lets the test find what is left of it."""
 
-    def __init__(self, folder, case, **more):
+    def __init__(self, folder, case, temporary=None, **more):
         self.mark = f"mark-{uuid.uuid4()}"
-        self.killed, self.temporary = False, folder / "t"
+        self.killed, self.temporary = temporary is not None, temporary or folder / "t"
         program = folder / "stand_in.py"
         program.write_text(STAND_IN)
-        self.temporary.mkdir()
+        self.temporary.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
             [sys.executable, "-c", PARENT, str(RANKS), str(program), case, self.mark],
             env=environment(TMPDIR=str(self.temporary), **more),
@@ -144,8 +144,8 @@ def begin():
     """Start a run; in the end, nothing of it may be left."""
     runs = []
 
-    def start(case, **more):
-        runs.append(Run(Path(folder), case, **more))
+    def start(case, temporary=None, **more):
+        runs.append(Run(Path(folder), case, temporary, **more))
         return runs[-1]
 
     with tempfile.TemporaryDirectory() as folder:  # pytest's own paths are too long for a socket
@@ -212,6 +212,22 @@ def test_parent_is_killed(begin):
     run.killed = True  # it could not remove its files
     until_gone(run.mark)
     run.finish()
+    assert len(own_folders(run)) == 1
+
+    # The next launchers remove it, but not the folder of one that lives.
+    living = begin("wait", run.temporary)
+    assert living.process.stdout.readline() == b"waiting\n"
+    of_living = own_folders(run)
+    assert len(of_living) == 1
+    assert begin("well", run.temporary).finish()[0] == 0
+    assert own_folders(run) == of_living
+    living.process.terminate()
+    living.finish()
+    assert own_folders(run) == []
+
+
+def own_folders(run):
+    return [name for name in os.listdir(run.temporary) if name.startswith("einmpi-")]
 
 
 @pytest.mark.mpirun

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from einmpi.cli.doctor.finding import Finding
 from einmpi.process.environment import available_cores
-from einmpi.units import show_bytes
+from einmpi.process.segments import stale_segments
+from einmpi.units import counted, show_bytes
 
 # The path of a socket may have 107 characters, and MPI adds to TMPDIR.
 _LONGEST_TMPDIR = 60
@@ -89,11 +90,17 @@ def examine_shared_memory() -> Finding:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
         return Finding("/dev/shm", "note", "missing: messages on one machine may be slow")
-    if size >= _SMALLEST_SHARED_MEMORY:
-        return Finding("/dev/shm", "ok", show_bytes(size))
-    problem = f"{show_bytes(size)} may be too small for messages between many ranks"
-    advice = "mount -o remount,size=2G /dev/shm, or docker run --shm-size=2g"
-    return Finding("/dev/shm", "note", problem, advice)
+    text = show_bytes(size)
+    advice = []
+    if size < _SMALLEST_SHARED_MEMORY:
+        text += " may be too small for messages between many ranks"
+        advice.append("mount -o remount,size=2G /dev/shm, or docker run --shm-size=2g")
+    stale = stale_segments()
+    if stale:
+        stale_bytes = show_bytes(sum(segment.nbytes for segment in stale))
+        text += f"; failed runs have left {counted(len(stale), 'file')} with {stale_bytes}"
+        advice.append("einmpi removes them when it starts ranks: einmpi run JOB.toml -n 2")
+    return Finding("/dev/shm", "note" if advice else "ok", text, "; ".join(advice))
 
 
 def examine_temporary_folder() -> Finding:

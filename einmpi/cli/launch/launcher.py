@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
+import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,11 +33,14 @@ from einmpi.process.notes import (
     RankNote,
     read_notes,
 )
+from einmpi.process.segments import remove_stale_segments
 from einmpi.process.terminal import clear_line
 
 _POLL_SECONDS = 0.1  # between two looks at everything that does not wake this process
 _GRACE_SECONDS = 5.0  # for mpirun to end after a signal
 _START_SECONDS = 60.0  # after this time all ranks have started
+_NOTES_NAME = "notes"
+_NEW_FOLDER_SECONDS = 60.0  # a folder without notes may be in the making for this long
 _MOST_CONNECTIONS = 500  # a process may open few descriptors
 
 
@@ -53,6 +59,7 @@ def launch(
         raise InputError("-n", "this process was already started by mpirun", hint="leave out -n")
     is_debug = os.environ.get("EINMPI_DEBUG") == "1"
     sys.stdout.flush()
+    remove_stale_segments()
     with _collect_signals(graceful) as signals, _share_notes(ranks) as notes_files:
         command = [*mpirun_command(ranks), "-n", str(ranks), *program, *arguments]
         process = _start(command, notes_files.path)
@@ -63,6 +70,8 @@ def launch(
             finally:
                 run.clear()
         notes = notes_files.read()
+    if process.returncode:
+        remove_stale_segments()
     if run.out.is_broken:
         raise BrokenPipeError  # as in `einmpi … | head`
     if signals:
@@ -171,11 +180,18 @@ class _NotesFiles:
 def _share_notes(ranks: int) -> Iterator[_NotesFiles]:
     with contextlib.ExitStack() as stack:
         try:
+            _remove_stale_folders(tempfile.gettempdir())
             folder = stack.enter_context(
                 tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True)
             )
-            path = f"{folder}/notes"
-            Path(path).write_bytes(bytes(ranks * RECORD_BYTES))
+            path = f"{folder}/{_NOTES_NAME}"
+            # It gets its name when it is locked, so it is locked while this process lives.
+            notes = stack.enter_context(open(f"{path}.new", "xb"))
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(notes, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            notes.write(bytes(ranks * RECORD_BYTES))
+            notes.flush()
+            os.rename(notes.name, path)
         except OSError as error:
             problem = error.strerror or str(error)
             hint = "set TMPDIR to a folder with free space"
@@ -187,6 +203,28 @@ def _share_notes(ranks: int) -> Iterator[_NotesFiles]:
         except OSError:  # the path is too long for a socket: do without it
             listener.close()
         yield _NotesFiles(path, ranks, listener)
+
+
+def _remove_stale_folders(temporary: str) -> None:
+    """Remove the folders that launchers of this user left on this machine when they were killed."""
+    for folder in Path(temporary).glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if is_own and _is_abandoned(folder, time.time() - status.st_mtime):
+                shutil.rmtree(folder)
+
+
+def _is_abandoned(folder: Path, age: float) -> bool:
+    """Return whether the launcher of a folder is gone: then its notes are not locked any more."""
+    try:
+        with open(folder / _NOTES_NAME, "rb") as notes:
+            fcntl.flock(notes, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:  # it is being made, or was not finished
+        return age > _NEW_FOLDER_SECONDS
+    except OSError:  # it is locked, or there are no locks
+        return False
+    return True
 
 
 # ---- while mpirun runs ---------------------------------------------------------------------------
