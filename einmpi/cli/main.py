@@ -17,6 +17,7 @@ from einmpi.cli.help import make_parser
 from einmpi.cli.rank import connect_ranks, fail_to_connect, run_alone, run_rank
 from einmpi.cli.sbatch.command import sbatch
 from einmpi.errors import InputError, one_of
+from einmpi.process.terminal import open_closed_streams
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -26,8 +27,9 @@ _STARTS_RANKS = ("run", "verify", "calibrate")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # there may be none
+        if isinstance(stream, io.TextIOWrapper):  # tests replace them
             stream.reconfigure(errors="replace")  # a terminal without × shows ?
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -122,7 +122,7 @@ def abort(comm: Any, status: int) -> NoReturn:
     """
     try:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
                 stream.flush()
         _wait_for_reader()
         # Hides MPICH's own report of the abort; that of Open MPI's mpirun remains.

@@ -35,6 +35,23 @@ def _launcher_terminal() -> _LauncherTerminal | None:
     return _LauncherTerminal(machine, int(stdout_columns), int(stderr_columns), path)
 
 
+def open_closed_streams() -> None:
+    """Connect standard streams that were closed, as by `>&-` in a shell, to /dev/null.
+
+    Otherwise the next file that is opened takes the number of the stream, and everything that
+    libraries print goes into that file.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it takes the lowest number, which is this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def columns(stream: TextIO) -> int:
     """Return the width of the terminal behind a stream, 0 if there is none."""
     try:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import h5py
 import numpy as np
 import pytest
 from in_process import einmpi_here
@@ -519,3 +520,36 @@ def test_flags_are_not_cut_short(capfd):
     """This process and its ranks would both take --rank for --ranks."""
     assert main(["run", "a.toml", "--rank", "2"]) == 2
     assert "unrecognized arguments: --rank 2" in capfd.readouterr().err
+
+
+OUTPUT_JOB = """
+program = "Z[i,k] = sum(A[i,j] * A[k,j])"
+inputs.A = { shape = [20, 30], random = "normal", seed = 1 }
+outputs.Z = "z.h5:/Z"
+"""
+
+
+@pytest.mark.parametrize(
+    "ranks, closed",
+    [
+        ("1", ">&-"),
+        ("1", "2>&-"),
+        pytest.param("2", ">&- 2>&- <&-", marks=[pytest.mark.mpirun, needs_mpirun]),
+    ],
+)
+def test_closed_streams(tmp_path, ranks, closed):
+    """Nothing is printed into the files that would get their numbers."""
+    (tmp_path / "job.toml").write_text(OUTPUT_JOB)
+    words = [sys.executable, "-m", "einmpi", "run", "job.toml", "-n", ranks]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert bool(done.stdout) == (closed == "2>&-")
+    with h5py.File(tmp_path / "z.h5") as file:
+        assert file["Z"].shape == (20, 20)
