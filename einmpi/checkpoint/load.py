@@ -24,6 +24,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.remainder import needed
 from einmpi.planner.make_plan import MAX_RANKS
 from einmpi.planner.mesh import Mesh
+from einmpi.process.trust import UntrustedFileError, open_own_file
 from einmpi.runtime.backend import ALIGNMENT
 from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.regions import Box, Runs, boxes, elements, intersect, locate, shape
@@ -107,6 +108,11 @@ def damaged(path: str, what: str) -> InputError:
     return InputError(path, f"the checkpoint is damaged: {what}", hint=REMOVE_HINT)
 
 
+def _untrusted(path: str, name: str, error: UntrustedFileError) -> InputError:
+    """Return the error for a file of a checkpoint that other users could have written."""
+    return InputError(f"{path}/{name}", str(error), "a file of yours that only you can write to")
+
+
 # ---- a checkpoint -------------------------------------------------------------------------------
 
 
@@ -133,13 +139,15 @@ class Saved:
         if not size:
             return
         try:
-            found = os.path.getsize(path)
-            if found != size:
-                raise damaged(self.path, f"{name} has {found} bytes instead of {size}")
             check = 0
-            with open(path, "rb", buffering=0) as file:
+            with open(open_own_file(path), "rb", buffering=0) as file:
+                found = os.fstat(file.fileno()).st_size
+                if found != size:
+                    raise damaged(self.path, f"{name} has {found} bytes instead of {size}")
                 while piece := file.read(PIECE_BYTES):
                     check = zlib.crc32(piece, check)
+        except UntrustedFileError as error:
+            raise _untrusted(self.path, name, error) from None
         except OSError as error:
             raise damaged(self.path, f"{name}: {error.strerror or error}") from None
         if check != expected_check:
@@ -158,8 +166,12 @@ class Saved:
         assert region is not None
         if not count:
             return np.empty(shape(region), block.dtype)
-        path = os.path.join(self.path, file_name(rank))
-        return np.memmap(path, block.dtype, "r", start, shape(region))
+        file = file_name(rank)
+        try:
+            with open(open_own_file(os.path.join(self.path, file)), "rb") as opened:
+                return np.memmap(opened, block.dtype, "r", start, shape(region))
+        except UntrustedFileError as error:
+            raise _untrusted(self.path, file, error) from None
 
     def fill(self, name: str, rank: int, target: Array) -> None:
         """Put a rank's block as it was, partial results included, into an array."""
@@ -239,8 +251,10 @@ def _all_digits(mesh: Mesh, digit_of_axis: Mapping[int, int]) -> list[int]:
 def read_manifest(path: str) -> str:
     """Return the text of a checkpoint's manifest."""
     try:
-        with open(os.path.join(path, MANIFEST), encoding="utf-8") as file:
+        with open(open_own_file(os.path.join(path, MANIFEST)), encoding="utf-8") as file:
             return file.read()
+    except UntrustedFileError as error:
+        raise _untrusted(path, MANIFEST, error) from None
     except OSError as error:
         raise damaged(path, f"{MANIFEST}: {error.strerror}") from None
     except UnicodeDecodeError:

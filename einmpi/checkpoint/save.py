@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +41,8 @@ from einmpi.files.atomic import claimed
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.remainder import needed
 from einmpi.process.notes import activity_writer
-from einmpi.process.terminal import clear_line
+from einmpi.process.terminal import print_notice
+from einmpi.process.trust import OWN_FOLDER_MODE, open_for_own_writing, why_not_own
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.schedule import SavePoint
 from einmpi.version import __version__
@@ -63,11 +63,19 @@ def claim_folder(folder: str, comm: Comm) -> AbstractContextManager[None]:
 
 
 def _make_folder(folder: str) -> None:
+    """Create the folder if need be; refuse one in which other users could put a checkpoint.
+
+    Folders above it may be shared: another folder in its place would not belong to this user, and
+    neither would the files of a checkpoint, which are checked one by one when they are read.
+    """
     place = f"--checkpoint {folder}"
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, OWN_FOLDER_MODE, exist_ok=True)
+        problem = why_not_own(os.stat(folder))
     except OSError as error:
         raise InputError(place, error.strerror or str(error), "a writable folder") from None
+    if problem:
+        raise InputError(place, problem, "a folder of yours that only you can write to")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise InputError(place, "there is no permission to write to it", "a writable folder")
 
@@ -265,7 +273,7 @@ class Checkpoints:
         draft = self._path(f".{done:06d}.{secrets.token_hex(8)}.part")
         problem = ""
         if self.comm.rank == 0:
-            _, problem = _attempt(lambda: os.mkdir(draft))
+            _, problem = _attempt(lambda: os.mkdir(draft, OWN_FOLDER_MODE))
         draft, problem = json.loads(self.comm.allgather_text(json.dumps([draft, problem]))[0])
         return draft, problem
 
@@ -295,7 +303,8 @@ class Checkpoints:
 
     def _publish(self, draft: str, done: int, manifest: Mapping[str, Any]) -> None:
         """Turn a draft with the files of all ranks into a checkpoint; remove older ones."""
-        with open(os.path.join(draft, MANIFEST), "x", encoding="utf-8") as file:
+        path = os.path.join(draft, MANIFEST)
+        with open(path, "x", encoding="utf-8", opener=open_for_own_writing) as file:
             json.dump({**manifest, "checksum": checksum(manifest)}, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
@@ -331,9 +340,7 @@ class Checkpoints:
     def _report(self, text: str, problem: bool = False) -> None:
         """Print a line to standard error on rank 0."""
         if self.comm.rank == 0 and (problem or not self.quiet):
-            line = " ".join(f"einmpi: {self.folder}: {text}".split())
-            sys.stdout.flush()  # keep the order if both streams go to one file
-            print(f"{clear_line(sys.stderr)}{line}\n", end="", file=sys.stderr, flush=True)
+            print_notice(f"einmpi: {self.folder}: {text}")
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -359,7 +366,8 @@ def _write_blocks(
         return 0, 0
     size = 0
     check = 0
-    with open(os.path.join(draft, file_name(rank)), "xb", buffering=0) as file:
+    path = os.path.join(draft, file_name(rank))
+    with open(path, "xb", buffering=0, opener=open_for_own_writing) as file:
         for start, count, array in kept:
             if array is None:
                 continue

@@ -121,8 +121,9 @@ def _probe_hdf5() -> dict[str, Any]:
 def _probe_numba() -> dict[str, Any]:
     from einmpi.kernels.cpu.cache import cache_folder  # loads numba
 
-    folder = cache_folder()
-    return {"numba": metadata.version("numba"), "folder": str(folder) if folder else ""}
+    found = cache_folder()
+    folder = str(found.folder) if found.folder else ""
+    return {"numba": metadata.version("numba"), "folder": folder, "problem": found.problem}
 
 
 def _probe_cupy() -> dict[str, Any]:

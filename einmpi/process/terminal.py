@@ -93,6 +93,16 @@ def clear_line(stream: TextIO) -> str:
     return CLEAR if columns(stream) else ""
 
 
+def print_notice(text: str) -> None:
+    """Print one whole line to standard error, in place of a progress bar."""
+    if sys.stderr is None:  # it was closed when the process started
+        return
+    if sys.stdout is not None:
+        sys.stdout.flush()  # keep the order if both streams go to one file
+    line = " ".join(text.split())
+    print(f"{clear_line(sys.stderr)}{line}\n", end="", file=sys.stderr, flush=True)
+
+
 def terminal_environment() -> dict[str, str]:
     """Return the variable by which a launcher describes its terminal to its ranks."""
     stderr_columns = columns(sys.stderr)

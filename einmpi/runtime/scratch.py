@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import resource
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import EinmpiError, InputError
+from einmpi.process.trust import why_open_to_others
 
 SCRATCH_VARIABLE = "EINMPI_SCRATCH"
 SMALL_COPY_BYTES = 2**16  # copied in less time than it takes to wake another thread
@@ -30,16 +32,26 @@ def scratch_folder(requested: str | None) -> str:
 
 
 def check_folder(requested: str | None, place: str) -> None:
-    """Raise an InputError if no file can be created in the folder."""
+    """Raise an InputError if no file can be created in the folder, or if it is open to others.
+
+    Folders that everyone uses, such as /tmp, have the sticky bit. They may belong to anyone, since
+    scratch files have no names.
+    """
     folder = scratch_folder(requested)
     where = SCRATCH_VARIABLE if os.environ.get(SCRATCH_VARIABLE) else place
+    problem = ""
     try:
-        os.close(_open_unnamed(folder))
+        problem = why_open_to_others(os.stat(folder), sticky_is_safe=True)
+        if not problem:
+            os.close(_open_unnamed(folder))
     except OSError as error:
         what = f"{folder}: {error.strerror or error}"
         raise InputError(where, what, "a folder to write to") from None
     except ValueError as error:  # a null character in the name
         raise InputError(where, f"{folder!r}: {error}", "a folder to write to") from None
+    if problem:
+        expected = "a folder that only you can write to, or one with the sticky bit like /tmp"
+        raise InputError(where, f"{folder}: {problem}", expected)
 
 
 class Scratch:
@@ -111,7 +123,12 @@ def _allow_many_files() -> None:
 
 
 def _open_unnamed(folder: str) -> int:
-    """Create a file in a folder, remove its name, and return the descriptor."""
+    """Create a file without a name in a folder and return its descriptor.
+
+    Where the file system needs a name, it is one that nobody can guess, for a moment.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL, 0o600)
     descriptor, path = tempfile.mkstemp(prefix=".einmpi-", suffix=".scratch", dir=folder)
     os.unlink(path)
     return descriptor

@@ -842,6 +842,80 @@ def test_files_are_what_the_page_says(stopped):
         assert (len(data), zlib.crc32(data)) == (size, check)
 
 
+# ---- other users --------------------------------------------------------------------------------
+
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_folder_in_which_others_can_put_a_checkpoint_is_refused(stopped, tmp_path, mode):
+    job, saved = stopped
+    folder = Path(shutil.copytree(saved, tmp_path / "saved"))
+    folder.chmod(mode)
+    for resume in (True, False):
+        with pytest.raises(InputError) as caught:
+            go(job, 4, folder, resume=resume, strategy="sqrt")
+        assert str(caught.value) == (
+            f"--checkpoint {folder}: other users can write to it (mode {mode:o}); "
+            "expected a folder of yours that only you can write to"
+        )
+    assert complete(folder) == ["000005"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank-00002.raw"])
+def test_files_that_others_could_have_written_are_refused(stopped, tmp_path, name):
+    job, saved = stopped
+    folder = Path(shutil.copytree(saved, tmp_path / "saved"))
+    file = folder / "000005" / name
+    file.chmod(0o664)
+    with pytest.raises(InputError) as caught:
+        go(job, 4, folder, resume=True, strategy="sqrt")
+    assert str(caught.value) == (
+        f"{file}: other users can write to it (mode 664); "
+        "expected a file of yours that only you can write to"
+    )
+    if os.geteuid() == 0:
+        file.chmod(0o644)
+        os.chown(file, NOBODY, NOBODY)
+        with pytest.raises(InputError, match=r"it belongs to another user \(uid 65534\)"):
+            go(job, 4, folder, resume=True, strategy="sqrt")
+
+
+def test_a_file_exchanged_after_it_was_checked_is_refused(stopped, tmp_path, monkeypatch):
+    """Where a folder above is shared, others can put folders of theirs in place of ours."""
+    job, saved = stopped
+    folder = Path(shutil.copytree(saved, tmp_path / "saved"))
+    check = Checkpoints._check_files
+
+    def check_then_exchange(checkpoints, saved):
+        check(checkpoints, saved)
+        for file in (folder / "000005").glob("*.raw"):
+            file.chmod(0o666)
+
+    monkeypatch.setattr(Checkpoints, "_check_files", check_then_exchange)
+    for ranks in (4, 3):
+        with pytest.raises(EinmpiError, match="other users can write to it"):
+            go(job, ranks, folder, resume=True, strategy="sqrt")
+
+
+def test_a_shared_folder_above_and_a_umask_that_lets_a_group_write(tmp_path):
+    """As in the folder of a project: what is saved there can be resumed."""
+    job = einmpi.load(write_job(tmp_path))
+    shared = tmp_path / "project"
+    shared.mkdir()
+    shared.chmod(0o2775)
+    asked = []
+    before = os.umask(0o002)
+    try:
+        with pytest.raises(Stopped):
+            go(job, 2, shared / "saved", asked=asked, on_step=_ask_at("A3", asked))
+        for path in [shared / "saved", *(shared / "saved").rglob("*")]:
+            assert not path.stat().st_mode & 0o022, path
+        go(job, 2, shared / "saved", resume=True)
+    finally:
+        os.umask(before)
+
+
 # ---- times --------------------------------------------------------------------------------------
 
 

@@ -331,6 +331,38 @@ def test_an_impossible_folder_is_reported_in_one_line(tmp_path):
         einmpi.run(einmpi.load(job))
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o2775])
+def test_a_scratch_folder_that_is_open_to_others_is_refused(tmp_path, monkeypatch, mode):
+    (tmp_path / "job.toml").write_text(JOB)
+    job = einmpi.load(tmp_path / "job.toml")
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(mode)
+    monkeypatch.setenv("EINMPI_SCRATCH", str(folder))
+    with pytest.raises(einmpi.InputError) as caught:
+        einmpi.run(job)
+    assert str(caught.value) == (
+        f"EINMPI_SCRATCH: {folder}: other users can write to it (mode {mode:o}); "
+        "expected a folder that only you can write to, or one with the sticky bit like /tmp"
+    )
+    folder.chmod(mode | 0o1000)
+    einmpi.run(job)
+
+
+def test_scratch_files_never_have_names_where_the_system_allows_that(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("a name was needed")
+
+    monkeypatch.setattr(scratch_module.tempfile, "mkstemp", refuse)
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR))
+    except (AttributeError, OSError):
+        pytest.skip("this file system has no files without names")
+    array = Scratch(str(tmp_path)).array((1000,), "float64")
+    array[:] = 1.0
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_json_and_text_report_what_was_spilled(tmp_path):
     done = einmpi_command(tmp_path, "--json run.json")
     assert done.returncode == 0, done.stderr

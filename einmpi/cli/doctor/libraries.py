@@ -58,8 +58,9 @@ def _examine_numba(answer: dict[str, Any]) -> Finding:
     if "error" in answer:
         return Finding("numba", "problem", answer["error"], "pip install numba")
     if not answer["folder"]:
-        problem = f"{answer['numba']}; kernels cannot be cached, so each run compiles them again"
-        advice = "export EINMPI_CACHE_DIR=FOLDER, with a writable folder"
+        consequence = "kernels cannot be cached, so each run compiles them again"
+        problem = f"{answer['numba']}; {consequence}: {answer['problem']}"
+        advice = "export EINMPI_CACHE_DIR=FOLDER, with a folder that only you can write to"
         return Finding("numba", "note", problem, advice)
     return Finding("numba", "ok", f"{answer['numba']}; kernels are cached in {answer['folder']}")
 

@@ -6,6 +6,7 @@ This module imports numba, so it is imported only when a kernel is needed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -15,13 +16,21 @@ import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 import numba
 from numba import types
 
 from einmpi.kernels.cpu import intrinsics
+from einmpi.process.names import NAMES
+from einmpi.process.terminal import print_notice
+from einmpi.process.trust import (
+    UntrustedFileError,
+    make_private_folders,
+    open_own_file,
+    why_not_trusted,
+)
 from einmpi.version import __version__
 
 LOCK_SECONDS = 60.0  # to wait for another process to compile; then this one compiles as well
@@ -32,6 +41,7 @@ OPTIONS: dict[str, Any] = {
     "no_cfunc_wrapper": True,
     "no_rewrites": True,
 }
+_REPORTED: list[str] = []  # why no kernel is cached, once that has been reported
 
 
 def build_kernel(text: str) -> tuple[Callable[[int], None], bool]:
@@ -42,16 +52,21 @@ def build_kernel(text: str) -> tuple[Callable[[int], None], bool]:
     # The name is unique, since numba makes the symbol in the machine code from it.
     name = f"k{hashlib.sha256(text.encode() + _intrinsics_source()).hexdigest()[:24]}"
     text = text.replace("def kernel(", f"def {name}(")
-    folder = cache_folder()
-    if folder is None:
+    found = cache_folder()
+    if found.untrusted:
+        _report_untrusted(found.problem)
+    if found.folder is None:
         return _compile(text, name), False
-    path = folder / f"{name}.py"
+    path = found.folder / f"{name}.py"
     try:
         if not _is_intact(path):
             with _lock(path.with_suffix(".lock")):
                 if not _is_intact(path):
                     return _compile_to(path, text), False
         return _compile(text, name, path), True
+    except UntrustedFileError as error:
+        _report_untrusted(str(error))
+        return _compile(text, name), False
     except Exception:
         with contextlib.suppress(OSError):
             path.with_suffix(".sum").unlink()
@@ -61,12 +76,19 @@ def build_kernel(text: str) -> tuple[Callable[[int], None], bool]:
 def _compile(text: str, name: str, path: Path | None = None) -> Any:
     """Compile a source; with a path, load the machine code from there or save it there.
 
+    numba unpickles the files that it loads, so nothing may be in its folder that other users have
+    written. The folder is next to the path unless NUMBA_CACHE_DIR names another one.
+
     The source comes from loop_source, which writes it from a checked expression tree: it contains
     no name and no text of a user.
     """
     scope: dict[str, Any] = {"__name__": __name__}
     exec(compile(text, str(path or "<kernel>"), "exec"), scope)
     function = numba.njit(cache=path is not None, **OPTIONS)(scope[name])
+    if path is not None:
+        problem = why_not_trusted(function.stats.cache_path)
+        if problem:
+            raise UntrustedFileError(problem)
     function.compile(SIGNATURE)
     function.disable_compile()
     return function
@@ -77,24 +99,31 @@ def _compile_to(path: Path, text: str) -> Any:
     for old in _files(path):
         old.unlink(missing_ok=True)
     _replace(path, text)
+    make_private_folders(str(path.parent / "__pycache__"))
     function = _compile(text, path.stem, path)
     files = sorted(_files(path, Path(function.stats.cache_path)))
+    for file in files:
+        file.chmod(0o600)  # the user's umask may let a group write
     digests = {str(file): _digest(file) for file in files}
     _replace(path.with_suffix(".sum"), json.dumps(digests))
     return function
 
 
 def _is_intact(path: Path) -> bool:
-    """Return whether all files of a kernel are as they were written.
+    """Return whether all files of a kernel are as this user wrote them.
 
-    numba would load a damaged file without noticing.
+    numba would load a damaged file without noticing. Files of other users may be left from a time
+    when they could write to the folder.
     """
     try:
-        digests = json.loads(path.with_suffix(".sum").read_text())
-        return bool(digests) and all(
-            _digest(Path(name)) == digest for name, digest in digests.items()
-        )
-    except (OSError, ValueError, AttributeError):
+        digests = json.loads(_read_own(path.with_suffix(".sum")))
+        if not digests:
+            return False
+        folder = Path(next(iter(digests))).parent
+        if {str(file) for file in _files(path, folder)} != set(digests):
+            return False
+        return all(_digest(Path(name)) == digest for name, digest in digests.items())
+    except (OSError, ValueError, TypeError, AttributeError, UntrustedFileError):
         return False
 
 
@@ -103,14 +132,22 @@ def _files(path: Path, folder: Path | None = None) -> list[Path]:
     return list((folder or path.parent / "__pycache__").glob(f"{path.stem}.*.nb[ic]"))
 
 
+def _read_own(path: Path) -> bytes:
+    """Return the content of a file; raise UntrustedFileError if others could have written it."""
+    with open(open_own_file(str(path)), "rb") as file:
+        return file.read()
+
+
 def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(_read_own(path)).hexdigest()
 
 
 def _replace(path: Path, text: str) -> None:
     """Write a file so that other processes see all of it or nothing."""
     draft = path.with_suffix(f".{os.getpid()}")
-    draft.write_text(text)
+    draft.unlink(missing_ok=True)  # left by a killed process with the same number
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
     draft.replace(path)
 
 
@@ -141,11 +178,19 @@ def _intrinsics_source() -> bytes:
     return Path(intrinsics.__file__).read_bytes()
 
 
-def cache_folder() -> Path | None:
+class CacheFolder(NamedTuple):
+    """The folder for machine code, or None and the reason why there is none."""
+
+    folder: Path | None
+    problem: str = ""
+    untrusted: bool = False  # other users can write there
+
+
+def cache_folder() -> CacheFolder:
     """Return the folder for machine code of this processor and these versions.
 
-    Return None if nothing can be written there, or if it belongs to another user: machine code of
-    other users is never run.
+    There is none if nothing can be written there, or if another user can change what is there:
+    machine code of other users is never run.
     """
     given = os.environ.get("EINMPI_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -154,10 +199,29 @@ def cache_folder() -> Path | None:
     digest = hashlib.sha256(features.encode()).hexdigest()
     cpu = f"{llvmlite.binding.get_host_cpu_name()}-{digest[:8]}"
     python = f"py{sys.version_info[0]}{sys.version_info[1]}"
+    # What is checked must be what is used, so links in the path are resolved only once.
+    root = Path(os.path.realpath(root))
     folder = root / f"{__version__}-numba{numba.__version__}-{python}-{cpu}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        is_own = folder.stat().st_uid == os.getuid()
-        return folder if is_own and os.access(folder, os.W_OK) else None
-    except OSError:
-        return None
+        # Before anything is created there, and again when all folders exist and cannot change.
+        problem = why_not_trusted(folder)
+        if not problem:
+            make_private_folders(str(folder))
+            problem = why_not_trusted(folder)
+    except OSError as error:
+        return CacheFolder(None, f"{folder}: {error.strerror or error}")
+    if problem:
+        return CacheFolder(None, problem, untrusted=True)
+    if not os.access(folder, os.W_OK):
+        return CacheFolder(None, f"{folder}: {os.strerror(errno.EACCES)}")
+    return CacheFolder(folder)
+
+
+def _report_untrusted(problem: str) -> None:
+    """Say that kernels are not cached: once, by one of the ranks of a machine."""
+    if not _REPORTED and NAMES.claim("untrusted kernel cache"):
+        print_notice(
+            f"einmpi: {problem}; kernels are compiled without a cache; "
+            "chmod go-w, or EINMPI_CACHE_DIR=FOLDER with a folder of your own"
+        )
+    _REPORTED.append(problem)
