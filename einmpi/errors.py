@@ -58,8 +58,7 @@ class InputError(EinmpiError, ValueError):
             parts.append(_shortened(f"expected {expected}"))
         if hint:
             parts.append(_shortened(hint))
-        one_line = " ".join("; ".join(parts).split())
-        super().__init__(one_line)
+        super().__init__(on_one_line("; ".join(parts)))
 
 
 class OperationError(TypeError):
@@ -119,6 +118,20 @@ def one_of(names: Iterable[str], wrong: str = "", most: int | None = None) -> st
     if closest:
         expected += f" (did you mean {closest[0]}?)"
     return expected
+
+
+def on_one_line(text: str) -> str:
+    """Return a text in one line, without what would control a terminal.
+
+    Names of files and keys may contain anything; escape codes in them are shown, not obeyed.
+    """
+    shown = []
+    for character in " ".join(text.split()):
+        if character.isprintable():
+            shown.append(character)
+        else:
+            shown.append(character.encode("unicode_escape").decode())
+    return "".join(shown)
 
 
 def _shortened(text: str, most: int = 450) -> str:

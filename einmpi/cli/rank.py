@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, on_one_line
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -116,5 +116,5 @@ def print_error(error: Exception) -> int:
     for note in getattr(error, "__notes__", ()):
         line += f" ({note})"
     # One write, even without a buffer: other ranks and mpirun may write at the same time.
-    print(" ".join(line.split()) + "\n", end="", file=sys.stderr, flush=True)
+    print(on_one_line(line) + "\n", end="", file=sys.stderr, flush=True)
     return status

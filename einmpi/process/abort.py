@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 
-from einmpi.errors import EinmpiError
+from einmpi.errors import EinmpiError, on_one_line
 from einmpi.process.environment import is_launched
 from einmpi.process.names import NAMES, is_claimed
 from einmpi.process.notes import activity_writer, current_activity
@@ -115,7 +115,7 @@ def print_last_line(rank: int, text: str) -> None:
 
     It also goes into the launcher's notes, because launchers lose what is printed last.
     """
-    line = " ".join(f"{ERROR_PREFIX} rank {rank}: {text}".split())
+    line = on_one_line(f"{ERROR_PREFIX} rank {rank}: {text}")
     activity_writer(rank)(line)
     if _may_print(rank):
         with contextlib.suppress(OSError):

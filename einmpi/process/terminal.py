@@ -6,6 +6,8 @@ import os
 import sys
 from typing import NamedTuple, TextIO
 
+from einmpi.errors import on_one_line
+
 # What a launcher tells its ranks about its terminal, see `_LauncherTerminal`.
 TERMINALS_VARIABLE = "EINMPI_TERMINALS"
 CLEAR = "\r\x1b[2K"  # return to the start of the line and clear it
@@ -99,7 +101,7 @@ def print_notice(text: str) -> None:
         return
     if sys.stdout is not None:
         sys.stdout.flush()  # keep the order if both streams go to one file
-    line = " ".join(text.split())
+    line = on_one_line(text)
     print(f"{clear_line(sys.stderr)}{line}\n", end="", file=sys.stderr, flush=True)
 
 

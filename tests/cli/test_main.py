@@ -553,3 +553,21 @@ def test_closed_streams(tmp_path, ranks, closed):
     assert bool(done.stdout) == (closed == "2>&-")
     with h5py.File(tmp_path / "z.h5") as file:
         assert file["Z"].shape == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["check", "a\x1b[31mb\u202e.toml"],
+            "a\\x1b[31mb\\u202e.toml: there is no such file; expected a job file in TOML\n",
+        ),
+        (
+            ["check", "job.toml", "a\x7f"],
+            "einmpi: unrecognized arguments: a\\x7f; see einmpi check --help\n",
+        ),
+    ],
+)
+def test_names_do_not_control_the_terminal(tmp_path, arguments, line):
+    """Escape codes in the name of a file are shown, not obeyed."""
+    assert run(tmp_path, *arguments).stderr == line
