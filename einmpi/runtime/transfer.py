@@ -32,7 +32,7 @@ def exchange(step: Exchange, buffers: Buffers, comm: Comm) -> None:
     if len(moves.group) == 1:
         return
     # Every choice is the same on all members: it depends on nothing that differs between them.
-    at_once = moves.max_elements <= _buffer_elements(step, step.target)
+    at_once = moves.fits_at_once(_buffer_elements(step, step.target))
     if moves.same_to_all:
         pieces = _pieces_of_all(step)
         counts = _contiguous_counts(pieces, step.target)

@@ -162,7 +162,9 @@ def exchange(
     same_to_all = len(gathering) == len(axes)
     copies = ranks_along(mesh, gathering)
     max_elements = max(middle.max_elements() * copies, target.max_elements())
-    return _moves(group, me, sends, receives, same_to_all, max_elements)
+    moves = _moves(group, me, sends, receives, same_to_all, max_elements)
+    largest_block = max(source.max_elements(), target.max_elements())
+    return replace(moves, largest_block=largest_block)
 
 
 def pass_on(held: Blocks, target: Layout, axes: tuple[int, ...], rank: int) -> Moves:

@@ -149,8 +149,12 @@ class Exchange(Step):
 
     @property
     def working_bytes(self) -> int:
-        larger = max(self.source.nbytes, self.target.nbytes)
-        return memory.staging(larger, len(self.group), self.buffer_bytes)
+        largest = max(self.source.nbytes, self.target.nbytes)
+        itemsize = np.dtype(self.target.dtype).itemsize
+        is_packed = self.moves.fits_at_once(self.buffer_bytes // itemsize)
+        if is_packed and not self.moves.same_to_all:
+            largest = max(largest, self.moves.words_sent * itemsize)
+        return memory.staging(largest, len(self.group), self.buffer_bytes)
 
     @property
     def completes_slot(self) -> bool:

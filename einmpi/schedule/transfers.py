@@ -32,11 +32,31 @@ class Moves:
     own: tuple[Region, Region] | None
     same_to_all: bool  # each member sends the same elements to all others
     max_elements: int  # that any member may send or receive; the same bound on all members
+    # The elements of the largest block that any member has before or after, if that is known.
+    largest_block: int | None = None
 
     @cached_property
     def words(self) -> int:
         """The number of elements that this rank receives."""
         return sum(elements(region) for _, region in self.incoming())
+
+    @cached_property
+    def words_sent(self) -> int:
+        """The number of elements that this rank sends, once for every member that gets them."""
+        return sum(elements(region) for _, region in self.outgoing())
+
+    def fits_at_once(self, buffer_elements: int) -> bool:
+        """Return whether a buffer holds all that any member sends; the same on all members.
+
+        A buffer is also no larger than the largest block: that is what plans allow for. What is
+        sent to several members, each of which needs another part, may be more where blocks are
+        uneven.
+        """
+        if self.max_elements > buffer_elements:
+            return False
+        if self.same_to_all or self.largest_block is None:
+            return True
+        return self.max_elements <= self.largest_block
 
     def outgoing(self) -> Iterator[Message]:
         """The messages that this rank sends, beginning with the next member of the group."""
