@@ -564,7 +564,7 @@ def test_closed_streams(tmp_path, ranks, closed):
         ),
         (
             ["check", "job.toml", "a\x7f"],
-            "einmpi: unrecognized arguments: a\\x7f; see einmpi check --help\n",
+            "einmpi: unrecognized arguments: a\\x7f; see einmpi --help\n",
         ),
     ],
 )
