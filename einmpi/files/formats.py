@@ -15,6 +15,7 @@ from einmpi.errors import InputError
 from einmpi.files import hdf5, hdf5_writing, npy, safetensors
 from einmpi.files.datasets import Dataset, RawReader, Reader
 from einmpi.files.specs import InputSpec, Place, StorageSpec
+from einmpi.graph.labels import MAX_LABELS
 
 # (file, name of the tensor inside it, place in the job file) → where the tensor is.
 Find: TypeAlias = Callable[[str, str, str], Dataset]
@@ -44,11 +45,13 @@ class WriteMethods:
     `lay_out` makes a file without the elements of its tensors and says where they go; the ranks
     then write them there. `check_target` refuses an existing file that cannot be written.
     `options` are the job-file keys of an output, besides file, dtype and parts, that it supports.
+    `max_ndim` is the most dimensions that a tensor in a file can have.
     """
 
     lay_out: LayOut
     check_target: CheckTarget = check_is_file
     options: tuple[str, ...] = ()
+    max_ndim: int = MAX_LABELS
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,7 @@ HDF5 = FileFormat(
         hdf5_writing.lay_out_draft,
         hdf5_writing.check_target,
         options=("chunks", "compression"),
+        max_ndim=32,
     ),
     check_name=hdf5.dataset_path,
     example_name="/DATASET",

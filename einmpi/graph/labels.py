@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 # i·p stays below 2**53 for every index i and 4096 ranks: exact in any arithmetic of the planner.
 MAX_EXTENT = 2**39
+MAX_LABELS = 64  # of one EinSum, and dimensions of a tensor: numpy's limit
+# Bytes of a tensor, and values of ⊗ that one rank computes, stay below it: they fit into 64 bits.
+MAX_COUNT = 2**63
 
 
 def project(vector: Sequence[int], wanted: Sequence[str], labels: Sequence[str]) -> tuple[int, ...]:

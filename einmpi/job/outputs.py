@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.formats import all_formats, suffix_of
+from einmpi.files.formats import all_formats, known_format, suffix_of
 from einmpi.files.specs import COMPRESSIONS, OutputSpec
 from einmpi.graph.dtypes import DTYPES, cpu_dtypes
 from einmpi.graph.eingraph import EinGraph
@@ -141,6 +141,14 @@ def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
                 spec.place,
                 f"{spec.name} is {vertex.dtype} and cannot be stored as {stored.name}",
                 one_of(allowed),
+            )
+        methods = known_format(spec.place, spec.file, writable=True).write
+        assert methods is not None
+        if len(vertex.bound) > methods.max_ndim:
+            raise InputError(
+                spec.place,
+                f"{spec.name} has {len(vertex.bound)} dimensions",
+                f"at most {methods.max_ndim} in a {suffix_of(spec.file)} file",
             )
         if spec.chunks is None:
             continue

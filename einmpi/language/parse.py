@@ -8,11 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from einmpi.errors import InputError, one_of
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.graph.labels import MAX_LABELS
 from einmpi.graph.rewrite import optimize
 from einmpi.language.statements import Inputs, add_declaration, add_statement, check_names
 from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Declaration, Source, Statement, entries, statements
+
+_FEWER_LABELS = "split it into several statements"
 
 
 def build_graph(
@@ -22,7 +25,31 @@ def build_graph(
     outputs: Sequence[str] | None = None,
 ) -> EinGraph:
     """Parse a program, infer extents and dtypes, and rewrite it: the graph that is planned."""
-    return optimize(parse_program(source, inputs, sizes or {}, outputs))
+    graph = optimize(parse_program(source, inputs, sizes or {}, outputs))
+    for vertex in graph.vertices:
+        _check_limits(source, vertex)
+    return graph
+
+
+def _check_limits(source: Source, vertex: Vertex) -> None:
+    """Refuse a vertex with too many labels.
+
+    This is done after splitting: a product of 100 tensors becomes 99 vertices with few labels each.
+    """
+    if len(vertex.bound) > MAX_LABELS:
+        what = f"{vertex.name} has {len(vertex.bound)} dimensions"
+        raise InputError(_place_of(source, vertex), what, f"at most {MAX_LABELS}")
+    if vertex.einsum is not None and len(vertex.einsum.labels) > MAX_LABELS:
+        what = f"{vertex.name} is computed over {len(vertex.einsum.labels)} labels at once"
+        raise InputError(_place_of(source, vertex), what, f"at most {MAX_LABELS}", _FEWER_LABELS)
+
+
+def _place_of(source: Source, vertex: Vertex) -> str:
+    """Return where the statement of a vertex is, or only the name of the file."""
+    for item in statements(source):
+        if item.name in vertex.origin:
+            return source.at(item.node)
+    return source.name
 
 
 def parse_graph(text: str) -> EinGraph:

@@ -13,7 +13,7 @@ from einmpi.graph.aggregations import AGGREGATIONS, with_empty_value
 from einmpi.graph.dtypes import DTYPES, Type, check_installed, cpu_dtypes
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum
-from einmpi.graph.labels import MAX_EXTENT, fresh
+from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, fresh
 from einmpi.graph.scalar import Element, Scalar, labels_of
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.syntax import Source, Statement, integer
@@ -67,7 +67,7 @@ class SymbolTable:
         for extent in vertex.bound:
             if not 0 <= extent <= MAX_EXTENT:
                 raise InputError(place, f"{vertex.name} has extent {extent}", _EXTENTS)
-        if vertex.nbytes >= 2**63:
+        if vertex.nbytes >= MAX_COUNT:
             what = f"{vertex.name} would have {vertex.elements} elements"
             raise InputError(place, what, "less than 2**63 bytes")
         self.known[vertex.name] = vertex

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.labels import MAX_COUNT
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
@@ -38,6 +39,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     if best is None:
         assert first_error is not None
         raise first_error
+    _check_values_per_rank(best)
     return replace(best, seconds=time.perf_counter() - start)
 
 
@@ -90,6 +92,22 @@ def _time_of_all_ranks(plan: Plan) -> int:
 
 
 # ---- checks -------------------------------------------------------------------------------------
+
+
+def _check_values_per_rank(plan: Plan) -> None:
+    """Raise InputError if a rank would compute more values than 64 bits can count."""
+    for vertex in plan.graph.computed:
+        parts = plan.parts(vertex.name)
+        values = 1
+        for label, extent in vertex.computed_einsum.extents:
+            values *= -(-extent // parts[label])
+        if values >= MAX_COUNT:
+            raise InputError(
+                "plan",
+                f"{vertex.name} is computed from {values} combinations of label values on a rank",
+                "less than 2**63",
+                "use smaller extents or more ranks",
+            )
 
 
 def _check_options(graph: EinGraph, ranks: int, options: Options) -> None:

@@ -39,6 +39,7 @@ STATEMENT = "expected one statement a line: NAME[labels] = expression"
 EXPRESSION = "expected numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
 DEPTH = "expected at most 200 levels; split it into several statements"
 DTYPES = "expected one of float16, float32, float64, complex64, complex128, int32, int64, bool"
+ONES_OF_65 = ",".join(f"l{k}:1" for k in range(65))  # labels of extent 1
 ARITHMETIC = "expected integers, earlier sizes, + - * // % ** and brackets"
 NOTHING = "expected an extent of at least 1; only sum, prod, any, all have a value there"
 
@@ -627,6 +628,14 @@ def test_largest_of_nothing(text: str, message: str) -> None:
         "Z[i:2**39,j:2**21] = 1.0",
         "p:1:1: Z would have 1152921504606846976 elements; expected less than 2**63 bytes",
     ),
+    (
+        f"Z = sum[{ONES_OF_65}](2.0)",
+        (
+            "p:1:1: Z is computed over 65 labels at once; expected at most 64;"
+            " split it into several statements"
+        ),
+    ),
+    (f"Z[{ONES_OF_65}] = 2.0", "p:1:1: Z has 65 dimensions; expected at most 64"),
     (
         "Z = sum[i:2**39+1](i)",
         (

@@ -308,6 +308,20 @@ def test_huge_tensors_and_many_dimensions():
     assert einmpi.plan(many, 8).words_predicted == 0
 
 
+def test_more_values_on_a_rank_than_64_bits_count():
+    job = einmpi.program("Z = sum[i:549755813888, j:549755813888](2.0)")
+    for ranks in (1, 4, 4096):
+        with pytest.raises(einmpi.InputError) as caught:
+            einmpi.plan(job, ranks)
+        assert str(caught.value) == (
+            f"plan: Z is computed from {2**78 // ranks} combinations of label values on a rank; "
+            "expected less than 2**63; use smaller extents or more ranks"
+        )
+    # Nothing is refused that a large machine can do.
+    square = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(2**24, 2**24), B=(2**24, 2**24))
+    assert einmpi.plan(square, 4096).parts("Z") == {"i": 16, "k": 16, "j": 16}
+
+
 def test_a_plan_equals_itself():
     assert einmpi.plan(chain(), 4) == einmpi.plan(chain(), 4)
 

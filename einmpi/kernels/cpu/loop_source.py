@@ -2,12 +2,14 @@
 unrolled (paper, section 3).
 
 Names in the source: `p` has the parameters (see Nest.parameters), `i` and a number is the index of
-an outer loop, `c` the first lane of a strip of `n` lanes, `rb` and `re` the start and stop of a
-tile of rows, `jb` and `je` those of a block of steps.
+an outer loop, `q` a counter of several outer loops, `e` and a number the extent of one of these,
+`c` the first lane of a strip of `n` lanes, `rb` and `re` the start and stop of a tile of rows, `jb`
+and `je` those of a block of steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +24,9 @@ from einmpi.kernels.loop_nest import Nest
 BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
 TILE_ROWS = 64  # rows that share a tile of lanes
 TRANSPOSE_EDGE = 32  # rows and lanes of the squares in which a transposed array is read
+# Outer loops of the output, and as many aggregated ones, that are written one inside another. With
+# the six loops of tiles and lanes these are 20, the most that Python allows.
+MAX_NESTED_LOOPS = 7
 HEAD = (
     "import math\n"
     "from numba import complex64, complex128, float32, float64, int32, int64, uint8\n"
@@ -86,9 +91,30 @@ def kernel_source(nest: Nest) -> str:
 
 def _open_output_loops(nest: Nest, text: _SourceLines) -> None:
     """Open the loops of the output that are neither rows nor lanes."""
-    for loop in range(nest.output_loops):
-        if loop not in (nest.row, nest.lane):
-            text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
+    loops = [loop for loop in range(nest.output_loops) if loop not in (nest.row, nest.lane)]
+    _open_loops(loops, text)
+
+
+def _open_loops(loops: Sequence[int], text: _SourceLines) -> None:
+    """Open loops, one inside another; if there are too many, one loop counts for the outermost.
+
+    The digits of its counter, in the mixed radix of the extents, are the indices of those loops.
+    """
+    surplus = len(loops) - MAX_NESTED_LOOPS
+    counted = loops[: surplus + 1] if surplus > 0 else []
+    nested = loops[len(counted) :]
+    if counted:
+        for loop in counted:
+            text.add(f"e{loop} = b{loop}_0 - a{loop}_0")
+        counter = f"q{counted[0]}"
+        total = " * ".join(f"e{loop}" for loop in counted)
+        text.open(f"for {counter} in range({total}):")
+        text.add(f"{counter}_left = {counter}")
+        for loop in reversed(counted):
+            text.add(f"i{loop} = a{loop}_0 + {counter}_left % e{loop}")
+            text.add(f"{counter}_left //= e{loop}")
+    for loop in nested:
+        text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
 
 
 def _write_map(nest: Nest, text: _SourceLines) -> None:
@@ -147,8 +173,7 @@ def _write_reduction(nest: Nest, rule: Aggregation, text: _SourceLines) -> None:
         text.add(f"re = least(rb + {TILE_ROWS}, b{nest.row}_0)")
     tile_depth = text.depth
     text.add_lane_loop(total_count, f"total[{{v}}] = {aggregate.start(aggregate.total_dtype)}")
-    for loop in range(nest.output_loops, nest.loops - 1):
-        text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
+    _open_loops(range(nest.output_loops, nest.loops - 1), text)
     block = BLOCK_STEPS * width if nest.aggregates_lanes else BLOCK_STEPS
     text.open(f"for jb in range(a{nest.step}_0, b{nest.step}_0, {block}):")
     text.add(f"je = least(jb + {block}, b{nest.step}_0)")

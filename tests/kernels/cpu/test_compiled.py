@@ -182,6 +182,57 @@ def test_extents_of_zero_and_one():
         compiled.compute_by_compiled_loops(einsum, [np.zeros((2, 0))], np.zeros(2))
 
 
+# ---- many labels --------------------------------------------------------------------------------
+
+
+def in_brackets(labels):
+    return f"[{','.join(labels)}]" if labels else ""
+
+
+def check_many_labels(extents, outputs, aggregation, threads=1):
+    """Compare an EinSum over many labels, one operand transposed, with numpy.
+
+    The first `outputs` labels are those of the output; all others are aggregated.
+    """
+    labels = [f"l{k}" for k in range(len(extents))]
+    rng = np.random.default_rng(len(extents))
+    # Whole numbers, so that every order of a sum gives the same.
+    first = rng.integers(-99, 99, extents).astype(float)
+    second = rng.integers(-99, 99, extents[::-1]).astype(float)
+    terms = f"A{in_brackets(labels)} + abs(B{in_brackets(labels[::-1])})"
+    target = f"Z{in_brackets(labels[:outputs][::-1])}"
+    text = f"{target} = {aggregation}({terms})" if aggregation else f"{target} = {terms}"
+    einsum, kind, operands = vertex(text, {"A": first, "B": second})
+    wanted = first + np.abs(second.T)
+    if aggregation:
+        aggregated_axes = tuple(range(outputs, len(extents)))
+        wanted = getattr(wanted, aggregation)(axis=aggregated_axes)
+    np.testing.assert_array_equal(compute(einsum, kind, operands, threads=threads), wanted.T)
+
+
+def test_more_labels_than_python_nests_loops():
+    """CPython refuses more than 20 loops one inside another."""
+    check_many_labels([2] * 19, 0, "max")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [20, 21, 25, 32, 40])
+def test_up_to_forty_labels(count):
+    wide = min(count, 18)
+    extents = [2] * wide + [1] * (count - wide)
+    extents[1] = 3
+    check_many_labels(extents, 0, "sum")
+    check_many_labels(extents, 9, "min", threads=2)
+    check_many_labels(extents, count, "", threads=2)
+
+
+@pytest.mark.slow
+def test_many_labels_on_both_sides():
+    """More loops of the output and more aggregated loops than are nested: both are counted."""
+    check_many_labels([2] * 22, 11, "sum", threads=2)
+    check_many_labels([3] + [2] * 18, 10, "max", threads=3)
+
+
 # ---- labels as numbers, gathers -----------------------------------------------------------------
 
 
