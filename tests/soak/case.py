@@ -1,0 +1,185 @@
+"""One case of the soak: a program, and how it is run. It follows from a seed and a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .generate import THEMES, Draw, ProgramMaker
+from .tree import Program
+
+RANKS = {
+    1: 10.0,
+    2: 16.0,
+    3: 14.0,
+    4: 14.0,
+    5: 8.0,
+    6: 8.0,
+    7: 5.0,
+    8: 6.0,
+    9: 2.0,
+    10: 2.0,
+    11: 1.5,
+    12: 2.0,
+    13: 1.0,
+    14: 1.0,
+    15: 1.0,
+    16: 2.0,
+}
+STRATEGIES = {"eindecomp": 60.0, "eindecomp-paper": 14.0, "sqrt": 14.0, "replicate": 12.0}
+LAYOUTS = {
+    "plain": 60.0,
+    "fortran": 8.0,
+    "strided": 8.0,
+    "reversed": 6.0,
+    "unaligned": 5.0,
+    "read-only": 4.0,
+    "repeated": 3.0,
+    "other byte order": 4.0,
+    "list": 2.0,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program and the way to run it."""
+
+    seed: int
+    number: int
+    theme: str
+    program: Program
+    ranks: int
+    strategy: str = "eindecomp"
+    memory: float | None = None  # between the least possible (0) and what a plan wants (1)
+    pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    distributed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    files: bool = False  # whether the inputs are in files, with a job file
+    stop_at: float | None = None  # where a run is interrupted and resumed, from 0 to 1
+    compiled: bool = False  # whether every kernel is compiled, however small
+    verify: bool = False  # whether the schedules of all ranks are checked against each other
+    strict: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"seed {self.seed}, case {self.number}"
+
+
+# Programs whose kernels are compiled are drawn from this many, in any extents: compiling takes
+# a hundred times as long as running.
+COMPILED_PROGRAMS = 12
+
+
+def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
+    """Return a case. It depends on nothing but the seed, the number and a given number of ranks."""
+    draw = Draw(seed, number)
+    theme = draw.one(THEMES)
+    strict = False
+    program = ProgramMaker(draw, theme, strict).program()
+    drawn = draw.weighted(RANKS)
+    case = Case(
+        seed,
+        number,
+        theme,
+        program,
+        ranks or drawn,
+        strategy=draw.weighted(STRATEGIES),
+        verify=draw.chance(0.1),
+        strict=strict,
+    )
+    return with_options(case, draw)
+
+
+def with_options(case: Case, draw: Draw) -> Case:
+    """Return the case with the other choices of how to run it."""
+    files = draw.chance(0.08)
+    memory = None
+    if draw.chance(0.5 if files else 0.04):
+        memory = draw.share()
+    stop_at = draw.share() if files and draw.chance(0.5) else None
+    pins = {}
+    distributed = {}
+    layouts = {}
+    for item in case.program.inputs:
+        choice = draw.share()
+        if choice < 0.06:
+            pins[item.name] = cut(draw, case.ranks, item.values.shape)
+        elif choice < 0.18 and not files:
+            distributed[item.name] = cut(draw, case.ranks, item.values.shape)
+        layouts[item.name] = draw.weighted(LAYOUTS)
+    for statement in case.program.statements:
+        if statement.name in case.program.output_names() and draw.chance(0.08):
+            shape = tuple(case.program.sizes[label.size] for label in statement.labels)
+            pins[statement.name] = cut(draw, case.ranks, shape)
+    return Case(
+        **{
+            **vars(case),
+            "files": files,
+            "memory": memory,
+            "stop_at": stop_at,
+            "pins": pins,
+            "distributed": distributed,
+            "layouts": layouts,
+        }
+    )
+
+
+def cut(draw: Draw, ranks: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the number of parts of each dimension: factors of the ranks, dealt out at random."""
+    parts = [1] * len(shape)
+    for prime in _primes(ranks):
+        suitable = []
+        for place, extent in enumerate(shape):
+            if parts[place] * prime <= extent:
+                suitable.append(place)
+        if suitable and draw.chance(0.8):
+            parts[draw.one(suitable)] *= prime
+    return tuple(parts)
+
+
+def _primes(number: int) -> list[int]:
+    found = []
+    prime = 2
+    while number > 1:
+        if number % prime:
+            prime += 1
+        else:
+            found.append(prime)
+            number //= prime
+    return found
+
+
+def laid_out(array: np.ndarray, layout: str) -> object:
+    """Return the same values in an unusual layout."""
+    if layout == "fortran":
+        return array.copy(order="F")
+    if layout == "strided":
+        wide = np.zeros((*array.shape, 2), array.dtype)
+        wide[..., 0] = array
+        return wide[..., 0]
+    if layout == "reversed":
+        places = tuple(slice(None, None, -1) for _ in array.shape)
+        return array[places].copy()[places]
+    if layout == "unaligned":
+        memory = np.zeros(array.nbytes + 1, np.uint8)
+        view = memory[1:].view(array.dtype).reshape(array.shape)
+        view[...] = array
+        return view
+    if layout == "read-only":
+        copy = array.copy()
+        copy.flags.writeable = False
+        return copy
+    if layout == "repeated" and array.ndim and math.prod(array.shape):
+        if (array == array[:1]).all():
+            return np.broadcast_to(array[:1], array.shape)
+        return array
+    if layout == "other byte order" and array.dtype.itemsize > 1:
+        return array.astype(array.dtype.newbyteorder())
+    if layout == "list" and array.ndim and math.prod(array.shape):
+        listed = array.tolist()
+        if np.asarray(listed).dtype == array.dtype:
+            return listed
+    return array

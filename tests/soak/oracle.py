@@ -1,0 +1,693 @@
+"""What a program means, by numpy on whole arrays, and how far another order of operations may stray.
+
+Every value comes with a bound on its error, which follows from the number of terms and their
+magnitudes, and a mark where nothing can be said: where rounding decides a comparison, where a
+number may overflow in one order and not in another, or where inf and nan may be rewritten.
+No code of the package is used here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import erf
+
+from .tree import (
+    CASTS,
+    Aggregation,
+    Define,
+    Expression,
+    Extent,
+    Label,
+    Number,
+    Operation,
+    Position,
+    Program,
+    Read,
+    all_labels,
+    children,
+    walk,
+)
+
+MOST_POINTS = 2**21  # of one array; a program that needs more is not evaluated
+
+# How far a function of the mathematical library may be from the true value, in units of rounding.
+LIBRARY_ROUNDINGS = 8
+
+
+class Invalid(Exception):
+    """The program has no value: an index is out of range, or max has nothing to choose from."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array, or a Python number, whose dtype adapts to its neighbour.
+
+    error: the largest difference that another order of operations may make.
+    size: the magnitude that the value would have if nothing cancelled.
+    unsure: where nothing is known.
+    """
+
+    value: Any
+    error: Any = 0.0
+    size: Any = 0.0
+    unsure: Any = False
+
+
+def evaluate(program: Program, strict: bool = False) -> dict[str, Value]:
+    """Return every tensor that a program defines.
+
+    With `strict`, inf and nan are those of numpy also in aggregations of products.
+    """
+    tensors = {item.name: _exact(item.values) for item in program.inputs}
+    defined = {}
+    with np.errstate(all="ignore"):
+        for statement in program.statements:
+            try:
+                value = _Statement(program.sizes, tensors, statement, strict).result()
+            except (TypeError, OverflowError) as error:
+                raise Invalid(str(error)) from None
+            if value.value.dtype.name not in CASTS:
+                raise Invalid(f"{statement.name} would be {value.value.dtype}")
+            tensors[statement.name] = value
+            defined[statement.name] = value
+    return defined
+
+
+def disagreement(found: np.ndarray, expected: Value) -> str:
+    """Return what is wrong with an array, or an empty text."""
+    wanted = expected.value
+    if found.dtype != wanted.dtype or found.shape != wanted.shape:
+        shown = f"{found.dtype}{list(found.shape)}"
+        return f"is {shown}; expected {wanted.dtype}{list(wanted.shape)}"
+    with np.errstate(all="ignore"):
+        same = found == wanted
+        if wanted.dtype.kind in "fc":
+            same |= (found != found) & (wanted != wanted)
+            wide = np.complex128 if wanted.dtype.kind == "c" else np.float64
+            difference = np.abs(found.astype(wide) - wanted.astype(wide))
+            allowed = 1.5 * expected.error + 4 * float(_smallest(wanted.dtype))
+            same |= difference <= allowed
+    wrong = ~(same | expected.unsure)
+    if not wrong.any():
+        return ""
+    place = tuple(int(index) for index in np.argwhere(wrong)[0])
+    text = f"[{','.join(map(str, place))}] is {found[place]!r}; expected {wanted[place]!r}"
+    error = np.broadcast_to(expected.error, wanted.shape)[place]
+    if error:
+        text += f" ± {error:.1e}"
+    return f"{text} ({int(wrong.sum())} of {wrong.size} elements differ)"
+
+
+def sure_elements(expected: Value) -> tuple[int, int]:
+    """Return how many elements can be compared, and how many there are."""
+    unsure = np.broadcast_to(expected.unsure, expected.value.shape)
+    return int(unsure.size - unsure.sum()), unsure.size
+
+
+# ---- numbers ------------------------------------------------------------------------------------
+
+
+def _exact(array: Any) -> Value:
+    return Value(array, 0.0, _magnitude(array), False)
+
+
+def _is_weak(value: Any) -> bool:
+    return type(value) in (bool, int, float, complex)
+
+
+def _magnitude(value: Any) -> Any:
+    kind = np.asarray(value).dtype.kind
+    return np.abs(np.asarray(value).astype(np.complex128 if kind == "c" else np.float64))
+
+
+def _dtype(value: Any) -> np.dtype:
+    return np.asarray(value).dtype
+
+
+def _rounding(dtype: np.dtype) -> float:
+    """Return the error of one operation, relative to its result."""
+    factor = 4.0 if dtype.kind == "c" else 1.0
+    return factor * float(np.finfo(dtype).eps)
+
+
+def _smallest(dtype: np.dtype) -> float:
+    return float(np.finfo(dtype).smallest_subnormal)
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(np.finfo(dtype).max)
+
+
+def _any_unsure(values: Sequence[Value]) -> Any:
+    unsure: Any = False
+    for value in values:
+        unsure = unsure | value.unsure
+    return unsure
+
+
+def _any_error(values: Sequence[Value]) -> Any:
+    has_error: Any = False
+    for value in values:
+        has_error = has_error | (np.asarray(value.error) > 0)
+    return has_error
+
+
+def _rounded(value: Any, error: Any, size: Any, arguments: Sequence[Value], roundings: float = 1.0,
+             absorbs: bool = False) -> Value:
+    """Return the result of a floating-point operation with the error of its own rounding.
+
+    `absorbs`: an infinite argument makes the result infinite, whatever the other one is.
+    """
+    unsure = _any_unsure(arguments)
+    dtype = _dtype(value)
+    if dtype.kind not in "fc":
+        return Value(value, 0.0, _magnitude(value), unsure)
+    finite = np.isfinite(value)
+    rounding = _rounding(dtype)
+    total = error + roundings * (rounding * size + _smallest(dtype))
+    doubtful = _any_error(arguments)
+    near_overflow = finite & doubtful & (np.asarray(size) > _largest(dtype) / 8)
+    lost = finite & ~np.isfinite(total)
+    overflowed = ~finite & doubtful
+    if absorbs:
+        odd_argument: Any = False
+        for argument in arguments:
+            odd_argument = odd_argument | ~np.isfinite(argument.value)
+        overflowed = overflowed & ~odd_argument
+    if dtype.kind == "c":
+        overflowed = ~finite
+    unsure = unsure | near_overflow | lost | overflowed
+    usable = finite & np.isfinite(total)
+    return Value(value, np.where(usable, total, 0.0), np.where(finite, size, 0.0), unsure)
+
+
+# ---- operations ---------------------------------------------------------------------------------
+
+
+def _call(function: Callable[..., Any], arguments: Sequence[Value]) -> Any:
+    """Return numpy's result; of constants alone a constant."""
+    result = function(*(argument.value for argument in arguments))
+    if all(_is_weak(argument.value) for argument in arguments):
+        return np.asarray(result).item()
+    return result
+
+
+def _add(name: str, x: Value, y: Value) -> Value:
+    function = np.add if name == "+" else np.subtract
+    value = _call(function, (x, y))
+    return _rounded(value, x.error + y.error, x.size + y.size, (x, y), absorbs=True)
+
+
+def _multiply(x: Value, y: Value) -> Value:
+    value = _call(np.multiply, (x, y))
+    x_size = _magnitude(x.value)
+    y_size = _magnitude(y.value)
+    error = _times(x_size, y.error) + _times(y_size, x.error) + _times(x.error, y.error)
+    return _rounded(value, error, _times(x.size, y.size), (x, y))
+
+
+def _times(magnitude: Any, error: Any) -> Any:
+    """Return a product in which no error stays none, also beside an infinite magnitude."""
+    return np.where((np.asarray(error) == 0) | (np.asarray(magnitude) == 0), 0.0, magnitude * error)
+
+
+def _divide(x: Value, y: Value) -> Value:
+    value = _call(np.true_divide, (x, y))
+    y_size = _magnitude(y.value)
+    room = y_size - y.error
+    slope = np.where(room > 0, 1.0 / room, np.inf)
+    error = _times(slope, x.error + _times(_magnitude(value), y.error))
+    size = np.maximum(_magnitude(value), _times(slope, x.size))
+    return _rounded(value, error, size, (x, y), roundings=2)
+
+
+def _remainder(x: Value, y: Value) -> Value:
+    value = _call(np.remainder, (x, y))
+    size = np.maximum(_magnitude(x.value), _magnitude(y.value))
+    result = _rounded(value, 0.0, np.where(np.isfinite(size), size, 0.0), (x, y))
+    unsure = result.unsure | _any_error((x, y))
+    return Value(value, result.error, _magnitude(value), unsure)
+
+
+def _power(x: Value, y: Value) -> Value:
+    value = _call(np.power, (x, y))
+    if _dtype(value).kind not in "fc":
+        return Value(value, 0.0, _magnitude(value), _any_unsure((x, y)))
+    exponent = _magnitude(y.value)
+    reach = _magnitude(x.value) + x.error
+    low = np.maximum(_magnitude(x.value) - x.error, 0.0)
+    steepest = np.maximum(reach ** (np.real(y.value) - 1.0), low ** (np.real(y.value) - 1.0))
+    error = _times(exponent * steepest, x.error)
+    size = np.maximum(_magnitude(value), x.size ** np.maximum(np.real(y.value), 0.0))
+    with_logarithm = 1.0 + exponent * np.abs(np.log(np.maximum(_magnitude(x.value), 1e-300)))
+    roundings = LIBRARY_ROUNDINGS * (1.0 + exponent + np.where(np.isfinite(with_logarithm),
+                                                              with_logarithm, 0.0))
+    result = _rounded(value, error, size, (x, y), roundings=1.0)
+    own = roundings * _rounding(_dtype(value)) * np.where(np.isfinite(size), size, 0.0)
+    unsure = result.unsure | (np.asarray(y.error) > 0)
+    return Value(value, np.where(np.isfinite(value), result.error + own, 0.0), result.size, unsure)
+
+
+def _compare(name: str, x: Value, y: Value) -> Value:
+    functions = {
+        "<": np.less,
+        "<=": np.less_equal,
+        ">": np.greater,
+        ">=": np.greater_equal,
+        "==": np.equal,
+        "!=": np.not_equal,
+    }
+    value = _call(functions[name], (x, y))
+    error = x.error + y.error
+    both = (np.asarray(x.value).astype(np.complex128), np.asarray(y.value).astype(np.complex128))
+    gap = np.abs(both[0] - both[1])
+    close = (np.asarray(error) > 0) & (gap <= error)
+    return Value(value, 0.0, 1.0, _any_unsure((x, y)) | close)
+
+
+def _where(condition: Value, x: Value, y: Value) -> Value:
+    dtype = np.result_type(*(_for_result_type(item.value) for item in (x, y)))
+    chosen = np.asarray(condition.value).astype(bool)
+    value = np.where(chosen, np.asarray(x.value).astype(dtype), np.asarray(y.value).astype(dtype))
+    close = (np.asarray(condition.error) > 0) & (_magnitude(condition.value) <= condition.error)
+    unsure = condition.unsure | close | np.where(chosen, x.unsure, y.unsure)
+    error = np.where(chosen, x.error, y.error)
+    size = np.where(chosen, x.size, y.size)
+    if dtype.kind in "fc":  # a number that was rounded when it was converted
+        error = error + np.where(error > 0, _rounding(dtype) * size, 0.0)
+    return Value(value, error, size, unsure)
+
+
+def _for_result_type(value: Any) -> Any:
+    return value if _is_weak(value) else np.asarray(value).dtype
+
+
+def _cast(name: str, x: Value) -> Value:
+    source = _dtype(x.value)
+    target = np.dtype(name)
+    value = np.asarray(x.value).astype(target)
+    if target.kind == "i" and source.kind == "f":
+        limit = 2.0 ** (31 if target.itemsize == 4 else 63)
+        inside = np.abs(np.asarray(x.value).astype(np.float64)) < limit / 2
+        nearest = np.abs(x.value - np.round(x.value)) <= x.error
+        near = (np.asarray(x.error) > 0) & nearest
+        return Value(value, 0.0, _magnitude(value), x.unsure | ~inside | near)
+    if target.kind == "b":
+        near = (np.asarray(x.error) > 0) & (_magnitude(x.value) <= x.error)
+        return Value(value, 0.0, 1.0, x.unsure | near)
+    if target.kind == "i":
+        return Value(value, 0.0, _magnitude(value), x.unsure)
+    # The conversion itself is deterministic: it adds an error only where there was one.
+    rounding = np.where(np.asarray(x.error) > 0, _rounding(target) * x.size, 0.0)
+    doubtful = (np.asarray(x.error) > 0) & (np.asarray(x.size) > _largest(target) / 8)
+    finite = np.isfinite(value)
+    error = np.where(finite, x.error + rounding, 0.0)
+    return Value(value, error, np.where(finite, x.size, 0.0), x.unsure | doubtful)
+
+
+def _bitwise(name: str, arguments: Sequence[Value]) -> Value:
+    functions = {"&": np.bitwise_and, "|": np.bitwise_or, "~": np.invert}
+    value = _call(functions[name], arguments)
+    return Value(value, 0.0, _magnitude(value), _any_unsure(arguments))
+
+
+def _extreme_of_two(name: str, x: Value, y: Value) -> Value:
+    value = _call(np.maximum if name == "maximum" else np.minimum, (x, y))
+    error = np.maximum(x.error, y.error)
+    size = np.maximum(x.size, y.size)
+    if _dtype(value).kind in "fc":
+        error = np.where(np.isfinite(value), error, 0.0)
+    return Value(value, error, size, _any_unsure((x, y)))
+
+
+def _sign(x: Value) -> Value:
+    value = _call(np.sign, (x,))
+    near = (np.asarray(x.error) > 0) & (_magnitude(x.value) <= x.error)
+    return Value(value, 0.0, 1.0, x.unsure | near)
+
+
+def _part(name: str, x: Value) -> Value:
+    functions: dict[str, Any] = {
+        "neg": np.negative,
+        "abs": np.absolute,
+        "conj": np.conjugate,
+        "real": lambda array: np.real(np.asarray(array)),
+        "imag": lambda array: np.imag(np.asarray(array)),
+    }
+    value = _call(functions[name], (x,))
+    error = x.error
+    if name == "abs" and _dtype(x.value).kind == "c":
+        return _rounded(value, error, _magnitude(value), (x,), roundings=4)
+    return Value(value, error, x.size, x.unsure)
+
+
+def _smooth(name: str, x: Value) -> Value:
+    """Functions of the mathematical library, whose slopes are known."""
+    functions: dict[str, Any] = {
+        "exp": np.exp,
+        "log": np.log,
+        "log1p": np.log1p,
+        "expm1": np.expm1,
+        "sqrt": np.sqrt,
+        "tanh": np.tanh,
+        "sin": np.sin,
+        "cos": np.cos,
+        "erf": erf,
+    }
+    value = _call(functions[name], (x,))
+    size = _magnitude(value)
+    error = np.asarray(x.error)
+    distance = _magnitude(x.value)
+    if name == "exp":
+        error = _times(size, np.expm1(np.minimum(error, 700.0)))
+    elif name == "expm1":
+        error = _times(size + 1.0, np.expm1(np.minimum(error, 700.0)))
+    elif name in ("log", "log1p", "sqrt"):
+        if name == "log1p":
+            distance = _magnitude(np.asarray(x.value) + np.float64(1.0))
+        room = np.where(distance > error, distance - error, 0.0)
+        slope = 1.0 / (np.sqrt(room) if name == "sqrt" else room)
+        error = _times(slope, error)
+    elif name == "erf":
+        error = 2.0 * error
+    if name in ("log", "log1p", "sin", "cos"):
+        size = size + 1.0
+    finite_size = np.where(np.isfinite(value), size, 0.0)
+    return _rounded(value, error, finite_size, (x,), roundings=LIBRARY_ROUNDINGS)
+
+
+def apply(name: str, arguments: Sequence[Value]) -> Value:
+    """Return the result of an operation, a function, a cast or a macro without labels."""
+    if name in ("+", "-"):
+        return _add(name, *arguments)
+    if name == "*":
+        return _multiply(*arguments)
+    if name == "/":
+        return _divide(*arguments)
+    if name == "%":
+        return _remainder(*arguments)
+    if name == "**":
+        return _power(*arguments)
+    if name in ("<", "<=", ">", ">=", "==", "!="):
+        return _compare(name, *arguments)
+    if name in ("&", "|", "~"):
+        return _bitwise(name, arguments)
+    if name == "where":
+        return _where(*arguments)
+    if name in ("maximum", "minimum"):
+        return _extreme_of_two(name, *arguments)
+    if name == "sign":
+        return _sign(*arguments)
+    if name in ("neg", "abs", "conj", "real", "imag"):
+        return _part(name, *arguments)
+    if name in CASTS:
+        return _cast(name, *arguments)
+    (x,) = arguments
+    one = _exact_number(1)
+    if name == "relu":
+        return _extreme_of_two("maximum", x, _exact_number(0))
+    if name == "rsqrt":
+        return _divide(one, _smooth("sqrt", x))
+    if name == "sigmoid":
+        return _divide(one, _add("+", one, _smooth("exp", _part("neg", x))))
+    if name == "silu":
+        return _divide(x, _add("+", one, _smooth("exp", _part("neg", x))))
+    return _smooth(name, x)
+
+
+def _exact_number(value: Any) -> Value:
+    return Value(value, 0.0, abs(value), False)
+
+
+# ---- statements ---------------------------------------------------------------------------------
+
+
+class _Statement:
+    """Evaluates one statement. Every label has an axis of its own in all arrays."""
+
+    def __init__(self, sizes: Mapping[str, int], tensors: Mapping[str, Value], statement: Define,
+                 strict: bool) -> None:
+        self.sizes = sizes
+        self.tensors = tensors
+        self.statement = statement
+        self.strict = strict
+        self.axes = {label: axis for axis, label in enumerate(all_labels(statement))}
+        self.values: dict[int, Value] = {}  # by the identity of a node of the tree
+
+    def result(self) -> Value:
+        found = self.value(self.statement.value)
+        shape = tuple(self.sizes[label.size] for label in self.statement.labels)
+        value = self._without_inner_axes(found.value, shape)
+        error = self._without_inner_axes(found.error, shape)
+        unsure = self._without_inner_axes(found.unsure, shape)
+        if value.dtype.kind in "fc":
+            return Value(value, error, _magnitude(value), unsure)
+        return Value(value, 0.0, _magnitude(value), unsure)
+
+    def _without_inner_axes(self, array: Any, shape: tuple[int, ...]) -> np.ndarray:
+        array = np.asarray(array)
+        if array.ndim:
+            array = array.reshape(array.shape[: len(shape)])
+        return np.broadcast_to(array, shape)
+
+    def value(self, node: Expression) -> Value:
+        found = self._value(node)
+        self.values[id(node)] = found
+        return found
+
+    def _value(self, node: Expression) -> Value:
+        if isinstance(node, Number):
+            return _exact_number(node.value)
+        if isinstance(node, Extent):
+            return _exact_number(self.sizes[node.size] + node.plus)
+        if isinstance(node, Position):
+            return _exact(self._positions(node.label))
+        if isinstance(node, Read):
+            return self._read(node)
+        if isinstance(node, Operation):
+            return apply(node.name, [self.value(argument) for argument in node.arguments])
+        return self._aggregate(node)
+
+    def _positions(self, label: Label) -> np.ndarray:
+        shape = [1] * len(self.axes)
+        shape[self.axes[label]] = self.sizes[label.size]
+        return np.arange(self.sizes[label.size], dtype=np.int64).reshape(shape)
+
+    def _read(self, node: Read) -> Value:
+        tensor = self.tensors[node.tensor]
+        places = []
+        unsure: Any = False
+        for entry, extent in zip(node.index, tensor.value.shape, strict=True):
+            if isinstance(entry, Label):
+                place = self._positions(entry)
+            else:
+                index = self.value(entry)
+                place = np.asarray(index.value)
+                unsure = unsure | index.unsure
+            if place.size and (place.min() < 0 or place.max() >= extent):
+                if not np.any(unsure):
+                    raise Invalid(f"an index of {node.tensor} is out of range")
+                raise Invalid(f"an index of {node.tensor} is not certain")
+            places.append(place)
+        if math.prod(np.broadcast_shapes(*(place.shape for place in places))) > MOST_POINTS:
+            raise Invalid("the program is too large")
+        index = tuple(places)
+        shape = (1,) * len(self.axes) if not places else None
+
+        def taken(array: Any) -> Any:
+            whole = np.broadcast_to(array, tensor.value.shape)
+            return whole.reshape(shape) if shape is not None else whole[index]
+
+        return Value(
+            taken(tensor.value),
+            taken(tensor.error),
+            taken(tensor.size),
+            taken(tensor.unsure) | unsure,
+        )
+
+    # ---- aggregations ---------------------------------------------------------------------------
+
+    def _aggregate(self, node: Aggregation) -> Value:
+        body = self.value(node.body)
+        count = math.prod(self.sizes[label.size] for label in node.labels)
+        if node.name in ("mean", "var", "logsumexp", "softmax", "rmsnorm", "layernorm"):
+            return self._macro(node, body, count)
+        return self._reduce(node, node.name, body)
+
+    def _macro(self, node: Aggregation, x: Value, count: int) -> Value:
+        number = _exact_number(count)
+        if count == 0:
+            raise Invalid(f"{node.name} of nothing")
+
+        def total(of: Value) -> Value:
+            return self._reduce(node, "sum", of)
+
+        if node.name == "mean":
+            return _divide(total(x), number)
+        if node.name == "var":
+            distance = _part("abs", _add("-", x, _divide(total(x), number)))
+            return _divide(total(_multiply(distance, distance)), number)
+        if node.name == "softmax":
+            powers = _smooth("exp", _add("-", x, self._reduce(node, "max", x)))
+            return _multiply(powers, _divide(_exact_number(1), total(powers)))
+        if node.name == "logsumexp":
+            largest = self._reduce(node, "max", x)
+            infinite = _compare("==", _part("abs", largest), _exact_number(math.inf))
+            centre = _where(infinite, _exact_number(0), largest)
+            inner = total(_smooth("exp", _add("-", x, centre)))
+            return _add("+", centre, _smooth("log", inner))
+        if node.name == "rmsnorm":
+            mean = _divide(total(_multiply(x, x)), number)
+            return _multiply(x, apply("rsqrt", [_add("+", mean, _exact_number(1e-6))]))
+        distance = _add("-", x, _divide(total(x), number))
+        mean = _divide(total(_multiply(distance, distance)), number)
+        return _multiply(distance, apply("rsqrt", [_add("+", mean, _exact_number(1e-5))]))
+
+    def _reduce(self, node: Aggregation, name: str, body: Value) -> Value:
+        axes = tuple(self.axes[label] for label in node.labels)
+        shape = [1] * len(self.axes)
+        for label in node.labels:
+            shape[self.axes[label]] = self.sizes[label.size]
+        value = np.asarray(body.value)
+        if value.ndim == 0:
+            value = value.reshape((1,) * len(self.axes))
+        full = np.broadcast_shapes(value.shape, tuple(shape))
+        if math.prod(full) > MOST_POINTS:
+            raise Invalid("the program is too large")
+        terms = Value(
+            np.broadcast_to(value, full),
+            np.broadcast_to(body.error, full),
+            np.broadcast_to(body.size, full),
+            np.broadcast_to(body.unsure, full),
+        )
+        unsure = np.any(terms.unsure, axis=axes, keepdims=True)
+        if name in ("sum", "prod"):
+            result = _sum(terms, axes) if name == "sum" else _prod(terms, axes)
+        elif name in ("max", "min"):
+            result = _extreme(name, terms, axes)
+        else:
+            result = _truth(name, terms, axes)
+        return Value(
+            result.value,
+            result.error,
+            result.size,
+            unsure | result.unsure | self._may_be_rewritten(node, name, terms, axes, body),
+        )
+
+    def _may_be_rewritten(self, node: Aggregation, name: str, terms: Value, axes: tuple[int, ...],
+                          body: Value) -> Any:
+        """Return where a rewritten aggregation may give another inf or nan, or may overflow.
+
+        A sum of products becomes products of sums, and a maximum of sums a sum of maxima.
+        """
+        if terms.value.dtype.kind not in "fc" or name not in ("sum", "max", "min"):
+            return False
+        operations = [part.name for part in walk(node.body) if isinstance(part, Operation)]
+        if not operations or node.name != name:
+            return False
+        if name == "sum" and self._spread(node) > math.log2(_largest(terms.value.dtype)) - 3:
+            return True
+        if self.strict:
+            return False
+        if self._has_odd_operands(node.body):
+            return True
+        return np.any(~np.isfinite(terms.value), axis=axes, keepdims=True)
+
+    def _has_odd_operands(self, node: Expression) -> bool:
+        for part in walk(node):
+            value = self.values[id(part)].value
+            if _dtype(value).kind in "fc" and not np.isfinite(value).all():
+                return True
+        return False
+
+    def _spread(self, node: Aggregation) -> float:
+        """Return a bound on the exponent, base 2, of any product that a rewrite may form."""
+        extents = [self.sizes[label.size] for label in node.labels]
+        total = math.log2(max(1, math.prod(extents)))
+        pending = [node.body]
+        while pending:
+            part = pending.pop()
+            value = self.values[id(part)].value
+            if isinstance(part, Operation):
+                pending.extend(children(part))
+                repeated = part.name == "**"
+                if not repeated:
+                    continue
+            magnitude = _magnitude(value)
+            magnitude = magnitude[np.isfinite(magnitude) & (magnitude > 0)]
+            if magnitude.size:
+                exponents = np.abs(np.log2([magnitude.min(), magnitude.max()]))
+                total += float(exponents.max())
+        return total
+
+
+def _sum(terms: Value, axes: tuple[int, ...]) -> Value:
+    dtype = terms.value.dtype
+    count = math.prod(terms.value.shape[axis] for axis in axes)
+    if dtype.kind in "bi":
+        value = np.sum(terms.value, axis=axes, keepdims=True, dtype=np.int64)
+        return Value(value, 0.0, _magnitude(value), False)
+    wide = np.complex128 if dtype.kind == "c" else np.float64
+    value = np.sum(terms.value.astype(wide), axis=axes, keepdims=True).astype(dtype)
+    size = np.sum(terms.size, axis=axes, keepdims=True)
+    error = np.sum(terms.error, axis=axes, keepdims=True)
+    own = (count + 1) * (_rounding(dtype) * size + _smallest(dtype))
+    odd_terms = np.any(~np.isfinite(terms.value), axis=axes, keepdims=True)
+    finite = np.isfinite(value)
+    unsure = ~odd_terms & (size > _largest(dtype) / 8)
+    if dtype.kind == "c":
+        unsure = unsure | ~finite
+    return Value(value, np.where(finite, error + own, 0.0), np.where(finite, size, 0.0), unsure)
+
+
+def _prod(terms: Value, axes: tuple[int, ...]) -> Value:
+    dtype = terms.value.dtype
+    count = math.prod(terms.value.shape[axis] for axis in axes)
+    if dtype.kind in "bi":
+        value = np.prod(terms.value, axis=axes, keepdims=True, dtype=np.int64)
+        return Value(value, 0.0, _magnitude(value), False)
+    wide = np.complex128 if dtype.kind == "c" else np.float64
+    value = np.prod(terms.value.astype(wide), axis=axes, keepdims=True).astype(dtype)
+    magnitude = _magnitude(terms.value)
+    reach = magnitude + terms.error
+    ordinary = np.isfinite(magnitude) & (magnitude > 0)
+    above = np.where(ordinary, np.maximum(np.maximum(reach, terms.size), 1.0), 1.0)
+    below = np.where(ordinary, np.minimum(magnitude, 1.0), 1.0)
+    most = np.prod(above, axis=axes, keepdims=True)
+    least = np.prod(below, axis=axes, keepdims=True)
+    unsure = (most > _largest(dtype) / 8) | (least < float(np.finfo(dtype).tiny) * 8)
+    size = np.prod(np.maximum(terms.size, magnitude), axis=axes, keepdims=True)
+    error = np.prod(reach, axis=axes, keepdims=True) - np.prod(magnitude, axis=axes, keepdims=True)
+    own = (count + 1) * (_rounding(dtype) * size + _smallest(dtype))
+    finite = np.isfinite(value)
+    doubtful = np.any(terms.error > 0, axis=axes, keepdims=True)
+    unsure = unsure | (~finite & doubtful) | (finite & ~np.isfinite(error + own))
+    if dtype.kind == "c":
+        unsure = unsure | ~finite
+    error = np.where(finite, np.maximum(error, 0.0) * 1.01 + own, 0.0)
+    return Value(value, error, np.where(finite, size, 0.0), unsure)
+
+
+def _extreme(name: str, terms: Value, axes: tuple[int, ...]) -> Value:
+    if math.prod(terms.value.shape[axis] for axis in axes) == 0:
+        raise Invalid(f"{name} of nothing")
+    function = np.max if name == "max" else np.min
+    value = function(terms.value, axis=axes, keepdims=True)
+    error = np.max(terms.error, axis=axes, keepdims=True)
+    size = np.max(terms.size, axis=axes, keepdims=True)
+    if terms.value.dtype.kind == "f":
+        error = np.where(np.isfinite(value), error, 0.0)
+    return Value(value, error, size, False)
+
+
+def _truth(name: str, terms: Value, axes: tuple[int, ...]) -> Value:
+    truths = terms.value.astype(bool)
+    function = np.any if name == "any" else np.all
+    near = (terms.error > 0) & (_magnitude(terms.value) <= terms.error)
+    unsure = np.any(near, axis=axes, keepdims=True)
+    return Value(function(truths, axis=axes, keepdims=True), 0.0, 1.0, unsure)

@@ -1,0 +1,153 @@
+"""A process that runs some cases, on threads or as one rank of an mpirun.
+
+It writes a line of JSON when a case starts and one when it has ended, so that whoever started it
+knows which case a crash or a hang belongs to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from .case import Case, make_case
+from .reproduce import failure_text
+from .running import Outcome, check_on_mpi, check_on_threads
+from .shrink import shrink
+
+CASE_SECONDS = 90.0  # for a case in a process of its own
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.worker")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--first", type=int, required=True)
+    parser.add_argument("--count", type=int, default=1)
+    parser.add_argument("--ranks", type=int, help="instead of the number that the case draws")
+    parser.add_argument("--mpi", action="store_true", help="this is a rank that mpirun started")
+    parser.add_argument("--pickled", help="a file with the case to run")
+    parser.add_argument("--shrink", type=float, help="seconds to make the case smaller")
+    arguments = parser.parse_args(argv)
+    if arguments.mpi:
+        return _run_as_rank(arguments)
+    if arguments.shrink is not None:
+        case = make_case(arguments.seed, arguments.first, arguments.ranks)
+        print(minimised(case, arguments.shrink, arguments.ranks))
+        return 0
+    for number in range(arguments.first, arguments.first + arguments.count):
+        say({"start": number})
+        case = make_case(arguments.seed, number, arguments.ranks)
+        say(record(case, check_on_threads(case)))
+    return 0
+
+
+def say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+def record(case: Case, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "done": case.number,
+        "theme": case.theme,
+        "ranks": case.ranks,
+        "dtypes": sorted({item.values.dtype.name for item in case.program.inputs}),
+        "failures": outcome.failures,
+        "notes": outcome.notes,
+        "compared": outcome.compared,
+        "elements": outcome.elements,
+    }
+
+
+def _run_as_rank(arguments: argparse.Namespace) -> int:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    numbers = range(arguments.first, arguments.first + arguments.count)
+    with tempfile.TemporaryDirectory(prefix="einmpi-soak-") as own_folder:
+        folder = Path(world.bcast(own_folder, 0))
+        for number in numbers:
+            if world.rank == 0:
+                say({"start": number})
+            if arguments.pickled:
+                case = pickle.loads(Path(arguments.pickled).read_bytes())
+            else:
+                case = make_case(arguments.seed, number, world.size)
+            case_folder = folder / str(number)
+            case_folder.mkdir(exist_ok=True)
+            try:
+                outcome = check_on_mpi(case, world, case_folder)
+            except Exception as error:
+                text = "".join(traceback.format_exception(error))[-1500:]
+                outcome = Outcome()
+                outcome.fail("error", f"on rank {world.rank}: {text}")
+                say(record(case, outcome))
+                world.Abort(1)
+            failures = world.gather(outcome.failures, 0)
+            if world.rank == 0:
+                for others in failures[1:]:
+                    outcome.failures.extend(others)
+                say(record(case, outcome))
+        world.barrier()
+    return 0
+
+
+# ---- a smaller case -----------------------------------------------------------------------------
+
+
+def minimised(case: Case, seconds: float, fixed_ranks: int | None) -> str:
+    """Return the text of a failure, for the smallest case that fails in the same way."""
+    failures = failures_in_a_process(case)
+    if not failures:
+        lines = [f"{case.name} does not fail on threads in a process of its own."]
+        if fixed_ranks is not None:
+            lines.append(f"Under mpirun: python -m tests.soak.worker --mpi --seed {case.seed} ")
+            lines[-1] += f"--first {case.number}, on {fixed_ranks} ranks"
+        return "\n".join(lines + ["", failure_text(case, case, [])])
+    kinds = {check for check, _ in failures}
+
+    def still_fails(candidate: Case) -> bool:
+        return bool(kinds & {check for check, _ in failures_in_a_process(candidate)})
+
+    smaller = shrink(case, still_fails, seconds)
+    return failure_text(case, smaller, failures_in_a_process(smaller) or failures)
+
+
+def failures_in_a_process(case: Case) -> list[tuple[str, str]]:
+    """Run a case in a child process, so that it may crash or hang."""
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(readable)
+        status = 1
+        try:
+            signal.alarm(int(CASE_SECONDS))
+            failures = check_on_threads(case).failures
+            with open(writable, "w") as pipe:
+                json.dump(failures, pipe)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writable)
+    with open(readable) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGALRM:
+            return [("hang", f"not finished in {CASE_SECONDS:g} s")]
+        return [("crash", f"the process was ended by {signal.Signals(number).name}")]
+    if not text:
+        return [("crash", f"the process ended with status {os.waitstatus_to_exitcode(status)}")]
+    return [(check, problem) for check, problem in json.loads(text)]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
