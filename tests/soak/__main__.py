@@ -57,7 +57,7 @@ def chunks_of(arguments: argparse.Namespace, mpirun: str | None) -> Iterator[Chu
     limit = arguments.cases
     number = arguments.first
     mpi_left = 0 if mpirun is None else arguments.mpirun_cases
-    mpi_ranks = itertools.cycle([ranks for ranks in arguments.ranks or MPI_RANKS])
+    mpi_ranks = itertools.cycle(arguments.ranks or MPI_RANKS)
     for place in itertools.count():
         left = None if limit is None else arguments.first + limit - number
         if left is not None and left <= 0:

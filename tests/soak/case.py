@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .generate import THEMES, Draw, ProgramMaker
+from .generate import THEMES, VALUES, Draw, ProgramMaker, make_values
 from .tree import Program
 
 RANKS = {
     1: 10.0,
-    2: 16.0,
-    3: 14.0,
-    4: 14.0,
-    5: 8.0,
-    6: 8.0,
-    7: 5.0,
-    8: 6.0,
-    9: 2.0,
-    10: 2.0,
-    11: 1.5,
-    12: 2.0,
-    13: 1.0,
-    14: 1.0,
-    15: 1.0,
-    16: 2.0,
+    2: 18.0,
+    3: 18.0,
+    4: 16.0,
+    5: 9.0,
+    6: 9.0,
+    7: 4.0,
+    8: 5.0,
+    9: 1.0,
+    10: 1.0,
+    11: 1.0,
+    12: 1.5,
+    13: 0.5,
+    14: 0.5,
+    15: 0.5,
+    16: 1.5,
 }
 STRATEGIES = {"eindecomp": 60.0, "eindecomp-paper": 14.0, "sqrt": 14.0, "replicate": 12.0}
 LAYOUTS = {
@@ -68,29 +68,51 @@ class Case:
         return f"seed {self.seed}, case {self.number}"
 
 
-# Programs whose kernels are compiled are drawn from this many, in any extents: compiling takes
+# Programs whose kernels are compiled are drawn from this many, with any values: compiling takes
 # a hundred times as long as running.
-COMPILED_PROGRAMS = 12
+COMPILED_PROGRAMS = 16
+COMPILED_SHARE = 0.03
 
 
 def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
     """Return a case. It depends on nothing but the seed, the number and a given number of ranks."""
     draw = Draw(seed, number)
+    compiled = draw.chance(COMPILED_SHARE)
     theme = draw.one(THEMES)
     strict = False
-    program = ProgramMaker(draw, theme, strict).program()
+    if compiled:
+        # One of a few programs: other cases of it need no other kernels.
+        shape = Draw("compiled", draw.below(COMPILED_PROGRAMS))
+        theme = shape.one(THEMES)
+        program = ProgramMaker(shape, theme, strict).program()
+        program = with_other_values(program, draw)
+    else:
+        program = ProgramMaker(draw, theme, strict).program()
     drawn = draw.weighted(RANKS)
     case = Case(
         seed,
         number,
         theme,
         program,
-        ranks or drawn,
+        ranks or (draw.between(1, 3) if compiled else drawn),
+        compiled=compiled,
         strategy=draw.weighted(STRATEGIES),
         verify=draw.chance(0.1),
         strict=strict,
     )
     return with_options(case, draw)
+
+
+def with_other_values(program: Program, draw: Draw) -> Program:
+    """Return the program with new values of its inputs."""
+    kind = draw.weighted(VALUES)
+    inputs = []
+    for item in program.inputs:
+        if item.indexes is None:
+            values = make_values(draw, kind, item.values.dtype.name, item.values.shape)
+            item = replace(item, values=values)
+        inputs.append(item)
+    return replace(program, inputs=tuple(inputs))
 
 
 def with_options(case: Case, draw: Draw) -> Case:
@@ -114,16 +136,14 @@ def with_options(case: Case, draw: Draw) -> Case:
         if statement.name in case.program.output_names() and draw.chance(0.08):
             shape = tuple(case.program.sizes[label.size] for label in statement.labels)
             pins[statement.name] = cut(draw, case.ranks, shape)
-    return Case(
-        **{
-            **vars(case),
-            "files": files,
-            "memory": memory,
-            "stop_at": stop_at,
-            "pins": pins,
-            "distributed": distributed,
-            "layouts": layouts,
-        }
+    return replace(
+        case,
+        files=files,
+        memory=memory,
+        stop_at=stop_at,
+        pins=pins,
+        distributed=distributed,
+        layouts=layouts,
     )
 
 

@@ -261,7 +261,9 @@ class ProgramMaker:
         draw = self.draw
         self.labels_made = 0
         base = self.tensor()
-        sizes = draw.shuffled(self.dimensions[base])[: draw.weighted({0: 1.0, 1: 4.0, 2: 5.0, 3: 2.0})]
+        sizes = draw.shuffled(self.dimensions[base])[
+            : draw.weighted({0: 1.0, 1: 4.0, 2: 5.0, 3: 2.0})
+        ]
         if draw.chance(0.12):
             sizes.append(draw.one(list(self.sizes)))
         while math.prod(max(1, self.sizes[size]) for size in sizes) > 800:
@@ -299,12 +301,16 @@ class ProgramMaker:
             return self.aggregation(labels, name, operators, draw.between(2, 3))
         if theme == "aggregation":
             name = draw.one(("sum", "prod", "max", "min", "any", "all"))
-            return self.aggregation(labels, name, ("*", "+", "-", "/", "maximum"), draw.between(1, 3))
+            return self.aggregation(
+                labels, name, ("*", "+", "-", "/", "maximum"), draw.between(1, 3)
+            )
         if theme == "nested":
             return self.nested(labels)
         if theme == "diagonal":
             if draw.chance(0.5):
-                return self.aggregation(labels, "sum", ("*", "+"), draw.between(1, 2), diagonal=True)
+                return self.aggregation(
+                    labels, "sum", ("*", "+"), draw.between(1, 2), diagonal=True
+                )
             return self.expression(labels, 2, diagonal=True)
         if theme == "mask":
             masked = self.masked(labels)
@@ -378,7 +384,10 @@ class ProgramMaker:
         return position
 
     def read(
-        self, scope: list[Label], tensor: str | None = None, diagonal: bool = False,
+        self,
+        scope: list[Label],
+        tensor: str | None = None,
+        diagonal: bool = False,
         gather: bool = False,
     ) -> Expression:
         draw = self.draw
@@ -481,7 +490,9 @@ class ProgramMaker:
         """Return an aggregation over new labels of some tensors, combined by the operators."""
         draw = self.draw
         if name is None:
-            name = draw.weighted({"sum": 5.0, "max": 2.0, "min": 2.0, "prod": 1.0, "any": 1.0, "all": 1.0})
+            name = draw.weighted(
+                {"sum": 5.0, "max": 2.0, "min": 2.0, "prod": 1.0, "any": 1.0, "all": 1.0}
+            )
         volume = math.prod(max(1, self.sizes[label.size]) for label in scope)
         needs_values = name in ("max", "min", "mean", "var", "logsumexp")
         new: list[Label] = []

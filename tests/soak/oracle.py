@@ -1,4 +1,4 @@
-"""What a program means, by numpy on whole arrays, and how far another order of operations may stray.
+"""What a program means, by numpy on whole arrays, and how far another order may be from that.
 
 Every value comes with a bound on its error, which follows from the number of terms and their
 magnitudes, and a mark where nothing can be said: where rounding decides a comparison, where a
@@ -157,8 +157,14 @@ def _any_error(values: Sequence[Value]) -> Any:
     return has_error
 
 
-def _rounded(value: Any, error: Any, size: Any, arguments: Sequence[Value], roundings: float = 1.0,
-             absorbs: bool = False) -> Value:
+def _rounded(
+    value: Any,
+    error: Any,
+    size: Any,
+    arguments: Sequence[Value],
+    roundings: float = 1.0,
+    absorbs: bool = False,
+) -> Value:
     """Return the result of a floating-point operation with the error of its own rounding.
 
     `absorbs`: an infinite argument makes the result infinite, whatever the other one is.
@@ -245,8 +251,9 @@ def _power(x: Value, y: Value) -> Value:
     error = _times(exponent * steepest, x.error)
     size = np.maximum(_magnitude(value), x.size ** np.maximum(np.real(y.value), 0.0))
     with_logarithm = 1.0 + exponent * np.abs(np.log(np.maximum(_magnitude(x.value), 1e-300)))
-    roundings = LIBRARY_ROUNDINGS * (1.0 + exponent + np.where(np.isfinite(with_logarithm),
-                                                              with_logarithm, 0.0))
+    roundings = LIBRARY_ROUNDINGS * (
+        1.0 + exponent + np.where(np.isfinite(with_logarithm), with_logarithm, 0.0)
+    )
     result = _rounded(value, error, size, (x, y), roundings=1.0)
     own = roundings * _rounding(_dtype(value)) * np.where(np.isfinite(size), size, 0.0)
     unsure = result.unsure | (np.asarray(y.error) > 0)
@@ -430,8 +437,13 @@ def _exact_number(value: Any) -> Value:
 class _Statement:
     """Evaluates one statement. Every label has an axis of its own in all arrays."""
 
-    def __init__(self, sizes: Mapping[str, int], tensors: Mapping[str, Value], statement: Define,
-                 strict: bool) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        tensors: Mapping[str, Value],
+        statement: Define,
+        strict: bool,
+    ) -> None:
         self.sizes = sizes
         self.tensors = tensors
         self.statement = statement
@@ -579,8 +591,9 @@ class _Statement:
             unsure | result.unsure | self._may_be_rewritten(node, name, terms, axes, body),
         )
 
-    def _may_be_rewritten(self, node: Aggregation, name: str, terms: Value, axes: tuple[int, ...],
-                          body: Value) -> Any:
+    def _may_be_rewritten(
+        self, node: Aggregation, name: str, terms: Value, axes: tuple[int, ...], body: Value
+    ) -> Any:
         """Return where a rewritten aggregation may give another inf or nan, or may overflow.
 
         A sum of products becomes products of sums, and a maximum of sums a sum of maxima.

@@ -129,9 +129,7 @@ def _fewer_statements(case: Case) -> Iterator[Case]:
         outputs = program.outputs
         if outputs is not None:
             outputs = tuple(name for name in outputs if name != statement.name) or None
-        changed = replace(
-            program, inputs=(*program.inputs, made), statements=kept, outputs=outputs
-        )
+        changed = replace(program, inputs=(*program.inputs, made), statements=kept, outputs=outputs)
         yield _with_program(case, changed)
     if program.outputs is not None:
         yield _with_program(case, replace(program, outputs=None))

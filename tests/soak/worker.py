@@ -110,14 +110,22 @@ def minimised(case: Case, seconds: float, fixed_ranks: int | None) -> str:
         if fixed_ranks is not None:
             lines.append(f"Under mpirun: python -m tests.soak.worker --mpi --seed {case.seed} ")
             lines[-1] += f"--first {case.number}, on {fixed_ranks} ranks"
-        return "\n".join(lines + ["", failure_text(case, case, [])])
-    kinds = {check for check, _ in failures}
+        return "\n".join([*lines, "", failure_text(case, case, [])])
+    kinds = _kinds(failures)
 
     def still_fails(candidate: Case) -> bool:
-        return bool(kinds & {check for check, _ in failures_in_a_process(candidate)})
+        return bool(kinds & _kinds(failures_in_a_process(candidate)))
 
     smaller = shrink(case, still_fails, seconds)
     return failure_text(case, smaller, failures_in_a_process(smaller) or failures)
+
+
+def _kinds(failures: list[tuple[str, str]]) -> set[str]:
+    """Return what failed: the checks, and for errors the class of the exception."""
+    kinds = set()
+    for check, text in failures:
+        kinds.add(f"error {text.split(':')[0]}" if check == "error" else check)
+    return kinds
 
 
 def failures_in_a_process(case: Case) -> list[tuple[str, str]]:

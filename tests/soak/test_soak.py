@@ -1,0 +1,189 @@
+"""The soak: cases follow from their numbers, the oracle sees errors, and failures shrink."""
+
+import hashlib
+import sys
+
+import numpy as np
+import pytest
+from mpi_helpers import needs_mpirun
+
+import einmpi
+from tests.soak import __main__ as command
+from tests.soak import drive, running
+from tests.soak.case import LAYOUTS, laid_out, make_case
+from tests.soak.oracle import Value, disagreement, evaluate
+from tests.soak.shrink import shrink
+from tests.soak.tree import (
+    Aggregation,
+    Define,
+    Input,
+    Label,
+    Operation,
+    Program,
+    Read,
+    program_text,
+    walk,
+)
+
+I = Label(1, "s0")
+
+
+def product(dtype="int32", left=(1, 2), right=(3, 4)):
+    body = Operation("*", (Read("A", (I,)), Read("B", (I,))))
+    inputs = (
+        Input("A", ("s0",), np.array(left, dtype)),
+        Input("B", ("s0",), np.array(right, dtype)),
+    )
+    return Program({"s0": 2}, inputs, (Define("Z", (), Aggregation("sum", (I,), body, True)),))
+
+
+# ---- cases --------------------------------------------------------------------------------------
+
+
+def test_a_case_follows_from_its_seed_and_number():
+    """The same on every machine and in every order: the digest is part of the test."""
+
+    def digest(numbers):
+        found = {}
+        for number in numbers:
+            case = make_case(7, number)
+            values = b"".join(item.values.tobytes() for item in case.program.inputs)
+            shown = program_text(case.program), case.ranks, case.strategy, sorted(case.pins.items())
+            found[number] = repr(shown).encode() + values
+        return hashlib.sha256(b"".join(found[number] for number in sorted(found))).hexdigest()
+
+    assert digest(range(30)) == digest(reversed(range(30)))
+    assert digest(range(30))[:16] == "958be9d2c1d6149d"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("array", [np.arange(6.0).reshape(2, 3), np.array(2.5), np.zeros((0, 2))])
+def test_layouts_keep_the_values(array, layout):
+    np.testing.assert_array_equal(laid_out(array, layout), array)
+
+
+def test_every_program_is_accepted():
+    for number in range(60):
+        case = make_case(3, number)
+        arrays = {item.name: item.values for item in case.program.inputs}
+        einmpi.program(program_text(case.program), outputs=case.program.outputs, **arrays)
+
+
+# ---- the oracle ---------------------------------------------------------------------------------
+
+
+def test_the_oracle_computes_integers_as_numpy():
+    assert evaluate(product())["Z"].value == 11
+    wrapped = evaluate(product(left=(2**20, 0), right=(2**20, 0)))["Z"]
+    assert (int(wrapped.value), wrapped.value.dtype) == (0, np.int64)
+
+
+def test_the_oracle_marks_what_a_rewrite_may_change():
+    odd = product("float64", left=(np.inf, 0), right=(0, 1))
+    assert evaluate(odd)["Z"].unsure.all()
+    strict = evaluate(odd, strict=True)["Z"]
+    assert np.isnan(strict.value)
+    assert not strict.unsure.any()
+
+
+@pytest.mark.parametrize(
+    ("found", "wrong"),
+    [
+        (np.array([1.0, 2.0]), False),
+        (np.array([1.0, 2.0 + 1e-9]), False),
+        (np.array([1.0, 2.1]), True),
+        (np.array([1.0, np.nan]), True),
+        (np.array([1.0, 2.0], "float32"), True),
+        (np.array([[1.0, 2.0]]), True),
+    ],
+)
+def test_disagreement(found, wrong):
+    expected = Value(np.array([1.0, 2.0]), np.array([0.0, 1e-9]), 2.0, np.array([False, False]))
+    assert bool(disagreement(found, expected)) is wrong
+
+
+def test_disagreement_in_integers_and_nan():
+    assert disagreement(np.array([3]), Value(np.array([4])))
+    assert not disagreement(np.array([3]), Value(np.array([4]), unsure=np.array([True])))
+    nothing = np.array([np.nan, np.inf])
+    assert not disagreement(nothing, Value(nothing.copy()))
+    assert disagreement(-nothing, Value(nothing))
+
+
+# ---- runs ---------------------------------------------------------------------------------------
+
+
+def test_a_slice_of_the_soak():
+    notes = set()
+    for number in range(200, 220):
+        outcome = running.check_on_threads(make_case(1, number))
+        assert not outcome.failures, (number, outcome.failures)
+        notes |= set(outcome.notes)
+    assert "parts" in notes
+
+
+def test_planted_errors_are_seen(monkeypatch):
+    case = make_case(1, 2)
+    gather = einmpi.DistArray.gather
+    monkeypatch.setattr(einmpi.DistArray, "gather", lambda array: gather(array) + 1)
+    assert [check for check, _ in running.check_on_threads(case).failures] == ["value"]
+    monkeypatch.undo()
+    monkeypatch.setattr(running, "_run_twice", None)
+    assert [check for check, _ in running.check_on_threads(case).failures] == ["error"]
+
+
+def test_a_failing_case_shrinks():
+    """Say that programs with an aggregation by max fail: one remains, of one element."""
+
+    def fails(case):
+        parts = [part for item in case.program.statements for part in walk(item.value)]
+        return any(isinstance(part, Aggregation) and part.name == "max" for part in parts)
+
+    for number in range(200):
+        case = make_case(5, number)
+        if fails(case) and len(case.program.statements) > 2:
+            break
+    small = shrink(case, fails, 20)
+    assert fails(small)
+    (statement,) = small.program.statements
+    assert sum(1 for _ in walk(statement.value)) <= 3
+    assert small.ranks == 1
+    assert max(small.program.sizes.values()) == 1
+
+
+# ---- processes ----------------------------------------------------------------------------------
+
+DIES = """
+import json, os, signal, sys
+first = int(sys.argv[sys.argv.index("--first") + 1])
+count = int(sys.argv[sys.argv.index("--count") + 1])
+for number in range(first, first + count):
+    print(json.dumps({"start": number}), flush=True)
+    if number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    line = {"done": number, "theme": "none", "ranks": 1, "dtypes": [], "failures": [],
+            "notes": [], "compared": 0, "elements": 0}
+    print(json.dumps(line), flush=True)
+"""
+
+
+def test_a_crash_is_told_from_the_cases_around_it(monkeypatch):
+    monkeypatch.setattr(drive, "worker_command", lambda *_: [sys.executable, "-c", DIES])
+    run = drive.Drive(1, None, 2, None, None, None)
+    run.run(iter([drive.Chunk(0, 4), drive.Chunk(4, 4)]))
+    assert run.tally.cases == 8
+    (failure,) = run.tally.failures
+    assert (failure.number, failure.checks[0][0]) == (5, "crash")
+
+
+@pytest.mark.mpirun
+@needs_mpirun
+@pytest.mark.slow
+def test_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(command, "CHUNK_CASES", 4)
+    options = ["--cases", "9", "--mpirun-cases", "5", "--ranks", "2", "--jobs", "1", "--seed", "2"]
+    assert command.main(options) == 0
+    said = capsys.readouterr().out
+    assert "seed 2: 9 cases" in said
+    assert "5 of them under mpirun" in said
+    assert "failures  none" in said
