@@ -25,16 +25,16 @@ from tests.soak.tree import (
     walk,
 )
 
-I = Label(1, "s0")
+LABEL = Label(1, "s0")
 
 
 def product(dtype="int32", left=(1, 2), right=(3, 4)):
-    body = Operation("*", (Read("A", (I,)), Read("B", (I,))))
+    body = Operation("*", (Read("A", (LABEL,)), Read("B", (LABEL,))))
     inputs = (
         Input("A", ("s0",), np.array(left, dtype)),
         Input("B", ("s0",), np.array(right, dtype)),
     )
-    return Program({"s0": 2}, inputs, (Define("Z", (), Aggregation("sum", (I,), body, True)),))
+    return Program({"s0": 2}, inputs, (Define("Z", (), Aggregation("sum", (LABEL,), body, True)),))
 
 
 # ---- cases --------------------------------------------------------------------------------------
