@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # A chunk as it is stored: a mask of the filters that were skipped, and its bytes.
 Chunk: TypeAlias = tuple[int, bytes]
+CHUNKS_COMPRESSED_TOGETHER = 2**10  # HDF5 needs about 5 KiB for each, besides its bytes
 WriteChunk: TypeAlias = Callable[[tuple[int, ...], int, bytes], None]
 
 # ---- before the run -----------------------------------------------------------------------------
@@ -209,17 +210,42 @@ def _is_reusable(handle: h5py.File, name: str, spec: StorageSpec) -> bool:
 def encode(
     array: npt.NDArray[Any], chunks: tuple[int, ...], compression: str | None
 ) -> list[Chunk]:
-    """Cut an array into chunks, in order.
+    """Cut an array into chunks, in order. Chunks at the edges are filled up with zeros."""
+    corners = list(_corners(array.shape, chunks))
+    encoded: list[Chunk] = []
+    for first in range(0, len(corners), CHUNKS_COMPRESSED_TOGETHER):
+        blocks = []
+        for corner in corners[first : first + CHUNKS_COMPRESSED_TOGETHER]:
+            blocks.append(_chunk_at(array, corner, chunks))
+        if compression is None:
+            encoded += [(0, block.tobytes()) for block in blocks]
+        else:
+            encoded += _compressed(np.concatenate(blocks), chunks, compression)
+    return encoded
 
-    HDF5 itself makes them, in memory, so that every rank can encode its own.
+
+def _chunk_at(
+    array: npt.NDArray[Any], corner: tuple[int, ...], chunks: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    box = tuple(slice(start, start + chunk) for start, chunk in zip(corner, chunks, strict=True))
+    part = array[box]
+    if part.shape == chunks:
+        return part
+    whole = np.zeros(chunks, array.dtype)
+    whole[tuple(slice(extent) for extent in part.shape)] = part
+    return whole
+
+
+def _compressed(array: npt.NDArray[Any], chunks: tuple[int, ...], compression: str) -> list[Chunk]:
+    """Compress chunks that lie one after another along the first dimension.
+
+    HDF5 itself does it, in memory, so that every rank can encode its own. It needs several
+    kilobytes for each chunk of a file, however small the chunk is.
     """
     import h5py
 
     with h5py.File(f"{id(array)}", "w", driver="core", backing_store=False) as memory:
-        unlimited = (None,) * array.ndim  # otherwise no chunk could be larger than the array
-        dataset = memory.create_dataset(
-            "x", data=array, chunks=chunks, compression=compression, maxshape=unlimited
-        )
+        dataset = memory.create_dataset("x", data=array, chunks=chunks, compression=compression)
         dataset.flush()
         return [dataset.id.read_direct_chunk(corner) for corner in _corners(array.shape, chunks)]
 

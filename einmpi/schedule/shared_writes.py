@@ -16,6 +16,7 @@ from einmpi.schedule.regions import Region, whole
 Round: TypeAlias = tuple[Region | None, ...]  # for each rank, the piece that it writes next
 PAGE_BYTES = 2**12
 STRIPE_BYTES = 2**20
+MOST_CHUNKS_IN_A_ROUND = 2**14  # a few hundred bytes of memory each, besides their elements
 MIN_UNITS_A_RANK = 8  # pages or stripes: with fewer, some ranks would write much more than others
 
 
@@ -47,12 +48,14 @@ def rounds_of_chunks(
 ) -> Iterator[Round]:
     """Yield the rounds for a tensor in chunks.
 
-    In each of them a rank writes as many chunks as fit into `most` bytes, but at least one.
+    In each of them a rank writes as many chunks as fit into `most` bytes, but at least one, and
+    not so many that lists of them would need more memory than their elements.
     """
     counts = chunk_counts(bound, chunks)
     total = prod(counts)
     edges = [total * rank // ranks for rank in range(ranks + 1)]
-    at_a_time = max(1, most // (prod(chunks) * itemsize))
+    fitting = most // (prod(chunks) * itemsize)
+    at_a_time = min(max(1, fitting), MOST_CHUNKS_IN_A_ROUND)
     for pieces in _rounds(edges, counts, at_a_time):
         regions = []
         for piece in pieces:
