@@ -19,11 +19,12 @@ from einmpi.files.formats import find, known_format
 from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.rewrite import prune
 from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, read_job
+from einmpi.job.job import Job, read_job, with_strict
 from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.language.numpy_einsum import program_text, split_arguments
-from einmpi.language.parse import build_graph
+from einmpi.language.parse import parse_program, rewrite
 from einmpi.language.statements import Inputs
 from einmpi.language.syntax import Source
 from einmpi.planner.strategies import DEFAULT_STRATEGY
@@ -125,6 +126,7 @@ def _program_job(
     text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, outputs: Sequence[str] | None
 ) -> Job:
     source = Source("program", text)
+    written = prune(parse_program(source, inputs, sizes, outputs))
     return Job(
         title="",
         path="",
@@ -138,7 +140,8 @@ def _program_job(
         backend=backend_names()[0],
         fast_math=False,
         roles={},
-        graph=build_graph(source, inputs, sizes, outputs),
+        graph=rewrite(source, written),
+        written=written,
     )
 
 
@@ -188,6 +191,7 @@ def plan(
     pin: Mapping[str, Sequence[int]] | None = None,
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
+    strict: bool | None = None,
 ) -> Plan:
     """Plan how a job is cut over ranks. No MPI is started and no data is read.
 
@@ -210,6 +214,9 @@ def plan(
     machine : path, optional
         A file that ``einmpi calibrate`` has written. The plan is then made for the times in it,
         and has ``seconds_predicted``.
+    strict : bool, optional
+        Whether to make only rewrites that are exact for all values, inf and nan included; by
+        default as the job says.
 
     Returns
     -------
@@ -231,7 +238,15 @@ def plan(
     """
     from einmpi.planner.make_plan import make_plan
 
+    if strict is not None:
+        job = with_strict(job, _truth_value("strict", strict))
     return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin, machine, nodes))
+
+
+def _truth_value(name: str, given: bool) -> bool:
+    if not isinstance(given, bool):
+        raise InputError(name, f"{given!r} is not a truth value", "True or False")
+    return given
 
 
 def compile(
@@ -243,6 +258,7 @@ def compile(
     pin: Mapping[str, Sequence[int]] | None = None,
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
+    strict: bool | None = None,
 ) -> Compiled:
     """Make a job ready for the ranks of a communicator, to be called many times.
 
@@ -252,7 +268,7 @@ def compile(
         What to compute.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, pin, machine : optional
+    strategy, memory, pin, machine, strict : optional
         As for `plan`.
     fast_math : bool, optional
         Whether to allow faster arithmetic that rounds more; by default as the job says.
@@ -279,9 +295,9 @@ def compile(
     from einmpi.compiled.program import Compiled
 
     if fast_math is not None:
-        if not isinstance(fast_math, bool):
-            raise InputError("fast_math", f"{fast_math!r} is not a truth value", "True or False")
-        job = replace(job, fast_math=fast_math)
+        job = replace(job, fast_math=_truth_value("fast_math", fast_math))
+    if strict is not None:
+        job = with_strict(job, _truth_value("strict", strict))
     return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin, machine))
 
 
@@ -391,7 +407,8 @@ def open_dataset(
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, npt.NDArray[Any]]:
     """Compute the outputs of a job in this process with the reference evaluator.
 
-    It is slow on purpose: it is simple enough to be trusted.
+    It evaluates the program as written, before any rewrite. It is slow on purpose: it is simple
+    enough to be trusted.
 
     Parameters
     ----------
@@ -420,16 +437,16 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     from einmpi.compiled.program import check_inputs
 
     given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
-    check_memory(job.source.name, memory_needed(job.graph))
+    check_memory(job.source.name, memory_needed(job.written))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
     arrays = {}
-    for vertex in job.graph.inputs:
+    for vertex in job.written.inputs:
         if vertex.name in given:
             arrays[vertex.name] = given[vertex.name]
         else:
             arrays[vertex.name] = load_array(specs[vertex.name], vertex.bound, vertex.dtype)
-    return evaluate(job.graph, arrays)
+    return evaluate(job.written, arrays)
 
 
 def einsum(
@@ -510,7 +527,7 @@ def _compiled_einsum(
     common = ""
     if operands:
         common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name
-    text = program_text(subscripts, [shape for shape, _ in operands], common)
+    text = program_text(subscripts, operands, common)
     inputs = {f"x{number}": operand for number, operand in enumerate(operands)}
     job = _program_job(text, inputs, {}, common, None)
     return Compiled(job, comm, options_of(job))

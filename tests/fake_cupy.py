@@ -225,7 +225,13 @@ def _garbage(shape: Any, dtype: Any) -> np.ndarray:
 
 
 def compute(
-    einsum: Any, operands: Any, target: Any, index: Any, fast_math: bool = False, tf32: bool = False
+    einsum: Any,
+    operands: Any,
+    target: Any,
+    index: Any,
+    fast_math: bool = False,
+    tf32: bool = False,
+    strict: bool = False,
 ) -> None:
     """Stand in for einmpi.kernels.cuda.dispatch.compute_einsum, with numpy."""
     from einmpi.kernels.cpu.dispatch import compute_einsum as on_host

@@ -88,7 +88,7 @@ def identity(job: Job) -> Identity:
 
     The number of ranks, the strategy and the threads may differ.
     """
-    program = sha256(f"{job.graph}\n{job.fast_math}".encode()).hexdigest()
+    program = sha256(f"{job.graph}\n{job.fast_math}\n{job.strict}".encode()).hexdigest()
     parts = {"the program with its sizes": program}
     for spec in job.inputs:
         if spec.name in job.graph.by_name:

@@ -9,12 +9,12 @@ from dataclasses import replace
 from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
 from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, read_job
+from einmpi.job.job import Job, read_job, with_strict
 from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
-    """Return the job file with the sizes and the dtype of the command line."""
+    """Return the job file with the sizes, the dtype and --strict of the command line."""
     from einmpi.files.load import describe
 
     sizes: dict[str, int] = {}
@@ -24,7 +24,8 @@ def load_job(options: argparse.Namespace) -> Job:
             problem = f"{value!r} is not an integer"
             raise InputError(f"--set {setting}", problem, "--set NAME=INTEGER")
         sizes[name] = int(value)
-    return read_job(options.job, describe, sizes, options.dtype)
+    job = read_job(options.job, describe, sizes, options.dtype)
+    return with_strict(job, True) if options.strict else job
 
 
 def checked_job(options: argparse.Namespace) -> Job:

@@ -195,6 +195,13 @@ OPTIONS = (
         default=1,
     ),
     Option(
+        ("--strict",),
+        "job",
+        _WITH_JOB,
+        "only rewrites that are exact for inf and nan too",
+        is_switch=True,
+    ),
+    Option(
         ("--fast-math",),
         "run",
         ("run", "verify", "sbatch"),

@@ -50,7 +50,7 @@ def on_host(job: Job, comm: Comm) -> Workplace:
                 "backend cupy, or another dtype",
             )
     threads = threads_of(comm)
-    backend = NumpyBackend(threads.count, job.fast_math, job.scratch)
+    backend = NumpyBackend(threads.count, job.fast_math, job.scratch, job.strict)
 
     def check_node(place: str, bytes_per_rank: int) -> None:
         check_memory(place, bytes_per_rank * comm.ranks_on_node)
@@ -66,7 +66,9 @@ def on_gpu(job: Job, comm: Comm) -> Workplace:
 
     context = gpu_context(comm, job.path or job.source.name)
     # TF32 is faster and rounds more, which fast_math allows.
-    backend = CupyBackend(context, job.fast_math, tf32=job.fast_math, scratch=job.scratch)
+    backend = CupyBackend(
+        context, job.fast_math, tf32=job.fast_math, scratch=job.scratch, strict=job.strict
+    )
     messages = f", messages by {context.gpu.transport}" if comm.size > 1 else ""
     return Workplace(
         backend,

@@ -424,5 +424,5 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     outputs = []
     for output_spec in job.outputs:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
-    agreed = (__version__, plan.digest, job.fast_math, inputs, outputs)
+    agreed = (__version__, plan.digest, job.fast_math, job.strict, inputs, outputs)
     return sha256(repr(agreed).encode()).hexdigest()

@@ -46,8 +46,14 @@ class Aggregation:
     takes_complex : bool
         Whether complex values are accepted.
     distributes_over : frozenset of str
-        The operations ⊗ with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c): their products may be split and
-        reordered.
+        The operations ⊗ with a ⊗ (b ⊕ c) = (a ⊗ b) ⊕ (a ⊗ c) up to rounding: their products may be
+        split and reordered.
+    exact_over : frozenset of str
+        Those of them for which this holds exactly for all values, inf and nan included, and which
+        never wrap around.
+    modular_over : frozenset of str
+        Those of them for which this holds for integers that wrap around, as long as all are of
+        the dtype of the aggregate.
     is_rounded : bool
         Whether ⊕ rounds: totals are then kept in the accumulator of the dtype.
     is_idempotent : bool
@@ -69,6 +75,8 @@ class Aggregation:
     result_text: str
     takes_complex: bool = True
     distributes_over: frozenset[str] = frozenset()
+    exact_over: frozenset[str] = frozenset()
+    modular_over: frozenset[str] = frozenset()
     is_rounded: bool = False
     is_idempotent: bool = False
     mpi: str = ""
@@ -190,6 +198,7 @@ register_aggregation(
         result_dtype=_widened,
         result_text=_WIDENED_TEXT,
         distributes_over=frozenset({"*"}),
+        modular_over=frozenset({"*"}),
         is_rounded=True,
         mpi="SUM",
     )
@@ -222,6 +231,7 @@ register_aggregation(
         result_text=_SAME_TEXT,
         takes_complex=False,
         distributes_over=frozenset({"+", "minimum"}),
+        exact_over=frozenset({"minimum"}),
         is_idempotent=True,
     )
 )
@@ -238,6 +248,7 @@ register_aggregation(
         result_text=_SAME_TEXT,
         takes_complex=False,
         distributes_over=frozenset({"+", "maximum"}),
+        exact_over=frozenset({"maximum"}),
         is_idempotent=True,
     )
 )
@@ -253,6 +264,7 @@ register_aggregation(
         result_dtype=_truth,
         result_text="bool",
         distributes_over=frozenset({"&"}),
+        exact_over=frozenset({"&"}),
         is_idempotent=True,
         mpi="LOR",
     )
@@ -269,6 +281,7 @@ register_aggregation(
         result_dtype=_truth,
         result_text="bool",
         distributes_over=frozenset({"|"}),
+        exact_over=frozenset({"|"}),
         is_idempotent=True,
         mpi="LAND",
     )

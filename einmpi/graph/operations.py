@@ -287,12 +287,28 @@ register_operation(
         cuda="invert({0})",
     )
 )
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Return powers; numpy has none of integers with a negative exponent.
+
+    1 / x**n without its fraction is 1 for x = 1, 1 or −1 for x = −1, and else 0.
+    """
+    is_integer = np.result_type(base, exponent).kind == "i"
+    if not is_integer or not np.any(np.less(exponent, 0)):
+        return np.power(base, exponent)
+    powers = np.asarray(np.power(base, np.maximum(exponent, 0)))
+    sign = np.where(np.bitwise_and(exponent, 1) == 1, -1, 1)
+    inverse = np.where(np.equal(base, -1), sign, np.equal(base, 1))
+    return np.where(np.less(exponent, 0), inverse, powers).astype(powers.dtype)
+
+
 register_operation(
     Operation(
         name="**",
         arity=2,
         documentation="power",
-        function=np.power,
+        function=_power,
         dtypes=as_ufunc(np.power),
         symbol="**",
         precedence=8,
@@ -451,7 +467,20 @@ register_operation(
 
 
 def _convert(values: Any, dtype: str) -> Any:
-    return np.asarray(values).astype(dtype)
+    """Return values in a dtype.
+
+    What a float outside of an integer's range becomes would depend on the processor: here it is
+    the nearest integer of that range, and 0 for nan.
+    """
+    array = np.asarray(values)
+    converted = array.astype(dtype)
+    if converted.dtype.kind != "i" or array.dtype.kind not in "fV":
+        return converted
+    limits = np.iinfo(converted.dtype)
+    numbers = array.astype(np.float64)  # limits would be inf in half precision
+    converted = np.where(numbers >= float(limits.max), limits.max, converted)
+    converted = np.where(numbers <= float(limits.min), limits.min, converted)
+    return np.where(np.isnan(numbers), 0, converted).astype(dtype)
 
 
 def cast_operation(dtype: DType) -> Operation:

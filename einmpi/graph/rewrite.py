@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import unique
@@ -15,18 +16,18 @@ MAX_ROUNDS = 10
 MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what computes it
 
 
-def optimize(graph: EinGraph) -> EinGraph:
-    """Apply all rewrites until nothing changes.
+def optimize(graph: EinGraph, strict: bool = False) -> EinGraph:
+    """Apply all rewrites until nothing changes; if `strict`, only those exact for all values.
 
     What is fused may be split once more: several rounds can be needed.
     """
-    split_graph = split(share(prune(graph)))
+    split_graph = split(share(prune(graph)), strict)
     before = None
     for _ in range(MAX_ROUNDS):
-        graph = fuse(share(split_graph))
+        graph = fuse(share(split_graph), strict)
         if graph == before:
             return graph
-        split_graph = split(graph)
+        split_graph = split(graph, strict)
         if split_graph == graph:
             return graph
         before = graph
@@ -120,19 +121,21 @@ def copy_of(vertex: Vertex, source: Vertex) -> Vertex:
 # ---- fuse ---------------------------------------------------------------------------------------
 
 
-def fuse(graph: EinGraph) -> EinGraph:
+def fuse(graph: EinGraph, strict: bool = False) -> EinGraph:
     """Move elementwise vertices into their only consumer if that repeats no work; drop copies.
 
     T[i,j] ← X[i,j] - 1 and Z[i] ← Σ[j](T[i,j] × Y[j]) become Z[i] ← Σ[j]((X[i,j] - 1) × Y[j]).
+    GPUs compute half precision in single precision and round where a vertex ends, so if `strict`,
+    its vertices stay.
     """
     while True:
-        fused = prune(_fuse_once(graph))
+        fused = prune(_fuse_once(graph, strict))
         if fused == graph:
             return graph
         graph = fused
 
 
-def _fuse_once(graph: EinGraph) -> EinGraph:
+def _fuse_once(graph: EinGraph, strict: bool) -> EinGraph:
     """Fuse each vertex with its inputs where possible; those that moved are left to `prune`."""
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
@@ -144,7 +147,8 @@ def _fuse_once(graph: EinGraph) -> EinGraph:
             fused = None
             if is_only_consumer:
                 fused = _absorb_into_producer(vertex, known[name], graph)
-            if fused is None:
+            is_rounded = strict and DTYPES[known[name].dtype].is_half
+            if fused is None and not is_rounded:
                 fused = _inline(known[vertex.name], known[name], graph, is_only_consumer, known)
             if fused is not None:
                 known[vertex.name] = fused

@@ -9,26 +9,29 @@ import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, infer
-from einmpi.graph.dtypes import Type
+from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import fresh, unique
-from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
+from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of, walk
 
 
-def split(graph: EinGraph) -> EinGraph:
+def split(graph: EinGraph, strict: bool = False) -> EinGraph:
     """Split products under a distributive aggregation into products of two, in a good order.
 
     Z[i,l] ← Σ[j,k](A[i,j] × B[j,k] × C[k,l]) becomes
 
         Z_1[i,k] ← Σ[j](A[i,j] × B[j,k])
         Z[i,l] ← Σ[k](Z_1[i,k] × C[k,l])
+
+    Integers and bools stay the same bit for bit. Floating-point numbers are rounded differently
+    and may become another one of inf and nan; if `strict`, they too stay as they are.
     """
     taken = {vertex.name for vertex in graph.vertices}
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
         if vertex.einsum is not None and vertex.einsum.aggregation is not None:
-            _ProductSplitter(vertex, vertex.einsum, known, taken).split()
+            _ProductSplitter(vertex, vertex.einsum, known, taken, strict).split()
         else:
             known[vertex.name] = vertex
     return replace(graph, vertices=tuple(known.values()))
@@ -42,11 +45,13 @@ class _ProductSplitter:
     einsum: EinSum
     known: dict[str, Vertex]
     taken: set[str]
+    strict: bool
 
     def __post_init__(self) -> None:
         self.aggregation = self.einsum.aggregation
         self.expression = reopen(self.einsum, self.vertex.inputs)
         self.op = _distributed_operation(self.aggregation, self.expression)
+        self.dtype = np.dtype(self.type(self.expression))
 
     def type(self, expression: Scalar) -> Type:
         """Return the type of an expression over known tensors."""
@@ -57,31 +62,93 @@ class _ProductSplitter:
 
         return infer(expression, leaf)
 
+    def kind(self, expression: Scalar) -> str:
+        """Return the kind of numbers of an expression: b, i, f or c."""
+        return DTYPES[np.dtype(self.type(expression)).name].kind
+
     def split(self) -> None:
         """Add the vertices of the product, or the vertex as it is if splitting gains nothing."""
-        factors = _factors(self.expression, self.op)
+        vertices_before = len(self.known)
+        factors = self.factors(self.expression) if self.op else []
         constants = [factor for factor in factors if not labels_of(factor)]
         tensors = [factor for factor in factors if labels_of(factor)]
-        if not self.is_valid(factors, tensors) or not self.is_worthwhile(constants, tensors):
-            self.known[self.vertex.name] = self.vertex
-            return
+        if not self.is_valid(factors, tensors):
+            pass
+        elif not self.may_reorder(factors):
+            self.materialise_factors()
+        elif self.is_worthwhile(constants, tensors):
+            self.reorder(constants, tensors)
+        if len(self.known) <= vertices_before + 1:
+            self.known[self.vertex.name] = self.vertex  # one vertex after all: as it was written
+
+    def reorder(self, constants: Sequence[Scalar], tensors: Sequence[Scalar]) -> None:
+        """Add the vertices of the product in an order that makes it cheap."""
         # In any order the product is computed in the dtype that it has as written.
-        dtype = np.dtype(self.type(self.expression))
         converted = []
         for factor in tensors:
-            same = np.dtype(self.type(factor)) == dtype
-            converted.append(factor if same else _cast(factor, dtype.name))
-        vertices_before = len(self.known)
-        tensors, remaining = self.aggregate_single_labels(converted)
-        product = self.contract(tensors, remaining, None if constants else self.vertex.name)
+            same = np.dtype(self.type(factor)) == self.dtype
+            converted.append(factor if same else _cast(factor, self.dtype.name))
+        reduced, remaining = self.aggregate_single_labels(converted)
+        product = self.contract(reduced, remaining, None if constants else self.vertex.name)
         if constants:
             scaled = self.product([product, *constants])
             self.emit(scaled, self.einsum.output, (), self.vertex.name)
-        if len(self.known) == vertices_before + 1:
-            self.known[self.vertex.name] = self.vertex  # one vertex after all: as it was written
+
+    def materialise_factors(self) -> None:
+        """Add the vertex of the product, and those of factors that it would compute repeatedly.
+
+        In Σ[j](exp(A[i,j]) × B[j,k]) the exponential becomes a vertex. That changes no value. A
+        factor that is larger than what it is computed from is left where it is.
+        """
+        assert isinstance(self.expression, Call)
+        if self.expression.op != self.op:
+            return
+        factors = []
+        for factor in self.expression.args:
+            labels = set(labels_of(factor))
+            for node in walk(factor):
+                if isinstance(node, Element) and labels and set(labels_of(node)) == labels:
+                    factor = self.materialise(factor, self.einsum.labels)
+                    break
+            factors.append(factor)
+        self.emit(
+            self.product(factors), self.einsum.output, self.einsum.aggregated, self.vertex.name
+        )
+
+    def factors(self, expression: Scalar) -> list[Scalar]:
+        """Return the factors of a product; a divisor becomes a reciprocal, a sign a factor −1.
+
+        -(a × b) / c has the factors −1, a, b and 1.0 / c. A product of int32 in a product of
+        int64 or float64 is one factor, because it wraps around on its own.
+        """
+        if not isinstance(expression, Call) or not self.may_open(expression):
+            return [expression]
+        if expression.op == self.op:
+            factors = []
+            for arg in expression.args:
+                factors.extend(self.factors(arg))
+            return factors
+        if self.op == "*" and expression.op == "neg":
+            return [Const(-1), *self.factors(expression.args[0])]
+        if self.op == "*" and expression.op == "/":
+            dividend, divisor = expression.args
+            is_reciprocal = isinstance(dividend, Const) and dividend.value == 1
+            if not is_reciprocal:
+                return [*self.factors(dividend), call("/", Const(1.0), divisor)]
+        return [expression]
+
+    def may_open(self, part: Scalar) -> bool:
+        """Return whether a part of the product may be computed in the dtype of the whole."""
+        if self.op in AGGREGATIONS[str(self.aggregation)].exact_over:
+            return True
+        kind = self.kind(part)
+        if kind == "b":
+            return self.op == "*"  # the product of bools is the same in every dtype
+        both_are_rounded = kind in "fc" and self.kind(self.expression) in "fc"
+        return both_are_rounded or np.dtype(self.type(part)) == self.dtype
 
     def is_valid(self, factors: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
-        """Return whether splitting keeps the meaning.
+        """Return whether splitting keeps the meaning, apart from the values of factors.
 
         An aggregation over a label that no factor has would be lost, and an empty label has no
         product to split.
@@ -91,11 +158,27 @@ class _ProductSplitter:
         has_empty_label = any(extent == 0 for _, extent in einsum.extents)
         if not self.op or has_empty_label or set(used) != set(einsum.labels):
             return False
-        kinds = {np.dtype(self.type(factor)).kind for factor in factors}
+        kinds = {self.kind(factor) for factor in factors}
         if self.op in ("&", "|") and kinds != {"b"}:
             return False  # bits of integers do not distribute
         # The sum of bools is another bool.
         return self.op != "+" or "b" not in kinds
+
+    def may_reorder(self, factors: Sequence[Scalar]) -> bool:
+        """Return whether factors may be aggregated and multiplied in any order.
+
+        Integers must give the same bits: they wrap around in the dtype of the product, and their
+        sum is int64. With at most one factor that is not a bool no product wraps around.
+        """
+        record = AGGREGATIONS[str(self.aggregation)]
+        if self.op in record.exact_over:
+            return True
+        if self.kind(self.expression) in "fc":
+            return not self.strict
+        if self.op not in record.modular_over:
+            return False
+        numbers = [factor for factor in factors if self.kind(factor) != "b"]
+        return self.dtype == record.result_dtype(self.dtype) or len(numbers) <= 1
 
     def is_worthwhile(self, constants: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
         """Return whether splitting does anything."""
@@ -229,28 +312,6 @@ def _cast(factor: Scalar, dtype: str) -> Scalar:
     if isinstance(factor, Call) and factor.op == "/" and factor.args[0] == Const(1.0):
         return Call("/", (Const(1.0), Call(dtype, (factor.args[1],))))
     return Call(dtype, (factor,))
-
-
-def _factors(expression: Scalar, op: str) -> list[Scalar]:
-    """Return the factors of a product; a divisor becomes a reciprocal, a sign a factor −1.
-
-    -(a × b) / c has the factors −1, a, b and 1.0 / c.
-    """
-    if not isinstance(expression, Call) or not op:
-        return [expression]
-    if expression.op == op:
-        factors = []
-        for arg in expression.args:
-            factors.extend(_factors(arg, op))
-        return factors
-    if op == "*" and expression.op == "neg":
-        return [Const(-1), *_factors(expression.args[0], op)]
-    if op == "*" and expression.op == "/":
-        dividend, divisor = expression.args
-        is_reciprocal = isinstance(dividend, Const) and dividend.value == 1
-        if not is_reciprocal:
-            return [*_factors(dividend, op), call("/", Const(1.0), divisor)]
-    return [expression]
 
 
 def contraction_order(

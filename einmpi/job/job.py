@@ -11,10 +11,11 @@ from einmpi.errors import InputError, one_of
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.rewrite import prune
 from einmpi.job.backends import backend_names
 from einmpi.job.inputs import check_dtype, check_name, read_dtype, read_inputs
 from einmpi.job.outputs import check_outputs, read_outputs
-from einmpi.language.parse import build_graph
+from einmpi.language.parse import parse_program, rewrite
 from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import (
     Document,
@@ -33,7 +34,7 @@ from einmpi.units import check_bytes, parse_bytes
 
 _KEYS = ("title", "dtype", "program", "sizes", "inputs", "outputs", "plan", "run", "roles")
 _PLAN_KEYS = ("strategy", "memory", "machine")
-_RUN_KEYS = ("backend", "fast_math", "scratch")
+_RUN_KEYS = ("backend", "fast_math", "strict", "scratch")
 
 # Looks up the shape and dtype of an input in its file.
 Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
@@ -70,11 +71,20 @@ class Job:
     roles : mapping of str to tuple of str
         The labels that have each role.
     graph : EinGraph
-        The program as a graph of EinSums.
+        The program as a graph of EinSums, rewritten to be cheap. It is what is planned and run.
+    written : EinGraph
+        The same program before it is rewritten. The reference evaluates it.
     machine : str or None
         The file with measured times of a machine.
     scratch : str or None
         The folder for tensors that do not fit into memory; None for the system's default.
+    strict : bool
+        Whether only rewrites are made that are exact for all values, inf and nan included.
+
+    Raises
+    ------
+    InputError
+        `strict` and `fast_math` are both set.
 
     Examples
     --------
@@ -96,8 +106,18 @@ class Job:
     fast_math: bool
     roles: Mapping[str, tuple[str, ...]]
     graph: EinGraph
+    written: EinGraph
     machine: str | None = None
     scratch: str | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.strict and self.fast_math:
+            raise InputError(
+                self.path or self.source.name,
+                "strict and fast_math are both true",
+                "at most one of them",
+            )
 
 
 def read_job(
@@ -130,11 +150,13 @@ def read_job(
     backends = backend_names()
     backend = choice(document, ("run", "backend"), backends, backends[0])
     fast_math = get(document, ("run", "fast_math"), bool) or False
+    strict = get(document, ("run", "strict"), bool) or False
     roles = _read_roles(document)
     scratch = _read_scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
     names = [spec.name for spec in outputs] or None
-    graph = build_graph(source, tensors, chosen_sizes, names)
+    written = prune(parse_program(source, tensors, chosen_sizes, names))
+    graph = rewrite(source, written, strict)
     check_outputs(outputs, graph)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
@@ -152,9 +174,16 @@ def read_job(
         fast_math=fast_math,
         roles=roles,
         graph=graph,
+        written=written,
         machine=None if machine is None else relative_to_document(document, machine),
         scratch=scratch,
+        strict=strict,
     )
+
+
+def with_strict(job: Job, strict: bool) -> Job:
+    """Return the job with this setting of `strict`, and with the graph that it gives."""
+    return replace(job, strict=strict, graph=rewrite(job.source, job.written, strict))
 
 
 def _read_program(document: Document) -> Source:

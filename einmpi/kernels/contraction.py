@@ -9,9 +9,13 @@ from functools import lru_cache
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
+from einmpi.graph.arithmetic import infer
+from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar
+from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
 
 Labels: TypeAlias = tuple[str, ...]
 Extent: TypeAlias = Mapping[str, int]
@@ -69,6 +73,43 @@ def recognise_contraction(einsum: EinSum) -> Contraction | None:
         extents=einsum.extents,
         scale=product.scale * size_of(missing, einsum.extent),
     )
+
+
+@lru_cache(maxsize=4096)
+def keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
+    """Return whether a contraction may be computed in the dtype of its product.
+
+    A product of int32 that is multiplied by float64 or int64 wraps around before: the same factors
+    converted first would not. Operands of these dtypes are the arguments of the EinSum.
+    """
+
+    def leaf(node: Scalar) -> Type:
+        assert isinstance(node, Arg)
+        return np.dtype(dtypes[node.position])
+
+    whole = np.dtype(infer(einsum.function, leaf)).name
+    for node in walk(einsum.function):
+        if not isinstance(node, Call):
+            continue
+        part = np.dtype(infer(node, leaf)).name
+        both_are_rounded = DTYPES[part].kind in "fc" and DTYPES[whole].kind in "fc"
+        if part not in (whole, "bool") and not both_are_rounded:
+            return False
+    return True
+
+
+def multiplies_as_written(contraction: Contraction) -> bool:
+    """Return whether inf, nan and overflow are those of the sum of products as it is written.
+
+    They are not if a constant is moved out of the sum, or a factor is summed on its own over the
+    labels that only this factor has.
+    """
+    *factors, output = contraction.indices
+    summed = set(drop_labels(unique(*factors), output))
+    for index in factors:
+        if not summed <= set(index):
+            return False
+    return contraction.scale in (1, -1)
 
 
 def _finite_product(function: Scalar) -> _Product | None:

@@ -52,11 +52,15 @@ def _letters(labels: Any) -> str:
     return "".join(letters)
 
 
-def program_text(subscripts: str, shapes: Sequence[Sequence[int]], dtype: str) -> str:
-    """Return the statement "out[…] = …" over operands x0, x1, … of these shapes.
+def program_text(subscripts: str, operands: Sequence[tuple[Sequence[int], str]], dtype: str) -> str:
+    """Return the statement "out[…] = …" over operands x0, x1, … of these shapes and dtypes.
 
-    Its result has the dtype that numpy.einsum gives.
+    `dtype` is the one that all operands fit into. As in numpy.einsum it is that of the result,
+    and operands are converted before they are multiplied: int32 × int32 × int64 must not wrap
+    around in int32. The result of int32 is the same if it is computed in int64.
     """
+    shapes = [shape for shape, _ in operands]
+    product_dtype = "int64" if dtype == "int32" else dtype
     terms, output = _parse(subscripts.replace(" ", ""), shapes)
     extents = _extents(terms, shapes)
     reads = []
@@ -65,7 +69,12 @@ def program_text(subscripts: str, shapes: Sequence[Sequence[int]], dtype: str) -
         for label, size in zip(term, shape, strict=True):
             # As in numpy, an operand of extent 1 is repeated along its label.
             index.append(label if size == extents[label] else "0")
-        reads.append(_element(f"x{k}", index))
+        element = _element(f"x{k}", index)
+        own_dtype = operands[k][1]
+        wraps_before = len(operands) > 2 and own_dtype in ("int32", "int64")
+        if wraps_before and own_dtype != product_dtype:
+            element = f"{product_dtype}({element})"
+        reads.append(element)
     is_bool = dtype == "bool"
     body = (" & " if is_bool else " * ").join(reads)
     summed = [f"{label}:{extents[label]}" for label in extents if label not in output]

@@ -23,9 +23,18 @@ def build_graph(
     inputs: Inputs,
     sizes: Mapping[str, int] | None = None,
     outputs: Sequence[str] | None = None,
+    strict: bool = False,
 ) -> EinGraph:
     """Parse a program, infer extents and dtypes, and rewrite it: the graph that is planned."""
-    graph = optimize(parse_program(source, inputs, sizes or {}, outputs))
+    return rewrite(source, parse_program(source, inputs, sizes or {}, outputs), strict)
+
+
+def rewrite(source: Source, written: EinGraph, strict: bool = False) -> EinGraph:
+    """Return the graph that is planned, given that of the program as written.
+
+    If `strict`, only rewrites are made that are exact for all values.
+    """
+    graph = optimize(written, strict)
     for vertex in graph.vertices:
         _check_limits(source, vertex)
     return graph

@@ -13,6 +13,8 @@ def describe_job(job: Job) -> str:
     if job.sizes:
         sizes = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
         lines.append(f"sizes    {sizes}")
+    if job.strict:
+        lines.append("strict   only rewrites that are exact for all values")
     origins = {spec.name: spec.file or spec.random or "given" for spec in job.inputs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")

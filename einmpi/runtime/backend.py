@@ -105,10 +105,15 @@ class NumpyBackend:
     """NumPy arrays; the slow tier is files in the folder `scratch`."""
 
     def __init__(
-        self, threads: int = 1, fast_math: bool = False, scratch: str | None = None
+        self,
+        threads: int = 1,
+        fast_math: bool = False,
+        scratch: str | None = None,
+        strict: bool = False,
     ) -> None:
         self.threads = threads
         self.fast_math = fast_math
+        self.strict = strict
         self.scratch = Scratch(scratch)
 
     def reserve(self, nbytes: int) -> None: ...
@@ -159,7 +164,9 @@ class NumpyBackend:
     ) -> None:
         index = {label: indices(runs) for label, runs in step.index}
         arrays = select_operands(step, operands)
-        compute_einsum(step.einsum, arrays, target, index, self.threads, self.fast_math)
+        compute_einsum(
+            step.einsum, arrays, target, index, self.threads, self.fast_math, self.strict
+        )
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, CPU_GROUPING)

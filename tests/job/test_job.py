@@ -323,7 +323,8 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
         ("[run]\nfast_math = 1\n", "3:1: fast_math is 1; expected true or false"),
         (
             "[run]\nthreads = 1\n",
-            "3:1: unknown key 'threads' in run; expected one of backend, fast_math, scratch",
+            "3:1: unknown key 'threads' in run; expected one of backend, fast_math, "
+            "strict, scratch",
         ),
         ('[run]\nbackend = "cuda"\n', "3:1: unknown backend 'cuda'; expected one of numpy, cupy"),
         (

@@ -938,7 +938,7 @@ def test_einsum(arguments: tuple, message: str) -> None:
     given = [np.ones(entry) if isinstance(entry, tuple) else entry for entry in arguments]
     with pytest.raises(InputError) as caught:
         text, operands = split_arguments(given)
-        program = program_text(text, [operand.shape for operand in operands], "float64")
+        program = program_text(text, [(array.shape, "float64") for array in operands], "float64")
         build_graph(
             Source("einsum", program),
             declared({f"x{k}": operand for k, operand in enumerate(operands)}),

@@ -473,7 +473,8 @@ def interleaved(text: str, operands: Sequence[np.ndarray], numbers: dict[str, in
 def our_einsum(*arguments: Any) -> np.ndarray:
     text, operands = subscripts.split_arguments(arguments)
     dtype = np.result_type(*operands).name
-    program = subscripts.program_text(text, [operand.shape for operand in operands], dtype)
+    given = [(operand.shape, operand.dtype.name) for operand in operands]
+    program = subscripts.program_text(text, given, dtype)
     note(program)
     inputs = {f"x{k}": operand for k, operand in enumerate(operands)}
     return evaluate(reads_back(build_graph(Source("einsum", program), declared(inputs))), inputs)[

@@ -100,6 +100,8 @@ def _command_words(options: argparse.Namespace) -> list[str]:
     for flag in ("machine", "checkpoint"):
         if getattr(options, flag) is not None:
             words += [f"--{flag}", os.path.abspath(getattr(options, flag))]
+    if options.strict:
+        words.append("--strict")
     if options.fast_math:
         words.append("--fast-math")
     if options.checkpoint is not None:

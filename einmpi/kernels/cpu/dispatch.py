@@ -8,8 +8,12 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Number
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction import (
+    Contraction,
+    keeps_integers,
+    multiplies_as_written,
+    recognise_contraction,
+)
 from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.distances import recognise_distance
@@ -27,6 +31,7 @@ def compute_einsum(
     index: Mapping[str, Array],
     threads: int = 1,
     fast: bool = False,
+    strict: bool = False,
 ) -> None:
     """Compute an EinSum into `out`.
 
@@ -42,13 +47,15 @@ def compute_einsum(
         How many threads a compiled kernel may use.
     fast
         Allow kernels that are faster but round more.
+    strict
+        Allow only kernels that give inf and nan where the program as written does.
     """
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         distance.compute_distance(squared_distance, operands, out)
         return
-    contraction = recognise_contraction(einsum)
-    if contraction is not None and not _may_wrap(operands, contraction.scale):
+    contraction = _exact_contraction(einsum, operands, strict)
+    if contraction is not None:
         compute_by_blas(contraction, operands, out)
         return
     dtypes = [array.dtype for array in operands]
@@ -58,14 +65,35 @@ def compute_einsum(
     broadcast.compute_by_broadcasting(einsum, operands, out, index)
 
 
-def _may_wrap(operands: Sequence[Array], scale: Number) -> bool:
+def _exact_contraction(
+    einsum: EinSum, operands: Sequence[Array], strict: bool
+) -> Contraction | None:
+    """Return the EinSum as a contraction; None if it is not one, or BLAS would change its meaning.
+
+    BLAS changes integers that wrap around. Of floats it changes inf and nan where factors are
+    summed before they are multiplied, which matters only if `strict`.
+    """
+    contraction = recognise_contraction(einsum)
+    if contraction is None:
+        return None
+    if strict and not multiplies_as_written(contraction):
+        return None
+    dtypes = tuple(array.dtype.name for array in operands)
+    if not keeps_integers(einsum, dtypes) or _may_wrap(contraction, operands):
+        return None
+    return contraction
+
+
+def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:
     """Return whether products of 32-bit integers may wrap around.
 
-    BLAS would compute the exact product, and so differ from the definition of the operation.
+    BLAS would compute the exact product, and so differ from the definition of the operation. An
+    operand that is squared counts twice.
     """
-    if np.result_type(*operands) != np.int32:
+    factors = [operands[position] for position in contraction.positions]
+    if np.result_type(*factors) != np.int32:
         return False
-    if not all(array.size for array in operands):
+    if not all(array.size for array in factors):
         return False
-    largest = [max(abs(int(array.min())), abs(int(array.max()))) for array in operands]
-    return prod(largest) * abs(scale) >= 2**31
+    largest = [max(abs(int(array.min())), abs(int(array.max()))) for array in factors]
+    return prod(largest) * abs(contraction.scale) >= 2**31

@@ -68,6 +68,24 @@ def pick(context: Any, condition: Any, a: Any, b: Any) -> Any:
     return a(types.boolean, a, a), code
 
 
+@intrinsic
+def whole(context: Any, kind: Any, number: Any) -> Any:
+    """Return a float as an integer of a type, without its fraction.
+
+    Outside of the type's range it is the nearest integer in it, and nan is 0: processors differ.
+    """
+
+    def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+        result = target.get_value_type(signature.return_type)
+        width = {"float": 32, "double": 64}[str(args[1].type)]
+        name = f"llvm.fptosi.sat.i{result.width}.f{width}"
+        insert: Any = cgutils.get_or_insert_function
+        function = ir.FunctionType(result, [args[1].type])
+        return builder.call(insert(builder.module, function, name), [args[1]])
+
+    return kind.instance_type(kind, number), code
+
+
 # ---- arithmetic ---------------------------------------------------------------------------------
 
 

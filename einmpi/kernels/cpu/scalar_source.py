@@ -119,6 +119,8 @@ def convert(text: str, found: str, wanted: str) -> str:
     if DTYPES[wanted].kind == "c" and DTYPES[found].kind != "c":
         part = DTYPES[wanted].real
         return f"complex({part}({text}), {part}(0))"
+    if DTYPES[wanted].kind == "i" and DTYPES[found].kind == "f":
+        return f"whole({wanted}, {text})"
     return f"{wanted}({text})"
 
 

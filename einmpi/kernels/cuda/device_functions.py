@@ -66,6 +66,21 @@ template <class T> struct Cast { template <class S> FN T of(S x) { return (T)x; 
 template <> struct Cast<bool> {
   template <class S> FN bool of(S x) { return x != 0; }
   template <class S> FN bool of(Complex<S> x) { return x.re != 0 || x.im != 0; } };
+// Outside of an integer's range: the nearest integer in it, and 0 for nan.
+template <class T, class S> FN T whole(S x, S top, T least, T greatest) {
+  if (x >= top) return greatest;
+  if (x <= -top) return least;
+  return x == x ? (T)x : 0; }
+template <> struct Cast<int> {
+  template <class S> FN int of(S x) { return (int)x; }
+  FN int of(float x) { return whole(x, 0x1p31f, (int)0x80000000u, 0x7fffffff); }
+  FN int of(double x) { return whole(x, 0x1p31, (int)0x80000000u, 0x7fffffff); } };
+template <> struct Cast<Long> {
+  template <class S> FN Long of(S x) { return (Long)x; }
+  FN Long of(float x) {
+    return whole(x, 0x1p63f, (Long)0x8000000000000000ULL, (Long)0x7fffffffffffffffLL); }
+  FN Long of(double x) {
+    return whole(x, 0x1p63, (Long)0x8000000000000000ULL, (Long)0x7fffffffffffffffLL); } };
 template <class T> struct Cast<Complex<T>> {
   template <class S> FN Complex<T> of(S x) { return {(T)x, (T)0}; }
   template <class S> FN Complex<T> of(Complex<S> x) { return {(T)x.re, (T)x.im}; } };

@@ -15,7 +15,11 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.kernels.contraction import recognise_contraction
+from einmpi.kernels.contraction import (
+    keeps_integers,
+    multiplies_as_written,
+    recognise_contraction,
+)
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import MatrixProduct, prepare_product
@@ -51,16 +55,20 @@ def compute_einsum(
     index: LabelRuns = (),
     fast_math: bool = False,
     tf32: bool = False,
+    strict: bool = False,
 ) -> None:
     """Fill `target`, which must not share memory with an operand.
 
     The extents of the EinSum are those of the arrays. `fast_math` allows methods that round more;
-    `tf32` allows float32 products with a fraction of ten bits.
+    `tf32` allows float32 products with a fraction of ten bits; `strict` allows only methods that
+    give inf and nan where the program as written does.
     """
-    key = (*map(key_of, operands), key_of(target), index, fast_math, tf32)
-    CALLS.get(
-        einsum, key, lambda: prepare_einsum(einsum, operands, target, index, fast_math, tf32)
-    )(operands, target)
+    key = (*map(key_of, operands), key_of(target), index, fast_math, tf32, strict)
+
+    def prepare() -> PreparedCall:
+        return prepare_einsum(einsum, operands, target, index, fast_math, tf32, strict)
+
+    CALLS.get(einsum, key, prepare)(operands, target)
 
 
 def prepare_einsum(
@@ -70,6 +78,7 @@ def prepare_einsum(
     index: LabelRuns,
     fast_math: bool,
     tf32: bool,
+    strict: bool,
 ) -> PreparedCall:
     """Return the call for all arrays with the dtypes, extents, strides and alignment of these."""
     if 0 in einsum.bound:
@@ -78,16 +87,19 @@ def prepare_einsum(
         return _fill_with_neutral(einsum)
     for array in operands:
         if any(stride % array.itemsize for stride in array.strides):
-            return _with_contiguous_operands(einsum, index, fast_math, tf32)
+            return _with_contiguous_operands(einsum, index, fast_math, tf32, strict)
     if fast_math:
         distance = prepare_distance(einsum, operands, target, compute_generated)
         if distance is not None:
             return distance
+    dtypes = tuple(array.dtype.name for array in operands)
     contraction = recognise_contraction(einsum)
-    if contraction is not None:
+    if contraction is not None and strict and not multiplies_as_written(contraction):
+        contraction = None
+    if contraction is not None and keeps_integers(einsum, dtypes):
         product = prepare_product(contraction, operands, target, tf32)
         if product is not None:
-            return _prepare_matrix_product(einsum, product, fast_math, tf32)
+            return _prepare_matrix_product(einsum, product, fast_math, tf32, strict)
     return _prepare_generated(einsum, operands, target, index, fast_math)
 
 
@@ -101,13 +113,13 @@ def _fill_with_neutral(einsum: EinSum) -> PreparedCall:
 
 
 def _with_contiguous_operands(
-    einsum: EinSum, index: LabelRuns, fast_math: bool, tf32: bool
+    einsum: EinSum, index: LabelRuns, fast_math: bool, tf32: bool, strict: bool
 ) -> PreparedCall:
     """Return the call for operands whose strides are not whole elements: it copies them."""
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
         copies = [driver.contiguous(array) for array in operands]
-        compute_einsum(einsum, copies, target, index, fast_math, tf32)
+        compute_einsum(einsum, copies, target, index, fast_math, tf32, strict)
 
     return call
 
@@ -116,7 +128,7 @@ def _with_contiguous_operands(
 
 
 def _prepare_matrix_product(
-    einsum: EinSum, product: MatrixProduct, fast_math: bool, tf32: bool
+    einsum: EinSum, product: MatrixProduct, fast_math: bool, tf32: bool, strict: bool
 ) -> PreparedCall:
     """Return the call for a matrix product, in halves if its temporary copies are large."""
     if not product.temporary_bytes:
@@ -128,11 +140,13 @@ def _prepare_matrix_product(
         ]
         if long_labels:
             longest = max(long_labels, key=lambda label: einsum.extent[label])
-            return _in_halves(einsum, longest, fast_math, tf32)
+            return _in_halves(einsum, longest, fast_math, tf32, strict)
     return product.with_copies(compute_generated)
 
 
-def _in_halves(einsum: EinSum, label: str, fast_math: bool, tf32: bool) -> PreparedCall:
+def _in_halves(
+    einsum: EinSum, label: str, fast_math: bool, tf32: bool, strict: bool
+) -> PreparedCall:
     """Return the call that computes one half of a label after the other."""
     size = einsum.extent[label]
     halves = []
@@ -148,7 +162,7 @@ def _in_halves(einsum: EinSum, label: str, fast_math: bool, tf32: bool) -> Prepa
             for array, entries in zip(operands, einsum.operands, strict=True):
                 views.append(_part_of(array, entries, label, part))
             target_view = _part_of(target, einsum.output, label, part)
-            compute_einsum(half, views, target_view, (), fast_math, tf32)
+            compute_einsum(half, views, target_view, (), fast_math, tf32, strict)
 
     return call
 

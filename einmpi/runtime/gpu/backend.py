@@ -57,12 +57,14 @@ class CupyBackend:
         fast_math: bool = False,
         tf32: bool = False,
         scratch: str | None = None,
+        strict: bool = False,
     ) -> None:
         self.context = context
         self.copies = context.copies
         self.host = NumpyBackend(scratch=scratch)
         self.fast_math = fast_math
         self.tf32 = tf32
+        self.strict = strict
         self.cupy = driver.cupy()
         self.calls = PreparedCalls()
         self.reserved_bytes = 0
@@ -166,13 +168,25 @@ class CupyBackend:
     ) -> dispatch.PreparedCall:
         if not step.select:
             return dispatch.prepare_einsum(
-                step.einsum, operands, target, step.index, self.fast_math, self.tf32
+                step.einsum,
+                operands,
+                target,
+                step.index,
+                self.fast_math,
+                self.tf32,
+                self.strict,
             )
 
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
             chosen = select_operands(step, operands, self.cupy.asarray)
             dispatch.compute_einsum(
-                step.einsum, chosen, target, step.index, self.fast_math, self.tf32
+                step.einsum,
+                chosen,
+                target,
+                step.index,
+                self.fast_math,
+                self.tf32,
+                self.strict,
             )
 
         return call

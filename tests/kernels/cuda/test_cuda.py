@@ -1,5 +1,6 @@
 """CUDA kernels without a GPU: tests/cupy_on_cpu.py runs them on the CPU; nvcc compiles some."""
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -153,6 +154,23 @@ def test_nothing_to_aggregate(cupy):
         compute(cupy, replace(einsum, extents=(("i", 3), ("j", 0))), kind, [operands[0][:, :0]])
     einsum, kind, operands = vertex("Z[j] = max(X[i,j])", empty)
     assert compute(cupy, einsum, kind, operands).shape == (0,)
+
+
+def test_integers_at_the_ends_of_their_range(cupy):
+    """Floats outside the range, negative powers, and products that wrap before they are widened."""
+    floats = np.array([np.nan, np.inf, -np.inf, 1e30, -1e30, 3.75, -3.75])
+    for dtype, target in itertools.product(("float32", "float64"), ("int32", "int64")):
+        limits = np.iinfo(target)
+        wanted = [0, limits.max, limits.min, limits.max, limits.min, 3, -3]
+        einsum, kind, operands = vertex(f"Z[i] = {target}(x[i])", {"x": floats.astype(dtype)})
+        np.testing.assert_array_equal(compute(cupy, einsum, kind, operands), wanted)
+    einsum, kind, operands = vertex("Z[i:4] = 2**(i-1)", {})
+    np.testing.assert_array_equal(compute(cupy, einsum, kind, operands), [0, 1, 2, 4])
+    many = np.full((3, 40), 2**20, "int32")
+    for text in ("Z[i] = sum(m[i,j]*m[i,j])", "Z[i,k] = sum(2.0*(m[i,j]*m[k,j]))"):
+        einsum, kind, operands = vertex(text, {"m": many})
+        found = compute(cupy, einsum, kind, operands)
+        np.testing.assert_array_equal(found, np.zeros_like(found))
 
 
 def operations_agree(cases):
