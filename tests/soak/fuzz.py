@@ -48,13 +48,8 @@ class Fuzzer:
         self.folder = folder
         self.seed = seed
         self.case = folder / "case"
-        for name in list(os.environ):
-            if name.startswith(_OUTER):
-                del os.environ[name]
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"
-        os.environ["TMPDIR"] = str(folder)
-        tempfile.tempdir = None
-        _import_everything()
+        clean_environment()
+        import_everything()
         self.corpus: Corpus = make_corpus(_run_for_corpus, self.case)
         gc.collect()
         gc.freeze()  # so that children do not copy every object
@@ -99,7 +94,15 @@ class Fuzzer:
         return minimised(self.corpus, self.seed, number, has_problem)
 
 
-def _import_everything() -> None:
+def clean_environment() -> None:
+    """Remove what would make this process a rank, or a command different from the user's."""
+    for name in list(os.environ):
+        if name.startswith(_OUTER):
+            del os.environ[name]
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+
+def import_everything() -> None:
     """Import what commands import when they need it, before the first fork."""
     import h5py  # noqa: F401
     import numba  # noqa: F401
