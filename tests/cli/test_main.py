@@ -571,3 +571,11 @@ def test_closed_streams(tmp_path, ranks, closed):
 def test_names_do_not_control_the_terminal(tmp_path, arguments, line):
     """Escape codes in the name of a file are shown, not obeyed."""
     assert run(tmp_path, *arguments).stderr == line
+
+
+def test_compare_where_no_strategy_applies(tmp_path):
+    job = "program = 'Z[i,j] = X[i,j]'\ninputs.X = { shape = [4, 4], random = 'ones', parts = [2] }"
+    (tmp_path / "job.toml").write_text(job)
+    done = run(tmp_path, "plan", "job.toml", "-n", "2", "--compare")
+    alone = run(tmp_path, "plan", "job.toml", "-n", "2")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", alone.stderr)

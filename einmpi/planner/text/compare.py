@@ -32,21 +32,26 @@ def compare(make: Callable[[str], Plan]) -> Comparison:
     """Compare the plans that `make` returns for each strategy's name.
 
     A strategy that does not apply says why. Below the table, the best plan is summarised in words.
+    If no strategy applies, the error is that of the first, which is the default.
     """
     head: Row = ("strategy",)
     rows: list[Row] = []
     plans: list[Plan] = []
     refused: list[Note] = []
+    first_error: InputError | None = None
     for name in STRATEGIES:
         try:
             plan = make(name)
         except InputError as error:
+            first_error = first_error or error
             refused.append(("", f"{name}: {error}"))
             continue
         plans.append(plan)
         cells = _cells(plan)
         head = tuple(cells)
         rows.append(tuple(cells.values()))
+    if not plans and first_error is not None:
+        raise first_error
     return Comparison(tuple(plans), (head, *rows), (*refused, *_winner(plans)))
 
 
