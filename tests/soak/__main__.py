@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     if arguments.case is not None:
         ranks = arguments.ranks[0] if arguments.ranks else None
         failure = Failure(arguments.case, [], ranks)
-        print(show_failure(failure, arguments.seed, arguments.shrink_seconds))
+        print(show_failure(failure, arguments.seed, arguments.shrink_seconds, mpirun))
         return 0
     deadline = None
     if arguments.minutes is not None:
@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
     )
     drive.run(chunks_of(arguments, mpirun))
     for failure in drive.tally.failures[:SHOWN_FAILURES]:
-        print(show_failure(failure, arguments.seed, arguments.shrink_seconds), flush=True)
+        shown = show_failure(failure, arguments.seed, arguments.shrink_seconds, mpirun)
+        print(shown, flush=True)
     for failure in drive.tally.failures[SHOWN_FAILURES:]:
         where = f" --ranks {failure.mpi_ranks}" if failure.mpi_ranks else ""
         first_check = ": ".join(failure.checks[0]).splitlines()[0]

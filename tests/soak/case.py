@@ -79,7 +79,7 @@ def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
     draw = Draw(seed, number)
     compiled = draw.chance(COMPILED_SHARE)
     theme = draw.one(THEMES)
-    strict = False
+    strict = draw.chance(0.2)
     if compiled:
         # One of a few programs: other cases of it need no other kernels.
         shape = Draw("compiled", draw.below(COMPILED_PROGRAMS))

@@ -121,6 +121,7 @@ class Drive:
         self.mpirun = mpirun
         self.deadline = deadline
         self.stop_after = stop_after  # failures
+        self.is_broken = False  # whether a process ended before its first case
         self.started = time.monotonic()
 
     def run(self, chunks: Iterator[Chunk]) -> None:
@@ -149,6 +150,8 @@ class Drive:
         return time.monotonic() - self.started
 
     def _is_over(self) -> bool:
+        if self.is_broken:
+            return True
         if self.stop_after is not None and len(self.tally.failures) >= self.stop_after:
             return True
         return self.deadline is not None and time.monotonic() > self.deadline
@@ -160,6 +163,10 @@ class Drive:
         while next_number < last and not self._is_over():
             started, finished, ending = self._run_process(next_number, last, chunk.mpi_ranks)
             if finished == last - 1:
+                return
+            if started < next_number:
+                self.tally.add_lost(next_number, "start", ending, chunk.mpi_ranks)
+                self.is_broken = True
                 return
             lost = max(started, next_number)
             if finished < lost:
@@ -281,12 +288,14 @@ def find_mpirun() -> str | None:
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
-def show_failure(failure: Failure, seed: int, seconds: float) -> str:
+def show_failure(failure: Failure, seed: int, seconds: float, mpirun: str | None) -> str:
     """Return the text of a failure with a minimised program, made in a process of its own."""
     command = worker_command(None, None)
     command += ["--seed", str(seed), "--first", str(failure.number), "--shrink", str(seconds)]
     if failure.mpi_ranks is not None:
         command += ["--ranks", str(failure.mpi_ranks)]
+        if mpirun is not None:
+            command += ["--mpirun", mpirun]
     found = "\n".join(f"  {check}: {text}" for check, text in failure.checks)
     where = f" under mpirun on {failure.mpi_ranks} ranks" if failure.mpi_ranks else ""
     head = f"seed {seed}, case {failure.number}{where}:\n{found}"

@@ -56,6 +56,8 @@ def python_text(case: Case) -> str:
     options = f"strategy={case.strategy!r}"
     if case.pins:
         options += f", pin={dict(case.pins)!r}"
+    if case.strict:
+        options += ", strict=True"
     lines.append(f"print(einmpi.reference(job, {{{inputs}}}))")
     lines.append("def on_rank(comm):")
     lines.append(f"    found = einmpi.run(job, {{{inputs}}}, comm, {options})")

@@ -23,6 +23,7 @@ from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import program as compiled_module
 from einmpi.compiled.program import Inputs
+from einmpi.job.job import with_strict
 from einmpi.kernels.cpu import dispatch
 from einmpi.planner.make_plan import make_plan
 from einmpi.schedule.lower import lower
@@ -72,6 +73,10 @@ def check_on_mpi(case: Case, comm: Any, folder: Path) -> Outcome:
 
 
 def _check(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
+    if case.compiled:
+        outcome.notes.append("compiled kernels")
+    if case.strict:
+        outcome.notes.append("strict")
     expected = expected_outputs(case)
     count_sure(expected, outcome)
     try:
@@ -131,7 +136,8 @@ def make_job(case: Case, folder: Path, comm: Any = None) -> einmpi.Job:
             comm.barrier()
         return einmpi.load(folder / "job.toml")
     arrays = {item.name: item.values for item in case.program.inputs}
-    return einmpi.program(text, outputs=case.program.outputs, **arrays)
+    job = einmpi.program(text, outputs=case.program.outputs, **arrays)
+    return with_strict(job, case.strict)
 
 
 def job_text(case: Case) -> str:
@@ -139,6 +145,8 @@ def job_text(case: Case) -> str:
     lines = [f'program = """\n{program_text(case.program)}\n"""', "", "[inputs]"]
     for item in case.program.inputs:
         lines.append(f'{item.name} = {{ file = "{item.name}.npy" }}')
+    if case.strict:
+        lines += ["", "[run]", "strict = true"]
     lines += ["", "[outputs]"]
     for name in case.program.output_names():
         lines.append(f'{name} = "out.h5:/{name}"')

@@ -7,10 +7,12 @@ knows which case a crash or a hang belongs to.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .case import Case, make_case
+from .drive import worker_command, worker_environment
 from .reproduce import failure_text
 from .running import Outcome, check_on_mpi, check_on_threads
 from .shrink import shrink
@@ -34,12 +37,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--mpi", action="store_true", help="this is a rank that mpirun started")
     parser.add_argument("--pickled", help="a file with the case to run")
     parser.add_argument("--shrink", type=float, help="seconds to make the case smaller")
+    parser.add_argument("--mpirun", help="the mpirun under which the case failed")
     arguments = parser.parse_args(argv)
     if arguments.mpi:
         return _run_as_rank(arguments)
     if arguments.shrink is not None:
         case = make_case(arguments.seed, arguments.first, arguments.ranks)
-        print(minimised(case, arguments.shrink, arguments.ranks))
+        print(minimised(case, arguments.shrink, arguments.mpirun))
         return 0
     for number in range(arguments.first, arguments.first + arguments.count):
         say({"start": number})
@@ -102,22 +106,52 @@ def _run_as_rank(arguments: argparse.Namespace) -> int:
 # ---- a smaller case -----------------------------------------------------------------------------
 
 
-def minimised(case: Case, seconds: float, fixed_ranks: int | None) -> str:
-    """Return the text of a failure, for the smallest case that fails in the same way."""
-    failures = failures_in_a_process(case)
+def minimised(case: Case, seconds: float, mpirun: str | None) -> str:
+    """Return the text of a failure, for the smallest case that fails in the same way.
+
+    A case that fails under mpirun alone is made smaller there.
+    """
+    failures_of = failures_in_a_process
+    failures = failures_of(case)
+    if not failures and mpirun is not None:
+        failures_of = functools.partial(failures_under_mpirun, mpirun)
+        failures = failures_of(case)
     if not failures:
-        lines = [f"{case.name} does not fail on threads in a process of its own."]
-        if fixed_ranks is not None:
-            lines.append(f"Under mpirun: python -m tests.soak.worker --mpi --seed {case.seed} ")
-            lines[-1] += f"--first {case.number}, on {fixed_ranks} ranks"
-        return "\n".join([*lines, "", failure_text(case, case, [])])
+        return f"{case.name} passes in a process of its own.\n{failure_text(case, case, [])}"
     kinds = _kinds(failures)
 
     def still_fails(candidate: Case) -> bool:
-        return bool(kinds & _kinds(failures_in_a_process(candidate)))
+        return bool(kinds & _kinds(failures_of(candidate)))
 
     smaller = shrink(case, still_fails, seconds)
-    return failure_text(case, smaller, failures_in_a_process(smaller) or failures)
+    return failure_text(case, smaller, failures_of(smaller) or failures)
+
+
+def failures_under_mpirun(mpirun: str, case: Case) -> list[tuple[str, str]]:
+    """Run a case in an mpirun of its own."""
+    with tempfile.NamedTemporaryFile(suffix=".pickle") as file:
+        file.write(pickle.dumps(case))
+        file.flush()
+        command = worker_command(mpirun, case.ranks)
+        command += ["--seed", str(case.seed), "--first", str(case.number), "--pickled", file.name]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=worker_environment(),
+        )
+        try:
+            said, problems = process.communicate(timeout=CASE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # mpirun ends its ranks; killed at once, it could not
+            process.communicate()
+            return [("hang", f"not finished in {CASE_SECONDS:g} s")]
+    for text in said.splitlines():
+        if text.startswith('{"done"'):
+            return [(check, problem) for check, problem in json.loads(text)["failures"]]
+    return [("crash", f"mpirun ended with status {process.returncode}\n{problems[-1500:]}")]
 
 
 def _kinds(failures: list[tuple[str, str]]) -> set[str]:
