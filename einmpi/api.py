@@ -291,14 +291,21 @@ def compile(
     >>> step({"X": half})["Y"].gather()
     array([1., 2., 4.])
     """
-    from einmpi.comm.mpi import comm_of
+    from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.program import Compiled
 
-    if fast_math is not None:
-        job = replace(job, fast_math=_truth_value("fast_math", fast_math))
-    if strict is not None:
-        job = with_strict(job, _truth_value("strict", strict))
-    return Compiled(job, comm_of(comm), options_of(job, strategy, memory, pin, machine))
+    def check_options() -> tuple[Job, Options]:
+        changed = job
+        if fast_math is not None:
+            changed = replace(changed, fast_math=_truth_value("fast_math", fast_math))
+        if strict is not None:
+            changed = with_strict(changed, _truth_value("strict", strict))
+        return changed, options_of(changed, strategy, memory, pin, machine)
+
+    own_comm = comm_of_program(comm)
+    # The plans are compared later, but ranks with different backends set them up differently.
+    checked, options = together(own_comm, check_options, lambda found: found[0].backend)
+    return Compiled(checked, own_comm, options)
 
 
 def run(
@@ -377,10 +384,10 @@ def open_dataset(
     >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
     array([2., 3., 4.])
     """
-    from einmpi.comm.mpi import comm_of
+    from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.dist_array import DistArray
 
-    own_comm = comm_of(comm)
+    own_comm = comm_of_program(comm)
     path = os.fspath(file)
 
     def find_tensor() -> Dataset:
@@ -487,30 +494,30 @@ def einsum(
     """
     from einmpi.compiled.dist_array import DistArray
 
-    subscripts, operands = split_arguments(arguments)
-    arrays: list[npt.NDArray[Any] | DistArray] = []
-    comm: Any = None
-    for operand in operands:
-        if not isinstance(operand, DistArray):
-            arrays.append(np.asarray(operand, dtype))
-            continue
-        arrays.append(operand)
-        if comm is not None and operand.comm is not comm:
+    distributed = [given for given in arguments if isinstance(given, DistArray)]
+    comm: Any = distributed[0].comm if distributed else ALONE
+    compile_einsum = _distributed_einsum if distributed else _local_einsum
+
+    def check_and_compile() -> tuple[Compiled, list[Any]]:
+        subscripts, operands = split_arguments(arguments)
+        if any(array.comm is not comm for array in distributed):
             raise InputError(
                 "einsum",
                 "the operands are on different communicators",
                 "DistArrays on the same ranks",
             )
-        comm = operand.comm
-    is_distributed = comm is not None
-    if comm is None:
-        comm = ALONE
-    elif dtype is not None or out is not None:
-        raise InputError("einsum", "dtype or out is given with a DistArray", "arrays only")
-    kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
-    compiled = together(comm, lambda: _compiled_einsum(subscripts, kinds, comm))
+        if distributed and (dtype is not None or out is not None):
+            raise InputError("einsum", "dtype or out is given with a DistArray", "arrays only")
+        arrays: list[Any] = []
+        for operand in operands:
+            is_distributed = isinstance(operand, DistArray)
+            arrays.append(operand if is_distributed else np.asarray(operand, dtype))
+        kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
+        return compile_einsum(subscripts, kinds, comm), arrays
+
+    compiled, arrays = together(comm, check_and_compile)
     result = compiled({f"x{number}": array for number, array in enumerate(arrays)})["out"]
-    if is_distributed:
+    if distributed:
         return result
     if out is None:
         return result.local
@@ -518,8 +525,7 @@ def einsum(
     return out
 
 
-@lru_cache(maxsize=256)
-def _compiled_einsum(
+def _compile_einsum(
     subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Any
 ) -> Compiled:
     from einmpi.compiled.program import Compiled
@@ -531,3 +537,8 @@ def _compiled_einsum(
     inputs = {f"x{number}": operand for number, operand in enumerate(operands)}
     job = _program_job(text, inputs, {}, common, None)
     return Compiled(job, comm, options_of(job))
+
+
+# What ranks keep of distributed calls must be the same on all of them, whatever else each computes.
+_local_einsum = lru_cache(maxsize=256)(_compile_einsum)
+_distributed_einsum = lru_cache(maxsize=256)(_compile_einsum)

@@ -74,11 +74,11 @@ def run_rank(comm: Comm, command: Callable[[], int]) -> int:
             return command()
         with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
             return command()
-    except EinmpiError as error:
-        if error.everywhere:
-            return print_error(error) if comm.rank == 0 else error.status
-        reason: Exception = error
     except Exception as error:
+        if getattr(error, "everywhere", False):  # not only EinmpiErrors are raised together
+            if comm.rank == 0:
+                return print_error(error)
+            return error.status if isinstance(error, EinmpiError) else EinmpiError.status
         reason = error
     try:
         if not isinstance(reason, BrokenPipeError):

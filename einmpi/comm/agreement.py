@@ -1,15 +1,20 @@
-"""Ranks that act together: an error on one becomes the same error on all, and all want the same."""
+"""Ranks that act together: an error on one becomes an error on all, and all want the same."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError, failure
 from einmpi.version import __version__
 
 Result = TypeVar("Result")
+_ERROR = "error "  # what a rank with an error says begins with this
+_ENDED = "ended"  # what a rank says that makes no more calls
+# For communicators that have lost a rank: which one. Calls on them would wait for it for ever.
+_ended_ranks: WeakKeyDictionary[Comm, int] = WeakKeyDictionary()
 
 
 def on_first_rank(comm: Comm, action: Callable[[], str | None]) -> str:
@@ -32,17 +37,21 @@ def together(
     function: Callable[[], Result],
     fingerprint: Callable[[Result], str] | None = None,
 ) -> Result:
-    """Call a function on every rank; if it fails on some, raise the same error on all.
+    """Call a function on every rank; if it fails on some, raise an error on all.
 
+    A rank that fails raises its own error, the others that of the first rank that fails.
     `fingerprint` makes a text of the result that must be equal on all ranks.
     """
+    text = "ok"
     try:
         result = function()
-    except EinmpiError as error:
+        if comm.size > 1 and fingerprint is not None:  # a process alone does not need it
+            text = fingerprint(result)
+    except Exception as error:
         agree(comm, "", error)
         raise  # agree has raised already
-    if comm.size > 1:  # a process alone does not need the fingerprint
-        agree(comm, fingerprint(result) if fingerprint is not None else "ok")
+    if comm.size > 1:
+        agree(comm, text)
     return result
 
 
@@ -62,21 +71,83 @@ def require_same_version(comm: Comm) -> None:
         )
 
 
-def agree(comm: Comm, fingerprint: str, error: EinmpiError | None = None) -> None:
+def agree(comm: Comm, fingerprint: str, error: Exception | None = None) -> None:
     """Raise on all ranks if one of them has an error or another fingerprint than rank 0."""
-    text = fingerprint if error is None else f"error {error.status} {error}"
+    if comm in _ended_ranks:
+        raise _error_of_ended_rank(comm)
+    text = fingerprint if error is None else f"{_ERROR}{_status(error)} {describe_error(error)}"
     different = comm.same(text)
-    if different is not None:
-        error = EinmpiError(
-            f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
-            "all ranks must do the same"
-        )
-        for rank, found in enumerate(comm.allgather_text(text)):
-            if found.startswith("error "):
-                _, status, message = found.split(" ", 2)
-                error = failure(int(status), message)
-                error.add_note(f"on rank {rank}")
-                break
+    if different is None:
+        if error is not None:
+            raise _marked(error)
+        return
+    found = comm.allgather_text(text)
+    failed = [rank for rank, said in enumerate(found) if said.startswith(_ERROR)]
+    if _ENDED in found:
+        _ended_ranks[comm] = found.index(_ENDED)
+        raise _error_of_ended_rank(comm)
     if error is not None:
-        error.everywhere = True
-        raise error
+        error.add_note(f"on rank {comm.rank}")
+        raise _marked(error)
+    if failed:
+        _, status, message = found[failed[0]].split(" ", 2)
+        other_error = failure(int(status), message, everywhere=True)
+        other_error.add_note(f"on rank {failed[0]}")
+        raise other_error
+    raise failure(
+        EinmpiError.status,
+        f"einmpi: rank {different} has another command, job or version of einmpi than rank 0; "
+        "all ranks must do the same",
+        everywhere=True,
+    )
+
+
+def _error_of_ended_rank(comm: Comm) -> EinmpiError:
+    problem = f"rank {_ended_ranks[comm]} has ended its program, and others go on"
+    return failure(
+        EinmpiError.status, f"{problem}; all ranks must make the same calls", everywhere=True
+    )
+
+
+def find_first_failure(comm: Comm, error: Exception | None, order: int) -> Exception | None:
+    """Return the error that this rank has to raise at the end of a call, None if no rank failed.
+
+    A rank that failed raises its own error. The others raise one that names the rank that failed
+    first by `order`. If all goes well this takes one small message.
+    """
+    nobody = 2**62
+    first = comm.lowest(nobody if error is None else order * comm.size + comm.rank)
+    if first == nobody:
+        return None
+    found = comm.allgather_text("" if error is None else describe_error(error))
+    if error is not None:
+        return _marked(error)
+    rank = first % comm.size
+    return failure(EinmpiError.status, f"rank {rank}: {found[rank]}", everywhere=True)
+
+
+def announce_end(comm: Comm) -> None:
+    """Tell the other ranks that this one makes no more calls.
+
+    Return when all others end too, or when they have learnt of it in `together`.
+    """
+    if comm in _ended_ranks:  # it has ended before, and waits for nothing
+        return
+    if comm.same(_ENDED) is not None:
+        comm.allgather_text(_ENDED)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error as one line, with its type if it is not one that einmpi raises."""
+    name = "" if isinstance(error, EinmpiError) else f"{type(error).__name__}: "
+    return " ".join(f"{name}{error}".split())
+
+
+def _status(error: Exception) -> int:
+    return error.status if isinstance(error, EinmpiError) else EinmpiError.status
+
+
+def _marked(error: Exception) -> Exception:
+    """Note in an error that all ranks raise one."""
+    error.everywhere = True  # type: ignore[attr-defined]  # exceptions take any attribute
+    return error

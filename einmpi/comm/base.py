@@ -67,6 +67,9 @@ class Comm(Protocol):
         Messages between two ranks stay in order.
         """
 
+    def lowest(self, number: int) -> int:
+        """Return the lowest number of all ranks on every rank. Not counted."""
+
     def same(self, text: str) -> int | None:
         """Return on all ranks the lowest rank whose text differs from rank 0's, or None."""
 

@@ -242,6 +242,11 @@ class MpiComm:
     def cuda_aware(self) -> bool:
         return cuda_aware()
 
+    @property
+    def is_freed(self) -> bool:
+        """Whether it cannot be used any more: it was freed, or MPI has ended."""
+        return not self._communicators or bool(self._mpi.Is_finalized())
+
     # ---- payload ---------------------------------------------------------------------------------
 
     def alltoallv(
@@ -320,15 +325,19 @@ class MpiComm:
 
     # ---- control ---------------------------------------------------------------------------------
 
+    def lowest(self, number: int) -> int:
+        lowest = np.array([number], np.int64)
+        target = [lowest, self._mpi.INT64_T]
+        self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)])
+        return int(lowest[0])
+
     def same(self, text: str) -> int | None:
         own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
         first = own.copy()
         self._wait([self._all.Ibcast([first, self._mpi.BYTE], root=0)])
         is_same = bool((own == first).all())
-        lowest = np.array([self.size if is_same else self.rank], np.int64)
-        target = [lowest, self._mpi.INT64_T]
-        self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)])
-        return None if lowest[0] == self.size else int(lowest[0])
+        different = self.lowest(self.size if is_same else self.rank)
+        return None if different == self.size else different
 
     def allgather_text(self, text: str) -> list[str]:
         if self.same(text) is None:  # the usual case, whose cost does not grow with the ranks

@@ -205,6 +205,9 @@ class ThreadComm:
         if source is not None and receive is not None:
             receive[...] = self._receive(source, "sendrecv", receive)
 
+    def lowest(self, number: int) -> int:
+        return min(int(text) for text in self._gather("lowest", str(number)))
+
     def same(self, text: str) -> int | None:
         texts = self._gather("same", text)
         for rank, other in enumerate(texts):

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
-from einmpi.comm.mpi import comm_of
-from einmpi.errors import InputError
+from einmpi.comm.programs import abort_on_divergence, comm_of_program
+from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading
 from einmpi.planner.mesh import Mesh
@@ -157,9 +158,13 @@ class DistArray:
         array([[1., 2.],
                [3., 4.]])
         """
-        own_comm = comm_of(comm)
-        whole = np.asarray(on_host(array))
-        layout = _layout(own_comm, whole.shape, parts)
+        own_comm = comm_of_program(comm)
+
+        def lay_out() -> tuple[Array, Layout]:
+            whole = np.asarray(on_host(array))
+            return whole, _layout(own_comm, whole.shape, parts)
+
+        whole, layout = together(own_comm, lay_out, lambda found: f"{found[0].dtype} {found[1]}")
         block = layout.block(own_comm.rank)
         assert block is not None
         local = np.empty(shape(block), whole.dtype.newbyteorder("="))
@@ -192,15 +197,22 @@ class DistArray:
         InputError
             The file cannot be read, or the ranks cannot be divided into these parts.
         """
-        layout = _layout(comm, dataset.selected_shape, parts)
+        layout = together(comm, lambda: _layout(comm, dataset.selected_shape, parts), str)
         # A number is read as a vector of one element.
         vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         block = vector.block(comm.rank)
         assert block is not None
         local = np.empty(shape(block) if layout.bound else (), dataset.dtype)
-        with ThreadPoolExecutor(1) as background:
+        failure: Exception | None = None
+        with abort_on_divergence(comm), ThreadPoolExecutor(1) as background:
             reading = Reading(dataset, vector, comm.rank, local, block, packed(block))
-            reading.finish(comm, background)
+            try:
+                reading.finish(comm, background)
+            except (EinmpiError, OSError) as error:  # after all messages
+                failure = error
+            failure = find_first_failure(comm, failure, 0)
+        if failure is not None:
+            raise failure
         return cls(local, layout, comm)
 
     def gather(self, root: int | None = None) -> Any:
@@ -227,20 +239,26 @@ class DistArray:
         array([1., 2.])
         """
         rank = self.comm.rank
-        if root is not None and not 0 <= root < self.comm.size:
-            expected = f"a rank from 0 to {self.comm.size - 1}"
-            raise InputError("gather", f"there is no rank {root}", expected)
+
+        def check_root() -> int | None:
+            if root is not None and not 0 <= root < self.comm.size:
+                expected = f"a rank from 0 to {self.comm.size - 1}"
+                raise InputError("gather", f"there is no rank {root}", expected)
+            return root
+
+        together(self.comm, check_root, lambda checked: f"gather {checked} {self.layout}")
         mesh = Mesh(self.comm.size if root is None else 1)
         uncut = Layout(mesh, self.shape, (None,) * len(mesh.factors))
-        whole = self.redistribute(uncut).local
-        if root is None:
-            return whole
-        # A mesh of one rank is rank 0, which sends the tensor on.
-        if root != 0 and rank == 0:
-            self.comm.sendrecv(root, whole.reshape(-1), None, None)
-        elif root != 0 and rank == root:
-            whole = np.empty(self.shape, self.dtype)
-            self.comm.sendrecv(None, None, 0, whole.reshape(-1))
+        with abort_on_divergence(self.comm):
+            whole = self._moved_to(uncut).local
+            if root is None:
+                return whole
+            # A mesh of one rank is rank 0, which sends the tensor on.
+            if root != 0 and rank == 0:
+                self.comm.sendrecv(root, whole.reshape(-1), None, None)
+            elif root != 0 and rank == root:
+                whole = np.empty(self.shape, self.dtype)
+                self.comm.sendrecv(None, None, 0, whole.reshape(-1))
         return whole if rank == root else None
 
     def redistribute(self, layout: Layout) -> DistArray:
@@ -261,12 +279,20 @@ class DistArray:
         InputError
             The layout is for another shape or for more ranks.
         """
-        if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
-            raise InputError(
-                "redistribute",
-                f"the layout {layout} is for a tensor of shape {layout.bound}",
-                f"shape {self.shape} on at most {self.comm.size} ranks",
-            )
+
+        def check_layout() -> None:
+            if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
+                raise InputError(
+                    "redistribute",
+                    f"the layout {layout} is for a tensor of shape {layout.bound}",
+                    f"shape {self.shape} on at most {self.comm.size} ranks",
+                )
+
+        together(self.comm, check_layout, lambda _: f"redistribute {self.layout} {layout!r}")
+        with abort_on_divergence(self.comm):
+            return self._moved_to(layout)
+
+    def _moved_to(self, layout: Layout) -> DistArray:
         block = layout.block(self.comm.rank)
         extents = (0,) * (self.ndim or 1) if block is None else shape(block)
         source = Slot("before", self.local.shape, self.dtype.name)

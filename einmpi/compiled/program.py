@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.agreement import together
+from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
+from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs
@@ -27,6 +28,7 @@ from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.execute import InputSource, Keeper, execute
+from einmpi.runtime.failure import FirstFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout, even_layout
@@ -118,6 +120,9 @@ class Compiled:
         InputError
             An input is missing, unknown, or has another shape or dtype than the job says; the
             same error on all ranks.
+        EinmpiError
+            A value cannot be computed with, such as an index in a gather that is out of range. All
+            ranks raise an error, and further calls are possible.
         """
         given = dict(inputs or {})
         outline = _outline(given)
@@ -131,7 +136,20 @@ class Compiled:
                 self.known[outline] = plan, schedule
             given = used
         sources = Inputs(self.job, given, self.files, self.resident)
-        outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
+        if self.comm.size == 1:
+            outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
+            return outputs
+        failure = FirstFailure()
+        with abort_on_divergence(self.comm):
+            outputs, self.measured = self.run_schedule(
+                plan, schedule, sources, wait=False, failure=failure
+            )
+            first_failed = find_first_failure(self.comm, failure.error, failure.part)
+        if first_failed is not None:
+            # What other ranks have sent may be wrong, and all ranks have to read again together.
+            self.resident.clear()
+            self.backend.forget_inputs()
+            raise first_failed
         return outputs
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
@@ -151,17 +169,22 @@ class Compiled:
         return plan, schedule, given
 
     def _make_ready(self, kinds: Kinds) -> Ready:
-        plan = together(
-            self.comm, lambda: self.plan(kinds), lambda plan: _fingerprint(self.job, plan)
+        plan, schedule = together(
+            self.comm,
+            lambda: self._plan_and_lower(kinds),
+            lambda ready: _fingerprint(self.job, ready[0]),
         )
-        if plan.spilled:
-            together(self.comm, lambda: check_folder(self.job.scratch, self.job.source.name))
-        schedule = lower(plan, self.comm.rank)
         if plan.bytes_between is None:
             own = bytes_between(schedule, self.comm.nodes)
             total = sum(int(text) for text in self.comm.allgather_text(str(own)))
             plan = replace(plan, counted=total)
-        return plan, self.backend.group_kernels(schedule)
+        return plan, schedule
+
+    def _plan_and_lower(self, kinds: Kinds) -> Ready:
+        plan = self.plan(kinds)
+        if plan.spilled:
+            check_folder(self.job.scratch, self.job.source.name)
+        return plan, self.backend.group_kernels(lower(plan, self.comm.rank))
 
     def check_given(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
         """Return the given inputs as arrays of some kind, and how each is given."""
@@ -220,10 +243,12 @@ class Compiled:
         sources: Inputs,
         checkpoints: Keeper | None = None,
         wait: bool = True,
+        failure: FirstFailure | None = None,
     ) -> tuple[dict[str, DistArray], Measured]:
         """Execute the schedule, and return the outputs and what was measured.
 
         Without `wait`, kernels on a GPU may still run on return; uses of the outputs follow them.
+        With `failure`, a rank notes its first error there and goes on without computing.
         """
         self.backend.reserve(plan.peak)
         received = self.comm.received
@@ -234,7 +259,7 @@ class Compiled:
         sources.shuffled_between = 0
         try:
             blocks, buffers = execute(
-                schedule, self.backend, self.work.comm, storage, self.on_step, checkpoints
+                schedule, self.backend, self.work.comm, storage, self.on_step, checkpoints, failure
             )
             if wait:
                 self.backend.wait()

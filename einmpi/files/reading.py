@@ -65,6 +65,7 @@ class Reading:
             self.shared = shared_read(layout, *stored)
         self.reader: Reader | None = None
         self.pending: Future[Any] | None = None
+        self.failure: Exception | None = None  # the first of this rank
         # One buffer is read into while the cells in the other are passed on.
         self.buffers: list[Array | None] = [None, None]
 
@@ -81,7 +82,10 @@ class Reading:
             self.pending = background.submit(self._read_cells, 0)
 
     def finish(self, comm: Comm, background: Executor | None = None) -> None:
-        """Read and pass on what is left. All ranks of the layout call it."""
+        """Read and pass on what is left. All ranks of the layout call it.
+
+        A rank that cannot read its file still passes messages on, and raises its error in the end.
+        """
         try:
             if self.shared is not None:
                 assert background is not None
@@ -92,6 +96,8 @@ class Reading:
                 self._read_own_block()
         finally:
             self.close()
+        if self.failure is not None:
+            raise self.failure
 
     def close(self) -> None:
         """Wait for the background, whatever comes of it, and close the file."""
@@ -143,6 +149,15 @@ class Reading:
         return buffer
 
     def _read_box(self, bounds: Bounds, target: Array, here: tuple[slice, ...]) -> None:
+        """Read a box, unless an earlier one could not be read."""
+        if self.failure is not None:
+            return
+        try:
+            self._read_from_file(bounds, target, here)
+        except Exception as error:
+            self.failure = error
+
+    def _read_from_file(self, bounds: Bounds, target: Array, here: tuple[slice, ...]) -> None:
         if self.reader is None:
             self.reader = open_reader(self.dataset)
         if not self.dataset.shape:

@@ -97,6 +97,9 @@ class Backend(Protocol):
     def from_host(self, values: HostArray, array: Array) -> None:
         """Fill an array with values that `to_host` returned."""
 
+    def forget_inputs(self) -> None:
+        """Give up blocks of inputs that stay between runs: a run that failed may have left them."""
+
     def wait(self) -> None:
         """Return when everything that was started is complete."""
 
@@ -181,6 +184,8 @@ class NumpyBackend:
         if values is not array:
             array[...] = values
 
+    def forget_inputs(self) -> None: ...
+
     def wait(self) -> None: ...
 
 
@@ -257,5 +262,7 @@ class ShapeBackend:
         return np.asarray(array)
 
     def from_host(self, values: HostArray, array: Array) -> None: ...
+
+    def forget_inputs(self) -> None: ...
 
     def wait(self) -> None: ...

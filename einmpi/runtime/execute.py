@@ -9,6 +9,7 @@ from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
+from einmpi.runtime.failure import FirstFailure, stand_in
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.schedule import SavePoint, Schedule
@@ -71,22 +72,32 @@ def execute(
     storage: InputSource,
     on_step: Callable[[Step], None] | None = None,
     keeper: Keeper | None = None,
+    failure: FirstFailure | None = None,
 ) -> tuple[dict[str, Array], Buffers]:
     """Carry out a rank's schedule.
 
     Return its blocks of the outputs, and the buffers, which know how much memory was used.
-    `on_step` is called before each step, `keeper` is told when a vertex is complete.
+    `on_step` is called before each step, `keeper` is told when a vertex is complete. With
+    `failure`, an error is noted there if the rank can go on after it: the outputs are then wrong.
     """
     buffers = Buffers(backend)
     for slot in schedule.outside:
         buffers.place(slot)
     if keeper is not None:
         keeper.restore(schedule.rank, buffers)
-    for steps, point in schedule.parts:
+    for number, (steps, point) in enumerate(schedule.parts):
         for step in steps:
             if on_step is not None:
                 on_step(step)
-            ACTIONS[type(step)](step, buffers, comm, storage)
+            if failure is not None and failure.skips(step):
+                stand_in(step, buffers)
+                continue
+            try:
+                ACTIONS[type(step)](step, buffers, comm, storage)
+            except Exception as error:
+                if failure is None or not failure.record(error, step, number):
+                    raise
+                stand_in(step, buffers)
         if keeper is not None and point is not None:
             keeper.reached(point, buffers)
     return {name: buffers[slot] for name, slot in buffers.outputs.items()}, buffers

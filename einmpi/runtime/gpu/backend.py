@@ -207,6 +207,9 @@ class CupyBackend:
         if values is not array:
             self.copies.upload(np.ascontiguousarray(values), array)
 
+    def forget_inputs(self) -> None:
+        self.resident.clear()
+
     def wait(self) -> None:
         self.copies.to_host.synchronize()
         self.copies.to_device.synchronize()

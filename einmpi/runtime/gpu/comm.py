@@ -139,6 +139,9 @@ class StagedComm:
 
     # ---- control --------------------------------------------------------------------------------
 
+    def lowest(self, number: int) -> int:
+        return self.host.lowest(number)
+
     def same(self, text: str) -> int | None:
         return self.host.same(text)
 

@@ -1,0 +1,98 @@
+"""The ranks of a user's own program, which must end together: if one ends alone, none may wait for
+it for ever."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from einmpi.comm.agreement import announce_end
+from einmpi.comm.base import Comm
+from einmpi.comm.mpi import MpiComm, abort, comm_of, world
+from einmpi.process.abort import abort_all_ranks, abort_on_error
+
+
+class _Program:
+    """What is done when this program ends, once it uses a communicator of several ranks."""
+
+    def __init__(self) -> None:
+        self._comm: MpiComm | None = None  # the last one used
+        self._pid = 0
+        self._previous_hook = sys.excepthook
+
+    def watch(self, comm: MpiComm) -> None:
+        if self._comm is None:
+            self._pid = os.getpid()
+            self._previous_hook = sys.excepthook
+            sys.excepthook = self._end_all_ranks
+            atexit.register(self._announce_end)
+        self._comm = comm
+
+    def _end_all_ranks(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Print an exception that leaves the program as usual, then end all ranks."""
+        self._previous_hook(kind, error, traceback)
+        if self._is_connected():
+            end_all_ranks(error)
+
+    def _announce_end(self) -> None:
+        """Tell ranks that wait in a call for this one that it has ended.
+
+        MPI itself would let them wait, and this rank as well.
+        """
+        if self._is_connected():
+            assert self._comm is not None
+            announce_end(self._comm)
+
+    def _is_connected(self) -> bool:
+        """Return whether this is a rank, not a child process of one, and MPI is active."""
+        if self._comm is None or os.getpid() != self._pid:
+            return False
+        return not self._comm.is_freed
+
+
+_program = _Program()
+
+
+def comm_of_program(comm: Any = None) -> Comm:
+    """Return the Comm of a user's communicator; from now on all ranks end if one ends alone."""
+    found = comm_of(comm)
+    if isinstance(found, MpiComm) and found.size > 1:
+        _program.watch(found)
+    return found
+
+
+def end_all_ranks(error: BaseException) -> None:
+    """Print why this rank has failed, in one line, and abort all ranks of the world."""
+    communicator = world()
+    if communicator is None:  # not started by a launcher
+        return
+    rank = communicator.rank
+    abort_all = partial(abort, communicator)
+    if isinstance(error, KeyboardInterrupt):
+        abort_all_ranks(rank, "interrupted", 130, abort_all)
+    abort_on_error(rank, error, abort_all)
+
+
+@contextlib.contextmanager
+def abort_on_divergence(comm: Comm) -> Iterator[None]:
+    """End all ranks if this one leaves the `with` block with an error.
+
+    The other ranks are in the middle of an exchange with it and cannot be told otherwise.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(comm, MpiComm) and not getattr(error, "everywhere", False):
+            end_all_ranks(error)
+        raise
