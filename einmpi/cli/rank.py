@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
@@ -75,10 +76,12 @@ def run_rank(comm: Comm, command: Callable[[], int]) -> int:
         with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
             return command()
     except Exception as error:
-        if getattr(error, "everywhere", False):  # not only EinmpiErrors are raised together
-            if comm.rank == 0:
-                return print_error(error)
-            return error.status if isinstance(error, EinmpiError) else EinmpiError.status
+        if getattr(error, "everywhere", False):
+            if isinstance(error, EinmpiError):
+                return print_error(error) if comm.rank == 0 else error.status
+            if os.environ.get("EINMPI_DEBUG") == "1":
+                traceback.print_exception(error)
+            return print_error(error) if comm.rank == 0 else EinmpiError.status
         reason = error
     try:
         if not isinstance(reason, BrokenPipeError):

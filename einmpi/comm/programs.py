@@ -93,6 +93,7 @@ def abort_on_divergence(comm: Comm) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(comm, MpiComm) and not getattr(error, "everywhere", False):
+        is_alone = not isinstance(comm, MpiComm) or comm.size == 1
+        if not is_alone and not getattr(error, "everywhere", False):
             end_all_ranks(error)
         raise

@@ -336,7 +336,8 @@ class DistArray:
         """
         from einmpi.files.writing import save_hdf5
 
-        save_hdf5(self, os.fspath(file), dataset, chunks, compression)
+        with abort_on_divergence(self.comm):
+            save_hdf5(self, os.fspath(file), dataset, chunks, compression)
 
 
 def _layout(comm: Comm, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:

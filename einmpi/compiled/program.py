@@ -130,7 +130,8 @@ class Compiled:
         if known is not None:  # a GPU would wait for everything that `prepare` does
             plan, schedule = known
         else:
-            plan, schedule, used = self.prepare(given)
+            with abort_on_divergence(self.comm):
+                plan, schedule, used = self.prepare(given)
             unchanged = all(used[name] is given[name] for name in given)
             if outline is not None and self.comm.size == 1 and unchanged:
                 self.known[outline] = plan, schedule
