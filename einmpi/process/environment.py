@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Set
 
 # Set for each rank by the launchers of MPICH, Open MPI and Slurm.
@@ -13,6 +14,17 @@ _STEP_TASKS = "SLURM_STEP_NUM_TASKS"
 _SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", _STEP_TASKS)
 _NODE_SIZE_VARIABLES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _PMI_PREFIXES = ("PMI_", "PMIX_", "PALS_")
+
+
+def python_command() -> list[str]:
+    """Return the command that starts Python again, for a module of this package.
+
+    The current folder is on the search path of that process only if it is on the one of this
+    process, as with `python -m einmpi`: other users may be able to put modules there.
+    """
+    if sys.path and sys.path[0] in ("", os.getcwd()):
+        return [sys.executable]
+    return [sys.executable, "-P"]
 
 
 def is_launched() -> bool:

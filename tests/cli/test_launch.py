@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from mpi_helpers import environment, needs_mpirun
+from mpi_helpers import environment, finished, needs_mpirun
 
 from einmpi.cli.launch import failure, launcher, mpirun, output
 from einmpi.errors import EinmpiError, InputError
@@ -495,3 +495,16 @@ def test_fail_in_debug(monkeypatch, capfd):
         "Traceback (most recent call last):",
         "einmpi: error: rank 0: Z: too large",
     )
+
+
+@needs_mpirun
+def test_modules_in_the_current_folder_are_not_imported_by_ranks(tmp_path):
+    """Others may be able to write there. `python -m` has it on the path, the command does not."""
+    (tmp_path / "job.toml").write_text(
+        'program = "Z[i] = A[i] + 1"\ninputs.A = { shape = [4], random = "normal" }\n'
+    )
+    (tmp_path / "numpy.py").write_text("open('planted', 'w').close()\nraise SystemExit(3)\n")
+    command = [sys.executable, "-P", "-m", "einmpi", "run", "job.toml", "-n", "2"]
+    done = finished(command, cwd=tmp_path)
+    assert not (tmp_path / "planted").exists()
+    assert done.returncode == 0, done.stderr

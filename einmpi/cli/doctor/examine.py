@@ -16,6 +16,7 @@ from einmpi.cli.doctor.machine import (
     examine_temporary_folder,
 )
 from einmpi.cli.doctor.ranks import NO_MPIRUN, examine_mpirun, examine_slurm, ping_ranks
+from einmpi.process.environment import python_command
 
 _LOADING_SECONDS = 60.0  # for a library
 
@@ -30,7 +31,7 @@ def examine(ping_seconds: float, is_launched: bool = False) -> Iterator[Finding]
     for name in PROBES:
         if name == "cupy" and find_spec("cupy") is None:
             continue
-        command = [sys.executable, "-m", "einmpi.cli.versions", name]
+        command = [*python_command(), "-m", "einmpi.cli.versions", name]
         processes[name] = start_process(command)
     yield Finding("Python", "ok", f"{platform.python_version()}, {sys.executable}")
     yield examine_numpy()

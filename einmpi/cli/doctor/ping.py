@@ -16,6 +16,7 @@ from einmpi.cli.rank import print_error, run_alone
 from einmpi.comm.base import Comm
 from einmpi.comm.mpi import comm_of
 from einmpi.errors import EinmpiError
+from einmpi.process.environment import python_command
 
 _SMALL_BYTES = 1
 _LARGE_BYTES = 2**24
@@ -23,7 +24,7 @@ _LARGE_BYTES = 2**24
 
 def main() -> int:
     if sys.argv[1:] == ["start"]:
-        return run_alone(lambda: launch(2, ["-m", "einmpi.cli.doctor.ping"], [sys.executable]))
+        return run_alone(lambda: launch(2, ["-m", "einmpi.cli.doctor.ping"], python_command()))
     try:
         comm = comm_of()
     except EinmpiError as error:

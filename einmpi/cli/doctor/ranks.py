@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from typing import Any
 
 from einmpi.cli.doctor.finding import Finding, read_answer, start_process
 from einmpi.cli.doctor.libraries import INSTALL_MPI
 from einmpi.cli.launch.mpirun import family_in, family_of, mpirun_command
 from einmpi.errors import InputError
+from einmpi.process.environment import python_command
 
 NO_MPIRUN = "there is no mpirun"
 _FAMILY_NAMES = {
@@ -65,7 +65,7 @@ def examine_slurm(mpi: dict[str, Any]) -> Finding:
 
 def ping_ranks(seconds: float) -> Finding:
     """Let two ranks send messages to each other."""
-    process = start_process([sys.executable, "-m", "einmpi.cli.doctor.ping", "start"])
+    process = start_process([*python_command(), "-m", "einmpi.cli.doctor.ping", "start"])
     answer = read_answer(process, seconds)
     if "error" in answer:
         problem = f"two ranks cannot reach each other: {answer['error']}"

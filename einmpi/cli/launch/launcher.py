@@ -24,7 +24,7 @@ from einmpi.cli.launch.mpirun import launcher_environment, mpirun_command
 from einmpi.cli.launch.output import OutputFilter
 from einmpi.errors import EinmpiError, InputError
 from einmpi.process.abort import ERROR_PREFIX
-from einmpi.process.environment import RANK_VARIABLES
+from einmpi.process.environment import RANK_VARIABLES, python_command
 from einmpi.process.notes import (
     FOLDER_PREFIX,
     NOTES_VARIABLE,
@@ -47,16 +47,18 @@ _MOST_CONNECTIONS = 500  # a process may open few descriptors
 def launch(
     ranks: int,
     arguments: Sequence[str],
-    program: Sequence[str] = (sys.executable, "-m", "einmpi"),
+    program: Sequence[str] | None = None,
     graceful: bool = False,
 ) -> int:
-    """Run the program on this many ranks under mpirun; return the exit status for the user.
+    """Run the program, or einmpi itself, on this many ranks; return the exit status for the user.
 
     With `graceful` the ranks save a checkpoint when they are asked to stop: the first SIGTERM or
     SIGUSR1 is passed on as such a request, and the ranks may take their time.
     """
     if any(name in os.environ for name in RANK_VARIABLES):
         raise InputError("-n", "this process was already started by mpirun", hint="leave out -n")
+    if program is None:
+        program = [*python_command(), "-m", "einmpi"]
     is_debug = os.environ.get("EINMPI_DEBUG") == "1"
     sys.stdout.flush()
     remove_stale_segments()

@@ -13,6 +13,7 @@ from einmpi.cli.job_options import check_checkpoint_flags, load_job, with_backen
 from einmpi.cli.output_files import check_files
 from einmpi.cli.sbatch.time_limit import MAX_SECONDS, parse_limit
 from einmpi.errors import InputError
+from einmpi.process.environment import python_command
 from einmpi.units import counted
 from einmpi.version import __version__
 
@@ -125,7 +126,7 @@ def _mpi() -> tuple[str, str]:
     from einmpi.cli.doctor.finding import read_answer, start_process
     from einmpi.cli.launch.mpirun import family_in
 
-    process = start_process([sys.executable, "-m", "einmpi.cli.versions", "mpi"])
+    process = start_process([*python_command(), "-m", "einmpi.cli.versions", "mpi"])
     answer = read_answer(process, 60)
     if "error" in answer:
         return "other", answer["error"]
