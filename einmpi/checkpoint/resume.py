@@ -14,6 +14,7 @@ from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
+from einmpi.files.claims import Claim
 from einmpi.files.specs import InputSpec
 from einmpi.graph.remainder import rest, saved_name
 from einmpi.job.job import Job
@@ -33,13 +34,14 @@ def open_checkpoints(
     resume: bool,
     asked: Sequence[str] = (),
     quiet: bool = False,
+    claim: Claim | None = None,
 ) -> Checkpoints:
-    """Return the checkpoints of a run that is about to begin.
+    """Return the checkpoints of a run that is about to begin and has this claim to the folder.
 
     With `resume`, they have the checkpoint from which the run continues, if there is one.
     """
     job_identity = together(comm, lambda: identity(job))
-    checkpoints = Checkpoints(folder, every, comm, job.graph, job_identity, asked, quiet)
+    checkpoints = Checkpoints(folder, every, comm, job.graph, job_identity, asked, quiet, claim)
     checkpoints.find(resume)
     return checkpoints
 

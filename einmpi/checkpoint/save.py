@@ -14,7 +14,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -37,7 +37,8 @@ from einmpi.checkpoint.load import (
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError, InputError, Stopped, failure
-from einmpi.files.atomic import claimed
+from einmpi.files.claims import Claim, claimed
+from einmpi.files.locks import acquire_lock
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.remainder import needed
 from einmpi.process.notes import activity_writer
@@ -48,15 +49,16 @@ from einmpi.schedule.schedule import SavePoint
 from einmpi.version import __version__
 
 _HIDDEN = re.compile(r"\.[0-9]{6,9}\.[0-9a-f]{16}\.part")
+_CLAIMED_NAME = "checkpoint"  # the folder's lock is that of a file with this name in it
 _SAVE = "save"  # what a rank may ask for; otherwise it is the name of a signal
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-def claim_folder(folder: str, comm: Comm) -> AbstractContextManager[None]:
+def claim_folder(folder: str, comm: Comm) -> AbstractContextManager[Claim]:
     """Keep other runs from using this folder in a with block. All ranks call it."""
     return claimed(
-        {os.path.join(folder, "checkpoint"): f"--checkpoint {folder}"},
+        {os.path.join(folder, _CLAIMED_NAME): f"--checkpoint {folder}"},
         comm,
         lambda: _make_folder(folder),
     )
@@ -85,7 +87,7 @@ class Checkpoints:
 
     `folder` is on a file system that all ranks see. `every` is in seconds by the clock of rank 0.
     `asked` receives the names of signals that this rank gets. `identity` says what makes another
-    run give the same numbers.
+    run give the same numbers. `claim` is the run's claim to the folder.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Checkpoints:
         identity: Identity,
         asked: Sequence[str] = (),
         quiet: bool = False,
+        claim: Claim | None = None,
     ) -> None:
         self.folder = folder
         self.every = every
@@ -105,6 +108,7 @@ class Checkpoints:
         self.identity = identity
         self.asked = asked
         self.quiet = quiet
+        self.claim = claim
         self.number = {vertex.name: number for number, vertex in enumerate(graph.computed, 1)}
         self.plan = ""  # the digest of the run's plan
         self.saved: Saved | None = None  # the checkpoint from which the run continues
@@ -309,18 +313,31 @@ class Checkpoints:
             file.flush()
             os.fsync(file.fileno())
         _sync_folder(draft)
-        os.rename(draft, self._path(f"{done:06d}"))
-        _sync_folder(self.folder)
-        self._discard(complete(self.folder)[:-1])
+        # If another rank has given the folder up, it may belong to another run now.
+        with nullcontext() if self.claim is None else self.claim.publishing():
+            os.rename(draft, self._path(f"{done:06d}"))
+            _sync_folder(self.folder)
+            self._discard(complete(self.folder)[:-1])
 
     def remove(self) -> None:
         """Remove the checkpoint once the results are stored. All ranks call it."""
         if self.comm.rank == 0 and (self.count or self.saved is not None):
-            _, problem = _attempt(lambda: self._discard(complete(self.folder)))
+            _, problem = _attempt(self._discard_all)
             if problem:
                 self._report(f"the checkpoint could not be removed: {problem}")
             else:
                 self._report("done; the checkpoint is removed")
+
+    def _discard_all(self) -> None:
+        """Remove all checkpoints, unless another run uses the folder in the meantime."""
+        try:
+            lock = acquire_lock(os.path.realpath(self._path(_CLAIMED_NAME)))
+        except BlockingIOError:
+            raise OSError("another run uses the folder now") from None
+        try:
+            self._discard(complete(self.folder))
+        finally:
+            lock.remove()
 
     def _discard(self, names: Sequence[str]) -> None:
         """Remove checkpoints. Each loses its name first: one removed halfway is no checkpoint."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +39,14 @@ def check(options: argparse.Namespace, comm: Comm) -> int:
 def run(options: argparse.Namespace, comm: Comm) -> int:
     """Run a job and print its summary."""
     from einmpi.comm.agreement import on_first_rank
-    from einmpi.process.signals import collect_stop_requests
+    from einmpi.process.signals import clean_up_at_sigterm, collect_stop_requests
 
-    stop_requests: AbstractContextManager[list[str]] = nullcontext([])
-    if options.checkpoint is not None:
-        stop_requests = collect_stop_requests()
-    with stop_requests as requests:
+    with ExitStack() as signals:
+        if comm.size == 1:  # several ranks watch their signals from the start
+            signals.enter_context(clean_up_at_sigterm())
+        requests: list[str] = []
+        if options.checkpoint is not None:
+            requests = signals.enter_context(collect_stop_requests())
         report, checkpoints = run_job(options, comm, requests)
         on_first_rank(comm, lambda: _present(options, report))
         if checkpoints is not None:

@@ -65,16 +65,23 @@ def run_rank(comm: Comm, command: Callable[[], int]) -> int:
     Rank 0 prints an error that all ranks raise together. An error on one rank ends all of them.
     """
     from einmpi.comm.mpi import abort, world
-    from einmpi.process.abort import abort_on_error
+    from einmpi.process.abort import abort_on_error, wait_if_aborting
     from einmpi.process.signals import SignalWatch
 
     abort_all = partial(abort, world())
     SignalWatch(comm.rank, abort_all)
+
+    def run_command() -> int:
+        try:
+            return command()
+        finally:
+            wait_if_aborting()  # after a signal the line and the status are those of the signal
+
     try:
         if comm.rank == 0:
-            return command()
+            return run_command()
         with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
-            return command()
+            return run_command()
     except Exception as error:
         if getattr(error, "everywhere", False):
             if isinstance(error, EinmpiError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from einmpi.checkpoint.save import Checkpoints
     from einmpi.comm.base import Comm
     from einmpi.compiled.program import Measured
+    from einmpi.files.claims import Claim
     from einmpi.job.job import Job
     from einmpi.report.results import Report, Totals
     from einmpi.schedule.schedule import Schedule
@@ -44,12 +45,16 @@ def run_job(
     on_first_rank(comm, lambda: check_files(options, job))
     # The first activity also tells a launcher that all ranks handle signals now.
     activity_writer(comm.rank)("preparing the run")
+    outputs_claim = None
+    folder_claim = None
     with ExitStack() as claims:
         if keep_outputs:
-            claims.enter_context(claim(job, comm))
+            outputs_claim = claims.enter_context(claim(job, comm))
         if options.checkpoint is not None:
-            claims.enter_context(claim_folder(options.checkpoint, comm))
-        return _run_claimed_job(job, options, comm, stop_requests, keep_outputs, start)
+            folder_claim = claims.enter_context(claim_folder(options.checkpoint, comm))
+        return _run_claimed_job(
+            job, options, comm, stop_requests, outputs_claim, folder_claim, start
+        )
 
 
 def _run_claimed_job(
@@ -57,10 +62,14 @@ def _run_claimed_job(
     options: argparse.Namespace,
     comm: Comm,
     stop_requests: Sequence[str],
-    keep_outputs: bool,
+    outputs_claim: Claim | None,
+    folder_claim: Claim | None,
     start: float,
 ) -> tuple[Report, Checkpoints | None]:
-    """Run a job whose output files no other run can write. `start` is when the command began."""
+    """Run a job whose output files no other run can write. `start` is when the command began.
+
+    Without `outputs_claim` the outputs are not stored.
+    """
     from einmpi.api import options_of
     from einmpi.checkpoint.resume import prepare
     from einmpi.compiled.inputs import Inputs
@@ -69,7 +78,7 @@ def _run_claimed_job(
     from einmpi.report.observe import Observer
     from einmpi.report.results import Report, figures
 
-    checkpoints = _open_checkpoints(job, options, comm, stop_requests)
+    checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
     compiled, plan, schedule, given = prepare(
         job,
         comm,
@@ -94,8 +103,8 @@ def _run_claimed_job(
 
     note("storing the results")
     before_storing = time.perf_counter()
-    if keep_outputs:
-        store(job, plan.digest, outputs)
+    if outputs_claim is not None:
+        store(job, plan.digest, outputs, outputs_claim)
     end = time.perf_counter()
     run_seconds = [each.seconds for each in measured]
     seconds = {
@@ -125,7 +134,11 @@ def _run_claimed_job(
 
 
 def _open_checkpoints(
-    job: Job, options: argparse.Namespace, comm: Comm, stop_requests: Sequence[str]
+    job: Job,
+    options: argparse.Namespace,
+    comm: Comm,
+    stop_requests: Sequence[str],
+    claim: Claim | None,
 ) -> Checkpoints | None:
     from einmpi.checkpoint.resume import open_checkpoints
 
@@ -139,6 +152,7 @@ def _open_checkpoints(
         options.resume,
         stop_requests,
         options.quiet,
+        claim,
     )
 
 

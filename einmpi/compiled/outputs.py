@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
-from einmpi.files.atomic import claimed
+from einmpi.files.claims import Claim, claimed
 from einmpi.files.formats import known_format
 from einmpi.files.specs import OutputSpec
-from einmpi.files.writing import check_target, drafted, tensor_of
+from einmpi.files.writing import OutputFile, check_target, tensor_of, write
 from einmpi.job.job import Job
 from einmpi.version import __version__
 
@@ -34,13 +34,13 @@ def check_targets(job: Job) -> None:
         check_target(file, names, known_format(specs[0].place, file, writable=True))
 
 
-def claim(job: Job, comm: Comm) -> contextlib.AbstractContextManager[None]:
+def claim(job: Job, comm: Comm) -> contextlib.AbstractContextManager[Claim]:
     """Keep other runs from writing the job's output files in a with block. All ranks call it."""
     places = {specs[0].file: specs[0].place for specs in _by_file(job.outputs).values()}
     return claimed(places, comm)
 
 
-def store(job: Job, digest: str, results: Mapping[str, DistArray]) -> None:
+def store(job: Job, digest: str, results: Mapping[str, DistArray], claim: Claim) -> None:
     """Write every output of the job, all or none, within `claim`. All ranks call it."""
     program = job.source.text.encode()[:_MOST_ATTRIBUTE_BYTES].decode(errors="ignore")
     attributes = {
@@ -49,22 +49,16 @@ def store(job: Job, digest: str, results: Mapping[str, DistArray]) -> None:
         "einmpi_plan": digest,
         "einmpi_dtype": job.dtype,
     }
-    with contextlib.ExitStack() as drafts:
-        publish_functions = []
-        for specs in _by_file(job.outputs).values():
-            tensors = []
-            for spec in specs:
-                array = results[spec.name]
-                tensors.append(
-                    tensor_of(array, spec.inside, spec.dtype, spec.chunks, spec.compression)
-                )
-            file = specs[0].file
-            place = specs[0].place
-            file_format = known_format(place, file, writable=True)
-            draft = drafted(file, tensors, attributes, file_format, place)
-            publish_functions.append(drafts.enter_context(draft))
-        for publish_file in publish_functions:  # only when all drafts are complete
-            publish_file()
+    files = []
+    for specs in _by_file(job.outputs).values():
+        tensors = []
+        for spec in specs:
+            array = results[spec.name]
+            tensors.append(tensor_of(array, spec.inside, spec.dtype, spec.chunks, spec.compression))
+        file = specs[0].file
+        place = specs[0].place
+        files.append(OutputFile(file, place, known_format(place, file, writable=True), tensors))
+    write(files, attributes, claim)
 
 
 def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:

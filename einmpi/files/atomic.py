@@ -1,151 +1,75 @@
-"""Files that are replaced whole or not touched, with a draft next to the target and a lock."""
+"""Files that are replaced whole or not touched: a draft next to the target takes its place."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.agreement import on_first_rank
-from einmpi.comm.base import Comm
-from einmpi.errors import EinmpiError
 from einmpi.files import hdf5
-from einmpi.process.abort import on_abort
 
 _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
 # What a full disk, h5py, and a machine without free memory raise.
 FAILURES = (OSError, RuntimeError, ValueError, MemoryError)
 
 
-# ---- locks --------------------------------------------------------------------------------------
+class NotPublished(OSError):
+    """Drafts have not taken the places of their targets, all or some of them.
 
-
-@dataclass(frozen=True)
-class _Lock:
-    """An open lock file. `supported` is False on a file system without locks."""
-
-    path: str
-    descriptor: int
-    supported: bool
-
-
-@contextlib.contextmanager
-def claimed(
-    files: Mapping[str, str], comm: Comm, check: Callable[[], None] | None = None
-) -> Iterator[None]:
-    """Reserve files for this run to write. All ranks call it; rank 0 holds the locks.
-
-    `files` has the place that names each. `check` may refuse the files before they are locked.
-
-    The system releases a lock when its process ends, however that happens. So drafts found while
-    the lock is free were left by a run that was killed, and are removed.
+    `str(error)` is the reason. `target` is the file that it concerns, "" if all, and `state` says
+    what is at the places of the targets now.
     """
-    targets = {file: os.path.realpath(file) for file in files}
-    locks: list[_Lock] = []
 
-    def acquire() -> None:
-        if check is not None:
-            check()
-        for file, place in files.items():
-            try:
-                lock = _acquire_lock(targets[file])
-            except BlockingIOError as error:
-                raise _cannot_write(place, file, "another run is writing it") from error
-            except OSError as error:
-                raise _cannot_write(place, file, reason_of(error)) from error
-            locks.append(lock)
-            if lock.supported:
-                _remove_drafts(targets[file])
-
-    def abandon() -> None:
-        """Remove drafts and locks: rank 0, which has the locks, may no longer be able to."""
-        for target in targets.values():
-            _remove_drafts(target)
-            with contextlib.suppress(FileNotFoundError):
-                os.remove(_lock_path(target))
-
-    try:
-        on_first_rank(comm, acquire)
-        try:
-            with on_abort(abandon):
-                yield
-        except BaseException as error:
-            if not getattr(error, "everywhere", False):
-                abandon()
-            raise
-        # No rank may call `abandon` after this: the files may then belong to another run.
-        comm.barrier()
-    finally:
-        for lock in locks:
-            with contextlib.suppress(OSError):
-                os.remove(lock.path)  # before it is released, while no other process can take it
-            os.close(lock.descriptor)
+    def __init__(self, reason: str, target: str = "", state: str = "nothing was written") -> None:
+        super().__init__(reason)
+        self.target = target
+        self.state = state
 
 
-def _cannot_write(place: str, file: str, reason: str) -> EinmpiError:
-    return EinmpiError(f"{place or file}: {file} cannot be written: {reason}")
+# ---- names and permissions ----------------------------------------------------------------------
 
 
-def _acquire_lock(target: str) -> _Lock:
-    """Lock a file at once; raise BlockingIOError if another run has the lock."""
-    path = _lock_path(target)
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise
-        except OSError:
-            return _Lock(path, descriptor, supported=False)
-        if _is_at(descriptor, path):
-            return _Lock(path, descriptor, supported=True)
-        os.close(descriptor)  # the run that had the lock has removed it in the meantime
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    """Return whether an open file is still the one at a path."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _remove_drafts(target: str) -> None:
-    """Remove all drafts of a file, which are recognized by their names."""
-    folder, name = os.path.split(target)
-    pattern = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.part")
-    for found in os.listdir(folder):
-        if pattern.fullmatch(found):
-            with contextlib.suppress(OSError):
-                os.remove(os.path.join(folder, found))
-
-
-def _lock_path(target: str) -> str:
-    return _hidden_path(target, "lock")
-
-
-def _hidden_path(target: str, ending: str) -> str:
+def hidden_path(target: str, ending: str) -> str:
     """Return the path of a hidden file in the folder of the target."""
     folder, name = os.path.split(target)
     return os.path.join(folder, f".{name}.{ending}")
 
 
+def is_of_another_user(target: str) -> bool:
+    """Return whether only another user may replace this file.
+
+    In a folder with the sticky bit, such as /tmp, everybody can make files, but only the owner of
+    a file or of the folder can rename or remove one.
+    """
+    try:
+        folder = os.stat(os.path.dirname(target))
+        file = os.lstat(target)
+    except OSError:
+        return False
+    if not folder.st_mode & stat.S_ISVTX:
+        return False
+    return os.geteuid() not in (0, folder.st_uid, file.st_uid)
+
+
 # ---- drafts -------------------------------------------------------------------------------------
 
 
-def new_draft(target: str) -> str:
-    """Return a path for a draft that no other process uses."""
-    return _hidden_path(target, f"{secrets.token_hex(8)}.part")
+def new_token() -> str:
+    """Return a text for the names of hidden files that no other run uses."""
+    return secrets.token_hex(8)
+
+
+def draft_path(target: str, token: str) -> str:
+    """Return the path of the draft of a file by the run with this token."""
+    return hidden_path(target, f"{token}.part")
 
 
 def make_draft(draft: str, target: str, skipped: Iterable[tuple[int, int]] | None) -> None:
@@ -194,12 +118,18 @@ def write_at(descriptor: int, array: npt.NDArray[Any], offset: int) -> None:
 def publish(draft: str, target: str) -> None:
     """Put the draft in the target's place."""
     os.replace(draft, target)
-    # The rename should survive a power cut too. Where the folder cannot be flushed, the old file
-    # may come back after one, complete as well.
+    flush_folder(os.path.dirname(target))
+
+
+def flush_folder(folder: str) -> None:
+    """Make renames in a folder survive a power cut, where the file system can do that.
+
+    Elsewhere the old files may come back after one, complete as well.
+    """
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        folder = os.open(os.path.dirname(target), os.O_RDONLY)
-        stack.callback(os.close, folder)
-        os.fsync(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        stack.callback(os.close, descriptor)
+        os.fsync(descriptor)
 
 
 # ---- failures -----------------------------------------------------------------------------------
@@ -232,6 +162,8 @@ class FirstFailure:
 
 def reason_of(error: BaseException) -> str:
     """Return what the system says, or HDF5, which quotes the system among other things."""
+    if isinstance(error, NotPublished):
+        return str(error)
     number = getattr(error, "errno", None)
     if not number:
         quoted = re.findall(r"errno = (\d+), error message = ", str(error))

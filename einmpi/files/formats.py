@@ -14,6 +14,7 @@ from typing import TypeAlias
 from einmpi.errors import InputError
 from einmpi.files import hdf5, hdf5_writing, npy, safetensors
 from einmpi.files.datasets import Dataset, RawReader, Reader
+from einmpi.files.journal import finish_before_reading
 from einmpi.files.specs import InputSpec, Place, StorageSpec
 from einmpi.graph.labels import MAX_LABELS
 
@@ -184,6 +185,7 @@ def find(spec: InputSpec) -> Dataset:
     """Look up an input in its file without reading its elements."""
     assert spec.file is not None
     file_format = known_format(spec.place or spec.file, spec.file)
+    finish_before_reading(spec.file)
     found = file_format.find(spec.file, spec.inside, spec.place)
     if spec.rows is None:
         return found

@@ -9,7 +9,13 @@ import sys
 from collections.abc import Iterable
 
 from einmpi.errors import InputError
-from einmpi.files.atomic import make_draft, new_draft, publish
+from einmpi.files.atomic import (
+    draft_path,
+    is_of_another_user,
+    make_draft,
+    new_token,
+    publish,
+)
 from einmpi.process.abort import on_abort
 
 
@@ -37,18 +43,20 @@ def replace_file(file: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     """Put these bytes, piece after piece, in the file's place.
 
     Some files are written in place instead: a pipe or a device, where a rename would put a file in
-    its place; a file in a folder where no draft can be made; a file to which this process prints.
+    its place; a file in a folder where no draft can be made or take its place; a file to which this
+    process prints.
     """
     path = os.fspath(file)
     check_replaceable(path, path)
     target = os.path.realpath(path)
     regular = os.path.isfile(path) or not os.path.exists(path)
+    replaceable = os.access(os.path.dirname(target), os.W_OK) and not is_of_another_user(target)
     stream = _printed_to(path)
     try:
         if stream is not None:
             with open(stream, "wb", closefd=False) as opened:
                 opened.writelines(pieces)
-        elif regular and os.access(os.path.dirname(target), os.W_OK):
+        elif regular and replaceable:
             _replace(target, pieces)
         else:
             with open(path, "wb") as opened:
@@ -58,7 +66,7 @@ def replace_file(file: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
 
 
 def _replace(target: str, pieces: Iterable[bytes]) -> None:
-    draft = new_draft(target)
+    draft = draft_path(target, new_token())
 
     def remove_draft() -> None:
         with contextlib.suppress(FileNotFoundError):

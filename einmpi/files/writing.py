@@ -5,13 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from einmpi.comm.agreement import on_first_rank, together
 from einmpi.errors import EinmpiError, InputError, one_of
-from einmpi.files.atomic import FAILURES, claimed, new_draft, publish, reason_of
+from einmpi.files.atomic import (
+    FAILURES,
+    NotPublished,
+    draft_path,
+    is_of_another_user,
+    reason_of,
+)
+from einmpi.files.claims import Claim, claimed
 from einmpi.files.fill import Distributed, Tensor, fill
 from einmpi.files.formats import HDF5, FileFormat
+from einmpi.files.identity import FileIdentity, identity_at
+from einmpi.files.journal import Draft, publish_all
 from einmpi.files.specs import COMPRESSIONS, StorageSpec
 from einmpi.graph.dtypes import DTYPES
 
@@ -66,8 +77,9 @@ def save_hdf5(
         return tensor_of(array, dataset, None, chunks, compression)
 
     tensor = together(array.comm, check_arguments, lambda found: repr((found.name, found.storage)))
-    with claimed({file: ""}, array.comm, lambda: check_target(file, {dataset: ""}, HDF5)):
-        write(file, [tensor], {}, HDF5)
+    check = partial(check_target, file, {dataset: ""}, HDF5)
+    with claimed({file: ""}, array.comm, check) as claim:
+        write([OutputFile(file, "", HDF5, [tensor])], {}, claim)
 
 
 def _are_chunks(given: object, ndim: int) -> bool:
@@ -97,74 +109,94 @@ def check_target(file: str, names: Mapping[str, str], file_format: FileFormat) -
         raise InputError(
             where, f"there is no permission to write {file}", "a writable file and folder"
         )
+    if is_of_another_user(target):
+        raise InputError(
+            where,
+            f"{file} belongs to another user, and its folder has the sticky bit",
+            "a file of your own, or another folder",
+        )
     if exists:
         assert file_format.write is not None
         file_format.write.check_target(file, names)
 
 
-def write(
-    file: str, tensors: Sequence[Tensor], attributes: Mapping[str, str], file_format: FileFormat
-) -> None:
-    """Write tensors to a file; its other contents stay. All ranks call it, within `claimed`."""
-    with drafted(file, tensors, attributes, file_format) as publish_file:
-        publish_file()
+@dataclass(frozen=True)
+class OutputFile:
+    """A file to write: its path and place in the job file, its format and tensors."""
+
+    file: str
+    place: str
+    file_format: FileFormat
+    tensors: Sequence[Tensor]
+
+
+def write(files: Sequence[OutputFile], attributes: Mapping[str, str], claim: Claim) -> None:
+    """Write tensors to files, to all of them or to none; their other contents stay.
+
+    All ranks call it, within `claimed`.
+    """
+    if not files:
+        return
+    with contextlib.ExitStack() as stack:
+        drafts = [stack.enter_context(_drafted(file, attributes, claim)) for file in files]
+
+        def publish_drafts() -> None:
+            try:
+                with claim.publishing():
+                    publish_all(drafts, claim.token)
+            except NotPublished as error:
+                concerned = files[0]
+                for output, draft in zip(files, drafts, strict=True):
+                    if draft.target == error.target:
+                        concerned = output
+                raise _cannot_write(concerned, str(error), error.state) from error
+
+        on_first_rank(claim.comm, publish_drafts)  # only when all drafts are complete
 
 
 @contextlib.contextmanager
-def drafted(
-    file: str,
-    tensors: Sequence[Tensor],
-    attributes: Mapping[str, str],
-    file_format: FileFormat,
-    place: str = "",
-) -> Iterator[Callable[[], object]]:
-    """Write tensors to a draft of a file, and give a function that puts it in the file's place.
-
-    A draft that is not published is removed at the end.
-    """
-    assert file_format.write is not None
-    lay_out = file_format.write.lay_out
-    comm = tensors[0].array.comm
-    target = os.path.realpath(file)  # a link stays a link
-    existed = os.path.exists(target)
-    draft = new_draft(target)
+def _drafted(output: OutputFile, attributes: Mapping[str, str], claim: Claim) -> Iterator[Draft]:
+    """Write tensors to a draft of a file. A draft that is not published is removed at the end."""
+    assert output.file_format.write is not None
+    lay_out = output.file_format.write.lay_out
+    comm = claim.comm
+    target = os.path.realpath(output.file)  # a link stays a link
+    draft = draft_path(target, claim.token)
+    replaced: FileIdentity | None = None  # known to rank 0
 
     def failure_of(error: BaseException) -> EinmpiError:
-        state = f"{file} is unchanged" if existed else "nothing was written"
-        return EinmpiError(
-            f"{place or file}: {file} cannot be written: {reason_of(error)}; {state}"
-        )
-
-    def do_on_first_rank(action: Callable[[], str | None]) -> str:
-        def reporting_failures() -> str | None:
-            try:
-                return action()
-            except InputError:  # it says all there is to say
-                raise
-            except FAILURES as error:
-                raise failure_of(error) from error
-
-        return on_first_rank(comm, reporting_failures)
+        existed = os.path.exists(target)
+        state = f"{output.file} is unchanged" if existed else "nothing was written"
+        return _cannot_write(output, reason_of(error), state)
 
     def make_draft_file() -> str:
-        specs = {tensor.name: tensor.storage for tensor in tensors}
-        return json.dumps([os.path.basename(draft), lay_out(draft, target, specs, attributes)])
+        nonlocal replaced
+        specs = {tensor.name: tensor.storage for tensor in output.tensors}
+        try:
+            replaced = identity_at(target)
+            return json.dumps(lay_out(draft, target, specs, attributes))
+        except InputError:  # it says all there is to say
+            raise
+        except FAILURES as error:
+            raise failure_of(error) from error
 
     def fill_draft() -> None:
-        error = fill(draft, tensors, places, comm)
+        error = fill(draft, output.tensors, places, comm)
         if error is not None:
             raise failure_of(error) from error
 
     try:
-        name, laid_out = json.loads(do_on_first_rank(make_draft_file))
-        # The draft of rank 0, in the folder as this rank sees it.
-        draft = os.path.join(os.path.dirname(target), name)
         places = []
-        for offset, chunks in laid_out:
+        for offset, chunks in json.loads(on_first_rank(comm, make_draft_file)):
             places.append((offset, None if chunks is None else tuple(chunks)))
         together(comm, fill_draft)  # after this no rank reads the old file
-        yield lambda: do_on_first_rank(lambda: publish(draft, target))
+        yield Draft(output.file, target, draft, replaced)
     finally:
         if comm.rank == 0:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(draft)
+
+
+def _cannot_write(output: OutputFile, reason: str, state: str) -> EinmpiError:
+    where = output.place or output.file
+    return EinmpiError(f"{where}: {output.file} cannot be written: {reason}; {state}")

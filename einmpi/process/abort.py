@@ -31,13 +31,14 @@ _ignore_exhaustion = contextlib.suppress(RuntimeError, MemoryError)
 
 
 class _AbortCallbacks:
-    """The functions to call before this rank ends all ranks."""
+    """The functions to call before this rank ends all ranks, and whether it is about to."""
 
     def __init__(self) -> None:
         self.registered: list[Callable[[], None]] = []
+        self.aborting_thread: threading.Thread | None = None
 
     def call_all(self) -> None:
-        for callback in self.registered:
+        for callback in list(self.registered):
             with contextlib.suppress(Exception):
                 callback()
 
@@ -53,6 +54,20 @@ def on_abort(callback: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _callbacks.registered.remove(callback)
+
+
+def clean_up() -> None:
+    """Call the functions that `on_abort` has registered: this process is about to end."""
+    _callbacks.call_all()
+
+
+def wait_if_aborting() -> None:
+    """Wait for the end if another thread of this process is ending all ranks.
+
+    What the run has done or found wrong since then may be a consequence: that thread says why.
+    """
+    while _callbacks.aborting_thread not in (None, threading.current_thread()):
+        time.sleep(_LOOK_INTERVAL)
 
 
 class _ForcedExit:
@@ -103,11 +118,13 @@ def abort_all_ranks(
     """
     limit = delay + _wait_before_printing(rank) + _FORWARDING_TIME + _ABORT_TIME
     forced_exit = _ForcedExit(limit, status)
-    _callbacks.call_all()
+    _callbacks.aborting_thread = threading.current_thread()
+    clean_up()
     time.sleep(delay)
     print_last_line(rank, line)
     abort(status)
     forced_exit.cancel()  # MPI's abort does not return, those of tests do
+    _callbacks.aborting_thread = None
 
 
 def print_last_line(rank: int, text: str) -> None:

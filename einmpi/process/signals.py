@@ -4,6 +4,7 @@ SIGTERM ask the run to stop in good order. The end of the launcher counts as a s
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -13,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from einmpi.errors import Stopped
-from einmpi.process.abort import abort_all_ranks
+from einmpi.process.abort import abort_all_ranks, clean_up
 from einmpi.process.environment import is_launched
 from einmpi.process.notes import connect_to_launcher, current_activity
 
@@ -41,6 +42,8 @@ class SignalWatch:
     stop it in the main thread.
     """
 
+    handled: tuple[signal.Signals, ...] = tuple(REASONS)
+
     def __init__(self, rank: int, abort: Callable[[int], object]) -> None:
         self._rank = rank
         self._abort = abort
@@ -48,7 +51,7 @@ class SignalWatch:
         os.set_blocking(self._writer, False)
         self._launcher = connect_to_launcher(rank)
         self._previous_handlers: dict[signal.Signals, Any] = {}
-        for number in REASONS:
+        for number in self.handled:
             # An ignored signal stays ignored, as for a job in the background.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._previous_handlers[number] = signal.signal(number, _only_wake_up)
@@ -84,9 +87,9 @@ class SignalWatch:
             if _requests.next_sigterm_is_request and signal.SIGTERM in numbers:
                 _requests.next_sigterm_is_request = False
                 numbers = numbers.replace(bytes([signal.SIGTERM]), b"", 1)
-            for number, reason in REASONS.items():
+            for number in self.handled:
                 if number in numbers:
-                    self._end(reason, 128 + number)
+                    self._end(REASONS[number], 128 + number)
                     return
 
     def _end(self, reason: str, status: int) -> None:
@@ -101,6 +104,38 @@ class SignalWatch:
 
 def _only_wake_up(number: int, frame: FrameType | None) -> None:
     """Do nothing: with a handler, Python writes the signal to the wake-up pipe."""
+
+
+@contextlib.contextmanager
+def clean_up_at_sigterm() -> Iterator[None]:
+    """Remove temporary files before SIGTERM ends a process that has no other ranks.
+
+    Nothing is done outside the main thread, or if the process handles SIGTERM itself.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    watch = _SingleProcessWatch()
+    try:
+        yield
+    finally:
+        watch.stop()
+
+
+class _SingleProcessWatch(SignalWatch):
+    """Cleans up at SIGTERM, which then ends the process as it does without this."""
+
+    handled = (signal.SIGTERM,)
+
+    def __init__(self) -> None:
+        super().__init__(0, os._exit)
+
+    def _end(self, reason: str, status: int) -> None:
+        clean_up()
+        # Python changes handlers only in its main thread, which may be deep inside BLAS.
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), int(signal.SIG_DFL))
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def hold_stop_requests() -> None:

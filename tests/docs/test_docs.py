@@ -273,8 +273,8 @@ def examples(text):
 def run_and_store(job):
     """Do what the command line does, in this process."""
     check_targets(job)
-    with claim(job, ALONE):
-        store(job, einmpi.plan(job, 1).digest, einmpi.run(job))
+    with claim(job, ALONE) as claimed:
+        store(job, einmpi.plan(job, 1).digest, einmpi.run(job), claimed)
 
 
 def shell_environment(folder):

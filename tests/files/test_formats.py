@@ -137,9 +137,9 @@ def test_a_new_format_end_to_end(new_formats, ranks):
 
     def on_rank(comm):
         check_targets(job)
-        with claim(job, comm):
+        with claim(job, comm) as claimed:
             results = einmpi.run(job, comm=comm)
-            store(job, "digest", results)
+            store(job, "digest", results, claimed)
         stored = einmpi.open_dataset("z.block", comm=comm)
         column = einmpi.open_dataset("w.csv", "first", comm=comm, rows=slice(1, 3))
         return stored.gather(), column.gather()

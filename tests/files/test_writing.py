@@ -28,7 +28,7 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files import fill, formats, hdf5_writing
 from einmpi.files import writing as outputs
-from einmpi.files.atomic import claimed
+from einmpi.files.claims import claimed
 from einmpi.files.load import describe, load_array
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.planner.mesh import Mesh
@@ -41,6 +41,12 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 
 def save(array, file="o.h5", dataset="/Z", **options):
     DistArray.from_global(np.asarray(array), ALONE).to_hdf5(file, dataset, **options)
+
+
+def write_tensor(file, tensor, file_format):
+    """Write a tensor to a file of any format. All ranks call it."""
+    with claimed({file: ""}, tensor.array.comm) as claim:
+        outputs.write([outputs.OutputFile(file, "", file_format, [tensor])], {}, claim)
 
 
 def found(file="o.h5", dataset="/Z"):
@@ -124,7 +130,7 @@ def test_every_dtype_and_storage(dtype, monkeypatch):
         3,
         (0,),
         array,
-        lambda made: outputs.write("o.npy", [outputs.tensor_of(made, "")], {}, formats.NPY),
+        lambda made: write_tensor("o.npy", outputs.tensor_of(made, ""), formats.NPY),
     )
     same(np.load("o.npy"), array)
 
@@ -414,7 +420,7 @@ def test_a_file_that_is_no_longer_hdf5_is_an_input_error():
                 file.write("text")
         comm.barrier()
         with pytest.raises(InputError) as caught:
-            outputs.write("o.h5", [outputs.tensor_of(made, "/Z")], {}, formats.HDF5)
+            write_tensor("o.h5", outputs.tensor_of(made, "/Z"), formats.HDF5)
         return str(caught.value)
 
     end = "o.h5 cannot be opened as HDF5: file signature not found; expected an HDF5 file"
@@ -554,7 +560,7 @@ def test_two_runs_at_once():
         draft = f".o.h5.{'0f' * 8}.part"
         open(draft, "w").close()
         code = (
-            "from einmpi.comm.local import ALONE; from einmpi.files.atomic import claimed\n"
+            "from einmpi.comm.local import ALONE; from einmpi.files.claims import claimed\n"
             "with claimed({'o.h5': 'x'}, ALONE): pass"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -629,12 +635,9 @@ E = { file = "other.h5", dataset = "E", compression = "lzf", chunks = [4, 1] }
 
 def stored(job, results):
     job_outputs.check_targets(job)
-    with job_outputs.claim(job, ALONE):
-        job_outputs.store(
-            job,
-            "digest",
-            {name: DistArray.from_global(array, ALONE) for name, array in results.items()},
-        )
+    arrays = {name: DistArray.from_global(array, ALONE) for name, array in results.items()}
+    with job_outputs.claim(job, ALONE) as claim:
+        job_outputs.store(job, "digest", arrays, claim)
 
 
 def test_a_whole_job():
