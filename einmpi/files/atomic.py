@@ -72,6 +72,11 @@ def draft_path(target: str, token: str) -> str:
     return hidden_path(target, f"{token}.part")
 
 
+def taken_path(target: str, token: str) -> str:
+    """Return the path of the file that gives a rank the right to change the files of its run."""
+    return hidden_path(target, f"{token}.taken")
+
+
 def make_draft(draft: str, target: str, skipped: Iterable[tuple[int, int]] | None) -> None:
     """Make a draft: a copy of the target, or an empty file if `skipped` is None.
 

@@ -8,11 +8,12 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import NoReturn
 
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
-from einmpi.files.atomic import NotPublished, hidden_path, new_token, reason_of
+from einmpi.files.atomic import NotPublished, new_token, reason_of, taken_path
 from einmpi.files.journal import UNFINISHED, finish_interrupted
 from einmpi.files.locks import Lock, acquire_lock, lock_path
 from einmpi.process.abort import on_abort
@@ -49,15 +50,17 @@ class Claim:
         """
         for file, place in self._places.items():
             with _report_failures(place, file):
-                self._locks.append(acquire_lock(self._targets[file]))
+                lock = acquire_lock(self._targets[file])
+            self._locks.append(lock)
+            if lock.supported:
+                status = os.fstat(lock.descriptor)
+                self._lock_identities[file] = [status.st_ino, status.st_ctime_ns]
         for file, place in self._places.items():
             with _report_failures(place, file, f"{UNFINISHED}: "):
                 finish_interrupted(self._targets[file], self._locks)
-        for (file, target), lock in zip(self._targets.items(), self._locks, strict=True):
+        for target, lock in zip(self._targets.values(), self._locks, strict=True):
             if lock.supported:
                 _remove_leftovers(target, "[0-9a-f]{16}")
-                status = os.fstat(lock.descriptor)
-                self._lock_identities[file] = [status.st_ino, status.st_ctime_ns]
         return json.dumps([self.token, self._lock_identities])
 
     def join(self, text: str) -> None:
@@ -68,14 +71,17 @@ class Claim:
 
     @property
     def _taken(self) -> str:
-        """The path of the file that the rank has made which may change the files."""
-        return hidden_path(next(iter(self._targets.values())), f"{self.token}.taken")
+        """Return the path of the file that gives a rank the right to change the others."""
+        return taken_path(next(iter(self._targets.values())), self.token)
 
     def _take(self) -> bool:
-        """Try to get the right to change the files; return False if another rank has it."""
+        """Try to get the right to change the files; return False if another rank has it.
+
+        Raise OSError if no file can be made.
+        """
         try:
             os.close(os.open(self._taken, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except OSError:
+        except FileExistsError:
             return False
         return True
 
@@ -85,19 +91,39 @@ class Claim:
 
         Raise NotPublished if one has done that already, or if the lock was lost otherwise.
         """
-        lost = NotPublished("this run no longer has the lock: a rank has ended, or it was removed")
-        if not self._take():
-            time.sleep(_END_OF_RUN_SECONDS)  # the other rank says why it ends, and ends this one
-            raise lost
         try:
-            if not all(lock.is_in_place() for lock in self._locks if lock.supported):
-                os.remove(self._taken)
-                time.sleep(_END_OF_RUN_SECONDS)
-                raise lost
+            is_taken = self._take()
+        except OSError as error:
+            raise NotPublished(reason_of(error)) from error
+        if not is_taken:
+            _wait_for_end_of_run()
+        if not self._has_locks():
+            os.remove(self._taken)
+            _wait_for_end_of_run()
+        try:
             yield
         finally:
             with contextlib.suppress(OSError):
                 os.remove(self._taken)
+
+    def require_locks(self) -> None:
+        """Raise NotPublished on any rank if the run has lost its locks.
+
+        Its drafts may then be gone too, which is no fault of the disk.
+        """
+        if not self._has_locks():
+            _wait_for_end_of_run()
+
+    def _has_locks(self) -> bool:
+        return all(self._is_own_lock(file) for file in self._lock_identities)
+
+    def _is_own_lock(self, file: str) -> bool:
+        """Return whether the lock file of a file is the one that this run has locked."""
+        try:
+            status = os.lstat(lock_path(self._targets[file]))
+        except OSError:
+            return False
+        return self._lock_identities.get(file) == [status.st_ino, status.st_ctime_ns]
 
     # ---- the end --------------------------------------------------------------------------------
 
@@ -109,16 +135,17 @@ class Claim:
         if not self._targets:
             return
         deadline = time.monotonic() + _PUBLISH_SECONDS
-        while not self._take():
-            if time.monotonic() > deadline:
-                return
-            time.sleep(_LOOK_SECONDS)
+        try:
+            while not self._take():
+                if time.monotonic() > deadline:
+                    return
+                time.sleep(_LOOK_SECONDS)
+        except OSError:  # the folder has gone, or the disk is full
+            return
         for file, target in self._targets.items():
-            with contextlib.suppress(OSError):
-                path = lock_path(target)
-                status = os.lstat(path)
-                if self._lock_identities.get(file) == [status.st_ino, status.st_ctime_ns]:
-                    os.remove(path)
+            if self._is_own_lock(file):
+                with contextlib.suppress(OSError):
+                    os.remove(lock_path(target))
         for target in self._targets.values():
             _remove_leftovers(target, self.token)  # the file that `_take` has made is one of them
 
@@ -161,6 +188,12 @@ def claimed(
         if comm.rank == 0:
             claim.give_up()
             claim.release()
+
+
+def _wait_for_end_of_run() -> NoReturn:
+    """Wait for the rank that has given the files up: it says why it ends, and ends this one."""
+    time.sleep(_END_OF_RUN_SECONDS)
+    raise NotPublished("this run no longer has the lock: a rank has ended, or it was removed")
 
 
 @contextlib.contextmanager

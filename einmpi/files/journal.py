@@ -23,6 +23,7 @@ from einmpi.files.atomic import (
     hidden_path,
     publish,
     reason_of,
+    taken_path,
 )
 from einmpi.files.identity import FileIdentity, identity_at
 from einmpi.files.locks import Lock, acquire_lock, lock_path
@@ -323,7 +324,7 @@ def _read(target: str) -> _Journal | None:
         for path, old, new_inode in content["files"]:
             entries.append(_Entry(str(path), None if old is None else tuple(old), int(new_inode)))
         journal = _Journal(str(content["token"]), bool(content["forward"]), tuple(entries))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     targets = [entry.target for entry in entries]
     # The drafts lie beside the files that they replace, under names made of the token.
@@ -344,6 +345,7 @@ def _remove_journal(journal: _Journal) -> None:
         paths.append(journal.backup(entry))
         paths.append(journal.draft(entry))
         paths.append(hidden_path(entry.target, f"{journal.token}.journal"))
+        paths.append(taken_path(entry.target, journal.token))
     for path in paths:
         with contextlib.suppress(OSError):
             os.remove(path)

@@ -167,6 +167,10 @@ def _drafted(output: OutputFile, attributes: Mapping[str, str], claim: Claim) ->
     def failure_of(error: BaseException) -> EinmpiError:
         existed = os.path.exists(target)
         state = f"{output.file} is unchanged" if existed else "nothing was written"
+        try:
+            claim.require_locks()
+        except NotPublished as lost:
+            return _cannot_write(output, str(lost), lost.state)
         return _cannot_write(output, reason_of(error), state)
 
     def make_draft_file() -> str:
