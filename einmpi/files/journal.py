@@ -1,7 +1,6 @@
-"""Several files are replaced all or none: a journal says which drafts belong together.
+"""The journal of files that are replaced together: a killed run leaves it, the next one finishes.
 
-Once the journal has its name, the new files count: if the run is killed between two renames, the
-next run that opens one of the files does the rest.
+Once the journal has its name, the new files count.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ import os
 import stat
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from einmpi.errors import EinmpiError
 from einmpi.files.atomic import (
-    NotPublished,
     draft_path,
     flush_folder,
     hidden_path,
-    publish,
     reason_of,
     taken_path,
 )
-from einmpi.files.identity import FileIdentity, identity_at
+from einmpi.files.identity import identity_at
 from einmpi.files.locks import Lock, acquire_lock, lock_path
 
 _FORMAT = "einmpi journal 1"
@@ -39,21 +36,7 @@ State: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A complete draft, and the file whose place it takes.
-
-    `file` is the user's path, `target` the same without links. `replaced` is the identity of the
-    target when the draft was begun, None if there was no such file.
-    """
-
-    file: str
-    target: str
-    path: str
-    replaced: FileIdentity | None
-
-
-@dataclass(frozen=True)
-class _Entry:
+class Entry:
     """One file of a journal: its path, its state before, None if it is new, and its new inode."""
 
     target: str
@@ -62,7 +45,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _Journal:
+class Journal:
     """Files that belong together. `forward` is False if the run has decided to undo its renames.
 
     The journal lies beside the first file, and a copy beside each of the others. Only the first
@@ -71,16 +54,16 @@ class _Journal:
 
     token: str
     forward: bool
-    entries: tuple[_Entry, ...]
+    entries: tuple[Entry, ...]
 
     @property
     def first(self) -> str:
         return self.entries[0].target
 
-    def draft(self, entry: _Entry) -> str:
+    def draft(self, entry: Entry) -> str:
         return draft_path(entry.target, self.token)
 
-    def backup(self, entry: _Entry) -> str:
+    def backup(self, entry: Entry) -> str:
         """Return the path of a second name of the old file, by which it can come back."""
         return hidden_path(entry.target, f"{self.token}.old")
 
@@ -88,105 +71,6 @@ class _Journal:
         files = [[entry.target, entry.old, entry.new_inode] for entry in self.entries]
         content = {"format": _FORMAT, "token": self.token, "forward": self.forward, "files": files}
         return json.dumps(content)
-
-
-# ---- publishing ---------------------------------------------------------------------------------
-
-
-def publish_all(drafts: Sequence[Draft], token: str) -> None:
-    """Put drafts in the places of their targets: all of them or none, else raise NotPublished.
-
-    The names of the drafts have the run's token. The caller has the locks of all targets.
-    """
-    for draft in drafts:
-        if not _is_unchanged(draft):
-            reason = "another program has changed it while the results were being written"
-            raise NotPublished(reason, draft.target)
-    if len(drafts) == 1:
-        try:
-            publish(drafts[0].path, drafts[0].target)
-        except OSError as error:
-            raise NotPublished(reason_of(error), drafts[0].target, _unchanged(drafts)) from error
-        return
-    try:
-        journal, without_backup = _commit(drafts, token)
-    except OSError as error:
-        raise NotPublished(reason_of(error), drafts[0].target, _unchanged(drafts)) from error
-    # A file without a backup cannot come back, so it is replaced while nothing else has been.
-    in_order = sorted(drafts, key=lambda draft: draft.target not in without_backup)
-    for draft in in_order:
-        try:
-            os.replace(draft.path, draft.target)
-        except OSError as error:
-            state = _undo(journal, drafts)
-            raise NotPublished(reason_of(error), draft.target, state) from error
-    _flush_folders(journal)
-    _remove_journal(journal)
-
-
-def _commit(drafts: Sequence[Draft], token: str) -> tuple[_Journal, list[str]]:
-    """Write the journal: from then on the new files count.
-
-    Return it, and the targets of which the file system allows no backup.
-    """
-    entries = []
-    for draft in drafts:
-        entries.append(_Entry(draft.target, _state(draft.target), os.stat(draft.path).st_ino))
-    journal = _Journal(token, True, tuple(entries))
-    without_backup = []
-    try:
-        for entry in entries:
-            if entry.old is not None and not _make_backup(journal, entry):
-                without_backup.append(entry.target)
-        for entry in entries[1:]:
-            _write(journal, entry.target)
-        _flush_folders(journal)  # the copies are on disk before the journal itself
-        _write(journal, journal.first)
-    except OSError:
-        _remove_journal(journal)
-        raise
-    flush_folder(os.path.dirname(journal.first))
-    return journal, without_backup
-
-
-def _make_backup(journal: _Journal, entry: _Entry) -> bool:
-    """Give the old file a second name; return whether the file system allows that."""
-    try:
-        os.link(entry.target, journal.backup(entry), follow_symlinks=False)
-    except OSError:
-        return False
-    return True
-
-
-def _is_unchanged(draft: Draft) -> bool:
-    """Return whether the target is what it was, apart from its permissions and further names."""
-    now = identity_at(draft.target)
-    if now is None or draft.replaced is None:
-        return now is draft.replaced
-    return replace(now, changed_ns=draft.replaced.changed_ns) == draft.replaced
-
-
-def _undo(journal: _Journal, drafts: Sequence[Draft]) -> str:
-    """Undo the renames after one has failed; return what is at the places of the files then."""
-    undoing = replace(journal, forward=False)
-    with contextlib.suppress(OSError):
-        _write(undoing, journal.first)  # if this run is killed now, the next one goes on with it
-    new_targets = _roll_back(undoing)
-    _flush_folders(journal)
-    _remove_journal(journal)
-    if not new_targets:
-        return _unchanged(drafts)
-    new_files = ", ".join(draft.file for draft in drafts if draft.target in new_targets)
-    old_files = ", ".join(draft.file for draft in drafts if draft.target not in new_targets)
-    return f"{new_files} could not be put back and is new; {old_files} is as it was"
-
-
-def _unchanged(drafts: Sequence[Draft]) -> str:
-    if all(draft.replaced is None for draft in drafts):
-        return "nothing was written"
-    if len(drafts) == 1:
-        return f"{drafts[0].file} is unchanged"
-    return f"all {len(drafts)} output files are unchanged"
 
 
 # ---- the next run -------------------------------------------------------------------------------
@@ -245,28 +129,28 @@ def finish_before_reading(file: str) -> None:
                 lock.remove()
 
 
-def _finish(journal: _Journal) -> None:
+def _finish(journal: Journal) -> None:
     if journal.forward:
         _roll_forward(journal)
     else:
-        _roll_back(journal)
-    _flush_folders(journal)
-    _remove_journal(journal)
+        roll_back(journal)
+    flush_folders(journal)
+    remove_journal(journal)
 
 
-def _roll_forward(journal: _Journal) -> None:
+def _roll_forward(journal: Journal) -> None:
     """Do the renames that are missing, but none onto a file that was changed since."""
     for entry in journal.entries:
         draft = journal.draft(entry)
-        if _is_own_file(draft, entry.new_inode) and _state(entry.target) == entry.old:
+        if _is_own_file(draft, entry.new_inode) and state_of(entry.target) == entry.old:
             os.replace(draft, entry.target)
 
 
-def _roll_back(journal: _Journal) -> list[str]:
+def roll_back(journal: Journal) -> list[str]:
     """Put the old files back; return the paths where that was not possible."""
     remaining = []
     for entry in journal.entries:
-        state = _state(entry.target)
+        state = state_of(entry.target)
         if state is None or state[0] != entry.new_inode:
             continue
         try:
@@ -282,7 +166,7 @@ def _roll_back(journal: _Journal) -> list[str]:
 # ---- the file -----------------------------------------------------------------------------------
 
 
-def _write(journal: _Journal, target: str) -> None:
+def write_journal(journal: Journal, target: str) -> None:
     """Write the journal beside a file, whole or not at all."""
     draft = hidden_path(target, f"{journal.token}.journal")
     with contextlib.suppress(FileNotFoundError):
@@ -295,7 +179,7 @@ def _write(journal: _Journal, target: str) -> None:
     os.replace(draft, _journal_path(target))
 
 
-def _committed_journal(target: str) -> _Journal | None:
+def _committed_journal(target: str) -> Journal | None:
     """Return the journal that a file is part of, if it counts."""
     found = _read(target)
     if found is None or found.first == target:
@@ -306,7 +190,7 @@ def _committed_journal(target: str) -> _Journal | None:
     return journal
 
 
-def _read(target: str) -> _Journal | None:
+def _read(target: str) -> Journal | None:
     """Return the journal beside a file; None if there is none that this user has written.
 
     Others may put a file there if they can write to the folder: it is not used.
@@ -322,8 +206,8 @@ def _read(target: str) -> _Journal | None:
             return None
         entries = []
         for path, old, new_inode in content["files"]:
-            entries.append(_Entry(str(path), None if old is None else tuple(old), int(new_inode)))
-        journal = _Journal(str(content["token"]), bool(content["forward"]), tuple(entries))
+            entries.append(Entry(str(path), None if old is None else tuple(old), int(new_inode)))
+        journal = Journal(str(content["token"]), bool(content["forward"]), tuple(entries))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     targets = [entry.target for entry in entries]
@@ -336,7 +220,7 @@ def _read(target: str) -> _Journal | None:
     return journal
 
 
-def _remove_journal(journal: _Journal) -> None:
+def remove_journal(journal: Journal) -> None:
     """Remove what belongs to the journal. It counts until it goes, so it goes last but backups."""
     paths = []
     for entry in reversed(journal.entries):
@@ -351,7 +235,7 @@ def _remove_journal(journal: _Journal) -> None:
             os.remove(path)
 
 
-def _flush_folders(journal: _Journal) -> None:
+def flush_folders(journal: Journal) -> None:
     for folder in {os.path.dirname(entry.target) for entry in journal.entries}:
         flush_folder(folder)
 
@@ -360,7 +244,7 @@ def _journal_path(target: str) -> str:
     return hidden_path(target, "journal")
 
 
-def _state(path: str) -> State | None:
+def state_of(path: str) -> State | None:
     found = identity_at(path)
     if found is None:
         return None

@@ -22,7 +22,7 @@ from einmpi.files.claims import Claim, claimed
 from einmpi.files.fill import Distributed, Tensor, fill
 from einmpi.files.formats import HDF5, FileFormat
 from einmpi.files.identity import FileIdentity, identity_at
-from einmpi.files.journal import Draft, publish_all
+from einmpi.files.publishing import Draft, publish_all
 from einmpi.files.specs import COMPRESSIONS, StorageSpec
 from einmpi.graph.dtypes import DTYPES
 
