@@ -373,6 +373,7 @@ COMMAND_LINE = (
 NOT_SHOWN = {
     "no permission to read": "root may read everything",
     "no permission to write": "root may write everything",
+    "belongs to another user": "needs the file of another user",
     "as planned": "needs a file that changes during a run",
     "was replaced during the run": "needs a file that changes during a run",
     "ends before its last value": "needs a file that changes during a run",

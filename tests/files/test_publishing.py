@@ -97,8 +97,11 @@ if world().rank == 0:
     make_draft, replace = hdf5_writing.make_draft, os.replace
     def make_draft_late(*arguments):
         wait_for("terminated")
+        touch("their-turn")
+        wait_for("their-draft")
         make_draft(*arguments)
-        others_turn()
+        touch("our-draft")
+        wait_for("our-turn")
     def replace_late(source, target):
         if target.endswith("o.h5"):
             touch("publishing")
@@ -128,6 +131,23 @@ else:
     outputs.tensor_of = tensor_of_terminated
     abort.print_last_line = print_late
 sys.exit(main(["a.toml", "--quiet"]))
+"""
+# The other run: each makes its draft before the other one publishes.
+OTHER = """
+import os, sys, time
+from einmpi.files import hdf5_writing
+from einmpi.cli.main import main
+lay_out = hdf5_writing.lay_out
+def lay_out_first(*arguments):
+    places = lay_out(*arguments)
+    open("their-draft", "w").close()
+    deadline = time.monotonic() + 60
+    while not os.path.exists("our-draft") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return places
+if os.environ["MOMENT"] == "drafting":
+    hdf5_writing.lay_out = lay_out_first
+sys.exit(main(["b.toml"]))
 """
 LAUNCH = """
 import sys
@@ -163,7 +183,7 @@ def test_a_terminated_run_does_not_overwrite_another(tmp_path, launcher, moment)
     while not (tmp_path / "their-turn").exists():
         thread.join(0.02)
     assert not first, first
-    other = python("from einmpi.cli.main import main; raise SystemExit(main(['b.toml']))")
+    other = python(OTHER, MOMENT=moment)
     (tmp_path / "our-turn").touch()
     thread.join()
     stored = datasets()
