@@ -596,12 +596,13 @@ class _Statement:
     ) -> Any:
         """Return where a rewritten aggregation may give another inf or nan, or may overflow.
 
-        A sum of products becomes products of sums, and a maximum of sums a sum of maxima.
+        A sum of products becomes products of sums, and a maximum of sums a sum of maxima, also
+        where a macro such as mean contains it.
         """
         if terms.value.dtype.kind not in "fc" or name not in ("sum", "max", "min"):
             return False
         operations = [part.name for part in walk(node.body) if isinstance(part, Operation)]
-        if not operations or node.name != name:
+        if not operations:
             return False
         if name == "sum" and self._spread(node) > math.log2(_largest(terms.value.dtype)) - 3:
             return True
