@@ -125,8 +125,13 @@ def on_one_line(text: str) -> str:
 
     Names of files and keys may contain anything; escape codes in them are shown, not obeyed.
     """
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters and invisible characters written as escapes."""
     shown = []
-    for character in " ".join(text.split()):
+    for character in text:
         if character.isprintable():
             shown.append(character)
         else:

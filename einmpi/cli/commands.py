@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from einmpi.cli.job_options import load_job
 from einmpi.cli.output_files import check_files, print_or_write
 from einmpi.cli.run_job import is_recording_requested, run_job
-from einmpi.errors import EinmpiError, InputError, one_of
+from einmpi.errors import EinmpiError, InputError, one_of, printable
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -155,5 +155,5 @@ def _relations(job: Job, plan: Plan, vertex: str) -> str:
 def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
     from einmpi.report.html import write_report
 
-    title = job.title or job.source.name
+    title = printable(job.title or job.source.name)
     write_report(options.report, plan, program=job.source.text, title=title, **more)

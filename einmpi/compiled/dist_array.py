@@ -360,5 +360,5 @@ def _layout_with_parts(mesh: Mesh, bound: tuple[int, ...], given: Sequence[int])
     raise InputError(
         "parts",
         f"{extents} cannot be cut {shown} over {counted(mesh.ranks, 'rank')}",
-        f"products of the prime factors of {mesh.ranks}, none above its extent",
+        mesh.possible_parts(bound),
     )

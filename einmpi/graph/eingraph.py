@@ -76,6 +76,14 @@ class EinGraph:
         return {vertex.name: vertex for vertex in self.vertices}
 
     @cached_property
+    def _output_set(self) -> frozenset[str]:
+        return frozenset(self.outputs)
+
+    def is_output(self, name: str) -> bool:
+        """Return whether a tensor is an output; the time does not depend on their number."""
+        return name in self._output_set
+
+    @cached_property
     def consumers(self) -> Mapping[str, tuple[str, ...]]:
         """The vertices that read each tensor, each once."""
         found: dict[str, dict[str, None]] = {vertex.name: {} for vertex in self.vertices}
@@ -93,7 +101,7 @@ class EinGraph:
                 last_reader[name] = vertex.name
         freed: dict[str, list[str]] = {vertex.name: [] for vertex in self.vertices}
         for name, reader in last_reader.items():
-            if name not in self.outputs:
+            if not self.is_output(name):
                 freed[reader].append(name)
         return {name: tuple(names) for name, names in freed.items()}
 

@@ -65,7 +65,7 @@ def share(graph: EinGraph) -> EinGraph:
     # The shared vertex takes the name of the first output among those that it stands for.
     final_name = {}
     for first, group in groups.items():
-        outputs = [name for name in group if name in graph.outputs]
+        outputs = [name for name in group if graph.is_output(name)]
         final_name[first] = outputs[0] if outputs else first
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
@@ -73,7 +73,7 @@ def share(graph: EinGraph) -> EinGraph:
         if representative[vertex.name] == vertex.name:
             inputs = tuple(final_name[representative[name]] for name in vertex.inputs)
             known[shared_name] = _with_inputs(vertex, shared_name, inputs)
-        elif vertex.name in graph.outputs and shared_name != vertex.name:
+        elif graph.is_output(vertex.name) and shared_name != vertex.name:
             # A second output with the same meaning becomes a copy of the first.
             known[vertex.name] = copy_of(vertex, known[shared_name])
     return replace(graph, vertices=tuple(known.values()))
@@ -164,7 +164,7 @@ def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> 
     einsum = vertex.einsum
     produced = producer.einsum
     assert einsum is not None
-    if produced is None or producer.name in graph.outputs:
+    if produced is None or graph.is_output(producer.name):
         return None
     if einsum.function != Arg(0) or not einsum.is_elementwise:
         return None
@@ -198,7 +198,7 @@ def _inline(
     einsum = vertex.einsum
     produced = producer.einsum
     assert einsum is not None
-    if produced is None or not produced.is_elementwise or producer.name in graph.outputs:
+    if produced is None or not produced.is_elementwise or graph.is_output(producer.name):
         return None
     if not is_only_consumer and not isinstance(produced.function, Arg):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 
 import numpy as np
@@ -32,35 +33,51 @@ def read_outputs(document: Document, computed: tuple[str, ...]) -> tuple[OutputS
 
     `computed` are the tensors that the program computes.
     """
+    known = dict.fromkeys(computed)
     outputs: list[OutputSpec] = []
+    stored: dict[tuple[str, str], OutputSpec] = {}  # (file, path inside it) → output
+    inside: dict[tuple[str, str], OutputSpec] = {}  # (file, group inside it) → first output in it
     for name in table(document, ("outputs",)):
-        spec = _read_output(document, name, computed)
-        for other in outputs:
-            _check_separate(other, spec)
+        spec = _read_output(document, name, known)
+        groups = _groups_around(spec.inside)
+        _check_separate(spec, groups, stored, inside)
+        stored[spec.file, spec.inside] = spec
+        for group in groups:
+            inside.setdefault((spec.file, group), spec)
         outputs.append(spec)
     return tuple(outputs)
 
 
-def _check_separate(first: OutputSpec, second: OutputSpec) -> None:
-    """Refuse two outputs of which one would overwrite the other."""
-    if first.file != second.file:
-        return
-    first_path = first.inside + "/"
-    second_path = second.inside + "/"
-    if first_path == second_path:
-        conflict = f"both be {second.target}"
-    elif first_path.startswith(second_path) or second_path.startswith(first_path):
-        conflict = f"be one inside the other in {second.file}"
-    else:
-        return
-    raise InputError(
-        second.place,
-        f"outputs {first.name} and {second.name} would {conflict}",
-        "a separate dataset for each output",
-    )
+def _groups_around(path: str) -> list[str]:
+    """Return the paths that a dataset's path leads through: "/a" and "/a/b" of "/a/b/c"."""
+    steps = path.split("/")
+    return ["/".join(steps[:count]) for count in range(1, len(steps))]
 
 
-def _read_output(document: Document, name: str, computed: tuple[str, ...]) -> OutputSpec:
+def _check_separate(
+    new: OutputSpec,
+    groups: list[str],
+    stored: Mapping[tuple[str, str], OutputSpec],
+    inside: Mapping[tuple[str, str], OutputSpec],
+) -> None:
+    """Refuse an output that would overwrite one before it, or lie inside it or around it."""
+    other = stored.get((new.file, new.inside))
+    conflict = f"both be {new.target}"
+    if other is None:
+        conflict = f"be one inside the other in {new.file}"
+        other = inside.get((new.file, new.inside))
+    for group in groups:
+        if other is None:
+            other = stored.get((new.file, group))
+    if other is not None:
+        raise InputError(
+            new.place,
+            f"outputs {other.name} and {new.name} would {conflict}",
+            "a separate dataset for each output",
+        )
+
+
+def _read_output(document: Document, name: str, computed: Mapping[str, None]) -> OutputSpec:
     path = ("outputs", name)
     place = document.place(path)
     given = lookup(document, path)

@@ -92,8 +92,9 @@ def parse_program(
         for names in reads.values():
             used.update(names)
         outputs = [name for name in defined if name not in used]
+    known = set(defined)
     for name in outputs:
-        if name not in defined:
+        if name not in known:
             raise InputError(source.name, f"unknown output {name!r}", one_of(defined, name))
     return EinGraph(tuple(symbols.known.values()), tuple(outputs))
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from einmpi.errors import InputError, one_of
 
 MAX_DEPTH = 200  # levels of an expression
+MAX_STATEMENTS = 20_000  # of a program: more would take minutes to plan
 INTEGER_ARITHMETIC = "integers, earlier sizes, + - * // % ** and brackets"
 _SMALL_INTEGER = "an integer less than 2**63"
 _DEPTH = f"at most {MAX_DEPTH} levels"
@@ -101,6 +102,9 @@ def parse(source: Source) -> list[ast.stmt]:
         where = source.position(_too_deep_line(text), 1)
         what = "an expression here is nested too deeply"
         raise InputError(where, what, _DEPTH, _DEPTH_HINT) from None
+    if len(tree.body) > MAX_STATEMENTS:
+        what = f"the program has {len(tree.body)} statements"
+        raise InputError(source.name, what, f"at most {MAX_STATEMENTS}")
     for statement in tree.body:
         _check(source, statement, indentation)
     return tree.body
@@ -109,6 +113,8 @@ def parse(source: Source) -> list[ast.stmt]:
 def _check_characters(source: Source) -> None:
     """Refuse control characters and invisible ones; Python's own message about them is poor."""
     for row, line in enumerate(source.lines, 1):
+        if line.isprintable():
+            continue
         for column, character in enumerate(line, 1):
             if not character.isprintable() and character != "\t":
                 what = f"character {character!r} in the program"

@@ -17,6 +17,11 @@ Token: TypeAlias = tuple[str, int]  # text, offset
 Positions: TypeAlias = dict[KeyPath, tuple[int, int]]  # offset of the key, offset of its value
 T = TypeVar("T")
 
+# Far above what jobs need: they keep the time and the memory of reading a file within bounds.
+MAX_FILE_BYTES = 16 * 2**20
+MAX_TOKENS = 1_000_000  # names, numbers, strings and signs; a program is one string
+MAX_KEY_PARTS = 16  # of a dotted key; tomllib takes quadratic time and memory for long ones
+
 # tomllib has accepted the text before this is used, so it need not refuse anything.
 _TOKEN = re.compile(
     r'''"""(?:\\.|"{1,2}(?!")|[^"\\]++)*+"{3,5} | \'\'\'(?:'{1,2}(?!')|[^']++)*+'{3,5}
@@ -24,6 +29,7 @@ _TOKEN = re.compile(
       | [ \t]+ | [\n\[\]{}=,.] | [^\s"'\#\[\]{}=,.]+''',
     re.VERBOSE | re.DOTALL,
 )
+_ENDS_OF_KEYS = frozenset("\n[]{}=,")
 _KINDS = {
     str: "a string",
     bool: "true or false",
@@ -102,6 +108,7 @@ def _line_and_column(text: str, offset: int) -> tuple[int, int]:
 def read_document(path: str, wanted: str = "a job file in TOML") -> Document:
     """Read a TOML file; `wanted` says what it should be, for errors."""
     text = _read_text(path, wanted)
+    _check_amount(path, text)
     try:
         data = tomllib.loads(text)
         return Document(path, text, data, key_positions(text))
@@ -110,6 +117,38 @@ def read_document(path: str, wanted: str = "a job file in TOML") -> Document:
         raise InputError(path, what, "a table of strings, numbers and lists") from None
     except ValueError as error:  # tomllib.TOMLDecodeError, or a number that Python refuses
         raise _not_toml(path, text, str(error)) from None
+
+
+def _check_amount(path: str, text: str) -> None:
+    """Refuse a text with too many tokens or too long a dotted key, before tomllib reads it.
+
+    The text need not be valid: after the first thing that is no token nothing more is checked.
+    """
+    tokens = 0
+    parts = 1  # of the dotted key or number that the last tokens belong to
+    offset = 0
+    match = _TOKEN.match(text)
+    while match is not None:
+        token = match[0]
+        is_open_string = token in ('""', "''") and text.startswith(token[0], match.end())
+        if is_open_string:
+            return  # three quotes that nothing closes
+        if token == ".":
+            parts += 1
+        elif token in _ENDS_OF_KEYS:
+            parts = 1
+        if token[0] not in " \t#":
+            tokens += 1
+        if parts > MAX_KEY_PARTS or tokens > MAX_TOKENS:
+            line, column = _line_and_column(text, offset)
+            what = f"this file has more than {MAX_TOKENS} names, values and signs"
+            expected = "a smaller file"
+            if parts > MAX_KEY_PARTS:
+                what = "this key has too many parts"
+                expected = f"at most {MAX_KEY_PARTS} names with dots between them"
+            raise InputError(f"{path}:{line}:{column}", what, expected)
+        offset = match.end()
+        match = _TOKEN.match(text, offset)
 
 
 def _not_toml(path: str, text: str, message: str) -> InputError:
@@ -128,7 +167,7 @@ def _not_toml(path: str, text: str, message: str) -> InputError:
 def _read_text(path: str, wanted: str) -> str:
     try:
         with open(path, "rb") as file:
-            raw = file.read()
+            raw = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         raise InputError(path, "there is no such file", wanted) from None
     except IsADirectoryError:
@@ -136,6 +175,8 @@ def _read_text(path: str, wanted: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(repr(path)[1:-1], f"cannot be read: {reason}", wanted) from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise InputError(path, "this file is too large", f"at most {MAX_FILE_BYTES} bytes")
     try:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -68,7 +68,7 @@ def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
 
     Other tensors go straight to their only user.
     """
-    if name in graph.outputs or name in pinned:
+    if graph.is_output(name) or name in pinned:
         return True
     uses = sum(graph[user].inputs.count(name) for user in graph.consumers[name])
     return uses > 1
@@ -260,5 +260,5 @@ def _kind(graph: EinGraph, vertex: Vertex, position: Mapping[str, int]) -> objec
         return tensor.bound, tensor.dtype, distances_to_users(name)
 
     operands = tuple(kind_of_operand(name) for name in vertex.inputs)
-    is_output = vertex.name in graph.outputs
+    is_output = graph.is_output(vertex.name)
     return vertex.einsum, vertex.dtype, operands, distances_to_users(vertex.name), is_output

@@ -77,6 +77,23 @@ class Mesh:
         """
         return _windows(self.factors, extent)
 
+    def possible_parts(self, bound: Sequence[int]) -> str:
+        """Return into how many parts each dimension of a tensor can be cut, for messages."""
+        lists = []
+        for extent in bound:
+            counts = {1}
+            for window in self.windows(extent):
+                products = {1}
+                for axis in window:
+                    products |= {product * self.factors[axis] for product in products}
+                counts |= products
+            lists.append(", ".join(map(str, sorted(counts))))
+        if not self.factors:
+            return "1 part of each dimension, because there is 1 rank"
+        axes = "·".join(map(str, self.factors))
+        counts_text = " × ".join(f"({listed})" for listed in lists)
+        return f"parts out of {counts_text}, each of the factors {axes} used at most once"
+
     def digit_of_index(self, index: int, extent: int, axis: int) -> int:
         """Return the digit on `axis` of the ranks that own this index of a label."""
         window = next(group for group in self.windows(extent) if axis in group)

@@ -58,6 +58,20 @@ class PlanData:
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     @property
+    def gathered(self) -> tuple[str, ...]:
+        """Tensors with dimensions that no plan cuts, because their index is computed.
+
+        A certificate holds only among plans in which each rank has the whole of such a dimension.
+        """
+        names: dict[str, None] = {}
+        for vertex in self.graph.computed:
+            operands = vertex.computed_einsum.operands
+            for name, index in zip(vertex.inputs, operands, strict=True):
+                if not all(isinstance(entry, str) for entry in index):
+                    names[name] = None
+        return tuple(names)
+
+    @property
     def stage(self) -> int:
         """Size of a message buffer, in bytes."""
         return stage_of(self.memory)

@@ -209,11 +209,17 @@ class Planning:
         if spilling is None:
             least = min(attempt.least for attempt in attempts)
             ranks = counted(self.mesh.ranks, "rank")
-            raise InputError(
-                "memory",
-                f"no plan on {ranks} was found below {limit} bytes a rank",
-                f"at least {least} bytes, or more ranks",
-            )
+            expected = f"at least {least} bytes, or more ranks"
+            hint = ""
+            if self.resident:
+                # The price of memory does not tell inputs that stay from tensors that come and go,
+                # so the search can miss plans that need less.
+                expected = f"at least {least} bytes for the plans that were found, or more ranks"
+                hint = (
+                    "with resident inputs there may be plans that need less: try other strategies"
+                )
+            what = f"no plan on {ranks} was found below {limit} bytes a rank"
+            raise InputError("memory", what, expected, hint)
         return spilling
 
     def reading_ahead(self, plan: Plan, states: States, limit: int) -> Plan:
@@ -282,7 +288,7 @@ class Planning:
         raise InputError(
             "pin",
             f"{name} cannot be cut {parts} over {ranks} ranks",
-            f"products of the prime factors of {ranks}, none above its extent",
+            self.mesh.possible_parts(self.graph[name].bound),
         )
 
     # ---- the plan -------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from einmpi.errors import printable
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
 from einmpi.units import show_bytes, show_shape
@@ -9,13 +10,13 @@ from einmpi.units import show_bytes, show_shape
 
 def describe_job(job: Job) -> str:
     """Return what `einmpi check` prints: sizes, inputs and their origins, the graph, outputs."""
-    lines = [job.title or job.source.name]
+    lines = [printable(job.title or job.source.name)]
     if job.sizes:
         sizes = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
         lines.append(f"sizes    {sizes}")
     if job.strict:
         lines.append("strict   only rewrites that are exact for all values")
-    origins = {spec.name: spec.file or spec.random or "given" for spec in job.inputs}
+    origins = {spec.name: printable(spec.file or spec.random or "given") for spec in job.inputs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")
     for name in sorted(set(origins) - set(job.graph.by_name)):
@@ -25,7 +26,7 @@ def describe_job(job: Job) -> str:
         if len(vertex.origin) > 1:
             fused = f"   (fuses {', '.join(vertex.origin[:-1])})"
         lines.append(f"         {vertex}   {_shape(vertex)}{fused}")
-    targets = {spec.name: f"  {spec.target}" for spec in job.outputs}
+    targets = {spec.name: f"  {printable(spec.target)}" for spec in job.outputs}
     for name in job.graph.outputs:
         lines.append(f"output   {_signature(job.graph[name])}{targets.get(name, '')}")
     lines.append("ok")

@@ -180,7 +180,7 @@ def _boxes(plan: Plan, drawn: _Drawn, movements: Sequence[EdgeMovement]) -> dict
 def _node(plan: Plan, vertex: Vertex, into_layout: EdgeMovement | None, show_einsum: bool) -> _Node:
     if vertex.is_input:
         style = "input"
-    elif vertex.name in plan.graph.outputs:
+    elif plan.graph.is_output(vertex.name):
         style = "output"
     else:
         style = "vertex"

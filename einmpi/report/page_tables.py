@@ -11,7 +11,7 @@ from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
 from einmpi.planner.prices import FLOPS_PER_BYTE
 from einmpi.planner.text.compare import Comparison
-from einmpi.planner.text.explain import one_level
+from einmpi.planner.text.explain import gather_condition, one_level
 from einmpi.planner.text.tables import note_line
 from einmpi.report.graph_picture import REASON_NAMES, layout_text
 from einmpi.report.movement import EdgeMovement, edge_movements, main_reason, total_words
@@ -81,7 +81,8 @@ def _between_nodes(plan: Plan, measured: Mapping[str, Any] | None) -> tuple[str,
 
 def _certificate(plan: Plan) -> tuple[str, str]:
     if plan.kind == "exact":
-        return "exact", "no way of cutting this graph on this mesh moves less"
+        text = f"no way of cutting this graph on this mesh moves less{gather_condition(plan)}"
+        return "exact", text
     if not plan.lower_bound:
         return "no bound", "no lower bound on what must be moved is known"
     ratio = plan.words_predicted / plan.lower_bound

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
+from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.planner.plan import Plan
-from einmpi.planner.text.explain import one_level
+from einmpi.planner.text.explain import certificate_data, one_level
 from einmpi.report.timeline import Timeline
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
@@ -133,7 +134,7 @@ class Report:
             "ranks": plan.ranks,
             "nodes": plan.nodes,
             "strategy": plan.strategy,
-            "certificate": {"kind": plan.kind, "lower_bound_words": plan.lower_bound},
+            "certificate": certificate_data(plan),
             "digest": plan.digest,
             "flops": plan.graph.operations(),
             "bytes_predicted": plan.bytes_predicted,
@@ -181,7 +182,7 @@ class Report:
             spilled = show_bytes(self.totals.spilled)
             fetched = show_bytes(self.totals.fetched)
             lines.append(f"  {spilled} were written to scratch files, {fetched} read from them")
-        targets = {spec.name: f"  → {spec.target}" for spec in self.job.outputs}
+        targets = {spec.name: f"  → {printable(spec.target)}" for spec in self.job.outputs}
         for name, array in self.outputs.items():
             figures = _show_figures(self.figures[name], array)
             target = targets.get(name, "")
@@ -193,7 +194,7 @@ class Report:
         if self.checkpoints:
             phases.insert(3, "checkpoint")
         parts = ", ".join(f"{name} {self.seconds[name]:.2f}" for name in phases)
-        name = self.job.title or self.job.source.name
+        name = printable(self.job.title or self.job.source.name)
         ranks = counted(self.plan.ranks, "rank")
         total = self.seconds["total"]
         return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"

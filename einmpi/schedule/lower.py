@@ -153,7 +153,7 @@ class _Lowering:
             final_slot = self.move(vertex, final_cuts, FINAL_LAYOUT)
             self.stored[vertex.name] = final_slot, final_cuts
         slot, cuts = self.stored[vertex.name]
-        if vertex.name in graph.outputs:
+        if graph.is_output(vertex.name):
             self.steps.append(Store(vertex.name, slot, self.block(vertex, cuts)))
         self.points.append(SavePoint(vertex.name, len(self.steps), slot, self.layout(vertex, cuts)))
 

@@ -379,6 +379,8 @@ NOT_SHOWN = {
     "ends before its last value": "needs a file that changes during a run",
     "cannot be read: {error.strerror}": "needs a disk that fails",
     "set TMPDIR": "needs a full disk",
+    "this file is too large": "needs a file of 16 MiB",
+    "at most {MAX_STATEMENTS}": "needs a long program",
 }
 
 

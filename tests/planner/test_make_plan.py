@@ -262,8 +262,8 @@ def test_pins():
     [
         (
             {"A": (3, 1)},
-            "pin: A cannot be cut 3×1 over 4 ranks; "
-            "expected products of the prime factors of 4, none above its extent",
+            "pin: A cannot be cut 3×1 over 4 ranks; expected parts out of (1, 2, 4) × (1, 2, 4), "
+            "each of the factors 2·2 used at most once",
         ),
         ({"A": (2,)}, "pin: A cannot be cut 2; expected a positive integer for each dimension"),
         ({"A": 4}, "pin: A cannot be cut 4; expected a positive integer for each dimension"),
@@ -279,6 +279,41 @@ def test_a_pin_that_cannot_be_met(pin, message):
     with pytest.raises(einmpi.InputError) as caught:
         einmpi.plan(chain(480), 4, pin=pin)
     assert str(caught.value) == message
+
+
+def test_a_refused_pin_says_which_parts_there_are():
+    """The message names only parts that can be made, alone in their dimension."""
+    job = einmpi.program("Z[i] = X[i] + 1", X=(8,))
+    for parts in range(1, 9):
+        try:
+            einmpi.plan(job, 12, pin={"X": (parts,)})
+            is_possible = True
+        except einmpi.InputError as error:
+            is_possible = False
+            assert str(error) == (
+                f"pin: X cannot be cut {parts} over 12 ranks; expected parts out of (1, 2, 3, 6), "
+                "each of the factors 3·2·2 used at most once"
+            )
+        assert is_possible == (parts in (1, 2, 3, 6))
+
+
+def test_an_exact_certificate_names_what_was_not_free():
+    """The table of a gather is not cut along the gathered dimension, whatever that costs."""
+    text = "Z[i,a] = W[tok[i],a] + 1"
+    job = einmpi.program(text, W=(64, 8), tok=np.zeros(256, int))
+    plan = einmpi.plan(job, 2)
+    assert plan.kind == "exact" and plan.gathered == ("W",)
+    assert ", given that gathered dimensions are not cut (of W)" in str(plan)
+    assert as_json(plan)["certificate"]["not_cut"] == ["W"]
+    free = einmpi.plan(einmpi.program("Z[i] = X[i] + 1", X=(8,)), 2)
+    assert "given that" not in str(free) and "not_cut" not in as_json(free)["certificate"]
+
+
+def test_a_refused_limit_with_resident_inputs_claims_no_more_than_was_found():
+    with pytest.raises(einmpi.InputError) as caught:
+        make_plan(chain(480).graph, 4, Options(resident=("A", "D"), memory=1))
+    message = str(caught.value)
+    assert "bytes for the plans that were found, or more ranks; with resident inputs" in message
 
 
 def test_pins_of_repeated_layers_stay_apart():

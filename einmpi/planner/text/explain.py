@@ -21,7 +21,7 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         "ranks_used": plan.mesh.ranks,
         "nodes": plan.nodes,
         "strategy": plan.strategy,
-        "certificate": {"kind": plan.kind, "lower_bound_words": plan.lower_bound},
+        "certificate": certificate_data(plan),
         "digest": plan.digest,
         "words_predicted": plan.words_predicted,
         "bytes_predicted": plan.bytes_predicted,
@@ -195,10 +195,25 @@ def gap(plan: PlanData) -> str:
     return f"{tenths / 10:.1f}%"
 
 
+def certificate_data(plan: PlanData) -> dict[str, Any]:
+    """Return the certificate as it stands in JSON."""
+    data: dict[str, Any] = {"kind": plan.kind, "lower_bound_words": plan.lower_bound}
+    if plan.gathered:
+        data["not_cut"] = list(plan.gathered)
+    return data
+
+
+def gather_condition(plan: PlanData) -> str:
+    """Return under which condition a plan is exact: gathered dimensions are not cut."""
+    if not plan.gathered or plan.mesh.ranks == 1:
+        return ""
+    return f", given that gathered dimensions are not cut (of {', '.join(plan.gathered)})"
+
+
 def _certificate(plan: PlanData) -> str:
     """Return how good the plan is proven to be."""
     if plan.kind == "exact":
-        return "exact: no cut of this graph on this mesh moves less"
+        return f"exact: no cut of this graph on this mesh moves less{gather_condition(plan)}"
     return f"lower bound {show_count(plan.lower_bound)} words, gap {gap(plan)}"
 
 
