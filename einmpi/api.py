@@ -22,6 +22,7 @@ from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.rewrite import prune
 from einmpi.job.backends import backend_names
 from einmpi.job.job import Job, read_job, with_strict
+from einmpi.kernels.masked import check_not_masked
 from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.language.numpy_einsum import program_text, split_arguments
 from einmpi.language.parse import parse_program, rewrite
@@ -351,6 +352,7 @@ def open_dataset(
     comm: Any = None,
     parts: Sequence[int] | None = None,
     rows: slice | None = None,
+    follow: Sequence[str | os.PathLike[str]] = (),
 ) -> DistArray:
     """Read a tensor from a file. All ranks call it; each element is read once.
 
@@ -367,6 +369,8 @@ def open_dataset(
         Into how many parts to cut each dimension, as for ``DistArray.from_global``.
     rows : slice, optional
         The part of the first dimension to read.
+    follow : sequence of path, optional
+        Folders to which links in an HDF5 file may lead, besides the folder of the file itself.
 
     Returns
     -------
@@ -405,7 +409,12 @@ def open_dataset(
                 f"the {file_format.key} of {path} is missing",
                 f'a second argument such as "{file_format.example_name}"',
             )
-        return find(InputSpec("", file=path, inside=dataset or "", rows=chosen))
+        if isinstance(follow, str | os.PathLike):
+            raise InputError(
+                "open_dataset", f"follow is {follow!r}", "a list of folders such as ['/data']"
+            )
+        folders = tuple(os.fspath(folder) for folder in follow)
+        return find(InputSpec("", file=path, inside=dataset or "", rows=chosen, follow=folders))
 
     found = together(own_comm, find_tensor, Dataset.as_read)
     return DistArray.from_dataset(found, own_comm, parts)
@@ -443,7 +452,10 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     from einmpi.compiled.backends import check_memory
     from einmpi.compiled.program import check_inputs
 
-    given = {name: np.asarray(on_host(array)) for name, array in (inputs or {}).items()}
+    given = {}
+    for name, array in (inputs or {}).items():
+        check_not_masked("inputs", name, array)
+        given[name] = np.asarray(on_host(array))
     check_memory(job.source.name, memory_needed(job.written))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
@@ -509,9 +521,12 @@ def einsum(
         if distributed and (dtype is not None or out is not None):
             raise InputError("einsum", "dtype or out is given with a DistArray", "arrays only")
         arrays: list[Any] = []
-        for operand in operands:
-            is_distributed = isinstance(operand, DistArray)
-            arrays.append(operand if is_distributed else np.asarray(operand, dtype))
+        for number, operand in enumerate(operands):
+            if isinstance(operand, DistArray):
+                arrays.append(operand)
+            else:
+                check_not_masked("einsum", f"operand {number}", operand)
+                arrays.append(np.asarray(operand, dtype))
         kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
         return compile_einsum(subscripts, kinds, comm), arrays
 

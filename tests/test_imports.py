@@ -34,7 +34,12 @@ EFFECTS = {"h5py", "mpi4py", "cupy", "numba", "safetensors", "subprocess"}
 ONLY = {
     "mpi4py": {"comm/mpi.py"},
     "cupy": {"kernels/cuda/driver.py"},
-    "h5py": {"files/hdf5.py", "files/hdf5_writing.py"},
+    "h5py": {
+        "files/hdf5.py",
+        "files/hdf5_links.py",
+        "files/hdf5_open.py",
+        "files/hdf5_writing.py",
+    },
 }
 HEAVY = (
     "mpi4py",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -15,6 +15,9 @@ from einmpi.comm.base import Comm
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.files.claims import Claim
+from einmpi.files.datasets import Dataset
+from einmpi.files.formats import find
+from einmpi.files.identity import SourceFile
 from einmpi.files.specs import InputSpec
 from einmpi.graph.remainder import rest, saved_name
 from einmpi.job.job import Job
@@ -60,6 +63,7 @@ def prepare(
         compiled = Compiled(job, comm, together(comm, lambda: options_of(job)))
         plan, schedule, _ = compiled.prepare({})
         if checkpoints is not None:
+            _agree_inputs_stayed(compiled, checkpoints)
             checkpoints.starts(plan.digest, schedule.points)
         if checkpoints is None or saved is None:
             return compiled, plan, schedule, {}
@@ -71,8 +75,16 @@ def prepare(
     rest_of_job = replace(job, graph=rest(job.graph, saved.done))
     compiled = Compiled(rest_of_job, comm, together(comm, lambda: options_of(rest_of_job)))
     plan, schedule, given = compiled.prepare(_saved_tensors(job, saved))
+    _agree_inputs_stayed(compiled, checkpoints)
     checkpoints.starts(plan.digest, schedule.points)
     return compiled, plan, schedule, given
+
+
+def _agree_inputs_stayed(compiled: Compiled, checkpoints: Checkpoints) -> None:
+    together(
+        compiled.comm,
+        lambda: _check_inputs_stayed(compiled.job, compiled.files, checkpoints.identity),
+    )
 
 
 def _saved_tensors(job: Job, saved: Saved) -> dict[str, SavedTensor]:
@@ -94,25 +106,45 @@ def identity(job: Job) -> Identity:
     parts = {"the program with its sizes": program}
     for spec in job.inputs:
         if spec.name in job.graph.by_name:
-            parts[f"the input {spec.name}"] = _describe_input(spec)
+            dataset = None if spec.file is None else find(spec)
+            parts[_part_of_input(spec)] = _describe_input(spec, dataset)
     return parts
 
 
-def _describe_input(spec: InputSpec) -> str:
+def _part_of_input(spec: InputSpec) -> str:
+    return f"the input {spec.name}"
+
+
+def _describe_input(spec: InputSpec, dataset: Dataset | None) -> str:
     """Return a text about an input.
 
     A file counts as the same until it is written to; it may be found in another folder.
     """
     tensor = f"{spec.dtype}{list(spec.shape or ())}"
-    if spec.file is None:
+    if dataset is None:
         return f"{spec.random} {tensor}, seed {spec.seed}, {spec.low} to {spec.high}"
-    try:
-        status = os.stat(spec.file)
-    except OSError as error:
-        raise InputError(
-            spec.place, f"{spec.file}: {error.strerror or error}", "a readable file"
-        ) from None
-    return (
-        f"{os.path.basename(spec.file)}:{spec.inside or None} rows {spec.rows} {tensor}, "
-        f"{status.st_size} bytes, written at {status.st_mtime_ns} ns"
+    first, *linked = dataset.sources
+    text = (
+        f"{os.path.basename(dataset.file)}:{spec.inside or None} rows {spec.rows} {tensor}, "
+        f"{_written(first)}"
     )
+    if linked:
+        lines = [f"{os.path.basename(source.path)}, {_written(source)}" for source in linked]
+        text += f", and {len(linked)} linked files {sha256(repr(lines).encode()).hexdigest()}"
+    return text
+
+
+def _written(source: SourceFile) -> str:
+    return f"{source.identity.size} bytes, written at {source.identity.modified_ns} ns"
+
+
+def _check_inputs_stayed(job: Job, files: Mapping[str, Dataset], found: Identity) -> None:
+    """Refuse input files that have changed since the checkpoint was compared with them."""
+    for spec in job.inputs:
+        dataset = files.get(spec.name)
+        if dataset is not None and _describe_input(spec, dataset) != found[_part_of_input(spec)]:
+            raise InputError(
+                spec.place,
+                f"{dataset.title} was replaced during the run",
+                "a file that stays unchanged",
+            )

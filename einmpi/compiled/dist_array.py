@@ -17,6 +17,7 @@ from einmpi.comm.programs import abort_on_divergence, comm_of_program
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading
+from einmpi.kernels.masked import check_not_masked
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.placement import place
 from einmpi.runtime.backend import NumpyBackend
@@ -149,7 +150,7 @@ class DistArray:
         Raises
         ------
         InputError
-            The ranks cannot be divided into these parts.
+            The ranks cannot be divided into these parts, or the array has a mask.
 
         Examples
         --------
@@ -161,6 +162,7 @@ class DistArray:
         own_comm = comm_of_program(comm)
 
         def lay_out() -> tuple[Array, Layout]:
+            check_not_masked("from_global", "array", array)
             whole = np.asarray(on_host(array))
             return whole, _layout(own_comm, whole.shape, parts)
 

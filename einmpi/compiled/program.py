@@ -20,11 +20,12 @@ from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs
 from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import Dataset
+from einmpi.files.datasets import Dataset, is_unchanged
 from einmpi.files.hdf5 import find_given
 from einmpi.files.load import find_planned
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
+from einmpi.kernels.masked import check_not_masked
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.execute import InputSource, Keeper, execute
@@ -129,6 +130,8 @@ class Compiled:
         known = self.known.get(outline)
         if known is not None:  # a GPU would wait for everything that `prepare` does
             plan, schedule = known
+            if self.files:
+                self.find_files(given)
         else:
             with abort_on_divergence(self.comm):
                 plan, schedule, used = self.prepare(given)
@@ -166,7 +169,7 @@ class Compiled:
         if kinds not in self.ready:
             self.ready[kinds] = self._make_ready(kinds)
         plan, schedule = self.ready[kinds]
-        self.find_files({*given, *self.files})
+        self.find_files(given)
         return plan, schedule, given
 
     def _make_ready(self, kinds: Kinds) -> Ready:
@@ -202,25 +205,30 @@ class Compiled:
                 )
         return given, kinds
 
-    def find_files(self, known: Collection[str]) -> None:
-        """Look up the inputs in files that are not known yet.
+    def find_files(self, given: Collection[str]) -> None:
+        """Look up the inputs in files that are not given; those that stay loaded only once.
 
-        The ranks read together, so all have to find the same.
+        The ranks read together, so all have to find the same. They do this before every call: a
+        file may change between two calls, but not between here and the end of reading.
         """
         vertices = self.job.graph.by_name
-        missing = []
+        wanted = []
         for spec in self.job.inputs:
-            if spec.file and spec.name in vertices and spec.name not in known:
-                missing.append(spec)
+            stays_loaded = spec.name in self.files and spec.name in self.options.resident
+            if spec.file and spec.name in vertices and spec.name not in given and not stays_loaded:
+                wanted.append(spec)
 
         def find() -> dict[str, Dataset]:
             found = {}
-            for spec in missing:
-                vertex = vertices[spec.name]
-                found[spec.name] = find_planned(spec, vertex.bound, vertex.dtype)
+            for spec in wanted:
+                dataset = self.files.get(spec.name)
+                if dataset is None or not is_unchanged(dataset):
+                    vertex = vertices[spec.name]
+                    dataset = find_planned(spec, vertex.bound, vertex.dtype)
+                found[spec.name] = dataset
             return found
 
-        if missing:
+        if wanted:
             found = together(self.comm, find, _as_read)
             self.files.update(found)
 
@@ -377,6 +385,7 @@ def as_array(name: str, given: Any) -> Any:
 
     An h5py dataset becomes one that every rank can read.
     """
+    check_not_masked("inputs", name, given)
     if is_array(given):
         return given
     dataset = find_given(given)
@@ -446,7 +455,7 @@ def _fingerprint(job: Job, plan: Plan) -> str:
     inputs = []
     for input_spec in job.inputs:
         file = os.path.basename(input_spec.file or "")
-        inputs.append(replace(input_spec, place="", file=file))
+        inputs.append(replace(input_spec, place="", file=file, follow=()))
     outputs = []
     for output_spec in job.outputs:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))

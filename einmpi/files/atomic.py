@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.files import hdf5
+from einmpi.files.hdf5_open import reason
 
 _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
 # What a full disk, h5py, and a machine without free memory raise.
@@ -176,4 +176,4 @@ def reason_of(error: BaseException) -> str:
             number = int(quoted[-1])
     if number:
         return os.strerror(number)
-    return hdf5.reason(error) or type(error).__name__
+    return reason(error) or type(error).__name__

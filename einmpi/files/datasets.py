@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError
+from einmpi.files.identity import SourceFile, identity_at, identity_from
 from einmpi.schedule.regions import Box
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -37,6 +38,7 @@ class Dataset:
     fortran: bool = False  # whether the first dimension varies fastest
     first_row: int = 0
     rows: int | None = None
+    sources: tuple[SourceFile, ...] = ()  # all files with its elements, `file` first
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -112,7 +114,13 @@ class RawReader:
         self.dataset = dataset
         self.stored = np.dtype(dataset.stored)
         self.shape = dataset.shape[::-1] if dataset.fortran else dataset.shape
-        self.descriptor = os.open(dataset.file, os.O_RDONLY | os.O_CLOEXEC)
+        # A pipe that has replaced the file must not block; `check_identity` will refuse it.
+        self.descriptor = os.open(dataset.file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            check_identity(dataset, os.fstat(self.descriptor))
+        except InputError:
+            self.close()
+            raise
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -198,6 +206,44 @@ class RawReader:
                 )
             remaining = remaining[count:]
             offset += count
+
+
+# ---- files that stay as they are ----------------------------------------------------------------
+
+
+def check_identity(dataset: Dataset, opened: os.stat_result) -> None:
+    """Refuse an open file that is not the one in which the dataset was found."""
+    if dataset.sources and identity_from(opened) != dataset.sources[0].identity:
+        raise _changed(dataset, dataset.sources[0])
+
+
+def is_unchanged(dataset: Dataset) -> bool:
+    """Return whether all files of a dataset are those in which it was found."""
+    return all(identity_at(source.path) == source.identity for source in dataset.sources)
+
+
+def check_unchanged(dataset: Dataset) -> None:
+    """Refuse a dataset if one of its files is no longer the one that was found.
+
+    All ranks agree on what they have found before any of them calls this. So files that have not
+    changed since then on each rank are the same on all ranks.
+    """
+    for source in dataset.sources:
+        if identity_at(source.path) != source.identity:
+            raise _changed(dataset, source)
+
+
+def _changed(dataset: Dataset, source: SourceFile) -> InputError:
+    title = dataset.title
+    if source.path != dataset.file:
+        title = f"{source.path}, which {title} needs,"
+    found = identity_at(source.path)
+    expected = "a file that stays unchanged"
+    if found is None:
+        return InputError(dataset.where, f"{title} was removed during the run", expected)
+    if found.inode == source.identity.inode and found.device == source.identity.device:
+        return InputError(dataset.where, f"{title} was changed during the run", expected)
+    return InputError(dataset.where, f"{title} was replaced during the run", expected)
 
 
 def check_file(file: str, place: str, expected: str) -> None:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einmpi.errors import InputError
 from einmpi.files import hdf5, hdf5_writing, npy, safetensors
-from einmpi.files.datasets import Dataset, RawReader, Reader
+from einmpi.files.datasets import Dataset, RawReader, Reader, check_unchanged
+from einmpi.files.identity import SourceFile, identity_at
 from einmpi.files.journal import finish_before_reading
 from einmpi.files.specs import InputSpec, Place, StorageSpec
 from einmpi.graph.labels import MAX_LABELS
 
 # (file, name of the tensor inside it, place in the job file) → where the tensor is.
 Find: TypeAlias = Callable[[str, str, str], Dataset]
+# The same with the folders in which other files may be that the first one refers to.
+FindLinked: TypeAlias = Callable[[str, str, str, Sequence[str]], Dataset]
 OpenReader: TypeAlias = Callable[[Dataset], Reader]
 # (new file, file it will replace, the tensors by name, attributes) → where the elements go.
 LayOut: TypeAlias = Callable[[str, str, Mapping[str, StorageSpec], Mapping[str, str]], list[Place]]
@@ -71,6 +74,9 @@ class FileFormat:
         One line for the table of formats.
     find : callable
         Look up a tensor in a file without reading its elements.
+    find_linked : callable, optional
+        The same for a format whose files can refer to others, which takes the folders where these
+        may be. The dataset it returns has all files in `sources`.
     open_reader : callable, optional
         Open a tensor that `find` has found. The default reads elements stored contiguously.
     write : WriteMethods, optional
@@ -86,6 +92,7 @@ class FileFormat:
     key: str
     documentation: str
     find: Find
+    find_linked: FindLinked | None = None
     open_reader: OpenReader = RawReader
     write: WriteMethods | None = None
     check_name: Callable[[str, str], str] = any_name
@@ -186,7 +193,13 @@ def find(spec: InputSpec) -> Dataset:
     assert spec.file is not None
     file_format = known_format(spec.place or spec.file, spec.file)
     finish_before_reading(spec.file)
-    found = file_format.find(spec.file, spec.inside, spec.place)
+    identity = identity_at(spec.file)  # before the file is opened: it may change while it is read
+    if file_format.find_linked is not None:
+        found = file_format.find_linked(spec.file, spec.inside, spec.place, spec.follow)
+    else:
+        found = file_format.find(spec.file, spec.inside, spec.place)
+    if not found.sources and identity is not None:
+        found = replace(found, sources=(SourceFile(spec.file, identity),))
     if spec.rows is None:
         return found
     return found.select(spec.rows)
@@ -194,15 +207,9 @@ def find(spec: InputSpec) -> Dataset:
 
 def open_reader(dataset: Dataset) -> Reader:
     """Open a dataset; raise InputError if it is no longer what was found earlier."""
+    check_unchanged(dataset)
     # A dataset that the caller has opened with h5py may be in a file with any suffix.
     file_format = format_with_suffix(suffix_of(dataset.file)) or HDF5
-    found = file_format.find(dataset.file, dataset.name, dataset.place)
-    if replace(found, first_row=dataset.first_row, rows=dataset.rows) != dataset:
-        raise InputError(
-            dataset.where,
-            f"{dataset.title} was replaced during the run",
-            "a file that stays unchanged",
-        )
     return file_format.open_reader(dataset)
 
 
@@ -214,6 +221,7 @@ HDF5 = FileFormat(
     key="dataset",
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,
+    find_linked=hdf5.find_linked,
     open_reader=hdf5.open_reader,
     write=WriteMethods(
         hdf5_writing.lay_out_draft,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import MOST_NAMES_LISTED, Dataset, RawReader, Reader, check_file
+from einmpi.files.datasets import Dataset, RawReader, Reader, check_identity
+from einmpi.files.hdf5_links import LinkedFiles, UnsafeLinkError
+from einmpi.files.hdf5_open import check_hdf5, damage_reported, look_up, opened
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.schedule.regions import Box
 
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 DType: TypeAlias = np.dtype[Any]
 
 _UNSUPPORTED = {"O": "a string or of variable length", "S": "a string", "V": "opaque"}
-# What HDF5 and h5py raise for files that are damaged or use features this build cannot read.
-_DAMAGE = (OSError, RuntimeError, ValueError, TypeError, KeyError, OverflowError)
 
 
 def build() -> dict[str, Any]:
@@ -47,18 +47,35 @@ def dataset_path(place: str, text: str) -> str:
 
 
 def find(file: str, dataset: str, place: str = "") -> Dataset:
-    """Look up a dataset without reading its elements."""
-    with opened(file, place) as handle, _damage_reported(file, dataset, place):
-        found = _look_up(handle, file, dataset, place or file)
+    """Look up a dataset without reading its elements; all files it needs are in its folder."""
+    return find_linked(file, dataset, place)
+
+
+def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ()) -> Dataset:
+    """Look up a dataset whose links may also lead to files in the folders `follow`."""
+    check_hdf5(file, place)
+    links = LinkedFiles(file, place, follow)
+    links.add(file)
+    with opened(file, place) as handle, damage_reported(file, dataset, place):
+        links.visit(handle, file, dataset)
+        found = look_up(handle, file, dataset, place or file)
         dtype = _supported_dtype(found, file, dataset, place)
-        _check_sources(found, file, dataset, place)
         offset = None
         # HDF5 itself has to supply the fill value of a dataset without allocated elements, and to
         # follow a link into another file.
         in_this_file = found.file.filename == handle.filename
         if found.size and in_this_file and as_in_memory(found, dtype):
             offset = found.id.get_offset()
-        return Dataset(file, dataset, place, found.shape, dtype.str, found.chunks, offset)
+        return Dataset(
+            file,
+            dataset,
+            place,
+            found.shape,
+            dtype.str,
+            found.chunks,
+            offset,
+            sources=links.sources,
+        )
 
 
 def open_reader(dataset: Dataset) -> Reader:
@@ -75,8 +92,9 @@ class Hdf5Reader:
         self.dataset = dataset
         self.stack = contextlib.ExitStack()
         handle = self.stack.enter_context(opened(dataset.file, dataset.place))
-        with _damage_reported(dataset.file, dataset.name, dataset.place):
-            self.found = _look_up(handle, dataset.file, dataset.name, dataset.where)
+        check_identity(dataset, os.fstat(handle.id.get_vfd_handle()))
+        with damage_reported(dataset.file, dataset.name, dataset.place):
+            self.found = look_up(handle, dataset.file, dataset.name, dataset.where)
 
     def close(self) -> None:
         self.stack.close()
@@ -86,7 +104,7 @@ class Hdf5Reader:
         if not target[here].size:
             return
         # A chunk may be damaged, or a filter missing in this build of HDF5.
-        with _damage_reported(self.dataset.file, self.dataset.name, self.dataset.place):
+        with damage_reported(self.dataset.file, self.dataset.name, self.dataset.place):
             self.found.read_direct(target, there, here)
 
 
@@ -105,7 +123,10 @@ def find_given(given: Any) -> Dataset | None:
     if file.mode != "r" or file.driver != "sec2" or not os.path.isfile(file.filename):
         return None
     try:
-        found = find(file.filename, given.name)
+        # The caller's program has opened it, and may follow a link to anywhere.
+        found = find_linked(file.filename, given.name, "", follow=["/"])
+    except UnsafeLinkError:
+        raise
     except InputError:
         return None
     if found.shape != given.shape or found.dtype != given.dtype.newbyteorder("="):
@@ -113,105 +134,7 @@ def find_given(given: Any) -> Dataset | None:
     return found
 
 
-# ---- opening ------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def opened(file: str, place: str) -> Iterator[h5py.File]:
-    """Open a file for reading; raise InputError if there is none or it is not HDF5."""
-    check_file(file, place, "an HDF5 file")
-    try:
-        handle = _open(file)
-    except (OSError, RuntimeError, ValueError) as error:
-        expected = "an HDF5 file"
-        hint = ""
-        if isinstance(error, BlockingIOError):
-            expected = "a file that no other program is writing"
-        elif "unable to lock" in str(error):
-            # On a file system without locks, only this setting keeps HDF5 from trying.
-            hint = "set HDF5_USE_FILE_LOCKING=FALSE in the environment"
-        what = f"{file} cannot be opened as HDF5: {reason(error)}"
-        raise InputError(place or file, what, expected, hint) from None
-    with handle:
-        yield handle
-
-
-def _open(file: str) -> h5py.File:
-    import h5py
-
-    try:
-        return h5py.File(file, "r")
-    except BlockingIOError:  # another program is writing it
-        raise
-    except OSError as error:
-        if "lock" not in str(error):
-            raise
-        return h5py.File(file, "r", locking=False)  # a file system without locks
-
-
-@contextlib.contextmanager
-def _damage_reported(file: str, dataset: str, place: str) -> Iterator[None]:
-    """Turn what HDF5 raises for a damaged file into an InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except _DAMAGE as error:
-        raise InputError(
-            place or file, f"{dataset} in {file} cannot be read: {reason(error)}"
-        ) from None
-
-
-def reason(error: BaseException) -> str:
-    """Return what HDF5 itself says, without the words of h5py around it and without addresses."""
-    text = str(error)
-    inner = text.partition("(")[2].rpartition(")")[0] or text
-    return " ".join(inner.partition(": eof")[0].split())
-
-
-# ---- looking up a dataset -----------------------------------------------------------------------
-
-
-def _look_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Dataset:
-    import h5py
-
-    found = handle.get(dataset)
-    if isinstance(found, h5py.Dataset):
-        if found.shape is None:
-            raise InputError(where, f"{dataset} in {file} has no values", "a dataset with a shape")
-        return found
-    if isinstance(found, h5py.Group):
-        names = _datasets_in(found)
-        expected = one_of(names, most=MOST_NAMES_LISTED) if names else "a dataset"
-        raise InputError(where, f"{dataset} in {file} is a group", expected)
-    link = handle.get(dataset, getlink=True)
-    if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-        target = link.path
-        if isinstance(link, h5py.ExternalLink):
-            target = f"{link.filename}:{link.path}"
-        raise InputError(
-            where, f"{dataset} in {file} is a link to {target}, which does not exist", "a dataset"
-        )
-    names = _datasets_in(handle)
-    expected = "a file that has datasets"
-    if names:
-        expected = one_of(names, dataset, MOST_NAMES_LISTED)
-    raise InputError(where, f"there is no dataset {dataset} in {file}", expected)
-
-
-def _datasets_in(group: h5py.Group) -> list[str]:
-    """Return the names of the first datasets of a group, one more than are listed."""
-    import h5py
-
-    names: list[str] = []
-
-    def visit(_: str, item: object) -> bool | None:
-        if isinstance(item, h5py.Dataset):
-            names.append(str(item.name))
-        return True if len(names) > MOST_NAMES_LISTED else None
-
-    group.visititems(visit)
-    return names
+# ---- how a dataset is stored ---------------------------------------------------------------------
 
 
 def _supported_dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -> DType:
@@ -248,34 +171,3 @@ def as_in_memory(found: h5py.Dataset, dtype: DType) -> bool:
     import h5py
 
     return bool(found.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True)))
-
-
-def _check_sources(found: h5py.Dataset, file: str, dataset: str, place: str) -> None:
-    """Refuse a dataset whose elements are in other files that are missing.
-
-    HDF5 would silently substitute fill values.
-    """
-    holder = found.file.filename  # another file than the opened one behind an external link
-    folder = os.path.dirname(os.path.abspath(holder))
-    sources: list[tuple[str, str, int]] = []  # file, dataset in it, smallest size in bytes
-    if found.is_virtual:
-        for source in found.virtual_sources():
-            sources.append((source.file_name, source.dset_name, 0))
-    elif found.external:
-        for name, start, size in found.external:
-            if size < 2**63:  # otherwise the size is unlimited
-                # These paths are relative to the working folder of the process.
-                sources.append((os.path.abspath(name), "", start + size))
-    for name, inside, size in sources:
-        if "%" in name + inside:  # numbered files: the first that is missing is the end
-            continue
-        path = holder if name == "." else os.path.join(folder, name)
-        if not os.path.isfile(path) or os.path.getsize(path) < size:
-            raise InputError(
-                place or file,
-                f"{dataset} in {file} needs {name}, which is missing or too short",
-                "a complete file",
-            )
-        if inside:
-            with opened(path, place) as handle, _damage_reported(path, inside, place):
-                _look_up(handle, path, inside, place or path)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
-from einmpi.files.hdf5 import as_in_memory, opened
+from einmpi.files.hdf5 import as_in_memory
+from einmpi.files.hdf5_open import opened
 from einmpi.files.specs import Place, StorageSpec
 
 if TYPE_CHECKING:

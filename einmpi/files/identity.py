@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -47,11 +46,3 @@ def identity_at(path: str) -> FileIdentity | None:
         return identity_from(os.stat(path))
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return None
-
-
-def first_changed(sources: Iterable[SourceFile]) -> str | None:
-    """Return the path of the first file that is not what it was, None if all are the same."""
-    for source in sources:
-        if identity_at(source.path) != source.identity:
-            return source.path
-    return None

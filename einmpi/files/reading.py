@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.base import Comm
-from einmpi.files.datasets import Dataset, Reader
+from einmpi.files.datasets import Dataset, Reader, check_unchanged
 from einmpi.files.formats import open_reader
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, sides
@@ -94,6 +94,8 @@ class Reading:
                 self.pending.result()
             else:
                 self._read_own_block()
+            if self.reader is not None:
+                check_unchanged(self.dataset)
         finally:
             self.close()
         if self.failure is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import MOST_NAMES_LISTED, Dataset, check_file
+from einmpi.files.identity import FileIdentity, identity_from
 from einmpi.graph.dtypes import check_installed, cpu_dtypes
 
 Header: TypeAlias = dict[str, dict[str, Any]]
@@ -36,11 +37,11 @@ def find(file: str, tensor: str, place: str) -> Dataset:
     where = place or file
     check_file(file, place, "a safetensors file")
     try:
-        status = os.stat(file)
-        start, header = _read_header(file, status.st_mtime_ns, status.st_size)
+        identity = identity_from(os.stat(file))
+        start, header = _read_header(file, identity)
         entry = header.get(tensor)
         if entry is not None:
-            code, shape, first, last = _parse_entry(tensor, entry, status.st_size - start)
+            code, shape, first, last = _parse_entry(tensor, entry, identity.size - start)
     except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
@@ -84,12 +85,12 @@ def _parse_entry(
 
 
 @lru_cache(maxsize=8)  # a model has hundreds of tensors in a file
-def _read_header(file: str, _modified_ns: int, file_bytes: int) -> tuple[int, Header]:
+def _read_header(file: str, identity: FileIdentity) -> tuple[int, Header]:
     """Return the offset of the first element, and the header's entries by tensor name."""
     with open(file, "rb") as opened:
         length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
-        most = min(file_bytes - _LENGTH_BYTES, _MOST_HEADER_BYTES)
-        if file_bytes < _LENGTH_BYTES or length > most:
+        most = min(identity.size - _LENGTH_BYTES, _MOST_HEADER_BYTES)
+        if identity.size < _LENGTH_BYTES or length > most:
             raise ValueError("its header is longer than the file")
         header = json.loads(opened.read(length))
     if not isinstance(header, dict):

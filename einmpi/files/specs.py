@@ -17,7 +17,8 @@ class InputSpec:
     """A tensor the job starts from: generated (`random`) or read from a file.
 
     `inside` names the tensor within the file; it is empty if the file holds a single tensor.
-    `place` is the position of the input in the job file.
+    `follow` are the folders to which links of the file may lead, besides its own. `place` is the
+    position of the input in the job file.
     """
 
     name: str
@@ -30,6 +31,7 @@ class InputSpec:
     file: str | None = None
     inside: str = ""
     rows: tuple[int | None, int | None] | None = None
+    follow: tuple[str, ...] = ()
     resident: bool = False
     parts: tuple[int, ...] | None = None
     place: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -80,13 +81,17 @@ def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: 
     if isinstance(given, str):
         file, inside = read_short_form(place, given)
         return InputSpec(
-            name, file=relative_to_document(document, file), inside=inside, place=place
+            name,
+            file=relative_to_document(document, file),
+            inside=inside,
+            follow=(_job_folder(document),),
+            place=place,
         )
     if not isinstance(given, dict):
         raise InputError(
             place, f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
         )
-    file_keys = ("file", *name_keys(), "rows", "resident", "parts")
+    file_keys = ("file", *name_keys(), "rows", "follow", "resident", "parts")
     table(document, path, dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
     if "random" in given and "file" in given:
         raise InputError(place, f"input {name} has both random and file", "one of the two")
@@ -117,6 +122,7 @@ def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: 
         file=relative_to_document(document, file),
         inside=_read_name(document, path, file_format, suffix_of(file)),
         rows=_read_rows(document, (*path, "rows"), sizes),
+        follow=_read_follow(document, (*path, "follow"), file_format),
     )
 
 
@@ -164,6 +170,31 @@ def _read_rows(
         numbers.append(integer_text(replace(source, text=text), sizes) if text else None)
     start, stop = numbers
     return start, stop
+
+
+def _job_folder(document: Document) -> str:
+    return os.path.dirname(document.name) or "."
+
+
+def _read_follow(document: Document, path: KeyPath, file_format: FileFormat) -> tuple[str, ...]:
+    """Return the folders to which links of a file may lead: the job's own, and those it lists."""
+    folders = [_job_folder(document)]
+    given = get(document, path, list)
+    if given is not None and file_format.find_linked is None:
+        raise InputError(
+            document.place(path),
+            f"follow cannot be combined with a {file_format.suffixes[0]} file",
+            "a file of a format that has links",
+        )
+    for number, folder in enumerate(given or []):
+        if type(folder) is not str or not folder or "\0" in folder:
+            raise InputError(
+                document.place((*path, number)),
+                f"{show(folder)} in follow",
+                'the path of a folder such as "../archive"',
+            )
+        folders.append(relative_to_document(document, os.path.expanduser(folder)))
+    return tuple(folders)
 
 
 # ---- shared with outputs ------------------------------------------------------------------------

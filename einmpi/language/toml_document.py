@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -166,6 +167,8 @@ def _not_toml(path: str, text: str, message: str) -> InputError:
 
 def _read_text(path: str, wanted: str) -> str:
     try:
+        if not _can_be_read(path):
+            raise InputError(path, "this is not a regular file", wanted)
         with open(path, "rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
@@ -183,6 +186,18 @@ def _read_text(path: str, wanted: str) -> str:
         before = raw[: error.start].decode(errors="ignore")
         line, column = _line_and_column(before, len(before))
         raise InputError(f"{path}:{line}:{column}", "this is not UTF-8 text", wanted) from None
+
+
+def _can_be_read(path: str) -> bool:
+    """Return False for a pipe or a device, which might never end.
+
+    What the caller has opened is read to its end, whatever it is: /dev/stdin, or the /dev/fd/63
+    that a shell makes of <(COMMAND).
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return True
+    return path == "/dev/stdin" or os.path.realpath(os.path.dirname(path)).startswith("/proc/")
 
 
 def relative_to_document(document: Document, file: str) -> str:

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 # ---- inputs -------------------------------------------------------------------------------------
 
 ALL_INPUT_KEYS = (
-    "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows"
+    "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows, follow"
 )
 GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
 
@@ -134,7 +134,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         (
             'A = { file = "x.h5", dataset = "/A", shape = [3] }',
             "4:38: shape cannot be combined with file; expected one of file, dataset, "
-            "tensor, rows, resident, parts",
+            "tensor, rows, follow, resident, parts",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',
