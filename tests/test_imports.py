@@ -37,7 +37,6 @@ ONLY = {
     "h5py": {
         "files/hdf5.py",
         "files/hdf5_links.py",
-        "files/hdf5_open.py",
         "files/hdf5_writing.py",
     },
 }

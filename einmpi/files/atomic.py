@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.files.hdf5_open import reason
+from einmpi.files.hdf5_links import reason
 
 _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
 # What a full disk, h5py, and a machine without free memory raise.

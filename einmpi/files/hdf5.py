@@ -12,8 +12,14 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import Dataset, RawReader, Reader, check_identity
-from einmpi.files.hdf5_links import LinkedFiles, UnsafeLinkError
-from einmpi.files.hdf5_open import check_hdf5, damage_reported, look_up, opened
+from einmpi.files.hdf5_links import (
+    LinkedFiles,
+    UnsafeLinkError,
+    check_hdf5,
+    damage_reported,
+    look_up,
+    opened,
+)
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.schedule.regions import Box
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
 from einmpi.files.hdf5 import as_in_memory
-from einmpi.files.hdf5_open import opened
+from einmpi.files.hdf5_links import damage_reported, follow_inside, opened
 from einmpi.files.specs import Place, StorageSpec
 
 if TYPE_CHECKING:
@@ -40,7 +40,10 @@ def check_target(file: str, datasets: Mapping[str, str]) -> None:
     with opened(file, next(iter(datasets.values()))) as handle:
         for dataset, place in datasets.items():
             where = place or file
-            if isinstance(handle.get(dataset), h5py.Group):
+            with damage_reported(file, dataset, place):
+                end = follow_inside(handle, dataset)
+            # A link to another file is replaced; what it leads to is not even opened.
+            if isinstance(end.found, h5py.h5g.GroupID):
                 raise InputError(where, f"{dataset} in {file} is a group", "a dataset")
             group, rest = _last_group(handle, file, dataset, where)
             address = h5py.h5o.get_info(group.id).addr
@@ -66,6 +69,12 @@ def _last_group(
     rest = parts
     for depth in range(1, len(parts)):
         above = "/" + "/".join(parts[:depth])
+        if follow_inside(handle, above).other_file is not None:
+            raise InputError(
+                where,
+                f"{above} in {file} leads to another file",
+                f"a group of {file} to hold {dataset}",
+            )
         found = handle.get(above)
         if found is None:
             if handle.get(above, getlink=True) is not None:
@@ -78,12 +87,6 @@ def _last_group(
         if not isinstance(found, h5py.Group):
             raise InputError(
                 where, f"{above} in {file} is not a group", f"a group to hold {dataset}"
-            )
-        if found.file.filename != handle.filename:
-            raise InputError(
-                where,
-                f"{above} in {file} is a group of another file",
-                f"a group of {file} to hold {dataset}",
             )
         group = found
         rest = parts[depth:]
@@ -180,8 +183,8 @@ def _is_reusable(handle: h5py.File, name: str, spec: StorageSpec) -> bool:
     if not isinstance(handle.get(name, getlink=True), h5py.HardLink):
         return False
     found = handle[name]
-    if not isinstance(found, h5py.Dataset):
-        return False
+    if not isinstance(found, h5py.Dataset) or found.is_virtual:
+        return False  # HDF5 might open the sources of a virtual dataset to find out its shape
     has_other_names = h5py.h5o.get_info(found.id).rc != 1
     if has_other_names or found.maxshape != found.shape:
         return False

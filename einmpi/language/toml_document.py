@@ -167,10 +167,7 @@ def _not_toml(path: str, text: str, message: str) -> InputError:
 
 def _read_text(path: str, wanted: str) -> str:
     try:
-        if not _can_be_read(path):
-            raise InputError(path, "this is not a regular file", wanted)
-        with open(path, "rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        raw = _read_bytes(path)
     except FileNotFoundError:
         raise InputError(path, "there is no such file", wanted) from None
     except IsADirectoryError:
@@ -178,6 +175,8 @@ def _read_text(path: str, wanted: str) -> str:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(repr(path)[1:-1], f"cannot be read: {reason}", wanted) from None
+    if raw is None:
+        raise InputError(path, "this is not a regular file", wanted)
     if len(raw) > MAX_FILE_BYTES:
         raise InputError(path, "this file is too large", f"at most {MAX_FILE_BYTES} bytes")
     try:
@@ -188,16 +187,18 @@ def _read_text(path: str, wanted: str) -> str:
         raise InputError(f"{path}:{line}:{column}", "this is not UTF-8 text", wanted) from None
 
 
-def _can_be_read(path: str) -> bool:
-    """Return False for a pipe or a device, which might never end.
+def _read_bytes(path: str) -> bytes | None:
+    """Return the contents of a file; None for a pipe or a device, which might never end.
 
     What the caller has opened is read to its end, whatever it is: /dev/stdin, or the /dev/fd/63
     that a shell makes of <(COMMAND).
     """
     mode = os.stat(path).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return True
-    return path == "/dev/stdin" or os.path.realpath(os.path.dirname(path)).startswith("/proc/")
+    is_open = path == "/dev/stdin" or os.path.realpath(os.path.dirname(path)).startswith("/proc/")
+    if not is_open and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        return None
+    with open(path, "rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)
 
 
 def relative_to_document(document: Document, file: str) -> str:

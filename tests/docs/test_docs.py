@@ -348,6 +348,7 @@ def modules_of(*rooms):
 READERS = (
     *modules_of("graph", "language", "job"),
     ROOT / "einmpi/files/hdf5.py",
+    ROOT / "einmpi/files/hdf5_links.py",
     ROOT / "einmpi/files/hdf5_writing.py",
     ROOT / "einmpi/files/datasets.py",
     ROOT / "einmpi/files/npy.py",
@@ -375,6 +376,8 @@ NOT_SHOWN = {
     "no permission to write": "root may write everything",
     "belongs to another user": "needs the file of another user",
     "as planned": "needs a file that changes during a run",
+    "leads to more than": "needs tens of thousands of files",
+    "{error.strerror or error}": "needs a file that disappears while it is looked up",
     "was replaced during the run": "needs a file that changes during a run",
     "ends before its last value": "needs a file that changes during a run",
     "cannot be read: {error.strerror}": "needs a disk that fails",

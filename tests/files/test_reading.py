@@ -234,7 +234,7 @@ def test_a_file_that_is_replaced_during_a_run():
         file["A"] = np.ones((4, 5))
     with pytest.raises(
         InputError,
-        match=r"^job.toml:2:8: A in x.h5 is now float64\[4, 5\]; expected float64\[4, 4\], as planned",
+        match=r"^job.toml:2:8: A in x.h5 is now float64\[4, 5\]; expected float64\[4, 4\], as plan",
     ):
         compiled()
     with pytest.raises(

@@ -391,7 +391,7 @@ def test_targets_that_cannot_be_written(tmp_path):
         (
             "o.h5",
             "/there/Z",
-        ): "/there in o.h5 is a group of another file; expected a group of o.h5 to hold /there/Z",
+        ): "/there in o.h5 leads to another file; expected a group of o.h5 to hold /there/Z",
         (
             "o.h5",
             "/broken/Z",

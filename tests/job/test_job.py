@@ -70,6 +70,7 @@ def test_a_whole_file():
             "float64",
             file="jobs/data/chain.h5",
             inside="/B",
+            follow=("jobs",),
             place="jobs/chain.toml:12:1",
         ),
         InputSpec(
@@ -78,6 +79,7 @@ def test_a_whole_file():
             "float32",
             file="jobs/model.safetensors",
             inside="w",
+            follow=("jobs",),
             resident=True,
             place="jobs/chain.toml:13:1",
         ),
