@@ -47,6 +47,7 @@ def test_a_new_backend_runs_a_job(calls):
     assert calls == ["counted"]
 
 
+@pytest.mark.usefixtures("in_folder")
 def test_unknown_backends():
     assert backend_names() == ("numpy", "cupy")
     assert error(JOB) == ("job.toml:3:5: unknown backend 'counted'; expected one of numpy, cupy")

@@ -65,7 +65,8 @@ def chunks_of(arguments: argparse.Namespace, mpirun: str | None) -> Iterator[Chu
             return
         due = place % CHUNKS_BETWEEN_MPIRUNS == 0
         if mpirun is not None and due and (mpi_left is None or mpi_left > 0):
-            count = min(MPI_CHUNK_CASES, *(each for each in (mpi_left, left) if each is not None))
+            limits = [each for each in (mpi_left, left) if each is not None]
+            count = min([MPI_CHUNK_CASES, *limits])
             yield Chunk(number, count, next(mpi_ranks))
             if mpi_left is not None:
                 mpi_left -= count

@@ -126,16 +126,23 @@ class Drive:
 
     def run(self, chunks: Iterator[Chunk]) -> None:
         lock = threading.Lock()
+        errors: list[Exception] = []  # of the soak itself
 
         def work() -> None:
-            while not self._is_over():
+            while not self._is_over() and not errors:
                 with lock:
                     chunk = next(chunks, None)
                 if chunk is None:
                     return
                 self._run_chunk(chunk)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(self.jobs)]
+        def work_and_report() -> None:
+            try:
+                work()
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=work_and_report, daemon=True) for _ in range(self.jobs)]
         for thread in threads:
             thread.start()
         next_line = time.monotonic() + 10
@@ -145,6 +152,8 @@ class Drive:
                 if time.monotonic() > next_line:
                     next_line = time.monotonic() + 30
                     print(self.tally.progress(self.seconds()), flush=True)
+        if errors:
+            raise errors[0]
 
     def seconds(self) -> float:
         return time.monotonic() - self.started

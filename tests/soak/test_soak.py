@@ -1,6 +1,7 @@
 """The soak: cases follow from their numbers, the oracle sees errors, and failures shrink."""
 
 import hashlib
+import itertools
 import sys
 from dataclasses import replace
 
@@ -175,6 +176,22 @@ def test_a_crash_is_told_from_the_cases_around_it(monkeypatch):
     assert run.tally.cases == 8
     (failure,) = run.tally.failures
     assert (failure.number, failure.checks[0][0]) == (5, "crash")
+
+
+def test_chunks_without_a_limit():
+    chunks = command.chunks_of(command.parse(["--minutes", "1"]), "mpirun")
+    first = [next(chunks) for _ in range(command.CHUNKS_BETWEEN_MPIRUNS + 1)]
+    assert [chunk.mpi_ranks is not None for chunk in first] == [True, *[False] * 9, True]
+    assert all(one.first + one.count == two.first for one, two in itertools.pairwise(first))
+
+
+def test_an_error_of_the_soak_itself_is_raised():
+    def chunks():
+        raise ZeroDivisionError
+        yield
+
+    with pytest.raises(ZeroDivisionError):
+        drive.Drive(1, None, 1, None, None, None).run(chunks())
 
 
 @pytest.mark.slow
