@@ -14,7 +14,7 @@ import numpy.typing as npt
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
 from einmpi.files.hdf5 import as_in_memory
-from einmpi.files.hdf5_links import damage_reported, follow_inside, opened
+from einmpi.files.hdf5_links import damage_reported, follow_inside, opened, reason
 from einmpi.files.specs import Place, StorageSpec
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def check_target(file: str, datasets: Mapping[str, str]) -> None:
             where = place or file
             with damage_reported(file, dataset, place):
                 end = follow_inside(handle, dataset)
-            # A link to another file is replaced; what it leads to is not even opened.
-            if isinstance(end.found, h5py.h5g.GroupID):
-                raise InputError(where, f"{dataset} in {file} is a group", "a dataset")
-            group, rest = _last_group(handle, file, dataset, where)
-            address = h5py.h5o.get_info(group.id).addr
+                # A link to another file is replaced; what it leads to is not even opened.
+                if isinstance(end.found, h5py.h5g.GroupID):
+                    raise InputError(where, f"{dataset} in {file} is a group", "a dataset")
+                group, rest = _last_group(handle, file, dataset, where)
+                address = h5py.h5o.get_info(group.id).addr
             for other_address, other_rest in used:
                 shared = min(len(rest), len(other_rest))
                 if other_address == address and rest[:shared] == other_rest[:shared]:
@@ -101,10 +101,13 @@ def lay_out_draft(
 ) -> list[Place]:
     """Make a draft with all of the target and with these datasets, without their elements."""
     overwritten: list[tuple[int, int]] = []
-    if os.path.exists(target):
-        overwritten = _overwritten_ranges(target, datasets)
-    make_draft(draft, target, overwritten)
-    return lay_out(draft, datasets, attributes)
+    try:
+        if os.path.exists(target):
+            overwritten = _overwritten_ranges(target, datasets)
+        make_draft(draft, target, overwritten)
+        return lay_out(draft, datasets, attributes)
+    except (KeyError, TypeError, OverflowError) as error:  # what h5py raises for a damaged target
+        raise RuntimeError(f"it is damaged: {reason(error)}") from error
 
 
 def _overwritten_ranges(file: str, datasets: Mapping[str, StorageSpec]) -> list[tuple[int, int]]:

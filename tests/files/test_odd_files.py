@@ -2,6 +2,7 @@
 or the values."""
 
 import os
+import re
 import struct
 
 import h5py
@@ -569,3 +570,21 @@ def test_read(name, capfd):
     assert run(make(), capfd) == (0, "")
     with h5py.File("out.h5") as file:
         np.testing.assert_array_equal(file["Z"][()], values)
+
+
+def test_an_output_file_whose_list_of_names_is_damaged(capfd):
+    """It is refused in one line and stays as it is."""
+    with h5py.File("x.h5", "w", libver="earliest") as file:
+        file["A"] = VALUES
+    tree = 144  # where the neighbours and entries of the root group's list of names are
+    overwrite(tree, bytes(40))
+    with open("x.h5", "rb") as file:
+        before = file.read()
+    with open("job.toml", "w") as file:
+        file.write(JOB.format("{ shape = [3, 4], random = 'ones' }").replace("out.h5", "x.h5"))
+    status = main(["run", "job.toml", "--quiet"])
+    err = capfd.readouterr().err
+    assert status == 2
+    assert re.fullmatch(r"job.toml:3:9: /Z in x.h5 cannot be read: .*\n", err), err
+    with open("x.h5", "rb") as file:
+        assert file.read() == before
