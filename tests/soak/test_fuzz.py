@@ -2,8 +2,11 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
+from paths import ROOT
 
 from tests.soak import fuzz, fuzz_oracle
 from tests.soak.fuzz_inputs import FuzzInput, make_input
@@ -117,3 +120,19 @@ def test_a_failing_input_is_made_smaller(fuzzer, monkeypatch):
             break
     smaller = fuzzer.minimise(number, "named")
     assert len(smaller.files["job.toml"]) < min(60, len(made.files["job.toml"]))
+
+
+def run_slice(tmp_path, *arguments):
+    command = [sys.executable, "-m", "tests.soak", "fuzz", "--seed", "1", *arguments]
+    keep = ["--keep", str(tmp_path / "failures")]
+    done = subprocess.run([*command, *keep], cwd=ROOT, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+def test_a_few_inputs(tmp_path):
+    run_slice(tmp_path, "--count", "150")
+
+
+@pytest.mark.slow
+def test_many_inputs(tmp_path):
+    run_slice(tmp_path, "--first", "150", "--count", "1500", "--jobs", "2")
