@@ -11,7 +11,16 @@ import sys
 import time
 from collections.abc import Iterator
 
-from .drive import CHUNK_CASES, SHOWN_FAILURES, Chunk, Drive, Failure, find_mpirun, show_failure
+from .drive import (
+    BACKEND_VARIABLE,
+    CHUNK_CASES,
+    SHOWN_FAILURES,
+    Chunk,
+    Drive,
+    Failure,
+    find_mpirun,
+    show_failure,
+)
 
 OTHERS = {"fuzz": ".fuzz", "faults": ".faults"}
 MPI_RANKS = (2, 3, 4, 5, 8, 1, 7, 6)
@@ -25,6 +34,8 @@ def main(argv: list[str]) -> int:
         return int(importlib.import_module(OTHERS[argv[0]], __package__).main(argv[1:]) or 0)
     arguments = parse(argv)
     mpirun = None if arguments.no_mpirun else arguments.mpirun or find_mpirun()
+    if arguments.backend is not None:
+        os.environ[BACKEND_VARIABLE] = arguments.backend
     if arguments.case is not None:
         ranks = arguments.ranks[0] if arguments.ranks else None
         failure = Failure(arguments.case, [], ranks)
@@ -105,6 +116,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--shrink-seconds", type=float, default=30.0, help="to minimise each failure (30)"
     )
+    parser.add_argument("--backend", help="cupy runs the programs on a GPU (numpy)")
     parser.add_argument("--stop-after", type=int, metavar="N", help="stop after N failures")
     arguments = parser.parse_args(argv)
     if arguments.minutes is None and arguments.cases is None:

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHUNK_CASES = 100  # cases of a process; its start takes as long as about 20 of them
 SILENT_SECONDS = 120.0  # without a line from a process: its case hangs
 SHOWN_FAILURES = 5
+BACKEND_VARIABLE = "EINMPI_SOAK_BACKEND"  # set by --backend, for all processes of a soak
 # What an outer launcher has set would make the inner one part of its own job.
 OUTER = ("PMI", "OMPI_COMM", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM")
 

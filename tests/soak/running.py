@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import re
 import shutil
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,10 +27,12 @@ from einmpi.compiled.program import Inputs
 from einmpi.job.job import with_strict
 from einmpi.kernels.cpu import dispatch
 from einmpi.planner.make_plan import make_plan
+from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.lower import lower
 from einmpi.schedule.verify import verify
 
 from .case import Case, laid_out
+from .drive import BACKEND_VARIABLE
 from .oracle import Value, disagreement, evaluate, sure_elements
 from .tree import program_text
 
@@ -126,6 +129,11 @@ def compare(
 
 def make_job(case: Case, folder: Path, comm: Any = None) -> einmpi.Job:
     """Return the job of a case: from a job file with its inputs in files, or from Python."""
+    job = _written_job(case, folder, comm)
+    return replace(job, backend=os.environ.get(BACKEND_VARIABLE, job.backend))
+
+
+def _written_job(case: Case, folder: Path, comm: Any) -> einmpi.Job:
     text = program_text(case.program)
     if case.files:
         if comm is None or comm.rank == 0:
@@ -269,7 +277,7 @@ def _run_twice(case: Case, job: einmpi.Job, options: dict[str, Any], comm: Any) 
     first = compiled(given)
     measured = compiled.measured
     assert measured is not None
-    whole = {name: array.gather() for name, array in first.items()}
+    whole = _gathered(first)
     second = compiled(given)
     blocks = {name: array.local.tobytes() for name, array in first.items()}
     repeated = {name: array.local.tobytes() for name, array in second.items()}
@@ -278,6 +286,11 @@ def _run_twice(case: Case, job: einmpi.Job, options: dict[str, Any], comm: Any) 
     return _RankResult(
         whole, blocks == repeated, measured.received, total, measured.peak, measured.spilled, plan
     )
+
+
+def _gathered(outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return whole outputs in memory that numpy reads, also from a GPU."""
+    return {name: on_host(array.gather()) for name, array in outputs.items()}
 
 
 def _check_run(
@@ -352,7 +365,7 @@ def _run_with_checkpoints(
         compiled.on_step = count_step
         sources = Inputs(compiled.job, given, compiled.files)
         outputs, _ = compiled.run_schedule(plan, schedule, sources, checkpoints)
-        return {name: array.gather() for name, array in outputs.items()}
+        return _gathered(outputs)
 
     return run_threads(case.ranks, on_rank, limit=THREAD_SECONDS)[0]
 
