@@ -94,6 +94,8 @@ def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
     if status == InputError.status:
         where, _, what = text.partition(": ")
         error = InputError(where, what)
+        # Its parts were shortened one by one; shortened as a whole, it would lose the last ones.
+        error.args = (text,)
     else:
         error = EinmpiError(text)
     error.everywhere = everywhere

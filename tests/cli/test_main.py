@@ -579,3 +579,10 @@ def test_compare_where_no_strategy_applies(tmp_path):
     done = run(tmp_path, "plan", "job.toml", "-n", "2", "--compare")
     alone = run(tmp_path, "plan", "job.toml", "-n", "2")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", alone.stderr)
+
+
+def test_a_long_message_keeps_what_is_expected(tmp_path):
+    job = f"program = 'Z[i] = X[i]'\ninputs.X = {{ shape = ['{'x' * 1000}'], random = 'ones' }}"
+    (tmp_path / "job.toml").write_text(job)
+    line = run(tmp_path, "check", "job.toml").stderr
+    assert line.count("\n") == 1 and "…; expected " in line
