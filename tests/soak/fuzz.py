@@ -39,6 +39,7 @@ _OUTER = ("EINMPI", "PMI", "OMPI_", "PRTE", "MPI_", "HYDI_", "HYDRA_", "SLURM")
 # Every so many inputs, one is also given to a new interpreter, and to two ranks under mpirun.
 SUBPROCESS_EVERY = 250
 MPIRUN_EVERY = 1000
+PROGRESS_EVERY = 1000  # inputs of a worker between two lines
 
 
 class Fuzzer:
@@ -179,6 +180,8 @@ def fuzz_share(settings: Settings, worker: int) -> Tally:
                 tally.failures.append(_report_failure(settings, fuzzer, number, problem, outcome))
             elif problem:
                 tally.failures.append(f"seed {settings.seed} number {number}: {problem} (again)")
+            if tally.inputs % PROGRESS_EVERY == 0:
+                print(f"worker {worker}: {tally.inputs} inputs, up to number {number}", flush=True)
             number += settings.jobs
     finally:
         shutil.rmtree(folder, ignore_errors=True)
