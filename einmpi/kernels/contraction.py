@@ -75,8 +75,22 @@ def recognise_contraction(einsum: EinSum) -> Contraction | None:
     )
 
 
+def exact_contraction(einsum: EinSum, dtypes: Iterable[str], strict: bool) -> Contraction | None:
+    """Return an EinSum as a contraction; None if it is not one, or has another meaning then.
+
+    As a contraction, factors are converted to the dtype of the product before they are multiplied,
+    and some are summed before. The latter changes inf and nan, which matters only if `strict`.
+    """
+    contraction = recognise_contraction(einsum)
+    if contraction is None or not _keeps_integers(einsum, tuple(dtypes)):
+        return None
+    if strict and not _multiplies_as_written(contraction):
+        return None
+    return contraction
+
+
 @lru_cache(maxsize=4096)
-def keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
+def _keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     """Return whether a contraction may be computed in the dtype of its product.
 
     A product of int32 that is multiplied by float64 or int64 wraps around before: the same factors
@@ -98,7 +112,7 @@ def keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     return True
 
 
-def multiplies_as_written(contraction: Contraction) -> bool:
+def _multiplies_as_written(contraction: Contraction) -> bool:
     """Return whether inf, nan and overflow are those of the sum of products as it is written.
 
     They are not if a constant is moved out of the sum, or a factor is summed on its own over the

@@ -8,12 +8,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.einsum import EinSum
-from einmpi.kernels.contraction import (
-    Contraction,
-    keeps_integers,
-    multiplies_as_written,
-    recognise_contraction,
-)
+from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.distances import recognise_distance
@@ -54,8 +49,9 @@ def compute_einsum(
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         distance.compute_distance(squared_distance, operands, out)
         return
-    contraction = _exact_contraction(einsum, operands, strict)
-    if contraction is not None:
+    names = (array.dtype.name for array in operands)
+    contraction = exact_contraction(einsum, names, strict)
+    if contraction is not None and not _may_wrap(contraction, operands):
         compute_by_blas(contraction, operands, out)
         return
     dtypes = [array.dtype for array in operands]
@@ -63,25 +59,6 @@ def compute_einsum(
         compiled.compute_by_compiled_loops(einsum, operands, out, index, threads)
         return
     broadcast.compute_by_broadcasting(einsum, operands, out, index)
-
-
-def _exact_contraction(
-    einsum: EinSum, operands: Sequence[Array], strict: bool
-) -> Contraction | None:
-    """Return the EinSum as a contraction; None if it is not one, or BLAS would change its meaning.
-
-    BLAS changes integers that wrap around. Of floats it changes inf and nan where factors are
-    summed before they are multiplied, which matters only if `strict`.
-    """
-    contraction = recognise_contraction(einsum)
-    if contraction is None:
-        return None
-    if strict and not multiplies_as_written(contraction):
-        return None
-    dtypes = tuple(array.dtype.name for array in operands)
-    if not keeps_integers(einsum, dtypes) or _may_wrap(contraction, operands):
-        return None
-    return contraction
 
 
 def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:

@@ -15,11 +15,7 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
-from einmpi.kernels.contraction import (
-    keeps_integers,
-    multiplies_as_written,
-    recognise_contraction,
-)
+from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.blas import MatrixProduct, prepare_product
@@ -92,11 +88,9 @@ def prepare_einsum(
         distance = prepare_distance(einsum, operands, target, compute_generated)
         if distance is not None:
             return distance
-    dtypes = tuple(array.dtype.name for array in operands)
-    contraction = recognise_contraction(einsum)
-    if contraction is not None and strict and not multiplies_as_written(contraction):
-        contraction = None
-    if contraction is not None and keeps_integers(einsum, dtypes):
+    names = (array.dtype.name for array in operands)
+    contraction = exact_contraction(einsum, names, strict)
+    if contraction is not None:
         product = prepare_product(contraction, operands, target, tf32)
         if product is not None:
             return _prepare_matrix_product(einsum, product, fast_math, tf32, strict)
