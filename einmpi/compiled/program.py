@@ -29,7 +29,7 @@ from einmpi.kernels.masked import check_not_masked
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.execute import InputSource, Keeper, execute
-from einmpi.runtime.failure import FirstFailure
+from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.scratch import check_folder
 from einmpi.schedule.layout import Layout, even_layout
@@ -143,7 +143,7 @@ class Compiled:
         if self.comm.size == 1:
             outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
             return outputs
-        failure = FirstFailure()
+        failure = RankFailure()
         with abort_on_divergence(self.comm):
             outputs, self.measured = self.run_schedule(
                 plan, schedule, sources, wait=False, failure=failure
@@ -252,7 +252,7 @@ class Compiled:
         sources: Inputs,
         checkpoints: Keeper | None = None,
         wait: bool = True,
-        failure: FirstFailure | None = None,
+        failure: RankFailure | None = None,
     ) -> tuple[dict[str, DistArray], Measured]:
         """Execute the schedule, and return the outputs and what was measured.
 

@@ -9,7 +9,7 @@ from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
-from einmpi.runtime.failure import FirstFailure, stand_in
+from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import exchange, reduce
 from einmpi.schedule.schedule import SavePoint, Schedule
@@ -72,7 +72,7 @@ def execute(
     storage: InputSource,
     on_step: Callable[[Step], None] | None = None,
     keeper: Keeper | None = None,
-    failure: FirstFailure | None = None,
+    failure: RankFailure | None = None,
 ) -> tuple[dict[str, Array], Buffers]:
     """Carry out a rank's schedule.
 

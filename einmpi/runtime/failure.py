@@ -11,7 +11,7 @@ _SKIPPED_STEPS = (Kernel, Group, Passes)
 _LOCAL_STEPS = (*_SKIPPED_STEPS, Load)
 
 
-class FirstFailure:
+class RankFailure:
     """The first error of this rank in a run, and the part of the schedule that it was in."""
 
     def __init__(self) -> None:
