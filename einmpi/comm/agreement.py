@@ -7,7 +7,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from einmpi.comm.base import Comm
-from einmpi.errors import EinmpiError, failure
+from einmpi.errors import EinmpiError, failure, on_one_line
 from einmpi.version import __version__
 
 Result = TypeVar("Result")
@@ -140,7 +140,7 @@ def announce_end(comm: Comm) -> None:
 def describe_error(error: BaseException) -> str:
     """Return an error as one line, with its type if it is not one that einmpi raises."""
     name = "" if isinstance(error, EinmpiError) else f"{type(error).__name__}: "
-    return " ".join(f"{name}{error}".split())
+    return on_one_line(f"{name}{error}")
 
 
 def _status(error: Exception) -> int:
