@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.files.hdf5_links import reason
+from einmpi.errors import EinmpiError
+from einmpi.files.hdf5_links import hdf5_reason
 
 _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
 # What a full disk, h5py, and a machine without free memory raise.
@@ -165,6 +166,11 @@ class FirstFailure:
         return None
 
 
+def cannot_write(place: str, file: str, reason: str) -> EinmpiError:
+    """Return the error for a file, with its place in the job file if it has one."""
+    return EinmpiError(f"{place or file}: {file} cannot be written: {reason}")
+
+
 def reason_of(error: BaseException) -> str:
     """Return what the system says, or HDF5, which quotes the system among other things."""
     if isinstance(error, NotPublished):
@@ -176,4 +182,4 @@ def reason_of(error: BaseException) -> str:
             number = int(quoted[-1])
     if number:
         return os.strerror(number)
-    return reason(error) or type(error).__name__
+    return hdf5_reason(error) or type(error).__name__

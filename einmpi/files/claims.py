@@ -12,8 +12,7 @@ from typing import NoReturn
 
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
-from einmpi.errors import EinmpiError
-from einmpi.files.atomic import NotPublished, new_token, reason_of, taken_path
+from einmpi.files.atomic import NotPublished, cannot_write, new_token, reason_of, taken_path
 from einmpi.files.journal import UNFINISHED, finish_interrupted
 from einmpi.files.locks import Lock, acquire_lock, lock_path
 from einmpi.process.abort import on_abort
@@ -38,7 +37,8 @@ class Claim:
         self._places = dict(files)
         self._targets = {file: os.path.realpath(file) for file in files}
         self._locks: list[Lock] = []  # only on rank 0
-        # The inode and the time of change of each lock file, by which all ranks recognize it.
+        # The inode and the time of change of each lock file, by which all ranks recognize it. The
+        # device of a network file system has another number on each machine.
         self._lock_identities: dict[str, list[int]] = {}
 
     # ---- the beginning --------------------------------------------------------------------------
@@ -92,10 +92,10 @@ class Claim:
         Raise NotPublished if one has done that already, or if the lock was lost otherwise.
         """
         try:
-            is_taken = self._take()
+            may_change = self._take()
         except OSError as error:
             raise NotPublished(reason_of(error)) from error
-        if not is_taken:
+        if not may_change:
             _wait_for_end_of_run()
         if not self._has_locks():
             os.remove(self._taken)
@@ -197,18 +197,14 @@ def _wait_for_end_of_run() -> NoReturn:
 
 
 @contextlib.contextmanager
-def _report_failures(place: str, file: str, before: str = "") -> Iterator[None]:
-    """Turn an OSError into one that names the file, the place and the reason."""
+def _report_failures(place: str, file: str, explanation: str = "") -> Iterator[None]:
+    """Turn an OSError into one that names the place and the file, and explains the reason."""
     try:
         yield
     except BlockingIOError as error:
-        raise _cannot_write(place, file, "another run is writing it") from error
+        raise cannot_write(place, file, "another run is writing it") from error
     except OSError as error:
-        raise _cannot_write(place, file, before + reason_of(error)) from error
-
-
-def _cannot_write(place: str, file: str, reason: str) -> EinmpiError:
-    return EinmpiError(f"{place or file}: {file} cannot be written: {reason}")
+        raise cannot_write(place, file, explanation + reason_of(error)) from error
 
 
 def _remove_leftovers(target: str, token: str) -> None:

@@ -49,8 +49,11 @@ class LinkedFiles:
     def __init__(self, file: str, place: str, follow: Sequence[str] = ()) -> None:
         self.where = place or file
         self.place = place
-        own_folders = [os.path.dirname(os.path.abspath(file)), os.path.dirname(_real(file))]
-        self.folders = [_real(folder) for folder in (*own_folders, *follow)]
+        own_folders = [
+            os.path.dirname(os.path.abspath(file)),
+            os.path.dirname(os.path.realpath(file)),
+        ]
+        self.folders = [os.path.realpath(folder) for folder in (*own_folders, *follow)]
         self.named = file
         self.identities: dict[str, FileIdentity] = {}
         self.virtual: list[Node] = []  # the virtual datasets on the way to the current one
@@ -196,7 +199,7 @@ class LinkedFiles:
                 continue
             if stat.S_ISDIR(status.st_mode):
                 continue
-            real = _real(candidate)
+            real = os.path.realpath(candidate)
             if not any(os.path.commonpath([real, folder]) == folder for folder in self.folders):
                 folder = os.path.dirname(real)
                 raise InputError(
@@ -262,10 +265,6 @@ def follow_inside(handle: h5py.File, path: str, links: int = 0) -> PathEnd:
 # ---- names --------------------------------------------------------------------------------------
 
 
-def _real(path: str) -> str:
-    return os.path.realpath(path)
-
-
 def _components(path: bytes) -> deque[bytes]:
     """Return the parts of a path in a file. HDF5 has no name for the group above."""
     return deque(part for part in path.split(b"/") if part not in (b"", b"."))
@@ -298,7 +297,7 @@ def _all_candidates(name: str, holder: str, variable: str) -> Iterator[str]:
         yield os.path.join(_expanded_prefix(prefixes, holder), name)
     yield os.path.join(os.path.dirname(os.path.abspath(holder)), name)
     yield os.path.abspath(name)
-    yield os.path.join(os.path.dirname(_real(holder)), name)
+    yield os.path.join(os.path.dirname(os.path.realpath(holder)), name)
 
 
 def _expanded_prefix(prefix: str, holder: str) -> str:
@@ -329,7 +328,7 @@ def opened(file: str, place: str) -> Iterator[h5py.File]:
         elif "unable to lock" in str(error):
             # On a file system without locks, only this setting keeps HDF5 from trying.
             hint = "set HDF5_USE_FILE_LOCKING=FALSE in the environment"
-        what = f"{file} cannot be opened as HDF5: {reason(error)}"
+        what = f"{file} cannot be opened as HDF5: {hdf5_reason(error)}"
         raise InputError(place or file, what, expected, hint) from None
     with handle:
         yield handle
@@ -357,11 +356,11 @@ def damage_reported(file: str, dataset: str, place: str) -> Iterator[None]:
         raise
     except _DAMAGE as error:
         raise InputError(
-            place or file, f"{dataset} in {file} cannot be read: {reason(error)}"
+            place or file, f"{dataset} in {file} cannot be read: {hdf5_reason(error)}"
         ) from None
 
 
-def reason(error: BaseException) -> str:
+def hdf5_reason(error: BaseException) -> str:
     """Return what HDF5 itself says, without the words of h5py around it and without addresses."""
     text = str(error)
     inner = text.partition("(")[2].rpartition(")")[0] or text

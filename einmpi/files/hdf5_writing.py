@@ -14,7 +14,7 @@ import numpy.typing as npt
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
 from einmpi.files.hdf5 import as_in_memory
-from einmpi.files.hdf5_links import damage_reported, follow_inside, opened, reason
+from einmpi.files.hdf5_links import damage_reported, follow_inside, hdf5_reason, opened
 from einmpi.files.specs import Place, StorageSpec
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def lay_out_draft(
         make_draft(draft, target, overwritten)
         return lay_out(draft, datasets, attributes)
     except (KeyError, TypeError, OverflowError) as error:  # what h5py raises for a damaged target
-        raise RuntimeError(f"it is damaged: {reason(error)}") from error
+        raise RuntimeError(f"it is damaged: {hdf5_reason(error)}") from error
 
 
 def _overwritten_ranges(file: str, datasets: Mapping[str, StorageSpec]) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ from einmpi.files.atomic import (
 )
 from einmpi.files.identity import identity_at
 from einmpi.files.locks import Lock, acquire_lock, lock_path
+from einmpi.process.trust import why_open_to_others
 
 _FORMAT = "einmpi journal 1"
 _MOST_BYTES = 2**24  # of a journal that is read
@@ -31,16 +32,17 @@ _WAIT_SECONDS = 5.0  # for a living run to finish its renames before one of its 
 _LOOK_SECONDS = 0.02
 UNFINISHED = "a killed run has replaced only some of its output files, and the rest fails"
 
-# The inode, size and time of modification of a file. Devices get other numbers at the next boot.
-State: TypeAlias = tuple[int, int, int]
+# The inode, size and time of modification of a file: the part of its identity that is the same
+# after the next boot, when devices get other numbers.
+Version: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a journal: its path, its state before, None if it is new, and its new inode."""
+    """One file of a journal: its path, its old version, None if it is new, and its new inode."""
 
     target: str
-    old: State | None
+    old: Version | None
     new_inode: int
 
 
@@ -142,7 +144,7 @@ def _roll_forward(journal: Journal) -> None:
     """Do the renames that are missing, but none onto a file that was changed since."""
     for entry in journal.entries:
         draft = journal.draft(entry)
-        if _is_own_file(draft, entry.new_inode) and state_of(entry.target) == entry.old:
+        if _is_own_file(draft, entry.new_inode) and version_of(entry.target) == entry.old:
             os.replace(draft, entry.target)
 
 
@@ -150,8 +152,8 @@ def roll_back(journal: Journal) -> list[str]:
     """Put the old files back; return the paths where that was not possible."""
     remaining = []
     for entry in journal.entries:
-        state = state_of(entry.target)
-        if state is None or state[0] != entry.new_inode:
+        found = identity_at(entry.target)
+        if found is None or found.inode != entry.new_inode:
             continue
         try:
             if entry.old is None:
@@ -244,7 +246,7 @@ def _journal_path(target: str) -> str:
     return hidden_path(target, "journal")
 
 
-def state_of(path: str) -> State | None:
+def version_of(path: str) -> Version | None:
     found = identity_at(path)
     if found is None:
         return None
@@ -264,4 +266,5 @@ def _is_own_file(path: str, inode: int) -> bool:
 def _is_private(status: os.stat_result) -> bool:
     """Return whether a file belongs to this user, and nobody else can write to it."""
     is_ours = status.st_uid == os.geteuid()
-    return stat.S_ISREG(status.st_mode) and is_ours and not status.st_mode & 0o022
+    is_open_to_others = bool(why_open_to_others(status, sticky_is_safe=False))
+    return stat.S_ISREG(status.st_mode) and is_ours and not is_open_to_others

@@ -15,7 +15,7 @@ from einmpi.files.journal import (
     flush_folders,
     remove_journal,
     roll_back,
-    state_of,
+    version_of,
     write_journal,
 )
 
@@ -72,7 +72,7 @@ def _commit(drafts: Sequence[Draft], token: str) -> tuple[Journal, list[str]]:
     """
     entries = []
     for draft in drafts:
-        entries.append(Entry(draft.target, state_of(draft.target), os.stat(draft.path).st_ino))
+        entries.append(Entry(draft.target, version_of(draft.target), os.stat(draft.path).st_ino))
     journal = Journal(token, True, tuple(entries))
     without_backup = []
     try:
@@ -111,9 +111,8 @@ def _undo(journal: Journal, drafts: Sequence[Draft]) -> str:
     """Undo the renames after one has failed; return what is at the places of the files then."""
     undoing = replace(journal, forward=False)
     with contextlib.suppress(OSError):
-        write_journal(
-            undoing, journal.first
-        )  # if this run is killed now, the next one goes on with it
+        # If this run is killed now, the next one goes on with it.
+        write_journal(undoing, journal.first)
     new_targets = roll_back(undoing)
     flush_folders(journal)
     remove_journal(journal)

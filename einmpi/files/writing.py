@@ -14,6 +14,7 @@ from einmpi.errors import EinmpiError, InputError, one_of
 from einmpi.files.atomic import (
     FAILURES,
     NotPublished,
+    cannot_write,
     draft_path,
     is_of_another_user,
     reason_of,
@@ -202,5 +203,4 @@ def _drafted(output: OutputFile, attributes: Mapping[str, str], claim: Claim) ->
 
 
 def _cannot_write(output: OutputFile, reason: str, state: str) -> EinmpiError:
-    where = output.place or output.file
-    return EinmpiError(f"{where}: {output.file} cannot be written: {reason}; {state}")
+    return cannot_write(output.place, output.file, f"{reason}; {state}")
