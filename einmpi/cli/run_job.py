@@ -36,7 +36,7 @@ def run_job(
     """
     from einmpi.checkpoint.save import claim_folder
     from einmpi.comm.agreement import on_first_rank, together
-    from einmpi.compiled.outputs import claim
+    from einmpi.compiled.outputs import claim_outputs
     from einmpi.process.notes import activity_writer
 
     start = time.perf_counter()
@@ -49,7 +49,7 @@ def run_job(
     folder_claim = None
     with ExitStack() as claims:
         if keep_outputs:
-            outputs_claim = claims.enter_context(claim(job, comm))
+            outputs_claim = claims.enter_context(claim_outputs(job, comm))
         if options.checkpoint is not None:
             folder_claim = claims.enter_context(claim_folder(options.checkpoint, comm))
         return _run_claimed_job(

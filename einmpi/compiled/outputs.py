@@ -34,14 +34,14 @@ def check_targets(job: Job) -> None:
         check_target(file, names, known_format(specs[0].place, file, writable=True))
 
 
-def claim(job: Job, comm: Comm) -> contextlib.AbstractContextManager[Claim]:
+def claim_outputs(job: Job, comm: Comm) -> contextlib.AbstractContextManager[Claim]:
     """Keep other runs from writing the job's output files in a with block. All ranks call it."""
     places = {specs[0].file: specs[0].place for specs in _by_file(job.outputs).values()}
     return claimed(places, comm)
 
 
 def store(job: Job, digest: str, results: Mapping[str, DistArray], claim: Claim) -> None:
-    """Write every output of the job, all or none, within `claim`. All ranks call it."""
+    """Write every output of the job, all or none, within `claim_outputs`. All ranks call it."""
     program = job.source.text.encode()[:_MOST_ATTRIBUTE_BYTES].decode(errors="ignore")
     attributes = {
         "einmpi_version": __version__,

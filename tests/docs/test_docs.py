@@ -45,7 +45,7 @@ from paths import ROOT
 
 import einmpi
 from einmpi.comm.local import ALONE
-from einmpi.compiled.outputs import check_targets, claim, store
+from einmpi.compiled.outputs import check_targets, claim_outputs, store
 from einmpi.errors import InputError
 from einmpi.files.formats import all_formats
 from einmpi.files.specs import COMPRESSIONS
@@ -273,7 +273,7 @@ def examples(text):
 def run_and_store(job):
     """Do what the command line does, in this process."""
     check_targets(job)
-    with claim(job, ALONE) as claimed:
+    with claim_outputs(job, ALONE) as claimed:
         store(job, einmpi.plan(job, 1).digest, einmpi.run(job), claimed)
 
 

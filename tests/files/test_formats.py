@@ -8,7 +8,7 @@ from refusals import error
 
 import einmpi
 from einmpi.comm.threads import run_threads
-from einmpi.compiled.outputs import check_targets, claim, store
+from einmpi.compiled.outputs import check_targets, claim_outputs, store
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
 from einmpi.files.datasets import Dataset, check_file
@@ -137,7 +137,7 @@ def test_a_new_format_end_to_end(new_formats, ranks):
 
     def on_rank(comm):
         check_targets(job)
-        with claim(job, comm) as claimed:
+        with claim_outputs(job, comm) as claimed:
             results = einmpi.run(job, comm=comm)
             store(job, "digest", results, claimed)
         stored = einmpi.open_dataset("z.block", comm=comm)
