@@ -88,6 +88,11 @@ class Stopped(EinmpiError):
     everywhere = True
 
 
+def is_everywhere(error: BaseException) -> bool:
+    """Return whether all ranks raise an error, whatever its type; then none of them waits."""
+    return bool(getattr(error, "everywhere", False))
+
+
 def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
     """Return the error with this status and message, as another rank raised it."""
     error: EinmpiError

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from einmpi.errors import EinmpiError, on_one_line
+from einmpi.errors import EinmpiError, is_everywhere, on_one_line
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -83,7 +83,7 @@ def run_rank(comm: Comm, command: Callable[[], int]) -> int:
         with open(os.devnull, "w") as devnull, contextlib.redirect_stdout(devnull):
             return run_command()
     except Exception as error:
-        if getattr(error, "everywhere", False):
+        if is_everywhere(error):
             if isinstance(error, EinmpiError):
                 return print_error(error) if comm.rank == 0 else error.status
             if os.environ.get("EINMPI_DEBUG") == "1":

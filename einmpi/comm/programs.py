@@ -15,6 +15,7 @@ from typing import Any
 from einmpi.comm.agreement import announce_end
 from einmpi.comm.base import Comm
 from einmpi.comm.mpi import MpiComm, abort, comm_of, world
+from einmpi.errors import is_everywhere
 from einmpi.process.abort import abort_all_ranks, abort_on_error
 
 
@@ -94,6 +95,6 @@ def abort_on_divergence(comm: Comm) -> Iterator[None]:
         yield
     except BaseException as error:
         is_alone = not isinstance(comm, MpiComm) or comm.size == 1
-        if not is_alone and not getattr(error, "everywhere", False):
+        if not is_alone and not is_everywhere(error):
             end_all_ranks(error)
         raise

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
+from einmpi.errors import is_everywhere
 from einmpi.files.atomic import NotPublished, cannot_write, new_token, reason_of, taken_path
 from einmpi.files.journal import UNFINISHED, finish_interrupted
 from einmpi.files.locks import Lock, acquire_lock, lock_path
@@ -180,7 +181,7 @@ def claimed(
             try:
                 yield claim
             except BaseException as error:
-                if not getattr(error, "everywhere", False):
+                if not is_everywhere(error):
                     claim.give_up()
                 raise
             comm.barrier()
