@@ -210,16 +210,15 @@ class Planning:
             least = min(attempt.least for attempt in attempts)
             ranks = counted(self.mesh.ranks, "rank")
             expected = f"at least {least} bytes, or more ranks"
-            hint = ""
             if self.resident:
                 # The price of memory does not tell inputs that stay from tensors that come and go,
                 # so the search can miss plans that need less.
-                expected = f"at least {least} bytes for the plans that were found, or more ranks"
-                hint = (
-                    "with resident inputs there may be plans that need less: try other strategies"
+                expected = (
+                    f"at least {least} bytes for the plans that were found, or more ranks "
+                    "(with resident inputs, other strategies may need less)"
                 )
             what = f"no plan on {ranks} was found below {limit} bytes a rank"
-            raise InputError("memory", what, expected, hint)
+            raise InputError("memory", what, expected)
         return spilling
 
     def reading_ahead(self, plan: Plan, states: States, limit: int) -> Plan:

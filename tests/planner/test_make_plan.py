@@ -313,7 +313,7 @@ def test_a_refused_limit_with_resident_inputs_claims_no_more_than_was_found():
     with pytest.raises(einmpi.InputError) as caught:
         make_plan(chain(480).graph, 4, Options(resident=("A", "D"), memory=1))
     message = str(caught.value)
-    assert "bytes for the plans that were found, or more ranks; with resident inputs" in message
+    assert "bytes for the plans that were found, or more ranks (with resident inputs" in message
 
 
 def test_pins_of_repeated_layers_stay_apart():
