@@ -92,8 +92,17 @@ def test_all_ranks_raise_and_can_go_on(tmp_path):
         assert line.startswith(start)
 
 
+FREES = """
+other = MPI.COMM_WORLD.Dup()
+einmpi.DistArray.from_global(np.ones((2, 2)), other)
+other.Free()
+"""
 ENDS = {
     "exception": ("1 / 0", "einmpi: error: rank 1: ZeroDivisionError: division by zero"),
+    "freed communicator": (
+        "1 / 0",
+        "einmpi: error: rank 1: ZeroDivisionError: division by zero",
+    ),
     "exit": (
         "sys.exit(3)",
         "einmpi: error: rank 0: rank 1 has ended its program, and others go on; all ranks must "
@@ -118,17 +127,45 @@ ENDS = {
     [
         "exception",
         "exit",
+        "freed communicator",
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("interrupted", "memory")),
     ],
 )
 def test_one_rank_ends(case):
     code, line = ENDS[case]
-    program = f"{START}\nstep(good)\nif rank == 1:\n    {code}\nwhile True:\n    step(good)\n"
+    before = FREES if case == "freed communicator" else ""
+    program = (
+        f"{START}\nstep(good)\n{before}if rank == 1:\n    {code}\nwhile True:\n    step(good)\n"
+    )
     done = run_mpi(2, program, timeout=LIMIT)
     assert done.returncode != 0
     assert done.stderr.count("einmpi: error:") == 1
     assert line in done.stderr.splitlines()
     assert ("Traceback" in done.stderr) == (case != "memory")
+
+
+INTERRUPTED = """
+import sys
+from mpi4py import MPI
+import einmpi.comm.agreement
+from einmpi.cli.main import main
+
+def interrupted(comm):
+    raise KeyboardInterrupt
+
+if MPI.COMM_WORLD.rank == 1:
+    einmpi.comm.agreement.require_same_version = interrupted
+sys.exit(main(["--version"]))
+"""
+
+
+@pytest.mark.mpirun
+@needs_mpirun
+def test_the_command_line_is_interrupted_while_ranks_connect():
+    done = run_mpi(2, INTERRUPTED, timeout=LIMIT)
+    assert done.returncode != 0
+    assert "einmpi: error: rank 1: interrupted" in done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
 
 
 PROGRAM = """

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         comm = connect_ranks()
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return fail_to_connect(error)
     if comm.size == 1:
         return run_alone(lambda: _run_command(words, comm))

@@ -40,7 +40,7 @@ def connect_ranks() -> Comm:
     return comm
 
 
-def fail_to_connect(error: Exception) -> int:
+def fail_to_connect(error: Exception | KeyboardInterrupt) -> int:
     """Print an error of `connect_ranks`, when ranks cannot agree who prints; return the status."""
     from einmpi.process.environment import is_launched, launcher_rank
 
@@ -52,10 +52,11 @@ def fail_to_connect(error: Exception) -> int:
         time.sleep(_TURN_SECONDS * min(rank, _MOST_TURNS))
         return print_error(error)
     if is_launched():
-        from einmpi.comm.mpi import abort, world
-        from einmpi.process.abort import abort_on_error
+        from einmpi.comm.programs import end_all_ranks
 
-        abort_on_error(rank, error, partial(abort, world()))
+        end_all_ranks(error)
+    if isinstance(error, KeyboardInterrupt):
+        return print_interrupted()
     return print_error(error)
 
 
@@ -106,12 +107,17 @@ def run_alone(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        print("einmpi: interrupted", file=sys.stderr, flush=True)
-        return 130
+        return print_interrupted()
     except Exception as error:
         if os.environ.get("EINMPI_DEBUG") == "1":
             raise
         return print_error(error)
+
+
+def print_interrupted() -> int:
+    """Print that the user has interrupted the command; return the exit status."""
+    print("einmpi: interrupted", file=sys.stderr, flush=True)
+    return 130
 
 
 def print_error(error: Exception) -> int:

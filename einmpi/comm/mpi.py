@@ -115,6 +115,11 @@ def comm_of(comm: Any = None) -> Comm:
     return attached
 
 
+def mpi_has_ended() -> bool:
+    """Return whether the program has ended MPI, which nobody can use then."""
+    return bool(_mpi().Is_finalized())
+
+
 def abort(comm: Any, status: int) -> NoReturn:
     """End all ranks at once, after this one has printed why.
 
@@ -245,7 +250,7 @@ class MpiComm:
     @property
     def is_freed(self) -> bool:
         """Whether it cannot be used any more: it was freed, or MPI has ended."""
-        return not self._communicators or bool(self._mpi.Is_finalized())
+        return not self._communicators or mpi_has_ended()
 
     # ---- payload ---------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from einmpi.comm.agreement import announce_end
 from einmpi.comm.base import Comm
-from einmpi.comm.mpi import MpiComm, abort, comm_of, world
+from einmpi.comm.mpi import MpiComm, abort, comm_of, mpi_has_ended, world
 from einmpi.errors import is_everywhere
 from einmpi.process.abort import abort_all_ranks, abort_on_error
 
@@ -43,7 +43,7 @@ class _Program:
     ) -> None:
         """Print an exception that leaves the program as usual, then end all ranks."""
         self._previous_hook(kind, error, traceback)
-        if self._is_connected():
+        if self._is_own_process() and not mpi_has_ended():
             end_all_ranks(error)
 
     def _announce_end(self) -> None:
@@ -51,15 +51,12 @@ class _Program:
 
         MPI itself would let them wait, and this rank as well.
         """
-        if self._is_connected():
-            assert self._comm is not None
+        if self._is_own_process() and self._comm is not None and not self._comm.is_freed:
             announce_end(self._comm)
 
-    def _is_connected(self) -> bool:
-        """Return whether this is a rank, not a child process of one, and MPI is active."""
-        if self._comm is None or os.getpid() != self._pid:
-            return False
-        return not self._comm.is_freed
+    def _is_own_process(self) -> bool:
+        """Return whether this is the rank itself, not a child process of it."""
+        return os.getpid() == self._pid
 
 
 _program = _Program()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Mapping
 from math import prod
@@ -15,13 +16,19 @@ from einmpi.files.datasets import Dataset, check_file
 from einmpi.files.specs import Place, StorageSpec
 from einmpi.graph.dtypes import cpu_dtypes
 
+# NumPy parses headers with Python's parser, which in 3.11 fails at times in several threads.
+_parsing_header = threading.Lock()
+
 
 def find(file: str, _: str, place: str) -> Dataset:
     """Read the header of an .npy file."""
     check_file(file, place, "an .npy file")
     try:
         # This parses the header and compares it with the size of the file; it never unpickles.
-        with warnings.catch_warnings(action="ignore"):  # about headers that Python 2 wrote
+        with (
+            _parsing_header,
+            warnings.catch_warnings(action="ignore"),  # about headers that Python 2 wrote
+        ):
             array = np.lib.format.open_memmap(file, mode="r")
     except Exception as error:  # the header is parsed as Python text, so anything may be raised
         reason = " ".join(str(error).split()) or type(error).__name__

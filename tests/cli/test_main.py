@@ -413,7 +413,7 @@ BAD_ARGUMENTS = {
         "jobs/chain.toml: unknown dtype 'double'; expected one of …",
     ),
     "too large": (
-        [CHAIN, "--set", "s=9000000"],
+        [CHAIN, "--set", "s=1000000"],
         "jobs/chain.toml: this needs … GiB on this machine; expected at most the … GiB it has; "
         "use smaller sizes, more machines, or a memory limit",
     ),
