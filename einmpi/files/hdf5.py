@@ -67,9 +67,9 @@ def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ())
         found = look_up(handle, file, dataset, place or file)
         dtype = _supported_dtype(found, file, dataset, place)
         offset = None
-        # HDF5 itself has to supply the fill value of a dataset without allocated elements, and to
-        # follow a link into another file.
-        in_this_file = found.file.filename == handle.filename
+        # HDF5 itself has to supply the fill value of a dataset without allocated elements, to
+        # follow a link into another file, and to read elements that are in other files.
+        in_this_file = found.file.filename == handle.filename and not found.external
         if found.size and in_this_file and as_in_memory(found, dtype):
             offset = found.id.get_offset()
         return Dataset(

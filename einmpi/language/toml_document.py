@@ -169,7 +169,7 @@ def _read_text(path: str, wanted: str) -> str:
     try:
         raw = _read_bytes(path)
     except FileNotFoundError:
-        raise InputError(path, "there is no such file", wanted) from None
+        raise InputError(path or "''", "there is no such file", wanted) from None
     except IsADirectoryError:
         raise InputError(path, "this is a folder", wanted) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path

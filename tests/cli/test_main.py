@@ -586,3 +586,8 @@ def test_a_long_message_keeps_what_is_expected(tmp_path):
     (tmp_path / "job.toml").write_text(job)
     line = run(tmp_path, "check", "job.toml").stderr
     assert line.count("\n") == 1 and "…; expected " in line
+
+
+def test_an_empty_name(tmp_path):
+    line = "'': there is no such file; expected a job file in TOML\n"
+    assert run(tmp_path, "check", "").stderr == line

@@ -588,3 +588,17 @@ def test_an_output_file_whose_list_of_names_is_damaged(capfd):
     assert re.fullmatch(r"job.toml:3:9: /Z in x.h5 cannot be read: .*\n", err), err
     with open("x.h5", "rb") as file:
         assert file.read() == before
+
+
+@pytest.mark.parametrize("address", [0, 2**40, 2**63, 2**64 - 9])
+def test_an_address_of_elements_that_are_in_another_file(capfd, address):
+    """HDF5 ignores the address, so a wrong one is no reason to read there."""
+    source = external(96)()
+    with open("x.h5", "rb") as file:
+        content = file.read()
+    undefined = struct.pack("<QQ", 2**64 - 1, VALUES.nbytes)
+    assert content.count(undefined) == 1
+    overwrite(content.index(undefined), struct.pack("<Q", address))
+    assert run(source, capfd) == (0, "")
+    with h5py.File("out.h5") as file:
+        np.testing.assert_array_equal(file["Z"], VALUES + 1)

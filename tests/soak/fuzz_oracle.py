@@ -241,7 +241,7 @@ def _judge_lines(outcome: Outcome) -> str:
         if line.startswith("einmpi: error: ") or outcome.status == 1:
             if not _RUN_FAILURES.fullmatch(line):
                 return f"status {outcome.status}: {_without_values(line)}"
-        elif not re.fullmatch(r".+?: .+(; |cannot be read( as \S+)?: ).+", line):
+        elif not re.fullmatch(r".+(: .+|…)(; |cannot be read( as \S+)?: ).+", line):
             return f"not of the form where: what; expected …: {_without_values(line)}"
     if _CONTROL.search(outcome.err) or _CONTROL.search(outcome.out):
         return "control characters in what is printed"
