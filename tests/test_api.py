@@ -64,9 +64,8 @@ def test_parts_are_those_asked_for():
         with pytest.raises(einmpi.InputError) as caught:
             DistArray.from_global(A, comm, parts=(3, 1))
         assert str(caught.value) == (
-            "parts: 13×24 cannot be cut 3×1 over 8 ranks; expected products of the prime "
-            "factors of 8, "
-            "none above its extent"
+            "parts: 13×24 cannot be cut 3×1 over 8 ranks; expected parts out of "
+            "(1, 2, 4, 8) × (1, 2, 4, 8), each of the factors 2·2·2 used at most once"
         )
         return cut.gather()
 

@@ -636,7 +636,7 @@ E = { file = "other.h5", dataset = "E", compression = "lzf", chunks = [4, 1] }
 def stored(job, results):
     job_outputs.check_targets(job)
     arrays = {name: DistArray.from_global(array, ALONE) for name, array in results.items()}
-    with job_outputs.claim(job, ALONE) as claim:
+    with job_outputs.claim_outputs(job, ALONE) as claim:
         job_outputs.store(job, "digest", arrays, claim)
 
 

@@ -56,10 +56,12 @@ def run_forked(
     """Run the command line in a fork of this process, which has imported everything."""
     out = os.memfd_create("out")
     err = os.memfd_create("err")
+    # A fork begins with the parent's memory, but without the pages of files.
+    memory_at_start = os.memfd_create("memory")
     start = time.monotonic()
-    peak_before = _resident_bytes()
     pid = os.fork()
     if pid == 0:
+        os.write(memory_at_start, str(_resident_bytes()).encode())
         _be_the_command(folder, command, prepare, out, err)
     timed_out = False
     descriptor = os.pidfd_open(pid)
@@ -79,7 +81,7 @@ def run_forked(
         _content(out),
         _content(err),
         time.monotonic() - start,
-        max(0, usage.ru_maxrss * 1024 - peak_before),
+        max(0, usage.ru_maxrss * 1024 - int(_content(memory_at_start))),
         timed_out,
     )
 
