@@ -53,6 +53,8 @@ calls = [
     lambda: einmpi.compile(job, memory=["1 GiB", "much"][rank]),
     lambda: einmpi.open_dataset(["X.npy", "none.npy"][rank]),
     lambda: einmpi.DistArray.from_global(np.ones((4, 3)), parts=[2 + rank, 1]),
+    lambda: einmpi.DistArray.from_global(np.ones((4 + rank, 3))),
+    lambda: D.to_hdf5(["a.h5", "b.h5"][rank], "/D"),
     lambda: D.gather(root=2 * rank),
     lambda: einmpi.einsum(["ij,jk->ik", "ij,jk->iq"][rank], D, np.ones((3, 2))),
 ]
@@ -75,6 +77,8 @@ ON_BOTH = [
     "InputError: memory: 'much' is not",
     "InputError: none.npy: there is no file",
     "InputError: parts: 4×3 cannot be cut 3×1",
+    "EinmpiError: einmpi: rank 1 has another command",
+    "EinmpiError: einmpi: rank 1 has another command",
     "InputError: gather: there is no rank 2",
     "InputError: einsum: the output 'iq' is wrong",
 ]

@@ -166,7 +166,11 @@ class DistArray:
             whole = np.asarray(on_host(array))
             return whole, _layout(own_comm, whole.shape, parts)
 
-        whole, layout = together(own_comm, lay_out, lambda found: f"{found[0].dtype} {found[1]}")
+        def fingerprint(found: tuple[Array, Layout]) -> str:
+            whole, layout = found
+            return f"{whole.dtype} {whole.shape} {layout}"
+
+        whole, layout = together(own_comm, lay_out, fingerprint)
         block = layout.block(own_comm.rank)
         assert block is not None
         local = np.empty(shape(block), whole.dtype.newbyteorder("="))
@@ -199,7 +203,11 @@ class DistArray:
         InputError
             The file cannot be read, or the ranks cannot be divided into these parts.
         """
-        layout = together(comm, lambda: _layout(comm, dataset.selected_shape, parts), str)
+        layout = together(
+            comm,
+            lambda: _layout(comm, dataset.selected_shape, parts),
+            lambda found: f"{found.bound} {found}",
+        )
         # A number is read as a vector of one element.
         vector = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         block = vector.block(comm.rank)

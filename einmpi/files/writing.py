@@ -77,7 +77,10 @@ def save_hdf5(
             raise InputError("to_hdf5", f"chunks are {chunks!r}", f"{array.ndim} positive integers")
         return tensor_of(array, dataset, None, chunks, compression)
 
-    tensor = together(array.comm, check_arguments, lambda found: repr((found.name, found.storage)))
+    def fingerprint(found: Tensor) -> str:
+        return repr((file, found.name, found.storage))
+
+    tensor = together(array.comm, check_arguments, fingerprint)
     check = partial(check_target, file, {dataset: ""}, HDF5)
     with claimed({file: ""}, array.comm, check) as claim:
         write([OutputFile(file, "", HDF5, [tensor])], {}, claim)
