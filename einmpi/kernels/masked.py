@@ -10,9 +10,10 @@ from einmpi.errors import InputError
 
 def check_not_masked(where: str, name: str, given: Any) -> None:
     """Refuse a masked array, or a list that contains one."""
-    # Without this module there are no masked arrays; to import it would take a while.
-    module = sys.modules.get("numpy.ma")
-    if module is not None and _contains(given, module.MaskedArray):
+    # Without this module there are no masked arrays; to import it would take a while. Another thread
+    # may be importing it at this moment.
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if kind is not None and _contains(given, kind):
         raise InputError(
             where,
             f"{name} is a masked array",
