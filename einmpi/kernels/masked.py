@@ -10,8 +10,8 @@ from einmpi.errors import InputError
 
 def check_not_masked(where: str, name: str, given: Any) -> None:
     """Refuse a masked array, or a list that contains one."""
-    # Without this module there are no masked arrays; to import it would take a while. Another thread
-    # may be importing it at this moment.
+    # Without this module there are no masked arrays; to import it would take a while. Another
+    # thread may be importing it at this moment.
     kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
     if kind is not None and _contains(given, kind):
         raise InputError(
