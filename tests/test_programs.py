@@ -148,6 +148,22 @@ def test_one_rank_ends(case):
     assert ("Traceback" in done.stderr) == (case != "memory")
 
 
+SUBSETS = f"""{START}
+step(good)
+some = MPI.COMM_WORLD.Split(rank < 2)
+if rank < 2:
+    einmpi.run(job, good, some)
+print("end", flush=True)
+"""
+
+
+@pytest.mark.mpirun
+@needs_mpirun
+def test_ranks_that_used_different_communicators_last_end():
+    done = run_mpi(3, SUBSETS, timeout=LIMIT)
+    assert (done.returncode, done.stdout) == (0, "end\n" * 3), done.stderr
+
+
 INTERRUPTED = """
 import sys
 from mpi4py import MPI

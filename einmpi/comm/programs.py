@@ -23,17 +23,19 @@ class _Program:
     """What is done when this program ends, once it uses a communicator of several ranks."""
 
     def __init__(self) -> None:
-        self._comm: MpiComm | None = None  # the last one used
-        self._pid = 0
+        self._comms: list[MpiComm] = []  # all that were used, in the order of their first uses
+        self._pid = 0  # of the rank; 0 as long as nothing is watched
         self._previous_hook = sys.excepthook
 
     def watch(self, comm: MpiComm) -> None:
-        if self._comm is None:
+        if not self._pid:
             self._pid = os.getpid()
             self._previous_hook = sys.excepthook
             sys.excepthook = self._end_all_ranks
             atexit.register(self._announce_end)
-        self._comm = comm
+        if comm not in self._comms:
+            self._comms = [known for known in self._comms if not known.is_freed]
+            self._comms.append(comm)
 
     def _end_all_ranks(
         self,
@@ -49,10 +51,14 @@ class _Program:
     def _announce_end(self) -> None:
         """Tell ranks that wait in a call for this one that it has ended.
 
-        MPI itself would let them wait, and this rank as well.
+        MPI itself would let them wait, and this rank as well. Ranks have different communicators,
+        but all of them first use those that they share in the same order.
         """
-        if self._is_own_process() and self._comm is not None and not self._comm.is_freed:
-            announce_end(self._comm)
+        if not self._is_own_process():
+            return
+        for comm in self._comms:
+            if not comm.is_freed:
+                announce_end(comm)
 
     def _is_own_process(self) -> bool:
         """Return whether this is the rank itself, not a child process of it."""
