@@ -35,6 +35,8 @@ _SETTINGS = {
     **OMPI_SETTINGS,
     "OPENBLAS_NUM_THREADS": "1",  # threads of many ranks on few cores hide everything else
     "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests"))),
+    # Unbuffered, print writes a line and its end apart, and lines of ranks are mixed.
+    "PYTHONUNBUFFERED": "",
 }
 
 

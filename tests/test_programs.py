@@ -161,7 +161,7 @@ print("end", flush=True)
 @needs_mpirun
 def test_ranks_that_used_different_communicators_last_end():
     done = run_mpi(3, SUBSETS, timeout=LIMIT)
-    assert (done.returncode, done.stdout) == (0, "end\n" * 3), done.stderr
+    assert (done.returncode, done.stdout.count("end")) == (0, 3), done.stderr
 
 
 INTERRUPTED = """
