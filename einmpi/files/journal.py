@@ -26,7 +26,7 @@ from einmpi.files.identity import identity_at
 from einmpi.files.locks import Lock, acquire_lock, lock_path
 from einmpi.process.trust import why_open_to_others
 
-_FORMAT = "einmpi journal 1"
+_FORMAT = "einmpi journal 2"
 _MOST_BYTES = 2**24  # of a journal that is read
 _WAIT_SECONDS = 5.0  # for a living run to finish its renames before one of its files is read
 _LOOK_SECONDS = 0.02
@@ -69,8 +69,12 @@ class Journal:
         """Return the path of a second name of the old file, by which it can come back."""
         return hidden_path(entry.target, f"{self.token}.old")
 
-    def text(self) -> str:
-        files = [[entry.target, entry.old, entry.new_inode] for entry in self.entries]
+    def text(self, folder: str) -> str:
+        """Return what is written into a folder. The whole may be renamed: paths begin there."""
+        files = []
+        for entry in self.entries:
+            path = os.path.relpath(entry.target, folder)
+            files.append([path, entry.old, entry.new_inode])
         content = {"format": _FORMAT, "token": self.token, "forward": self.forward, "files": files}
         return json.dumps(content)
 
@@ -175,7 +179,7 @@ def write_journal(journal: Journal, target: str) -> None:
         os.remove(draft)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w", encoding="utf-8") as file:
-        file.write(journal.text())
+        file.write(journal.text(os.path.dirname(target)))
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, _journal_path(target))
@@ -208,7 +212,8 @@ def _read(target: str) -> Journal | None:
             return None
         entries = []
         for path, old, new_inode in content["files"]:
-            entries.append(Entry(str(path), None if old is None else tuple(old), int(new_inode)))
+            place = os.path.normpath(os.path.join(os.path.dirname(target), path))
+            entries.append(Entry(place, None if old is None else tuple(old), int(new_inode)))
         journal = Journal(str(content["token"]), bool(content["forward"]), tuple(entries))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -390,6 +390,14 @@ def test_a_file_changed_since_the_kill_is_kept(two):
     assert values() == {"a": NEW["a"], "b": [7, 7, 7]} and leftovers() == []
 
 
+def test_a_folder_renamed_since_the_kill(two, monkeypatch):
+    assert in_child(run_and_die, "/b.npy") == -signal.SIGKILL
+    renamed = two.rename(two.with_name("renamed"))
+    monkeypatch.chdir(renamed)
+    read_second_file()
+    assert values() == NEW and leftovers() == []
+
+
 @pytest.mark.parametrize("planted", ["mode", "link", "elsewhere", "not a journal"])
 def test_a_journal_that_others_may_have_written_is_not_used(two, planted):
     assert in_child(run_and_die, "/b.npy") == -signal.SIGKILL
