@@ -101,6 +101,13 @@ other = MPI.COMM_WORLD.Dup()
 einmpi.DistArray.from_global(np.ones((2, 2)), other)
 other.Free()
 """
+SWITCHES = """
+other = MPI.COMM_WORLD.Dup()
+def step(inputs):
+    return einmpi.run(job, inputs, other)
+step(good)
+"""
+BEFORE = {"freed communicator": FREES, "exit among communicators": SWITCHES}
 ENDS = {
     "exception": ("1 / 0", "einmpi: error: rank 1: ZeroDivisionError: division by zero"),
     "freed communicator": (
@@ -108,6 +115,12 @@ ENDS = {
         "einmpi: error: rank 1: ZeroDivisionError: division by zero",
     ),
     "exit": (
+        "sys.exit(3)",
+        "einmpi: error: rank 0: rank 1 has ended its program, and others go on; all ranks must "
+        "make the same calls",
+    ),
+    # Its other ranks use another communicator than the first one.
+    "exit among communicators": (
         "sys.exit(3)",
         "einmpi: error: rank 0: rank 1 has ended its program, and others go on; all ranks must "
         "make the same calls",
@@ -132,12 +145,13 @@ ENDS = {
         "exception",
         "exit",
         "freed communicator",
+        "exit among communicators",
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("interrupted", "memory")),
     ],
 )
 def test_one_rank_ends(case):
     code, line = ENDS[case]
-    before = FREES if case == "freed communicator" else ""
+    before = BEFORE.get(case, "")
     program = (
         f"{START}\nstep(good)\n{before}if rank == 1:\n    {code}\nwhile True:\n    step(good)\n"
     )

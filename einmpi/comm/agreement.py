@@ -7,6 +7,7 @@ from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 from einmpi.comm.base import Comm
+from einmpi.comm.mpi import MpiComm, Steps
 from einmpi.errors import EinmpiError, failure, on_one_line
 from einmpi.version import __version__
 
@@ -126,15 +127,16 @@ def find_first_failure(comm: Comm, error: Exception | None, order: int) -> Excep
     return failure(EinmpiError.status, f"rank {rank}: {found[rank]}", everywhere=True)
 
 
-def announce_end(comm: Comm) -> None:
+def announce_end(comm: MpiComm) -> Steps[None]:
     """Tell the other ranks that this one makes no more calls.
 
-    Return when all others end too, or when they have learnt of it in `together`.
+    It is done when all others end too, or when they have learnt of it in `together`.
     """
     if comm in _ended_ranks:  # it has ended before, and waits for nothing
         return
-    if comm.same(_ENDED) is not None:
-        comm.allgather_text(_ENDED)
+    different = yield from comm.same_in_steps(_ENDED)
+    if different is not None:
+        yield from comm.allgather_text_in_steps(_ENDED)
 
 
 def describe_error(error: BaseException) -> str:

@@ -14,9 +14,9 @@ import termios
 import time
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,12 @@ _YIELDS = 200
 _SHORTEST_SLEEP = 2e-5
 _LONGEST_SLEEP = 5e-4
 _FORWARDING_SECONDS = 0.5  # at most, for the launcher to read the last line of a rank
+
+
+Result = TypeVar("Result")
+# A call that yields each request of MPI before it goes on, and returns its result. Several calls
+# on different communicators can wait side by side.
+Steps: TypeAlias = Generator[Any, None, Result]
 
 
 class _CommAttribute:
@@ -147,6 +153,27 @@ def _wait_for_reader() -> None:
             if not unread[0]:
                 return
             time.sleep(0.01)
+
+
+def finish_side_by_side(calls: Sequence[Steps[None]]) -> None:
+    """Finish calls on different communicators, in whatever order the other ranks allow."""
+    waiting: list[tuple[Steps[None], Any]] = []
+    for steps in calls:
+        with contextlib.suppress(StopIteration):
+            waiting.append((steps, next(steps)))
+    pause = _SHORTEST_SLEEP
+    while waiting:
+        unfinished = []
+        for steps, request in waiting:
+            if not request.Test():
+                unfinished.append((steps, request))
+                continue
+            pause = _SHORTEST_SLEEP
+            with contextlib.suppress(StopIteration):
+                unfinished.append((steps, next(steps)))
+        waiting = unfinished
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_SLEEP)
 
 
 def _mpi() -> Any:
@@ -331,32 +358,52 @@ class MpiComm:
     # ---- control ---------------------------------------------------------------------------------
 
     def lowest(self, number: int) -> int:
-        lowest = np.array([number], np.int64)
-        target = [lowest, self._mpi.INT64_T]
-        self._wait([self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)])
-        return int(lowest[0])
+        return self._finish(self._lowest_in_steps(number))
 
     def same(self, text: str) -> int | None:
-        own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-        first = own.copy()
-        self._wait([self._all.Ibcast([first, self._mpi.BYTE], root=0)])
-        is_same = bool((own == first).all())
-        different = self.lowest(self.size if is_same else self.rank)
-        return None if different == self.size else different
+        return self._finish(self.same_in_steps(text))
 
     def allgather_text(self, text: str) -> list[str]:
-        if self.same(text) is None:  # the usual case, whose cost does not grow with the ranks
+        return self._finish(self.allgather_text_in_steps(text))
+
+    def _lowest_in_steps(self, number: int) -> Steps[int]:
+        lowest = np.array([number], np.int64)
+        target = [lowest, self._mpi.INT64_T]
+        yield self._all.Iallreduce(self._mpi.IN_PLACE, target, self._mpi.MIN)
+        return int(lowest[0])
+
+    def same_in_steps(self, text: str) -> Steps[int | None]:
+        own = np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
+        first = own.copy()
+        yield self._all.Ibcast([first, self._mpi.BYTE], root=0)
+        is_same = bool((own == first).all())
+        different = yield from self._lowest_in_steps(self.size if is_same else self.rank)
+        return None if different == self.size else different
+
+    def allgather_text_in_steps(self, text: str) -> Steps[list[str]]:
+        different = yield from self.same_in_steps(text)
+        if different is None:  # the usual case, whose cost does not grow with the ranks
             return [text] * self.size
         own = np.frombuffer(text.encode(), np.uint8)
         length = np.array([own.size], np.int64)
         lengths = np.empty(self.size, np.int64)
         integer = self._mpi.INT64_T
-        self._wait([self._all.Iallgather([length, integer], [lengths, integer])])
+        yield self._all.Iallgather([length, integer], [lengths, integer])
         counts = lengths.tolist()
         everything = np.empty(sum(counts), np.uint8)
         target = [everything, counts, self._mpi.BYTE]
-        self._wait([self._all.Iallgatherv([own, self._mpi.BYTE], target)])
+        yield self._all.Iallgatherv([own, self._mpi.BYTE], target)
         return [piece.tobytes().decode() for piece in pieces_of(everything, counts)]
+
+    def _finish(self, steps: Steps[Result]) -> Result:
+        """Wait for one request of a call after another; return the result of the call."""
+        while True:
+            try:
+                request = next(steps)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            self._wait([request])
 
     def barrier(self) -> None:
         self._wait([self._all.Ibarrier()])

@@ -14,7 +14,7 @@ from typing import Any
 
 from einmpi.comm.agreement import announce_end
 from einmpi.comm.base import Comm
-from einmpi.comm.mpi import MpiComm, abort, comm_of, mpi_has_ended, world
+from einmpi.comm.mpi import MpiComm, abort, comm_of, finish_side_by_side, mpi_has_ended, world
 from einmpi.errors import is_everywhere
 from einmpi.process.abort import abort_all_ranks, abort_on_error
 
@@ -51,14 +51,12 @@ class _Program:
     def _announce_end(self) -> None:
         """Tell ranks that wait in a call for this one that it has ended.
 
-        MPI itself would let them wait, and this rank as well. Ranks have different communicators,
-        but all of them first use those that they share in the same order.
+        MPI itself would let them wait, and this rank as well. They may wait on any communicator,
+        or end and have used other ones.
         """
-        if not self._is_own_process():
-            return
-        for comm in self._comms:
-            if not comm.is_freed:
-                announce_end(comm)
+        if self._is_own_process():
+            comms = [comm for comm in self._comms if not comm.is_freed]
+            finish_side_by_side([announce_end(comm) for comm in comms])
 
     def _is_own_process(self) -> bool:
         """Return whether this is the rank itself, not a child process of it."""
