@@ -357,7 +357,7 @@ READERS = (
     ROOT / "einmpi/files/load.py",
     ROOT / "einmpi/files/writing.py",
     ROOT / "einmpi/compiled/dist_array.py",
-    ROOT / "einmpi/api.py",
+    *modules_of("api"),
     ROOT / "einmpi/compiled/program.py",
 )
 # Modules whose errors are shown in console blocks, which run in other processes.

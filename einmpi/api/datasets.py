@@ -1,0 +1,90 @@
+"""Read a tensor from a file to the ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from einmpi.comm.agreement import together
+from einmpi.errors import InputError
+from einmpi.files.datasets import Dataset
+from einmpi.files.formats import find, known_format
+from einmpi.files.specs import InputSpec
+
+if TYPE_CHECKING:
+    from einmpi.compiled.dist_array import DistArray
+
+
+def open_dataset(
+    file: str | os.PathLike[str],
+    dataset: str | None = None,
+    comm: Any = None,
+    parts: Sequence[int] | None = None,
+    rows: slice | None = None,
+    follow: Sequence[str | os.PathLike[str]] = (),
+) -> DistArray:
+    """Read a tensor from a file. All ranks call it; each element is read once.
+
+    Parameters
+    ----------
+    file : path
+        A file of any format that a job can read.
+    dataset : str, optional
+        The name of the tensor in the file: the path of an HDF5 dataset, or the name of a tensor in
+        a safetensors file. An .npy file holds a single tensor and needs none.
+    comm : mpi4py communicator, optional
+        The ranks; by default all that mpirun started, or this process alone.
+    parts : sequence of int, optional
+        Into how many parts to cut each dimension, as for ``DistArray.from_global``.
+    rows : slice, optional
+        The part of the first dimension to read.
+    follow : sequence of path, optional
+        Folders to which links in an HDF5 file may lead, besides the folder of the file itself.
+
+    Returns
+    -------
+    DistArray
+        The tensor, cut over all ranks.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, or an argument is wrong.
+
+    Examples
+    --------
+    >>> np.save("steps.npy", np.arange(10.0))
+    >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
+    array([2., 3., 4.])
+    """
+    from einmpi.comm.programs import comm_of_program
+    from einmpi.compiled.dist_array import DistArray
+
+    own_comm = comm_of_program(comm)
+    path = os.fspath(file)
+
+    def find_tensor() -> Dataset:
+        chosen = None
+        if rows is not None:
+            if not isinstance(rows, slice) or rows.step not in (None, 1):
+                raise InputError(
+                    "open_dataset", f"rows is {rows!r}", "a slice such as slice(0, 1000)"
+                )
+            chosen = (rows.start, rows.stop)
+        file_format = known_format(path, path)
+        if file_format.key and not dataset:
+            raise InputError(
+                "open_dataset",
+                f"the {file_format.key} of {path} is missing",
+                f'a second argument such as "{file_format.example_name}"',
+            )
+        if isinstance(follow, str | os.PathLike):
+            raise InputError(
+                "open_dataset", f"follow is {follow!r}", "a list of folders such as ['/data']"
+            )
+        folders = tuple(os.fspath(folder) for folder in follow)
+        return find(InputSpec("", file=path, inside=dataset or "", rows=chosen, follow=folders))
+
+    found = together(own_comm, find_tensor, Dataset.as_read)
+    return DistArray.from_dataset(found, own_comm, parts)

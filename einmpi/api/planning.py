@@ -1,0 +1,119 @@
+"""Plan a job: what it asks of a plan, and the plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from einmpi.errors import InputError
+from einmpi.job.job import Job, with_strict
+from einmpi.units import parse_bytes
+
+if TYPE_CHECKING:
+    from einmpi.planner.plan import Options, Plan
+
+
+def options_of(
+    job: Job,
+    strategy: str | None = None,
+    memory: int | str | None = None,
+    pin: Mapping[str, Sequence[int]] | None = None,
+    machine: str | os.PathLike[str] | None = None,
+    nodes: int = 1,
+) -> Options:
+    """Return what a job asks of a plan; the other arguments take precedence over the job."""
+    # Imported here so that `import einmpi` stays fast.
+    from einmpi.planner.machine import read_machine
+    from einmpi.planner.plan import Options
+
+    limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
+    used_inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]
+    pins: dict[str, tuple[int, ...]] = {}
+    for spec in used_inputs:
+        if spec.parts is not None:
+            pins[spec.name] = spec.parts
+    for output in job.outputs:
+        if output.parts is not None:
+            pins[output.name] = output.parts
+    for name, parts in (pin or {}).items():
+        pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
+    machine_file = job.machine if machine is None else os.fspath(machine)
+    return Options(
+        strategy or job.strategy,
+        limit,
+        tuple(spec.name for spec in used_inputs if spec.resident),
+        pins,
+        job.roles,
+        nodes=nodes,
+        machine=None if machine_file is None else read_machine(machine_file),
+        files=tuple(spec.name for spec in used_inputs if spec.file is not None),
+    )
+
+
+def plan(
+    job: Job,
+    ranks: int,
+    *,
+    strategy: str | None = None,
+    memory: int | str | None = None,
+    pin: Mapping[str, Sequence[int]] | None = None,
+    nodes: int = 1,
+    machine: str | os.PathLike[str] | None = None,
+    strict: bool | None = None,
+) -> Plan:
+    """Plan how a job is cut over ranks. No MPI is started and no data is read.
+
+    ``print(plan)`` shows what the command ``einmpi plan`` prints.
+
+    Parameters
+    ----------
+    job : Job
+        What to compute.
+    ranks : int
+        The number of ranks.
+    strategy : str, optional
+        How cuts are chosen; by default as the job says.
+    memory : int or str, optional
+        The limit per rank, in bytes or as a text such as ``"4 GiB"``; by default as the job says.
+    pin : mapping of str to sequence of int, optional
+        For inputs and outputs, into how many parts each dimension has to be cut.
+    nodes : int, optional
+        The number of nodes. Each has the same number of ranks.
+    machine : path, optional
+        A file that ``einmpi calibrate`` has written. The plan is then made for the times in it,
+        and has ``seconds_predicted``.
+    strict : bool, optional
+        Whether to make only rewrites that are exact for all values, inf and nan included; by
+        default as the job says.
+
+    Returns
+    -------
+    Plan
+        The plan.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or no plan stays within the memory limit.
+
+    Examples
+    --------
+    >>> job = einmpi.program("Z[i,k] = sum(A[i,j] * B[j,k])", A=(400, 300), B=(300, 400))
+    >>> einmpi.plan(job, ranks=4).parts("Z")
+    {'i': 2, 'k': 2, 'j': 1}
+    >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
+    320000
+    """
+    from einmpi.planner.make_plan import make_plan
+
+    if strict is not None:
+        job = with_strict(job, truth_value("strict", strict))
+    return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin, machine, nodes))
+
+
+def truth_value(name: str, given: bool) -> bool:
+    """Return a truth value that a caller gave; refuse anything else."""
+    if not isinstance(given, bool):
+        raise InputError(name, f"{given!r} is not a truth value", "True or False")
+    return given
