@@ -1,49 +1,35 @@
-"""Sets of indices as runs, and regions of tensors as products of them: all index arithmetic."""
+"""Regions of tensors, as products of runs of indices, and their places in buffers."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.planner.mesh import Mesh
+# Those with `as` belong to the vocabulary of this module too, for rooms that know no planner.
+from einmpi.planner.runs import Runs as Runs
+from einmpi.planner.runs import intersect as intersect
+from einmpi.planner.runs import joined
+from einmpi.planner.runs import length as length
+from einmpi.planner.runs import one_run as one_run
+from einmpi.planner.runs import share as share
+from einmpi.planner.runs import whole as whole
 
-# A run is a range of indices [start, stop). The indices {0, 1, 2, 3, 8, 9} of a dimension are the
-# runs ((0, 4), (8, 10)): in ascending order, none of them empty, no two of them adjacent. So equal
-# sets of indices are equal tuples.
-#
 # A region has runs for each dimension, and consists of all combinations of their indices. The
 # region (((0, 4), (8, 10)), ((5, 6),)) of a matrix has six rows and one column.
 #
 # A region that a rank holds is stored densely in a buffer of the region's shape. There, the places
 # of the rows 0–3, 8 and 9 are 0 to 5. `locate` turns indices into places: the rows ((8, 10),) of
 # this buffer are at the places ((4, 6),).
-Runs: TypeAlias = tuple[tuple[int, int], ...]
 Region: TypeAlias = tuple[Runs, ...]
 Box: TypeAlias = tuple[slice, ...]
 
 
 # ---- size and text ------------------------------------------------------------------------------
-
-
-def one_run(start: int, stop: int) -> Runs:
-    """Return the indices from `start` up to `stop`."""
-    return ((start, stop),) if stop > start else ()
-
-
-def whole(extent: int) -> Runs:
-    """Return all indices of a dimension."""
-    return one_run(0, extent)
-
-
-def length(runs: Runs) -> int:
-    """Return the number of indices."""
-    return sum(stop - start for start, stop in runs)
 
 
 def shape(region: Region) -> tuple[int, ...]:
@@ -82,78 +68,12 @@ def indices(runs: Runs) -> npt.NDArray[np.intp]:
     return np.concatenate([np.arange(start, stop) for start, stop in runs])
 
 
-# ---- the share of a rank ------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=65536)
-def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
-    """Return the indices of a label that belong to the given digits of a rank.
-
-    `cuts` are the (axis, digit) pairs of the axes that cut the label. Example: on the mesh of
-    6 = 3·2 ranks a label of extent 12 falls into 6 blocks of 2 indices, one for each pair of
-    digits. The cut (0, 1) selects the blocks with the first digit 1: ((4, 8),). The cut (1, 1)
-    selects the blocks with the second digit 1: ((2, 4), (6, 8), (10, 12)).
-    """
-    found = whole(extent)
-    for window in mesh.windows(extent):
-        digit = {axis: value for axis, value in cuts if axis in window}
-        if digit:
-            found = intersect(found, _share_of_window(mesh, extent, window, digit))
-    return found
-
-
-def _share_of_window(mesh: Mesh, extent: int, window: Sequence[int], digit: dict[int, int]) -> Runs:
-    """Return the indices whose block has the given digits.
-
-    The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
-    """
-    blocks = prod(mesh.factors[axis] for axis in window)
-    selected = np.arange(blocks)
-    unit = blocks  # how many blocks in a row have the same digit on the current axis
-    for axis in window:
-        unit //= mesh.factors[axis]
-        if axis in digit:
-            selected = selected[selected // unit % mesh.factors[axis] == digit[axis]]
-    starts = -(-selected * extent // blocks)
-    stops = -(-(selected + 1) * extent // blocks)
-    return _joined(zip(starts.tolist(), stops.tolist(), strict=True))
-
-
-def _joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Drop empty runs and join adjacent ones; the runs are in ascending order."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in runs:
-        if start == stop:
-            continue
-        if joined and joined[-1][1] == start:
-            joined[-1] = joined[-1][0], stop
-        else:
-            joined.append((start, stop))
-    return tuple(joined)
-
-
 # ---- sets of indices ----------------------------------------------------------------------------
-
-
-def intersect(one: Runs, two: Runs) -> Runs:
-    """Return the indices that both have."""
-    found = []
-    k = m = 0
-    while k < len(one) and m < len(two):
-        start = max(one[k][0], two[m][0])
-        stop = min(one[k][1], two[m][1])
-        if start < stop:
-            found.append((start, stop))
-        if one[k][1] < two[m][1]:
-            k += 1
-        else:
-            m += 1
-    return tuple(found)
 
 
 def union(parts: Iterable[Runs]) -> Runs:
     """Return the indices of all parts, which must be disjoint."""
-    return _joined(sorted(itertools.chain.from_iterable(parts)))
+    return joined(sorted(itertools.chain.from_iterable(parts)))
 
 
 def subtract(one: Runs, two: Runs) -> Runs:
@@ -183,7 +103,7 @@ def locate(inner: Runs, outer: Runs) -> Runs:
             k += 1
         assert outer[k][0] <= start and stop <= outer[k][1], "the inner indices are not all there"
         found.append((stored + start - outer[k][0], stored + stop - outer[k][0]))
-    return _joined(found)
+    return joined(found)
 
 
 def split(runs: Runs, pieces: int, which: int) -> Runs:

@@ -1,0 +1,95 @@
+"""Sets of indices as runs: the indices of a label that a rank has, and what two sets share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from einmpi.planner.mesh import Mesh
+
+# A run is a range of indices [start, stop). The indices {0, 1, 2, 3, 8, 9} of a dimension are the
+# runs ((0, 4), (8, 10)): in ascending order, none of them empty, no two of them adjacent. So equal
+# sets of indices are equal tuples.
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def one_run(start: int, stop: int) -> Runs:
+    """Return the indices from `start` up to `stop`."""
+    return ((start, stop),) if stop > start else ()
+
+
+def whole(extent: int) -> Runs:
+    """Return all indices of a dimension."""
+    return one_run(0, extent)
+
+
+def length(runs: Runs) -> int:
+    """Return the number of indices."""
+    return sum(stop - start for start, stop in runs)
+
+
+@lru_cache(maxsize=65536)
+def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
+    """Return the indices of a label that belong to the given digits of a rank.
+
+    `cuts` are the (axis, digit) pairs of the axes that cut the label. Example: on the mesh of
+    6 = 3·2 ranks a label of extent 12 falls into 6 blocks of 2 indices, one for each pair of
+    digits. The cut (0, 1) selects the blocks with the first digit 1: ((4, 8),). The cut (1, 1)
+    selects the blocks with the second digit 1: ((2, 4), (6, 8), (10, 12)).
+    """
+    found = whole(extent)
+    for window in mesh.windows(extent):
+        digit = {axis: value for axis, value in cuts if axis in window}
+        if digit:
+            found = intersect(found, _share_of_window(mesh, extent, window, digit))
+    return found
+
+
+def _share_of_window(mesh: Mesh, extent: int, window: Sequence[int], digit: dict[int, int]) -> Runs:
+    """Return the indices whose block has the given digits.
+
+    The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
+    """
+    blocks = prod(mesh.factors[axis] for axis in window)
+    selected = np.arange(blocks)
+    unit = blocks  # how many blocks in a row have the same digit on the current axis
+    for axis in window:
+        unit //= mesh.factors[axis]
+        if axis in digit:
+            selected = selected[selected // unit % mesh.factors[axis] == digit[axis]]
+    starts = -(-selected * extent // blocks)
+    stops = -(-(selected + 1) * extent // blocks)
+    return joined(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Drop empty runs and join adjacent ones; the runs are in ascending order."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if start == stop:
+            continue
+        if joined and joined[-1][1] == start:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def intersect(one: Runs, two: Runs) -> Runs:
+    """Return the indices that both have."""
+    found = []
+    k = m = 0
+    while k < len(one) and m < len(two):
+        start = max(one[k][0], two[m][0])
+        stop = min(one[k][1], two[m][1])
+        if start < stop:
+            found.append((start, stop))
+        if one[k][1] < two[m][1]:
+            k += 1
+        else:
+            m += 1
+    return tuple(found)
