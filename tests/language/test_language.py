@@ -560,6 +560,18 @@ def test_dtype_of_aggregates(dtype: str) -> None:
         assert result("z = min(X[i])", {"X": x}) == x.min()
 
 
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 0.5, 1.0, 2.0, 2j])
+@pytest.mark.parametrize("dtype", cpu_dtypes())
+def test_dtype_of_a_power_does_not_depend_on_the_exponent(dtype: str, exponent: complex) -> None:
+    """np.power is the rule. For a bool array, the operator of numpy has another dtype at 2."""
+    x = np.array([1, 0], dtype)
+    found = result(f"Z[i] = X[i] ** {exponent}", {"X": x})
+    with np.errstate(invalid="ignore"):
+        wanted = np.power(x, exponent)
+    assert found.dtype == wanted.dtype
+    assert_allclose(found, wanted)
+
+
 def test_sums_of_integers_widen() -> None:
     big = np.full(4, 2**30, np.int32)
     check("z = sum(X[i])", {"X": big}, np.int64(2**32))

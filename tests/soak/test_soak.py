@@ -20,6 +20,7 @@ from tests.soak.tree import (
     Define,
     Input,
     Label,
+    Number,
     Operation,
     Program,
     Read,
@@ -78,6 +79,19 @@ def test_the_oracle_computes_integers_as_numpy():
     assert evaluate(product())["Z"].value == 11
     wrapped = evaluate(product(left=(2**20, 0), right=(2**20, 0)))["Z"]
     assert (int(wrapped.value), wrapped.value.dtype) == (0, np.int64)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 2.0, 0.5])
+@pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "float32"])
+def test_the_oracle_knows_the_dtype_of_a_power(dtype, exponent):
+    """The operator of numpy makes an int8 of a bool array ** 2; np.power does not."""
+    power = Operation("**", (Read("A", (LABEL,)), Number(exponent)))
+    values = np.array([1, 0], dtype)
+    inputs = (Input("A", ("s0",), values),)
+    program = Program({"s0": 2}, inputs, (Define("Z", (LABEL,), power),))
+    job = einmpi.program(program_text(program), A=values)
+    found = einmpi.run(job, {"A": values})["Z"].gather()
+    assert disagreement(found, evaluate(program)["Z"]) == ""
 
 
 def test_the_oracle_marks_what_a_rewrite_may_change():
