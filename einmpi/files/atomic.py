@@ -22,6 +22,10 @@ _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying
 FAILURES = (OSError, RuntimeError, ValueError, MemoryError)
 
 
+class FileRefused(OSError):
+    """A file that the system would open and this package does not; `str(error)` is the reason."""
+
+
 class NotPublished(OSError):
     """Drafts have not taken the places of their targets, all or some of them.
 
@@ -173,7 +177,7 @@ def cannot_write(place: str, file: str, reason: str) -> EinmpiError:
 
 def reason_of(error: BaseException) -> str:
     """Return what the system says, or HDF5, which quotes the system among other things."""
-    if isinstance(error, NotPublished):
+    if isinstance(error, (FileRefused, NotPublished)):
         return str(error)
     number = getattr(error, "errno", None)
     if not number:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
 from dataclasses import dataclass
 
-from einmpi.files.atomic import hidden_path
+from einmpi.files.atomic import FileRefused, hidden_path
+
+# What may be in the place of a lock file, as a person would call it.
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,11 @@ def acquire_lock(target: str) -> Lock:
 def _open_lock_file(path: str) -> int:
     """Open a lock file, which is made if there is none.
 
-    One that a killed run of another user has left can be locked too, if it can be read.
+    One that a killed run of another user has left can be locked too, if it can be read. Raise
+    FileRefused if something else has its name: it is not opened, as that alone may have effects.
     """
+    with contextlib.suppress(FileNotFoundError):
+        _require_regular_file(path, os.lstat(path))
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
@@ -78,7 +90,17 @@ def _open_lock_file(path: str) -> int:
             descriptor = os.open(path, flags | os.O_RDONLY)
         except OSError:
             raise error from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        _require_regular_file(path, os.fstat(descriptor))
+    except FileRefused:
         os.close(descriptor)
-        raise OSError(errno.EEXIST, f"{path} is not a regular file")
+        raise
     return descriptor
+
+
+def _require_regular_file(path: str, status: os.stat_result) -> None:
+    """Raise FileRefused if a path is not that of a regular file."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a regular file")
+        what = f"its lock file {path} is {kind}"
+        raise FileRefused(f"{what}; expected a regular file; remove it")

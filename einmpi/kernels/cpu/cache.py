@@ -158,7 +158,9 @@ def _lock(path: Path) -> Iterator[None]:
     Raise TimeoutError after LOCK_SECONDS. On a file system without locks two processes may compile
     the same kernel; the files of either are good.
     """
-    with path.open("w") as file:
+    # A named pipe in its place would wait for a reader without O_NONBLOCK.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    with open(descriptor, "wb") as file:
         end = time.monotonic() + LOCK_SECONDS
         while True:
             try:

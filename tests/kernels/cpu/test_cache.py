@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import signal
 
 import numba
 import pytest
@@ -157,6 +158,18 @@ def test_a_umask_that_lets_a_group_write_does_not_open_the_cache(build, tmp_path
         os.umask(before)
     for path in [tmp_path / "cache", *(tmp_path / "cache").rglob("*")]:
         assert not path.stat().st_mode & 0o022 or path.suffix == ".lock", path
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(build, folder):
+    assert build() == ("compiled", [])
+    (lock,) = folder.rglob("*.lock")
+    (sums,) = folder.rglob("*.sum")
+    sums.unlink()  # so the kernel must be compiled again
+    lock.unlink()
+    os.mkfifo(lock)
+    signal.alarm(60)  # ends the process if it waits
+    assert build() == ("compiled", [])
+    signal.alarm(0)
 
 
 @pytest.mark.slow
