@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from einmpi.arguments import optional_text, path_name
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset
@@ -62,9 +63,10 @@ def open_dataset(
     from einmpi.compiled.dist_array import DistArray
 
     own_comm = comm_of_program(comm)
-    path = os.fspath(file)
 
     def find_tensor() -> Dataset:
+        path = path_name("open_dataset", file)
+        optional_text("open_dataset", "dataset", dataset, "/X")
         chosen = None
         if rows is not None:
             if not isinstance(rows, slice) or rows.step not in (None, 1):
@@ -79,11 +81,11 @@ def open_dataset(
                 f"the {file_format.key} of {path} is missing",
                 f'a second argument such as "{file_format.example_name}"',
             )
-        if isinstance(follow, str | os.PathLike):
+        if not isinstance(follow, list | tuple):
             raise InputError(
                 "open_dataset", f"follow is {follow!r}", "a list of folders such as ['/data']"
             )
-        folders = tuple(os.fspath(folder) for folder in follow)
+        folders = tuple(path_name("follow", folder) for folder in follow)
         return find(InputSpec("", file=path, inside=dataset or "", rows=chosen, follow=folders))
 
     found = together(own_comm, find_tensor, Dataset.as_read)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.api.planning import options_of
 from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm
 from einmpi.comm.local import ALONE
 from einmpi.errors import InputError
+from einmpi.job.job import Job
 from einmpi.job.program import program_job
-from einmpi.kernels.masked import check_not_masked
+from einmpi.kernels.given import as_numpy
 from einmpi.language.numpy_einsum import program_text, split_arguments
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def einsum(
 
     distributed = [given for given in arguments if isinstance(given, DistArray)]
     comm: Any = distributed[0].comm if distributed else ALONE
-    compile_einsum = _distributed_einsum if distributed else _local_einsum
 
     def check_and_compile() -> tuple[Compiled, list[Any]]:
         subscripts, operands = split_arguments(arguments)
@@ -77,10 +77,8 @@ def einsum(
             if isinstance(operand, DistArray):
                 arrays.append(operand)
             else:
-                check_not_masked("einsum", f"operand {number}", operand)
-                arrays.append(np.asarray(operand, dtype))
-        kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
-        return compile_einsum(subscripts, kinds, comm), arrays
+                arrays.append(as_numpy("einsum", f"operand {number}", operand, dtype))
+        return _compile_einsum(subscripts, arrays, comm), arrays
 
     compiled, arrays = together(comm, check_and_compile)
     result = compiled({f"x{number}": array for number, array in enumerate(arrays)})["out"]
@@ -88,24 +86,29 @@ def einsum(
         return result
     if out is None:
         return result.local
+    if not isinstance(out, np.ndarray) or out.shape != result.shape:
+        raise InputError("einsum", f"out is {_kind(out)}", f"an array of shape {result.shape}")
     np.copyto(out, result.local, casting="safe")
     return out
 
 
-def _compile_einsum(
-    subscripts: str, operands: tuple[tuple[tuple[int, ...], str], ...], comm: Any
-) -> Compiled:
-    from einmpi.compiled.program import Compiled
-
-    common = ""
-    if operands:
-        common = np.result_type(*(np.dtype(dtype) for _, dtype in operands)).name
-    text = program_text(subscripts, operands, common)
-    inputs = {f"x{number}": operand for number, operand in enumerate(operands)}
-    job = program_job(text, inputs, {}, common, None)
-    return Compiled(job, comm, options_of(job))
+def _kind(given: Any) -> str:
+    if isinstance(given, np.ndarray):
+        return f"an array of shape {given.shape}"
+    return type(given).__name__
 
 
-# What ranks keep of distributed calls must be the same on all of them, whatever else each computes.
-_local_einsum = lru_cache(maxsize=256)(_compile_einsum)
-_distributed_einsum = lru_cache(maxsize=256)(_compile_einsum)
+def _compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compiled:
+    from einmpi.compiled.known import compiled_once
+
+    operands = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
+
+    def make_job() -> Job:
+        common = ""
+        if arrays:
+            common = np.result_type(*(array.dtype for array in arrays)).name
+        text = program_text(subscripts, operands, common)
+        inputs = {f"x{number}": operand for number, operand in enumerate(operands)}
+        return program_job(text, inputs, {}, common, None)
+
+    return compiled_once(comm, ("einsum", subscripts, operands), make_job)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from einmpi.arguments import optional_names, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.files.load import describe
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.job import Job, read_job
 from einmpi.job.program import program_job
+from einmpi.language.statements import Inputs
 
 
 def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
@@ -45,7 +47,8 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: 
     >>> job.title, job.sizes["s"], job.graph.outputs
     ('Matrix chain', 100, ('Z',))
     """
-    return read_job(path, describe, sizes, dtype)
+    name = path_name("load", path)
+    return read_job(name, describe, sizes, optional_text("load", "dtype", dtype, "float32"))
 
 
 def program(
@@ -81,15 +84,14 @@ def program(
     >>> print(job.graph["Z"].bound, job.graph["Z"].dtype)
     (40, 30) float64
     """
+    if dtype is None:
+        dtype = "float64"
     inputs: dict[str, tuple[Sequence[int], str]] = {}
     sizes: dict[str, int] = {}
     for name, given in tensors.items():
         if hasattr(given, "shape") and hasattr(given, "dtype"):
             inputs[name] = tuple(given.shape), np.dtype(given.dtype).name
         elif isinstance(given, int) and not isinstance(given, bool):
-            if not 1 <= given <= MAX_EXTENT:
-                expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}"
-                raise InputError("program", f"size {name} is out of range", expected)
             sizes[name] = given
         elif isinstance(given, (tuple, list)) and all(isinstance(extent, int) for extent in given):
             inputs[name] = given, dtype
@@ -97,4 +99,24 @@ def program(
             raise InputError(
                 "program", f"{name} is {type(given).__name__}", "a shape, an array, or an integer"
             )
+    return job_of_program("program", text, inputs, sizes, dtype, outputs)
+
+
+def job_of_program(
+    where: str,
+    text: str,
+    inputs: Inputs,
+    sizes: Mapping[str, int],
+    dtype: str,
+    outputs: Sequence[str] | None,
+) -> Job:
+    """Return the job of a program; refuse arguments of a wrong kind."""
+    if not isinstance(text, str):
+        raise InputError(where, f"the program is {type(text).__name__}", "its text")
+    optional_text(where, "dtype", dtype, "float32")
+    optional_names(where, "outputs", outputs)
+    for name, size in sizes.items():
+        if not 1 <= size <= MAX_EXTENT:
+            expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}"
+            raise InputError(where, f"size {name} is out of range", expected)
     return program_job(text, inputs, sizes, dtype, outputs)

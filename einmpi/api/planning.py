@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from einmpi.arguments import named_values, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.job.job import Job, with_strict
+from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -36,11 +38,11 @@ def options_of(
     for output in job.outputs:
         if output.parts is not None:
             pins[output.name] = output.parts
-    for name, parts in (pin or {}).items():
+    for name, parts in named_values("pin", pin).items():
         pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
-    machine_file = job.machine if machine is None else os.fspath(machine)
+    machine_file = job.machine if machine is None else path_name("machine", machine)
     return Options(
-        strategy or job.strategy,
+        optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
         limit,
         tuple(spec.name for spec in used_inputs if spec.resident),
         pins,
@@ -107,6 +109,7 @@ def plan(
     """
     from einmpi.planner.make_plan import make_plan
 
+    check_job("plan", job)
     if strict is not None:
         job = with_strict(job, truth_value("strict", strict))
     return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin, machine, nodes))
@@ -117,3 +120,15 @@ def truth_value(name: str, given: bool) -> bool:
     if not isinstance(given, bool):
         raise InputError(name, f"{given!r} is not a truth value", "True or False")
     return given
+
+
+def check_job(where: str, job: Job) -> Job:
+    """Return a job that a caller gave; refuse anything else."""
+    if not isinstance(job, Job):
+        raise InputError(
+            where,
+            f"job is {type(job).__name__}",
+            "a Job",
+            "einmpi.load and einmpi.program make one",
+        )
+    return job

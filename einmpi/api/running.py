@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
-from einmpi.api.planning import options_of, truth_value
+from einmpi.api.jobs import job_of_program
+from einmpi.api.planning import check_job, options_of, truth_value
+from einmpi.arguments import named_values
 from einmpi.comm.agreement import together
+from einmpi.errors import InputError
+from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.job.job import Job, with_strict
-from einmpi.kernels.masked import check_not_masked
+from einmpi.kernels.given import as_numpy
 from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.runtime.gpu.copies import on_host
 
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
     from einmpi.compiled.dist_array import DistArray
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Options
+
+# The name, shape and dtype of each input; the name and value of each size.
+_InputKinds: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
+_Sizes: TypeAlias = tuple[tuple[str, int], ...]
 
 
 def compile(
@@ -70,7 +78,7 @@ def compile(
     from einmpi.compiled.program import Compiled
 
     def check_options() -> tuple[Job, Options]:
-        changed = job
+        changed = check_job("compile", job)
         if fast_math is not None:
             changed = replace(changed, fast_math=truth_value("fast_math", fast_math))
         if strict is not None:
@@ -84,21 +92,35 @@ def compile(
 
 
 def run(
-    job: Job, inputs: Mapping[str, Any] | None = None, comm: Any = None, **options: Any
+    job: Job | str,
+    inputs: Mapping[str, Any] | None = None,
+    comm: Any = None,
+    *,
+    strategy: str | None = None,
+    memory: int | str | None = None,
+    pin: Mapping[str, Sequence[int]] | None = None,
+    machine: str | os.PathLike[str] | None = None,
+    fast_math: bool | None = None,
+    strict: bool | None = None,
+    **tensors: Any,
 ) -> dict[str, DistArray]:
     """Compute the outputs of a job on all ranks of a communicator. No file is written.
 
+    A job that was run before, with inputs of the same kind, is not planned again.
+
     Parameters
     ----------
-    job : Job
-        What to compute.
+    job : Job or str
+        What to compute; or the text of a program, whose inputs are all given.
     inputs : mapping of str to array, DistArray or h5py dataset, optional
         The inputs by name. An array is the same on every rank. Inputs that are missing are
         generated or read as the job says.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    **options
+    strategy, memory, pin, machine, fast_math, strict : optional
         As for `compile`.
+    **tensors : array, DistArray, h5py dataset or int
+        More inputs by name. For a program as text, an int is a size.
 
     Returns
     -------
@@ -116,8 +138,83 @@ def run(
     >>> X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     >>> einmpi.run(job, {"X": X, "Y": [1.0, 1.0, 1.0]})["far"].gather()
     array([2., 5.])
+    >>> einmpi.run("n = sum(X[i,j])", X=X)["n"].gather()
+    array(21.)
     """
-    return compile(job, comm, **options)(inputs)
+    from einmpi.comm.programs import comm_of_program
+    from einmpi.compiled.known import known_jobs
+
+    own_comm = comm_of_program(comm)
+
+    def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
+        given = _named_inputs(inputs, tensors)
+        if not isinstance(job, str):
+            return id(job), check_job("run", job), given
+        given, sizes = _arrays_and_sizes(given)
+        kinds = tuple((name, array.shape, array.dtype.name) for name, array in given.items())
+        found = _job_of_text(job, kinds, sizes)
+        return (job, kinds, sizes), found, given
+
+    job_key, checked, given = together(own_comm, check_call)
+    # A machine file may change between two runs.
+    machine_file = checked.machine if machine is None else str(machine)
+    machine_identity = None if machine_file is None else identity_at(machine_file)
+    settings = (strategy, memory, pin, machine_file, machine_identity, fast_math, strict)
+    compiled = known_jobs(own_comm).find(
+        own_comm,
+        (job_key, repr(settings)),
+        checked,
+        lambda: compile(
+            checked,
+            own_comm,
+            strategy=strategy,
+            memory=memory,
+            pin=pin,
+            machine=machine,
+            fast_math=fast_math,
+            strict=strict,
+        ),
+    )
+    try:
+        return compiled(given)
+    finally:
+        compiled.forget_inputs()  # a file may change, and the next run may never come
+
+
+def _named_inputs(inputs: Mapping[str, Any] | None, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a mapping and of keywords, each of which is given once."""
+    given = named_values("inputs", inputs)
+    for name, array in tensors.items():
+        if name in given:
+            raise InputError("inputs", f"{name} is given twice", "each input once")
+        given[name] = array
+    return given
+
+
+def _arrays_and_sizes(
+    given: Mapping[str, Any],
+) -> tuple[dict[str, Any], _Sizes]:
+    """Return the arrays among the inputs of a program, and the integers, which are its sizes."""
+    from einmpi.compiled.program import as_array
+
+    arrays = {}
+    sizes = []
+    for name, value in given.items():
+        if type(value) is int:
+            sizes.append((name, value))
+        else:
+            arrays[name] = as_array(name, value)
+    return arrays, tuple(sizes)
+
+
+@lru_cache(maxsize=256)
+def _job_of_text(
+    text: str,
+    kinds: tuple[tuple[str, tuple[int, ...], str], ...],
+    sizes: tuple[tuple[str, int], ...],
+) -> Job:
+    shapes = {name: (shape, dtype) for name, shape, dtype in kinds}
+    return job_of_program("run", text, shapes, dict(sizes), "float64", None)
 
 
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, npt.NDArray[Any]]:
@@ -152,10 +249,10 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     from einmpi.compiled.backends import check_memory
     from einmpi.compiled.program import check_inputs
 
+    check_job("reference", job)
     given = {}
-    for name, array in (inputs or {}).items():
-        check_not_masked("inputs", name, array)
-        given[name] = np.asarray(on_host(array))
+    for name, array in named_values("inputs", inputs).items():
+        given[name] = as_numpy("inputs", name, on_host(array))
     check_memory(job.source.name, memory_needed(job.written))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}

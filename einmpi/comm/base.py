@@ -35,6 +35,7 @@ class Comm(Protocol):
     rank_on_node: int  # the place of this rank among them
     received: int  # bytes of payload from other ranks so far
     received_between: int  # those of them from other nodes
+    kept: dict[str, Any]  # what callers keep for these ranks until the Comm is freed
 
     @property
     def cuda_aware(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from einmpi.comm.base import (
     SUMMABLE,
     Array,
@@ -29,6 +31,7 @@ class SelfComm:
         self.received = 0
         self.received_between = 0
         self.cuda_aware = False
+        self.kept: dict[str, Any] = {}
 
     def alltoallv(
         self,
@@ -94,6 +97,7 @@ class CountingComm:
         self.received = 0
         self.received_between = 0
         self.cuda_aware = False
+        self.kept: dict[str, Any] = {}
 
     def alltoallv(
         self,

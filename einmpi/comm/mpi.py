@@ -256,6 +256,8 @@ class MpiComm:
         self.size: int = self._all.size
         self.received = 0
         self.received_between = 0
+        self.kept: dict[str, Any] = {}
+        self.communicator = comm  # the user's own
         # A library may run out of communicators. All members of a group learn it together, and its
         # entry is None.
         self._communicators: dict[Group, Any | None] = {tuple(range(self.size)): self._all}
@@ -409,6 +411,7 @@ class MpiComm:
         self._wait([self._all.Ibarrier()])
 
     def free(self) -> None:
+        self.kept.clear()
         # The communicator of all ranks came first, so it is freed last.
         while self._communicators and not self._mpi.Is_finalized():
             _, comm = self._communicators.popitem()

@@ -147,6 +147,7 @@ class ThreadComm:
         self.received = 0
         self.received_between = 0
         self.cuda_aware = False
+        self.kept: dict[str, Any] = {}
         self._mailboxes = mailboxes
 
     def alltoallv(

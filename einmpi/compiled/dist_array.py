@@ -11,13 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arguments import path_name
 from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.programs import abort_on_divergence, comm_of_program
+from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading
-from einmpi.kernels.masked import check_not_masked
+from einmpi.kernels.given import as_numpy
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.placement import place
 from einmpi.runtime.backend import NumpyBackend
@@ -130,7 +132,8 @@ class DistArray:
     ) -> DistArray:
         """Distribute an array that every rank has. All ranks call it.
 
-        Nothing checks that the array is the same on all ranks.
+        With EINMPI_CHECK=1 in the environment the ranks compare it, else nothing checks that it is
+        the same on all of them.
 
         Parameters
         ----------
@@ -162,15 +165,17 @@ class DistArray:
         own_comm = comm_of_program(comm)
 
         def lay_out() -> tuple[Array, Layout]:
-            check_not_masked("from_global", "array", array)
-            whole = np.asarray(on_host(array))
+            whole = as_numpy("from_global", "array", on_host(array))
             return whole, _layout(own_comm, whole.shape, parts)
 
         def fingerprint(found: tuple[Array, Layout]) -> str:
             whole, layout = found
-            return f"{whole.dtype} {whole.shape} {layout}"
+            return f"{whole.dtype} {whole.shape} {layout} {checking}"
 
+        checking = own_comm.size > 1 and is_checking()
         whole, layout = together(own_comm, lay_out, fingerprint)
+        if checking:
+            require_same_arrays(own_comm, "from_global", {"array": whole})
         block = layout.block(own_comm.rank)
         assert block is not None
         local = np.empty(shape(block), whole.dtype.newbyteorder("="))
@@ -251,9 +256,10 @@ class DistArray:
         rank = self.comm.rank
 
         def check_root() -> int | None:
-            if root is not None and not 0 <= root < self.comm.size:
+            is_integer = isinstance(root, int | np.integer)
+            if root is not None and not (is_integer and 0 <= root < self.comm.size):
                 expected = f"a rank from 0 to {self.comm.size - 1}"
-                raise InputError("gather", f"there is no rank {root}", expected)
+                raise InputError("gather", f"there is no rank {root!r}", expected)
             return root
 
         together(self.comm, check_root, lambda checked: f"gather {checked} {self.layout}")
@@ -291,6 +297,9 @@ class DistArray:
         """
 
         def check_layout() -> None:
+            if not isinstance(layout, Layout):
+                problem = f"{type(layout).__name__} is not a layout"
+                raise InputError("redistribute", problem, "the layout of a DistArray")
             if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
                 raise InputError(
                     "redistribute",
@@ -346,8 +355,9 @@ class DistArray:
         """
         from einmpi.files.writing import save_hdf5
 
+        path = together(self.comm, lambda: path_name("to_hdf5", file))
         with abort_on_divergence(self.comm):
-            save_hdf5(self, os.fspath(file), dataset, chunks, compression)
+            save_hdf5(self, path, dataset, chunks, compression)
 
 
 def _layout(comm: Comm, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:

@@ -8,14 +8,17 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
+from logging import DEBUG
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.arguments import named_values
 from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.programs import abort_on_divergence
+from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs
@@ -25,7 +28,8 @@ from einmpi.files.hdf5 import find_given
 from einmpi.files.load import find_planned
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
-from einmpi.kernels.masked import check_not_masked
+from einmpi.kernels.given import as_numpy, check_plain_array
+from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.execute import InputSource, Keeper, execute
@@ -98,6 +102,7 @@ class Compiled:
         self.ready: dict[Kinds, Ready] = {}
         # The same by what arrays look like, on a single rank.
         self.known: dict[Hashable, Ready] = {}
+        self.reads_files = any(spec.file is not None for spec in job.inputs)
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # inputs from files that stay between calls
         self.measured: Measured | None = None
@@ -125,20 +130,23 @@ class Compiled:
             A value cannot be computed with, such as an index in a gather that is out of range. All
             ranks raise an error, and further calls are possible.
         """
-        given = dict(inputs or {})
-        outline = _outline(given)
+        outline: Hashable = None
+        if inputs is None:
+            inputs = {}
+        if isinstance(inputs, Mapping):
+            outline = _outline(inputs)
         known = self.known.get(outline)
         if known is not None:  # a GPU would wait for everything that `prepare` does
             plan, schedule = known
-            if self.files:
+            given = dict(inputs)
+            if self.reads_files:
                 self.find_files(given)
         else:
             with abort_on_divergence(self.comm):
-                plan, schedule, used = self.prepare(given)
-            unchanged = all(used[name] is given[name] for name in given)
+                plan, schedule, given = self.prepare(inputs)
+            unchanged = all(given[name] is inputs[name] for name in given)
             if outline is not None and self.comm.size == 1 and unchanged:
                 self.known[outline] = plan, schedule
-            given = used
         sources = Inputs(self.job, given, self.files, self.resident)
         if self.comm.size == 1:
             outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
@@ -151,19 +159,28 @@ class Compiled:
             first_failed = find_first_failure(self.comm, failure.error, failure.part)
         if first_failed is not None:
             # What other ranks have sent may be wrong, and all ranks have to read again together.
-            self.resident.clear()
-            self.backend.forget_inputs()
+            self.forget_inputs()
             raise first_failed
         return outputs
+
+    def forget_inputs(self) -> None:
+        """Release the inputs that stay loaded between calls."""
+        self.files.clear()
+        self.resident.clear()
+        self.backend.forget_inputs()
 
     def prepare(self, inputs: Mapping[str, Any]) -> tuple[Plan, Schedule, dict[str, Any]]:
         """Return the plan, this rank's schedule and the inputs as they are used.
 
         All ranks agree on the plan, or all raise an error.
         """
+        checking = self.comm.size > 1 and is_checking()
         given, kinds = together(
-            self.comm, lambda: self.check_given(inputs), lambda found: repr(found[1])
+            self.comm, lambda: self.check_given(inputs), lambda found: f"{checking} {found[1]!r}"
         )
+        if checking:
+            arrays = {name: on_host(array) for name, array in given.items() if is_array(array)}
+            require_same_arrays(self.comm, "inputs", arrays)
         if _move_to_one_mesh(given):
             kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
@@ -177,6 +194,13 @@ class Compiled:
             self.comm,
             lambda: self._plan_and_lower(kinds),
             lambda ready: _fingerprint(self.job, ready[0]),
+        )
+        LOGGER.info(
+            "planned %s on %d ranks in %.3f s: %d bytes to move",
+            ", ".join(self.job.graph.outputs),
+            plan.ranks,
+            plan.seconds,
+            plan.bytes_predicted,
         )
         if plan.bytes_between is None:
             own = bytes_between(schedule, self.comm.nodes)
@@ -192,7 +216,9 @@ class Compiled:
 
     def check_given(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
         """Return the given inputs as arrays of some kind, and how each is given."""
-        given = {name: as_array(name, array) for name, array in inputs.items()}
+        given = {}
+        for name, array in named_values("inputs", inputs).items():
+            given[name] = as_array(name, array)
         if self.job.backend == "numpy":
             given = {name: on_host(array) for name, array in given.items()}
         kinds = check_inputs(self.job, given)
@@ -287,6 +313,11 @@ class Compiled:
             spilled=buffers.spilled,
             fetched=buffers.fetched,
         )
+        if LOGGER.isEnabledFor(DEBUG):
+            names = ", ".join(self.job.graph.outputs)
+            LOGGER.debug(
+                "computed %s in %.6f s, received %d bytes", names, seconds, measured.received
+            )
         outputs = {}
         for name in self.job.graph.outputs:
             outputs[name] = self.output(plan, name, blocks.get(name))
@@ -385,7 +416,7 @@ def as_array(name: str, given: Any) -> Any:
 
     An h5py dataset becomes one that every rank can read.
     """
-    check_not_masked("inputs", name, given)
+    check_plain_array("inputs", name, given)
     if is_array(given):
         return given
     dataset = find_given(given)
@@ -393,12 +424,7 @@ def as_array(name: str, given: Any) -> Any:
         return dataset
     if hasattr(given, "shape") and hasattr(given, "dtype"):
         return given
-    try:
-        return np.asarray(given)
-    except (ValueError, TypeError) as error:
-        raise InputError(
-            "inputs", f"{name} is not an array: {error}", "an array of numbers"
-        ) from None
+    return as_numpy("inputs", name, given)
 
 
 def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:

@@ -67,7 +67,8 @@ def save_hdf5(
                 f"{dataset!r} is not the path of a dataset",
                 "a path such as /Z or /group/Z",
             )
-        if compression not in (None, *COMPRESSIONS):
+        is_text = isinstance(compression, str)
+        if compression is not None and not (is_text and compression in COMPRESSIONS):
             raise InputError(
                 "to_hdf5",
                 f"unknown compression {compression!r}",

@@ -50,6 +50,7 @@ class StagedComm:
         self.ranks_on_node = host.ranks_on_node
         self.rank_on_node = host.rank_on_node
         self.cuda_aware = host.cuda_aware
+        self.kept = host.kept
 
     @property
     def received(self) -> int:

@@ -1,0 +1,47 @@
+"""Arguments of the Python interface: those of a wrong kind are refused in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from einmpi.errors import InputError
+
+
+def path_name(where: str, given: str | os.PathLike[str]) -> str:
+    """Return the name of a file that a caller gave."""
+    name = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if not isinstance(name, str):
+        raise InputError(where, f"{type(given).__name__} is not a path", "the name of a file")
+    return name
+
+
+def optional_text(where: str, name: str, given: str | None, example: str) -> str | None:
+    """Return a text that a caller gave, or None."""
+    if given is not None and not isinstance(given, str):
+        raise InputError(where, f"{name} is {type(given).__name__}", f"a text such as {example!r}")
+    return given
+
+
+def optional_names(where: str, name: str, given: Sequence[str] | None) -> Sequence[str] | None:
+    """Return a list of names that a caller gave, or None."""
+    if given is None:
+        return None
+    is_list = isinstance(given, list | tuple)
+    if not is_list or not all(isinstance(item, str) for item in given):
+        shown = repr(given) if isinstance(given, str) else type(given).__name__
+        raise InputError(where, f"{name} is {shown}", 'a list of names such as ["Z"]')
+    return given
+
+
+def named_values(where: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a mapping from names that a caller gave; none is an empty one."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InputError(where, f"{type(given).__name__} is not a mapping", 'a dict: {"X": …}')
+    for name in given:
+        if not isinstance(name, str):
+            raise InputError(where, f"{name!r} is not a name", 'names as keys: {"X": …}')
+    return dict(given)
