@@ -2,11 +2,17 @@
 
 import os
 import shutil
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
 from mpi_helpers import ROOT
 from slurm import cluster
+
+# Tests start hundreds of interpreters. Where the environment forbids bytecode, as containers often
+# do, each of them would compile the package again: a third of what the start of a rank takes.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Properties are tried on the same examples each time, and a slow machine is no failure.
 # EINMPI_EXAMPLES=5000 searches differently each time, where a test asks for it further too.

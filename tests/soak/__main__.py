@@ -26,7 +26,8 @@ OTHERS = {"fuzz": ".fuzz", "faults": ".faults"}
 MPI_RANKS = (2, 3, 4, 5, 8, 1, 7, 6)
 MPI_CHUNK_CASES = 200
 # Of this many chunks one is run under mpirun, unless the command line says how many cases.
-CHUNKS_BETWEEN_MPIRUNS = 10
+CHUNKS_BETWEEN_MPIRUNS = 5
+LEAST_CHUNK_CASES = 50
 
 
 def main(argv: list[str]) -> int:
@@ -82,7 +83,11 @@ def chunks_of(arguments: argparse.Namespace, mpirun: str | None) -> Iterator[Chu
             if mpi_left is not None:
                 mpi_left -= count
         else:
-            count = CHUNK_CASES if left is None else min(CHUNK_CASES, left)
+            count = CHUNK_CASES
+            if left is not None:
+                # The last chunks are smaller, so that all processes end at about the same time.
+                share = max(LEAST_CHUNK_CASES, left // (2 * arguments.jobs))
+                count = min(CHUNK_CASES, share, left)
             yield Chunk(number, count)
         number += count
 

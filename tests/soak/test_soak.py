@@ -195,8 +195,18 @@ def test_a_crash_is_told_from_the_cases_around_it(monkeypatch):
 def test_chunks_without_a_limit():
     chunks = command.chunks_of(command.parse(["--minutes", "1"]), "mpirun")
     first = [next(chunks) for _ in range(command.CHUNKS_BETWEEN_MPIRUNS + 1)]
-    assert [chunk.mpi_ranks is not None for chunk in first] == [True, *[False] * 9, True]
+    assert [chunk.mpi_ranks is not None for chunk in first] == [True, *[False] * 4, True]
     assert all(one.first + one.count == two.first for one, two in itertools.pairwise(first))
+
+
+def test_chunks_of_a_number_of_cases():
+    """Every case is in one chunk, and the last chunks are small."""
+    given = ["--cases", "5007", "--mpirun-cases", "400", "--jobs", "2", "--first", "3"]
+    chunks = list(command.chunks_of(command.parse(given), "mpirun"))
+    numbers = [range(chunk.first, chunk.first + chunk.count) for chunk in chunks]
+    assert list(itertools.chain(*numbers)) == list(range(3, 5010))
+    assert sum(chunk.count for chunk in chunks if chunk.mpi_ranks) == 400
+    assert chunks[1].count == drive.CHUNK_CASES and chunks[-1].count <= 50
 
 
 def test_an_error_of_the_soak_itself_is_raised():
