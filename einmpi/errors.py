@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+MOST_NAMES_LISTED = 5  # of those that a message about an unknown name could list
+_SHORTEST_ABBREVIATION = 3  # letters: shorter ones are too many names' beginning
+_MOST_SEQUENCES_COMPARED = 200  # names
+_LONGEST_COMPARED = 100  # letters of a name that are compared with others
 
 
 class EinmpiError(Exception):
@@ -107,24 +112,85 @@ def failure(status: int, text: str, everywhere: bool = False) -> EinmpiError:
     return error
 
 
-def one_of(names: Iterable[str], wrong: str = "", most: int | None = None) -> str:
+def one_of(names: Iterable[str], wrong: str = "") -> str:
     """Return the `expected` part of a message: "one of a, b, c (did you mean b?)".
 
-    At most `most` names are listed. `wrong` is what the user wrote: the name closest to it is
-    suggested if there is one.
+    `wrong` is what the user wrote: a name that it is probably a misspelling of is suggested.
     """
     known = list(names)
     if not known:
         return "no entry here"
-    shown = known
-    if most is not None and len(known) > most:
-        shown = [*known[:most], "…"]
-    listed = ", ".join(shown)
-    expected = f"one of {listed}" if len(known) > 1 else listed
-    closest = difflib.get_close_matches(wrong[:100], known, n=1)
-    if closest:
-        expected += f" (did you mean {closest[0]}?)"
-    return expected
+    expected = ", ".join(known)
+    if len(known) > 1:
+        expected = f"one of {expected}"
+    return expected + _suggestion(known, wrong)
+
+
+def nearest_of(names: Iterable[str], wrong: str) -> str:
+    """Return the `expected` part of a message about a name that does not exist.
+
+    It is that of `one_of`, but of many names only those most similar to `wrong` are listed.
+    """
+    known = list(names)
+    if len(known) <= MOST_NAMES_LISTED:
+        return one_of(known, wrong)
+    matcher = difflib.SequenceMatcher(autojunk=False)
+    matcher.set_seq2(wrong[:_LONGEST_COMPARED].lower())
+
+    def letters_apart(name: str) -> float:
+        matcher.set_seq1(name[:_LONGEST_COMPARED].lower())
+        return -matcher.quick_ratio()
+
+    def sequences_apart(name: str) -> float:
+        matcher.set_seq1(name[:_LONGEST_COMPARED].lower())
+        return -matcher.ratio()
+
+    # Comparing sequences is slow, and there may be thousands of names.
+    similar = sorted(known, key=letters_apart)[:_MOST_SEQUENCES_COMPARED]
+    nearest = sorted(similar, key=sequences_apart)[:MOST_NAMES_LISTED]
+    return f"one of {', '.join(nearest)}, …" + _suggestion(nearest, wrong)
+
+
+def _suggestion(known: Sequence[str], wrong: str) -> str:
+    """Return " (did you mean NAME?)" if `wrong` is probably a misspelling of a name, else "".
+
+    A third of the letters may be wrong, or the end may be missing: "mem" is one of "memory", but
+    "argmin" is not one of "min".
+    """
+    written = wrong[:_LONGEST_COMPARED].lower()
+    best = ""
+    fewest_edits = _LONGEST_COMPARED
+    for name in known:
+        length = max(len(name), len(written))
+        allowed_edits = (length + 1) // 3 if length > 2 else 0
+        allowed_edits = min(allowed_edits, fewest_edits - 1)
+        if not written or abs(len(name) - len(written)) > allowed_edits:
+            continue
+        edits = _edits(name.lower(), written)
+        if edits <= allowed_edits:
+            best = name
+            fewest_edits = edits
+    if not best and len(written) >= _SHORTEST_ABBREVIATION:
+        longer = [name for name in known if name.lower().startswith(written)]
+        best = longer[0] if longer else ""
+    return f" (did you mean {best}?)" if best else ""
+
+
+def _edits(name: str, written: str) -> int:
+    """Return how many letters must be inserted, removed, replaced or swapped with the next one."""
+    before: list[int] = []
+    above = list(range(len(written) + 1))
+    for row, letter in enumerate(name, 1):
+        current = [row]
+        for column, other in enumerate(written, 1):
+            edits = min(above[column] + 1, current[-1] + 1, above[column - 1] + (letter != other))
+            is_swapped = row > 1 and column > 1 and letter == written[column - 2]
+            if is_swapped and name[row - 2] == other:
+                edits = min(edits, before[column - 2] + 1)
+            current.append(edits)
+        before = above
+        above = current
+    return above[-1]
 
 
 def on_one_line(text: str) -> str:

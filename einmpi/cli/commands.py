@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from einmpi.cli.job_options import load_job
 from einmpi.cli.output_files import check_files, print_or_write
 from einmpi.cli.run_job import is_recording_requested, run_job
-from einmpi.errors import EinmpiError, InputError, one_of, printable
+from einmpi.errors import EinmpiError, InputError, nearest_of, printable
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -146,7 +146,7 @@ def _relations(job: Job, plan: Plan, vertex: str) -> str:
     from einmpi.planner.text.relations import relations
 
     if vertex not in plan.states:
-        expected = one_of(plan.states, vertex)
+        expected = nearest_of(plan.states, vertex)
         raise InputError("--show-relations", f"unknown vertex {vertex!r}", expected)
     parts = {name: tuple(plan.parts(name).values()) for name in plan.states}
     return relations(job.graph, vertex, parts)

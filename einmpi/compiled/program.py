@@ -22,7 +22,7 @@ from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset, is_unchanged
 from einmpi.files.hdf5 import find_given
 from einmpi.files.load import find_planned
@@ -362,9 +362,8 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
     for name in given:
         is_input = name in graph.by_name and graph[name].is_input
         if name not in specs and not is_input:
-            raise InputError(
-                "inputs", f"unknown input {name!r}", one_of(vertex.name for vertex in graph.inputs)
-            )
+            expected = nearest_of([vertex.name for vertex in graph.inputs], name)
+            raise InputError("inputs", f"unknown input {name!r}", expected)
     kinds: list[tuple[str, InputKind]] = []
     for vertex in graph.inputs:
         if vertex.name not in given:

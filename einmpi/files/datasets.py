@@ -17,7 +17,7 @@ from einmpi.schedule.regions import Box
 Array: TypeAlias = npt.NDArray[Any]
 
 MOST_READ_BYTES = 2**30  # by one system call
-MOST_NAMES_LISTED = 8  # names of tensors in a message about one that is missing
+MOST_NAMES_COMPARED = 1000  # names of datasets that are compared with one that is missing
 STRIP_BYTES = 4 * 2**20  # a buffer for elements that are not contiguous in the target
 
 

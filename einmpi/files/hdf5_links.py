@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import MOST_NAMES_LISTED, check_file
+from einmpi.errors import InputError, nearest_of
+from einmpi.files.datasets import MOST_NAMES_COMPARED, check_file
 from einmpi.files.identity import FileIdentity, SourceFile, identity_from
 
 if TYPE_CHECKING:
@@ -381,7 +381,7 @@ def look_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Data
         return found
     if isinstance(found, h5py.Group):
         names = _datasets_in(found)
-        expected = one_of(names, most=MOST_NAMES_LISTED) if names else "a dataset"
+        expected = nearest_of(names, "") if names else "a dataset"
         raise InputError(where, f"{dataset} in {file} is a group", expected)
     link = handle.get(dataset, getlink=True)
     if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
@@ -394,12 +394,12 @@ def look_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Data
     names = _datasets_in(handle)
     expected = "a file that has datasets"
     if names:
-        expected = one_of(names, dataset, MOST_NAMES_LISTED)
+        expected = nearest_of(names, dataset)
     raise InputError(where, f"there is no dataset {dataset} in {file}", expected)
 
 
 def _datasets_in(group: h5py.Group) -> list[str]:
-    """Return the names of the first datasets of a group, one more than are listed."""
+    """Return the names of the datasets of a group, or of the first ones if there are many."""
     import h5py
 
     names: list[str] = []
@@ -407,7 +407,7 @@ def _datasets_in(group: h5py.Group) -> list[str]:
     def visit(_: str, item: object) -> bool | None:
         if isinstance(item, h5py.Dataset):
             names.append(str(item.name))
-        return True if len(names) > MOST_NAMES_LISTED else None
+        return True if len(names) >= MOST_NAMES_COMPARED else None
 
     group.visititems(visit)
     return names

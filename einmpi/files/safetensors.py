@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from einmpi.errors import InputError, one_of
-from einmpi.files.datasets import MOST_NAMES_LISTED, Dataset, check_file
+from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.files.datasets import Dataset, check_file
 from einmpi.files.identity import FileIdentity, identity_from
 from einmpi.graph.dtypes import check_installed, cpu_dtypes
 
@@ -48,7 +48,7 @@ def find(file: str, tensor: str, place: str) -> Dataset:
             where, f"{file} cannot be read as safetensors: {reason:.200}", "an undamaged file"
         ) from None
     if entry is None:
-        expected = one_of(sorted(header), tensor, MOST_NAMES_LISTED)
+        expected = nearest_of(sorted(header), tensor)
         raise InputError(where, f"there is no tensor {tensor} in {file}", expected)
     if code not in _DTYPES:
         raise InputError(

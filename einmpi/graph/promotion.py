@@ -43,14 +43,31 @@ def as_comparison(ufunc: np.ufunc) -> DtypeRule:
 
 def as_where(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
     """The rule of where(condition, x, y)."""
+    result = as_common_type(types[1:])[-1]
+    return np.dtype(bool), result, result, result
+
+
+def as_common_type(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+    """The rule of functions whose arguments and result have one dtype, which holds them all."""
     samples: list[Any] = []
-    for kind in types[1:]:
+    for kind in types:
         if isinstance(kind, type) and kind is not bool:
             samples.append(kind(0))  # a Python number is weak
         else:
             samples.append(np.dtype(kind))
     result = np.result_type(*samples)
-    return np.dtype(bool), result, result, result
+    return (result,) * (len(types) + 1)
+
+
+def as_rounding(ufunc: np.ufunc) -> DtypeRule:
+    """The rule of functions that round: integers and bools stay what they are."""
+    resolve = as_ufunc(ufunc)
+
+    def rule(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
+        dtype = np.dtype(types[0])
+        return (dtype, dtype) if dtype.kind in "bi" else resolve(types)
+
+    return rule
 
 
 def as_real_part(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
@@ -199,7 +199,7 @@ def _read_sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, i
     for name in overrides:
         if name not in given:
             raise InputError(
-                document.name, f"there is no size {show(name)} to set", one_of(given, name)
+                document.name, f"there is no size {show(name)} to set", nearest_of(given, name)
             )
     sizes: dict[str, int] = {}
     for name, written in given.items():

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.formats import all_formats, known_format, suffix_of
 from einmpi.files.specs import COMPRESSIONS, OutputSpec
 from einmpi.graph.dtypes import DTYPES, cpu_dtypes
@@ -82,7 +82,7 @@ def _read_output(document: Document, name: str, computed: Mapping[str, None]) ->
     place = document.place(path)
     given = lookup(document, path)
     if name not in computed:
-        raise InputError(place, f"unknown output {show(name)}", one_of(computed, name))
+        raise InputError(place, f"unknown output {show(name)}", nearest_of(computed, name))
     if isinstance(given, str):
         file, inside = read_short_form(place, given, writable=True)
         return OutputSpec(name, relative_to_document(document, file), inside, place=place)

@@ -13,7 +13,7 @@ from math import isinf, prod
 
 import numpy as np
 
-from einmpi.errors import InputError, OperationError, one_of
+from einmpi.errors import InputError, OperationError, nearest_of, one_of
 from einmpi.graph.arithmetic import call, call_type
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
@@ -35,6 +35,7 @@ _BINARY = {
     ast.Sub: "-",
     ast.Mult: "*",
     ast.Div: "/",
+    ast.FloorDiv: "//",
     ast.Mod: "%",
     ast.Pow: "**",
     ast.BitAnd: "&",
@@ -42,7 +43,7 @@ _BINARY = {
 }
 _COMPARE = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _UNARY = {ast.USub: "neg", ast.Invert: "~"}
-_EXPRESSIONS = "numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
+_EXPRESSIONS = "numbers, NAME[labels], + - * / // % **, comparisons, & | ~, and functions"
 _INSTEAD: dict[type[ast.expr], str] = {
     ast.BoolOp: "& and |, with brackets around comparisons",
     ast.IfExp: "where(condition, this, that)",
@@ -148,7 +149,7 @@ class Expressions:
         if is_callable(name):
             raise self._not_a_tensor(node, name)
         scalars = [vertex.name for vertex in self.known.values() if not vertex.bound]
-        expected = one_of([*scalars, *sizes, *CONSTANTS], name)
+        expected = nearest_of([*scalars, *sizes, *CONSTANTS], name)
         raise InputError(self.where(node), f"unknown name {name!r}", expected)
 
     def _not_a_tensor(self, node: ast.AST, name: str) -> InputError:
@@ -160,7 +161,9 @@ class Expressions:
         if is_callable(name):
             raise self._not_a_tensor(node, name)
         if name not in self.known:
-            raise InputError(self.where(node), f"unknown tensor {name!r}", one_of(self.known, name))
+            raise InputError(
+                self.where(node), f"unknown tensor {name!r}", nearest_of(self.known, name)
+            )
         tensor = self.known[name]
         parts = entries(node.slice)
         if len(parts) != len(tensor.bound):
@@ -247,7 +250,9 @@ class Expressions:
         return self._apply(name, arguments, node)
 
     def _unknown_function(self, node: ast.AST, name: str) -> InputError:
-        return InputError(self.where(node), f"unknown function {name!r}", one_of(callables(), name))
+        return InputError(
+            self.where(node), f"unknown function {name!r}", nearest_of(callables(), name)
+        )
 
     def _wrong_call(self, node: ast.AST, name: str) -> InputError:
         return InputError(self.where(node), f"{name} is not called like this", call_form(name))
@@ -299,7 +304,7 @@ class Expressions:
         labels = labels_of(expression)
         if label not in labels:
             what = f"label {label} does not occur in this {name}"
-            expected = one_of(labels, label) if labels else "an argument with labels"
+            expected = nearest_of(labels, label) if labels else "an argument with labels"
             raise InputError(self.where(node), what, expected)
 
     def _macro_call(
@@ -340,6 +345,7 @@ class Expressions:
         scope = given.scope
         count = prod(self.symbols.extent(scope, label, node) for label in given.labels)
         values: dict[str, TypedScalar] = {"n": TypedScalar(Const(count), int), **options}
+        values["p"] = self._position(given, node)
         names = MacroNames(values, given.labels)
         body = _parsed(macro.body)
         values["x"] = given.argument
@@ -352,6 +358,17 @@ class Expressions:
         result = body[-1]
         assert isinstance(result, ast.Expr)
         return self.expression(result.value, scope, names)
+
+    def _position(self, given: Aggregated, node: ast.Call) -> TypedScalar:
+        """Return the number of a combination of labels; the last label runs fastest."""
+        position: Scalar = Const(0)
+        for number, label in enumerate(given.labels):
+            if number == 0:
+                position = Index(label)
+                continue
+            extent = self.symbols.extent(given.scope, label, node)
+            position = call("+", call("*", position, Const(extent)), Index(label))
+        return TypedScalar(position, np.dtype(np.int64))
 
     def _options(self, node: ast.Call, name: str) -> dict[str, TypedScalar]:
         """Return the options of a macro call: numbers."""

@@ -15,7 +15,8 @@ class Macro:
     ----------
     body : str
         The definition. x is the argument, L stands for the labels in brackets, n for the number
-        of values they take together. Lines before the last one name values that are used twice.
+        of values they take together, p for the number of the value at hand, counted from 0 with
+        the last label running fastest. Lines before the last one name values that are used twice.
     documentation : str
         One line for the language reference.
     reduces : bool
@@ -35,11 +36,36 @@ class Macro:
 
 MACROS: dict[str, Macro] = {
     "relu": Macro("maximum(x, 0)", "x, or 0 where x is negative"),
-    "sigmoid": Macro("1 / (1 + exp(-x))", "logistic function"),
     "silu": Macro("x / (1 + exp(-x))", "x times its sigmoid"),
     "gelu": Macro("0.5 * x * (1 + erf(x / sqrt(2)))", "x times the normal distribution function"),
     "mean": Macro("sum[L](x) / n", "mean", reduces=True),
-    "var": Macro("d = abs(x - sum[L](x) / n)\nsum[L](d * d) / n", "variance", reduces=True),
+    # The mean is subtracted first: a difference of two large sums would lose all digits.
+    "var": Macro(
+        "d = abs(x - sum[L](x) / n)\nsum[L](d * d) / (n - ddof)",
+        "variance",
+        reduces=True,
+        options=MappingProxyType({"ddof": 0}),
+    ),
+    "std": Macro(
+        "d = abs(x - sum[L](x) / n)\nsqrt(sum[L](d * d) / (n - ddof))",
+        "standard deviation",
+        reduces=True,
+        options=MappingProxyType({"ddof": 0}),
+    ),
+    # The product makes integers floats, so that squares do not wrap around.
+    "norm": Macro("sqrt(sum[L]((1.0 * abs(x)) ** 2))", "Euclidean norm", reduces=True),
+    "count": Macro("sum[L](x != 0)", "number of values that are true, or not 0", reduces=True),
+    # Where x is nan, so is the least one, and x != x finds the first nan.
+    "argmin": Macro(
+        "m = min[L](x)\nmin[L](where((x == m) | (x != x), p, n))",
+        "number of the first least value; of the first nan if there is one",
+        reduces=True,
+    ),
+    "argmax": Macro(
+        "m = max[L](x)\nmin[L](where((x == m) | (x != x), p, n))",
+        "number of the first greatest value; of the first nan if there is one",
+        reduces=True,
+    ),
     # A maximum of ±inf must not be subtracted from itself.
     "logsumexp": Macro(
         "m = max[L](x)\nc = where(abs(m) == inf, 0, m)\nc + log(sum[L](exp(x - c)))",

@@ -7,7 +7,7 @@ import heapq
 import re
 from collections.abc import Mapping, Sequence
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_LABELS
 from einmpi.graph.rewrite import optimize
@@ -95,7 +95,7 @@ def parse_program(
     known = set(defined)
     for name in outputs:
         if name not in known:
-            raise InputError(source.name, f"unknown output {name!r}", one_of(defined, name))
+            raise InputError(source.name, f"unknown output {name!r}", nearest_of(defined, name))
     return EinGraph(tuple(symbols.known.values()), tuple(outputs))
 
 

@@ -17,7 +17,7 @@ from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, fresh
 from einmpi.graph.scalar import Element, Scalar, labels_of
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.syntax import Source, Statement, integer
-from einmpi.language.vocabulary import is_reserved
+from einmpi.language.vocabulary import called_name, is_reserved
 
 _EXTENTS = f"an extent from 0 to 2**39 = {MAX_EXTENT}"
 
@@ -100,11 +100,13 @@ class SymbolTable:
         """Refuse an aggregation of no values that has no result."""
         if AGGREGATIONS[aggregation].empty is not None:
             return
+        called = called_name(self.site) if self.site is not None else None
+        name = called[0] if called is not None else aggregation
         for label in aggregated:
             if extent[label] == 0:
                 raise InputError(
                     self.where(node),
-                    f"{aggregation} over {label}, which has extent 0",
+                    f"{name} over {label}, which has extent 0",
                     "an extent of at least 1",
                     f"only {', '.join(with_empty_value())} have a value there",
                 )

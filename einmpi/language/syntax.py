@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of
 
 MAX_DEPTH = 200  # levels of an expression
 MAX_STATEMENTS = 20_000  # of a program: more would take minutes to plan
@@ -216,7 +216,9 @@ def integer(source: Source, node: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.Name):
         if node.id in sizes:
             return sizes[node.id]
-        expected = one_of(sizes, node.id) if sizes else "a number, because there are no sizes yet"
+        expected = (
+            nearest_of(sizes, node.id) if sizes else "a number, because there are no sizes yet"
+        )
         raise InputError(source.at(node), f"unknown size {node.id!r}", expected)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -integer(source, node.operand, sizes)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_COUNT
 from einmpi.planner.mesh import Mesh, prime_factors
@@ -147,7 +147,7 @@ def _check_pins(graph: EinGraph, pins: Mapping[str, tuple[int, ...]]) -> None:
     for name, parts in pins.items():
         if name not in ends:
             what = "is an intermediate result" if name in graph.by_name else "is not in the graph"
-            raise InputError("pin", f"{name} {what}", one_of(ends, name))
+            raise InputError("pin", f"{name} {what}", nearest_of(ends, name))
         are_counts = all(type(part) is int and part > 0 for part in parts)
         if len(parts) != len(graph[name].bound) or not are_counts:
             shown = "×".join(map(str, parts))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import isqrt, prod
 
-from einmpi.errors import InputError, one_of
+from einmpi.errors import InputError, nearest_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
@@ -86,7 +86,7 @@ class Strategy:
                     raise InputError(
                         "[roles]",
                         f"role {role} names the label {label}, which no vertex has",
-                        one_of(known, label),
+                        nearest_of(known, label),
                     )
 
 

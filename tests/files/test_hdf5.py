@@ -74,7 +74,6 @@ def test_datasets_that_cannot_be_used():
         file["group/inner"] = np.zeros(2)
         file["broken"] = h5py.SoftLink("/nowhere")
         file.create_group("bare")
-    names = "/bytes, /group/inner, /none, /pairs, /small, /text, /unsigned"
     expected = {
         "/text": (
             "/text in x.h5 is a string or of variable length, which is not supported; "
@@ -88,7 +87,8 @@ def test_datasets_that_cannot_be_used():
         ),
         "/none": "/none in x.h5 has no values; expected a dataset with a shape",
         "/type": (
-            f"there is no dataset /type in x.h5; expected one of {names} (did you mean /text?)"
+            "there is no dataset /type in x.h5; "
+            "expected one of /text, /bytes, /none, /pairs, /group/inner, …"
         ),
         "/group": "/group in x.h5 is a group; expected /group/inner",
         "/bare": "/bare in x.h5 is a group; expected a dataset",
@@ -96,10 +96,12 @@ def test_datasets_that_cannot_be_used():
             "/broken in x.h5 is a link to /nowhere, which does not exist; expected a dataset"
         ),
         "/smal": (
-            f"there is no dataset /smal in x.h5; expected one of {names} (did you mean /small?)"
+            "there is no dataset /smal in x.h5; "
+            "expected one of /small, /pairs, /bytes, /unsigned, /none, … (did you mean /small?)"
         ),
         "/small/x": (
-            f"there is no dataset /small/x in x.h5; expected one of {names} (did you mean /small?)"
+            "there is no dataset /small/x in x.h5; "
+            "expected one of /small, /text, /pairs, /bytes, /unsigned, … (did you mean /small?)"
         ),
     }
     for dataset, message in expected.items():
@@ -111,7 +113,7 @@ def test_a_long_list_of_datasets_is_cut():
     with h5py.File("x.h5", "w") as file:
         for number in range(20):
             file[f"d{number:02}"] = 1.0
-    listed = ", ".join(f"/d{number:02}" for number in range(8))
+    listed = ", ".join(f"/d{number:02}" for number in range(5))
     assert error(describe, hdf5_input("/q")) == (
         f"{PLACE}: there is no dataset /q in x.h5; expected one of {listed}, …"
     )

@@ -64,7 +64,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "ones", shape = [3], dtype = "int8" }',
-            f"4:37: unknown dtype 'int8'; expected one of {DTYPES} (did you mean int64?)",
+            f"4:37: unknown dtype 'int8'; expected one of {DTYPES} (did you mean int32?)",
         ),
         (
             'A = { random = "normal", shape = [3], dtype = "int32" }',

@@ -149,7 +149,7 @@ def test_overrides_come_before_later_sizes():
     assert error(text, sizes={"s": 0}) == f"job.toml:3:1: size s is set to 0; {EXTENT}"
     assert (
         error(text, dtype="float8")
-        == f"job.toml: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float64?)"
+        == f"job.toml: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float16?)"
     )
 
 
@@ -295,7 +295,7 @@ TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
         ("title = ['t']\n", "2:1: title is a list; expected a string"),
         (
             'dtype = "float8"\n',
-            f"2:1: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float64?)",
+            f"2:1: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float16?)",
         ),
         (
             "[plan]\n  stratgy = 1\n",

@@ -28,15 +28,8 @@ INPUTS = {
 }
 SIZES = {"d": 4, "w": 3}
 
-FUNCTIONS = (
-    "expected one of sum, prod, max, min, any, all, relu, sigmoid, silu, gelu, mean, var, "
-    "logsumexp, softmax, rmsnorm, layernorm, where, exp, log, log1p, expm1, sqrt, rsqrt, abs, "
-    "sign, tanh, erf, sin, cos, maximum, minimum, conj, real, imag, float16, float32, float64, "
-    "complex64, complex128, int32, int64, bool, bfloat16"
-)
-TENSORS = "expected one of A, B, C, G, M, N, T, E, F, s"
 STATEMENT = "expected one statement a line: NAME[labels] = expression"
-EXPRESSION = "expected numbers, NAME[labels], + - * / ** %, comparisons, & | ~, and functions"
+EXPRESSION = "expected numbers, NAME[labels], + - * / // % **, comparisons, & | ~, and functions"
 DEPTH = "expected at most 200 levels; split it into several statements"
 DTYPES = "expected one of float16, float32, float64, complex64, complex128, int32, int64, bool"
 ONES_OF_65 = ",".join(f"l{k}:1" for k in range(65))  # labels of extent 1
@@ -150,7 +143,6 @@ def test_not_a_statement(text: str, message: str) -> None:
             " that)"
         ),
     ),
-    ("B[i] // 2", f"p:1:8: 'B[i] // 2' is not in the language; {EXPRESSION}"),
     ("B[i] @ B[i]", f"p:1:8: 'B[i] @ B[i]' is not in the language; {EXPRESSION}"),
     ("B[i] ^ 2", f"p:1:8: 'B[i] ^ 2' is not in the language; {EXPRESSION}"),
     ("B[i] << 2", f"p:1:8: 'B[i] << 2' is not in the language; {EXPRESSION}"),
@@ -169,24 +161,30 @@ def test_not_an_expression(text: str, message: str) -> None:
 
 
 @cases(
-    ("Z[i] = sqr(B[i])", f"p:1:8: unknown function 'sqr'; {FUNCTIONS} (did you mean sqrt?)"),
-    ("Z[i] = 2 * B(i)", f"p:1:12: unknown function 'B'; {FUNCTIONS}"),
-    ("Z[i] = foo.bar(B[i])", f"p:1:8: unknown function 'foo.bar'; {FUNCTIONS}"),
     (
-        "Z[i] = __import__('os').system('x')",
-        f"p:1:8: unknown function \"__import__('os').system\"; {FUNCTIONS}",
+        "Z[i] = sqr(B[i])",
+        "p:1:8: unknown function 'sqr'; expected one of sqrt, rsqrt, sum, var, std, … "
+        "(did you mean sqrt?)",
     ),
-    ("Z[i] = B[i] + D[i]", "p:1:15: unknown tensor 'D'; " + TENSORS),
+    (
+        "Z[i] = argsort(B[i])",
+        "p:1:8: unknown function 'argsort'; "
+        "expected one of rsqrt, rmsnorm, sqrt, layernorm, argmin, …",
+    ),
+    (
+        "Z[i] = 2 * B(i)",
+        "p:1:12: unknown function 'B'; expected one of abs, bool, bfloat16, sum, prod, …",
+    ),
+    ("Z[i] = B[i] + D[i]", "p:1:15: unknown tensor 'D'; expected one of A, B, C, G, M, …"),
     (
         "Z[i] = B[i]\nY[i] = Zz[i]",
-        f"p:2:8: unknown tensor 'Zz'; {TENSORS}, Z (did you mean Z?)",
+        "p:2:8: unknown tensor 'Zz'; expected one of Z, A, B, C, G, …",
     ),
-    ("Z[i] = B[i] * y", "p:1:15: unknown name 'y'; expected one of s, d, w, inf, nan, pi"),
+    ("Z[i] = B[i] * y", "p:1:15: unknown name 'y'; expected one of s, d, w, inf, nan, …"),
     (
         "Z[i] = B[i] * dd",
-        "p:1:15: unknown name 'dd'; expected one of s, d, w, inf, nan, pi (did you mean d?)",
+        "p:1:15: unknown name 'dd'; expected one of d, s, w, inf, nan, …",
     ),
-    ("Z[i] = B[i] * j", "p:1:15: unknown name 'j'; expected one of s, d, w, inf, nan, pi"),
     ("Z[i] = B", "p:1:8: B has no labels here; expected labels, such as B[i]"),
     ("Z[i] = sum", "p:1:8: sum is a function; expected a call: sum(expression)"),
     ("Z[i] = exp * B[i]", "p:1:8: exp is a function; expected a call: exp(x)"),
@@ -589,7 +587,7 @@ def test_dtypes(text: str, message: str) -> None:
     ("z = max(E[i])", f"p:1:5: max over i, which has extent 0; {NOTHING}"),
     ("Z[i] = min(F[i,j])", f"p:1:8: min over j, which has extent 0; {NOTHING}"),
     ("Z[i] = B[i] + max(E[k])", f"p:1:15: max over k, which has extent 0; {NOTHING}"),
-    ("Z[i] = logsumexp(F[i,j])", f"p:1:8: max over j, which has extent 0; {NOTHING}"),
+    ("Z[i] = logsumexp(F[i,j])", f"p:1:8: logsumexp over j, which has extent 0; {NOTHING}"),
 )
 def test_largest_of_nothing(text: str, message: str) -> None:
     assert error(text) == message
@@ -622,7 +620,7 @@ def test_largest_of_nothing(text: str, message: str) -> None:
     ("Z[i:2**-1] = 1", "p:1:5: 2**-1 is not an integer; expected an integer less than 2**63"),
     ("Z[i:d/2] = 1", f"p:1:5: d / 2 is not integer arithmetic; {ARITHMETIC}"),
     ("Z[i:1.5] = 1", f"p:1:5: 1.5 is not integer arithmetic; {ARITHMETIC}"),
-    ("Z[i:D] = 1", "p:1:5: unknown size 'D'; expected one of d, w"),
+    ("Z[i:D] = 1", "p:1:5: unknown size 'D'; expected one of d, w (did you mean d?)"),
     ("Z[i:d//0] = 1", "p:1:5: division by zero; expected a divisor other than 0"),
     (
         "Z[i:2**39,j:2**21] = 1.0",
@@ -647,7 +645,7 @@ def test_largest_of_nothing(text: str, message: str) -> None:
         "Z = sum[i:-1](i)",
         "p:1:11: label i has extent -1; expected an extent from 0 to 2**39 = 549755813888",
     ),
-    ("X: int8[3]", f"p:1:4: dtype 'int8' of X is not supported; {DTYPES} (did you mean int64?)"),
+    ("X: int8[3]", f"p:1:4: dtype 'int8' of X is not supported; {DTYPES} (did you mean int32?)"),
     ("X: float32[2.5]", f"p:1:12: 2.5 is not integer arithmetic; {ARITHMETIC}"),
     (
         "X: float32[3, 2**40]",
@@ -677,7 +675,7 @@ def test_extents_of_inputs() -> None:
     ):
         assert error("Z[i] = B[i]", inputs={**INPUTS, "X": (shape, "float64")}) == f"p: {what}"
     found = error("Z[i] = B[i]", inputs={**INPUTS, "X": ((3,), "uint8")})
-    assert found == f"p: dtype 'uint8' of X is not supported; {DTYPES} (did you mean int64?)"
+    assert found == f"p: dtype 'uint8' of X is not supported; {DTYPES}"
 
 
 def test_largest_extent_is_allowed() -> None:
@@ -736,18 +734,18 @@ def test_calls(text: str, message: str) -> None:
 @cases(
     (
         "\n\n  X[i] = B[i]\n      Z[i] = B[i] * y",
-        "p:4:21: unknown name 'y'; expected one of s, d, w, inf, nan, pi",
+        "p:4:21: unknown name 'y'; expected one of s, d, w, inf, nan, …",
     ),
     (
         "Z[i] = (B[i]\n         * y)",
-        "p:2:12: unknown name 'y'; expected one of s, d, w, inf, nan, pi",
+        "p:2:12: unknown name 'y'; expected one of s, d, w, inf, nan, …",
     ),
     (
         "X[i] = B[i];   Z[i] = B[i] * y",
-        "p:1:30: unknown name 'y'; expected one of s, d, w, inf, nan, pi",
+        "p:1:30: unknown name 'y'; expected one of s, d, w, inf, nan, …",
     ),
-    ("Ä[i] ← B[i] × ü", "p:1:15: unknown name 'ü'; expected one of s, d, w, inf, nan, pi"),
-    ("\tZ[i] = B[i] * y", "p:1:16: unknown name 'y'; expected one of s, d, w, inf, nan, pi"),
+    ("Ä[i] ← B[i] × ü", "p:1:15: unknown name 'ü'; expected one of s, d, w, inf, nan, …"),
+    ("\tZ[i] = B[i] * y", "p:1:16: unknown name 'y'; expected one of s, d, w, inf, nan, …"),
 )
 def test_position_is_the_editors(text: str, message: str) -> None:
     assert error(text) == message

@@ -310,19 +310,28 @@ BY_NAME = {
     "log": (np.log, POSITIVE),
     "log1p": (np.log1p, POSITIVE),
     "expm1": (np.expm1, REAL),
+    "log2": (np.log2, POSITIVE),
+    "log10": (np.log10, POSITIVE),
     "sqrt": (np.sqrt, POSITIVE),
     "rsqrt": (lambda x: x**-0.5, POSITIVE),
     "abs": (np.abs, REAL),
     "sign": (np.sign, REAL),
+    "floor": (np.floor, REAL),
+    "ceil": (np.ceil, REAL),
+    "round": (np.round, REAL),
+    "sinh": (np.sinh, REAL),
+    "cosh": (np.cosh, REAL),
     "tanh": (np.tanh, REAL),
     "erf": (scipy.special.erf, REAL),
     "sin": (np.sin, REAL),
     "cos": (np.cos, REAL),
+    "tan": (np.tan, REAL),
+    "sigmoid": (scipy.special.expit, REAL),
     "conj": (np.conj, REAL),
     "real": (np.real, REAL),
     "imag": (np.imag, REAL),
 }
-BINARY = {"maximum": np.maximum, "minimum": np.minimum}
+BINARY = {"maximum": np.maximum, "minimum": np.minimum, "arctan2": np.arctan2}
 
 
 def test_every_function_is_tested() -> None:
@@ -330,6 +339,7 @@ def test_every_function_is_tested() -> None:
         *BY_NAME,
         *BINARY,
         "where",
+        *("isnan", "isfinite", "clip"),  # in test_functions.py
         *cpu_dtypes(),
         "bfloat16",
     }  # the last in test_bfloat16.py
@@ -357,12 +367,18 @@ def test_function_of_a_constant(name: str) -> None:
         "log",
         "log1p",
         "expm1",
+        "log2",
+        "log10",
         "sqrt",
         "rsqrt",
         "abs",
+        "round",
+        "sinh",
+        "cosh",
         "tanh",
         "sin",
         "cos",
+        "tan",
         "conj",
         "real",
         "imag",
@@ -379,7 +395,7 @@ def test_function_of_a_complex_constant(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_maximum_and_minimum(name: str) -> None:
+def test_function_of_two_tensors(name: str) -> None:
     x, y = np.array([1.0, -2.0, np.nan, np.inf]), np.array([0.5, 3.0, 1.0, -np.inf])
     check(f"Z[i] = {name}(X[i], Y[i])", {"X": x, "Y": y}, BINARY[name](x, y))
     check(f"Z[i] = {name}(X[i], 0)", {"X": x}, BINARY[name](x, 0))
@@ -392,6 +408,7 @@ def test_operators() -> None:
     check("Z[i] = -Y[i] ** 2", {"Y": y}, -(y**2))
     check("Z[i] = +Y[i] % 2", {"Y": y}, y % 2)
     check("Z[i] = Y[i] % -2", {"Y": y}, y % -2)
+    check("Z[i] = 2 * Y[i] // -2 % 2", {"Y": y}, 2 * y // -2 % 2)
     check(
         "Z[i] = 2 ** Y[i] - (Y[i] - 1 - 1) - (Y[i] - (1 - 1))",
         {"Y": y},
@@ -403,6 +420,8 @@ def test_operators() -> None:
 def test_integer_operators() -> None:
     x, y = np.array([7, -7, 0, 3]), np.array([3, 3, 5, -2])
     check("Z[i] = X[i] % Y[i]", {"X": x, "Y": y}, x % y)
+    check("Z[i] = X[i] // Y[i]", {"X": x, "Y": y}, x // y)
+    check("Z[i] = X[i] // (n // 2)", {"X": x}, x // 3, {"n": 7})
     check("Z[i] = X[i] ** 3", {"X": x}, x**3)
     check("Z[i] = X[i] & Y[i]", {"X": x, "Y": y}, x & y)
     check("Z[i] = X[i] | Y[i]", {"X": x, "Y": y}, x | y)
@@ -668,11 +687,11 @@ def test_complex() -> None:
 def test_every_macro_is_tested() -> None:
     tested = {
         "relu",
-        "sigmoid",
         "silu",
         "gelu",
         "mean",
         "var",
+        *("std", "norm", "count", "argmin", "argmax"),  # in test_functions.py
         "logsumexp",
         "softmax",
         "rmsnorm",

@@ -150,6 +150,26 @@ _EXTENTS = {
     48: 1.0,
 }
 _KIND_ORDER = "bifc"
+_OPERATORS = {
+    "+": 4.0,
+    "-": 3.0,
+    "*": 5.0,
+    "/": 1.2,
+    "//": 0.6,
+    "%": 0.7,
+    "**": 0.5,
+    "maximum": 1.0,
+    "minimum": 1.0,
+    "arctan2": 0.3,
+    "clip": 0.5,
+    "<": 0.4,
+    ">=": 0.4,
+    "==": 0.3,
+    "!=": 0.3,
+    "&": 0.3,
+    "|": 0.3,
+}
+_MORE_MACROS = ("std", "norm", "count", "argmin", "argmax")
 
 
 def without_unused_inputs(program: Program) -> Program:
@@ -465,7 +485,7 @@ class ProgramMaker:
             if kept:
                 return Aggregation(name, tuple(kept[: draw.between(1, 2)]), body)
         if draw.chance(0.7):
-            name = draw.one(("mean", "var", "logsumexp", "mean"))
+            name = draw.one(("mean", "var", "logsumexp", "mean", *_MORE_MACROS))
             return self.aggregation(labels, name, ("*", "+"), draw.between(1, 2))
         name = draw.one(("relu", "sigmoid", "silu", "rsqrt"))
         return Operation(name, (self.number(self.real(self.expression(labels, 1))),))
@@ -494,7 +514,7 @@ class ProgramMaker:
                 {"sum": 5.0, "max": 2.0, "min": 2.0, "prod": 1.0, "any": 1.0, "all": 1.0}
             )
         volume = math.prod(max(1, self.sizes[label.size]) for label in scope)
-        needs_values = name in ("max", "min", "mean", "var", "logsumexp")
+        needs_values = name in ("max", "min", "mean", "var", "logsumexp", *_MORE_MACROS)
         new: list[Label] = []
         tensors = [self.tensor() for _ in range(count)]
         for tensor in tensors:
@@ -536,10 +556,12 @@ class ProgramMaker:
             body = self.joined(draw.one(("*", "+")), body, self.constant())
         if name in ("max", "min"):
             body = self.real(body)
-        if name in ("var", "logsumexp"):
+        if name in ("var", "logsumexp", *_MORE_MACROS):
             body = self.real(body)
         direct = indexing_labels(body, enter_implicit=False)
         implicit = all(label in direct for label in new) and draw.chance(0.6)
+        if name in ("argmin", "argmax") and len(new) > 1:
+            implicit = False  # they count in the order of the labels
         return Aggregation(name, tuple(new), body, implicit)
 
     # ---- operations that fit their arguments ----------------------------------------------------
@@ -556,12 +578,14 @@ class ProgramMaker:
             inner = self.kind(node.body)
             if node.name in ("any", "all"):
                 return "b"
+            if node.name in ("argmin", "argmax", "count"):
+                return "i"
             if node.name in ("max", "min"):
                 return inner
             if node.name in ("sum", "prod"):
                 return "i" if inner == "b" else inner
             return "c" if inner == "c" else "f"
-        if node.name in ("<", "<=", ">", ">=", "==", "!="):
+        if node.name in ("<", "<=", ">", ">=", "==", "!=", "isnan", "isfinite"):
             return "b"
         kinds = [self.kind(argument) for argument in node.arguments]
         if node.name == "where":
@@ -570,9 +594,10 @@ class ProgramMaker:
         if node.name in ("abs", "real", "imag"):
             return "f" if widest == "c" else widest
         functions = ("exp", "log", "log1p", "expm1", "sqrt", "tanh", "sin", "cos", "erf", "rsqrt")
-        if node.name in functions or node.name in ("/", "sigmoid", "silu"):
+        more = ("log2", "log10", "sinh", "cosh", "tan", "arctan2")
+        if node.name in (*functions, *more, "/", "sigmoid", "silu"):
             return "c" if widest == "c" else "f"
-        if node.name in ("relu", "**", "%") and widest == "b":
+        if node.name in ("relu", "**", "%", "//") and widest == "b":
             return "i"
         try:
             return np.dtype(node.name).kind
@@ -591,10 +616,7 @@ class ProgramMaker:
         return Operation(self.draw.one(("int64", "int32", "float64")), (node,))
 
     def combined(self, x: Expression, y: Expression) -> Expression:
-        operator = self.draw.weighted(
-            {"+": 4.0, "-": 3.0, "*": 5.0, "/": 1.2, "%": 0.7, "**": 0.5, "maximum": 1.0,
-             "minimum": 1.0, "<": 0.4, ">=": 0.4, "==": 0.3, "!=": 0.3, "&": 0.3, "|": 0.3}
-        )  # fmt: skip
+        operator = self.draw.weighted(_OPERATORS)
         return self.joined(operator, x, y)
 
     def joined(self, operator: str, x: Expression, y: Expression) -> Expression:
@@ -602,15 +624,18 @@ class ProgramMaker:
         draw = self.draw
         if isinstance(x, Number) and isinstance(y, Number):
             x = Operation("int64", (x,)) if isinstance(x.value, int) else Operation("float64", (x,))
-        if operator in ("<", "<=", ">", ">=", "%", "maximum", "minimum"):
+        real_operators = ("<", "<=", ">", ">=", "%", "//", "maximum", "minimum", "arctan2", "clip")
+        if operator in real_operators:
             x, y = self.real(x), self.real(y)
-        if operator in ("-", "%"):
+        if operator in ("-", "%", "//", "clip"):
             x = self.number(x)
         if operator in ("&", "|"):
             x, y = self.integral(x), self.integral(y)
         if operator == "**":
             return self.power(x)
-        if operator == "%" and isinstance(y, Number) and y.value == 0:
+        if operator == "clip":
+            return Operation("clip", (x, Number(draw.between(-3, 1)), y))
+        if operator in ("%", "//") and isinstance(y, Number) and y.value == 0:
             y = Number(draw.between(1, 5))
         return Operation(operator, (x, y))
 
@@ -642,11 +667,25 @@ class ProgramMaker:
         if kind == "b":
             choices = ["~", "int64", "int32", "float32", "float64", "exp"]
         elif kind == "i":
-            choices += ["~", "sign", "int32", "int64", "float32", "sqrt", "tanh", "relu", "float16"]
+            choices += [
+                "~",
+                "sign",
+                "floor",
+                "isnan",
+                "int32",
+                "int64",
+                "float32",
+                "sqrt",
+                "tanh",
+                "relu",
+                "float16",
+            ]
         elif kind == "f":
             choices += ["sign", "int64", "int32", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt"]
             choices += ["tanh", "sin", "cos", "relu", "sigmoid", "silu", "float32", "float16"]
-            choices += ["complex64"]
+            choices += ["complex64", "floor", "ceil", "round", "isnan", "isfinite", "sinh", "cosh"]
+            choices += ["tan", "log2", "log10"]
         else:
             choices = ["neg", "abs", "conj", "real", "imag", "complex64", "complex128", "exp"]
+            choices += ["round", "isnan", "isfinite"]
         return Operation(draw.one(choices), (x,))

@@ -35,6 +35,9 @@ from .tree import (
 
 MOST_POINTS = 2**21  # of one array; a program that needs more is not evaluated
 
+# Macros over labels that are evaluated as they are written.
+MACROS = ("mean", "var", "std", "norm", "count", "logsumexp", "softmax", "rmsnorm", "layernorm")
+
 # How far a function of the mathematical library may be from the true value, in units of rounding.
 LIBRARY_ROUNDINGS = 8
 
@@ -240,6 +243,38 @@ def _remainder(x: Value, y: Value) -> Value:
     return Value(value, result.error, _magnitude(value), unsure)
 
 
+def _floor_divide(x: Value, y: Value) -> Value:
+    """Every step of it is rounded alike everywhere, so exact arguments give exact quotients."""
+    value = _call(np.floor_divide, (x, y))
+    return Value(value, 0.0, _magnitude(value), _any_unsure((x, y)) | _any_error((x, y)))
+
+
+def _round(name: str, x: Value) -> Value:
+    functions: dict[str, Any] = {"floor": np.floor, "ceil": np.ceil, "round": np.rint}
+    if _dtype(x.value).kind in "bi":
+        return x
+    value = _call(functions[name], (x,))
+    shift = 0.5 if name == "round" else 0.0
+    step = np.asarray(x.value) - shift
+    has_error = np.asarray(x.error) > 0
+    near = has_error & (_magnitude(step - np.rint(step)) <= x.error)
+    if _dtype(x.value).kind == "c":
+        near = has_error
+    return Value(value, 0.0, _magnitude(value), x.unsure | near)
+
+
+def _arctan2(y: Value, x: Value) -> Value:
+    value = _call(np.arctan2, (y, x))
+    error = np.asarray(x.error) + y.error
+    radius = np.hypot(_magnitude(x.value), _magnitude(y.value))
+    room = np.where(radius > 2 * error, radius - error, np.inf)
+    own = _rounded(value, error / room, 4.0, (y, x), roundings=LIBRARY_ROUNDINGS)
+    # Near the origin and on the negative axis, rounding decides.
+    jumps = (np.asarray(x.value) <= x.error) & (_magnitude(y.value) <= y.error)
+    doubtful = (error > 0) & ((radius <= 2 * error) | jumps)
+    return Value(value, own.error, own.size, own.unsure | doubtful)
+
+
 def _power(x: Value, y: Value) -> Value:
     value = _call(np.power, (x, y))
     if _dtype(value).kind not in "fc":
@@ -365,6 +400,12 @@ def _smooth(name: str, x: Value) -> Value:
         "sin": np.sin,
         "cos": np.cos,
         "erf": erf,
+        "log2": np.log2,
+        "log10": np.log10,
+        "sinh": np.sinh,
+        "cosh": np.cosh,
+        "tan": np.tan,
+        "sigmoid": _sigmoid,
     }
     value = _call(functions[name], (x,))
     size = _magnitude(value)
@@ -374,18 +415,31 @@ def _smooth(name: str, x: Value) -> Value:
         error = _times(size, np.expm1(np.minimum(error, 700.0)))
     elif name == "expm1":
         error = _times(size + 1.0, np.expm1(np.minimum(error, 700.0)))
-    elif name in ("log", "log1p", "sqrt"):
+    elif name in ("sinh", "cosh"):
+        error = _times(np.cosh(np.minimum(distance + error, 700.0)), error)
+    elif name == "tan":
+        error = _times(
+            2.0 * (1.0 + size * size), np.where(error * (1.0 + size) < 0.1, error, np.inf)
+        )
+    elif name in ("log", "log1p", "sqrt", "log2", "log10"):
         if name == "log1p":
             distance = _magnitude(np.asarray(x.value) + np.float64(1.0))
         room = np.where(distance > error, distance - error, 0.0)
-        slope = 1.0 / (np.sqrt(room) if name == "sqrt" else room)
+        slope = 1.5 / (np.sqrt(room) if name == "sqrt" else room)
         error = _times(slope, error)
     elif name == "erf":
         error = 2.0 * error
-    if name in ("log", "log1p", "sin", "cos"):
+    if name in ("log", "log1p", "log2", "log10", "sin", "cos"):
         size = size + 1.0
     finite_size = np.where(np.isfinite(value), size, 0.0)
     return _rounded(value, error, finite_size, (x,), roundings=LIBRARY_ROUNDINGS)
+
+
+def _sigmoid(values: Any) -> Any:
+    """Return the logistic function, rounded once."""
+    dtype = np.exp.resolve_dtypes((_dtype(values), None))[-1]
+    exact = 1 / (1 + np.exp(-np.asarray(values).astype(np.longdouble)))
+    return exact.astype(dtype)
 
 
 def apply(name: str, arguments: Sequence[Value]) -> Value:
@@ -398,6 +452,18 @@ def apply(name: str, arguments: Sequence[Value]) -> Value:
         return _divide(*arguments)
     if name == "%":
         return _remainder(*arguments)
+    if name == "//":
+        return _floor_divide(*arguments)
+    if name in ("floor", "ceil", "round"):
+        return _round(name, *arguments)
+    if name in ("isnan", "isfinite"):
+        value = _call(np.isnan if name == "isnan" else np.isfinite, arguments)
+        return Value(value, 0.0, 1.0, _any_unsure(arguments))
+    if name == "clip":
+        x, low, high = arguments
+        return _extreme_of_two("minimum", _extreme_of_two("maximum", x, low), high)
+    if name == "arctan2":
+        return _arctan2(*arguments)
     if name == "**":
         return _power(*arguments)
     if name in ("<", "<=", ">", ">=", "==", "!="):
@@ -420,8 +486,6 @@ def apply(name: str, arguments: Sequence[Value]) -> Value:
         return _extreme_of_two("maximum", x, _exact_number(0))
     if name == "rsqrt":
         return _divide(one, _smooth("sqrt", x))
-    if name == "sigmoid":
-        return _divide(one, _add("+", one, _smooth("exp", _part("neg", x))))
     if name == "silu":
         return _divide(x, _add("+", one, _smooth("exp", _part("neg", x))))
     return _smooth(name, x)
@@ -527,7 +591,9 @@ class _Statement:
     def _aggregate(self, node: Aggregation) -> Value:
         body = self.value(node.body)
         count = math.prod(self.sizes[label.size] for label in node.labels)
-        if node.name in ("mean", "var", "logsumexp", "softmax", "rmsnorm", "layernorm"):
+        if node.name in ("argmin", "argmax"):
+            return self._first_extreme(node, body)
+        if node.name in MACROS:
             return self._macro(node, body, count)
         return self._reduce(node, node.name, body)
 
@@ -541,9 +607,15 @@ class _Statement:
 
         if node.name == "mean":
             return _divide(total(x), number)
-        if node.name == "var":
+        if node.name in ("var", "std"):
             distance = _part("abs", _add("-", x, _divide(total(x), number)))
-            return _divide(total(_multiply(distance, distance)), number)
+            variance = _divide(total(_multiply(distance, distance)), number)
+            return variance if node.name == "var" else _smooth("sqrt", variance)
+        if node.name == "norm":
+            magnitude = _multiply(_exact_number(1.0), _part("abs", x))
+            return _smooth("sqrt", total(_multiply(magnitude, magnitude)))
+        if node.name == "count":
+            return total(_compare("!=", x, _exact_number(0)))
         if node.name == "softmax":
             powers = _smooth("exp", _add("-", x, self._reduce(node, "max", x)))
             return _multiply(powers, _divide(_exact_number(1), total(powers)))
@@ -560,8 +632,33 @@ class _Statement:
         mean = _divide(total(_multiply(distance, distance)), number)
         return _multiply(distance, apply("rsqrt", [_add("+", mean, _exact_number(1e-5))]))
 
-    def _reduce(self, node: Aggregation, name: str, body: Value) -> Value:
-        axes = tuple(self.axes[label] for label in node.labels)
+    def _first_extreme(self, node: Aggregation, body: Value) -> Value:
+        """Return the number of the first extreme value, counted in the order of the labels."""
+        if math.prod(self.sizes[label.size] for label in node.labels) == 0:
+            raise Invalid(f"{node.name} of nothing")
+        terms = self._terms(node, body)
+        axes = [self.axes[label] for label in node.labels]
+        last = list(range(-len(axes), 0))
+
+        def lines(array: Any) -> np.ndarray:
+            moved = np.moveaxis(array, axes, last)
+            return moved.reshape(*moved.shape[: -len(axes)], -1)
+
+        values = lines(terms.value)
+        errors = lines(terms.error)
+        chosen = np.argmin(values, axis=-1) if node.name == "argmin" else np.argmax(values, axis=-1)
+        place = chosen[..., None]
+        best = np.take_along_axis(values, place, -1).astype(np.float64)
+        reach = errors + np.take_along_axis(errors, place, -1)
+        close = (np.abs(values.astype(np.float64) - best) <= reach) & (reach > 0)
+        np.put_along_axis(close, place, False, -1)
+        unsure = np.any(close | lines(terms.unsure), axis=-1)
+        shape = [1 if axis in axes else size for axis, size in enumerate(terms.value.shape)]
+        value = chosen.astype(np.int64).reshape(shape)
+        return Value(value, 0.0, _magnitude(value), unsure.reshape(shape))
+
+    def _terms(self, node: Aggregation, body: Value) -> Value:
+        """Return the values that are aggregated, one for each combination of labels."""
         shape = [1] * len(self.axes)
         for label in node.labels:
             shape[self.axes[label]] = self.sizes[label.size]
@@ -571,12 +668,16 @@ class _Statement:
         full = np.broadcast_shapes(value.shape, tuple(shape))
         if math.prod(full) > MOST_POINTS:
             raise Invalid("the program is too large")
-        terms = Value(
+        return Value(
             np.broadcast_to(value, full),
             np.broadcast_to(body.error, full),
             np.broadcast_to(body.size, full),
             np.broadcast_to(body.unsure, full),
         )
+
+    def _reduce(self, node: Aggregation, name: str, body: Value) -> Value:
+        axes = tuple(self.axes[label] for label in node.labels)
+        terms = self._terms(node, body)
         unsure = np.any(terms.unsure, axis=axes, keepdims=True)
         if name in ("sum", "prod"):
             result = _sum(terms, axes) if name == "sum" else _prod(terms, axes)

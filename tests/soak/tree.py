@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-INFIX = ("+", "-", "*", "/", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "|")
+INFIX = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "|")
 CASTS = ("float16", "float32", "float64", "complex64", "complex128", "int32", "int64", "bool")
 # Macros that keep the labels in their brackets: these are bound by something around them.
 KEEPING = ("softmax", "rmsnorm", "layernorm")

@@ -139,6 +139,9 @@ fmin = _intrinsic(minimum, 2)
 # Rounded once if the machine has such an instruction, else twice.
 muladd = _intrinsic(lambda builder, a, b, c: _call(builder, "fmuladd", a, b, c), 3)
 fmod = _intrinsic(lambda builder, a, b: builder.frem(a, b), 2)
+floor = _intrinsic(lambda builder, a: _call(builder, "floor", a), 1)
+ceil = _intrinsic(lambda builder, a: _call(builder, "ceil", a), 1)
+rint = _intrinsic(lambda builder, a: _call(builder, "rint", a), 1)  # halves to even
 
 # The bits of the type and of its fraction; log2 e; ln 2 in two parts; the arguments at which exp
 # underflows and overflows; the series of (exp r − 1 − r) / r² for |r| ≤ ln 2 / 2, interpolated at

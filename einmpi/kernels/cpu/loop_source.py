@@ -31,7 +31,7 @@ HEAD = (
     "import math\n"
     "from numba import complex64, complex128, float32, float64, int32, int64, uint8\n"
     "from einmpi.kernels.cpu.intrinsics import "
-    "at, exp, fmax, fmin, fmod, least, muladd, pick, stack, tanh, whole\n"
+    "at, ceil, exp, floor, fmax, fmin, fmod, least, muladd, pick, rint, stack, tanh, whole\n"
     "\n\n"
     "def kernel(address):\n"
     "    p = at(int64, address)\n"

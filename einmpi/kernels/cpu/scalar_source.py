@@ -70,7 +70,8 @@ def operation(node: Call, dtype: str, args: Sequence[str]) -> str:
     text = text.replace("{t}", dtype).replace("{r}", DTYPES[dtype].real)
     for k, arg in enumerate(args):
         text = text.replace(f"{{{k}}}", arg)
-    if kind != "i" or record.is_comparison:
+    result = record.dtypes((np.dtype(dtype),) * record.arity)[-1]
+    if result.kind != "i":
         return text
     *assignments, value = text.split("; ")
     return "; ".join([*assignments, f"{dtype}({value})"])  # numba would go on in int64

@@ -85,6 +85,18 @@ template <class T> struct Cast<Complex<T>> {
   template <class S> FN Complex<T> of(S x) { return {(T)x, (T)0}; }
   template <class S> FN Complex<T> of(Complex<S> x) { return {(T)x.re, (T)x.im}; } };
 
+// ---- rounding ----
+FN float floor_(float x) { return floorf(x); }
+FN double floor_(double x) { return floor(x); }
+FN float ceil_(float x) { return ceilf(x); }
+FN double ceil_(double x) { return ceil(x); }
+FN float round_(float x) { return rintf(x); }
+FN double round_(double x) { return rint(x); }
+template <class T> FN T floor_(T x) { return x; }  // bools and integers
+template <class T> FN T ceil_(T x) { return x; }
+template <class T> FN T round_(T x) { return x; }
+template <class T> FN Complex<T> round_(Complex<T> x) { return {round_(x.re), round_(x.im)}; }
+
 // ---- arithmetic ----
 template <class T> FN Complex<T> from_lane(Complex<T> x, int mask) {
   return {from_lane(x.re, mask), from_lane(x.im, mask)}; }
@@ -129,6 +141,24 @@ FN int remainder_(int a, int b) { return integer_remainder(a, b); }
 FN Long remainder_(Long a, Long b) { return integer_remainder(a, b); }
 FN float remainder_(float a, float b) { return signed_remainder(a, b, fmodf(a, b)); }
 FN double remainder_(double a, double b) { return signed_remainder(a, b, fmod(a, b)); }
+// numpy subtracts the remainder first, so that the quotient is whole up to rounding.
+template <class T> FN T rounded_down(T a, T b, T r, T quotient) {
+  if (b == 0) return quotient;
+  T q = (a - r) / b;
+  if (r != 0 && (r < 0) != (b < 0)) q -= 1;
+  if (q == 0) return quotient < 0 || (quotient == 0 && (T)1 / quotient < 0) ? -(T)0 : (T)0;
+  T down = floor_(q);
+  return q - down > (T)0.5 ? down + 1 : down;
+}
+template <class T> FN T integer_quotient(T a, T b) {
+  if (b == 0) return 0;
+  if (b == -1) return minus(a);
+  return a % b != 0 && (a < 0) != (b < 0) ? a / b - 1 : a / b;
+}
+FN int floor_divide(int a, int b) { return integer_quotient(a, b); }
+FN Long floor_divide(Long a, Long b) { return integer_quotient(a, b); }
+FN float floor_divide(float a, float b) { return rounded_down(a, b, fmodf(a, b), a / b); }
+FN double floor_divide(double a, double b) { return rounded_down(a, b, fmod(a, b), a / b); }
 template <class T> FN T integer_power(T a, T b) {
   if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
   T result = 1;
@@ -159,6 +189,10 @@ template <class T> FN T maximum_(T a, T b) { return a > b || a != a ? a : b; }  
 template <class T> FN T minimum_(T a, T b) { return a < b || a != a ? a : b; }
 FN bool maximum_(bool a, bool b) { return a | b; }
 FN bool minimum_(bool a, bool b) { return a & b; }
+template <class T> FN bool isnan_(T a) { return a != a; }
+template <class T> FN bool isnan_(Complex<T> a) { return a.re != a.re || a.im != a.im; }
+template <class T> FN bool isfinite_(T a) { return a - a == 0; }
+template <class T> FN bool isfinite_(Complex<T> a) { return isfinite_(a.re) && isfinite_(a.im); }
 template <class T> FN T sign_(T a) { return a != a ? a : (T)((a > 0) - (a < 0)); }
 
 // ---- functions ----
@@ -167,8 +201,9 @@ template <class T> FN T sign_(T a) { return a != a ? a : (T)((a > 0) - (a < 0));
 BOTH(exp_, expf, exp) BOTH(log_, logf, log) BOTH(log1p_, log1pf, log1p) BOTH(expm1_, expm1f, expm1)
 BOTH(sqrt_, sqrtf, sqrt) BOTH(tanh_, tanhf, tanh) BOTH(erf_, erff, erf) BOTH(sin_, sinf, sin)
 BOTH(cos_, cosf, cos) BOTH(sinh_, sinhf, sinh) BOTH(cosh_, coshf, cosh) BOTH(abs_, fabsf, fabs)
-FN float atan2_(float y, float x) { return atan2f(y, x); }
-FN double atan2_(double y, double x) { return atan2(y, x); }
+BOTH(tan_, tanf, tan) BOTH(log2_, log2f, log2) BOTH(log10_, log10f, log10)
+FN float arctan2_(float y, float x) { return atan2f(y, x); }
+FN double arctan2_(double y, double x) { return atan2(y, x); }
 FN float hypot_(float x, float y) { return hypotf(x, y); }
 FN double hypot_(double x, double y) { return hypot(x, y); }
 FN bool abs_(bool a) { return a; }
@@ -176,6 +211,10 @@ FN int abs_(int a) { return a < 0 ? minus(a) : a; }
 FN Long abs_(Long a) { return a < 0 ? minus(a) : a; }
 template <class T> FN T abs_(Complex<T> a) { return hypot_(a.re, a.im); }
 template <class T> FN T rsqrt_(T x) { return (T)1 / sqrt_(x); }
+template <class T> FN T sigmoid_(T x) {
+  T e = exp_(-abs_(x));
+  return (x >= 0 ? (T)1 : e) / (1 + e);
+}
 template <class T> FN T root_power(T a) {
   return a == -infinity(a) ? infinity(a) : sqrt_(a + (T)0); }
 template <class T> FN T conj_(T a) { return a; }
@@ -190,7 +229,12 @@ template <class T> FN Complex<T> exp_(Complex<T> x) {
   T e = exp_(x.re);
   return x.im == 0 ? Complex<T>{e, x.im} : Complex<T>{e * cos_(x.im), e * sin_(x.im)};
 }
-template <class T> FN Complex<T> log_(Complex<T> x) { return {log_(abs_(x)), atan2_(x.im, x.re)}; }
+template <class T> FN Complex<T> log_(Complex<T> x) {
+  return {log_(abs_(x)), arctan2_(x.im, x.re)}; }
+template <class T> FN Complex<T> log2_(Complex<T> x) {
+  return mul(log_(x), Complex<T>{(T)1.4426950408889634, (T)0}); }
+template <class T> FN Complex<T> log10_(Complex<T> x) {
+  return mul(log_(x), Complex<T>{(T)0.4342944819032518, (T)0}); }
 template <class T> FN Complex<T> log1p_(Complex<T> x) { return log_(Complex<T>{x.re + 1, x.im}); }
 template <class T> FN Complex<T> expm1_(Complex<T> x) {
   T s = sin_(x.im / 2);
@@ -214,6 +258,18 @@ template <class T> FN Complex<T> sin_(Complex<T> x) {
   return {sin_(x.re) * cosh_(x.im), cos_(x.re) * sinh_(x.im)}; }
 template <class T> FN Complex<T> cos_(Complex<T> x) {
   return {cos_(x.re) * cosh_(x.im), -(sin_(x.re) * sinh_(x.im))}; }
+template <class T> FN Complex<T> tan_(Complex<T> x) {  // −i tanh(ix)
+  Complex<T> t = tanh_(Complex<T>{-x.im, x.re});
+  return {t.im, -t.re};
+}
+template <class T> FN Complex<T> sinh_(Complex<T> x) {
+  return {sinh_(x.re) * cos_(x.im), cosh_(x.re) * sin_(x.im)}; }
+template <class T> FN Complex<T> cosh_(Complex<T> x) {
+  return {cosh_(x.re) * cos_(x.im), sinh_(x.re) * sin_(x.im)}; }
+template <class T> FN Complex<T> sigmoid_(Complex<T> x) {
+  Complex<T> one = {(T)1, (T)0}, e = exp_(x.re >= 0 ? minus(x) : x);
+  return divide(x.re >= 0 ? one : e, add(one, e));
+}
 template <class T> FN Complex<T> power(Complex<T> a, Complex<T> b) {
   if (b.re == 0 && b.im == 0) return {(T)1, (T)0};
   if (a.re == 0 && a.im == 0) {

@@ -1,0 +1,108 @@
+"""The record of an operation, and the table of all records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.promotion import DtypeRule
+from einmpi.graph.scalar import Scalar
+
+# From the arguments and the result: the partial derivative by each argument.
+Derivative: TypeAlias = Callable[[Sequence[Scalar], Scalar], tuple[Scalar, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operation:
+    """One operation: an operator, a function or a cast.
+
+    Attributes
+    ----------
+    name : str
+        The name in expression trees. A function is called by it.
+    arity : int
+        The number of arguments.
+    documentation : str
+        One line for the language reference.
+    parameters : str
+        The names of a function's arguments in the reference and in messages, "" for x and y.
+    function : callable
+        The operation on numpy arrays. It defines the meaning: the reference evaluator calls it.
+    dtypes : callable
+        The rule for dtypes: as_ufunc(u) for the rule of a numpy ufunc.
+    takes_complex : bool
+        Whether complex arguments are accepted.
+    symbol : str
+        How an operator is printed, "" for a function.
+    precedence : int
+        How tightly an operator binds, 0 for a function.
+    is_comparison : bool
+        Whether the operation compares: a chain of comparisons is joined by &.
+    cpu : mapping
+        The text in compiled CPU kernels by kind of number (b, i, f, c; "" for all others).
+        {0}, {1}, {2} are the arguments, {t} is their dtype, {r} the dtype of their real part,
+        {n} a new name. Assignments may precede the last expression, each ended by "; ". A kind
+        without text is computed by numpy.
+    cpu_is_long : bool
+        Whether the CPU text becomes many instructions: loops with it are unrolled less.
+    cuda : str
+        The C++ expression in CUDA kernels, with {0}, {1}, {2} for the arguments, which have the
+        types bool, int, Long, float, double or Complex<…>.
+    cuda_source : str
+        C++ functions that `cuda` calls in addition to those of device_functions, "" for none.
+    derivative : callable or None
+        The partial derivatives, None if there are none.
+    """
+
+    name: str
+    arity: int
+    documentation: str
+    function: Callable[..., Any]
+    dtypes: DtypeRule
+    takes_complex: bool = True
+    parameters: str = ""
+    symbol: str = ""
+    precedence: int = 0
+    is_comparison: bool = False
+    cpu: Mapping[str, str] = field(default_factory=dict)
+    cpu_is_long: bool = False
+    cuda: str = ""
+    cuda_source: str = ""
+    derivative: Derivative | None = None
+
+    @property
+    def is_function(self) -> bool:
+        return self.precedence == 0
+
+    @property
+    def is_cast(self) -> bool:
+        return self.name in DTYPES
+
+    def call_text(self) -> str:
+        """Return how a function is called, such as "maximum(x, y)"."""
+        parameters = self.parameters or ", ".join("xy"[: self.arity])
+        return f"{self.name}({parameters})"
+
+
+OPERATIONS: dict[str, Operation] = {}
+
+
+def register_operation(operation: Operation) -> None:
+    """Add an operation to the language. The parser, dtypes, the reference and kernels see it."""
+    if operation.name in OPERATIONS:
+        raise ValueError(f"there is an operation {operation.name} already")
+    if operation.is_function and not operation.name.isidentifier():
+        raise ValueError(f"{operation.name!r} cannot be called: it is not a name")
+    OPERATIONS[operation.name] = operation
+
+
+def unregister_operation(name: str) -> None:
+    """Remove an operation that register_operation has added."""
+    del OPERATIONS[name]
+
+
+def functions() -> tuple[str, ...]:
+    """Return the names of the operations that are written as functions, casts included."""
+    return tuple(name for name, operation in OPERATIONS.items() if operation.is_function)

@@ -1,0 +1,242 @@
+"""The operators of the language, one record each, loosest first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from einmpi.graph.operation_records import Operation, register_operation
+from einmpi.graph.promotion import as_comparison, as_ufunc
+
+
+def _comparison(name: str, ufunc: np.ufunc, cuda: str, documentation: str) -> None:
+    register_operation(
+        Operation(
+            name=name,
+            arity=2,
+            documentation=documentation,
+            function=ufunc,
+            dtypes=as_comparison(ufunc),
+            takes_complex=name in ("==", "!="),
+            symbol=name,
+            precedence=2,
+            is_comparison=True,
+            cpu={"": f"{{0}} {name} {{1}}"},
+            cuda=f"{cuda}({{0}}, {{1}})",
+        )
+    )
+
+
+_comparison("<", np.less, "less", "less than; gives bool")
+_comparison("<=", np.less_equal, "less_equal", "at most; gives bool")
+_comparison(">", np.greater, "greater", "greater than; gives bool")
+_comparison(">=", np.greater_equal, "greater_equal", "at least; gives bool")
+_comparison("==", np.equal, "equal", "equal; gives bool")
+_comparison("!=", np.not_equal, "not_equal", "not equal; gives bool")
+register_operation(
+    Operation(
+        name="|",
+        arity=2,
+        documentation="or; bitwise on integers",
+        function=np.bitwise_or,
+        dtypes=as_ufunc(np.bitwise_or),
+        takes_complex=False,
+        symbol="|",
+        precedence=3,
+        cpu={"": "{0} | {1}"},
+        cuda="bit_or({0}, {1})",
+    )
+)
+register_operation(
+    Operation(
+        name="&",
+        arity=2,
+        documentation="and; bitwise on integers",
+        function=np.bitwise_and,
+        dtypes=as_ufunc(np.bitwise_and),
+        takes_complex=False,
+        symbol="&",
+        precedence=4,
+        cpu={"": "{0} & {1}"},
+        cuda="bit_and({0}, {1})",
+    )
+)
+register_operation(
+    Operation(
+        name="+",
+        arity=2,
+        documentation="sum; or on bool",
+        function=np.add,
+        dtypes=as_ufunc(np.add),
+        symbol="+",
+        precedence=5,
+        cpu={"b": "{0} | {1}", "": "{0} + {1}"},
+        cuda="add({0}, {1})",
+    )
+)
+register_operation(
+    Operation(
+        name="-",
+        arity=2,
+        documentation="difference",
+        function=np.subtract,
+        dtypes=as_ufunc(np.subtract),
+        symbol="-",
+        precedence=5,
+        cpu={"": "{0} - {1}"},
+        cuda="sub({0}, {1})",
+    )
+)
+register_operation(
+    Operation(
+        name="*",
+        arity=2,
+        documentation="product; and on bool",
+        function=np.multiply,
+        dtypes=as_ufunc(np.multiply),
+        symbol="×",
+        precedence=6,
+        cpu={"b": "{0} & {1}", "": "{0} * {1}"},
+        cuda="mul({0}, {1})",
+    )
+)
+# numpy divides complex numbers by Smith's method.
+_SMITH = (
+    "{n}s = abs({1}.real) >= abs({1}.imag); "
+    "{n}p = pick({n}s, {1}.real, {1}.imag); "
+    "{n}q = pick({n}s, {1}.imag, {1}.real); "
+    "{n}r = {n}q / {n}p; "
+    "{n}d = {r}(1) / ({n}p + {n}q * {n}r); "
+    "{n}a = {0}.real; "
+    "{n}b = {0}.imag; "
+    "{n}z = {n}s & ({n}p == 0); "
+    "{n}p = abs({n}p); "
+    "{n}x = pick({n}s, {n}a + {n}b * {n}r, {n}a * {n}r + {n}b) * {n}d; "
+    "{n}y = pick({n}s, {n}b - {n}a * {n}r, {n}b * {n}r - {n}a) * {n}d; "
+    "complex(pick({n}z, {n}a / {n}p, {n}x), pick({n}z, {n}b / {n}p, {n}y))"
+)
+register_operation(
+    Operation(
+        name="/",
+        arity=2,
+        documentation="quotient; float64 for integers",
+        function=np.true_divide,
+        dtypes=as_ufunc(np.true_divide),
+        symbol="/",
+        precedence=6,
+        cpu={"f": "{0} / {1}", "c": _SMITH},
+        cuda="divide({0}, {1})",
+    )
+)
+register_operation(
+    Operation(
+        name="//",
+        arity=2,
+        documentation="quotient, rounded down; of integers an integer",
+        function=np.floor_divide,
+        dtypes=as_ufunc(np.floor_divide),
+        takes_complex=False,
+        symbol="//",
+        precedence=6,
+        cpu={
+            # The processor may trap on x // -1.
+            "i": (
+                "{n}d = pick(({1} == 0) | ({1} == -1), {t}(1), {1}); "
+                "{n}q = pick({1} == -1, {t}(-{0}), {t}({0} // {n}d)); "
+                "pick({1} == 0, {t}(0), {n}q)"
+            ),
+            # numpy subtracts the remainder first, so that the quotient is whole up to rounding.
+            "f": (
+                "{n}m = fmod({0}, {1}); "
+                "{n}q = ({0} - {n}m) / {1}; "
+                "{n}s = ({n}m != 0) & (({1} < 0) != ({n}m < 0)); "
+                "{n}q = pick({n}s, {n}q - {t}(1), {n}q); "
+                "{n}f = floor({n}q); "
+                "{n}f = pick({n}q - {n}f > {t}(0.5), {n}f + {t}(1), {n}f); "
+                "{n}z = {0} / {1}; "
+                "{n}f = pick({n}q == 0, math.copysign({t}(0), {n}z), {n}f); "
+                "pick({1} == 0, {n}z, {n}f)"
+            ),
+        },
+        cuda="floor_divide({0}, {1})",
+    )
+)
+register_operation(
+    Operation(
+        name="%",
+        arity=2,
+        documentation="remainder, with the sign of the divisor",
+        function=np.remainder,
+        dtypes=as_ufunc(np.remainder),
+        takes_complex=False,
+        symbol="%",
+        precedence=6,
+        cpu={
+            # The processor may trap on x % -1.
+            "i": "{n}d = pick(({1} == 0) | ({1} == -1), {t}(1), {1}); {0} % {n}d",
+            "f": (
+                "{n}m = fmod({0}, {1}); "
+                "{n}s = pick(({n}m < 0) != ({1} < 0), {n}m + {1}, {n}m); "
+                "pick({n}m != 0, {n}s, math.copysign({n}m, {1}))"
+            ),
+        },
+        cuda="remainder_({0}, {1})",
+    )
+)
+register_operation(
+    Operation(
+        name="neg",
+        arity=1,
+        documentation="negative",
+        function=np.negative,
+        dtypes=as_ufunc(np.negative),
+        symbol="-",
+        precedence=7,
+        cpu={"": "-{0}"},
+        cuda="minus({0})",
+    )
+)
+register_operation(
+    Operation(
+        name="~",
+        arity=1,
+        documentation="not; bitwise on integers",
+        function=np.invert,
+        dtypes=as_ufunc(np.invert),
+        takes_complex=False,
+        symbol="~",
+        precedence=7,
+        cpu={"b": "not {0}", "i": "~{0}"},
+        cuda="invert({0})",
+    )
+)
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    """Return powers; numpy has none of integers with a negative exponent.
+
+    1 / x**n without its fraction is 1 for x = 1, 1 or −1 for x = −1, and else 0.
+    """
+    is_integer = np.result_type(base, exponent).kind == "i"
+    if not is_integer or not np.any(np.less(exponent, 0)):
+        return np.power(base, exponent)
+    powers = np.asarray(np.power(base, np.maximum(exponent, 0)))
+    sign = np.where(np.bitwise_and(exponent, 1) == 1, -1, 1)
+    inverse = np.where(np.equal(base, -1), sign, np.equal(base, 1))
+    return np.where(np.less(exponent, 0), inverse, powers).astype(powers.dtype)
+
+
+register_operation(
+    Operation(
+        name="**",
+        arity=2,
+        documentation="power",
+        function=_power,
+        dtypes=as_ufunc(np.power),
+        symbol="**",
+        precedence=8,
+        cpu={"f": "math.pow({0}, {1})"},
+        cuda="power({0}, {1})",
+    )
+)
