@@ -32,14 +32,18 @@ def options_of(
     limit = job.memory if memory is None else parse_bytes(str(memory), "memory")
     used_inputs = [spec for spec in job.inputs if spec.name in job.graph.by_name]
     pins: dict[str, tuple[int, ...]] = {}
+    places: dict[str, str] = {}
     for spec in used_inputs:
         if spec.parts is not None:
             pins[spec.name] = spec.parts
+            places[spec.name] = spec.place
     for output in job.outputs:
         if output.parts is not None:
             pins[output.name] = output.parts
+            places[output.name] = output.place
     for name, parts in named_values("pin", pin).items():
         pins[name] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
+        places.pop(name, None)
     machine_file = job.machine if machine is None else path_name("machine", machine)
     return Options(
         optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
@@ -50,6 +54,7 @@ def options_of(
         nodes=nodes,
         machine=None if machine_file is None else read_machine(machine_file),
         files=tuple(spec.name for spec in used_inputs if spec.file is not None),
+        pin_places=places,
     )
 
 

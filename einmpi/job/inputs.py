@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
-from einmpi.files.specs import InputSpec
+from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.dtypes import DTYPES, check_installed, cpu_dtypes
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.generated import read_generated
@@ -226,6 +226,16 @@ def read_short_form(place: str, text: str, writable: bool = False) -> tuple[str,
     if not name:
         return file, ""
     return file, file_format.check_name(place, name)
+
+
+def check_parts(spec: InputSpec | OutputSpec, dimensions: int) -> None:
+    """Refuse `parts` unless there is one for each dimension of the tensor."""
+    if spec.parts is not None and len(spec.parts) != dimensions:
+        raise InputError(
+            spec.place,
+            f"parts of {spec.name} has length {len(spec.parts)}",
+            f"{dimensions}, the number of its dimensions",
+        )
 
 
 def positive_integers(document: Document, path: KeyPath) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.graph.rewrite import prune
 from einmpi.job.backends import backend_names
-from einmpi.job.inputs import check_dtype, check_name, read_dtype, read_inputs
+from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
 from einmpi.job.outputs import check_outputs, read_outputs
 from einmpi.language.parse import parse_program, rewrite
 from einmpi.language.syntax import Source, Statement, statements
@@ -142,6 +142,7 @@ def read_job(
         if spec.file is not None:
             shape, stored_dtype = describe(spec)
             spec = replace(spec, shape=shape, dtype=stored_dtype)
+        check_parts(spec, len(spec.shape or ()))
         inputs.append(spec)
     computed = tuple(item.name for item in statements(source) if isinstance(item, Statement))
     outputs = read_outputs(document, computed)

@@ -12,7 +12,13 @@ from einmpi.files.formats import all_formats, known_format, suffix_of
 from einmpi.files.specs import COMPRESSIONS, OutputSpec
 from einmpi.graph.dtypes import DTYPES, cpu_dtypes
 from einmpi.graph.eingraph import EinGraph
-from einmpi.job.inputs import check_file, positive_integers, read_dtype, read_short_form
+from einmpi.job.inputs import (
+    check_file,
+    check_parts,
+    positive_integers,
+    read_dtype,
+    read_short_form,
+)
 from einmpi.language.toml_document import (
     Document,
     KeyPath,
@@ -167,6 +173,7 @@ def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
                 f"{spec.name} has {len(vertex.bound)} dimensions",
                 f"at most {methods.max_ndim} in a {suffix_of(spec.file)} file",
             )
+        check_parts(spec, len(vertex.bound))
         if spec.chunks is None:
             continue
         if len(spec.chunks) != len(vertex.bound):

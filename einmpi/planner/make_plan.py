@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 
 from einmpi.errors import InputError, nearest_of, one_of
@@ -123,7 +122,7 @@ def _check_options(graph: EinGraph, ranks: int, options: Options) -> None:
     _check_nodes(ranks, options)
     if options.machine is not None:
         options.machine.check(ranks, options.nodes)
-    _check_pins(graph, options.pins)
+    _check_pins(graph, options)
 
 
 def _check_nodes(ranks: int, options: Options) -> None:
@@ -141,18 +140,19 @@ def _check_nodes(ranks: int, options: Options) -> None:
     )
 
 
-def _check_pins(graph: EinGraph, pins: Mapping[str, tuple[int, ...]]) -> None:
+def _check_pins(graph: EinGraph, options: Options) -> None:
     """Raise InputError unless each pin is an input or output with parts for each dimension."""
     ends = [vertex.name for vertex in graph.inputs] + list(graph.outputs)
-    for name, parts in pins.items():
+    for name, parts in options.pins.items():
+        place = options.pin_place(name)
         if name not in ends:
             what = "is an intermediate result" if name in graph.by_name else "is not in the graph"
-            raise InputError("pin", f"{name} {what}", nearest_of(ends, name))
+            raise InputError(place, f"{name} {what}", nearest_of(ends, name))
         are_counts = all(type(part) is int and part > 0 for part in parts)
         if len(parts) != len(graph[name].bound) or not are_counts:
             shown = "×".join(map(str, parts))
             raise InputError(
-                "pin",
+                place,
                 f"{name} cannot be cut {shown}",
                 "a positive integer for each dimension",
             )

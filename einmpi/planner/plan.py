@@ -43,3 +43,9 @@ class Options:
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
     machine: Machine | None = None
     files: tuple[str, ...] = ()  # inputs that can be read while kernels run
+    # tensor → where the job file prescribes its parts; the others come from the argument `pin`
+    pin_places: Mapping[str, str] = field(default_factory=dict)
+
+    def pin_place(self, name: str) -> str:
+        """Return where the parts of a tensor are prescribed, for messages."""
+        return self.pin_places.get(name, "pin")

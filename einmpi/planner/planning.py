@@ -283,10 +283,10 @@ class Planning:
         """Raise InputError: the parts that are prescribed for this variable cannot be made."""
         name = self.problem.variables[variable].name
         parts = "×".join(map(str, self.prescribed[variable]))
-        ranks = self.mesh.ranks
+        ranks = counted(self.mesh.ranks, "rank")
         raise InputError(
-            "pin",
-            f"{name} cannot be cut {parts} over {ranks} ranks",
+            self.options.pin_place(name),
+            f"{name} cannot be cut {parts} over {ranks}",
             self.mesh.possible_parts(self.graph[name].bound),
         )
 

@@ -132,6 +132,14 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
             "4:37: resident is 1; expected true or false",
         ),
         (
+            'A = { random = "ones", shape = [3], parts = [1, 2] }',
+            "4:1: parts of A has length 2; expected 1, the number of its dimensions",
+        ),
+        (
+            'A = { random = "ones", shape = [3], parts = [] }',
+            "4:1: parts of A has length 0; expected 1, the number of its dimensions",
+        ),
+        (
             'A = { file = "x.h5", dataset = "/A", shape = [3] }',
             "4:38: shape cannot be combined with file; expected one of file, dataset, "
             "tensor, rows, follow, resident, parts",
@@ -237,6 +245,10 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         (
             'Z = { file = "o.h5", dataset = "Z", chunks = [4, 4] }',
             "5:1: chunks of Z has length 2; expected 1, the number of its dimensions",
+        ),
+        (
+            'Z = { file = "o.npy", parts = [4, 1] }',
+            "5:1: parts of Z has length 2; expected 1, the number of its dimensions",
         ),
         (
             'Z = { file = "o.h5", dataset = "Z", chunks = [1_000_000_000] }',

@@ -297,6 +297,25 @@ def test_a_refused_pin_says_which_parts_there_are():
         assert is_possible == (parts in (1, 2, 3, 6))
 
 
+def test_refused_parts_of_a_job_file_name_their_place(tmp_path):
+    path = tmp_path / "job.toml"
+    given = "shape = [4, 4], random = 'ones'"
+    texts = {
+        "X": f"inputs.X = {{ {given}, parts = [3, 1] }}\n",
+        "Z": f"inputs.X = {{ {given} }}\noutputs.Z = {{ file = 'z.npy', parts = [3, 1] }}\n",
+    }
+    for name, text in texts.items():
+        path.write_text(f"program = 'Z[i,j] = 2 * X[i,j]'\n{text}")
+        job = einmpi.load(path)
+        place = {"X": f"{path}:2:8", "Z": f"{path}:3:9"}[name]
+        with pytest.raises(einmpi.InputError) as caught:
+            einmpi.plan(job, 2)
+        assert str(caught.value).startswith(f"{place}: {name} cannot be cut 3×1 over 2 ranks; ")
+        with pytest.raises(einmpi.InputError, match=f"^pin: {name} cannot be cut 4×1"):
+            einmpi.plan(job, 2, pin={name: (4, 1)})
+        assert einmpi.plan(job, 2, pin={name: (2, 1)}).layouts[name] == (0,)
+
+
 def test_an_exact_certificate_names_what_was_not_free():
     """The table of a gather is not cut along the gathered dimension, whatever that costs."""
     text = "Z[i,a] = W[tok[i],a] + 1"
