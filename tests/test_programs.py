@@ -69,7 +69,7 @@ for text in D.comm.allgather_text("|".join(results)):
         print(text.replace("|", "\\n"), flush=True)
 """
 )
-INDEX = "G: an index from 90 to 97 is out of range; expected 0 to 7"
+INDEX = "program:1:1: G: an index from 90 to 97 is out of range; expected 0 to 7"
 ON_RANK_0 = [f"EinmpiError: rank 1: {INDEX}"] * 2 + ["EinmpiError: rank 1: KeyError: 'no such row'"]
 ON_RANK_1 = [f"EinmpiError: {INDEX}"] * 2 + ["KeyError: 'no such row'"]
 ON_BOTH = [

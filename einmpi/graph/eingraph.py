@@ -17,7 +17,8 @@ class Vertex:
     """The paper's triple (bound, EinSum, inputs), with a name and a dtype.
 
     An input has no EinSum. `origin` names the tensors of the program that were fused into this
-    vertex, itself last.
+    vertex, itself last. `places` are where the program computes indices of gathers for it, or
+    else where its own statement is.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Vertex:
     einsum: EinSum | None = None
     inputs: tuple[str, ...] = ()
     origin: tuple[str, ...] = field(default=(), compare=False)
+    places: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def is_input(self) -> bool:
@@ -37,6 +39,11 @@ class Vertex:
         """The EinSum of a vertex that is not an input."""
         assert self.einsum is not None, f"{self.name} is an input"
         return self.einsum
+
+    @property
+    def located_name(self) -> str:
+        """The name after the place in the program, for messages, such as "job.toml:3:1: Z"."""
+        return ": ".join(filter(None, (" or ".join(self.places), self.name)))
 
     @property
     def elements(self) -> int:
@@ -139,7 +146,8 @@ def make_vertex(
     inputs: tuple[str, ...],
     known: Mapping[str, Vertex],
     origin: tuple[str, ...] = (),
+    places: tuple[str, ...] = (),
 ) -> Vertex:
     """Return a computed vertex with its bound and dtype; OperationError if it has no dtype."""
     dtype = einsum_type(einsum, [np.dtype(known[tensor].dtype) for tensor in inputs])
-    return Vertex(name, einsum.bound, dtype.name, einsum, inputs, origin or (name,))
+    return Vertex(name, einsum.bound, dtype.name, einsum, inputs, origin or (name,), places)

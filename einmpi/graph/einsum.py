@@ -66,6 +66,15 @@ class EinSum:
         """Whether nothing is aggregated."""
         return not self.aggregated
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether an index is computed, and so may be out of range."""
+        for index in self.operands:
+            for entry in index:
+                if not isinstance(entry, str | Const):
+                    return True
+        return False
+
     def calls(self) -> int:
         """Return how often ⊗ is applied: the size of the joined index space."""
         return prod(extent for _, extent in self.extents)

@@ -115,7 +115,7 @@ def copy_of(vertex: Vertex, source: Vertex) -> Vertex:
     output = vertex.einsum.output
     element = Element(source.name, output)
     einsum, inputs = make_einsum(output, element, None, (), vertex.einsum.extent)
-    return make_vertex(vertex.name, einsum, inputs, {source.name: source})
+    return make_vertex(vertex.name, einsum, inputs, {source.name: source}, places=vertex.places)
 
 
 # ---- fuse ---------------------------------------------------------------------------------------
@@ -180,7 +180,13 @@ def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> 
     transposed = replace(produced, output=output, extents=extents)
     origin = unique(producer.origin, vertex.origin)
     return Vertex(
-        vertex.name, transposed.bound, producer.dtype, transposed, producer.inputs, origin
+        vertex.name,
+        transposed.bound,
+        producer.dtype,
+        transposed,
+        producer.inputs,
+        origin,
+        _joined_places(producer, vertex),
     )
 
 
@@ -227,7 +233,15 @@ def _inline(
     if einsum.aggregation is not None and not has_all_labels:
         return None  # an aggregate that is the same for all values of a label is computed once
     joined, inputs = _with_expression(einsum, joined_expression)
-    return make_vertex(vertex.name, joined, inputs, known, unique(producer.origin, vertex.origin))
+    origin = unique(producer.origin, vertex.origin)
+    places = _joined_places(producer, vertex)
+    return make_vertex(vertex.name, joined, inputs, known, origin, places)
+
+
+def _joined_places(producer: Vertex, vertex: Vertex) -> tuple[str, ...]:
+    """Return the places of a vertex that the producer is fused into."""
+    gathering = [part for part in (producer, vertex) if part.computed_einsum.is_gathering]
+    return unique(*(part.places for part in gathering or (vertex,)))
 
 
 def _uses(expression: Scalar, tensor: str) -> list[Element] | None:

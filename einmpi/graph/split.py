@@ -274,7 +274,7 @@ class _ProductSplitter:
         aggregation = self.aggregation if aggregated else None
         extent = self.einsum.extent
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
-        self.known[name] = make_vertex(name, einsum, inputs, self.known)
+        self.known[name] = make_vertex(name, einsum, inputs, self.known, places=self.vertex.places)
         return Element(name, tuple(output))
 
 

@@ -39,7 +39,7 @@ def evaluate(graph: EinGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
                 result = evaluate_einsum(vertex.einsum, operands, vertex.dtype)
             tensors[vertex.name] = result
         except (ValueError, IndexError, MemoryError) as error:
-            raise EinmpiError(f"{vertex.name}: {error}") from error
+            raise EinmpiError(f"{vertex.located_name}: {error}") from error
         for name in graph.last_reads[vertex.name]:
             del tensors[name]
     return {name: tensors[name] for name in graph.outputs}

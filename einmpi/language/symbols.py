@@ -88,7 +88,8 @@ class SymbolTable:
         if aggregation is not None and 0 not in einsum.bound:
             self._check_not_empty(aggregation, aggregated, extent, node)
         try:
-            vertex = make_vertex(name, einsum, tensors, self.known)
+            places = (self.source.at(self.current.node),)
+            vertex = make_vertex(name, einsum, tensors, self.known, places=places)
         except OperationError as error:
             raise error.at(self.where(node)) from None
         self.add(vertex, self.where(node))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from einmpi.errors import printable
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
+from einmpi.language.notes import label_notes
 from einmpi.units import show_bytes, show_shape
 
 
@@ -29,6 +30,8 @@ def describe_job(job: Job) -> str:
     targets = {spec.name: f"  {printable(spec.target)}" for spec in job.outputs}
     for name in job.graph.outputs:
         lines.append(f"output   {_signature(job.graph[name])}{targets.get(name, '')}")
+    for note in label_notes(job.source, job.written.by_name):
+        lines.append(f"note     {printable(note)}")
     lines.append("ok")
     return "\n".join(lines)
 

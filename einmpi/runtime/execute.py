@@ -123,19 +123,20 @@ def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) ->
     try:
         buffers.backend.compute_kernel(step, operands, buffers.make(step.target))
     except KERNEL_ERRORS as error:
-        raise _named(step.vertex, error) from error
+        raise _named(step, error) from error
 
 
 def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: InputSource) -> None:
     try:
         compute_in_passes(step, buffers)
     except KERNEL_ERRORS as error:
-        raise _named(step.vertex, error) from error
+        raise _named(step.kernel, error) from error
 
 
-def _named(vertex: str, error: Exception) -> EinmpiError:
-    """Return an error that names the vertex."""
-    return EinmpiError(f"{vertex}: {str(error) or type(error).__name__}")
+def _named(kernel: Kernel, error: Exception) -> EinmpiError:
+    """Return an error that names the vertex and its place in the program."""
+    name = kernel.located_name or kernel.vertex
+    return EinmpiError(f"{name}: {str(error) or type(error).__name__}")
 
 
 def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSource) -> None:

@@ -212,7 +212,15 @@ class _Lowering:
                 if entries.index(entry) != dimension:
                     select.append((operand, dimension, runs[entry]))
         local = replace(einsum, extents=extents)
-        return Kernel(vertex.name, target, tuple(operands), local, index, tuple(select))
+        return Kernel(
+            vertex.name,
+            target,
+            tuple(operands),
+            local,
+            index,
+            tuple(select),
+            vertex.located_name,
+        )
 
     def share_of(self, label: str, extent: int, state: Sequence[str | None]) -> Runs:
         """Return the indices of a label that this rank computes with."""

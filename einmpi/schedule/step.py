@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from einmpi.graph.einsum import EinSum
@@ -129,6 +129,8 @@ class Kernel(Step):
     einsum: EinSum  # with the extents that this rank has
     index: tuple[tuple[str, Runs], ...]  # indices that a label used as a number has on this rank
     select: tuple[tuple[int, int, Runs], ...]  # (operand, dimension, what to take of it)
+    # The vertex with its place in the program, for messages.
+    located_name: str = field(default="", compare=False)
 
     @property
     def vertex(self) -> str:

@@ -433,7 +433,9 @@ def test_a_failed_run_is_one_line_and_status_1(folder):
     )
     done = run(folder, "job.toml")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Z: an index from 7 to 7 is out of range; expected 0 to 3\n"
+    assert (
+        done.stderr == "job.toml:1:12: Z: an index from 7 to 7 is out of range; expected 0 to 3\n"
+    )
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_computed(folder):

@@ -104,7 +104,7 @@ def test_a_gather_in_a_group():
     np.testing.assert_allclose(found["Z"], reference(made.job.graph, inputs)["Z"], rtol=1e-13)
     inputs["P"][30] = 9
     with pytest.raises(
-        EinmpiError, match=r"^E: an index from 0 to 9 is out of range; expected 0 to 8"
+        EinmpiError, match=r"^program:1:1: E: an index from 0 to 9 is out of range; expected 0 to 8"
     ):
         made(inputs)
 

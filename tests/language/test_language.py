@@ -259,7 +259,7 @@ def test_index_out_of_range_while_running() -> None:
         low, high = sorted((0, bad))
         assert (
             str(caught.value)
-            == f"Z: an index from {low} to {high} is out of range; expected 0 to 2"
+            == f"p:1:1: Z: an index from {low} to {high} is out of range; expected 0 to 2"
         )
 
 

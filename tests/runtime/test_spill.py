@@ -244,7 +244,8 @@ def test_an_error_in_a_pass_names_the_vertex(tmp_path):
     arrays = {"W": np.zeros((8, 40)), "n": np.full(40, 8)}
     job = with_files(einmpi.program("Z[i,j] = W[n[i],j]", **arrays), arrays, tmp_path)
     with pytest.raises(
-        einmpi.EinmpiError, match=r"^Z: an index from 8 to 8 is out of range; expected 0 to 7$"
+        einmpi.EinmpiError,
+        match=r"job.toml:1:14: Z: an index from 8 to 8 is out of range; expected 0 to 7$",
     ):
         einmpi.run(job, memory=4000)
 

@@ -78,7 +78,7 @@ class _Stage:
     times the array's stride along that row. Arrays of inner slots do not move.
     """
 
-    vertex: str
+    located_name: str  # of the vertex, for messages
     bound: BoundNest
     kernel: CompiledKernel
     parameters: Parameters
@@ -99,7 +99,7 @@ class _Stage:
         try:
             check_gathers(self.bound, [self.parameters])
         except IndexError as error:
-            raise EinmpiError(f"{self.vertex}: {error}") from error
+            raise EinmpiError(f"{self.located_name}: {error}") from error
 
 
 class _Worker:
@@ -174,7 +174,7 @@ class _Worker:
         all_views = all(view.array.base is not None or view.array is own for view, own in pairs)
         parameters = bound.values.copy()
         return _Stage(
-            vertex=kernel.vertex,
+            located_name=kernel.located_name or kernel.vertex,
             bound=bound,
             kernel=kernel_of(bound.nest),
             parameters=parameters,
