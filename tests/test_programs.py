@@ -246,4 +246,4 @@ def test_later_calls_are_right(monkeypatch, failing, memory, kind):
     for rank, messages in enumerate(run_threads(4, on_rank)):
         who = "" if rank == failing else f"rank {failing}: "
         assert len(set(messages)) == 1
-        assert messages[0].startswith(f"{who}G: an index from ")
+        assert messages[0].startswith(f"{who}program:2:1: G: an index from ")
