@@ -21,6 +21,7 @@ PROGRAMS = {
     "softmax, turned": ("Z[j,i] = softmax[j](X[i,j])", {"X": (37, 23)}),
     "rmsnorm": ("Z[b,s,a] = rmsnorm[a](X[b,s,a]) * W[a]", {"X": (3, 17, 23), "W": (23,)}),
     "layernorm": ("Z[i,j] = layernorm[j](X[i,j])", {"X": (37, 23)}),
+    "argmax": ("Z[i] = argmax[j](exp(X[i,j]) * 3 + X[i,j])", {"X": (137, 23)}),
     "logsumexp": ("Z[i] = logsumexp[j](X[i,j])", {"X": (137, 23)}),
     "masked": (
         "S[h,s,t] = where(t <= s, X[h,s,t], -inf)\nZ[h,s,t] = softmax[t](S[h,s,t])",

@@ -261,6 +261,25 @@ def test_argmax_of_an_expression_inside_another() -> None:
     check(taken, {"x": x}, x.max(axis=1))
 
 
+def test_programs_of_every_day() -> None:
+    """A step of k-means, the nearest neighbours' labels, and the mean without nan."""
+    rng = np.random.default_rng(8)
+    x, c = rng.normal(size=(23, 3)), rng.normal(size=(4, 3))
+    nearest = ((x[:, None] - c) ** 2).sum(axis=2).argmin(axis=1)
+    text = """
+    near[i] = argmin(sum[d]((x[i,d] - c[k,d])**2))
+    Z[k:4,d]  = sum(where(near[i] == k, x[i,d], 0)) / count(near[i] == k)
+    """
+    means = [x[nearest == cluster].mean(axis=0) for cluster in range(4)]
+    check(text, {"x": x, "c": c}, np.array(means), units=64)
+    names = rng.integers(0, 9, 4)
+    text = "near[i] = argmin(sum[d]((x[i,d] - c[k,d])**2)); Z[i] = names[near[i]]"
+    check(text, {"x": x, "c": c, "names": names}, names[nearest])
+    holes = np.where(x > 0.5, np.nan, x)
+    text = "Z[d] = sum(where(isnan(x[i,d]), 0, x[i,d])) / count(~isnan(x[i,d]))"
+    check(text, {"x": holes}, np.nanmean(holes, axis=0), units=64)
+
+
 def test_argmin_of_complex_numbers_is_refused() -> None:
     with pytest.raises(InputError, match="does not take complex numbers"):
         einmpi.program("Z = argmin(x[i])", x=np.zeros(2, "complex64"))

@@ -22,6 +22,7 @@ from cuda_cases import (
     check_alignment,
     check_contraction,
     check_distance,
+    check_first_extreme,
     check_gathers,
     check_group,
     check_named,
@@ -129,6 +130,11 @@ def test_groups(cupy, monkeypatch, name):
 @pytest.mark.parametrize("name", GROUPS)
 def test_every_group(cupy, monkeypatch, name):
     check_group(cupy, name, "float32", monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_both_passes_of_argmax_see_the_same_values(cupy, monkeypatch, dtype):
+    check_first_extreme(cupy, dtype, monkeypatch)
 
 
 def test_gathers_and_labels(cupy):
