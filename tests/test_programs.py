@@ -60,11 +60,11 @@ calls = [
 ]
 if rank == 0:
     np.save("X.npy", np.ones(3))
-D.comm.barrier()
+D.own_comm.barrier()
 results = [attempt(call) for call in calls]
 assert (step(good)["Z"].gather() == 10).all()
 assert np.array_equal(einmpi.einsum("ij,jk->ik", D, np.ones((3, 2))).gather(), np.full((4, 2), 3.0))
-for text in D.comm.allgather_text("|".join(results)):
+for text in D.own_comm.allgather_text("|".join(results)):
     if rank == 0:
         print(text.replace("|", "\\n"), flush=True)
 """

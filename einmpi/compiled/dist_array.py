@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 from typing import Any, TypeAlias
 
@@ -13,29 +15,27 @@ import numpy.typing as npt
 
 from einmpi.arguments import path_name
 from einmpi.comm.agreement import find_first_failure, together
-from einmpi.comm.base import Comm, even_nodes
+from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence, comm_of_program
-from einmpi.comm.same_arrays import is_checking, require_same_arrays
+from einmpi.compiled.array_creation import ArrayCreation, layout_with_parts
+from einmpi.compiled.array_methods import ArrayMethods
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading
-from einmpi.kernels.given import as_numpy
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.placement import place
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.transfer import exchange
-from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import redistribution
-from einmpi.schedule.regions import Region, boxes, packed, shape, show_region
+from einmpi.schedule.regions import Region, packed, shape, show_region
 from einmpi.schedule.steps import Exchange, Slot
-from einmpi.units import counted
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-class DistArray:
+class DistArray(ArrayMethods, ArrayCreation):
     """A tensor in blocks on the ranks of a communicator.
 
     Runs, `from_global` and `open_dataset` make it.
@@ -60,7 +60,7 @@ class DistArray:
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
         self.local = local
         self.layout = layout
-        self.comm = comm
+        self.own_comm = comm
         if local.size:
             block = layout.block(comm.rank)
             assert block is not None and local.shape == shape(block), (local.shape, str(layout))
@@ -88,12 +88,30 @@ class DistArray:
         return prod(self.shape)
 
     @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole tensor, each element counted once."""
+        return self.size * self.itemsize
+
+    @property
+    def comm(self) -> Any:
+        """The ranks: the communicator of mpi4py that they are on.
+
+        A process that is alone has no MPI; then it is an object with `rank` and `size`.
+        """
+        return getattr(self.own_comm, "communicator", self.own_comm)
+
+    @property
     def region(self) -> Region | None:
         """The indices of this rank's block: runs (start, stop) for each dimension.
 
         None on a rank that holds no block.
         """
-        return self.layout.block(self.comm.rank)
+        return self.layout.block(self.own_comm.rank)
 
     @property
     def host(self) -> Array:
@@ -113,75 +131,55 @@ class DistArray:
         )
         return (
             f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
-            f"rank {self.comm.rank} of {self.comm.size} holds {own})"
+            f"rank {self.own_comm.rank} of {self.own_comm.size} holds {own})"
         )
 
-    def __array__(self, *_: Any, **__: Any) -> Array:
-        raise TypeError("a DistArray is distributed over the ranks; gather() returns an array")
+    def is_alone(self) -> bool:
+        """Return whether this rank is the only one, so that its block is the whole tensor."""
+        return self.own_comm.size == 1
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a tensor without dimensions")
-        return self.shape[0]
+    # ---- copies and pickles ---------------------------------------------------------------------
 
-    # ---- input and output -----------------------------------------------------------------------
+    def __copy__(self) -> DistArray:
+        return DistArray(self.local, self.layout, self.own_comm)
 
-    @classmethod
-    def from_global(
-        cls, array: Any, comm: Any = None, parts: Sequence[int] | None = None
-    ) -> DistArray:
-        """Distribute an array that every rank has. All ranks call it.
+    def __deepcopy__(self, _: Any) -> DistArray:
+        return DistArray(self.local.copy(), self.layout, self.own_comm)
 
-        With EINMPI_CHECK=1 in the environment the ranks compare it, else nothing checks that it is
-        the same on all of them.
+    def __reduce__(self) -> Any:
+        """Pickle this rank's block. No messages are sent."""
+        rank = self.own_comm.rank
+        return _unpickled, (self.host, self.layout, rank, self.own_comm.size)
+
+    @staticmethod
+    @contextmanager
+    def unpickle_on(comm: Any) -> Iterator[None]:
+        """Unpickle DistArrays in the `with` block on another communicator than the world.
+
+        A pickle has the block of one rank. It is loaded by the same rank of a communicator with
+        equally many ranks; each rank loads its own pickle.
 
         Parameters
         ----------
-        array : array_like
-            The whole tensor.
-        comm : mpi4py communicator, optional
-            The ranks; by default all that mpirun started, or this process alone.
-        parts : sequence of int, optional
-            Into how many parts to cut each dimension. By default the first dimensions that are
-            long enough are cut over all ranks.
-
-        Returns
-        -------
-        DistArray
-            The distributed tensor.
-
-        Raises
-        ------
-        InputError
-            The ranks cannot be divided into these parts, or the array has a mask.
+        comm : mpi4py communicator
+            The ranks.
 
         Examples
         --------
-        >>> X = einmpi.DistArray.from_global([[1.0, 2.0], [3.0, 4.0]])
-        >>> X.local
-        array([[1., 2.],
-               [3., 4.]])
+        >>> import pickle
+        >>> x = einmpi.DistArray.ones(3)
+        >>> with einmpi.DistArray.unpickle_on(x.comm):
+        ...     y = pickle.loads(pickle.dumps(x))
+        >>> y.gather()
+        array([1., 1., 1.])
         """
-        own_comm = comm_of_program(comm)
+        token = _pickle_comm.set(comm)
+        try:
+            yield
+        finally:
+            _pickle_comm.reset(token)
 
-        def lay_out() -> tuple[Array, Layout]:
-            whole = as_numpy("from_global", "array", on_host(array))
-            return whole, _layout(own_comm, whole.shape, parts)
-
-        def fingerprint(found: tuple[Array, Layout]) -> str:
-            whole, layout = found
-            return f"{whole.dtype} {whole.shape} {layout} {checking}"
-
-        checking = own_comm.size > 1 and is_checking()
-        whole, layout = together(own_comm, lay_out, fingerprint)
-        if checking:
-            require_same_arrays(own_comm, "from_global", {"array": whole})
-        block = layout.block(own_comm.rank)
-        assert block is not None
-        local = np.empty(shape(block), whole.dtype.newbyteorder("="))
-        for there, here in boxes(block, packed(block)):
-            local[here] = whole[there]
-        return cls(local, layout, own_comm)
+    # ---- input and output -----------------------------------------------------------------------
 
     @classmethod
     def from_dataset(
@@ -210,7 +208,7 @@ class DistArray:
         """
         layout = together(
             comm,
-            lambda: _layout(comm, dataset.selected_shape, parts),
+            lambda: layout_with_parts(comm, dataset.selected_shape, parts),
             lambda found: f"{found.bound} {found}",
         )
         # A number is read as a vector of one element.
@@ -253,28 +251,28 @@ class DistArray:
         >>> einmpi.DistArray.from_global([1.0, 2.0]).gather()
         array([1., 2.])
         """
-        rank = self.comm.rank
+        rank = self.own_comm.rank
 
         def check_root() -> int | None:
             is_integer = isinstance(root, int | np.integer)
-            if root is not None and not (is_integer and 0 <= root < self.comm.size):
-                expected = f"a rank from 0 to {self.comm.size - 1}"
+            if root is not None and not (is_integer and 0 <= root < self.own_comm.size):
+                expected = f"a rank from 0 to {self.own_comm.size - 1}"
                 raise InputError("gather", f"there is no rank {root!r}", expected)
             return root
 
-        together(self.comm, check_root, lambda checked: f"gather {checked} {self.layout}")
-        mesh = Mesh(self.comm.size if root is None else 1)
+        together(self.own_comm, check_root, lambda checked: f"gather {checked} {self.layout}")
+        mesh = Mesh(self.own_comm.size if root is None else 1)
         uncut = Layout(mesh, self.shape, (None,) * len(mesh.factors))
-        with abort_on_divergence(self.comm):
+        with abort_on_divergence(self.own_comm):
             whole = self._moved_to(uncut).local
             if root is None:
                 return whole
             # A mesh of one rank is rank 0, which sends the tensor on.
             if root != 0 and rank == 0:
-                self.comm.sendrecv(root, whole.reshape(-1), None, None)
+                self.own_comm.sendrecv(root, whole.reshape(-1), None, None)
             elif root != 0 and rank == root:
                 whole = np.empty(self.shape, self.dtype)
-                self.comm.sendrecv(None, None, 0, whole.reshape(-1))
+                self.own_comm.sendrecv(None, None, 0, whole.reshape(-1))
         return whole if rank == root else None
 
     def redistribute(self, layout: Layout) -> DistArray:
@@ -300,19 +298,19 @@ class DistArray:
             if not isinstance(layout, Layout):
                 problem = f"{type(layout).__name__} is not a layout"
                 raise InputError("redistribute", problem, "the layout of a DistArray")
-            if layout.bound != self.shape or layout.mesh.ranks > self.comm.size:
+            if layout.bound != self.shape or layout.mesh.ranks > self.own_comm.size:
                 raise InputError(
                     "redistribute",
                     f"the layout {layout} is for a tensor of shape {layout.bound}",
-                    f"shape {self.shape} on at most {self.comm.size} ranks",
+                    f"shape {self.shape} on at most {self.own_comm.size} ranks",
                 )
 
-        together(self.comm, check_layout, lambda _: f"redistribute {self.layout} {layout!r}")
-        with abort_on_divergence(self.comm):
+        together(self.own_comm, check_layout, lambda _: f"redistribute {self.layout} {layout!r}")
+        with abort_on_divergence(self.own_comm):
             return self._moved_to(layout)
 
     def _moved_to(self, layout: Layout) -> DistArray:
-        block = layout.block(self.comm.rank)
+        block = layout.block(self.own_comm.rank)
         extents = (0,) * (self.ndim or 1) if block is None else shape(block)
         source = Slot("before", self.local.shape, self.dtype.name)
         target = Slot("after", extents, self.dtype.name)
@@ -320,9 +318,9 @@ class DistArray:
         buffers.put(source, np.ascontiguousarray(self.host))
         before = Layout(self.layout.mesh, self.shape or (1,), self.layout.cuts)
         after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
-        moves = redistribution(before, after, self.comm.size, self.comm.rank)
-        exchange(Exchange("", source, target, moves), buffers, self.comm)
-        return DistArray(buffers[target], layout, self.comm)
+        moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
+        exchange(Exchange("", source, target, moves), buffers, self.own_comm)
+        return DistArray(buffers[target], layout, self.own_comm)
 
     def to_hdf5(
         self,
@@ -355,30 +353,22 @@ class DistArray:
         """
         from einmpi.files.writing import save_hdf5
 
-        path = together(self.comm, lambda: path_name("to_hdf5", file))
-        with abort_on_divergence(self.comm):
+        path = together(self.own_comm, lambda: path_name("to_hdf5", file))
+        with abort_on_divergence(self.own_comm):
             save_hdf5(self, path, dataset, chunks, compression)
 
 
-def _layout(comm: Comm, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:
-    mesh = Mesh(comm.size, even_nodes(comm) or 1)
-    if parts is None:
-        return even_layout(mesh, bound)
-    return _layout_with_parts(mesh, bound, parts)
+# The communicator on which pickles are loaded; None for the world.
+_pickle_comm: ContextVar[Any] = ContextVar("pickle_comm", default=None)
 
 
-def _layout_with_parts(mesh: Mesh, bound: tuple[int, ...], given: Sequence[int]) -> Layout:
-    """Return a layout with this many parts of each dimension; other ranks hold copies."""
-    parts = tuple(given) if isinstance(given, Sequence) else (given,)
-    are_positive = all(type(part) is int and part > 0 for part in parts)
-    if len(parts) == len(bound) and are_positive:
-        cuts = place(mesh, bound, parts)
-        if mesh.parts(cuts, range(len(bound))) == parts:
-            return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))
-    extents = "×".join(map(str, bound))
-    shown = "×".join(map(str, parts))
-    raise InputError(
-        "parts",
-        f"{extents} cannot be cut {shown} over {counted(mesh.ranks, 'rank')}",
-        mesh.possible_parts(bound),
-    )
+def _unpickled(local: Array, layout: Layout, rank: int, ranks: int) -> DistArray:
+    comm = comm_of_program(_pickle_comm.get())
+    if (comm.rank, comm.size) != (rank, ranks):
+        raise InputError(
+            "pickle",
+            f"the block of rank {rank} of {ranks} is loaded by rank {comm.rank} of {comm.size}",
+            "the same rank of equally many",
+            "with DistArray.unpickle_on(comm) names another communicator than the world",
+        )
+    return DistArray(local, layout, comm)

@@ -83,7 +83,7 @@ class Inputs:
         if isinstance(given, DistArray):
             return np.asarray(given.local, order="C")
         if isinstance(given, np.ndarray):
-            return _block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
+            return block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
         return self.kept(step, comm)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def _as_vector(array: Array) -> Array:
     return np.atleast_1d(array)
 
 
-def _block_of(array: Array, region: Region, dtype: str) -> Array:
+def block_of(array: Array, region: Region, dtype: str) -> Array:
     """Return a block of an array; the array itself, not a copy, if the block is all of it."""
     if array.ndim:
         for dimension, runs in enumerate(region):

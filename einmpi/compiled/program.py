@@ -223,7 +223,7 @@ class Compiled:
             given = {name: on_host(array) for name, array in given.items()}
         kinds = check_inputs(self.job, given)
         for name, array in given.items():
-            if isinstance(array, DistArray) and array.comm is not self.comm:
+            if isinstance(array, DistArray) and array.own_comm is not self.comm:
                 raise InputError(
                     "inputs",
                     f"{name} is on another communicator",

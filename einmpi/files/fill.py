@@ -37,7 +37,7 @@ class Distributed(Protocol):
     """A tensor in blocks on the ranks, as much of it as writing needs; a DistArray is one."""
 
     layout: Layout
-    comm: Comm
+    own_comm: Comm
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -229,7 +229,7 @@ def assembled(
     The values are valid until the next round. `local` is the array's block in host memory. All
     ranks go through all rounds. No piece has more than `limit` elements.
     """
-    comm = array.comm
+    comm = array.own_comm
     dtype = array.dtype.name
     layout = Layout(array.layout.mesh, array.shape or (1,), array.layout.cuts)
     most = max(limit, min(layout.max_elements(), limit * comm.size))

@@ -81,9 +81,9 @@ def save_hdf5(
     def fingerprint(found: Tensor) -> str:
         return repr((file, found.name, found.storage))
 
-    tensor = together(array.comm, check_arguments, fingerprint)
+    tensor = together(array.own_comm, check_arguments, fingerprint)
     check = partial(check_target, file, {dataset: ""}, HDF5)
-    with claimed({file: ""}, array.comm, check) as claim:
+    with claimed({file: ""}, array.own_comm, check) as claim:
         write([OutputFile(file, "", HDF5, [tensor])], {}, claim)
 
 

@@ -357,6 +357,7 @@ READERS = (
     ROOT / "einmpi/files/load.py",
     ROOT / "einmpi/files/writing.py",
     ROOT / "einmpi/compiled/dist_array.py",
+    ROOT / "einmpi/compiled/array_creation.py",
     *modules_of("api"),
     ROOT / "einmpi/compiled/program.py",
 )
@@ -384,6 +385,8 @@ NOT_SHOWN = {
     "set TMPDIR": "needs a full disk",
     "this file is too large": "needs a file of 16 MiB",
     "at most {MAX_STATEMENTS}": "needs a long program",
+    "is loaded by rank": "needs several ranks",
+    "shape (n, ": "needs several ranks",
 }
 
 

@@ -45,7 +45,7 @@ def save(array, file="o.h5", dataset="/Z", **options):
 
 def write_tensor(file, tensor, file_format):
     """Write a tensor to a file of any format. All ranks call it."""
-    with claimed({file: ""}, tensor.array.comm) as claim:
+    with claimed({file: ""}, tensor.array.own_comm) as claim:
         outputs.write([outputs.OutputFile(file, "", file_format, [tensor])], {}, claim)
 
 

@@ -1,0 +1,182 @@
+"""The functions of numpy that take DistArrays, and what computes each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from einmpi.arrays import indexing, products, reductions, shapes
+from einmpi.arrays.elementwise import on_blocks
+from einmpi.compiled.dist_array import DistArray
+
+
+def apply_function(
+    function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]
+) -> Any:
+    """Call what computes a function of numpy on DistArrays."""
+    known = FUNCTIONS.get(function)
+    if known is None:
+        name = f"{function.__module__}.{function.__name__}"
+        raise TypeError(
+            f"{name} does not take a DistArray; gather() returns an array, and programs compute "
+            "what numpy's functions do not"
+        )
+    return known(*arguments, **options)
+
+
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    if x is None or y is None:
+        raise TypeError("where of a DistArray takes a condition and two values")
+    return on_blocks("where", np.where, (condition, x, y))
+
+
+def _clip(array: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
+    low = options.pop("min", a_min)
+    high = options.pop("max", a_max)
+    found = array
+    if low is not None:
+        found = np.maximum(found, low)
+    if high is not None:
+        found = np.minimum(found, high)
+    return found
+
+
+def _by_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes on each block; other arguments than the first are options."""
+
+    def on_array(array: DistArray, *arguments: Any, **options: Any) -> Any:
+        return on_blocks(
+            function.__name__, lambda block: function(block, *arguments, **options), (array,)
+        )
+
+    return on_array
+
+
+def _full_like(array: DistArray, value: Any, dtype: Any = None, **_: Any) -> DistArray:
+    local = np.full(array.local.shape, value, array.dtype if dtype is None else dtype)
+    return DistArray(local, array.layout, array.own_comm)
+
+
+def _zeros_like(array: DistArray, dtype: Any = None, **_: Any) -> DistArray:
+    return _full_like(array, 0, dtype)
+
+
+def _ones_like(array: DistArray, dtype: Any = None, **_: Any) -> DistArray:
+    return _full_like(array, 1, dtype)
+
+
+def _is_close(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Any:
+    def compare(one: Any, two: Any) -> Any:
+        return np.isclose(one, two, rtol, atol, equal_nan)
+
+    return on_blocks("isclose", compare, (a, b))
+
+
+def _all_close(a: Any, b: Any, *arguments: Any, **options: Any) -> bool:
+    return bool(np.all(_is_close(a, b, *arguments, **options)))
+
+
+def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
+    if np.shape(a1) != np.shape(a2):
+        return False
+    same = np.equal(a1, a2)
+    if equal_nan:
+        same = same | (np.not_equal(a1, a1) & np.not_equal(a2, a2))
+    return bool(np.all(same))
+
+
+def _size(array: DistArray, axis: int | None = None) -> int:
+    return array.size if axis is None else array.shape[axis]
+
+
+def _vstack(arrays: Sequence[Any], **_: Any) -> DistArray:
+    rows = [array if np.ndim(array) > 1 else np.reshape(array, (1, -1)) for array in arrays]
+    return shapes.concatenate(rows, 0)
+
+
+def _hstack(arrays: Sequence[Any], **_: Any) -> DistArray:
+    return shapes.concatenate(arrays, 0 if np.ndim(arrays[0]) == 1 else 1)
+
+
+def _ravel(array: DistArray, order: str = "C") -> DistArray:
+    if order != "C":
+        raise TypeError("ravel of a DistArray takes elements in row-major order only")
+    return shapes.reshape(array, (-1,))
+
+
+def _reshape(array: DistArray, shape: Any = None, order: str = "C", **options: Any) -> DistArray:
+    if order != "C" or options.pop("copy", None) is False:
+        raise TypeError("reshape of a DistArray copies elements in row-major order")
+    return shapes.reshape(array, shape)
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    # aggregations
+    np.sum: partial(reductions.aggregate, "sum"),
+    np.prod: partial(reductions.aggregate, "prod"),
+    np.any: lambda array, axis=None, **options: reductions.aggregate("any", array, axis, **options),
+    np.all: lambda array, axis=None, **options: reductions.aggregate("all", array, axis, **options),
+    np.max: lambda array, axis=None, **options: reductions.aggregate("max", array, axis, **options),
+    np.min: lambda array, axis=None, **options: reductions.aggregate("min", array, axis, **options),
+    np.mean: reductions.mean,
+    np.var: reductions.var,
+    np.std: reductions.std,
+    np.argmax: partial(reductions.argument_of, "max"),
+    np.argmin: partial(reductions.argument_of, "min"),
+    np.count_nonzero: reductions.count_nonzero,
+    np.ptp: reductions.peak_to_peak,
+    np.linalg.norm: reductions.norm,
+    # products
+    np.dot: products.dot,
+    np.vdot: products.vdot,
+    np.inner: products.inner,
+    np.outer: products.outer,
+    np.tensordot: products.tensordot,
+    np.trace: products.trace,
+    np.diagonal: products.diagonal,
+    np.einsum: products.evaluate_einsum,
+    # shapes
+    np.transpose: shapes.transpose,
+    np.permute_dims: shapes.transpose,
+    np.matrix_transpose: lambda array: shapes.swapaxes(array, -1, -2),
+    np.swapaxes: shapes.swapaxes,
+    np.moveaxis: shapes.moveaxis,
+    np.expand_dims: shapes.expand_dims,
+    np.squeeze: shapes.squeeze,
+    np.broadcast_to: shapes.broadcast_to,
+    np.reshape: _reshape,
+    np.ravel: _ravel,
+    np.concatenate: shapes.concatenate,
+    np.stack: shapes.stack,
+    np.vstack: _vstack,
+    np.hstack: _hstack,
+    np.flip: shapes.flip,
+    np.roll: shapes.roll,
+    np.take: indexing.take,
+    np.shape: lambda array: array.shape,
+    np.ndim: lambda array: array.ndim,
+    np.size: _size,
+    # elements
+    np.where: _where,
+    np.clip: _clip,
+    np.round: _by_blocks(np.round),
+    np.around: _by_blocks(np.round),
+    np.real: _by_blocks(np.real),
+    np.imag: _by_blocks(np.imag),
+    np.angle: _by_blocks(np.angle),
+    np.nan_to_num: _by_blocks(np.nan_to_num),
+    np.copy: _by_blocks(lambda block: block.copy()),
+    np.astype: _by_blocks(lambda block, dtype, **_: block.astype(dtype)),
+    np.isclose: _is_close,
+    np.allclose: _all_close,
+    np.array_equal: _array_equal,
+    np.zeros_like: _zeros_like,
+    np.empty_like: _zeros_like,
+    np.ones_like: _ones_like,
+    np.full_like: _full_like,
+}

@@ -1,0 +1,44 @@
+"""Small EinSum programs on DistArrays, compiled once for each kind of operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from einmpi.comm.base import Comm
+from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.known import compiled_once
+from einmpi.errors import InputError
+from einmpi.job.job import Job
+from einmpi.job.program import program_job
+
+
+def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
+    """Return the ranks that some DistArrays are on; they must be the same."""
+    comm = arrays[0].own_comm
+    for array in arrays:
+        if array.own_comm is not comm:
+            raise InputError(
+                where, "the operands are on different communicators", "DistArrays on the same ranks"
+            )
+    return comm
+
+
+def compute(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
+    """Return the tensor `out` of a program. All ranks call it."""
+    kinds = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
+
+    def make_job() -> Job:
+        inputs = {name: (shape, dtype) for name, shape, dtype in kinds}
+        return program_job(text, inputs, {}, "float64", ["out"])
+
+    return compiled_once(comm, (text, kinds), make_job)(arrays)["out"]
+
+
+def labels(ndim: int) -> list[str]:
+    """Return a label for each dimension."""
+    return [f"i{dimension}" for dimension in range(ndim)]
+
+
+def element(name: str, indices: Sequence[str]) -> str:
+    """Return the text of an element of a tensor, such as "x[i0,i1]"."""
+    return f"{name}[{','.join(indices)}]" if indices else name

@@ -1,0 +1,254 @@
+"""What a DistArray can do as numpy's arrays do: operators, ufuncs, functions, methods, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from einmpi.late import late
+from einmpi.runtime.gpu.copies import on_host
+
+if TYPE_CHECKING:
+    from einmpi.compiled.dist_array import DistArray
+
+Axis: TypeAlias = int | tuple[int, ...] | None
+_DISTRIBUTED = "a DistArray is distributed over the ranks; gather() returns an array"
+
+
+class ArrayMethods(NDArrayOperatorsMixin):
+    """The part of a DistArray that follows numpy. All ranks make these calls together.
+
+    Elementwise operations are computed block by block, by numpy. What combines elements of
+    different indices is a small EinSum program, planned once for each kind of operands.
+    """
+
+    if TYPE_CHECKING:
+        local: npt.NDArray[Any]
+
+        @property
+        def shape(self) -> tuple[int, ...]: ...
+        @property
+        def ndim(self) -> int: ...
+        @property
+        def size(self) -> int: ...
+        @property
+        def dtype(self) -> np.dtype[Any]: ...
+        def gather(self, root: int | None = None) -> Any: ...
+        def is_alone(self) -> bool: ...
+
+    # ---- numpy's protocols ----------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        return late("apply_ufunc")(ufunc, method, inputs, options)
+
+    def __array_function__(
+        self, function: Any, types: Any, arguments: Sequence[Any], options: dict[str, Any]
+    ) -> Any:
+        return late("apply_function")(function, arguments, options)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        if not self.is_alone():
+            raise TypeError(_DISTRIBUTED)
+        return np.array(on_host(self.local), dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if not self.is_alone():
+            raise BufferError(_DISTRIBUTED)
+        return self.local.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self.local.__dlpack_device__()
+        return device
+
+    # ---- elements -------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> DistArray:
+        selected: DistArray = late("select")(self, key)
+        return selected
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        late("assign")(self, key, value)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a tensor without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[DistArray]:
+        for index in range(len(self)):
+            yield self[index]
+
+    def item(self, *index: int) -> Any:
+        """Return an element as a Python number on every rank.
+
+        Parameters
+        ----------
+        *index : int
+            The index of the element; none if the tensor has a single one.
+
+        Returns
+        -------
+        number
+            The element.
+
+        Examples
+        --------
+        >>> einmpi.DistArray.ones((2, 3)).item(1, 2)
+        1.0
+        """
+        chosen = self[index] if index else self
+        if chosen.size != 1:
+            raise ValueError("can only convert a tensor with one element to a Python number")
+        return chosen.gather().item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        if self.ndim or self.dtype.kind not in "iu":
+            raise TypeError("only a tensor without dimensions of integers is an index")
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ValueError(
+                "the truth value of a tensor with several elements is ambiguous; use any() or all()"
+            )
+        return bool(self.item())
+
+    def tolist(self) -> Any:
+        """Return the whole tensor as nested lists, on every rank."""
+        return self.gather().tolist()
+
+    # ---- shapes and dtypes ----------------------------------------------------------------------
+
+    @property
+    def T(self) -> DistArray:
+        """The tensor with its dimensions in reverse order. Nothing moves."""
+        return self.transpose()
+
+    @property
+    def mT(self) -> DistArray:
+        """The tensor with its last two dimensions swapped. Nothing moves."""
+        return _call(np.swapaxes, self, -1, -2)
+
+    @property
+    def real(self) -> DistArray:
+        """The real parts."""
+        return _call(np.real, self)
+
+    @property
+    def imag(self) -> DistArray:
+        """The imaginary parts."""
+        return _call(np.imag, self)
+
+    def transpose(self, *axes: Any) -> DistArray:
+        """Return the tensor with its dimensions in another order. Nothing moves."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        return _call(np.transpose, self, order)
+
+    def reshape(self, *shape: Any) -> DistArray:
+        """Return the elements in another shape, in row-major order."""
+        extents = shape[0] if len(shape) == 1 else shape
+        return _call(np.reshape, self, extents)
+
+    def ravel(self) -> DistArray:
+        """Return the elements as a vector, in row-major order."""
+        return _call(np.ravel, self)
+
+    flatten = ravel
+
+    def squeeze(self, axis: Axis = None) -> DistArray:
+        """Return the tensor without dimensions of extent 1. Nothing moves."""
+        return _call(np.squeeze, self, axis)
+
+    def astype(self, dtype: Any) -> DistArray:
+        """Return the elements converted to another dtype. Nothing moves."""
+        return _call(np.astype, self, np.dtype(dtype))
+
+    def copy(self) -> DistArray:
+        """Return a copy whose elements can be changed without changing this tensor."""
+        return _call(np.copy, self)
+
+    def conj(self) -> DistArray:
+        """Return the complex conjugates."""
+        return _call(np.conjugate, self)
+
+    def round(self, decimals: int = 0) -> DistArray:
+        """Return the elements rounded to this many decimals."""
+        return _call(np.round, self, decimals)
+
+    def clip(self, min: Any = None, max: Any = None) -> DistArray:
+        """Return the elements limited to the range from `min` to `max`."""
+        return _call(np.clip, self, min, max)
+
+    # ---- aggregations ---------------------------------------------------------------------------
+
+    def sum(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
+        """Return the sum over some dimensions, by default over all."""
+        return _call(np.sum, self, axis, dtype, keepdims=keepdims)
+
+    def prod(self, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> DistArray:
+        """Return the product over some dimensions, by default over all."""
+        return _call(np.prod, self, axis, dtype, keepdims=keepdims)
+
+    def max(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+        """Return the greatest element along some dimensions, by default of all."""
+        return _call(np.max, self, axis, keepdims=keepdims)
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+        """Return the least element along some dimensions, by default of all."""
+        return _call(np.min, self, axis, keepdims=keepdims)
+
+    def any(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+        """Return whether any element along some dimensions is not zero, by default of all."""
+        return _call(np.any, self, axis, keepdims=keepdims)
+
+    def all(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+        """Return whether all elements along some dimensions are not zero, by default of all."""
+        return _call(np.all, self, axis, keepdims=keepdims)
+
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+        """Return the mean along some dimensions, by default of all elements."""
+        return _call(np.mean, self, axis, keepdims=keepdims)
+
+    def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
+        """Return the variance along some dimensions, by default of all elements."""
+        return _call(np.var, self, axis, ddof=ddof, keepdims=keepdims)
+
+    def std(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
+        """Return the standard deviation along some dimensions, by default of all elements."""
+        return _call(np.std, self, axis, ddof=ddof, keepdims=keepdims)
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
+        """Return the index of the first greatest element; in row-major order without `axis`."""
+        return _call(np.argmax, self, axis, keepdims=keepdims)
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
+        """Return the index of the first least element; in row-major order without `axis`."""
+        return _call(np.argmin, self, axis, keepdims=keepdims)
+
+    def norm(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+        """Return the square root of the sum of squares along some dimensions, by default of all."""
+        squares = abs(self) ** 2
+        return _call(np.sqrt, _call(np.sum, squares, axis, keepdims=keepdims))
+
+    def dot(self, other: Any) -> DistArray:
+        """Return the product with another tensor, as `numpy.dot`."""
+        return _call(np.dot, self, other)
+
+
+def _call(function: Any, *arguments: Any, **options: Any) -> DistArray:
+    """Call a function of numpy, which comes back through the protocols above."""
+    found: DistArray = function(*arguments, **options)
+    return found

@@ -1,0 +1,22 @@
+"""Functions that a room calls in a room below it in docs/architecture.md, found when needed."""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import cache
+from typing import Any
+
+# Importing these would make the rooms depend on each other in a circle: DistArrays compute by
+# programs, which make DistArrays.
+_FUNCTIONS = {
+    "apply_ufunc": "einmpi.arrays.elementwise:apply_ufunc",
+    "apply_function": "einmpi.arrays.functions:apply_function",
+    "select": "einmpi.arrays.indexing:select",
+    "assign": "einmpi.arrays.indexing:assign",
+}
+
+
+@cache
+def late(name: str) -> Any:
+    """Return a function by its name in the table above."""
+    return pkgutil.resolve_name(_FUNCTIONS[name])

@@ -1,0 +1,231 @@
+"""Operators, ufuncs and functions of numpy on DistArrays, compared with numpy on whole arrays."""
+
+import numpy as np
+import pytest
+from array_cases import CASES, inputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from refusals import error
+
+from einmpi import DistArray
+from einmpi.comm.threads import run_threads
+from einmpi.planner.mesh import Mesh
+from einmpi.schedule.layout import Layout
+
+
+def assert_same(found, expected, name=""):
+    expected = np.asarray(expected)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
+    whole = found.gather()
+    if expected.dtype.kind in "fc":
+        np.testing.assert_allclose(whole, expected, rtol=2e-12, atol=1e-12, err_msg=name)
+    else:
+        np.testing.assert_array_equal(whole, expected, name)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 6])
+def test_functions(ranks):
+    """Each operand in another layout: by rows, by columns, whole on every rank."""
+    arrays = inputs()
+
+    def on_rank(comm):
+        cut = {name: DistArray.from_global(array, comm) for name, array in arrays.items()}
+        cut["y"] = DistArray.from_global(arrays["y"], comm, parts=(1, 1))
+        if ranks in (2, 3):
+            cut["y"] = cut["y"].redistribute(Layout(Mesh(2), (6, 8), (1,)))
+        for name, function in CASES.items():
+            assert_same(function(**cut), function(**arrays), name)
+
+    run_threads(ranks, on_rank)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (7, 5)])
+def test_few_rows(shape):
+    arrays = inputs(*shape)
+
+    def on_rank(comm):
+        cut = {name: DistArray.from_global(array, comm) for name, array in arrays.items()}
+        for name in ("operators", "argmax", "slices", "mask", "concatenate", "matmul", "column"):
+            assert_same(CASES[name](**cut), CASES[name](**arrays), name)
+
+    run_threads(5, on_rank)
+
+
+def test_arrays_and_numbers_with_distarrays():
+    whole = np.arange(12.0, dtype="float32").reshape(3, 4)
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        plain = np.linspace(0, 1, 4)
+        assert_same(plain + x, plain + whole)
+        assert_same(x * 2, whole * 2)  # stays float32
+        assert_same(x + np.float64(1), whole + np.float64(1))
+        assert_same(np.maximum([1, 2, 3, 4], x), np.maximum([1, 2, 3, 4], whole))
+        assert_same(x @ np.ones((4, 2)), whole @ np.ones((4, 2)))
+
+    run_threads(3, on_rank)
+
+
+def test_aligned_operands_move_nothing():
+    def on_rank(comm):
+        x = DistArray.from_global(np.ones((6, 4)), comm, parts=(1, 2))
+        y = DistArray.from_global(np.ones((6, 4)), comm, parts=(1, 2))
+        before = comm.received
+        z = np.exp(x * 2 + y) - np.arange(4.0)
+        assert comm.received == before
+        assert z.layout == x.layout
+        assert z.T.layout.cuts == (0,) and comm.received == before
+
+    run_threads(2, on_rank)
+
+
+def test_a_slice_moves_what_other_ranks_have():
+    """The number and the places of the elements that are asked for, and their values."""
+    whole = np.arange(16.0)
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        before = comm.received
+        found = x[1:]
+        received = comm.received - before
+        assert_same(found, whole[1:])
+        return found.region[0], received
+
+    # The first rank has 0 to 7 and needs 1 to 8: one element of the other's.
+    (first, received), (second, sent) = run_threads(2, on_rank)
+    assert (first, second) == (((0, 8),), ((8, 15),))
+    assert (received, sent) == (8 + 0 + 8, 8 + 8 + 0)
+
+
+def test_in_place():
+    whole = np.arange(12.0).reshape(3, 4)
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        same = x
+        x += 1
+        x *= DistArray.from_global(whole, comm, parts=(1, 1))
+        assert x is same
+        assert_same(x, (whole + 1) * whole)
+        with pytest.raises(TypeError, match="Cannot cast"):
+            counts = DistArray.zeros(3, "int64", comm)
+            counts += 0.5
+
+    run_threads(3, on_rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_assignment(ranks):
+    whole = np.arange(20.0).reshape(5, 4)
+    cases = [
+        ((slice(1, 4), 2), 7.0),
+        ((slice(None, None, -2),), np.arange(12.0).reshape(3, 4)),
+        (2, [1, 2, 3, 4]),
+        ((Ellipsis, [0, 3]), np.arange(2.0)),
+    ]
+
+    def on_rank(comm):
+        for key, value in cases:
+            for spread in (False, True):
+                expected = whole.copy()
+                expected[key] = value
+                x = DistArray.from_global(whole, comm)
+                x[key] = DistArray.from_global(value, comm) if spread else value
+                assert_same(x, expected, str(key))
+        expected = whole.copy()
+        expected[whole > 7] = -1
+        x = DistArray.from_global(whole, comm)
+        x[x > 7] = -1
+        assert_same(x, expected)
+
+    run_threads(ranks, on_rank)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.data(),
+    shape=hnp.array_shapes(min_dims=1, max_dims=3, max_side=7),
+    ranks=st.sampled_from([1, 2, 3, 4, 6]),
+)
+def test_any_basic_index(data, shape, ranks):
+    key = data.draw(hnp.basic_indices(shape, allow_newaxis=True, allow_ellipsis=True))
+    whole = np.arange(float(np.prod(shape))).reshape(shape)
+    run_threads(
+        ranks, lambda comm: assert_same(DistArray.from_global(whole, comm)[key], whole[key])
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=hnp.mutually_broadcastable_shapes(num_shapes=3, max_dims=3, max_side=5),
+    ranks=st.sampled_from([1, 2, 3, 4, 6]),
+)
+def test_any_shapes_that_broadcast(shapes, ranks):
+    one, two, three = (
+        np.random.default_rng(k).random(s) for k, s in enumerate(shapes.input_shapes)
+    )
+
+    def on_rank(comm):
+        x, y = DistArray.from_global(one, comm), DistArray.from_global(two, comm)
+        assert_same(x + y * three, one + two * three)
+
+    run_threads(ranks, on_rank)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=hnp.array_shapes(min_dims=0, max_dims=3, max_side=6),
+    ranks=st.sampled_from([1, 2, 4, 5]),
+    data=st.data(),
+)
+def test_any_aggregation_and_reshape(shape, ranks, data):
+    axes = st.integers(-len(shape), len(shape) - 1) if shape else st.none()
+    axis = data.draw(st.none() | axes)
+    whole = np.random.default_rng(3).integers(-5, 5, shape).astype(float)
+    if whole.size > 2:
+        whole.reshape(-1)[1] = np.nan
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        for name in ("sum", "max", "argmax", "argmin", "all"):
+            function = getattr(np, name)
+            assert_same(function(x, axis=axis), function(whole, axis=axis), name)
+        assert_same(x.reshape(-1), whole.reshape(-1))
+        assert_same(x.reshape(*shape[::-1]), whole.reshape(shape[::-1]))
+
+    run_threads(ranks, on_rank)
+
+
+def test_programs_are_compiled_once():
+    def on_rank(comm):
+        x = DistArray.from_global(np.ones((6, 4)), comm)
+        for _ in range(3):
+            x.sum(0)
+            x @ x.T
+        return len(comm.kept["programs"])
+
+    assert run_threads(2, on_rank) == [2, 2]
+
+
+def test_what_is_refused():
+    x = DistArray.ones((3, 4))
+    with pytest.raises(TypeError, match=r"numpy\.sort does not take a DistArray; gather\(\)"):
+        np.sort(x)
+    with pytest.raises(TypeError, match="sum of a DistArray does not take where"):
+        np.sum(x, where=[True] * 4)
+    with pytest.raises(IndexError, match="index 3 is out of range for a dimension of extent 3"):
+        x[3]
+    with pytest.raises(IndexError, match="3 indices for a tensor of 2 dimensions"):
+        x[0, 0, 0]
+    with pytest.raises(ValueError, match=r"could not be broadcast|shape mismatch"):
+        x + np.ones(3)
+    with pytest.raises(ValueError, match="cannot reshape a tensor of shape"):
+        x.reshape(5, 5)
+    with pytest.raises(ValueError, match="truth value of a tensor with several elements"):
+        bool(x)
+    assert error(lambda: x[[0, 1], [1, 0]]).startswith("index: list is not supported here")
+    masked = np.ma.masked_equal(np.ones(4), 1)
+    assert "is a masked array" in error(lambda: np.add(x, [masked]))
+    other = run_threads(1, lambda comm: DistArray.ones((3, 4), comm=comm))[0]
+    assert "different communicators" in error(lambda: x + other)
