@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,9 @@ def array(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     ).astype(dtype)
 
 
+@cache
 def cases() -> dict[str, tuple[einmpi.Job, dict[str, np.ndarray]]]:
-    """Every job and program, with the arrays it is given."""
+    """Every job and program, with the arrays it is given. Several files of tests share them."""
     found: dict[str, tuple[einmpi.Job, dict[str, np.ndarray]]] = {}
     for name, sizes in SIZES.items():
         for kind, chosen in sizes.items():
