@@ -103,7 +103,13 @@ def hosts(rate="1gbit"):
             ]
             command = [str(agent), f"{NETWORK}1", shlex.join([*mpirun, sys.executable, *arguments])]
             # Else UCX takes the shared memory of what it knows to be one machine.
-            settings = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": LINK, "PYTHONPATH": str(ROOT)}
+            settings = {
+                "UCX_TLS": "tcp,self",
+                "UCX_NET_DEVICES": LINK,
+                "PYTHONPATH": str(ROOT),
+                # Unbuffered, print writes a line and its end apart, and lines of ranks are mixed.
+                "PYTHONUNBUFFERED": "",
+            }
             outer = ("EINMPI", "PMI", "HYDI_", "HYDRA_", "SLURM")
             kept = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
             return subprocess.run(

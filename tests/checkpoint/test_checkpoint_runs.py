@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from checkpoint_jobs import write_job
-from mpi_helpers import ROOT, needs_mpirun, run_mpi
+from mpi_helpers import environment, needs_mpirun, run_mpi
 
 import einmpi
 from einmpi.report.compare import relative_error
@@ -88,11 +88,10 @@ def assert_same(found, wanted):
 
 
 def start(folder, *command, **more):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
-        env=environment,
+        env=environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

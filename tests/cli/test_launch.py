@@ -70,6 +70,7 @@ elif case == "abort" and rank == 2:
     os.abort()
 elif case == "killed":
     os.write(2, b"a warning\\n" if rank == 1 else b"")
+    comm.Barrier()
     kill(2, signal.SIGKILL)
 elif case == "barrier":
     kill(1, signal.SIGTERM)

@@ -86,7 +86,7 @@ def read_in_time(*datasets):
     Return the line that each is refused with.
     """
     command = [sys.executable, "-c", READ_ALL, *datasets]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stderr) == (0, "")
     return ran.stdout.splitlines()
 
@@ -169,7 +169,7 @@ def test_an_output_at_a_link_to_a_pipe():
         "Z.to_hdf5('x.h5', '/A')\n"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "/A in x.h5 leads to another file; expected a group of x.h5" in ran.stdout

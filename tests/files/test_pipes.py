@@ -24,7 +24,7 @@ def einmpi_says(*arguments, **options):
         [sys.executable, "-m", "einmpi", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         **options,
     )
     return ran.returncode, ran.stderr

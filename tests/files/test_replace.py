@@ -66,7 +66,7 @@ def test_what_is_printed_to_is_not_replaced(name, piped, tmp_path):
             stdout=subprocess.PIPE if piped else out,
             check=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
-            timeout=60,
+            timeout=120,
         )
     printed = done.stdout.decode() if piped else (tmp_path / "out.txt").read_text()
     assert printed == "one\ntwo\nthree\n"

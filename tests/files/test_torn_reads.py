@@ -141,7 +141,7 @@ sys.exit(main(["job.toml"]))
 @pytest.mark.parametrize("kind", ["npy", "link"])
 def test_no_result_comes_from_two_versions_of_a_file(kind, tmp_path):
     file = make_job(kind, 2**17)  # large enough that each rank reads its own rows
-    done = run_mpi(2, ["-c", TORN, file], cwd=tmp_path, timeout=60)
+    done = run_mpi(2, ["-c", TORN, file], cwd=tmp_path)
     said = [line for line in done.stderr.splitlines() if "during the run" in line]
     assert done.returncode != 0 and len(said) == 1
     assert file in said[0] and "was replaced during the run" in said[0]

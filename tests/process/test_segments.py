@@ -101,10 +101,12 @@ def test_launcher_removes_old_segments():
     old = f"/dev/shm/mpich_shm_{uuid.uuid4().hex}_0"
     used = f"/dev/shm/mpich_shm_{uuid.uuid4().hex}_0"
     write_segment(old)
-    write_segment(used)
+    # It is open until it is mapped: the launcher of another test would remove an unused one.
+    with open(used, "x+b") as file:
+        file.write(bytes(2**20))
+        file.flush()
+        memory = mmap.mmap(file.fileno(), 0)
     try:
-        with open(used, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), 0)
         command = [sys.executable, "-m", "einmpi", "run", "jobs/distances.toml", "-n", "2"]
         subprocess.run(command, env=environment(), check=True, capture_output=True)
         assert not os.path.exists(old)

@@ -33,7 +33,7 @@ def test_requests_before_and_after_a_run(launched):
         env=settings,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}),
     )
     said = "['SIGUSR1']\n"
