@@ -9,7 +9,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.kernels.reference import evaluate
-from einmpi.language.parse import build_graph, parse_graph, parse_program
+from einmpi.language.parse import build_graphs, parse_graph, parse_program
 from einmpi.language.syntax import Source
 
 Inputs = Mapping[str, Any]  # name → array, or (shape, dtype)
@@ -34,7 +34,7 @@ def build(
     outputs: Sequence[str] | None = None,
 ) -> EinGraph:
     """The rewritten graph of a program."""
-    return reads_back(build_graph(Source("p", text), declared(inputs), sizes, outputs))
+    return reads_back(build_graphs(Source("p", text), declared(inputs), sizes, outputs).rewritten)
 
 
 def as_written(

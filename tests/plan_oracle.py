@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.language.parse import build_graph, parse_program
+from einmpi.language.parse import build_graphs, parse_program
 from einmpi.language.syntax import Source
 
 R, P = "R", "P"
@@ -450,7 +450,7 @@ def random_graph(
     source = Source("p", "\n".join(lines))
     declared = {name: (shape, rng.choice(dtypes)) for name, shape in inputs.items()}
     if rng.random() < 0.5:
-        return build_graph(source, declared, {}, outputs)
+        return build_graphs(source, declared, {}, outputs).rewritten
     return parse_program(source, declared, {}, outputs)
 
 

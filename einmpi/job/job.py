@@ -11,11 +11,10 @@ from einmpi.errors import InputError, nearest_of
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.graph.rewrite import prune
 from einmpi.job.backends import backend_names
 from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
 from einmpi.job.outputs import check_outputs, read_outputs
-from einmpi.language.parse import parse_program, rewrite
+from einmpi.language.parse import build_graphs, rewrite
 from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import (
     Document,
@@ -156,9 +155,8 @@ def read_job(
     scratch = _read_scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
     names = [spec.name for spec in outputs] or None
-    written = prune(parse_program(source, tensors, chosen_sizes, names))
-    graph = rewrite(source, written, strict)
-    check_outputs(outputs, graph)
+    graphs = build_graphs(source, tensors, chosen_sizes, names, strict)
+    check_outputs(outputs, graphs.rewritten)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
     return Job(
@@ -174,8 +172,8 @@ def read_job(
         backend=backend,
         fast_math=fast_math,
         roles=roles,
-        graph=graph,
-        written=written,
+        graph=graphs.rewritten,
+        written=graphs.written,
         machine=None if machine is None else relative_to_document(document, machine),
         scratch=scratch,
         strict=strict,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from einmpi.graph.rewrite import prune
 from einmpi.job.backends import backend_names
 from einmpi.job.job import Job
-from einmpi.language.parse import parse_program, rewrite
+from einmpi.language.parse import build_graphs
 from einmpi.language.statements import Inputs
 from einmpi.language.syntax import Source
 from einmpi.planner.strategies import DEFAULT_STRATEGY
@@ -18,7 +17,7 @@ def program_job(
 ) -> Job:
     """Return the job of a program with these inputs, by shape and dtype, and these sizes."""
     source = Source("program", text)
-    written = prune(parse_program(source, inputs, sizes, outputs))
+    graphs = build_graphs(source, inputs, sizes, outputs)
     return Job(
         title="",
         path="",
@@ -32,6 +31,6 @@ def program_job(
         backend=backend_names()[0],
         fast_math=False,
         roles={},
-        graph=rewrite(source, written),
-        written=written,
+        graph=graphs.rewritten,
+        written=graphs.written,
     )

@@ -6,11 +6,12 @@ import ast
 import heapq
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_LABELS
-from einmpi.graph.rewrite import optimize
+from einmpi.graph.rewrite import optimize, prune
 from einmpi.language.statements import Inputs, add_declaration, add_statement, check_names
 from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Declaration, Source, Statement, entries, statements
@@ -18,15 +19,26 @@ from einmpi.language.syntax import Declaration, Source, Statement, entries, stat
 _FEWER_LABELS = "split it into several statements"
 
 
-def build_graph(
+class Graphs(NamedTuple):
+    """A program as a graph: as it is written, and rewritten to be cheap."""
+
+    written: EinGraph
+    rewritten: EinGraph
+
+
+def build_graphs(
     source: Source,
     inputs: Inputs,
     sizes: Mapping[str, int] | None = None,
     outputs: Sequence[str] | None = None,
     strict: bool = False,
-) -> EinGraph:
-    """Parse a program, infer extents and dtypes, and rewrite it: the graph that is planned."""
-    return rewrite(source, parse_program(source, inputs, sizes or {}, outputs), strict)
+) -> Graphs:
+    """Parse a program and infer extents and dtypes. Both graphs have only what outputs need.
+
+    If `strict`, only rewrites are made that are exact for all values.
+    """
+    written = prune(parse_program(source, inputs, sizes or {}, outputs))
+    return Graphs(written, rewrite(source, written, strict))
 
 
 def rewrite(source: Source, written: EinGraph, strict: bool = False) -> EinGraph:

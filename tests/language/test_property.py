@@ -35,7 +35,7 @@ from einmpi.graph.rewrite import optimize
 from einmpi.kernels import reference
 from einmpi.kernels.reference import evaluate
 from einmpi.language import numpy_einsum as subscripts
-from einmpi.language.parse import build_graph, parse_program
+from einmpi.language.parse import build_graphs, parse_program
 from einmpi.language.syntax import Source
 
 # EINMPI_EXAMPLES=5000 searches further, differently each time, and makes what it finds as small as
@@ -337,7 +337,7 @@ def programs(draw: Any) -> Program:
 def graphs(text: str, program: Program) -> dict[str, EinGraph]:
     inputs = declared(program.inputs)
     plain = parse_program(Source("p", text), inputs, {})
-    return {"as written": plain, "rewritten": build_graph(Source("p", text), inputs)}
+    return {"as written": plain, "rewritten": build_graphs(Source("p", text), inputs).rewritten}
 
 
 def picker(data: st.DataObject) -> Any:
@@ -365,7 +365,7 @@ def test_blocks_change_nothing(program: Program, data: st.DataObject) -> None:
     text = program_text(program, picker(data))
     note(text)
     wanted = run(program)
-    graph = build_graph(Source("p", text), declared(program.inputs))
+    graph = build_graphs(Source("p", text), declared(program.inputs)).rewritten
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "MAX_BLOCK_ELEMENTS", 3)
         found = evaluate(graph, program.inputs)
@@ -389,7 +389,7 @@ def test_printed_graph_reads_back(program: Program, data: st.DataObject) -> None
 def test_second_rewrite_changes_nothing(program: Program, data: st.DataObject) -> None:
     text = program_text(program, picker(data))
     note(text)
-    graph = build_graph(Source("p", text), declared(program.inputs))
+    graph = build_graphs(Source("p", text), declared(program.inputs)).rewritten
     assert str(optimize(graph)) == str(graph)
 
 
@@ -400,7 +400,7 @@ def test_names_of_labels_do_not_matter(program: Program, data: st.DataObject) ->
     first, second = (program_text(program, picker(data)) for _ in range(2))
     note(f"{first}\n\n{second}")
     found = [
-        evaluate(build_graph(Source("p", t), declared(program.inputs)), program.inputs)
+        evaluate(build_graphs(Source("p", t), declared(program.inputs)).rewritten, program.inputs)
         for t in (first, second)
     ]
     assert found[0].keys() == found[1].keys()
@@ -477,9 +477,9 @@ def our_einsum(*arguments: Any) -> np.ndarray:
     program = subscripts.program_text(text, given, dtype)
     note(program)
     inputs = {f"x{k}": operand for k, operand in enumerate(operands)}
-    return evaluate(reads_back(build_graph(Source("einsum", program), declared(inputs))), inputs)[
-        "out"
-    ]
+    return evaluate(
+        reads_back(build_graphs(Source("einsum", program), declared(inputs)).rewritten), inputs
+    )["out"]
 
 
 def same(found: np.ndarray, wanted: np.ndarray, operands: Sequence[np.ndarray]) -> None:
