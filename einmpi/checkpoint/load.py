@@ -12,8 +12,8 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ _COMPLETE = re.compile(r"[0-9]{6,9}")
 Array: TypeAlias = npt.NDArray[Any]
 # What makes two jobs give the same numbers: the name of each part, and a text that must be equal.
 Identity: TypeAlias = Mapping[str, str]
+# The inode, size and time of modification of a file, which are the same on all machines.
+FileVersion: TypeAlias = tuple[int, int, int]
 # A rank that has some indices of a dimension: the digits of its axes, where the indices are in its
 # block, and where they are in the box that is read.
 Holder: TypeAlias = tuple[dict[int, int], Runs, Runs]
@@ -127,9 +129,11 @@ class Saved:
     vertex: str
     blocks: Mapping[str, Block]
     files: tuple[tuple[int, int], ...]  # the bytes and checksum of each rank's
+    # The files that were checked, by rank. No other ones in their places are read.
+    versions: Mapping[int, FileVersion] = field(default_factory=dict)
 
-    def check_file(self, rank: int) -> None:
-        """Refuse a rank's file if it is damaged.
+    def check_file(self, rank: int) -> FileVersion | None:
+        """Refuse a rank's file if it is damaged; return which file it is, None if there is none.
 
         CRC-32 finds what disks and copies do to files, and is as fast as a disk.
         """
@@ -137,10 +141,11 @@ class Saved:
         path = os.path.join(self.path, name)
         size, expected_check = self.files[rank]
         if not size:
-            return
+            return None
         try:
             check = 0
             with open(open_own_file(path), "rb", buffering=0) as file:
+                version = _version_of(file)
                 found = os.fstat(file.fileno()).st_size
                 if found != size:
                     raise damaged(self.path, f"{name} has {found} bytes instead of {size}")
@@ -152,6 +157,7 @@ class Saved:
             raise damaged(self.path, f"{name}: {error.strerror or error}") from None
         if check != expected_check:
             raise damaged(self.path, f"{name} has changed since it was written")
+        return version
 
     def mapped(self, name: str, rank: int) -> Array:
         """Map the block of a tensor in a rank's file into memory.
@@ -169,13 +175,22 @@ class Saved:
         file = file_name(rank)
         try:
             with open(open_own_file(os.path.join(self.path, file)), "rb") as opened:
+                if rank in self.versions and _version_of(opened) != self.versions[rank]:
+                    raise damaged(self.path, f"{file} has changed while it was being read")
                 return np.memmap(opened, block.dtype, "r", start, shape(region))
         except UntrustedFileError as error:
             raise _untrusted(self.path, file, error) from None
+        except OSError as error:
+            raise damaged(self.path, f"{file}: {error.strerror or error}") from None
 
     def fill(self, name: str, rank: int, target: Array) -> None:
         """Put a rank's block as it was, partial results included, into an array."""
         target[...] = self.mapped(name, self.blocks[name].keeper(rank)).reshape(target.shape)
+
+
+def _version_of(file: IO[bytes]) -> FileVersion:
+    status = os.fstat(file.fileno())
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class SavedTensor:

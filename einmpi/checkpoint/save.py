@@ -15,6 +15,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -25,6 +26,7 @@ from einmpi.checkpoint.load import (
     MANIFEST,
     PIECE_BYTES,
     Block,
+    FileVersion,
     Identity,
     Saved,
     checksum,
@@ -138,7 +140,7 @@ class Checkpoints:
         name, manifest = json.loads(found)
         if name:
             self.saved = parse_manifest(self._path(name), manifest, self.graph)
-            self._check_files(self.saved)
+            self.saved = replace(self.saved, versions=self._check_files(self.saved))
             self._report(f"continues after {self.saved.vertex}, {self._progress(self.saved.done)}")
         elif resume:
             self._report("there is no checkpoint; starts from the beginning")
@@ -163,17 +165,28 @@ class Checkpoints:
             )
         return names[-1]
 
-    def _check_files(self, saved: Saved) -> None:
-        """Check the files, a share on each rank; raise an error on all ranks if one is damaged."""
+    def _check_files(self, saved: Saved) -> dict[int, FileVersion]:
+        """Check the files, a share on each rank; return which files they are, by their ranks.
+
+        Raise an error on all ranks if one is damaged.
+        """
         own_problem = ""
+        own_versions = []
         try:
             for rank in range(self.comm.rank, len(saved.files), self.comm.size):
-                saved.check_file(rank)
+                version = saved.check_file(rank)
+                if version is not None:
+                    own_versions.append((rank, version))
         except InputError as error:
             own_problem = str(error)
-        for problem in self.comm.allgather_text(own_problem):
+        versions: dict[int, FileVersion] = {}
+        for text in self.comm.allgather_text(json.dumps([own_problem, own_versions])):
+            problem, found = json.loads(text)
             if problem:
                 raise failure(InputError.status, problem, everywhere=True)
+            for rank, (inode, size, modified_ns) in found:
+                versions[rank] = (inode, size, modified_ns)
+        return versions
 
     def restore(self, rank: int, buffers: Buffers) -> None:
         """Put what was saved into its slots."""

@@ -202,7 +202,9 @@ def _drafted(output: OutputFile, attributes: Mapping[str, str], claim: Claim) ->
         yield Draft(output.file, target, draft, replaced)
     finally:
         if comm.rank == 0:
-            with contextlib.suppress(FileNotFoundError):
+            # It is gone once it is published. On a disk that has become read-only it stays, and
+            # what is being raised says so.
+            with contextlib.suppress(OSError):
                 os.remove(draft)
 
 

@@ -888,14 +888,50 @@ def test_a_file_exchanged_after_it_was_checked_is_refused(stopped, tmp_path, mon
     check = Checkpoints._check_files
 
     def check_then_exchange(checkpoints, saved):
-        check(checkpoints, saved)
+        versions = check(checkpoints, saved)
         for file in (folder / "000005").glob("*.raw"):
             file.chmod(0o666)
+        return versions
 
     monkeypatch.setattr(Checkpoints, "_check_files", check_then_exchange)
     for ranks in (4, 3):
         with pytest.raises(EinmpiError, match="other users can write to it"):
             go(job, ranks, folder, resume=True, strategy="sqrt")
+
+
+def _replace_by_other_numbers(file):
+    other = file.with_suffix(".other")
+    other.write_bytes(bytes(file.stat().st_size))
+    other.chmod(0o600)
+    other.rename(file)
+
+
+@pytest.mark.parametrize("ranks", [4, 3])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (_replace_by_other_numbers, "has changed while it was being read"),
+        (Path.unlink, "No such file or directory"),
+    ],
+)
+def test_a_file_replaced_or_removed_after_it_was_checked_is_refused(
+    stopped, tmp_path, monkeypatch, ranks, change, words
+):
+    job, saved = stopped
+    folder = Path(shutil.copytree(saved, tmp_path / "saved"))
+    check = Checkpoints._check_files
+
+    def check_then_change(checkpoints, saved):
+        versions = check(checkpoints, saved)
+        if checkpoints.comm.rank == 0:
+            for file in (folder / "000005").glob("*.raw"):
+                change(file)
+        checkpoints.comm.barrier()
+        return versions
+
+    monkeypatch.setattr(Checkpoints, "_check_files", check_then_change)
+    with pytest.raises(EinmpiError, match=rf"the checkpoint is damaged: rank-\d+.raw.*{words}"):
+        go(job, ranks, folder, resume=True, strategy="sqrt")
 
 
 def test_a_shared_folder_above_and_a_umask_that_lets_a_group_write(tmp_path):

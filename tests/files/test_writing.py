@@ -497,6 +497,23 @@ def test_a_failing_rank_changes_nothing(monkeypatch, exists, name, rank, call):
     same(found(), array)
 
 
+def test_a_disk_that_becomes_read_only(monkeypatch):
+    """The draft cannot even be removed; the line says why the file was not written."""
+    save(np.zeros(3))
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with pytest.MonkeyPatch.context() as read_only:
+        for name in ("pwrite", "replace", "remove"):
+            read_only.setattr(os, name, refuse)
+        caught = error(save, np.ones(3), kind=EinmpiError)
+    assert caught == "o.h5: o.h5 cannot be written: Read-only file system; o.h5 is unchanged"
+    assert found().sum() == 0
+    save(np.ones(3))
+    assert os.listdir() == ["o.h5"] and found().sum() == 3
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_cannot_make_its_chunks(monkeypatch, rank):
     made = hdf5_writing.encode

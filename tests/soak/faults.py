@@ -6,225 +6,404 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
 
-from .faults_inject import ACTIONS, FAULT_VARIABLE, NOTE, Injector
-from .fuzz import MPIRUN, OPEN_MPI, ROOT, clean_environment, import_everything
-from .fuzz_oracle import Outcome, emptied, run_forked, run_subprocess
+from . import faults_client
+from .faults_files import Outputs, make_template, read_outputs
+from .faults_inject import (
+    ACTIONS,
+    CLIENT_COMMAND,
+    FAULT_VARIABLE,
+    NO_STEP,
+    OF_CHECKPOINTS,
+    OF_PROCESSES,
+    ON_DISK,
+    ON_VOLUME,
+    Fault,
+    text_of,
+)
+from .faults_volume import DiskVolume, MemoryVolume, PlainVolume, make_private_mounts, mount_memory
+from .fuzz import MPIRUN, OPEN_MPI, ROOT, clean_environment
+from .fuzz_oracle import WALL_SECONDS, Outcome
 
-JOB = """
-program = '''
-Y[i,k] = sum(X[i,j] * A[j,k])
-Z[i,k] = exp(Y[i,k] / 8)
-m[i] = max(Y[i,k])
-'''
-inputs.X = "x.h5:/X"
-inputs.A = { shape = [8, 8], random = "normal", seed = 1 }
-outputs.Z = { file = "a.h5", dataset = "/Z", chunks = [4, 4] }
-outputs.m = "b.npy"
-"""
-OTHER_JOB = """
-program = "B[i] = V[i] + 1"
-inputs.V = { shape = [5], random = "arange" }
-outputs.B = "a.h5:/B"
-"""
-READING_JOB = """
-program = "C = sum(Z[i,k]) + sum(m[i])"
-inputs.Z = "a.h5:/Z"
-inputs.m = "b.npy"
-"""
-SCENARIOS = {
-    "run": ["run", "job.toml", "--quiet"],
-    "checkpoint": ["run", "job.toml", "--quiet", "--checkpoint", "saved", "--every", "0"],
-}
-LAUNCH = """
-import sys
-from einmpi.cli.launch.launcher import launch
-if __name__ == "__main__":
-    ranks, rank_program, *words = sys.argv[1:]
-    sys.exit(launch(int(ranks), words, (sys.executable, rank_program)))
-"""
-RANK_PROGRAM = str(Path(__file__).with_name("faults_inject.py"))
-_LEFTOVER = re.compile(r"\..*(part|lock|journal|taken)$")
+SCENARIOS = ("run", "checkpoint", "resume")
+ALONE = "alone"
+BY_MPIRUN = "mpirun"
+BY_EINMPI = "einmpi run -n"
 SECONDS_TO_END = 15.0  # for processes, after the command has returned
-Launcher = Callable[[Path, list[str], int, str, int, dict[str, str]], Outcome]
-
-
-# ---- the files ----------------------------------------------------------------------------------
-
-
-def prepare(folder: Path) -> None:
-    """Fill a folder with jobs, inputs and the old outputs."""
-    emptied(folder)
-    (folder / "job.toml").write_text(JOB)
-    (folder / "other.toml").write_text(OTHER_JOB)
-    (folder / "reading.toml").write_text(READING_JOB)
-    for name, factor in (("x.h5", 1.0), ("other-x.h5", -1.0)):
-        with h5py.File(folder / name, "w") as file:
-            values = np.arange(64.0).reshape(8, 8) / 64 * factor
-            file.create_dataset("X", data=values, chunks=(4, 4))
-    with h5py.File(folder / "a.h5", "w") as file:
-        file["Z"] = np.zeros((8, 8))
-        file["keep"] = np.arange(3)
-    with h5py.File(folder / "other-a.h5", "w") as file:
-        file["Z"] = np.ones((8, 8))
-        file["keep"] = np.arange(3)
-    np.save(folder / "b.npy", np.zeros(8))
-
-
-@dataclass(frozen=True)
-class Outputs:
-    """What the output files hold: bytes of values, or what is wrong with a file."""
-
-    z: bytes | str
-    m: bytes | str
-    keeps: bool  # the other dataset of the file
-    second: bytes | None  # what a second run has written
-
-
-def read_outputs(folder: Path) -> Outputs:
-    """Read the outputs, whatever state they are in."""
-    z: bytes | str
-    m: bytes | str
-    keeps = False
-    second = None
-    try:
-        with h5py.File(folder / "a.h5", "r") as file:
-            z = file["Z"][()].tobytes()
-            keeps = "keep" in file and file["keep"][()].tolist() == [0, 1, 2]
-            second = file["B"][()].tobytes() if "B" in file else None
-    except FileNotFoundError:
-        z = "removed"
-    except (OSError, KeyError, ValueError) as error:
-        z = f"damaged: {error}"
-    try:
-        m = np.load(folder / "b.npy").tobytes()
-    except FileNotFoundError:
-        m = "removed"
-    except (OSError, ValueError) as error:
-        m = f"damaged: {error}"
-    return Outputs(z, m, keeps, second)
+SEGMENTS = Path("/dev/shm")
 
 
 # ---- runs ---------------------------------------------------------------------------------------
 
 
-def run_in_fork(
-    folder: Path, command: list[str], number: int, action: str, rank: int, env: dict[str, str]
-) -> Outcome:
-    """Run on one rank, in a fork of this process."""
-    return run_forked(folder, command, Injector(folder, number, action).install)
+@dataclass(frozen=True)
+class Way:
+    """How a job is run: the scenario, the launcher, and the rank that has the fault."""
+
+    scenario: str
+    launcher: str
+    ranks: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.scenario}, {self.launcher} {self.ranks}, rank {self.rank}"
 
 
-def under_mpirun(ranks: int) -> Launcher:
-    """Return how to run on ranks under a plain mpirun."""
+class Bench:
+    """The place of a sweep: a server that forks processes, file systems, and what is expected."""
 
-    def run(
-        folder: Path, command: list[str], number: int, action: str, rank: int, env: dict[str, str]
+    def __init__(self, parent: Path, are_mounts_allowed: bool, is_really_started: bool) -> None:
+        self.parent = parent
+        self.is_really_started = is_really_started
+        self.are_mounts_allowed = are_mounts_allowed
+        (parent / "memory").mkdir()
+        (parent / "disk").mkdir()
+        (parent / "tmp").mkdir()
+        self.memory: PlainVolume
+        if are_mounts_allowed:
+            self.memory = MemoryVolume(parent / "memory")
+        else:
+            self.memory = PlainVolume(parent / "memory")
+        self._disk: DiskVolume | None = None
+        self._templates: dict[str, Path] = {}
+        self._note = parent / "note.json"  # what the fault writes down
+        self._socket = str(parent / "socket")
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.soak.faults_server", self._socket],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == b"ready\n"
+        self._make_templates()
+
+    def close(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+        self.memory.close()
+        if self._disk is not None:
+            self._disk.close()
+
+    def _make_templates(self) -> None:
+        template = self.parent / "template"
+        make_template(template)
+        self._templates["run"] = template
+        self._templates["checkpoint"] = template
+        self.old = read_outputs(template)
+        self.new = self._expected(template)
+        self.new_of_other_input = self._expected(template, is_input_replaced=True)
+        # A run that was killed has left a checkpoint.
+        saved = self.parent / "saved-template"
+        number = 1
+        way = Way("checkpoint", ALONE, 1, 0)
+        while not list(saved.glob("saved/0*")):
+            self.memory.fill_case(template)
+            self.run(way, self.memory, self.fault(way, "kill", number, self.memory))
+            number += 5
+            assert self.take_note() is not None, "no checkpoint was saved"
+            shutil.rmtree(saved, ignore_errors=True)
+            shutil.copytree(self.memory.case, saved)
+        self._templates["resume"] = saved
+
+    def _expected(self, template: Path, is_input_replaced: bool = False) -> Outputs:
+        self.memory.fill_case(template)
+        if is_input_replaced:
+            os.rename(self.memory.case / "other-x.h5", self.memory.case / "x.h5")
+        outcome = self.run_alone(["run", "job.toml", "--quiet"], self.memory.case)
+        assert outcome.status == 0, outcome
+        return read_outputs(self.memory.case)
+
+    def volume_for(self, action: str) -> PlainVolume:
+        if action not in ON_DISK:
+            return self.memory
+        if self._disk is None:
+            self._disk = DiskVolume(self.parent / "disk")
+        return self._disk
+
+    def prepare(self, scenario: str, volume: PlainVolume) -> None:
+        volume.fill_case(self._templates[scenario])
+
+    def restore_input(self, folder: Path) -> None:
+        shutil.copy2(self._templates["run"] / "x.h5", folder / "x.h5")
+
+    def command(self, scenario: str, folder: Path) -> list[str]:
+        command = ["run", "job.toml", "--quiet"]
+        if scenario != "run":
+            # The whole path: a mount in the place of the case is not seen from inside it.
+            command += ["--checkpoint", str(folder / "saved"), "--every", "0"]
+        if scenario == "resume":
+            command.append("--resume")
+        return command
+
+    def fault(self, way: Way, action: str, number: int, volume: PlainVolume) -> Fault:
+        return Fault(
+            action=action,
+            rank=way.rank,
+            number=number,
+            folder=str(volume.case),
+            error_trigger=volume.error_trigger,
+            command=self.command(way.scenario, volume.case),
+            note_path=str(self._note),
+        )
+
+    def take_note(self) -> dict[str, Any] | None:
+        """Return what the fault has noted; None if the run did not reach its step."""
+        try:
+            text = self._note.read_text()
+        except FileNotFoundError:
+            return None
+        self._note.unlink()
+        note: dict[str, Any] = {"step": "unknown", "phase": "unknown"}
+        if text:
+            note = json.loads(text)
+        return note
+
+    def run_alone(self, command: list[str], folder: Path, fault: Fault | None = None) -> Outcome:
+        """Run a command in a fork of the server."""
+        return self._run_in_fork(command, folder, self._environment(fault))
+
+    def run(self, way: Way, volume: PlainVolume, fault: Fault, mark: str = "") -> Outcome:
+        """Run the job of a scenario with a fault."""
+        command = self.command(way.scenario, volume.case)
+        environment = {**self._environment(fault), "MARK": mark}
+        if way.launcher == ALONE:
+            return self._run_in_fork(command, volume.case, environment)
+        if way.launcher == BY_EINMPI:
+            return self._run_in_fork([*command, "-n", str(way.ranks)], volume.case, environment)
+        options = []
+        if OPEN_MPI:
+            options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        program = CLIENT_COMMAND
+        if self.is_really_started:
+            program = (sys.executable, "-m", "tests.soak.faults_inject")
+        words = [str(MPIRUN), *options, "-n", str(way.ranks), *program, *command]
+        return self._run_mpirun(words, volume.case, environment)
+
+    def _environment(self, fault: Fault | None) -> dict[str, str]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.parent / "tmp"),
+            faults_client.SERVER_VARIABLE: self._socket,
+        }
+        if self.is_really_started:
+            environment["SOAK_REALLY_STARTED"] = "1"
+        if fault is not None:
+            environment[FAULT_VARIABLE] = text_of(fault)
+        return environment
+
+    def _run_in_fork(
+        self, command: list[str], folder: Path, environment: dict[str, str]
     ) -> Outcome:
-        options = ["--oversubscribe", "--bind-to", "none"] if OPEN_MPI else []
-        words = [str(MPIRUN), *options, "-n", str(ranks), sys.executable, RANK_PROGRAM, *command]
-        return run_subprocess(folder, words, {**env, **_fault(folder, rank, number, action)})
+        start = time.monotonic()
+        timed_out = False
+        # Pipes hold more than a run says, and unlike files they have no limit of size or disk.
+        pipes = [os.pipe(), os.pipe()]
+        with open(os.devnull) as devnull:
+            descriptors = {0: devnull.fileno(), 1: pipes[0][1], 2: pipes[1][1]}
+            answers, _ = faults_client.request(environment, command, descriptors, str(folder))
+        try:
+            answers.raw._sock.settimeout(WALL_SECONDS)
+            status = int(answers.readline())
+        except TimeoutError:
+            timed_out = True
+            status = -signal.SIGKILL
+        answers.raw._sock.close()  # the server ends what has not ended
+        answers.close()
+        texts = [_take_text(*pipe) for pipe in pipes]
+        return Outcome(status, *texts, time.monotonic() - start, 0, timed_out)
 
-    return run
+    def _run_mpirun(self, words: list[str], folder: Path, environment: dict[str, str]) -> Outcome:
+        start = time.monotonic()
+        timed_out = False
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=WALL_SECONDS)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+        return Outcome(
+            process.returncode,
+            out.decode(errors="backslashreplace"),
+            err.decode(errors="backslashreplace"),
+            time.monotonic() - start,
+            0,
+            timed_out,
+        )
+
+    def steps_of(self, way: Way) -> list[tuple[str, str]]:
+        """Return the phases and names of the steps that a rank has when nothing goes wrong."""
+        self.prepare(way.scenario, self.memory)
+        outcome = self.run(way, self.memory, self.fault(way, "kill", NO_STEP, self.memory))
+        assert outcome.status == 0, (way, outcome)
+        found = read_outputs(self.memory.case)
+        assert (found.z, found.m) == (self.new.z, self.new.m), way
+        note = self.take_note()
+        assert note is not None, way
+        return [(phase, name) for phase, name in note["steps"]]
 
 
-def under_own_launcher(ranks: int) -> Launcher:
-    """Return how to run on ranks as `einmpi run -n` does."""
+def _take_text(reading_end: int, writing_end: int) -> str:
+    """Return what is in a pipe, and close it."""
+    os.close(writing_end)
+    os.set_blocking(reading_end, False)
+    data = b""
+    with contextlib.suppress(BlockingIOError):
+        data = os.read(reading_end, 2**16)
+    os.close(reading_end)
+    return data.decode(errors="backslashreplace")
 
-    def run(
-        folder: Path, command: list[str], number: int, action: str, rank: int, env: dict[str, str]
-    ) -> Outcome:
-        words = [sys.executable, "-c", LAUNCH, str(ranks), RANK_PROGRAM, *command]
-        return run_subprocess(folder, words, {**env, **_fault(folder, rank, number, action)})
 
-    return run
-
-
-def _fault(folder: Path, rank: int, number: int, action: str) -> dict[str, str]:
-    return {FAULT_VARIABLE: json.dumps([str(folder), rank, number, action])}
+@contextlib.contextmanager
+def bench(is_really_started: bool = False) -> Iterator[Bench]:
+    """Make a bench in a folder of its own, in memory if mounts are allowed."""
+    clean_environment()
+    parent = Path(tempfile.mkdtemp(prefix="faults-"))
+    problem = make_private_mounts()
+    if problem:
+        print(f"{problem}: faults of file systems are left out", flush=True)
+    else:
+        mount_memory(str(parent))
+        mount_memory(str(SEGMENTS))  # to see what this sweep leaves there
+    try:
+        made = Bench(parent, not problem, is_really_started)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        if problem:
+            shutil.rmtree(parent, ignore_errors=True)
 
 
 # ---- the oracle ---------------------------------------------------------------------------------
 
 
 @dataclass
-class Sweep:
-    """One kind of fault at every step of one rank, with one launcher."""
+class Result:
+    """What came of one fault: the step at which it was, None if the run did not reach it."""
 
-    folder: Path
-    scenario: str
-    launcher_name: str
-    launcher: Launcher
-    rank: int
+    way: Way
     action: str
-    stride: int = 1
-    results: collections.Counter[str] = field(default_factory=collections.Counter)
-    problems: list[str] = field(default_factory=list)
+    number: int
+    step: str | None = None
+    phase: str = ""
+    status: int = 0
+    seconds: float = 0.0
+    problem: str = ""
 
-    def run(self, old: Outputs, new: Outputs, new_of_other_input: Outputs) -> None:
-        """Move the fault from step to step until the run no longer reaches it."""
-        self.old = old
-        self.new = new
-        self.accepted = [new, new_of_other_input] if self.action == "replaced input" else [new]
-        number = 1
-        while True:
-            prepare(self.folder)
-            mark = str(uuid.uuid4())
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "MARK": mark}
-            command = SCENARIOS[self.scenario]
-            outcome = self.launcher(
-                self.folder, command, number, self.action, self.rank, environment
-            )
-            note_path = self.folder / NOTE
-            if not note_path.exists():
-                return
-            text = note_path.read_text()
-            note = json.loads(text) if text else {"step": "unknown"}
-            note_path.unlink()
-            problem = self._problem(outcome, note, mark)
-            word = "finished" if outcome.status == 0 else "failed"
-            self.results["WRONG" if problem else word] += 1
-            if problem:
-                step = note["step"]
-                self.problems.append(
-                    f"{self.scenario}, {self.launcher_name}, rank {self.rank}: {self.action} "
-                    f"at step {number} ({step}): {problem}"
-                )
-            number += self.stride
+    def line(self) -> str:
+        where = f"{self.way}: {self.action} at step {self.number} ({self.phase}: {self.step})"
+        return f"{where}: {self.problem}"
 
-    def _problem(self, outcome: Outcome, note: dict[str, object], mark: str) -> str:
-        """Return what is wrong after a run with a fault, or ""."""
+
+def inject(bench: Bench, way: Way, action: str, number: int) -> Result:
+    """Run a job with a fault and judge what happens, then the next runs."""
+    volume = bench.volume_for(action)
+    bench.prepare(way.scenario, volume)
+    mark = str(uuid.uuid4())
+    outcome = bench.run(way, volume, bench.fault(way, action, number, volume), mark)
+    result = Result(way, action, number, status=outcome.status, seconds=outcome.seconds)
+    note = bench.take_note()
+    if note is None:
+        return result
+    result.step = note["step"]
+    result.phase = note["phase"]
+    are_gone = way.launcher == ALONE or _are_gone(mark)
+    volume.restore()
+    judge = _Judge(bench, way, action, volume.case, outcome, note)
+    result.problem = "" if are_gone else "processes are left"
+    result.problem = result.problem or judge.problem()
+    if result.problem and outcome.err.strip():
+        result.problem += f"; {outcome.err.strip()[-400:]!r}"
+    return result
+
+
+class _Judge:
+    """What must hold after a run with a fault."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        way: Way,
+        action: str,
+        folder: Path,
+        outcome: Outcome,
+        note: dict[str, Any],
+    ) -> None:
+        self.bench = bench
+        self.way = way
+        self.action = action
+        self.folder = folder
+        self.outcome = outcome
+        self.note = note
+        self.old = bench.old
+        self.new = bench.new
+        self.accepted = [bench.new]
+        if action == "replaced input":
+            self.accepted.append(bench.new_of_other_input)
+
+    def problem(self) -> str:
+        """Return what is wrong, or ""."""
+        problem = self._problem_of_end() or self._problem_of_files()
+        if problem:
+            return problem
+        if not self._leftovers():
+            return self._problem_of_mixture()  # the next run would begin as any other does
+        problem = self._problem_of_reading() or self._problem_of_mixture()
+        return problem or self._problem_of_next_run()
+
+    def _problem_of_end(self) -> str:
+        outcome = self.outcome
         if outcome.timed_out:
             return "hang"
-        if "Traceback" in outcome.err:
-            return f"traceback: {outcome.err.strip().splitlines()[-1]}"
-        lines = re.findall(r"^(?:einmpi|job\.toml).*$", outcome.err, re.MULTILINE)
-        if len(lines) > 1 or (outcome.status == 1 and len(lines) == 0):
-            return f"status {outcome.status} with {len(lines)} lines: {outcome.err[-300:]!r}"
-        if not _are_gone(mark):
-            return "processes are left"
-        found = read_outputs(self.folder)
-        problem = self._problem_of_files(outcome, found, note)
-        if problem:
-            return f"{problem}; {lines}"
-        return self._problem_of_next_runs(note)
+        if "Traceback" in outcome.err or "shows the traceback" in outcome.err:
+            return "an error without an explanation"
+        lines = re.findall(r"^(?:einmpi|job\.toml|--checkpoint|/).*$", outcome.err, re.MULTILINE)
+        last_lines = [line for line in lines if "the run continues" not in line]
+        if len(last_lines) > 1 or (outcome.status == 1 and not last_lines):
+            return f"status {outcome.status} with {len(last_lines)} lines"
+        if "Traceback" in self.note.get("second said", ""):
+            return f"the second run has a traceback: {self.note['second said']}"
+        if self.way.launcher == BY_EINMPI:
+            left = os.listdir(self.bench.parent / "tmp")
+            if self.bench.are_mounts_allowed:
+                left += [name for name in os.listdir(SEGMENTS) if name != "sem"]
+            if left:
+                return f"the launcher leaves {', '.join(left)}"
+        return ""
 
-    def _problem_of_files(self, outcome: Outcome, found: Outputs, note: dict[str, object]) -> str:
+    def _problem_of_files(self) -> str:
+        found = read_outputs(self.folder)
         z_states = {"old": self.old.z, "new": self.new.z}
         m_states = {"old": self.old.m, "new": self.new.m}
         for other in self.accepted[1:]:
@@ -242,45 +421,66 @@ class Sweep:
             return "another dataset of the file is lost"
         # A file that was replaced or removed after the run had put it in place stays so.
         states = {z_state, m_state} - {"replaced", "removed"}
-        if outcome.status == 0 and states not in ({"new"}, {"other input"}):
+        if self.outcome.status == 0 and states not in ({"new"}, {"other input"}):
             return f"status 0, but the outputs are {z_state} and {m_state}"
-        if "is unchanged" in outcome.err and z_state == "new":
+        if "is unchanged" in self.outcome.err and z_state == "new" and "same" not in self.note:
             return "the line says unchanged, the file is new"
-        if note.get("second") == 0 and found.second != np.arange(1.0, 6.0).tobytes():
+        if self.note.get("same") == 0 and states != {"new"}:
+            return f"the second run has exited 0, but the outputs are {z_state} and {m_state}"
+        if self.note.get("second") == 0 and found.second != np.arange(1.0, 6.0).tobytes():
             return "the second run has exited 0 without its data"
         return ""
 
-    def _problem_of_next_runs(self, note: dict[str, object]) -> str:
-        """Run a job that reads the outputs, then the same job again."""
-        if self.action != "removed output":
-            reading = run_forked(self.folder, ["run", "reading.toml", "--quiet"])
-            if reading.status != 0:
-                return f"a job cannot read the outputs: {reading.err}"
+    def _problem_of_reading(self) -> str:
+        """Return what is wrong with a job that reads the outputs, and finishes what was begun."""
+        if self.action == "removed output":
+            return ""
+        reading = self.bench.run_alone(["run", "reading.toml", "--quiet"], self.folder)
+        if reading.status != 0:
+            return f"a job cannot read the outputs: {reading.err}"
+        return ""
+
+    def _problem_of_mixture(self) -> str:
         found = read_outputs(self.folder)
         is_z_old = found.z == self.old.z
         is_m_old = found.m == self.old.m
         if "output" not in self.action and is_z_old != is_m_old:
             return "one output is old, the other one is new"
-        if not (self.folder / "x.h5").exists():
-            return ""
-        command = list(SCENARIOS[self.scenario])
-        if "--checkpoint" in command:
-            if self.action == "replaced input":
-                shutil.rmtree(self.folder / "saved", ignore_errors=True)
+        return ""
+
+    def _problem_of_next_run(self) -> str:
+        """Run the same job again, which must find everything in order and leave nothing."""
+        if self.action == "removed input":
+            self.bench.restore_input(self.folder)
+        saved = self.folder / "saved"
+        if self.action == "replaced input":
+            shutil.rmtree(saved, ignore_errors=True)
+        command = self.bench.command(self.way.scenario, self.folder)
+        if self.way.scenario == "checkpoint":
             command.append("--resume")
-        again = run_forked(self.folder, command)
+        again = self.bench.run_alone(command, self.folder)
+        if self.action == "replaced checkpoint" and again.status in (1, 2):
+            if again.err.count("\n") != 1:
+                return f"the next run refuses the checkpoint with other lines: {again.err}"
+            shutil.rmtree(saved, ignore_errors=True)
+            again = self.bench.run_alone(command, self.folder)
         if again.status != 0:
             return f"the next run fails: {again.err}"
         found = read_outputs(self.folder)
         if not any((found.z, found.m) == (each.z, each.m) for each in self.accepted):
             return "the next run gives other results"
-        left = []
-        for path in self.folder.rglob("*"):
-            if _LEFTOVER.fullmatch(path.name):
-                left.append(path.name)
+        left = self._leftovers()
         if left:
             return f"the next run leaves {', '.join(left)}"
         return ""
+
+    def _leftovers(self) -> list[str]:
+        """Return what is in the folder besides inputs and outputs."""
+        saved = self.folder / "saved"
+        left = [path.name for path in self.folder.glob(".*")]
+        if saved.exists():
+            left += os.listdir(saved)
+        return left
 
 
 def _name_of(found: bytes | str, states: dict[str, bytes | str]) -> str:
@@ -314,82 +514,130 @@ def _marked_processes(mark: str) -> list[int]:
     return found
 
 
-# ---- all sweeps ---------------------------------------------------------------------------------
+# ---- all faults ---------------------------------------------------------------------------------
 
 
-def sweeps(folder: Path, is_quick: bool, actions: Sequence[str]) -> list[Sweep]:
-    """Return the sweeps: every fault on one rank, and faults on several ranks by launcher."""
-    made = []
-    for scenario in SCENARIOS:
-        for action in actions:
-            stride = 3 if is_quick or action == "second run" else 1
-            made.append(Sweep(folder, scenario, "one rank", run_in_fork, 0, action, stride))
-    if not MPIRUN.exists():
-        print("no mpirun beside the interpreter: only one rank is swept")
-        return made
-    for ranks in (2,) if is_quick else (2, 3):
-        for name, launcher in (
-            (f"mpirun -n {ranks}", under_mpirun(ranks)),
-            (f"einmpi run -n {ranks}", under_own_launcher(ranks)),
-        ):
-            for rank in (0, ranks - 1):
-                for action in actions:
-                    if is_quick and action not in ("kill", "terminate", "full disk"):
-                        continue
-                    stride = 17 if is_quick else 5
-                    made.append(Sweep(folder, "run", name, launcher, rank, action, stride))
-    return made
+def all_ways(ranks: Sequence[int], scenarios: Sequence[str]) -> list[Way]:
+    """Return the ways to run: on one rank, and on several by launcher and rank with the fault."""
+    ways = []
+    for scenario in scenarios:
+        for count in ranks:
+            if count == 1:
+                ways.append(Way(scenario, ALONE, 1, 0))
+                continue
+            for launcher in (BY_MPIRUN, BY_EINMPI):
+                for rank in (0, count - 1):
+                    ways.append(Way(scenario, launcher, count, rank))
+    return ways
 
 
-def reference_outputs(folder: Path) -> tuple[Outputs, Outputs, Outputs]:
-    """Return the old outputs, the new ones, and those of the other input."""
-    prepare(folder)
-    old = read_outputs(folder)
-    outcome = run_forked(folder, SCENARIOS["run"])
-    assert outcome.status == 0, outcome
-    new = read_outputs(folder)
-    prepare(folder)
-    os.rename(folder / "other-x.h5", folder / "x.h5")
-    outcome = run_forked(folder, SCENARIOS["run"])
-    assert outcome.status == 0, outcome
-    return old, new, read_outputs(folder)
+def possible_actions(bench: Bench, way: Way, actions: Sequence[str]) -> list[str]:
+    """Return the faults that can happen to a way of running.
+
+    What happens to files happens to all ranks, so rank 0 alone sees to it.
+    """
+    possible = []
+    for action in actions:
+        if action in (*ON_VOLUME, *ON_DISK) and not bench.are_mounts_allowed:
+            continue
+        if action in OF_CHECKPOINTS and way.scenario == "run":
+            continue
+        if action not in OF_PROCESSES and way.rank != 0:
+            continue
+        possible.append(action)
+    return possible
+
+
+def all_faults(
+    bench: Bench, ways: Sequence[Way], actions: Sequence[str], seed: int
+) -> list[tuple[Way, str, int]]:
+    """Return every fault at every step, by its number. First comes one step of each kind."""
+    order = random.Random(seed)
+    numbered = []
+    for way in ways:
+        steps = bench.steps_of(way)
+        print(f"{way}: {len(steps)} steps of {len(set(steps))} kinds", flush=True)
+        occurrences: collections.Counter[tuple[str, str]] = collections.Counter()
+        for number, step in enumerate(steps, 1):
+            occurrences[step] += 1
+            for action in possible_actions(bench, way, actions):
+                key = (occurrences[step], order.random())
+                numbered.append((key, (way, action, number)))
+    numbered.sort(key=lambda pair: pair[0])
+    return [fault for _, fault in numbered]
+
+
+def print_table(results: Sequence[Result]) -> None:
+    """Print how many faults of each kind were tried, have hit, and have gone wrong, by ranks."""
+    ranks = sorted({result.way.ranks for result in results})
+    print(f"{'':<22}" + "".join(f"{f'{count} ranks':>24}" for count in ranks))
+    for action in ACTIONS:
+        cells = []
+        for count in ranks:
+            chosen = [each for each in results if (each.action, each.way.ranks) == (action, count)]
+            hits = [each for each in chosen if each.step is not None]
+            wrong = sum(bool(each.problem) for each in hits)
+            cells.append(f"{len(hits)} of {len(chosen)}, {wrong} wrong")
+        print(f"{action:<22}" + "".join(f"{cell:>24}" for cell in cells))
+    hits = [each for each in results if each.step is not None]
+    phases = collections.Counter(each.phase for each in hits)
+    steps = collections.defaultdict(set)
+    for each in hits:
+        steps[each.phase].add(each.step)
+    for phase, count in sorted(phases.items()):
+        print(f"{phase}: {count} faults at {len(steps[phase])} kinds of steps")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line of the fault sweep; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak faults", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer steps, fewer launchers")
+    parser.add_argument("--quick", action="store_true", help="one fault in 20")
     parser.add_argument("--action", choices=list(ACTIONS), action="append", help="only this fault")
-    parser.add_argument("--one-rank", action="store_true", help="without mpirun")
+    parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="only this one")
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[1, 2, 3],
+        metavar="N,N,…",
+        help="numbers of ranks (1,2,3)",
+    )
+    parser.add_argument("--minutes", type=float, help="stop after this time")
+    parser.add_argument("--seed", type=int, default=1, help="of the order of the faults (1)")
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="the I-th of N shares, from 0")
+    parser.add_argument("--log", type=Path, help="a file for one line of JSON for each fault")
     options = parser.parse_args(arguments)
-    actions = options.action or list(ACTIONS)
-    clean_environment()
-    import_everything()
-    parent = Path(tempfile.mkdtemp(prefix="einmpi-faults-"))
-    folder = parent / "case"
-    problems: list[str] = []
-    total = 0
-    try:
-        references = reference_outputs(folder)
-        for sweep in sweeps(folder, options.quick, actions):
-            if options.one_rank and sweep.launcher_name != "one rank":
-                continue
-            start = time.monotonic()
-            sweep.run(*references)
-            counts = ", ".join(f"{word} {count}" for word, count in sorted(sweep.results.items()))
-            total += sum(sweep.results.values())
-            print(
-                f"{sweep.scenario:<11}{sweep.launcher_name:<18}rank {sweep.rank}  "
-                f"{sweep.action:<16}{counts or 'not reached'} ({time.monotonic() - start:.0f} s)",
-                flush=True,
-            )
-            for problem in sweep.problems[:5]:
-                print(f"    {problem}", flush=True)
-            problems += sweep.problems
-    finally:
-        shutil.rmtree(parent, ignore_errors=True)
-    print(f"{total} faults, {len(problems)} of them with a wrong end")
-    return 1 if problems else 0
+    ranks = options.ranks
+    if not MPIRUN.exists():
+        print("no mpirun beside the interpreter: only one rank is swept")
+        ranks = [1]
+    start = time.monotonic()
+    deadline = start + 60 * options.minutes if options.minutes else float("inf")
+    results = []
+    with bench() as made, contextlib.ExitStack() as stack:
+        log = stack.enter_context(open(options.log or os.devnull, "w"))
+        ways = all_ways(ranks, options.scenario or SCENARIOS)
+        faults = all_faults(made, ways, options.action or list(ACTIONS), options.seed)
+        share, shares = map(int, options.part.split("/"))
+        chosen = faults[:: 20 if options.quick else 1][share::shares]
+        print(f"{len(faults)} faults, {len(chosen)} of them to try", flush=True)
+        for way, action, number in chosen:
+            if time.monotonic() > deadline:
+                break
+            result = inject(made, way, action, number)
+            results.append(result)
+            print(json.dumps(_as_json(result)), file=log, flush=True)
+            if result.problem:
+                print(result.line(), flush=True)
+    print_table(results)
+    hits = sum(result.step is not None for result in results)
+    wrong = sum(bool(result.problem) for result in results)
+    seconds = time.monotonic() - start
+    print(f"{len(results)} faults in {seconds:.0f} s, {hits} have hit, {wrong} with a wrong end")
+    return 1 if wrong else 0
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    return {**vars(result), "way": vars(result.way)}
 
 
 if __name__ == "__main__":
