@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import re
 import secrets
@@ -18,6 +18,15 @@ from einmpi.errors import EinmpiError
 from einmpi.files.hdf5_links import hdf5_reason
 
 _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
+# What the system says where folders cannot be flushed, or not by this user.
+_CANNOT_FLUSH_FOLDERS = (
+    errno.EACCES,
+    errno.EBADF,
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EPERM,
+)
 # What a full disk, h5py, and a machine without free memory raise.
 FAILURES = (OSError, RuntimeError, ValueError, MemoryError)
 
@@ -134,12 +143,18 @@ def publish(draft: str, target: str) -> None:
 def flush_folder(folder: str) -> None:
     """Make renames in a folder survive a power cut, where the file system can do that.
 
-    Elsewhere the old files may come back after one, complete as well.
+    Elsewhere the old files may come back after one, complete as well. Raise OSError if the disk
+    fails: then the renames may be lost already.
     """
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
-        stack.callback(os.close, descriptor)
-        os.fsync(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_FLUSH_FOLDERS:
+            raise
 
 
 # ---- failures -----------------------------------------------------------------------------------

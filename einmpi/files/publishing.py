@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from einmpi.files.atomic import NotPublished, flush_folder, publish, reason_of
+from einmpi.files.atomic import NotPublished, flush_folder, reason_of
 from einmpi.files.identity import FileIdentity, identity_at
 from einmpi.files.journal import (
     Entry,
@@ -45,9 +45,10 @@ def publish_all(drafts: Sequence[Draft], token: str) -> None:
             raise NotPublished(reason, draft.target)
     if len(drafts) == 1:
         try:
-            publish(drafts[0].path, drafts[0].target)
+            os.replace(drafts[0].path, drafts[0].target)
         except OSError as error:
             raise NotPublished(reason_of(error), drafts[0].target, _unchanged(drafts)) from error
+        _flush(drafts)
         return
     try:
         journal, without_backup = _commit(drafts, token)
@@ -61,8 +62,19 @@ def publish_all(drafts: Sequence[Draft], token: str) -> None:
         except OSError as error:
             state = _undo(journal, drafts)
             raise NotPublished(reason_of(error), draft.target, state) from error
-    flush_folders(journal)
+    _flush(drafts)
     remove_journal(journal)
+
+
+def _flush(drafts: Sequence[Draft]) -> None:
+    """Make the renames survive a power cut; raise NotPublished if the disk fails."""
+    for folder in {os.path.dirname(draft.target) for draft in drafts}:
+        try:
+            flush_folder(folder)
+        except OSError as error:
+            files = ", ".join(draft.file for draft in drafts)
+            state = f"{files} may be old again after a restart"
+            raise NotPublished(reason_of(error), state=state) from error
 
 
 def _commit(drafts: Sequence[Draft], token: str) -> tuple[Journal, list[str]]:
@@ -83,10 +95,10 @@ def _commit(drafts: Sequence[Draft], token: str) -> tuple[Journal, list[str]]:
             write_journal(journal, entry.target)
         flush_folders(journal)  # the copies are on disk before the journal itself
         write_journal(journal, journal.first)
+        flush_folder(os.path.dirname(journal.first))
     except OSError:
         remove_journal(journal)
         raise
-    flush_folder(os.path.dirname(journal.first))
     return journal, without_backup
 
 
@@ -114,7 +126,8 @@ def _undo(journal: Journal, drafts: Sequence[Draft]) -> str:
         # If this run is killed now, the next one goes on with it.
         write_journal(undoing, journal.first)
     new_targets = roll_back(undoing)
-    flush_folders(journal)
+    with contextlib.suppress(OSError):  # what has failed already is what the line is about
+        flush_folders(journal)
     remove_journal(journal)
     if not new_targets:
         return _unchanged(drafts)

@@ -540,9 +540,31 @@ def test_a_rank_that_cannot_make_its_chunks(monkeypatch, rank):
 
 def test_a_folder_that_cannot_be_flushed(monkeypatch):
     """The file has its new name by then, and some file systems do not flush folders."""
-    Broken(monkeypatch, "fsync", 0, 1)
+    Broken(monkeypatch, "fsync", 0, 1, errno.EINVAL)
     write_on(2, 2, (0,), np.arange(4.0), lambda made: made.to_hdf5("o.h5", "Z"))
     same(found(), np.arange(4.0))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.ENOSPC])
+def test_a_disk_that_fails_after_the_rename(monkeypatch, number):
+    """The new name is in memory only: a run that said that all is well might lose its result."""
+    save(np.zeros(3))
+    with pytest.MonkeyPatch.context() as broken:
+        Broken(broken, "fsync", 0, 1, number)
+        caught = error(
+            write_on,
+            2,
+            2,
+            (0,),
+            np.ones(4),
+            lambda made: made.to_hdf5("o.h5", "Z"),
+            kind=EinmpiError,
+        )
+    reason = os.strerror(number)
+    assert (
+        caught == f"o.h5: o.h5 cannot be written: {reason}; o.h5 may be old again after a restart"
+    )
+    assert os.listdir() == ["o.h5"]
 
 
 def test_an_interrupt_changes_nothing(monkeypatch):

@@ -1,6 +1,6 @@
 """Sweep faults over every step of a run: killed, stopped, no disk, files replaced, a second run.
 
-`python -m tests.soak faults [--quick]`; afterwards outputs are old or new, all of them alike."""
+`python -m tests.soak faults --minutes 30`; afterwards outputs are old or new, all of them alike."""
 
 from __future__ import annotations
 
@@ -29,17 +29,26 @@ from . import faults_client
 from .faults_files import Outputs, make_template, read_outputs
 from .faults_inject import (
     ACTIONS,
-    CLIENT_COMMAND,
     FAULT_VARIABLE,
+    FORKED_RANK,
+    NEW_RANK,
     NO_STEP,
     OF_CHECKPOINTS,
     OF_PROCESSES,
     ON_DISK,
     ON_VOLUME,
+    RANK_COMMAND_VARIABLE,
     Fault,
     text_of,
 )
-from .faults_volume import DiskVolume, MemoryVolume, PlainVolume, make_private_mounts, mount_memory
+from .faults_volume import (
+    DiskVolume,
+    MemoryVolume,
+    PlainVolume,
+    make_private_mounts,
+    mount_memory,
+    unmount,
+)
 from .fuzz import MPIRUN, OPEN_MPI, ROOT, clean_environment
 from .fuzz_oracle import WALL_SECONDS, Outcome
 
@@ -70,19 +79,24 @@ class Way:
 class Bench:
     """The place of a sweep: a server that forks processes, file systems, and what is expected."""
 
-    def __init__(self, parent: Path, are_mounts_allowed: bool, is_really_started: bool) -> None:
+    def __init__(self, parent: Path, are_mounts_allowed: bool, are_ranks_forked: bool) -> None:
         self.parent = parent
-        self.is_really_started = is_really_started
         self.are_mounts_allowed = are_mounts_allowed
+        self.impossible: set[str] = set()  # faults for which this machine lacks something
+        self._rank_command = FORKED_RANK if are_ranks_forked else NEW_RANK
         (parent / "memory").mkdir()
         (parent / "disk").mkdir()
         (parent / "tmp").mkdir()
         self.memory: PlainVolume
+        self.disk: PlainVolume | None = None
         if are_mounts_allowed:
             self.memory = MemoryVolume(parent / "memory")
+            self.disk = self._make_disk()
         else:
             self.memory = PlainVolume(parent / "memory")
-        self._disk: DiskVolume | None = None
+            self.impossible.update(ON_VOLUME)
+        if self.disk is None:
+            self.impossible.update(ON_DISK)
         self._templates: dict[str, Path] = {}
         self._note = parent / "note.json"  # what the fault writes down
         self._socket = str(parent / "socket")
@@ -101,8 +115,15 @@ class Bench:
         self._server.stdin.close()
         self._server.wait()
         self.memory.close()
-        if self._disk is not None:
-            self._disk.close()
+        if self.disk is not None:
+            self.disk.close()
+
+    def _make_disk(self) -> PlainVolume | None:
+        try:
+            return DiskVolume(self.parent / "disk")
+        except OSError as error:
+            print(f"no disk that fails: {error}", flush=True)
+            return None
 
     def _make_templates(self) -> None:
         template = self.parent / "template"
@@ -136,9 +157,8 @@ class Bench:
     def volume_for(self, action: str) -> PlainVolume:
         if action not in ON_DISK:
             return self.memory
-        if self._disk is None:
-            self._disk = DiskVolume(self.parent / "disk")
-        return self._disk
+        assert self.disk is not None
+        return self.disk
 
     def prepare(self, scenario: str, volume: PlainVolume) -> None:
         volume.fill_case(self._templates[scenario])
@@ -193,10 +213,7 @@ class Bench:
         options = []
         if OPEN_MPI:
             options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
-        program = CLIENT_COMMAND
-        if self.is_really_started:
-            program = (sys.executable, "-m", "tests.soak.faults_inject")
-        words = [str(MPIRUN), *options, "-n", str(way.ranks), *program, *command]
+        words = [str(MPIRUN), *options, "-n", str(way.ranks), *self._rank_command, *command]
         return self._run_mpirun(words, volume.case, environment)
 
     def _environment(self, fault: Fault | None) -> dict[str, str]:
@@ -205,9 +222,8 @@ class Bench:
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(self.parent / "tmp"),
             faults_client.SERVER_VARIABLE: self._socket,
+            RANK_COMMAND_VARIABLE: json.dumps(self._rank_command),
         }
-        if self.is_really_started:
-            environment["SOAK_REALLY_STARTED"] = "1"
         if fault is not None:
             environment[FAULT_VARIABLE] = text_of(fault)
         return environment
@@ -260,6 +276,19 @@ class Bench:
             timed_out,
         )
 
+    def temporary_files(self) -> list[str]:
+        """Return what is left of launchers and of MPI outside the case."""
+        left = os.listdir(self.parent / "tmp")
+        if self.are_mounts_allowed:
+            left += os.listdir(SEGMENTS)
+        return left
+
+    def left_at_end(self, ranks: int) -> list[str]:
+        """Run once more without a fault; return the temporary files that are left."""
+        if ranks > 1:
+            self.steps_of(Way("run", BY_EINMPI, ranks, 0))
+        return self.temporary_files()
+
     def steps_of(self, way: Way) -> list[tuple[str, str]]:
         """Return the phases and names of the steps that a rank has when nothing goes wrong."""
         self.prepare(way.scenario, self.memory)
@@ -284,25 +313,31 @@ def _take_text(reading_end: int, writing_end: int) -> str:
 
 
 @contextlib.contextmanager
-def bench(is_really_started: bool = False) -> Iterator[Bench]:
-    """Make a bench in a folder of its own, in memory if mounts are allowed."""
+def bench(has_mounts: bool = True, are_ranks_forked: bool = True) -> Iterator[Bench]:
+    """Make a bench in a folder of its own.
+
+    With mounts, which need root, it is in memory, and this process sees no other files in
+    /dev/shm from then on.
+    """
     clean_environment()
     parent = Path(tempfile.mkdtemp(prefix="faults-"))
-    problem = make_private_mounts()
-    if problem:
-        print(f"{problem}: faults of file systems are left out", flush=True)
-    else:
-        mount_memory(str(parent))
-        mount_memory(str(SEGMENTS))  # to see what this sweep leaves there
     try:
-        made = Bench(parent, not problem, is_really_started)
+        if has_mounts:
+            problem = make_private_mounts()
+            if problem:
+                print(f"{problem}: faults of file systems are left out", flush=True)
+                has_mounts = False
+            else:
+                mount_memory(str(parent))
+                mount_memory(str(SEGMENTS))  # to see what the sweep leaves there
+        made = Bench(parent, has_mounts, are_ranks_forked)
         try:
             yield made
         finally:
             made.close()
     finally:
-        if problem:
-            shutil.rmtree(parent, ignore_errors=True)
+        unmount(str(parent))
+        shutil.rmtree(parent, ignore_errors=True)
 
 
 # ---- the oracle ---------------------------------------------------------------------------------
@@ -395,9 +430,7 @@ class _Judge:
         if "Traceback" in self.note.get("second said", ""):
             return f"the second run has a traceback: {self.note['second said']}"
         if self.way.launcher == BY_EINMPI:
-            left = os.listdir(self.bench.parent / "tmp")
-            if self.bench.are_mounts_allowed:
-                left += [name for name in os.listdir(SEGMENTS) if name != "sem"]
+            left = self.bench.temporary_files()
             if left:
                 return f"the launcher leaves {', '.join(left)}"
         return ""
@@ -538,7 +571,7 @@ def possible_actions(bench: Bench, way: Way, actions: Sequence[str]) -> list[str
     """
     possible = []
     for action in actions:
-        if action in (*ON_VOLUME, *ON_DISK) and not bench.are_mounts_allowed:
+        if action in bench.impossible:
             continue
         if action in OF_CHECKPOINTS and way.scenario == "run":
             continue
@@ -554,15 +587,20 @@ def all_faults(
     """Return every fault at every step, by its number. First comes one step of each kind."""
     order = random.Random(seed)
     numbered = []
+    steps_of: dict[tuple[str, int, int], list[tuple[str, str]]] = {}
     for way in ways:
-        steps = bench.steps_of(way)
-        print(f"{way}: {len(steps)} steps of {len(set(steps))} kinds", flush=True)
+        # A launcher makes a difference of a step or two.
+        key = (way.scenario, way.ranks, way.rank)
+        if key not in steps_of:
+            steps_of[key] = bench.steps_of(way)
+            print(f"{way}: {len(steps_of[key])} steps, {len(set(steps_of[key]))} kinds", flush=True)
+        steps = steps_of[key]
         occurrences: collections.Counter[tuple[str, str]] = collections.Counter()
         for number, step in enumerate(steps, 1):
             occurrences[step] += 1
             for action in possible_actions(bench, way, actions):
-                key = (occurrences[step], order.random())
-                numbered.append((key, (way, action, number)))
+                place = (occurrences[step], order.random())
+                numbered.append((place, (way, action, number)))
     numbered.sort(key=lambda pair: pair[0])
     return [fault for _, fault in numbered]
 
@@ -591,7 +629,6 @@ def print_table(results: Sequence[Result]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line of the fault sweep; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak faults", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one fault in 20")
     parser.add_argument("--action", choices=list(ACTIONS), action="append", help="only this fault")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="only this one")
     parser.add_argument(
@@ -602,6 +639,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="numbers of ranks (1,2,3)",
     )
     parser.add_argument("--minutes", type=float, help="stop after this time")
+    parser.add_argument("--faults", type=int, metavar="N", help="stop after so many")
+    parser.add_argument(
+        "--new-interpreters", action="store_true", help="start ranks as users do, which is slow"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the order of the faults (1)")
     parser.add_argument("--part", default="0/1", metavar="I/N", help="the I-th of N shares, from 0")
     parser.add_argument("--log", type=Path, help="a file for one line of JSON for each fault")
@@ -613,12 +654,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.monotonic()
     deadline = start + 60 * options.minutes if options.minutes else float("inf")
     results = []
-    with bench() as made, contextlib.ExitStack() as stack:
+    with (
+        bench(are_ranks_forked=not options.new_interpreters) as made,
+        contextlib.ExitStack() as stack,
+    ):
         log = stack.enter_context(open(options.log or os.devnull, "w"))
         ways = all_ways(ranks, options.scenario or SCENARIOS)
         faults = all_faults(made, ways, options.action or list(ACTIONS), options.seed)
         share, shares = map(int, options.part.split("/"))
-        chosen = faults[:: 20 if options.quick else 1][share::shares]
+        chosen = faults[share::shares][: options.faults]
         print(f"{len(faults)} faults, {len(chosen)} of them to try", flush=True)
         for way, action, number in chosen:
             if time.monotonic() > deadline:
@@ -628,12 +672,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps(_as_json(result)), file=log, flush=True)
             if result.problem:
                 print(result.line(), flush=True)
+        left = made.left_at_end(ranks[-1])
     print_table(results)
     hits = sum(result.step is not None for result in results)
     wrong = sum(bool(result.problem) for result in results)
     seconds = time.monotonic() - start
     print(f"{len(results)} faults in {seconds:.0f} s, {hits} have hit, {wrong} with a wrong end")
-    return 1 if wrong else 0
+    if left:
+        print(f"after all runs there is still {', '.join(left)}")
+    return 1 if wrong or left else 0
 
 
 def _as_json(result: Result) -> dict[str, Any]:

@@ -22,7 +22,10 @@ from typing import Any
 from tests.soak import faults_client, faults_volume
 
 FAULT_VARIABLE = "SOAK_FAULT"
-CLIENT_COMMAND = (sys.executable, "-I", "-S", faults_client.__file__)
+RANK_COMMAND_VARIABLE = "SOAK_RANK_COMMAND"  # how to start a rank, in JSON
+# A rank is a fork of a server, or, which takes longer, an interpreter of its own.
+FORKED_RANK = (sys.executable, "-I", "-S", faults_client.__file__)
+NEW_RANK = (sys.executable, "-m", "tests.soak.faults_inject")
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _LAUNCHER_VARIABLES = ("PMI", "OMPI_", "PRTE", "MPI_", "HYDI_", "HYDRA_", "EINMPI")
 NO_STEP = 10**9  # the number of a fault that never happens
@@ -65,7 +68,6 @@ _PHASES = {
     "einmpi/files/reading": "load",
     "einmpi/files/datasets": "load",
     "einmpi/files/hdf5.": "load",
-    "einmpi/files/journal": "load",
     "einmpi/compiled/inputs": "load",
     "einmpi/job/": "load",
     "einmpi/runtime/": "run",
@@ -337,9 +339,8 @@ def run_as_rank(words: list[str]) -> int:
     if "run" in words:
         words = words[words.index("run") :]  # without "-m einmpi"
     if "-n" in words:
-        # The ranks are started as this process was.
-        if faults_client.SERVER_VARIABLE in os.environ:
-            launcher.python_command = lambda: list(CLIENT_COMMAND)
+        rank_command = json.loads(os.environ[RANK_COMMAND_VARIABLE])
+        launcher.python_command = lambda: rank_command
         return einmpi_main(words)
     injector = None
     if FAULT_VARIABLE in os.environ:
@@ -353,3 +354,7 @@ def run_as_rank(words: list[str]) -> int:
         injector.step("end")
         injector.write_steps()
     return status
+
+
+if __name__ == "__main__":
+    sys.exit(run_as_rank(sys.argv[1:]))

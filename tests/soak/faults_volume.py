@@ -39,7 +39,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
         raise OSError(number, f"mount {target}: {os.strerror(number)}")
 
 
-def _unmount(target: str) -> None:
+def unmount(target: str) -> None:
     """Remove all mounts at a path."""
     while _libc.umount2(target.encode(), _MNT_DETACH) == 0:
         pass
@@ -101,14 +101,14 @@ class MemoryVolume(PlainVolume):
         mount_memory(str(self.root), options)
 
     def restore(self) -> None:
-        _unmount(str(self.case))
+        unmount(str(self.case))
         with contextlib.suppress(FileNotFoundError):
             os.remove(self.root / FILLER)
         shutil.rmtree(self.root / f"{FILLER}-files", ignore_errors=True)
 
     def close(self) -> None:
         self.restore()
-        _unmount(str(self.root))
+        unmount(str(self.root))
 
 
 class DiskVolume(PlainVolume):
@@ -122,6 +122,9 @@ class DiskVolume(PlainVolume):
         with open(self._pristine, "wb") as file:
             file.truncate(IMAGE_BYTES)
         _run("mke2fs", "-q", "-F", "-t", "ext4", "-b", "1024", str(self._pristine))
+        shutil.copyfile(self._pristine, self._image)
+        self._enter()  # fails where that is not allowed
+        self._leave()
 
     def fill_case(self, template: Path) -> None:
         self._leave()
@@ -144,6 +147,7 @@ class DiskVolume(PlainVolume):
             os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
         )
         self.error_trigger = f"/sys/fs/ext4/{name}/trigger_fs_error"
+        os.stat(self.error_trigger)
 
     def _leave(self) -> None:
         if os.path.ismount(self.root):
@@ -159,7 +163,10 @@ class DiskVolume(PlainVolume):
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
+    # The programs are not in the path of every user.
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     if done.returncode != 0:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
 

@@ -1,5 +1,9 @@
 """A small slice of the fault sweep, and what the sweep itself must see."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -8,45 +12,56 @@ from tests.soak import faults, fuzz
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def swept(tmp_path_factory):
-    """Return a function that sweeps one kind of fault."""
-    folder = tmp_path_factory.mktemp("faults") / "case"
-    fuzz.clean_environment()
-    fuzz.import_everything()
-    references = faults.reference_outputs(folder)
-
-    def run(action, scenario="run", launcher=faults.run_in_fork, rank=0, stride=7):
-        sweep = faults.Sweep(folder, scenario, "test", launcher, rank, action, stride)
-        sweep.run(*references)
-        return sweep
-
-    return run
+def sweep(*words):
+    """Run the command line of the sweep, which mounts file systems where only it sees them."""
+    environment = {**os.environ, "PYTHONPATH": str(fuzz.ROOT)}
+    command = [sys.executable, "-m", "tests.soak", "faults", *words]
+    done = subprocess.run(command, cwd=fuzz.ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("action", ["full disk", "stop", "removed output", "replaced output"])
-def test_one_rank(swept, action):
-    sweep = swept(action)
-    assert sum(sweep.results.values()) >= 5
-    assert not sweep.problems
+def test_one_rank():
+    said = sweep("--ranks", "1", "--scenario", "run", "--faults", "20", "--seed", "5")
+    assert "20 have hit, 0 with a wrong end" in said
 
 
-def test_checkpoints(swept):
-    sweep = swept("stop and kill", "checkpoint", stride=31)
-    assert sum(sweep.results.values()) >= 3
-    assert not sweep.problems
+def test_checkpoints():
+    actions = ("kill", "replaced checkpoint", "removed checkpoint", "read-only mount")
+    chosen = [word for action in actions for word in ("--action", action)]
+    said = sweep("--ranks", "1", "--scenario", "resume", "--faults", "10", *chosen)
+    assert "10 have hit, 0 with a wrong end" in said
 
 
 @pytest.mark.mpirun
 @pytest.mark.skipif(not fuzz.MPIRUN.exists(), reason="no mpirun beside the interpreter")
-@pytest.mark.parametrize("launcher", [faults.under_mpirun, faults.under_own_launcher])
-def test_two_ranks(swept, launcher):
-    sweep = swept("full disk", launcher=launcher(2), rank=1, stride=20)
-    assert sum(sweep.results.values()) >= 2
-    assert not sweep.problems
+@pytest.mark.parametrize("options", [(), ("--new-interpreters",)])
+def test_two_ranks(options):
+    said = sweep("--ranks", "2", "--scenario", "run", "--faults", "3", *options)
+    assert " 0 with a wrong end" in said
 
 
-def test_a_run_that_loses_its_data_is_seen(swept, monkeypatch):
+@pytest.fixture(scope="module")
+def bench():
+    with faults.bench(has_mounts=False) as made:
+        yield made
+
+
+def test_every_fault_is_there_and_every_part_of_a_run_is_reached(bench):
+    for scenario in faults.SCENARIOS:
+        way = faults.Way(scenario, faults.ALONE, 1, 0)
+        phases = {phase for phase, _ in bench.steps_of(way)}
+        expected = {"load", "run", "store", "start and end"}
+        if scenario != "run":
+            expected.add("checkpoint")
+        assert phases == expected
+        if scenario != "run":
+            bench.impossible.clear()
+            possible = faults.possible_actions(bench, way, list(faults.ACTIONS))
+            assert possible == list(faults.ACTIONS)
+
+
+def test_a_run_that_loses_its_data_is_seen(bench, monkeypatch):
     """The sweep is no test if it accepts a file that is neither old nor new."""
     read = faults.read_outputs
 
@@ -55,5 +70,17 @@ def test_a_run_that_loses_its_data_is_seen(swept, monkeypatch):
         return faults.Outputs(np.full((8, 8), 7.0).tobytes(), found.m, found.keeps, found.second)
 
     monkeypatch.setattr(faults, "read_outputs", read_damaged)
-    sweep = swept("kill", stride=30)
-    assert sweep.problems and "neither old nor new" in sweep.problems[0]
+    result = faults.inject(bench, faults.Way("run", faults.ALONE, 1, 0), "kill", 30)
+    assert "neither old nor new" in result.problem
+
+
+def test_a_run_that_says_nothing_is_seen(bench, monkeypatch):
+    run = bench.run
+
+    def run_silently(*arguments):
+        outcome = run(*arguments)
+        return type(outcome)(1, "", "", 0.0, 0)
+
+    monkeypatch.setattr(bench, "run", run_silently)
+    result = faults.inject(bench, faults.Way("run", faults.ALONE, 1, 0), "removed input", 10)
+    assert "status 1 with 0 lines" in result.problem
