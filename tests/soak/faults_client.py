@@ -2,6 +2,7 @@
 
 What happens to one of the two happens to the other. Run it with `python -I -S`, which is quick."""
 
+import contextlib
 import json
 import os
 import signal
@@ -37,8 +38,13 @@ def main() -> None:
         number = int(os.environ["PMI_FD"])
         descriptors[number] = number
     answers, pid = request(dict(os.environ), sys.argv[1:], descriptors, os.getcwd())
+
+    def forward(number, _):
+        with contextlib.suppress(ProcessLookupError):  # its status is on the way
+            os.kill(pid, number)
+
     for number in FORWARDED:
-        signal.signal(number, lambda received, _: os.kill(pid, received))
+        signal.signal(number, forward)
     # The descriptors stay open: a launcher takes their end for that of this process.
     status = int(answers.readline() or b"1")
     if status < 0:
