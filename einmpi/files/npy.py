@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Mapping
 from math import prod
@@ -15,9 +14,7 @@ from einmpi.files.atomic import make_draft
 from einmpi.files.datasets import Dataset, check_file
 from einmpi.files.specs import Place, StorageSpec
 from einmpi.graph.dtypes import cpu_dtypes
-
-# NumPy parses headers with Python's parser, which in 3.11 fails at times in several threads.
-_parsing_header = threading.Lock()
+from einmpi.language.syntax import PYTHON_PARSER
 
 
 def find(file: str, _: str, place: str) -> Dataset:
@@ -26,7 +23,7 @@ def find(file: str, _: str, place: str) -> Dataset:
     try:
         # This parses the header and compares it with the size of the file; it never unpickles.
         with (
-            _parsing_header,
+            PYTHON_PARSER,
             warnings.catch_warnings(action="ignore"),  # about headers that Python 2 wrote
         ):
             array = np.lib.format.open_memmap(file, mode="r")

@@ -6,6 +6,7 @@ Nothing is evaluated as Python.
 from __future__ import annotations
 
 import ast
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ INTEGER_ARITHMETIC = "integers, earlier sizes, + - * // % ** and brackets"
 _SMALL_INTEGER = "an integer less than 2**63"
 _DEPTH = f"at most {MAX_DEPTH} levels"
 _DEPTH_HINT = "split it into several statements"
+# Python's parser, which in 3.11 fails at times if several threads use it.
+PYTHON_PARSER = threading.Lock()
 # One character for one, so that columns do not shift.
 _GLYPHS = str.maketrans({"←": "=", "×": "*"})
 _INTEGER_OPS = {
@@ -86,7 +89,7 @@ def parse(source: Source) -> list[ast.stmt]:
     text = "\n".join(line.lstrip() for line in source.lines).translate(_GLYPHS)
     indentation = [len(line) - len(line.lstrip()) for line in source.lines]
     try:
-        with warnings.catch_warnings():
+        with PYTHON_PARSER, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns about texts such as 1if
             tree = ast.parse(text)
     except SyntaxError as error:
