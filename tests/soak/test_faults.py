@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.soak import faults, fuzz
+from tests.soak import faults, faults_oracle, fuzz
+from tests.soak.faults_files import Outputs
 
 pytestmark = pytest.mark.slow
 
@@ -63,13 +64,13 @@ def test_every_fault_is_there_and_every_part_of_a_run_is_reached(bench):
 
 def test_a_run_that_loses_its_data_is_seen(bench, monkeypatch):
     """The sweep is no test if it accepts a file that is neither old nor new."""
-    read = faults.read_outputs
+    read = faults_oracle.read_outputs
 
     def read_damaged(folder):
         found = read(folder)
-        return faults.Outputs(np.full((8, 8), 7.0).tobytes(), found.m, found.keeps, found.second)
+        return Outputs(np.full((8, 8), 7.0).tobytes(), found.m, found.keeps, found.second)
 
-    monkeypatch.setattr(faults, "read_outputs", read_damaged)
+    monkeypatch.setattr(faults_oracle, "read_outputs", read_damaged)
     result = faults.inject(bench, faults.Way("run", faults.ALONE, 1, 0), "kill", 30)
     assert "neither old nor new" in result.problem
 
