@@ -11,7 +11,8 @@ A page is run from top to bottom in a temporary folder with a copy of jobs/. The
     ```text      directly after a block: what the python block prints, or the graph of the einmpi
                  block
     ```console   `$ command` lines, each followed by its output, standard error included; einmpi
-                 alone runs in this process; commands that start ranks need mpirun
+                 alone, or before a filter, runs in this process; commands that start ranks need
+                 mpirun
     ```errors    programs, each followed by its message, with a blank line between them
     ```job-errors  the same for job files, saved as job.toml
     ```pycon     a Python session: `>>> ` lines, each followed by its output
@@ -58,7 +59,8 @@ ELSEWHERE = "compared in a test of its own"
 STARTS_RANKS = re.compile(
     r"\bmpirun\b|\beinmpi (run|verify|calibrate) .*-n |\beinmpi doctor( \||$)"
 )
-ALONE_HERE = re.compile(r"einmpi [\w ./=:,'-]+")  # without anything that needs a shell
+ALONE_HERE = re.compile(r"einmpi( [\w ./=:,'-]+)?")  # without anything that needs a shell
+SHOWS_STATUS = '; echo "status $?"'
 KINDS = (
     "python",
     "pycon",
@@ -208,19 +210,28 @@ class Page:
         for command, shown in commands(text):
             if STARTS_RANKS.search(command) and not MPIRUN.exists():
                 continue
-            if ALONE_HERE.fullmatch(command) and not STARTS_RANKS.search(command):
-                done = einmpi_here(self.folder, shlex.split(command)[1:], together=True)
-            else:
-                done = subprocess.run(
-                    ["bash", "-c", command],
-                    cwd=self.folder,
-                    env=environment,
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    timeout=300,
-                )
-            assert_shown(shown, done.stdout, f"{here}: $ {command}")
+            printed = self.printed_here(command, environment)
+            if printed is None:
+                printed = shell(command, self.folder, environment)
+            assert_shown(shown, printed, f"{here}: $ {command}")
+
+    def printed_here(self, command, environment):
+        """Return what a command prints that starts einmpi alone, which runs in this process.
+
+        The shell gets the rest: `| filter`, or `; echo "status $?"`. None for other commands.
+        """
+        alone, shows_status, _ = command.partition(SHOWS_STATUS)
+        alone, pipe, rest = alone.partition(" | ")
+        if not ALONE_HERE.fullmatch(alone) or STARTS_RANKS.search(command):
+            return None
+        words = shlex.split(alone)[1:]
+        if pipe:
+            done = einmpi_here(self.folder, words)
+            return done.stderr + shell(rest, self.folder, environment, done.stdout)
+        done = einmpi_here(self.folder, words, together=True)
+        if shows_status:
+            return f"{done.stdout}status {done.returncode}\n"
+        return done.stdout
 
     def run_errors(self, text, here):
         for program, message in examples(text):
@@ -253,6 +264,21 @@ def sample(vertex, given):
     if hasattr(given, "dtype"):
         return given
     return np.random.default_rng(0).random(vertex.bound).astype(vertex.dtype)
+
+
+def shell(command, folder, environment, given=None):
+    """Return what a command prints, its errors included."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environment,
+        text=True,
+        input=given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=300,
+    )
+    return done.stdout
 
 
 def commands(text):
