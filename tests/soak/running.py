@@ -36,7 +36,7 @@ from .drive import BACKEND_VARIABLE
 from .oracle import Value, disagreement, evaluate, sure_elements
 from .tree import program_text
 
-THREAD_SECONDS = 30.0  # for a rank to wait for a message
+THREAD_SECONDS = 90.0  # for a rank to wait for a message, while another one compiles
 
 
 @dataclass
