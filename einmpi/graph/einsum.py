@@ -22,6 +22,7 @@ from einmpi.graph.scalar import (
     Const,
     Element,
     Index,
+    Number,
     Scalar,
     labels_of,
     rebuild,
@@ -30,6 +31,15 @@ from einmpi.graph.scalar import (
 
 # A plain dimension is indexed by a label, a gathered one by an expression over Args and Indexes.
 OperandIndex: TypeAlias = tuple[str | Scalar, ...]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """⊕ of all values up to an index: along `along`, over the values at `scanned`."""
+
+    along: str
+    scanned: str
+    masked: Number  # takes the place of the values after an index
 
 
 @dataclass(frozen=True)
@@ -84,10 +94,32 @@ class EinSum:
 
         For every combination of labels these are the steps of ⊗ and one for ⊕.
         """
+        if self.scan is not None:
+            return self.calls() // max(1, self.extent[self.scan.scanned])
         steps = sum(isinstance(node, Call) for node in walk(self.function))
         if self.aggregated:
             steps += 1
         return self.calls() * steps
+
+    @cached_property
+    def scan(self) -> Scan | None:
+        """The labels of Y[a,i] ← ⊕[k](where(k <= i, X[a,k], neutral)), None for all else."""
+        if self.aggregation is None or len(self.aggregated) != 1 or len(self.operands) != 1:
+            return None
+        match self.function:
+            case Call("where", (Call("<=", (Index(scanned), Index(along))), Arg(0), Const(masked))):
+                pass
+            case _:
+                return None
+        (index,) = self.operands
+        renamed = [along if entry == scanned else entry for entry in index]
+        is_scan = self.aggregated == (scanned,) and along in self.output and along not in index
+        if not is_scan or len(index) != len(self.output) or set(renamed) != set(self.output):
+            return None
+        # Taking the number once must be the same as taking it for each value after an index.
+        record = AGGREGATIONS[self.aggregation]
+        is_taken_once = record.is_idempotent or masked == record.empty
+        return Scan(along, scanned, masked) if is_taken_once else None
 
     def __str__(self) -> str:
         return self.show([f"x{k}" for k in range(len(self.operands))])

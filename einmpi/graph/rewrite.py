@@ -9,8 +9,19 @@ from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Arg, Call, Element, Scalar, labels_of, rebuild, relabel, size, walk
-from einmpi.graph.split import is_plain, split
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Element,
+    Scalar,
+    is_plain,
+    labels_of,
+    rebuild,
+    relabel,
+    size,
+    walk,
+)
+from einmpi.graph.split import split
 
 MAX_ROUNDS = 10
 MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what computes it

@@ -130,3 +130,14 @@ def relabel(node: Scalar, names: Mapping[str, str]) -> Scalar:
         return Element(part.tensor, tuple(index))
 
     return rebuild(node, leaf)
+
+
+def is_plain(expression: Scalar) -> bool:
+    """Return whether an expression is an element indexed by labels, each once.
+
+    Gathers and diagonals are not plain.
+    """
+    if not isinstance(expression, Element):
+        return False
+    labels = {entry for entry in expression.index if isinstance(entry, str)}
+    return len(labels) == len(expression.index)

@@ -13,7 +13,7 @@ from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import fresh, unique
-from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of, walk
+from einmpi.graph.scalar import Call, Const, Element, Scalar, is_plain, labels_of, walk
 
 
 def split(graph: EinGraph, strict: bool = False) -> EinGraph:
@@ -276,17 +276,6 @@ class _ProductSplitter:
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
         self.known[name] = make_vertex(name, einsum, inputs, self.known, places=self.vertex.places)
         return Element(name, tuple(output))
-
-
-def is_plain(expression: Scalar) -> bool:
-    """Return whether an expression is an element indexed by labels, each once.
-
-    Gathers and diagonals are not plain.
-    """
-    if not isinstance(expression, Element):
-        return False
-    labels = {entry for entry in expression.index if isinstance(entry, str)}
-    return len(labels) == len(expression.index)
 
 
 def _label_counts(labels: Sequence[str], factors: Sequence[Scalar]) -> dict[str, int]:

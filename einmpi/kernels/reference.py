@@ -34,7 +34,9 @@ def evaluate(graph: EinGraph, inputs: Mapping[str, Array]) -> dict[str, Array]:
         assert vertex.einsum is not None
         operands = [tensors[name] for name in vertex.inputs]
         try:
-            result = _long_product(vertex.einsum, operands, vertex.dtype)
+            result = _whole_scan(vertex.einsum, operands, vertex.dtype)
+            if result is None:
+                result = _long_product(vertex.einsum, operands, vertex.dtype)
             if result is None:
                 result = evaluate_einsum(vertex.einsum, operands, vertex.dtype)
             tensors[vertex.name] = result
@@ -85,6 +87,29 @@ def _long_product(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Arra
     from opt_einsum import contract  # slow to import, and few programs need it
 
     return np.asarray(contract(*arguments, list(einsum.output))).astype(dtype)
+
+
+def _whole_scan(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Array | None:
+    """Return a cumulative sum, product, maximum or minimum by numpy; None for all else.
+
+    Computed as written, n values would take n² steps.
+    """
+    scan = einsum.scan
+    if scan is None or einsum.aggregation is None or einsum.calls() == 0:
+        return None
+    record = AGGREGATIONS[einsum.aggregation]
+    entries = einsum.operands[0]
+    order = [scan.scanned if label == scan.along else label for label in einsum.output]
+    values = operands[0].transpose([entries.index(label) for label in order])
+    wide = values.astype(DTYPES[dtype].accumulator if record.is_rounded else dtype)
+    axis = einsum.output.index(scan.along)
+    with np.errstate(all="ignore"):
+        result = np.asarray(record.combine.accumulate(wide, axis=axis))
+        before_last = [slice(None)] * result.ndim
+        before_last[axis] = slice(0, -1)
+        place = tuple(before_last)
+        result[place] = record.combine(result[place], wide.dtype.type(scan.masked))
+        return result.astype(dtype)
 
 
 def _plain_factors(

@@ -14,10 +14,22 @@ from math import isinf, prod
 import numpy as np
 
 from einmpi.errors import InputError, OperationError, nearest_of, one_of
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, call_type
+from einmpi.graph.labels import fresh
 from einmpi.graph.operations import OPERATIONS
-from einmpi.graph.scalar import Call, Const, Element, Index, Scalar, labels_of
-from einmpi.language.macros import MACROS, Macro
+from einmpi.graph.scalar import (
+    Call,
+    Const,
+    Element,
+    Index,
+    Number,
+    Scalar,
+    is_plain,
+    labels_of,
+    relabel,
+)
+from einmpi.language.macros import MACROS, SCANS, Macro
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.symbols import SymbolTable, TypedScalar
 from einmpi.language.syntax import Source, entries, labels_in_brackets, parse
@@ -240,6 +252,8 @@ class Expressions:
             return self.symbols.emit_temporary(
                 found.argument, aggregation, found.labels, found.scope, node
             )
+        if name in SCANS:
+            return self._scan(node, name, brackets, scope, macro)
         if name in MACROS:
             return self._macro_call(node, name, brackets, scope, macro)
         if not is_callable(name):
@@ -306,6 +320,44 @@ class Expressions:
             what = f"label {label} does not occur in this {name}"
             expected = nearest_of(labels, label) if labels else "an argument with labels"
             raise InputError(self.where(node), what, expected)
+
+    def _scan(
+        self,
+        node: ast.Call,
+        name: str,
+        brackets: ast.expr | None,
+        scope: Scope,
+        macro: MacroNames,
+    ) -> TypedScalar:
+        """Return a scan: ⊕[k](where(k <= i, x[k], neutral)), which kernels compute in one pass."""
+        if brackets is None or node.keywords or len(node.args) != 1:
+            raise self._wrong_call(node, name)
+        listed = labels_in_brackets(self.symbols.source, brackets)
+        if len(listed) != 1 or listed[0][1] is not None:
+            raise self._wrong_call(node, name)
+        label = listed[0][0]
+        argument = self.expression(node.args[0], scope, macro)
+        self._check_occurs(label, argument.scalar, name, node)
+        if not is_plain(argument.scalar):
+            argument = self.symbols.emit_temporary(argument, None, (), scope, node)
+        record = AGGREGATIONS[SCANS[name]]
+        dtype = np.dtype(argument.type)
+        if dtype.kind == "c" and not record.takes_complex:
+            what = f"{name} does not take complex numbers"
+            raise InputError(self.where(node), what, "a real argument")
+        # The text of a constant cannot show the sign of a complex zero.
+        neutral = record.neutral(dtype) if dtype.kind != "c" else record.empty
+        assert neutral is not None
+        scanned = fresh(label, {*self.symbols.taken, label})
+        self.symbols.taken.add(scanned)
+        inner = Scope(scope, (scanned,))
+        inner.register(scanned, self.symbols.extent(scope, label, node), scanned)
+        position = TypedScalar(Index(scanned), np.dtype(np.int64))
+        limit = TypedScalar(Index(label), np.dtype(np.int64))
+        value = TypedScalar(relabel(argument.scalar, {label: scanned}), argument.type)
+        is_before = self._apply("<=", [position, limit], node)
+        masked = self._apply("where", [is_before, value, _constant(neutral)], node)
+        return self.symbols.emit_temporary(masked, record.name, (scanned,), inner, node)
 
     def _macro_call(
         self,
@@ -384,6 +436,10 @@ class Expressions:
                 raise InputError(self.where(keyword.value), what, expected)
             options[keyword.arg] = value
         return {key: TypedScalar(const, type(const.value)) for key, const in options.items()}
+
+
+def _constant(value: Number) -> TypedScalar:
+    return TypedScalar(Const(value), type(value))
 
 
 @cache

@@ -34,6 +34,9 @@ class Macro:
     options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
+# Aggregates of all values up to an index, by the name of the scan.
+SCANS = {"cumsum": "sum", "cumprod": "prod", "cummax": "max", "cummin": "min"}
+
 MACROS: dict[str, Macro] = {
     "relu": Macro("maximum(x, 0)", "x, or 0 where x is negative"),
     "silu": Macro("x / (1 + exp(-x))", "x times its sigmoid"),

@@ -7,19 +7,19 @@ from math import inf, nan, pi
 
 from einmpi.graph.aggregations import AGGREGATIONS, symbols
 from einmpi.graph.operations import OPERATIONS, functions
-from einmpi.language.macros import MACROS
+from einmpi.language.macros import MACROS, SCANS
 
 CONSTANTS = {"inf": inf, "nan": nan, "pi": pi}
 
 
 def callables() -> tuple[str, ...]:
-    """Return the names that can be called: aggregations, macros and functions."""
-    return (*AGGREGATIONS, *MACROS, *functions())
+    """Return the names that can be called: aggregations, scans, macros and functions."""
+    return (*AGGREGATIONS, *SCANS, *MACROS, *functions())
 
 
 def is_callable(name: str) -> bool:
-    """Return whether a name can be called: an aggregation, a macro or a function."""
-    if name in AGGREGATIONS or name in MACROS:
+    """Return whether a name can be called: an aggregation, a scan, a macro or a function."""
+    if name in AGGREGATIONS or name in SCANS or name in MACROS:
         return True
     return name in OPERATIONS and OPERATIONS[name].is_function
 
@@ -54,7 +54,9 @@ def called_name(node: ast.AST) -> tuple[str, ast.expr | None] | None:
 
 
 def call_form(name: str) -> str:
-    """Return how a function, an aggregation or a macro is called, for messages."""
+    """Return how a function, an aggregation, a scan or a macro is called, for messages."""
+    if name in SCANS:
+        return f"{name}[label](expression)"
     if name in OPERATIONS:
         return OPERATIONS[name].call_text()
     needs_labels = name in MACROS and MACROS[name].needs_labels

@@ -482,6 +482,8 @@ class ProgramMaker:
             body = self.real(self.expression(labels, 1))
             occurring = indexing_labels(body)
             kept = [label for label in draw.shuffled(usable) if label in occurring]
+            if kept and draw.chance(0.3):
+                return Aggregation(draw.one(("cumsum", "cummax", "cummin")), (kept[0],), body)
             if kept:
                 return Aggregation(name, tuple(kept[: draw.between(1, 2)]), body)
         if draw.chance(0.7):
@@ -580,9 +582,9 @@ class ProgramMaker:
                 return "b"
             if node.name in ("argmin", "argmax", "count"):
                 return "i"
-            if node.name in ("max", "min"):
+            if node.name in ("max", "min", "cummax", "cummin"):
                 return inner
-            if node.name in ("sum", "prod"):
+            if node.name in ("sum", "prod", "cumsum"):
                 return "i" if inner == "b" else inner
             return "c" if inner == "c" else "f"
         if node.name in ("<", "<=", ">", ">=", "==", "!=", "isnan", "isfinite"):

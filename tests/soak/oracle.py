@@ -593,6 +593,8 @@ class _Statement:
         count = math.prod(self.sizes[label.size] for label in node.labels)
         if node.name in ("argmin", "argmax"):
             return self._first_extreme(node, body)
+        if node.name in ("cumsum", "cummax", "cummin"):
+            return self._scan(node, body)
         if node.name in MACROS:
             return self._macro(node, body, count)
         return self._reduce(node, node.name, body)
@@ -656,6 +658,35 @@ class _Statement:
         shape = [1 if axis in axes else size for axis, size in enumerate(terms.value.shape)]
         value = chosen.astype(np.int64).reshape(shape)
         return Value(value, 0.0, _magnitude(value), unsure.reshape(shape))
+
+    def _scan(self, node: Aggregation, body: Value) -> Value:
+        terms = self._terms(node, body)
+        axis = self.axes[node.labels[0]]
+        unsure = np.logical_or.accumulate(terms.unsure, axis=axis)
+        if node.name != "cumsum":
+            function = np.maximum if node.name == "cummax" else np.minimum
+            value = function.accumulate(terms.value, axis=axis)
+            error = np.maximum.accumulate(terms.error, axis=axis)
+            size = np.maximum.accumulate(terms.size, axis=axis)
+            if value.dtype.kind == "f":
+                error = np.where(np.isfinite(value), error, 0.0)
+            return Value(value, error, size, unsure)
+        dtype = terms.value.dtype
+        if dtype.kind in "bi":
+            value = np.cumsum(terms.value, axis=axis, dtype=np.int64)
+            return Value(value, 0.0, _magnitude(value), unsure)
+        wide = np.complex128 if dtype.kind == "c" else np.float64
+        value = np.cumsum(terms.value.astype(wide), axis=axis).astype(dtype)
+        size = np.cumsum(terms.size, axis=axis)
+        count = terms.value.shape[axis]
+        own = (count + 1) * (_rounding(dtype) * size + _smallest(dtype))
+        error = np.cumsum(terms.error, axis=axis) + own
+        finite = np.isfinite(value)
+        odd_terms = np.logical_or.accumulate(~np.isfinite(terms.value), axis=axis)
+        unsure = unsure | (~odd_terms & (size > _largest(dtype) / 8))
+        if dtype.kind == "c":
+            unsure = unsure | ~finite
+        return Value(value, np.where(finite, error, 0.0), np.where(finite, size, 0.0), unsure)
 
     def _terms(self, node: Aggregation, body: Value) -> Value:
         """Return the values that are aggregated, one for each combination of labels."""

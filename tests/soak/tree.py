@@ -14,7 +14,7 @@ import numpy as np
 INFIX = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "|")
 CASTS = ("float16", "float32", "float64", "complex64", "complex128", "int32", "int64", "bool")
 # Macros that keep the labels in their brackets: these are bound by something around them.
-KEEPING = ("softmax", "rmsnorm", "layernorm")
+KEEPING = ("softmax", "rmsnorm", "layernorm", "cumsum", "cummax", "cummin")
 LABEL_NAMES = (*"ijklmnpqrstuvw", *(f"{letter}{number}" for number in range(9) for letter in "ij"))
 
 

@@ -11,6 +11,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.blas import compute_by_blas
+from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array
 
@@ -48,6 +49,9 @@ def compute_einsum(
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
         distance.compute_distance(squared_distance, operands, out)
+        return
+    if einsum.scan is not None:
+        compute_scan(einsum.scan, einsum, operands[0], out, index)
         return
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)

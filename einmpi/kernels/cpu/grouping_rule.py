@@ -24,7 +24,7 @@ def _accepts(kernel: Kernel) -> bool:
 
     A matrix product is faster as a whole; a dot product of rows is not a matrix product.
     """
-    if kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
+    if kernel.einsum.scan is not None or kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
         return False
     contraction = recognise_contraction(kernel.einsum)
     if contraction is not None and len(contraction.positions) == 2:

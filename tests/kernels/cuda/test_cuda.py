@@ -38,6 +38,7 @@ from hypothesis import strategies as st
 from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex, vertices_of
 from language.test_property import programs, settled
 
+import einmpi
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch, group
 from einmpi.kernels.cuda.device_functions import COMMON
@@ -135,6 +136,14 @@ def test_every_group(cupy, monkeypatch, name):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_both_passes_of_argmax_see_the_same_values(cupy, monkeypatch, dtype):
     check_first_extreme(cupy, dtype, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin"])
+def test_scans(cupy, name):
+    x = np.random.default_rng(3).integers(-2, 3, (5, 70)).astype("float32")
+    job = einmpi.program(f"Z[i,j] = {name}[j](x[i,j])", x=x)
+    found = compute(cupy, job.graph["Z"].einsum, "float32", [x])
+    np.testing.assert_allclose(found, einmpi.reference(job, {"x": x})["Z"], rtol=1e-6)
 
 
 def test_gathers_and_labels(cupy):
