@@ -62,7 +62,7 @@ def publish_all(drafts: Sequence[Draft], token: str) -> None:
         except OSError as error:
             state = _undo(journal, drafts)
             raise NotPublished(reason_of(error), draft.target, state) from error
-    _flush(drafts)
+    _flush(drafts)  # if this fails the journal stays: after a restart it makes the files alike
     remove_journal(journal)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -446,6 +447,42 @@ def test_a_rename_that_fails_undoes_the_others(two, monkeypatch, capsys, exists)
     else:
         assert sorted(os.listdir()) == ["sub", "two.toml"]
     assert leftovers() == []
+
+
+def test_a_disk_that_fails_when_a_folder_is_flushed(two, monkeypatch, capsys):
+    """Before the journal counts, nothing changes; after the renames, status 0 would be a lie."""
+    fsync = os.fsync
+    remaining = 0  # folders that can still be flushed
+
+    def fail_for_folders(descriptor):
+        nonlocal remaining
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            remaining -= 1
+            if remaining < 0:
+                raise OSError(errno.EIO, "no")
+        fsync(descriptor)
+
+    ends = []
+    for remaining_at_first in range(10):
+        np.save("a.npy", np.zeros(3))
+        np.save("sub/b.npy", np.zeros(3))
+        remaining = remaining_at_first
+        with monkeypatch.context() as failing:
+            failing.setattr(os, "fsync", fail_for_folders)
+            status = main(["two.toml", "--quiet"])
+        line = capsys.readouterr().err
+        if status == 0:
+            assert line == "" and values() == NEW
+            break
+        assert line.startswith("two.toml:3:9: a.npy cannot be written: Input/output error; ")
+        end = line.rpartition("; ")[2].strip()
+        ends.append(end)
+        is_new = end == "a.npy, sub/b.npy may be old again after a restart"
+        assert is_new or end == "all 2 output files are unchanged"
+        assert values() == (NEW if is_new else OLD)
+        assert main(["two.toml", "--quiet"]) == 0
+        assert values() == NEW and leftovers() == []
+    assert status == 0 and len(set(ends)) == 2
 
 
 def test_without_links_the_message_says_which_file_is_new(two, monkeypatch, capsys):
