@@ -6,13 +6,17 @@ import pkgutil
 from functools import cache
 from typing import Any
 
-# Importing these would make the rooms depend on each other in a circle: DistArrays compute by
-# programs, which make DistArrays.
+# Importing these would make rooms depend on each other in a circle: DistArrays compute by
+# programs, which make DistArrays; and objects of every room show themselves in a notebook.
 _FUNCTIONS = {
     "apply_ufunc": "einmpi.arrays.elementwise:apply_ufunc",
     "apply_function": "einmpi.arrays.functions:apply_function",
     "select": "einmpi.arrays.indexing:select",
     "assign": "einmpi.arrays.indexing:assign",
+    "plan_html": "einmpi.report.notebook:plan_html",
+    "job_html": "einmpi.report.notebook:job_html",
+    "compiled_html": "einmpi.report.notebook:compiled_html",
+    "array_html": "einmpi.report.notebook:array_html",
 }
 
 

@@ -22,6 +22,7 @@ from einmpi.compiled.array_methods import ArrayMethods
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading
+from einmpi.late import late
 from einmpi.planner.mesh import Mesh
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers
@@ -133,6 +134,11 @@ class DistArray(ArrayMethods, ArrayCreation):
             f"DistArray({values}, shape={self.shape}, dtype={self.dtype}, layout={self.layout}; "
             f"rank {self.own_comm.rank} of {self.own_comm.size} holds {own})"
         )
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = late("array_html")(self)
+        return text
 
     def is_alone(self) -> bool:
         """Return whether this rank is the only one, so that its block is the whole tensor."""

@@ -29,6 +29,7 @@ from einmpi.files.load import find_planned
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.kernels.given import as_numpy, check_plain_array
+from einmpi.late import late
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
@@ -41,6 +42,7 @@ from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Load, Step
 from einmpi.schedule.two_level import bytes_between
+from einmpi.units import counted
 from einmpi.version import __version__
 
 # What all ranks agree on before they run: the plan and this rank's schedule.
@@ -107,6 +109,15 @@ class Compiled:
         self.resident: Blocks = {}  # inputs from files that stay between calls
         self.measured: Measured | None = None
         self.on_step: Callable[[Step], None] | None = None
+
+    def __repr__(self) -> str:
+        plans = counted(len(self.ready), "plan")
+        return f"<Compiled {self.job!r} on {counted(self.comm.size, 'rank')}, {plans} so far>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = late("compiled_html")(self)
+        return text
 
     def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
         """Compute the outputs. All ranks call it, with inputs of the same kind.

@@ -28,6 +28,7 @@ from einmpi.language.toml_document import (
     table,
     whole_number,
 )
+from einmpi.late import late
 from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
 from einmpi.units import check_bytes, parse_bytes
 
@@ -117,6 +118,16 @@ class Job:
                 "strict and fast_math are both true",
                 "at most one of them",
             )
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(vertex.name for vertex in self.graph.inputs)
+        outputs = ", ".join(self.graph.outputs)
+        return f"<Job {self.title or self.source.name}: {inputs} → {outputs}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = late("job_html")(self)
+        return text
 
 
 def read_job(

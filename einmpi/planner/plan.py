@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from einmpi.late import late
 from einmpi.planner.machine import Machine
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.planner.text.explain import explain
+from einmpi.units import counted, show_bytes
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,16 @@ class Plan(PlanData):
 
     def __str__(self) -> str:
         return explain(self)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(self.graph.outputs)
+        moved = show_bytes(self.bytes_predicted)
+        return f"<Plan of {outputs} on {counted(self.ranks, 'rank')}: {moved} to move>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows."""
+        text: str = late("plan_html")(self)
+        return text
 
 
 @dataclass(frozen=True)
