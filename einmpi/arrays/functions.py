@@ -27,6 +27,17 @@ def apply_function(
     return known(*arguments, **options)
 
 
+def _aggregation(name: str) -> Callable[..., DistArray]:
+    """Return an aggregation that numpy gives no dtype."""
+
+    def aggregate(
+        array: DistArray, axis: Any = None, out: Any = None, keepdims: bool = False, **options: Any
+    ) -> DistArray:
+        return reductions.aggregate(name, array, axis, None, out, keepdims, **options)
+
+    return aggregate
+
+
 def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
     if x is None or y is None:
         raise TypeError("where of a DistArray takes a condition and two values")
@@ -119,10 +130,10 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     # aggregations
     np.sum: partial(reductions.aggregate, "sum"),
     np.prod: partial(reductions.aggregate, "prod"),
-    np.any: lambda array, axis=None, **options: reductions.aggregate("any", array, axis, **options),
-    np.all: lambda array, axis=None, **options: reductions.aggregate("all", array, axis, **options),
-    np.max: lambda array, axis=None, **options: reductions.aggregate("max", array, axis, **options),
-    np.min: lambda array, axis=None, **options: reductions.aggregate("min", array, axis, **options),
+    np.any: _aggregation("any"),
+    np.all: _aggregation("all"),
+    np.max: _aggregation("max"),
+    np.min: _aggregation("min"),
     np.mean: reductions.mean,
     np.var: reductions.var,
     np.std: reductions.std,

@@ -125,29 +125,12 @@ def argument_of(
     _refuse(f"arg{name}", out=out)
     if not array.size:
         raise ValueError(f"arg{name} of a tensor without elements")
-    axes = _axes(array, axis)
-    if not axes:
+    if not _axes(array, axis):
         return DistArray(np.zeros(array.local.shape, np.int64), array.layout, array.own_comm)
-    source = _with_known_dtype(array, name)
-    if source.dtype == bool:
-        source = source.astype(np.int32)
-    all_labels = labels(array.ndim)
-    left = [label for number, label in enumerate(all_labels) if number not in axes]
-    aggregated = ",".join(all_labels[number] for number in axes)
-    value = element("x", all_labels)
-    count = prod(array.shape[number] for number in axes)
-    place = "0"
-    for number in axes:
-        place = f"({place}) * {array.shape[number]} + {all_labels[number]}"
-    best = element("best", left)
-    # nan is equal to nothing, not even to itself.
-    is_best = f"({value} == {best}) | ({value} != {value})"
-    text = (
-        f"{best} = {name}[{aggregated}]({value})\n"
-        f"{element('out', left)} = min[{aggregated}](where({is_best}, {place}, {count}))"
-    )
-    found = compute(array.own_comm, text, {"x": source})
-    return _finish(found, axes, bool(keepdims))
+    source = array
+    if array.dtype.kind == "b":
+        source = array.astype(np.int32)
+    return aggregate(f"arg{name}", source, axis, keepdims=bool(keepdims))
 
 
 def count_nonzero(array: DistArray, axis: Axis = None, *, keepdims: bool = False) -> DistArray:
