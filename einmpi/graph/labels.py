@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 # i·p stays below 2**53 for every index i and 4096 ranks: exact in any arithmetic of the planner.
 MAX_EXTENT = 2**39
@@ -21,11 +21,24 @@ def unique(*lists: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label for labels in lists for label in labels))
 
 
-def fresh(stem: str, taken: Collection[str]) -> str:
-    """Return `stem` if it is not taken, else the first of stem_1, stem_2, … that is not."""
-    name = stem
-    count = 0
-    while name in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    return name
+class Names:
+    """The names in use. None becomes free again, so each new one is found in constant time."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._next_number: dict[str, int] = {}  # of each stem; all smaller ones are taken
+
+    def add(self, name: str) -> None:
+        """Note that a name is in use."""
+        self._taken.add(name)
+
+    def take_new(self, stem: str) -> str:
+        """Take and return `stem` if it is free, else the first of stem_1, stem_2, … that is."""
+        number = self._next_number.get(stem, 0)
+        name = f"{stem}_{number}" if number else stem
+        while name in self._taken:
+            number += 1
+            name = f"{stem}_{number}"
+        self._next_number[stem] = number + 1
+        self._taken.add(name)
+        return name

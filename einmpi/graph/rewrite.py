@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from einmpi.graph.dtypes import DTYPES
@@ -18,7 +18,6 @@ from einmpi.graph.scalar import (
     labels_of,
     rebuild,
     relabel,
-    size,
     walk,
 )
 from einmpi.graph.split import split
@@ -153,17 +152,33 @@ def _fuse_once(graph: EinGraph, strict: bool) -> EinGraph:
         known[vertex.name] = vertex
         if vertex.einsum is None:
             continue
+        consumer: _Consumer | None = None
         for name in unique(vertex.inputs):
+            producer = known[name]
             is_only_consumer = graph.consumers[name] == (vertex.name,)
-            fused = None
             if is_only_consumer:
-                fused = _absorb_into_producer(vertex, known[name], graph)
-            is_rounded = strict and DTYPES[known[name].dtype].is_half
-            if fused is None and not is_rounded:
-                fused = _inline(known[vertex.name], known[name], graph, is_only_consumer, known)
-            if fused is not None:
-                known[vertex.name] = fused
+                transposed = _absorb_into_producer(vertex, producer, graph)
+                if transposed is not None:
+                    known[vertex.name] = transposed
+                    break  # the producer was all that the vertex read
+            is_rounded = strict and DTYPES[producer.dtype].is_half
+            if is_rounded or not _may_move(producer, graph, is_only_consumer):
+                continue
+            if consumer is None:
+                consumer = _Consumer(vertex)
+            consumer.inline(producer, is_only_consumer)
+        if consumer is not None and consumer.has_changed:
+            known[vertex.name] = consumer.fused_vertex(known)
     return replace(graph, vertices=tuple(known.values()))
+
+
+def _may_move(producer: Vertex, graph: EinGraph, is_only_consumer: bool) -> bool:
+    """Return whether a vertex may move into a consumer, as far as it decides that alone."""
+    if producer.einsum is None or not producer.einsum.is_elementwise:
+        return False
+    if graph.is_output(producer.name):
+        return False
+    return is_only_consumer or isinstance(producer.einsum.function, Arg)
 
 
 def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> Vertex | None:
@@ -197,92 +212,107 @@ def _absorb_into_producer(vertex: Vertex, producer: Vertex, graph: EinGraph) -> 
         transposed,
         producer.inputs,
         origin,
-        _joined_places(producer, vertex),
+        _joined_places(producer, vertex.places, einsum.is_gathering),
     )
 
 
-def _inline(
-    vertex: Vertex,
-    producer: Vertex,
-    graph: EinGraph,
-    is_only_consumer: bool,
-    known: Mapping[str, Vertex],
-) -> Vertex | None:
-    """Return the vertex with the producer's expression in place of its tensor.
-
-    None if that would change the meaning, repeat work, or make the expression too long.
-    """
-    einsum = vertex.einsum
-    produced = producer.einsum
-    assert einsum is not None
-    if produced is None or not produced.is_elementwise or graph.is_output(producer.name):
-        return None
-    if not is_only_consumer and not isinstance(produced.function, Arg):
-        return None
-    expression = reopen(einsum, vertex.inputs)
-    body = reopen(produced, producer.inputs)
-    uses = _uses(expression, producer.name)
-    if uses is None or _scalar_tensors(expression, body) & set(einsum.labels):
-        return None
-    # A plain copy costs nothing to repeat; anything else must not be computed more often.
-    if not is_plain(body):
-        if not is_only_consumer or _repeats_work(einsum, uses):
-            return None
-        if len(uses) * size(body) + size(expression) > MAX_FUSED_NODES:
-            return None
-    if not isinstance(body, Element | Call):
-        body = Call(producer.dtype, (body,))  # keeps the dtype that the constant had as a tensor
-
-    def leaf(node: Scalar) -> Scalar:
-        if not isinstance(node, Element) or node.tensor != producer.name:
-            return node
-        labels = {own: str(label) for own, label in zip(produced.output, node.index, strict=True)}
-        return relabel(body, labels)
-
-    joined_expression = rebuild(expression, leaf)
-    has_all_labels = set(einsum.output) <= set(labels_of(joined_expression))
-    if einsum.aggregation is not None and not has_all_labels:
-        return None  # an aggregate that is the same for all values of a label is computed once
-    joined, inputs = _with_expression(einsum, joined_expression)
-    origin = unique(producer.origin, vertex.origin)
-    places = _joined_places(producer, vertex)
-    return make_vertex(vertex.name, joined, inputs, known, origin, places)
+def _joined_places(
+    producer: Vertex, places: tuple[str, ...], is_gathering: bool
+) -> tuple[str, ...]:
+    """Return the places of a vertex that the producer is fused into, given its own."""
+    if not producer.computed_einsum.is_gathering:
+        return places
+    if not is_gathering:
+        return producer.places
+    return unique(producer.places, places)
 
 
-def _joined_places(producer: Vertex, vertex: Vertex) -> tuple[str, ...]:
-    """Return the places of a vertex that the producer is fused into."""
-    gathering = [part for part in (producer, vertex) if part.computed_einsum.is_gathering]
-    return unique(*(part.places for part in gathering or (vertex,)))
+class _Consumer:
+    """A vertex into which others move. What is known of its expression is kept until it changes."""
 
+    def __init__(self, vertex: Vertex) -> None:
+        assert vertex.einsum is not None
+        self.vertex = vertex
+        self.einsum = vertex.einsum
+        self.origin = vertex.origin
+        self.places = vertex.places
+        self.is_gathering = vertex.einsum.is_gathering
+        self.has_changed = False
+        self._set_expression(reopen(vertex.einsum, vertex.inputs))
 
-def _uses(expression: Scalar, tensor: str) -> list[Element] | None:
-    """Return the elements of a tensor in an expression.
+    def _set_expression(self, expression: Scalar) -> None:
+        self.expression = expression
+        nodes = walk(expression)
+        self.size = len(nodes)
+        self.scalar_tensors = _scalar_tensors(nodes)
+        # tensor → its elements; None if one is a gather or in the index of another tensor
+        self.uses: dict[str, list[Element] | None] = {}
+        for node in nodes:
+            if isinstance(node, Element):
+                self._add_use(node)
 
-    None if one of them is a gather, or is inside the index of another tensor.
-    """
-    uses = []
-    for node in walk(expression):
-        if not isinstance(node, Element):
-            continue
+    def _add_use(self, node: Element) -> None:
         gathers = [entry for entry in node.index if not isinstance(entry, str)]
-        if node.tensor == tensor:
-            if gathers:
-                return None
-            uses.append(node)
+        found = self.uses.setdefault(node.tensor, [])
+        if gathers:
+            self.uses[node.tensor] = None
+        elif found is not None:
+            found.append(node)
         for gather in gathers:
-            if any(isinstance(part, Element) and part.tensor == tensor for part in walk(gather)):
-                return None
-    return uses
+            for part in walk(gather):
+                if isinstance(part, Element):
+                    self.uses[part.tensor] = None
+
+    def inline(self, producer: Vertex, is_only_consumer: bool) -> None:
+        """Put the producer's expression in place of its tensor.
+
+        Not if that would change the meaning, repeat work, or make the expression too long.
+        """
+        einsum = self.einsum
+        produced = producer.einsum
+        assert produced is not None
+        uses = self.uses.get(producer.name, [])
+        if uses is None:
+            return
+        body = reopen(produced, producer.inputs)
+        nodes = walk(body)
+        scalar_tensors = self.scalar_tensors | _scalar_tensors(nodes)
+        if not scalar_tensors.isdisjoint(einsum.labels):
+            return
+        # A plain copy costs nothing to repeat; anything else must not be computed more often.
+        if not is_plain(body):
+            if not is_only_consumer or _repeats_work(einsum, uses):
+                return
+            if len(uses) * len(nodes) + self.size > MAX_FUSED_NODES:
+                return
+        if not isinstance(body, Element | Call):
+            body = Call(producer.dtype, (body,))  # keeps the dtype of the constant as a tensor
+
+        def leaf(node: Scalar) -> Scalar:
+            if not isinstance(node, Element) or node.tensor != producer.name:
+                return node
+            pairs = zip(produced.output, node.index, strict=True)
+            return relabel(body, {own: str(label) for own, label in pairs})
+
+        joined = rebuild(self.expression, leaf)
+        has_all_labels = set(einsum.output) <= set(labels_of(joined))
+        if einsum.aggregation is not None and not has_all_labels:
+            return  # an aggregate that is the same for all values of a label is computed once
+        self._set_expression(joined)
+        self.origin = unique(producer.origin, self.origin)
+        self.places = _joined_places(producer, self.places, self.is_gathering)
+        self.is_gathering = self.is_gathering or produced.is_gathering
+        self.has_changed = True
+
+    def fused_vertex(self, known: Mapping[str, Vertex]) -> Vertex:
+        """Return the vertex with what has moved into it."""
+        einsum, inputs = _with_expression(self.einsum, self.expression)
+        return make_vertex(self.vertex.name, einsum, inputs, known, self.origin, self.places)
 
 
-def _scalar_tensors(*expressions: Scalar) -> set[str]:
+def _scalar_tensors(nodes: Sequence[Scalar]) -> set[str]:
     """Return the tensors without dimensions; text cannot tell them from labels of the same name."""
-    names = set()
-    for expression in expressions:
-        for node in walk(expression):
-            if isinstance(node, Element) and not node.index:
-                names.add(node.tensor)
-    return names
+    return {node.tensor for node in nodes if isinstance(node, Element) and not node.index}
 
 
 def _repeats_work(einsum: EinSum, uses: list[Element]) -> bool:

@@ -77,11 +77,6 @@ def walk(node: Scalar) -> list[Scalar]:
     return found
 
 
-def size(node: Scalar) -> int:
-    """Return the number of nodes of an expression."""
-    return len(walk(node))
-
-
 def labels_of(node: Scalar) -> tuple[str, ...]:
     """Return every label the expression depends on.
 

@@ -12,7 +12,7 @@ from einmpi.graph.arithmetic import call, infer
 from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
-from einmpi.graph.labels import fresh, unique
+from einmpi.graph.labels import Names, unique
 from einmpi.graph.scalar import Call, Const, Element, Scalar, is_plain, labels_of, walk
 
 
@@ -27,11 +27,11 @@ def split(graph: EinGraph, strict: bool = False) -> EinGraph:
     Integers and bools stay the same bit for bit. Floating-point numbers are rounded differently
     and may become another one of inf and nan; if `strict`, they too stay as they are.
     """
-    taken = {vertex.name for vertex in graph.vertices}
+    names = Names(vertex.name for vertex in graph.vertices)
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
         if vertex.einsum is not None and vertex.einsum.aggregation is not None:
-            _ProductSplitter(vertex, vertex.einsum, known, taken, strict).split()
+            _ProductSplitter(vertex, vertex.einsum, known, names, strict).split()
         else:
             known[vertex.name] = vertex
     return replace(graph, vertices=tuple(known.values()))
@@ -39,12 +39,12 @@ def split(graph: EinGraph, strict: bool = False) -> EinGraph:
 
 @dataclass
 class _ProductSplitter:
-    """Splits one vertex. `known` receives the vertices, `taken` has the names in use."""
+    """Splits one vertex. `known` receives the vertices, `names` has those in use."""
 
     vertex: Vertex
     einsum: EinSum
     known: dict[str, Vertex]
-    taken: set[str]
+    names: Names
     strict: bool
 
     def __post_init__(self) -> None:
@@ -52,6 +52,7 @@ class _ProductSplitter:
         self.expression = reopen(self.einsum, self.vertex.inputs)
         self.op = _distributed_operation(self.aggregation, self.expression)
         self.dtype = np.dtype(self.type(self.expression))
+        self.is_rounded = DTYPES[self.dtype.name].kind in "fc"
 
     def type(self, expression: Scalar) -> Type:
         """Return the type of an expression over known tensors."""
@@ -144,7 +145,7 @@ class _ProductSplitter:
         kind = self.kind(part)
         if kind == "b":
             return self.op == "*"  # the product of bools is the same in every dtype
-        both_are_rounded = kind in "fc" and self.kind(self.expression) in "fc"
+        both_are_rounded = kind in "fc" and self.is_rounded
         return both_are_rounded or np.dtype(self.type(part)) == self.dtype
 
     def is_valid(self, factors: Sequence[Scalar], tensors: Sequence[Scalar]) -> bool:
@@ -173,7 +174,7 @@ class _ProductSplitter:
         record = AGGREGATIONS[str(self.aggregation)]
         if self.op in record.exact_over:
             return True
-        if self.kind(self.expression) in "fc":
+        if self.is_rounded:
             return not self.strict
         if self.op not in record.modular_over:
             return False
@@ -269,8 +270,7 @@ class _ProductSplitter:
     ) -> Scalar:
         """Add a vertex and return the element that reads it."""
         if name is None:
-            name = fresh(self.vertex.name, self.taken)
-            self.taken.add(name)
+            name = self.names.take_new(self.vertex.name)
         aggregation = self.aggregation if aggregated else None
         extent = self.einsum.extent
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)

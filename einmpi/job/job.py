@@ -154,7 +154,8 @@ def read_job(
             spec = replace(spec, shape=shape, dtype=stored_dtype)
         check_parts(spec, len(spec.shape or ()))
         inputs.append(spec)
-    computed = tuple(item.name for item in statements(source) if isinstance(item, Statement))
+    items = statements(source)
+    computed = tuple(item.name for item in items if isinstance(item, Statement))
     outputs = read_outputs(document, computed)
     strategy = choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY)
     memory = _read_memory(document)
@@ -166,7 +167,7 @@ def read_job(
     scratch = _read_scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
     names = [spec.name for spec in outputs] or None
-    graphs = build_graphs(source, tensors, chosen_sizes, names, strict)
+    graphs = build_graphs(source, tensors, chosen_sizes, names, strict, items)
     check_outputs(outputs, graphs.rewritten)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)

@@ -16,7 +16,6 @@ import numpy as np
 from einmpi.errors import InputError, OperationError, nearest_of, one_of
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, call_type
-from einmpi.graph.labels import fresh
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
     Call,
@@ -348,8 +347,8 @@ class Expressions:
         # The text of a constant cannot show the sign of a complex zero.
         neutral = record.neutral(dtype) if dtype.kind != "c" else record.empty
         assert neutral is not None
-        scanned = fresh(label, {*self.symbols.taken, label})
-        self.symbols.taken.add(scanned)
+        self.symbols.names.add(label)
+        scanned = self.symbols.names.take_new(label)
         inner = Scope(scope, (scanned,))
         inner.register(scanned, self.symbols.extent(scope, label, node), scanned)
         position = TypedScalar(Index(scanned), np.dtype(np.int64))

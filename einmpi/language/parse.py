@@ -32,12 +32,14 @@ def build_graphs(
     sizes: Mapping[str, int] | None = None,
     outputs: Sequence[str] | None = None,
     strict: bool = False,
+    items: Sequence[Statement | Declaration] | None = None,
 ) -> Graphs:
     """Parse a program and infer extents and dtypes. Both graphs have only what outputs need.
 
-    If `strict`, only rewrites are made that are exact for all values.
+    If `strict`, only rewrites are made that are exact for all values. `items` are the statements
+    of the source, if they are known already.
     """
-    written = prune(parse_program(source, inputs, sizes or {}, outputs))
+    written = prune(parse_program(source, inputs, sizes or {}, outputs, items))
     return Graphs(written, rewrite(source, written, strict))
 
 
@@ -81,10 +83,15 @@ def parse_graph(text: str) -> EinGraph:
 
 
 def parse_program(
-    source: Source, inputs: Inputs, sizes: Mapping[str, int], outputs: Sequence[str] | None = None
+    source: Source,
+    inputs: Inputs,
+    sizes: Mapping[str, int],
+    outputs: Sequence[str] | None = None,
+    items: Sequence[Statement | Declaration] | None = None,
 ) -> EinGraph:
     """Return the graph of a program as written, with a vertex for each aggregation or statement."""
-    items = list(statements(source))
+    if items is None:
+        items = statements(source)
     program = [item for item in items if isinstance(item, Statement)]
     # No temporary takes the name of a tensor or a label.
     words = set(re.findall(r"[^\W\d]\w*", source.text))

@@ -22,7 +22,7 @@ def add_declaration(symbols: SymbolTable, item: Declaration) -> None:
     place = symbols.source.at(item.node)
     shape = tuple(integer(symbols.source, node, symbols.sizes) for node in item.shape)
     if item.name not in symbols.known:
-        symbols.taken.add(item.name)
+        symbols.names.add(item.name)
         symbols.add_input(item.name, shape, item.dtype, place)
         return
     known = symbols.known[item.name]
@@ -38,19 +38,20 @@ def check_names(symbols: SymbolTable, program: Sequence[Statement]) -> None:
         raise InputError(symbols.source.name, what, "NAME[labels] = expression")
     seen: set[str] = set()
     for item in program:
-        place = symbols.source.at(item.node)
+        expected = "another name"
         if item.name in symbols.known:
             what = f"{item.name} is an input and cannot be defined again"
-            raise InputError(place, what, "another name")
-        if item.name in seen:
-            raise InputError(place, f"{item.name} is defined twice", "each name once")
-        if item.name in symbols.sizes:
+        elif item.name in seen:
+            what = f"{item.name} is defined twice"
+            expected = "each name once"
+        elif item.name in symbols.sizes:
             what = f"{item.name} is a size and cannot name a tensor"
-            raise InputError(place, what, "another name")
-        if is_reserved(item.name):
+        elif is_reserved(item.name):
             what = f"{item.name} is a word of the language and cannot name a tensor"
-            raise InputError(place, what, "another name")
-        seen.add(item.name)
+        else:
+            seen.add(item.name)
+            continue
+        raise InputError(symbols.source.at(item.node), what, expected)
 
 
 def add_statement(symbols: SymbolTable, item: Statement) -> None:

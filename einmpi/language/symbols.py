@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from einmpi.graph.aggregations import AGGREGATIONS, with_empty_value
 from einmpi.graph.dtypes import DTYPES, Type, check_installed, cpu_dtypes
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum
-from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, fresh
+from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, Names
 from einmpi.graph.scalar import Element, Scalar, labels_of
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.syntax import Source, Statement, integer
@@ -35,7 +35,7 @@ class SymbolTable:
     def __init__(self, source: Source, sizes: Mapping[str, int], names: set[str]) -> None:
         self.source = source
         self.sizes = sizes
-        self.taken = set(names)
+        self.names = Names(names)
         self.known: dict[str, Vertex] = {}
         self.current: Statement  # the statement being read: temporaries are named after it
         self.site: ast.AST | None = None  # the macro call being expanded: errors point at it
@@ -60,16 +60,16 @@ class SymbolTable:
         if name in self.sizes:
             what = f"{name} is a size and cannot name a tensor"
             raise InputError(place, what, "another name")
-        self.add(Vertex(name, tuple(int(extent) for extent in shape), dtype), place)
+        self._add(Vertex(name, tuple(int(extent) for extent in shape), dtype), lambda: place)
 
-    def add(self, vertex: Vertex, place: str) -> None:
-        """Add a vertex, unless it is too large."""
+    def _add(self, vertex: Vertex, place: Callable[[], str]) -> None:
+        """Add a vertex, unless it is too large. The place is looked up only for an error."""
         for extent in vertex.bound:
             if not 0 <= extent <= MAX_EXTENT:
-                raise InputError(place, f"{vertex.name} has extent {extent}", _EXTENTS)
+                raise InputError(place(), f"{vertex.name} has extent {extent}", _EXTENTS)
         if vertex.nbytes >= MAX_COUNT:
             what = f"{vertex.name} would have {vertex.elements} elements"
-            raise InputError(place, what, "less than 2**63 bytes")
+            raise InputError(place(), what, "less than 2**63 bytes")
         self.known[vertex.name] = vertex
 
     def emit(
@@ -92,7 +92,7 @@ class SymbolTable:
             vertex = make_vertex(name, einsum, tensors, self.known, places=places)
         except OperationError as error:
             raise error.at(self.where(node)) from None
-        self.add(vertex, self.where(node))
+        self._add(vertex, lambda: self.where(node))
         return TypedScalar(Element(name, tuple(output)), np.dtype(vertex.dtype))
 
     def _check_not_empty(
@@ -121,8 +121,7 @@ class SymbolTable:
         node: ast.AST,
     ) -> TypedScalar:
         """Add a vertex named after the statement being read."""
-        name = fresh(self.current.name, self.taken)
-        self.taken.add(name)
+        name = self.names.take_new(self.current.name)
         output = [label for label in labels_of(value.scalar) if label not in aggregated]
         return self.emit(name, output, value, aggregation, aggregated, scope, node)
 

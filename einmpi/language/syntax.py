@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -51,10 +51,13 @@ class Source:
         """Return "name:line:column" of a node, as an editor counts."""
         row = getattr(node, "lineno", 1)
         offset = getattr(node, "col_offset", 0)  # Python counts bytes
-        before = b""
-        if row <= len(self.lines):
-            before = self.lines[row - 1].translate(_GLYPHS).encode()[:offset]
-        return self.position(row, len(before.decode(errors="ignore")) + 1)
+        line = self.lines[row - 1] if row <= len(self.lines) else ""
+        if line.isascii():
+            column = min(offset, len(line))
+        else:
+            before = line.translate(_GLYPHS).encode()[:offset]
+            column = len(before.decode(errors="ignore"))
+        return self.position(row, column + 1)
 
     def position(self, row: int, column: int) -> str:
         """Return "name:line:column" of a row and a column of the text, both counted from 1."""
@@ -156,25 +159,27 @@ def _too_deep_line(text: str) -> int:
     return 1
 
 
-def statements(source: Source) -> Iterator[Statement | Declaration]:
-    """Yield the statements and declarations of a program."""
-    for node in parse(source):
-        match node:
-            case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=None):
-                yield _declaration(source, name, annotation)
-            case ast.Assign(targets=[ast.Name(id=name) as target], value=value):
-                yield Statement(name, (), value, target)
-            case ast.Assign(
-                targets=[ast.Subscript(value=ast.Name(id=name), slice=labels) as target],
-                value=value,
-            ):
-                yield Statement(name, labels_in_brackets(source, labels), value, target)
-            case ast.Assign(targets=[target]):
-                what = "this cannot be assigned to"
-                raise InputError(source.at(target), what, "NAME or NAME[labels]")
-            case _:
-                what = "this is not a statement of the language"
-                raise InputError(source.at(node), what, "NAME[labels] = expression")
+def statements(source: Source) -> list[Statement | Declaration]:
+    """Return the statements and declarations of a program."""
+    return [_statement(source, node) for node in parse(source)]
+
+
+def _statement(source: Source, node: ast.stmt) -> Statement | Declaration:
+    match node:
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation, value=None):
+            return _declaration(source, name, annotation)
+        case ast.Assign(targets=[ast.Name(id=name) as target], value=value):
+            return Statement(name, (), value, target)
+        case ast.Assign(
+            targets=[ast.Subscript(value=ast.Name(id=name), slice=labels) as target],
+            value=value,
+        ):
+            return Statement(name, labels_in_brackets(source, labels), value, target)
+        case ast.Assign(targets=[target]):
+            what = "this cannot be assigned to"
+            raise InputError(source.at(target), what, "NAME or NAME[labels]")
+    what = "this is not a statement of the language"
+    raise InputError(source.at(node), what, "NAME[labels] = expression")
 
 
 def entries(node: ast.expr) -> list[ast.expr]:

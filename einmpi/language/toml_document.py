@@ -6,8 +6,10 @@ import os
 import re
 import stat
 import tomllib
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
 from einmpi.errors import InputError, one_of
@@ -50,6 +52,11 @@ class Document:
     data: Mapping[str, Any]
     positions: Positions
 
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        """The offset of the first character of each line."""
+        return [0, *(match.end() for match in re.finditer("\n", self.text))]
+
     def place(self, path: KeyPath) -> str:
         """Return "name:line:column" of a key, or of the nearest key around it."""
         while path and path not in self.positions:
@@ -58,7 +65,8 @@ class Document:
 
     def position(self, offset: int) -> str:
         """Return "name:line:column" of an offset in the text."""
-        line, column = _line_and_column(self.text, offset)
+        line = bisect_right(self._line_starts, offset)
+        column = offset - self._line_starts[line - 1] + 1
         return f"{self.name}:{line}:{column}"
 
     def source(self, path: KeyPath) -> Source:
