@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.elementwise import store
-from einmpi.arrays.moving import block_indices, fetch, flat_indices, rearranged
+from einmpi.arrays.moving import block_indices, fetch, flat_indices, on_one_rank, rearranged
 from einmpi.arrays.shapes import broadcast_to, reshape
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
@@ -113,6 +113,10 @@ def select(array: DistArray, key: Any) -> DistArray:
         return _select_by_mask(array, key)
     selection = _selection(array, key)
     shape = selection.shape
+    if array.is_alone():  # a copy, as on several ranks
+        chosen: Any = array.local[key]
+        is_on_host = isinstance(chosen, np.ndarray | np.generic)
+        return on_one_rank(array, np.array(chosen) if is_on_host else chosen.copy())
     whole = tuple(len(indices) for indices in selection.chosen)
     strides = [prod(array.shape[number + 1 :]) for number in range(array.ndim)]
     rank = array.own_comm.rank

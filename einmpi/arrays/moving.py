@@ -40,6 +40,11 @@ def flat_indices(parts: list[Integers], shape: tuple[int, ...]) -> Integers:
     return flat.reshape(-1)
 
 
+def on_one_rank(source: DistArray, local: Array) -> DistArray:
+    """Return a tensor whose only block was computed from that of another one."""
+    return DistArray(local, layout_for(source.own_comm, local.shape), source.own_comm)
+
+
 def rearranged(
     source: DistArray, shape: tuple[int, ...], places: Callable[[Layout], Integers]
 ) -> DistArray:

@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.moving import block_indices, fetch, flat_indices, layout_for, rearranged
+from einmpi.arrays.moving import (
+    block_indices,
+    fetch,
+    flat_indices,
+    layout_for,
+    on_one_rank,
+    rearranged,
+)
 from einmpi.arrays.programs import common_comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.kernels.given import as_numpy
@@ -115,6 +122,8 @@ def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     if prod(extents) != array.size or any(extent < 0 for extent in extents):
         raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")
     new = tuple(extents)
+    if array.is_alone():
+        return on_one_rank(array, array.local.reshape(new).copy())
     rank = array.own_comm.rank
 
     def places(layout: Layout) -> Any:

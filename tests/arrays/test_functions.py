@@ -16,6 +16,7 @@ from einmpi.schedule.layout import Layout
 
 def assert_same(found, expected, name=""):
     expected = np.asarray(expected)
+    assert type(found.local) is np.ndarray
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype), name
     whole = found.gather()
     if expected.dtype.kind in "fc":
