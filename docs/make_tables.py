@@ -13,6 +13,7 @@ from einmpi.graph.operations import OPERATIONS
 from einmpi.job.backends import all_backends
 from einmpi.language.macros import MACROS
 from einmpi.planner.strategies import ROLES, STRATEGIES
+from einmpi.process.variables import VARIABLES
 
 DOCS = Path(__file__).parent
 
@@ -105,6 +106,14 @@ def backends_table():
     return markdown(("`backend`", "computes on"), rows)
 
 
+def variables_table():
+    rows = []
+    for variable in VARIABLES:
+        names = ", ".join(f"`{name}`" for name in variable.names)
+        rows.append((names, variable.values, variable.default, variable.documentation))
+    return markdown(("variable", "value", "default", "meaning"), rows)
+
+
 # The name of a table in the comment before it → the function that makes it.
 TABLES = {
     "strategies": strategies_table,
@@ -116,6 +125,7 @@ TABLES = {
     "dtypes": dtypes_table,
     "formats": formats_table,
     "backends": backends_table,
+    "variables": variables_table,
 }
 
 

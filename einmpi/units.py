@@ -175,6 +175,13 @@ def show_shape(extents: Iterable[int]) -> str:
     return "×".join(map(str, extents)) or "scalar"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number and a noun, such as "1 rank" or "2 ranks"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def plural(count: int, noun: str, many: str = "") -> str:
+    """Return the noun as it stands after a number; `many` is its plural if that is irregular."""
+    if count == 1:
+        return noun
+    return many or f"{noun}s"
+
+
+def counted(count: int, noun: str, many: str = "") -> str:
+    """Return a number and a noun, such as "1 rank", "2 ranks" or "2 vertices"."""
+    return f"{count} {plural(count, noun, many)}"

@@ -28,6 +28,7 @@ from einmpi.process.trust import UntrustedFileError, open_own_file
 from einmpi.runtime.backend import ALIGNMENT
 from einmpi.schedule.layout import PARTIAL, Layout
 from einmpi.schedule.regions import Box, Runs, boxes, elements, intersect, locate, shape
+from einmpi.units import counted
 from einmpi.version import __version__
 
 FORMAT = 2
@@ -148,7 +149,8 @@ class Saved:
                 version = _version_of(file)
                 found = os.fstat(file.fileno()).st_size
                 if found != size:
-                    raise damaged(self.path, f"{name} has {found} bytes instead of {size}")
+                    what = f"{name} has {counted(found, 'byte')} instead of {size}"
+                    raise damaged(self.path, what)
                 while piece := file.read(PIECE_BYTES):
                     check = zlib.crc32(piece, check)
         except UntrustedFileError as error:

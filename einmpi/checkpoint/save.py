@@ -48,6 +48,7 @@ from einmpi.process.terminal import print_notice
 from einmpi.process.trust import OWN_FOLDER_MODE, open_for_own_writing, why_not_own
 from einmpi.runtime.buffers import Buffers
 from einmpi.schedule.schedule import SavePoint
+from einmpi.units import counted
 from einmpi.version import __version__
 
 _HIDDEN = re.compile(r"\.[0-9]{6,9}\.[0-9a-f]{16}\.part")
@@ -365,7 +366,7 @@ class Checkpoints:
         return os.path.join(self.folder, name)
 
     def _progress(self, done: int) -> str:
-        return f"{done} of {len(self.number)} vertices"
+        return f"{done} of {counted(len(self.number), 'vertex', 'vertices')}"
 
     def _report(self, text: str, problem: bool = False) -> None:
         """Print a line to standard error on rank 0."""

@@ -5,8 +5,7 @@ They are made from the table of options. Completing starts no Python.
 
 from __future__ import annotations
 
-from einmpi.cli.help import SUMMARIES
-from einmpi.cli.options import Option, options_of
+from einmpi.cli.options import SUMMARIES, Option, options_of
 
 # What to complete for the value of an option, by the start of its metavar.
 _FILE = "FILE"
@@ -207,7 +206,7 @@ def _fish_line(condition: str, option: Option) -> str:
     kind = _file_kind(option)
     if not option.is_positional:
         for flag in option.names:
-            words.append(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}")
+            words.append(_fish_flag(flag))
         if not option.is_switch:
             words.append("-r" if kind == _FILE else "-x")  # a value follows; -x: no file
     if _values(option):
@@ -221,6 +220,15 @@ def _fish_line(condition: str, option: Option) -> str:
     if not option.is_positional:
         words.append(f"-d {_fish_quoted(_short_help(option))}")
     return " ".join(words)
+
+
+def _fish_flag(flag: str) -> str:
+    """Return the option of fish's `complete` for a flag: --long, -s or -old."""
+    if flag.startswith("--"):
+        return f"-l {flag[2:]}"
+    if len(flag) == 2:
+        return f"-s {flag[1:]}"
+    return f"-o {flag[1:]}"
 
 
 def _fish_quoted(text: str) -> str:

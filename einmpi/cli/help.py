@@ -6,25 +6,15 @@ import argparse
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, Protocol
 
-from einmpi.cli.options import GROUPS, Option, options_of
-from einmpi.errors import InputError
+from einmpi.cli.options import GROUPS, SUMMARIES, Option, options_of
+from einmpi.errors import InputError, one_of
 
 WIDTH = 80  # columns on every terminal: help is for reading, and for pages
-
-SUMMARIES = {
-    "run": "run a job (the default)",
-    "check": "parse a job, infer shapes, inspect its files",
-    "plan": "show how a job is partitioned over ranks: EXPLAIN",
-    "verify": "run a job and compare with the reference; writes no outputs",
-    "sbatch": "write a Slurm script with memory and time from the plan",
-    "doctor": "show what is installed here, and whether a run would work",
-    "calibrate": "measure this machine, for plans in seconds",
-    "completion": "print a script for completion in a shell",
-}
 
 # What to type for each command, and what it does; "" is the program without a command.
 EXAMPLES = {
     "": (
+        ("einmpi examples", "copy the example jobs to jobs/"),
         ("einmpi jobs/chain.toml", "run a job in this process"),
         ("mpirun -n 4 python -m einmpi jobs/chain.toml", "on four ranks"),
         ("einmpi run jobs/chain.toml -n 4", "the same: starts mpirun itself"),
@@ -60,6 +50,15 @@ EXAMPLES = {
         ("einmpi sbatch jobs/chain.toml --nodes 4 --ntasks-per-node 16", ""),
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 8 --out run.sbatch", ""),
         ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --checkpoint saved", ""),
+        ("einmpi sbatch jobs/chain.toml --nodes 2 --ntasks-per-node 4 --partition long", ""),
+    ),
+    "new": (
+        ("einmpi new mine.toml", "asks for program, inputs and outputs"),
+        ("einmpi new mine.toml --from data.h5", "all datasets as inputs"),
+    ),
+    "examples": (
+        ("einmpi examples", "to the folder jobs"),
+        ("einmpi examples ~/einmpi-jobs", "to another folder"),
     ),
     "doctor": (
         ("einmpi doctor", "also sends messages between two ranks"),
@@ -75,10 +74,14 @@ EXAMPLES = {
         ("einmpi completion zsh > ~/.zfunc/_einmpi", ""),
         ("einmpi completion fish > ~/.config/fish/completions/einmpi.fish", ""),
     ),
+    "help": (
+        ("einmpi help", "all commands"),
+        ("einmpi help plan", "the same as einmpi plan --help"),
+    ),
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of the whole command line."""
     parser = Parser(
         prog="einmpi",
@@ -100,10 +103,21 @@ def make_parser() -> argparse.ArgumentParser:
     for name, summary in SUMMARIES.items():
         command = commands.add_parser(name, description=summary)
         _add_options(command, options_of(name))
+        parser.command_parsers[name] = command
     output = parser.add_argument_group("output")
     output.add_argument("--version", action=_Version, help="of einmpi and of what it runs on")
     _add_help_flag(output)
     return parser
+
+
+def help_text(command: str | None) -> str:
+    """Return what --help prints for a command, or for the whole program without one."""
+    parser = make_parser()
+    if command is None:
+        return parser.format_help()
+    if command not in SUMMARIES:
+        raise InputError("einmpi help", f"unknown command {command!r}", one_of(SUMMARIES, command))
+    return parser.command_parsers[command].format_help()
 
 
 class Parser(argparse.ArgumentParser):
@@ -117,6 +131,7 @@ class Parser(argparse.ArgumentParser):
         # No abbreviations: a new flag could give another meaning to one.
         settings["allow_abbrev"] = False
         super().__init__(**settings)
+        self.command_parsers: dict[str, argparse.ArgumentParser] = {}  # of the whole program
 
     def error(self, message: str) -> NoReturn:
         raise InputError("einmpi", message, hint=f"see {self.prog} --help")
@@ -167,6 +182,9 @@ def _add_option(target: _ArgumentContainer, option: Option) -> None:
     if option.choices:
         settings["choices"] = option.choices
     if option.is_positional:
+        if option.is_optional:
+            settings["nargs"] = "?"
+            settings["default"] = option.default
         target.add_argument(*option.names, **settings)
         return
     settings["required"] = option.is_required

@@ -13,7 +13,10 @@ from einmpi.cli.calibrate.command import calibrate
 from einmpi.cli.commands import check, plan, run, verify
 from einmpi.cli.completion import completion_script
 from einmpi.cli.doctor.command import doctor
-from einmpi.cli.help import make_parser
+from einmpi.cli.examples import examples
+from einmpi.cli.help import help_text, make_parser
+from einmpi.cli.new.command import new
+from einmpi.cli.options import RANKS_FLAGS
 from einmpi.cli.rank import connect_ranks, fail_to_connect, run_alone, run_rank
 from einmpi.cli.sbatch.command import sbatch
 from einmpi.errors import InputError, one_of
@@ -111,9 +114,9 @@ def _without_ranks(words: Sequence[str]) -> list[str]:
     for word in words:
         if is_value:
             is_value = False
-        elif word in ("-n", "--ranks"):
+        elif word in RANKS_FLAGS:
             is_value = True
-        elif not re.match(r"-n[\d=]|--ranks=", word):
+        elif not re.match(r"-n[\d=]|-np=|--ranks=", word):
             kept.append(word)
     return kept
 
@@ -126,13 +129,24 @@ def completion(options: argparse.Namespace, comm: Comm) -> int:
     return 0
 
 
+def show_help(options: argparse.Namespace, comm: Comm) -> int:
+    """Print the help of a command or of the whole program."""
+    from einmpi.comm.agreement import on_first_rank
+
+    on_first_rank(comm, lambda: print(help_text(options.topic), end=""))
+    return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace, Comm], int]] = {
     "run": run,
     "check": check,
     "plan": plan,
     "verify": verify,
     "sbatch": sbatch,
+    "new": new,
+    "examples": examples,
     "doctor": doctor,
     "calibrate": calibrate,
     "completion": completion,
+    "help": show_help,
 }

@@ -10,9 +10,26 @@ from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.job.backends import backend_names
 from einmpi.planner.strategies import STRATEGIES
 
+# The commands, in the order in which --help lists them, and what each does.
+SUMMARIES = {
+    "run": "run a job (the default)",
+    "check": "parse a job, infer shapes, inspect its files",
+    "plan": "show how a job is partitioned over ranks: EXPLAIN",
+    "verify": "run a job and compare with the reference; writes no outputs",
+    "sbatch": "write a Slurm script with memory and time from the plan",
+    "new": "write a job file: from your answers, or for the tensors of a file",
+    "examples": "copy the example jobs into a folder",
+    "doctor": "show what is installed here, and whether a run would work",
+    "calibrate": "measure this machine, for plans in seconds",
+    "completion": "print a script for completion in a shell",
+    "help": "show the help of a command",
+}
+COMMAND_NAMES = tuple(SUMMARIES)
 SHELLS = ("bash", "zsh", "fish")
 CHECKPOINT_INTERVAL = "10min"
 MACHINE_FILE = "machine.toml"
+EXAMPLES_FOLDER = "jobs"
+RANKS_FLAGS = ("-n", "-np", "--ranks")
 PING_SECONDS = 30.0
 CALIBRATION_SECONDS = 5.0
 
@@ -26,7 +43,7 @@ _WITH_PLAN = ("run", "plan", "verify", "sbatch")
 class Option:
     """A flag or a positional argument of some commands."""
 
-    names: tuple[str, ...]  # such as ("-n", "--ranks"); a positional argument has one without "-"
+    names: tuple[str, ...]  # such as RANKS_FLAGS; a positional argument has one without "-"
     group: str
     commands: tuple[str, ...]
     help: str
@@ -36,6 +53,7 @@ class Option:
     is_required: bool = False
     is_switch: bool = False  # no value follows
     is_list: bool = False  # may be given several times
+    is_optional: bool = False  # a positional argument that may be left out
     value_if_bare: str | None = None  # the value is optional, and this one if left out
     excludes: str = ""  # options with the same word here exclude each other
     choices: tuple[str, ...] = ()  # all possible values, checked by the parser
@@ -55,6 +73,14 @@ def options_of(command: str) -> list[Option]:
 OPTIONS = (
     # ---- job -------------------------------------------------------------------------------------
     Option(("job",), "job", _WITH_JOB, "the job file", metavar="JOB.toml"),
+    Option(("job",), "job", ("new",), "the job file to write", metavar="JOB.toml"),
+    Option(
+        ("--from",),
+        "job",
+        ("new",),
+        "the file whose tensors become inputs; without it, you are asked",
+        metavar="FILE",
+    ),
     Option(
         ("--set",),
         "job",
@@ -68,7 +94,7 @@ OPTIONS = (
     ),
     # ---- ranks -----------------------------------------------------------------------------------
     Option(
-        ("-n", "--ranks"),
+        RANKS_FLAGS,
         "ranks",
         ("run", "verify", "calibrate"),
         "start this many ranks with mpirun",
@@ -76,7 +102,7 @@ OPTIONS = (
         type=int,
     ),
     Option(
-        ("-n", "--ranks"),
+        RANKS_FLAGS,
         "ranks",
         ("plan",),
         "number of ranks",
@@ -119,6 +145,23 @@ OPTIONS = (
         metavar="C",
         type=int,
         default=1,
+    ),
+    Option(
+        ("--gpus",),
+        "ranks",
+        ("sbatch",),
+        "GPUs in all, such as 8 or a100:8; by default one for each rank",
+        metavar="G",
+    ),
+    Option(("--partition",), "ranks", ("sbatch",), "partition of Slurm", metavar="NAME"),
+    Option(("--account",), "ranks", ("sbatch",), "account of Slurm", metavar="NAME"),
+    Option(("--qos",), "ranks", ("sbatch",), "quality of service of Slurm", metavar="NAME"),
+    Option(
+        ("--constraint",),
+        "ranks",
+        ("sbatch",),
+        "features that the nodes need, such as gpu&ib",
+        metavar="FEATURES",
     ),
     Option(
         ("--backend",),
@@ -232,6 +275,24 @@ OPTIONS = (
     # ---- output ----------------------------------------------------------------------------------
     Option(("shell",), "output", ("completion",), "which shell", choices=SHELLS),
     Option(
+        ("folder",),
+        "output",
+        ("examples",),
+        f"the folder to copy to; {EXAMPLES_FOLDER} by default",
+        metavar="DIR",
+        default=EXAMPLES_FOLDER,
+        is_optional=True,
+    ),
+    Option(
+        ("topic",),
+        "output",
+        ("help",),
+        "the command; without one, all are listed",
+        metavar="COMMAND",
+        is_optional=True,
+        suggestions=COMMAND_NAMES,
+    ),
+    Option(
         ("--out",),
         "output",
         ("sbatch",),
@@ -281,5 +342,11 @@ OPTIONS = (
         "print where the time went, also to a pipe",
         is_switch=True,
     ),
-    Option(("--quiet",), "output", _WITH_JOB, "print errors only", is_switch=True),
+    Option(
+        ("--quiet",),
+        "output",
+        (*_WITH_JOB, "new", "examples"),
+        "print errors only",
+        is_switch=True,
+    ),
 )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from einmpi.errors import EinmpiError, is_everywhere, on_one_line
+from einmpi.process.variables import DEBUG_VARIABLE, is_debugging
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
@@ -87,7 +88,7 @@ def run_rank(comm: Comm, command: Callable[[], int]) -> int:
         if is_everywhere(error):
             if isinstance(error, EinmpiError):
                 return print_error(error) if comm.rank == 0 else error.status
-            if os.environ.get("EINMPI_DEBUG") == "1":
+            if is_debugging():
                 traceback.print_exception(error)
             return print_error(error) if comm.rank == 0 else EinmpiError.status
         reason = error
@@ -109,7 +110,7 @@ def run_alone(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return print_interrupted()
     except Exception as error:
-        if os.environ.get("EINMPI_DEBUG") == "1":
+        if is_debugging():
             raise
         return print_error(error)
 
@@ -127,7 +128,7 @@ def print_error(error: Exception) -> int:
         status = error.status
     else:
         name = type(error).__name__
-        line = f"einmpi: error: {name}: {error}; EINMPI_DEBUG=1 shows the traceback"
+        line = f"einmpi: error: {name}: {error}; {DEBUG_VARIABLE}=1 shows the traceback"
         status = 1
     for note in getattr(error, "__notes__", ()):
         line += f" ({note})"

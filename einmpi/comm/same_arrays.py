@@ -10,15 +10,16 @@ import numpy as np
 
 from einmpi.comm.base import Array, Comm
 from einmpi.errors import InputError
-
-_VARIABLE = "EINMPI_CHECK"
+from einmpi.process.variables import CHECK_VARIABLE
 
 
 def is_checking() -> bool:
     """Return whether the user wants arrays to be compared."""
-    given = os.environ.get(_VARIABLE, "")
+    given = os.environ.get(CHECK_VARIABLE, "")
     if given not in ("", "0", "1"):
-        raise InputError(_VARIABLE, f"{given!r} is neither 0 nor 1", "1 to compare arrays, or 0")
+        raise InputError(
+            CHECK_VARIABLE, f"{given!r} is neither 0 nor 1", "1 to compare arrays, or 0"
+        )
     return given == "1"
 
 

@@ -308,7 +308,7 @@ class DistArray(ArrayMethods, ArrayCreation):
                 raise InputError(
                     "redistribute",
                     f"the layout {layout} is for a tensor of shape {layout.bound}",
-                    f"shape {self.shape} on at most {self.own_comm.size} ranks",
+                    f"shape {self.shape} on at most {counted(self.own_comm.size, 'rank')}",
                 )
 
         together(self.own_comm, check_layout, lambda _: f"redistribute {self.layout} {layout!r}")

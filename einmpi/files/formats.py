@@ -23,6 +23,8 @@ from einmpi.graph.labels import MAX_LABELS
 Find: TypeAlias = Callable[[str, str, str], Dataset]
 # The same with the folders in which other files may be that the first one refers to.
 FindLinked: TypeAlias = Callable[[str, str, str, Sequence[str]], Dataset]
+# (file, what messages call it, the most names that are needed) → names of tensors in the file.
+ListNames: TypeAlias = Callable[[str, str, int], list[str]]
 OpenReader: TypeAlias = Callable[[Dataset], Reader]
 # (new file, file it will replace, the tensors by name, attributes) → where the elements go.
 LayOut: TypeAlias = Callable[[str, str, Mapping[str, StorageSpec], Mapping[str, str]], list[Place]]
@@ -35,6 +37,11 @@ def check_is_file(file: str, names: Mapping[str, str]) -> None:
     if not os.path.isfile(file):
         place = next(iter(names.values()))
         raise InputError(place or file, f"{file} is not a regular file", "a file to replace")
+
+
+def no_names(file: str, place: str, most: int) -> list[str]:
+    """Return the names in a file that holds a single tensor, which has none."""
+    return [""]
 
 
 def any_name(place: str, name: str) -> str:
@@ -74,6 +81,8 @@ class FileFormat:
         One line for the table of formats.
     find : callable
         Look up a tensor in a file without reading its elements.
+    list_names : callable, optional
+        Return the names of the tensors in a file, at most as many as are asked for.
     find_linked : callable, optional
         The same for a format whose files can refer to others, which takes the folders where these
         may be. The dataset it returns has all files in `sources`.
@@ -92,6 +101,7 @@ class FileFormat:
     key: str
     documentation: str
     find: Find
+    list_names: ListNames = no_names
     find_linked: FindLinked | None = None
     open_reader: OpenReader = RawReader
     write: WriteMethods | None = None
@@ -221,6 +231,7 @@ HDF5 = FileFormat(
     key="dataset",
     documentation="datasets in groups; compressed, chunked and virtual datasets can be read",
     find=hdf5.find,
+    list_names=hdf5.list_datasets,
     find_linked=hdf5.find_linked,
     open_reader=hdf5.open_reader,
     write=WriteMethods(
@@ -238,6 +249,7 @@ SAFETENSORS = FileFormat(
     key="tensor",
     documentation="named tensors, such as the weights of a model",
     find=safetensors.find,
+    list_names=safetensors.list_tensors,
 )
 NPY = FileFormat(
     name="NumPy",

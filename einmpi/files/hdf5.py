@@ -17,6 +17,7 @@ from einmpi.files.hdf5_links import (
     UnsafeLinkError,
     check_hdf5,
     damage_reported,
+    datasets_in,
     look_up,
     opened,
 )
@@ -82,6 +83,13 @@ def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ())
             offset,
             sources=links.sources,
         )
+
+
+def list_datasets(file: str, place: str, most: int) -> list[str]:
+    """Return the paths of the first datasets in a file. Links are not followed."""
+    check_hdf5(file, place)
+    with opened(file, place) as handle, damage_reported(file, "/", place):
+        return datasets_in(handle, most)
 
 
 def open_reader(dataset: Dataset) -> Reader:

@@ -380,7 +380,7 @@ def look_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Data
             raise InputError(where, f"{dataset} in {file} has no values", "a dataset with a shape")
         return found
     if isinstance(found, h5py.Group):
-        names = _datasets_in(found)
+        names = datasets_in(found, MOST_NAMES_COMPARED)
         expected = nearest_of(names, "") if names else "a dataset"
         raise InputError(where, f"{dataset} in {file} is a group", expected)
     link = handle.get(dataset, getlink=True)
@@ -391,15 +391,15 @@ def look_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Data
         raise InputError(
             where, f"{dataset} in {file} is a link to {target}, which does not exist", "a dataset"
         )
-    names = _datasets_in(handle)
+    names = datasets_in(handle, MOST_NAMES_COMPARED)
     expected = "a file that has datasets"
     if names:
         expected = nearest_of(names, dataset)
     raise InputError(where, f"there is no dataset {dataset} in {file}", expected)
 
 
-def _datasets_in(group: h5py.Group) -> list[str]:
-    """Return the names of the datasets of a group, or of the first ones if there are many."""
+def datasets_in(group: h5py.Group, most: int) -> list[str]:
+    """Return the names of the first datasets of a group. Links in it are not followed."""
     import h5py
 
     names: list[str] = []
@@ -407,7 +407,7 @@ def _datasets_in(group: h5py.Group) -> list[str]:
     def visit(_: str, item: object) -> bool | None:
         if isinstance(item, h5py.Dataset):
             names.append(str(item.name))
-        return True if len(names) >= MOST_NAMES_COMPARED else None
+        return True if len(names) >= most else None
 
     group.visititems(visit)
     return names

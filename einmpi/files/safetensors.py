@@ -14,6 +14,7 @@ from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.datasets import Dataset, check_file
 from einmpi.files.identity import FileIdentity, identity_from
 from einmpi.graph.dtypes import check_installed, cpu_dtypes
+from einmpi.units import counted
 
 Header: TypeAlias = dict[str, dict[str, Any]]
 
@@ -43,10 +44,7 @@ def find(file: str, tensor: str, place: str) -> Dataset:
         if entry is not None:
             code, shape, first, last = _parse_entry(tensor, entry, identity.size - start)
     except (ValueError, TypeError, KeyError, OSError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise InputError(
-            where, f"{file} cannot be read as safetensors: {reason:.200}", "an undamaged file"
-        ) from None
+        raise _not_safetensors(file, place, error) from None
     if entry is None:
         expected = nearest_of(sorted(header), tensor)
         raise InputError(where, f"there is no tensor {tensor} in {file}", expected)
@@ -59,11 +57,27 @@ def find(file: str, tensor: str, place: str) -> Dataset:
     if last - first != prod(shape) * np.dtype(stored).itemsize:
         raise InputError(
             where,
-            f"{file} cannot be read as safetensors: {tensor} has {last - first} bytes, "
-            "which does not match its shape",
+            f"{file} cannot be read as safetensors: {tensor} has "
+            f"{counted(last - first, 'byte')}, which does not match its shape",
             "an undamaged file",
         )
     return Dataset(file, tensor, place, shape, stored, offset=start + first)
+
+
+def list_tensors(file: str, place: str, most: int) -> list[str]:
+    """Return the names of the first tensors in a file."""
+    check_file(file, place, "a safetensors file")
+    try:
+        header = _read_header(file, identity_from(os.stat(file)))[1]
+    except (ValueError, OSError, RecursionError) as error:
+        raise _not_safetensors(file, place, error) from None
+    return sorted(header)[:most]
+
+
+def _not_safetensors(file: str, place: str, error: Exception) -> InputError:
+    reason = " ".join(str(error).split())
+    what = f"{file} cannot be read as safetensors: {reason:.200}"
+    return InputError(place or file, what, "an undamaged file")
 
 
 def _parse_entry(

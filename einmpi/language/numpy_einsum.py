@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import Any
 
 from einmpi.errors import InputError
+from einmpi.units import counted
 
 # In the order of implicit outputs.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -117,14 +118,15 @@ def _parse(subscripts: str, shapes: Sequence[Sequence[int]]) -> tuple[list[list[
     left, arrow, right = subscripts.partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes):
-        what = f"{left!r} has {len(terms)} operands"
+        what = f"{left!r} has {counted(len(terms), 'operand')}"
         raise InputError("einsum", what, f"{len(shapes)}, one for each array")
     labels = []
     widest = 0  # dimensions of the longest ellipsis
     for term, shape in zip(terms, shapes, strict=True):
         hidden = len(shape) - len(term.replace("...", ""))
         if hidden < 0 or (hidden > 0 and "..." not in term):
-            what = f"{term!r} does not fit an array with {len(shape)} dimensions"
+            dimensions = counted(len(shape), "dimension")
+            what = f"{term!r} does not fit an array with {dimensions}"
             raise InputError("einsum", what, "one label for each dimension, or ...")
         widest = max(widest, hidden)
         labels.append(_expand(term, hidden))

@@ -13,6 +13,7 @@ from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE
 from einmpi.planner.strategies import DEFAULT_STRATEGY, STRATEGIES
+from einmpi.units import counted
 
 MAX_RANKS = 4096
 LARGEST_GOOD_PRIME = 7  # a number of ranks with a larger prime factor can be cut in few ways
@@ -135,9 +136,9 @@ def _check_nodes(ranks: int, options: Options) -> None:
     listed = ", ".join(divisors[:MOST_DIVISORS_LISTED])
     if len(divisors) > MOST_DIVISORS_LISTED:
         listed += ", …"
-    raise InputError(
-        "nodes", f"{ranks} ranks on {nodes} nodes", f"a divisor of the ranks: {listed}"
-    )
+    # `nodes` may be anything that a program passes, so its noun stays in the plural.
+    what = f"{counted(ranks, 'rank')} on {nodes} nodes"
+    raise InputError("nodes", what, f"a divisor of the ranks: {listed}")
 
 
 def _check_pins(graph: EinGraph, options: Options) -> None:

@@ -138,7 +138,8 @@ class Planning:
             if count > 1:
                 cuts.append(f"{label}:{count}")
         shown = " ".join(cuts) or "nothing"
-        note = f"{prod(parts)} parts do not fit {self.mesh.ranks} ranks: cut {shown}"
+        ranks = counted(self.mesh.ranks, "rank")
+        note = f"{prod(parts)} parts do not fit {ranks}: cut {shown}"
         if name in self.notes:
             note = f"{self.notes[name]}; {note}"
         self.notes[name] = note
@@ -217,7 +218,7 @@ class Planning:
                     f"at least {least} bytes for the plans that were found, or more ranks "
                     "(with resident inputs, other strategies may need less)"
                 )
-            what = f"no plan on {ranks} was found below {limit} bytes a rank"
+            what = f"no plan on {ranks} was found below {counted(limit, 'byte')} a rank"
             raise InputError("memory", what, expected)
         return spilling
 

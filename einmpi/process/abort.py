@@ -15,6 +15,7 @@ from einmpi.errors import EinmpiError, on_one_line
 from einmpi.process.environment import is_launched
 from einmpi.process.names import NAMES, is_claimed
 from einmpi.process.notes import activity_writer, current_activity
+from einmpi.process.variables import is_debugging
 
 ERROR_PREFIX = "einmpi: error:"  # the line of a failed rank begins with this
 # When all ranks end for the same reason, rank 0 prints and aborts first. The others wait: the first
@@ -97,7 +98,7 @@ class _ForcedExit:
 
 def abort_on_error(rank: int, error: BaseException, abort: Callable[[int], object]) -> None:
     """End all ranks because of an error on this one."""
-    if os.environ.get("EINMPI_DEBUG") == "1":
+    if is_debugging():
         traceback.print_exception(error)
     if isinstance(error, EinmpiError):
         message = str(error)

@@ -15,7 +15,8 @@ import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-NOTES_VARIABLE = "EINMPI_NOTES"  # the environment variable with the path of the file
+from einmpi.process.variables import NOTES_VARIABLE
+
 # Machines may share a folder but never a socket, so the folder is named after the machine. Both
 # names are short because the path of a socket must be.
 FOLDER_PREFIX = f"einmpi-{zlib.crc32(os.uname().nodename.encode()):08x}-"

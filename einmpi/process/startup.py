@@ -24,9 +24,9 @@ from einmpi.process.environment import (
     launcher_size_on_node,
 )
 from einmpi.process.names import NAMES, ranks_present
+from einmpi.process.variables import START_TIMEOUT_VARIABLE
 from einmpi.units import parse_seconds
 
-START_TIMEOUT_VARIABLE = "EINMPI_START_TIMEOUT"
 _DEFAULT_LIMIT = "60s"
 # Seconds. Longer waits mean that there is no limit, and poll counts milliseconds up to 24 days.
 _LARGEST_LIMIT = 24 * 3600
@@ -143,5 +143,9 @@ def _describe_missing_ranks(present: list[int], expected: int | None) -> str:
         return f"all {size} ranks have started but cannot connect to each other"
     machine = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     if missing:
+        if expected == 1:
+            return f"the only rank of {machine} {have_not_started}"
         return f"{missing} of the {expected} ranks of {machine} {have_not_started}"
+    if expected == 1:
+        return f"the only rank of {machine} has started, those of other machines have not"
     return f"all {expected} ranks of {machine} have started, those of other machines have not"

@@ -7,9 +7,9 @@ import sys
 from typing import NamedTuple, TextIO
 
 from einmpi.errors import on_one_line
+from einmpi.process.variables import TERMINALS_VARIABLE
 
 # What a launcher tells its ranks about its terminal, see `_LauncherTerminal`.
-TERMINALS_VARIABLE = "EINMPI_TERMINALS"
 CLEAR = "\r\x1b[2K"  # return to the start of the line and clear it
 # Open MPI's mpirun gives its ranks terminals even if it has none itself.
 _OPEN_MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")

@@ -24,7 +24,7 @@ from einmpi.report.picture import (
     shifted,
     shortened,
 )
-from einmpi.units import show_bytes, show_count, show_shape
+from einmpi.units import counted, plural, show_bytes, show_count, show_shape
 
 MAX_DETAILED_TENSORS = (
     150  # with more of them, repeated layers share a box and EinSums are left out
@@ -96,8 +96,9 @@ def graph_picture(plan: Plan) -> Picture:
     indent = (width - place.width) / 2
     below_legend = [shifted(group, indent, LEGEND_HEIGHT) for group in groups]
     title = (
-        f"The graph of the program, cut over {plan.mesh.ranks} ranks: "
-        f"{len(plan.graph.computed)} operations, {show_bytes(plan.bytes_predicted)} moved"
+        f"The graph of the program, cut over {counted(plan.mesh.ranks, 'rank')}: "
+        f"{counted(len(plan.graph.computed), 'operation')}, "
+        f"{show_bytes(plan.bytes_predicted)} moved"
     )
     return Picture(width, place.height + LEGEND_HEIGHT, title, (legend, *below_legend))
 
@@ -215,7 +216,8 @@ def _chips(plan: Plan, vertex: Vertex) -> list[tuple[str, str]]:
 def _hint(vertex: Vertex, into_layout: EdgeMovement | None) -> str:
     lines = [str(vertex), f"{shape_text(vertex)}, {show_bytes(vertex.nbytes)}"]
     if vertex.einsum is not None:
-        lines.append(f"{show_count(vertex.einsum.operations())} operations")
+        operations = vertex.einsum.operations()
+        lines.append(f"{show_count(operations)} {plural(operations, 'operation')}")
     if into_layout is not None:
         reason = REASON_NAMES[into_layout.reason]
         lines.append(
@@ -235,8 +237,9 @@ def _more_layers_node(plan: Plan, drawn: _Drawn, movements: Sequence[EdgeMovemen
         same_state = plan.states.get(name) == plan.states.get(model)
         same_layout = plan.layouts.get(name) == plan.layouts.get(model)
         alike = alike and same_state and same_layout
-    head = f"{drawn.layers} more layers like this"
-    amount = f"{len(drawn.hidden):,} tensors, {show_bytes(nbytes)} moved"
+    head = f"{counted(drawn.layers, 'more layer')} like this"
+    tensors = f"{len(drawn.hidden):,} {plural(len(drawn.hidden), 'tensor')}"
+    amount = f"{tensors}, {show_bytes(nbytes)} moved"
     cuts = "all cut alike" if alike else "some are cut differently: see the table"
     rows = (
         (Text(0, 0, head, "ink", 13, bold=True),),

@@ -21,6 +21,7 @@ from einmpi.report.page_data import layouts_data, timeline_data
 from einmpi.report.page_tables import comparison_table, figures, tensor_table, time_by_kind
 from einmpi.report.picture import css, svg
 from einmpi.report.timeline import Timeline
+from einmpi.units import counted, plural
 from einmpi.version import __version__
 
 SCRIPTS = ("common.js", "tensors.js", "timeline.js", "start.js")
@@ -117,7 +118,9 @@ def _json(data: object) -> str:
 
 
 def _subtitle(plan: Plan) -> str:
-    graph = f"{len(plan.graph.computed):,} operations on {len(plan.graph.inputs):,} inputs"
+    computed = len(plan.graph.computed)
+    inputs = len(plan.graph.inputs)
+    graph = f"{computed:,} {plural(computed, 'operation')} on {inputs:,} {plural(inputs, 'input')}"
     return f"{heading(plan)}, {graph}"
 
 
@@ -170,7 +173,7 @@ def _timeline(timeline: Timeline, merged: int) -> str:
     note = ""
     if merged:
         note = f"<p>Neighbouring steps shorter than {merged:,} µs are drawn as one.</p>"
-    label = f"Timeline of {timeline.ranks} ranks over {timeline.seconds:.3g} seconds"
+    label = f"Timeline of {counted(timeline.ranks, 'rank')} over {timeline.seconds:.3g} seconds"
     return f"""<div>{keys}</div>{note}
 <div class="tools">
 <button id="track-in">Zoom in</button><button id="track-out">Zoom out</button>

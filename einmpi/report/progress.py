@@ -14,7 +14,7 @@ from einmpi.report.record import Work, work_of
 from einmpi.report.terminal import console_for
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.steps import Step
-from einmpi.units import show_bytes
+from einmpi.units import counted, show_bytes
 
 BAR_INTERVAL = 0.2  # seconds
 LINE_INTERVAL = 30.0
@@ -131,7 +131,8 @@ class Progress:
                 vertices.add(each.vertex)
         vertex = "" if work is None else work.vertex
         time_left = "" if left is None else f", {_about(left)}"
-        return f"einmpi: {part:.0%} {vertex} of {len(vertices)} vertices{time_left}\n"
+        amount = counted(len(vertices), "vertex", "vertices")
+        return f"einmpi: {part:.0%} {vertex} of {amount}{time_left}\n"
 
     def _bar(self, part: float, work: Work | None, left: float | None) -> str:
         from rich.progress_bar import ProgressBar

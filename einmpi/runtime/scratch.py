@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from einmpi.errors import EinmpiError, InputError
 from einmpi.process.trust import why_open_to_others
+from einmpi.process.variables import SCRATCH_VARIABLE
 
-SCRATCH_VARIABLE = "EINMPI_SCRATCH"
 SMALL_COPY_BYTES = 2**16  # copied in less time than it takes to wake another thread
 MANY_FILES = 2**16  # about as many as a process can map
 

@@ -7,9 +7,9 @@ import os
 from dataclasses import dataclass
 
 from einmpi.comm.base import Comm
+from einmpi.process.variables import THREAD_VARIABLES
 from einmpi.units import counted
 
-SET_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
 SHARE = "its share of the cores"
 
 
@@ -32,7 +32,7 @@ def threads_of(comm: Comm) -> Threads:
 
     A process that works alone leaves BLAS as it is.
     """
-    for name in SET_BY_USER:
+    for name in THREAD_VARIABLES:
         value = os.environ.get(name, "")
         if value.isdecimal() and int(value) > 0:
             return Threads(int(value), name)

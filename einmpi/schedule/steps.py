@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from einmpi.schedule.regions import Region, elements, show_region, whole
 from einmpi.schedule.slots import Slot, Slots
 from einmpi.schedule.step import Kernel, Step
 from einmpi.schedule.transfers import Moves, Reduction
-from einmpi.units import show_bytes
+from einmpi.units import plural, show_bytes
 
 __all__ = [
     "MESSAGE_BUFFER_BYTES",
@@ -325,7 +326,8 @@ class Group(Step):
 
     def __str__(self) -> str:
         size = "×".join(map(str, self.block))
-        lines = [f"together, {size} rows at a time:"]
+        rows = plural(prod(self.block), "row")
+        lines = [f"together, {size} {rows} at a time:"]
         lines += [f"  {step}" for step in self.steps]
         return "\n".join(lines)
 

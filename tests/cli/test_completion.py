@@ -74,6 +74,10 @@ JOBS = {"one.toml", "two.toml", "sub", "two words"}
         (["plan", "one.toml", "-n", ""], set()),
         (["completion", ""], set(SHELLS)),
         (["doctor", ""], set()),
+        (["help", ""], set(COMMANDS)),
+        (["examples", ""], {"sub", "two words"}),
+        (["new", "mine.toml", "--from", "n"], {"notes.txt"}),
+        (["run", "one.toml", "-np", ""], set()),
         (["--ver"], {"--version"}),
     ],
 )
@@ -113,6 +117,8 @@ def test_bash_registers_the_function(folder):
         ("einmpi one.toml --repe", {"--repeat"}),
         ("einmpi check one.toml --repe", set()),
         ("einmpi completion ", set(SHELLS)),
+        ("einmpi help pl", {"plan"}),
+        ("einmpi plan one.toml -np", {"-np"}),
         ("einmpi plan t", {"two.toml", "two words/"}),
     ],
 )

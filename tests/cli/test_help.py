@@ -8,12 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from in_process import einmpi_here
 from paths import ROOT
 
 import einmpi
-from einmpi.cli.help import EXAMPLES, SUMMARIES, WIDTH, make_parser
+from einmpi.cli.help import EXAMPLES, WIDTH, make_parser
 from einmpi.cli.main import COMMANDS
-from einmpi.cli.options import GROUPS, OPTIONS, options_of
+from einmpi.cli.options import GROUPS, OPTIONS, SUMMARIES, options_of
 
 
 def help_of(command):
@@ -50,16 +51,31 @@ def test_every_option_is_shown_once_in_its_group(command):
     shown = {}
     for section in text.split("\n\n"):
         heading, _, lines = section.partition(":\n")
-        shown[heading] = re.findall(r"^  (?:-\w(?: \w+)?, )?(\S+)", lines, re.MULTILINE)
+        shown[heading] = re.findall(r"^  (?:-\w+(?: \w+)?, )*(\S+)", lines, re.MULTILINE)
     for group in GROUPS:
         names = []
         for option in options_of(command):
             if option.group == group:
-                names.append("{bash,zsh,fish}" if option.choices else option.names[-1])
+                if option.choices:
+                    names.append("{bash,zsh,fish}")
+                else:
+                    names.append(option.metavar if option.is_positional else option.names[-1])
         if group == "output":
             names.append("--help")
-        names = ["JOB.toml" if name == "job" else name for name in names]
         assert shown.get(group, []) == names
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_the_command_help_shows_the_same(command, tmp_path):
+    done = einmpi_here(tmp_path, ["help", *command.split()])
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", help_of(command))
+
+
+def test_help_of_an_unknown_command(tmp_path):
+    done = einmpi_here(tmp_path, ["help", "plann"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("einmpi help: unknown command 'plann'; expected one of run, ")
+    assert done.stderr.endswith("(did you mean plan?)\n")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +86,8 @@ def test_examples_are_accepted(command, line):
     words = shlex.split(line.partition(" > ")[0])
     words = words[words.index("einmpi") + 1 :]
     for word in words:
-        assert not word.endswith(".toml") or (ROOT / word).is_file()
+        is_read = word.endswith(".toml") and words[0] != "new"
+        assert not is_read or (ROOT / word).is_file()
     if words[0] not in COMMANDS:
         words.insert(0, "run")
     assert make_parser().parse_args(words).command in (command or words[0], words[0])

@@ -70,6 +70,10 @@ OPTIONS = {
     "signal",
     "requeue",
     "open-mode",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
 }
 
 
@@ -344,3 +348,50 @@ def test_wrong_limits(text):
 )
 def test_clock(seconds, shown):
     assert clock(seconds) == shown
+
+
+# ---- what a site defines -------------------------------------------------------------------------
+
+
+def test_names_of_the_site(job):
+    words = ["--partition", "long,short", "--account", "physics", "--qos", "high"]
+    text = script(job, "--nodes", 2, "--ntasks-per-node", 4, *words, "--constraint", "[a|b]&ib*2")
+    found = sbatch_options(text)
+    assert found["partition"] == "long,short"
+    assert found["account"] == "physics"
+    assert found["qos"] == "high"
+    assert found["constraint"] == "[a|b]&ib*2"
+    plain_options = sbatch_options(script(job, "--nodes", 2, "--ntasks-per-node", 4))
+    assert set(found) - set(plain_options) == {"partition", "account", "qos", "constraint"}
+
+
+@pytest.mark.parametrize("flag", ["partition", "account", "qos", "constraint"])
+@pytest.mark.parametrize("value", [*NASTY, "", "-x", "a b", "a\n#SBATCH --exclusive", "a'", "a#b"])
+def test_names_of_the_site_are_names(job, flag, value):
+    with pytest.raises(InputError, match=f"--{flag}: "):
+        script(job, "--nodes", 1, "--ntasks-per-node", 1, f"--{flag}={value}")
+
+
+@pytest.mark.parametrize(
+    ("words", "requested"),
+    [([], "4"), (["--gpus", "4"], "2"), (["--gpus", "a100:2"], "a100:1"), (["--gpus", "8"], "4")],
+)
+def test_gpus_in_all(job, words, requested):
+    text = script(job, "--nodes", 2, "--ntasks-per-node", 4, "--backend", "cupy", *words)
+    assert sbatch_options(text)["gpus-per-node"] == requested
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "3", "--backend", "cupy"], "3 GPUs on 2 nodes"),
+        (["--gpus", "1", "--backend", "cupy"], "1 GPU on 2 nodes"),
+        (["--gpus", "2"], "the backend numpy uses no GPU"),
+        (["--gpus", "0", "--backend", "cupy"], "'0' is not a number of GPUs"),
+        (["--gpus", "a b:2", "--backend", "cupy"], "'a b:2' is not a number of GPUs"),
+        (["--gpus", "x:2\n#", "--backend", "cupy"], "is not a number of GPUs"),
+    ],
+)
+def test_wrong_numbers_of_gpus(job, words, message):
+    with pytest.raises(InputError, match=message):
+        script(job, "--nodes", 2, "--ntasks-per-node", 4, *words)

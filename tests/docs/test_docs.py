@@ -394,8 +394,10 @@ COMMAND_LINE = (
     ROOT / "einmpi/cli/job_options.py",
     ROOT / "einmpi/units.py",
     ROOT / "einmpi/cli/output_files.py",
+    ROOT / "einmpi/cli/examples.py",
+    ROOT / "einmpi/cli/help.py",
     ROOT / "einmpi/cli/launch/mpirun.py",
-    *modules_of("planner", "cli/sbatch", "cli/calibrate", "cli/doctor"),
+    *modules_of("planner", "cli/sbatch", "cli/new", "cli/calibrate", "cli/doctor"),
 )
 # Parts of errors that have no example on a page, and why.
 NOT_SHOWN = {

@@ -17,7 +17,8 @@ from paths import ROOT
 
 import einmpi
 from einmpi.process import terminal as terminals
-from einmpi.process.terminal import CLEAR, TERMINALS_VARIABLE, columns, screen
+from einmpi.process.terminal import CLEAR, columns, screen
+from einmpi.process.variables import TERMINALS_VARIABLE
 from einmpi.report import progress
 from einmpi.report.progress import Progress
 from einmpi.schedule.lower import lower

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from einmpi.cli.doctor.finding import Finding
+from einmpi.process.variables import CACHE_VARIABLE
 
 INSTALL_MPI = (
     "pip install 'einmpi[mpich]', or load your site's MPI (module load …) and pip install mpi4py"
@@ -60,7 +61,7 @@ def _examine_numba(answer: dict[str, Any]) -> Finding:
     if not answer["folder"]:
         consequence = "kernels cannot be cached, so each run compiles them again"
         problem = f"{answer['numba']}; {consequence}: {answer['problem']}"
-        advice = "export EINMPI_CACHE_DIR=FOLDER, with a folder that only you can write to"
+        advice = f"export {CACHE_VARIABLE}=FOLDER, with a folder that only you can write to"
         return Finding("numba", "note", problem, advice)
     return Finding("numba", "ok", f"{answer['numba']}; kernels are cached in {answer['folder']}")
 

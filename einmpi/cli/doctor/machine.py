@@ -40,7 +40,7 @@ def examine_machine() -> Finding:
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     memory = show_bytes(os.sysconf("SC_PHYS_PAGES") * page_bytes)
     unused = show_bytes(os.sysconf("SC_AVPHYS_PAGES") * page_bytes)
-    cores = f"{len(available_cores())} of {os.cpu_count()} cores"
+    cores = f"{len(available_cores())} of {counted(os.cpu_count() or 1, 'core')}"
     text = f"{cores}; {memory} of memory, {unused} of it unused{_memory_allowance()}"
     return Finding("machine", "ok", text)
 

@@ -11,6 +11,7 @@ from einmpi.cli.doctor.libraries import INSTALL_MPI
 from einmpi.cli.launch.mpirun import family_in, family_of, mpirun_command
 from einmpi.errors import InputError
 from einmpi.process.environment import python_command
+from einmpi.process.variables import DEBUG_VARIABLE
 
 NO_MPIRUN = "there is no mpirun"
 _FAMILY_NAMES = {
@@ -56,7 +57,9 @@ def examine_slurm(mpi: dict[str, Any]) -> Finding:
     if job is not None:
         tasks = os.environ.get("SLURM_NTASKS", "?")
         nodes = os.environ.get("SLURM_JOB_NUM_NODES", "?")
-        where = f"inside job {job}: {tasks} tasks on {nodes} nodes"
+        task_noun = "task" if tasks == "1" else "tasks"
+        node_noun = "node" if nodes == "1" else "nodes"
+        where = f"inside job {job}: {tasks} {task_noun} on {nodes} {node_noun}"
     pmi = _PMI_OF_FAMILY.get(family_in(mpi.get("library", "")))
     srun = f"srun --mpi={pmi}" if pmi else "srun"
     usage = f"{srun} -n P python -m einmpi JOB.toml"
@@ -69,7 +72,9 @@ def ping_ranks(seconds: float) -> Finding:
     answer = read_answer(process, seconds)
     if "error" in answer:
         problem = f"two ranks cannot reach each other: {answer['error']}"
-        advice = "EINMPI_DEBUG=1 python -m einmpi.cli.doctor.ping start shows all output of mpirun"
+        advice = (
+            f"{DEBUG_VARIABLE}=1 python -m einmpi.cli.doctor.ping start shows all output of mpirun"
+        )
         return Finding("ping", "problem", problem, advice)
     latency = answer["latency"] * 1e6
     bandwidth = answer["bandwidth"] / 1e9

@@ -27,7 +27,6 @@ from einmpi.process.abort import ERROR_PREFIX
 from einmpi.process.environment import RANK_VARIABLES, python_command
 from einmpi.process.notes import (
     FOLDER_PREFIX,
-    NOTES_VARIABLE,
     RECORD_BYTES,
     SOCKET_SUFFIX,
     RankNote,
@@ -35,6 +34,7 @@ from einmpi.process.notes import (
 )
 from einmpi.process.segments import remove_stale_segments
 from einmpi.process.terminal import clear_line
+from einmpi.process.variables import NOTES_VARIABLE, is_debugging
 
 _POLL_SECONDS = 0.1  # between two looks at everything that does not wake this process
 _GRACE_SECONDS = 5.0  # for mpirun to end after a signal
@@ -59,13 +59,12 @@ def launch(
         raise InputError("-n", "this process was already started by mpirun", hint="leave out -n")
     if program is None:
         program = [*python_command(), "-m", "einmpi"]
-    is_debug = os.environ.get("EINMPI_DEBUG") == "1"
     sys.stdout.flush()
     remove_stale_segments()
     with _collect_signals(graceful) as signals, _share_notes(ranks) as notes_files:
         command = [*mpirun_command(ranks), "-n", str(ranks), *program, *arguments]
         process = _start(command, notes_files.path)
-        run = _LaunchedRun(process, notes_files, signals, graceful, is_debug)
+        run = _LaunchedRun(process, notes_files, signals, graceful, is_debugging())
         with process:
             try:
                 run.follow()
@@ -83,7 +82,7 @@ def launch(
         line, status = failure.line, failure.status
     else:
         line, status = "", 0
-    is_printed = is_debug and line in run.err.errors
+    is_printed = is_debugging() and line in run.err.errors
     if line and not is_printed:
         run.err.write(f"{clear_line(sys.stderr)}{line}\n".encode(errors="replace"))
     return status

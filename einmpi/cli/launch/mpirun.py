@@ -11,8 +11,8 @@ from pathlib import Path
 
 from einmpi.errors import InputError
 from einmpi.process.environment import available_cores
-from einmpi.process.notes import NOTES_VARIABLE
 from einmpi.process.terminal import terminal_environment
+from einmpi.process.variables import NOTES_VARIABLE
 
 # A word in the output of `mpirun --version`, and the family of the launcher. Intel's launcher calls
 # itself Hydra as well, so it comes first.

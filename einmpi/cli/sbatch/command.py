@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -20,6 +21,12 @@ from einmpi.version import __version__
 if TYPE_CHECKING:
     from einmpi.cli.sbatch.script import Script
     from einmpi.comm.base import Comm
+    from einmpi.job.job import Job
+
+
+# Names of a site, separated by commas; features also have operators.
+_NAMES = r"[A-Za-z0-9_.][A-Za-z0-9_.,:@+-]{0,199}"
+_CONSTRAINT = r"[A-Za-z0-9_.(\[][A-Za-z0-9_.,:@+&|*()\[\]-]{0,199}"
 
 
 def sbatch(options: argparse.Namespace, comm: Comm) -> int:
@@ -74,8 +81,9 @@ def make_script(options: argparse.Namespace) -> Script:
         library,
         _command_words(options),
         _activate_file(),
-        job.backend == "cupy",
+        _gpus_per_node(options, job),
         options.checkpoint is not None,
+        _site_options(options),
     )
 
 
@@ -88,6 +96,42 @@ def _check_flags(options: argparse.Namespace) -> int | None:
     limit = None if options.time is None else parse_limit(options.time)
     check_checkpoint_flags(options)
     return limit
+
+
+def _gpus_per_node(options: argparse.Namespace, job: Job) -> str:
+    """Return what to request for each node, such as 4 or a100:4; empty without GPUs."""
+    if options.gpus is None:
+        return str(options.ntasks_per_node) if job.backend == "cupy" else ""
+    found = re.fullmatch(r"(?:([A-Za-z0-9_.-]+):)?([1-9][0-9]{0,5})", options.gpus)
+    if found is None:
+        problem = f"{options.gpus!r:.60} is not a number of GPUs"
+        raise InputError("--gpus", problem, "a number such as 8, or a type and a number: a100:8")
+    if job.backend != "cupy":
+        problem = f"the backend {job.backend} uses no GPU"
+        raise InputError("--gpus", problem, "--backend cupy")
+    gpus = int(found[2])
+    if gpus % options.nodes:
+        problem = f"{counted(gpus, 'GPU')} on {counted(options.nodes, 'node')}"
+        raise InputError("--gpus", problem, "the same number on each node")
+    prefix = f"{found[1]}:" if found[1] else ""
+    return f"{prefix}{gpus // options.nodes}"
+
+
+def _site_options(options: argparse.Namespace) -> dict[str, str]:
+    """Return the names that a site defines, such as partitions, which Slurm itself checks."""
+    found = {}
+    for flag in ("partition", "account", "qos", "constraint"):
+        value = getattr(options, flag)
+        if value is None:
+            continue
+        # The script has them on #SBATCH lines, where blanks, quotes, # and \ have a meaning.
+        letters = _CONSTRAINT if flag == "constraint" else _NAMES
+        if re.fullmatch(letters, value) is None:
+            example = "a100&ib" if flag == "constraint" else "main"
+            expected = f"a value as Slurm writes it, such as {example}"
+            raise InputError(f"--{flag}", f"{value!r:.60} is not a name of Slurm", expected)
+        found[flag] = value
+    return found
 
 
 def _command_words(options: argparse.Namespace) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 # How Slurm starts the ranks of an MPI family (see launch.mpirun).
 PMI = {"mpich": "pmi2", "intel": "pmi2", "openmpi": "pmix"}
@@ -34,8 +34,9 @@ class Script:
     library: str  # its name, or why it is unknown
     command: Sequence[str]  # the words after `python -m einmpi`
     activate: str | None = None  # the file that activates the environment of this Python
-    gpus: bool = False
+    gpus_per_node: str = ""  # such as 4 or a100:4; empty for none
     resumes: bool = False  # whether the run has a checkpoint and continues when it is requeued
+    site_options: Mapping[str, str] = field(default_factory=dict)  # partition, account, …
 
     def __str__(self) -> str:
         lines = ["#!/bin/bash"]
@@ -60,8 +61,9 @@ class Script:
             f"ntasks-per-node={self.tasks_per_node}",
             f"cpus-per-task={self.threads}",
         ]
-        if self.gpus:
-            options.append(f"gpus-per-node={self.tasks_per_node}")
+        options += [f"{name}={value}" for name, value in self.site_options.items()]
+        if self.gpus_per_node:
+            options.append(f"gpus-per-node={self.gpus_per_node}")
         options += [
             f"mem={self.memory_mib}M",
             f"time={clock(self.seconds)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from einmpi.errors import InputError
-from einmpi.units import parse_seconds
+from einmpi.units import counted, parse_seconds
 
 MAX_SECONDS = 366 * 86400
 _NUMBERS = r"[0-9]{1,6}(?::[0-9]{1,6}){0,2}"
@@ -31,7 +31,7 @@ def parse_limit(text: str) -> int:
             expected = "a time such as 90, 2:30:00, 1-00:00:00, 90min or 2h"
             raise InputError("--time", problem, expected) from None
     if not 60 <= seconds <= MAX_SECONDS:
-        raise InputError("--time", f"{seconds} seconds", "a time from 1 minute to 1 year")
+        raise InputError("--time", counted(seconds, "second"), "a time from 1 minute to 1 year")
     return seconds
 
 

@@ -31,6 +31,7 @@ from einmpi.process.trust import (
     open_own_file,
     why_not_trusted,
 )
+from einmpi.process.variables import CACHE_VARIABLE
 from einmpi.version import __version__
 
 LOCK_SECONDS = 60.0  # to wait for another process to compile; then this one compiles as well
@@ -194,7 +195,7 @@ def cache_folder() -> CacheFolder:
     There is none if nothing can be written there, or if another user can change what is there:
     machine code of other users is never run.
     """
-    given = os.environ.get("EINMPI_CACHE_DIR")
+    given = os.environ.get(CACHE_VARIABLE)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     root = Path(given) if given else Path(home) / "einmpi" / "kernels"
     features = llvmlite.binding.get_host_cpu_features().flatten()
@@ -224,6 +225,6 @@ def _report_untrusted(problem: str) -> None:
     if not _REPORTED and NAMES.claim("untrusted kernel cache"):
         print_notice(
             f"einmpi: {problem}; kernels are compiled without a cache; "
-            "chmod go-w, or EINMPI_CACHE_DIR=FOLDER with a folder of your own"
+            f"chmod go-w, or {CACHE_VARIABLE}=FOLDER with a folder of your own"
         )
     _REPORTED.append(problem)

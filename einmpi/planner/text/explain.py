@@ -9,7 +9,7 @@ from einmpi.planner.plan_data import PlanData
 from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
-from einmpi.units import show_bytes, show_count, show_seconds
+from einmpi.units import counted, plural, show_bytes, show_count, show_seconds
 
 MOST_LAYOUTS = 12  # that are listed; more are counted
 
@@ -73,7 +73,7 @@ def ranks_and_mesh(plan: PlanData) -> str:
         if factors:
             levels.append("·".join(map(str, factors)))
     mesh = " | ".join(levels) or "1"
-    ranks = "1 rank" if plan.ranks == 1 else f"{plan.ranks} ranks"
+    ranks = counted(plan.ranks, "rank")
     nodes = f" on {plan.nodes} nodes" if plan.nodes > 1 else ""
     unused = plan.ranks - plan.mesh.ranks
     idle = f", {unused} idle" if unused else ""
@@ -142,7 +142,8 @@ def _moved(plan: PlanData) -> str:
     words = show_count(plan.words_predicted)
     total = show_bytes(plan.bytes_predicted)
     busiest = show_bytes(plan.bytes_busiest)
-    text = f"{words} words, {total}; {busiest} to the busiest rank"
+    noun = plural(plan.words_predicted, "word")
+    text = f"{words} {noun}, {total}; {busiest} to the busiest rank"
     if plan.nodes > 1 and plan.bytes_between is not None:
         text += f"; {show_bytes(plan.bytes_between)} between nodes"
     return text
@@ -214,7 +215,8 @@ def _certificate(plan: PlanData) -> str:
     """Return how good the plan is proven to be."""
     if plan.kind == "exact":
         return f"exact: no cut of this graph on this mesh moves less{gather_condition(plan)}"
-    return f"lower bound {show_count(plan.lower_bound)} words, gap {gap(plan)}"
+    words = f"{show_count(plan.lower_bound)} {plural(plan.lower_bound, 'word')}"
+    return f"lower bound {words}, gap {gap(plan)}"
 
 
 def _cuts(plan: PlanData, name: str) -> str:

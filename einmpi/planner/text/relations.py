@@ -15,6 +15,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.graph.notation import element_text
 from einmpi.planner.paper.costs import Cost, cost_repartition, needs, vertex_cost
 from einmpi.planner.paper.viable import Parts
+from einmpi.units import counted
 
 Key = tuple[int, ...]  # of a tile: the number of its part in each dimension, or of each label
 
@@ -30,7 +31,7 @@ def relations(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) ->
     cost = vertex_cost(graph, name, partitionings)
     cuts = [f"{label} {count}" for label, count in zip(einsum.labels, parts, strict=True)]
     listed = ", ".join(cuts) or "no labels"
-    lines = [str(vertex), f"cut into {listed}: {_count(prod(parts), 'kernel call')}"]
+    lines = [str(vertex), f"cut into {listed}: {counted(prod(parts), 'kernel call')}"]
     for operand in range(len(einsum.operands)):
         lines += _repartition(graph, name, operand, partitionings)
     lines += _join(einsum, vertex.inputs, parts, cost)
@@ -52,7 +53,7 @@ def _repartition(
     made = partitionings[source.name][: len(source.bound)]
     if made == wanted:
         return [f"{head}none, made and needed in {_vector(wanted)}"]
-    moved = _count(cost_repartition(wanted, made, source.bound), "element")
+    moved = counted(cost_repartition(wanted, made, source.bound), "element")
     head += f"made in {_vector(made)}, needed in {_vector(wanted)}, {moved}"
 
     def line(key: Key) -> str:
@@ -85,7 +86,7 @@ def _join(einsum: EinSum, tensors: Sequence[str], parts: Parts, cost: Cost) -> l
             shared.append(label)
     operands = " ⋈ ".join(_elements(einsum, tensors)) or "of nothing"
     on = f" on {', '.join(shared)}" if shared else ""
-    moved = _count(cost.join, "element")
+    moved = counted(cost.join, "element")
     head = f"join {operands}{on}, key {_key(einsum.labels)}, {moved}"
 
     def line(key: Key) -> str:
@@ -106,7 +107,9 @@ def _aggregate(einsum: EinSum, name: str, parts: Parts, cost: Cost) -> list[str]
         why = f": {', '.join(einsum.aggregated)} not cut" if einsum.aggregated else ""
         return [f"aggregate nothing{why}; each call makes one tile of {name}"]
     symbol = AGGREGATIONS[einsum.aggregation].symbol
-    groups = f"{_count(prod(kept), 'group')} of {prod(added)}, {_count(cost.aggregate, 'element')}"
+    groups = (
+        f"{counted(prod(kept), 'group')} of {prod(added)}, {counted(cost.aggregate, 'element')}"
+    )
 
     def line(key: Key) -> str:
         calls = _list(((*key, *rest) for rest in _keys(added)), prod(added))
@@ -133,10 +136,6 @@ def _key(key: Iterable[object]) -> str:
 
 def _vector(parts: Parts) -> str:
     return f"[{','.join(map(str, parts))}]"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'' if number == 1 else 's'}"
 
 
 def _some(lines: Iterable[str], total: int) -> list[str]:

@@ -11,11 +11,11 @@ from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.errors import InputError, one_of
 from einmpi.kernels.cuda.driver import cupy, nccl
+from einmpi.process.variables import TRANSPORT_VARIABLE
 from einmpi.units import show_bytes
 
 # How messages travel: the MPI library takes device memory; NCCL; through pinned host memory.
 TRANSPORTS = ("mpi", "nccl", "host")
-TRANSPORT_VARIABLE = "EINMPI_GPU_MESSAGES"  # one of TRANSPORTS, to override the choice
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from einmpi.comm.threads import ThreadComm, run_threads
 from einmpi.compiled import gpu_inputs
 from einmpi.errors import InputError
 from einmpi.kernels.cuda import driver
+from einmpi.process.variables import TRANSPORT_VARIABLE
 from einmpi.runtime.gpu import binding
 from einmpi.runtime.gpu import comm as gpu_comm
 from einmpi.runtime.gpu import copies as gpu_copies
@@ -60,7 +61,7 @@ def test_every_case_on_threads(name, monkeypatch, small_pieces):
 @pytest.mark.parametrize("transport", binding.TRANSPORTS)
 def test_every_transport(transport, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=6, nccl=True)
-    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, transport)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
     for name in ("chain, odd", "four dimensions", "semiring"):
         job, arrays = CASES[name]
         expected = einmpi.reference(job, arrays)
@@ -244,7 +245,7 @@ class ThroughDevice:
 )
 def test_messages(transport, mixed, monkeypatch, small_pieces):
     fake_cupy.install(monkeypatch, gpus=3, nccl=True)
-    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, transport)
+    monkeypatch.setenv(TRANSPORT_VARIABLE, transport)
     received = run_threads(
         3, lambda comm: run_all(ThroughDevice(gpu_context(comm, "test").comm, mixed))
     )
@@ -377,13 +378,13 @@ def test_refusals(monkeypatch):
         "program: this needs 32.0 GiB on one GPU; expected at most the 8.0 GiB of the Paper GPU; "
         'use more GPUs, or limit the memory with [plan] memory = "…"'
     )
-    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, "nccl")
+    monkeypatch.setenv(TRANSPORT_VARIABLE, "nccl")
     monkeypatch.setattr("einmpi.runtime.gpu.backend._contexts", {})
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "EINMPI_GPU_MESSAGES: nccl does not work here: CuPy finds no NCCL library; "
         "expected one of mpi, nccl, host"
     )
-    monkeypatch.setenv(binding.TRANSPORT_VARIABLE, "ncll")
+    monkeypatch.setenv(TRANSPORT_VARIABLE, "ncll")
     assert refused(lambda: einmpi.compile(job, ALONE)) == (
         "EINMPI_GPU_MESSAGES: there is no transport 'ncll'; "
         "expected one of mpi, nccl, host (did you mean nccl?)"

@@ -1,0 +1,1 @@
+"""`einmpi new`: write a job file."""
