@@ -11,6 +11,7 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.formats import find, known_format
+from einmpi.files.selection import SliceEntry
 from einmpi.files.specs import InputSpec
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def open_dataset(
     parts: Sequence[int] | None = None,
     rows: slice | None = None,
     follow: Sequence[str | os.PathLike[str]] = (),
+    index: Sequence[int | slice] | None = None,
 ) -> DistArray:
     """Read a tensor from a file. All ranks call it; each element is read once.
 
@@ -42,6 +44,8 @@ def open_dataset(
         The part of the first dimension to read.
     follow : sequence of path, optional
         Folders to which links in an HDF5 file may lead, besides the folder of the file itself.
+    index : sequence of int and slice, optional
+        The part to read, dimension by dimension, as numpy would index it; instead of `rows`.
 
     Returns
     -------
@@ -58,6 +62,9 @@ def open_dataset(
     >>> np.save("steps.npy", np.arange(10.0))
     >>> einmpi.open_dataset("steps.npy", rows=slice(2, 5)).gather()
     array([2., 3., 4.])
+    >>> np.save("table.npy", np.arange(12.0).reshape(3, 4))
+    >>> einmpi.open_dataset("table.npy", index=np.s_[1:, 2]).gather()
+    array([ 6., 10.])
     """
     from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.dist_array import DistArray
@@ -67,13 +74,16 @@ def open_dataset(
     def find_tensor() -> Dataset:
         path = path_name("open_dataset", file)
         optional_text("open_dataset", "dataset", dataset, "/X")
-        chosen = None
+        if rows is not None and not isinstance(rows, slice):
+            raise InputError("open_dataset", f"rows is {rows!r}", "a slice such as slice(0, 1000)")
+        if rows is not None and index is not None:
+            raise InputError("open_dataset", "rows and index are both given", "one of the two")
+        chosen: tuple[SliceEntry, ...] = ()
         if rows is not None:
-            if not isinstance(rows, slice) or rows.step not in (None, 1):
-                raise InputError(
-                    "open_dataset", f"rows is {rows!r}", "a slice such as slice(0, 1000)"
-                )
-            chosen = (rows.start, rows.stop)
+            chosen = (_slice_entry("rows", rows),)
+        elif index is not None:
+            entries = index if isinstance(index, tuple | list) else (index,)
+            chosen = tuple(_slice_entry("index", entry) for entry in entries)
         file_format = known_format(path, path)
         if file_format.key and not dataset:
             raise InputError(
@@ -86,7 +96,19 @@ def open_dataset(
                 "open_dataset", f"follow is {follow!r}", "a list of folders such as ['/data']"
             )
         folders = tuple(path_name("follow", folder) for folder in follow)
-        return find(InputSpec("", file=path, inside=dataset or "", rows=chosen, follow=folders))
+        return find(InputSpec("", file=path, inside=dataset or "", slices=chosen, follow=folders))
 
     found = together(own_comm, find_tensor, Dataset.as_read)
     return DistArray.from_dataset(found, own_comm, parts)
+
+
+def _slice_entry(name: str, given: Any) -> SliceEntry:
+    """Return what is selected along a dimension; raise InputError if it is not a range."""
+    if isinstance(given, slice):
+        numbers = (given.start, given.stop, 1 if given.step is None else given.step)
+        if all(number is None or type(number) is int for number in numbers) and numbers[2] >= 1:
+            return numbers
+    elif type(given) is int:
+        return given
+    expected = "integers and slices with steps of 1 or more, such as slice(0, 1000)"
+    raise InputError("open_dataset", f"{name} is {given!r:.60}", expected)

@@ -125,8 +125,8 @@ def _describe_input(spec: InputSpec, dataset: Dataset | None) -> str:
         return f"{spec.random} {tensor}, seed {spec.seed}, {spec.low} to {spec.high}"
     first, *linked = dataset.sources
     text = (
-        f"{os.path.basename(dataset.file)}:{spec.inside or None} rows {spec.rows} {tensor}, "
-        f"{_written(first)}"
+        f"{os.path.basename(dataset.file)}:{spec.inside or None} rows {spec.slices or None} "
+        f"{tensor}, {_written(first)}"
     )
     if linked:
         lines = [f"{os.path.basename(source.path)}, {_written(source)}" for source in linked]

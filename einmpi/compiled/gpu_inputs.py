@@ -112,7 +112,7 @@ class DeviceInputs:
         dataset = self.inputs.dataset(step.tensor)
         if dataset is None:
             return True
-        if not dataset.shape or dataset.chunks is not None:
+        if not dataset.selected_shape or dataset.chunks is not None:
             return False
         nothing = np.empty((0,) * len(step.region), step.slot.dtype)
         return Reading(dataset, step.layout, self.comm.rank, nothing, step.region, step.place).alone

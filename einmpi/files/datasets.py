@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Protocol, TypeAlias
@@ -12,12 +13,14 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.identity import SourceFile, identity_at, identity_from
+from einmpi.files.selection import Range, SliceEntry, resolve, whole_ranges
 from einmpi.schedule.regions import Box
 
 Array: TypeAlias = npt.NDArray[Any]
 
 MOST_READ_BYTES = 2**30  # by one system call
 MOST_NAMES_COMPARED = 1000  # names of datasets that are compared with one that is missing
+LONG_ROW_BYTES = 16 * 2**10  # rows that are skipped rather than read
 STRIP_BYTES = 4 * 2**20  # a buffer for elements that are not contiguous in the target
 
 
@@ -25,7 +28,7 @@ STRIP_BYTES = 4 * 2**20  # a buffer for elements that are not contiguous in the 
 class Dataset:
     """Where a tensor is and how it is stored. None of its elements has been read.
 
-    `rows` and `first_row` select a part of the first dimension; `rows` is None for all of it.
+    `selection` has a range for each dimension; it is None if everything is selected.
     """
 
     file: str
@@ -36,8 +39,7 @@ class Dataset:
     chunks: tuple[int, ...] | None = None
     offset: int | None = None  # in the file, if the elements are contiguous
     fortran: bool = False  # whether the first dimension varies fastest
-    first_row: int = 0
-    rows: int | None = None
+    selection: tuple[Range, ...] | None = None
     sources: tuple[SourceFile, ...] = ()  # all files with its elements, `file` first
 
     @property
@@ -60,47 +62,59 @@ class Dataset:
 
     @property
     def selected_shape(self) -> tuple[int, ...]:
-        """Return the shape of the selected rows."""
-        if self.rows is None:
-            return self.shape
-        return (self.rows, *self.shape[1:])
+        """Return the shape of what is selected."""
+        return tuple(each.count for each in self.ranges() if not each.dropped)
+
+    def ranges(self) -> tuple[Range, ...]:
+        """Return what is selected along each dimension of the file."""
+        return whole_ranges(self.shape) if self.selection is None else self.selection
 
     def as_read(self) -> str:
         """Return what ranks must agree on to read it together; its path may differ."""
         needs_library = self.offset is None
         storage = (self.stored, self.chunks, needs_library, self.fortran)
-        return repr((*storage, self.shape, self.first_row, self.rows))
+        return repr((*storage, self.shape, self.selection))
 
-    def select(self, rows: tuple[int | None, int | None]) -> Dataset:
-        """Return the dataset with only the rows from start to before stop.
+    def select(self, entries: Sequence[SliceEntry]) -> Dataset:
+        """Return the dataset with only a part selected."""
+        return replace(self, selection=resolve(entries, self.shape, self.where, self.title))
 
-        Negative numbers count from the end, as in Python.
-        """
-        if not self.shape:
-            raise InputError(
-                self.where, f"{self.title} is a number and has no rows", "an input without rows"
-            )
-        extent = self.shape[0]
-        start = _from_start(rows[0], extent, default=0)
-        stop = _from_start(rows[1], extent, default=extent)
-        if not 0 <= start <= stop <= extent:
-            shown = ":".join("" if end is None else str(end) for end in rows)
-            raise InputError(
-                self.where,
-                f"rows {shown} of {self.title}, which has {extent}",
-                f"a range within 0:{extent}",
-            )
-        return replace(self, first_row=start, rows=stop - start)
+    def with_shape(self, shape: tuple[int, ...]) -> Dataset:
+        """Return the selected part with another shape, if its elements lie in one piece."""
+        found = self.selected_shape
+        if shape == found:
+            return self
+        what = f"{self.title} has shape {list(found)}"
+        expected = f"shape {list(shape)}, as declared"
+        count = prod(shape)
+        if count != prod(found):
+            raise InputError(self.where, what, expected)
+        offset = self._offset_of_selection()
+        if offset is None and count > 0:
+            hint = "only a tensor that lies in one piece takes another shape"
+            raise InputError(self.where, what, expected, hint)
+        return replace(self, shape=shape, offset=offset, chunks=None, fortran=False, selection=None)
 
-
-def _from_start(end: int | None, extent: int, default: int) -> int:
-    if end is None:
-        return default
-    return end + extent if end < 0 else end
+    def _offset_of_selection(self) -> int | None:
+        """Return where the selected elements begin in the file, None unless they are contiguous."""
+        if self.offset is None or self.fortran:
+            return None
+        offset = self.offset
+        itemsize = np.dtype(self.stored).itemsize
+        is_inside_run = False  # after a dimension with more than one index, all must be whole
+        for dimension, selected in enumerate(self.ranges()):
+            extent = self.shape[dimension]
+            if selected.count > 1 and selected.step > 1:
+                return None
+            if is_inside_run and selected.count != extent:
+                return None
+            is_inside_run = is_inside_run or selected.count > 1
+            offset += selected.first * prod(self.shape[dimension + 1 :]) * itemsize
+        return offset
 
 
 class Reader(Protocol):
-    """An open dataset. Boxes count from its first row, selected or not."""
+    """An open dataset. Boxes count from its first element, selected or not, and may have steps."""
 
     def read(self, there: Box, target: Array, here: Box) -> None: ...
     def close(self) -> None: ...
@@ -128,7 +142,39 @@ class RawReader:
     def read(self, there: Box, target: Array, here: Box) -> None:
         """Read a box, with dimensions in the file's order, into a box of the target."""
         place: Any = (*here, ...)  # gives an array even for a single element
+        if any(side.step not in (None, 1) for side in there):
+            self._read_steps(list(there), target[place])
+            return
         self._read_box([(side.start, side.stop) for side in there], target[place])
+
+    def _read_steps(self, there: list[slice], out: Array) -> None:
+        """Read a box with steps: small boxes whole, of large ones one half after the other.
+
+        Long rows between two that are selected are not read.
+        """
+        if not out.size:
+            return
+        bounds = [(side.start, side.stop) for side in there]
+        extents = [stop - start for start, stop in bounds]
+        nbytes = prod(extents) * out.itemsize
+        dimension = 0
+        while dimension < out.ndim - 1 and out.shape[dimension] == 1:
+            dimension += 1
+        step = there[dimension].step or 1
+        skips_long_rows = step > 1 and nbytes // extents[dimension] >= LONG_ROW_BYTES
+        count = out.shape[dimension]
+        if count == 1 or (nbytes <= STRIP_BYTES and not skips_long_rows):
+            covering = np.empty(extents, out.dtype)
+            self._read_box(bounds, covering)
+            out[...] = covering[tuple(slice(None, None, side.step) for side in there)]
+            return
+        middle = there[dimension].start + count // 2 * step
+        for half, part in (
+            (slice(there[dimension].start, middle - step + 1, step), slice(0, count // 2)),
+            (slice(middle, there[dimension].stop, step), slice(count // 2, count)),
+        ):
+            box = [*there[:dimension], half, *there[dimension + 1 :]]
+            self._read_steps(box, out[(slice(None),) * dimension + (part,)])
 
     def _read_box(self, bounds: list[tuple[int, int]], out: Array) -> None:
         """Read run by run.

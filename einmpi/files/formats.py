@@ -210,9 +210,17 @@ def find(spec: InputSpec) -> Dataset:
         found = file_format.find(spec.file, spec.inside, spec.place)
     if not found.sources and identity is not None:
         found = replace(found, sources=(SourceFile(spec.file, identity),))
-    if spec.rows is None:
-        return found
-    return found.select(spec.rows)
+    if spec.slices:
+        found = found.select(spec.slices)
+    if spec.declared_shape is not None:
+        found = found.with_shape(spec.declared_shape)
+    if spec.declared_dtype not in (None, found.dtype.name):
+        raise InputError(
+            found.where,
+            f"{found.title} is {found.dtype.name}",
+            f"{spec.declared_dtype}, as declared",
+        )
+    return found
 
 
 def open_reader(dataset: Dataset) -> Reader:

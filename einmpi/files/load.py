@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,15 @@ def describe(spec: InputSpec) -> tuple[tuple[int, ...], str]:
     if spec.file is None:
         assert spec.shape is not None and spec.dtype is not None
         return spec.shape, spec.dtype
+    if spec.declared_shape is not None and spec.declared_dtype is not None and is_missing(spec):
+        return spec.declared_shape, spec.declared_dtype
     found = find(spec)
     return found.selected_shape, found.dtype.name
+
+
+def is_missing(spec: InputSpec) -> bool:
+    """Return whether the file of an input does not exist yet."""
+    return spec.file is not None and not os.path.lexists(spec.file)
 
 
 def find_planned(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> Dataset:

@@ -45,13 +45,15 @@ class Reading:
         self.target = target
         self.region = region
         self.place = place
-        self.first = [0] * len(layout.bound)
-        self.first[0] = dataset.first_row
-        if not dataset.shape:  # a number is read as a vector of one element
+        self.ranges = dataset.ranges()  # one for each dimension of the file
+        self.is_number = not dataset.selected_shape
+        if self.is_number:  # it is read as a vector of one element
             self.target = target.reshape(1)
+        chunks, first = _chunks_of_tensor(dataset)
         if dataset.fortran:  # with its dimensions reversed it is stored like any other
             layout = _reversed(layout)
-            self.first.reverse()
+            self.ranges = self.ranges[::-1]
+            first.reverse()
             self.region = region[::-1]
             self.place = place[::-1]
             self.target = target.T
@@ -59,7 +61,7 @@ class Reading:
         for runs, places in zip(self.region, self.place, strict=True):
             self.spans.append(sides(runs, places))
         itemsize = dataset.dtype.itemsize
-        stored = (itemsize, dataset.chunks, self.first)
+        stored = (itemsize, chunks, first)
         self.shared = None
         if 0 not in layout.bound and not suits_single_ranks(layout, *stored):
             self.shared = shared_read(layout, *stored)
@@ -162,13 +164,26 @@ class Reading:
     def _read_from_file(self, bounds: Bounds, target: Array, here: tuple[slice, ...]) -> None:
         if self.reader is None:
             self.reader = open_reader(self.dataset)
-        if not self.dataset.shape:
-            self.reader.read((), target.reshape(()), ())
+        if self.is_number:
+            box = tuple(each.in_file(0, 1) for each in self.ranges)
+            self.reader.read(box, target.reshape((1,) * len(box)), (slice(0, 1),) * len(box))
             return
-        there = []
-        for (start, stop), first in zip(bounds, self.first, strict=True):
-            there.append(slice(start + first, stop + first))
-        self.reader.read(tuple(there), target, here)
+        there = []  # both boxes have the dimensions of the file
+        places = []
+        dropped = []
+        sides_left = iter(zip(bounds, here, strict=True))
+        for number, selected in enumerate(self.ranges):
+            if selected.dropped:
+                there.append(selected.in_file(0, 1))
+                places.append(slice(0, 1))
+                dropped.append(number)
+            else:
+                (start, stop), place = next(sides_left)
+                there.append(selected.in_file(start, stop))
+                places.append(place)
+        if dropped:
+            target = np.expand_dims(target, tuple(dropped))
+        self.reader.read(tuple(there), target, tuple(places))
 
     # ---- together -------------------------------------------------------------------------------
 
@@ -279,6 +294,23 @@ def _as_one_run(pieces: list[Array], *arrays: Array | None) -> Array | None:
             flat = array.reshape(-1)
             return flat[(start - first) // flat.itemsize : (end - first) // flat.itemsize]
     return None
+
+
+def _chunks_of_tensor(dataset: Dataset) -> tuple[tuple[int, ...] | None, list[int]]:
+    """Return the chunks in dimensions and indices of the tensor, and where in them it begins.
+
+    With steps this is only about right, which decides how fast a file is read, and nothing else.
+    """
+    chunks = []
+    first = []
+    for dimension, selected in enumerate(dataset.ranges()):
+        if not selected.dropped:
+            first.append(selected.first // selected.step)
+            if dataset.chunks is not None:
+                chunks.append(max(1, dataset.chunks[dimension] // selected.step))
+    if not first:
+        return None, [0]
+    return (tuple(chunks) if dataset.chunks is not None else None), first
 
 
 def _reversed(layout: Layout) -> Layout:

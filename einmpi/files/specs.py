@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from einmpi.files.selection import SliceEntry
+
 COMPRESSIONS = ("gzip", "lzf")
 
 # Where the elements of a stored tensor go: the offset of its first byte in the file, or the shape
@@ -17,6 +19,9 @@ class InputSpec:
     """A tensor the job starts from: generated (`random`) or read from a file.
 
     `inside` names the tensor within the file; it is empty if the file holds a single tensor.
+    `slices` select a part of it, dimension by dimension; those without an entry are read whole.
+    `declared_shape` and `declared_dtype` are what the job says about the file, which may not exist
+    yet; a tensor that lies in one piece takes the declared shape.
     `follow` are the folders to which links of the file may lead, besides its own. `place` is the
     position of the input in the job file.
     """
@@ -30,7 +35,9 @@ class InputSpec:
     high: int | float = 1
     file: str | None = None
     inside: str = ""
-    rows: tuple[int | None, int | None] | None = None
+    slices: tuple[SliceEntry, ...] = ()
+    declared_shape: tuple[int, ...] | None = None
+    declared_dtype: str | None = None
     follow: tuple[str, ...] = ()
     resident: bool = False
     parts: tuple[int, ...] | None = None

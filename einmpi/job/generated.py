@@ -42,7 +42,7 @@ def read_generated(
     low, high = _read_limits(document, path, random, dtype)
     return replace(
         spec,
-        shape=_read_shape(document, path, sizes),
+        shape=read_shape(document, path, sizes),
         dtype=dtype,
         random=random,
         seed=_read_seed(document, path, spec.name),
@@ -62,7 +62,8 @@ def _read_seed(document: Document, path: KeyPath, name: str) -> int:
     return seed
 
 
-def _read_shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def read_shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of an input."""
     given = get(document, (*path, "shape"), list)
     if given is None:
         raise InputError(

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
+from einmpi.files.selection import SliceEntry
 from einmpi.files.specs import InputSpec, OutputSpec
 from einmpi.graph.dtypes import DTYPES, check_installed, cpu_dtypes
 from einmpi.graph.labels import MAX_EXTENT
-from einmpi.job.generated import read_generated
+from einmpi.job.generated import read_generated, read_shape
 from einmpi.language.syntax import integer_text
 from einmpi.language.toml_document import (
     Document,
@@ -26,7 +27,9 @@ from einmpi.language.toml_document import (
 )
 from einmpi.language.vocabulary import is_reserved
 
-_GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", "resident", "parts")
+_COMMON_KEYS = ("resident", "parts")
+_GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", *_COMMON_KEYS)
+_SELECTING_KEYS = ("rows", "columns", "slice")
 
 
 def check_name(place: str, name: str, kind: str, sizes: Mapping[str, int]) -> None:
@@ -91,7 +94,7 @@ def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: 
         raise InputError(
             place, f"input {name} is {kind_of(given)}", 'a table or a string such as "FILE.h5:/A"'
         )
-    file_keys = ("file", *name_keys(), "rows", "follow", "resident", "parts")
+    file_keys = ("file", *name_keys(), *_SELECTING_KEYS, "shape", "dtype", "follow", *_COMMON_KEYS)
     table(document, path, dict.fromkeys([*_GENERATED_KEYS, *file_keys]))
     if "random" in given and "file" in given:
         raise InputError(place, f"input {name} has both random and file", "one of the two")
@@ -121,7 +124,9 @@ def _read_input(document: Document, name: str, sizes: Mapping[str, int], dtype: 
         spec,
         file=relative_to_document(document, file),
         inside=_read_name(document, path, file_format, suffix_of(file)),
-        rows=_read_rows(document, (*path, "rows"), sizes),
+        slices=_read_slices(document, path, sizes),
+        declared_shape=read_shape(document, path, sizes) if "shape" in given else None,
+        declared_dtype=read_dtype(document, (*path, "dtype")),
         follow=_read_follow(document, (*path, "follow"), file_format),
     )
 
@@ -146,30 +151,70 @@ def _read_name(document: Document, path: KeyPath, file_format: FileFormat, suffi
     return file_format.check_name(document.place(path), name)
 
 
-def _read_rows(
+def _read_slices(
     document: Document, path: KeyPath, sizes: Mapping[str, int]
-) -> tuple[int | None, int | None] | None:
-    """Return start and stop of "START:STOP".
+) -> tuple[SliceEntry, ...]:
+    """Return what is selected of a file: by `rows` and `columns`, or by `slice`."""
+    selecting = get(document, (*path, "slice"), str)
+    rows = _read_range(document, (*path, "rows"), sizes)
+    columns = _read_range(document, (*path, "columns"), sizes)
+    if selecting is None:
+        if columns is not None:
+            return (rows or (None, None, 1), columns)
+        return () if rows is None else (rows,)
+    place = document.place((*path, "slice"))
+    if rows is not None or columns is not None:
+        raise InputError(place, "slice cannot be combined with rows or columns", "slice alone")
+    entries = []
+    for text in selecting.split(","):
+        entry = _slice_entry(document, (*path, "slice"), text, sizes)
+        if entry is None:
+            expected = 'ranges and indices such as slice = "0:1000, :, 3"'
+            raise InputError(place, f"{show(selecting)} is not a slice", expected)
+        entries.append(entry)
+    return tuple(entries)
 
-    Either may be missing, or be integer arithmetic over sizes.
-    """
+
+def _read_range(
+    document: Document, path: KeyPath, sizes: Mapping[str, int]
+) -> tuple[int | None, int | None, int] | None:
+    """Return start, stop and step of "START:STOP" or "START:STOP:STEP", None without the key."""
     given = get(document, path, str)
     if given is None:
         return None
-    ends = given.split(":")
-    if len(ends) != 2:
+    entry = _slice_entry(document, path, given, sizes)
+    if entry is None or isinstance(entry, int):
+        key = path[-1]
         raise InputError(
             document.place(path),
-            f"{show(given)} is not a range of rows",
-            'a range such as rows = "0:1000"',
+            f"{show(given)} is not a range of {key}",
+            f'a range such as {key} = "0:1000"',
         )
+    return entry
+
+
+def _slice_entry(
+    document: Document, path: KeyPath, text: str, sizes: Mapping[str, int]
+) -> SliceEntry | None:
+    """Return "INDEX", "START:STOP" or "START:STOP:STEP", None if it is none of them.
+
+    Each part may be integer arithmetic over sizes; start, stop and step may be missing.
+    """
     source = document.source(path)
     numbers: list[int | None] = []
-    for end in ends:
-        text = end.strip()
-        numbers.append(integer_text(replace(source, text=text), sizes) if text else None)
-    start, stop = numbers
-    return start, stop
+    for part in text.split(":"):
+        stripped = part.strip()
+        numbers.append(integer_text(replace(source, text=stripped), sizes) if stripped else None)
+    if len(numbers) == 1:
+        return numbers[0]
+    if len(numbers) > 3:
+        return None
+    step = 1
+    if len(numbers) == 3 and numbers[2] is not None:
+        step = numbers[2]
+    if step < 1:
+        raise InputError(document.place(path), f"the step is {step}", "a step of 1 or more")
+    return numbers[0], numbers[1], step
 
 
 def _job_folder(document: Document) -> str:

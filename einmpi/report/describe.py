@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from einmpi.errors import printable
+from einmpi.files.load import is_missing
+from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
 from einmpi.language.notes import label_notes
@@ -17,7 +19,7 @@ def describe_job(job: Job) -> str:
         lines.append(f"sizes    {sizes}")
     if job.strict:
         lines.append("strict   only rewrites that are exact for all values")
-    origins = {spec.name: printable(spec.file or spec.random or "given") for spec in job.inputs}
+    origins = {spec.name: _origin(spec) for spec in job.inputs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")
     for name in sorted(set(origins) - set(job.graph.by_name)):
@@ -34,6 +36,11 @@ def describe_job(job: Job) -> str:
         lines.append(f"note     {printable(note)}")
     lines.append("ok")
     return "\n".join(lines)
+
+
+def _origin(spec: InputSpec) -> str:
+    origin = printable(spec.file or spec.random or "given")
+    return f"{origin} (does not exist yet)" if is_missing(spec) else origin
 
 
 def _signature(vertex: Vertex) -> str:

@@ -1,6 +1,7 @@
 """`einmpi new` and `einmpi examples`: files that a user starts from."""
 
 import io
+import os
 import shutil
 import sys
 import tomllib
@@ -103,6 +104,14 @@ def test_refused_files(tmp_path, words, message):
     assert_refused(einmpi_here(tmp_path, ["new", *words]), message)
     assert not (tmp_path / "job.toml").exists()
     assert (tmp_path / "old.toml").read_text() == ""
+
+
+def test_names_that_are_not_text(tmp_path):
+    odd = os.fsdecode(b"\xff.npy")
+    np.save(tmp_path / odd, np.ones(2))
+    done = einmpi_here(tmp_path, ["new", "job.toml", "--from", odd])
+    assert_refused(done, "job.toml: a name for the job file is not valid UTF-8; expected names")
+    assert not (tmp_path / "job.toml").exists()
 
 
 # ---- by asking -----------------------------------------------------------------------------------

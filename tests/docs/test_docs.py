@@ -530,7 +530,7 @@ def allowed_keys(tmp_path, text):
     ],
 )
 def test_keys_equal_the_code(heading, table, tmp_path):
-    shown = [row[0] for row in table_after("job_file.md", heading)]
+    shown = {row[0] for row in table_after("job_file.md", heading)}
     assert sorted(shown) == sorted(allowed_keys(tmp_path, f'program = "Z[i] = X[i]"\n{table}\n'))
 
 

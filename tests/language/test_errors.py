@@ -876,7 +876,7 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
         (
             ("ij", (2,)),
             (
-                "einsum: 'ij' does not fit an array with 1 dimensions; expected one label for each"
+                "einsum: 'ij' does not fit an array with 1 dimension; expected one label for each"
                 " dimension, or ..."
             ),
         ),
