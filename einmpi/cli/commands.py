@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -154,6 +155,12 @@ def _relations(job: Job, plan: Plan, vertex: str) -> str:
 
 def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
     from einmpi.report.html import write_report
+    from einmpi.report.results import current_date
 
     title = printable(job.title or job.source.name)
-    write_report(options.report, plan, program=job.source.text, title=title, **more)
+    details = {"job": job.path, "date": current_date(), "host": platform.node()}
+    if job.sizes:
+        details["sizes"] = "  ".join(f"{name}={value}" for name, value in job.sizes.items())
+    write_report(
+        options.report, plan, program=job.source.text, title=title, details=details, **more
+    )

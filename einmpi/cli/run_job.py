@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from einmpi.cli.job_options import checked_job, checkpoint_interval
 from einmpi.cli.output_files import check_files
-from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.checkpoint.save import Checkpoints
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from einmpi.compiled.program import Measured
     from einmpi.files.claims import Claim
     from einmpi.job.job import Job
-    from einmpi.report.results import Report, Totals
+    from einmpi.report.results import Report, Startup, Totals
     from einmpi.schedule.schedule import Schedule
 
 
@@ -74,9 +73,11 @@ def _run_claimed_job(
     from einmpi.checkpoint.resume import prepare
     from einmpi.compiled.inputs import Inputs
     from einmpi.compiled.outputs import store
+    from einmpi.process.first_use import first_use_seconds
     from einmpi.process.notes import activity_writer
     from einmpi.report.observe import Observer
     from einmpi.report.results import Report, figures
+    from einmpi.runtime.threads import threads_of
 
     checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
     compiled, plan, schedule, given = prepare(
@@ -113,6 +114,7 @@ def _run_claimed_job(
         "run": median(run_seconds),
         "checkpoint": checkpoints.seconds if checkpoints else 0.0,
         "store": end - before_storing,
+        "startup": first_use_seconds(),
         "total": end - start,
     }
     report = Report(
@@ -124,7 +126,8 @@ def _run_claimed_job(
         outputs,
         figures(comm, outputs),
         compiled.work.text,
-        _compilation_text(),
+        threads_of(comm).count,
+        _startup(),
         timeline=observer.timeline,
     )
     if checkpoints is not None:
@@ -190,11 +193,11 @@ def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) 
     return is_interactive(comm, schedule)
 
 
-def _compilation_text() -> str:
-    """Return how many kernels rank 0 compiled, or nothing if all were cached."""
+def _startup() -> Startup:
+    """Return what rank 0 did for the first time."""
     from einmpi.kernels.cpu.compiled import STATISTICS
+    from einmpi.process.first_use import COMPILING, LOADING_GENERATORS, first_uses
+    from einmpi.report.results import Startup
 
-    if not STATISTICS.compiled:
-        return ""
-    kernels = counted(STATISTICS.compiled, "kernel")
-    return f"; {kernels} compiled in {STATISTICS.compile_seconds:.2f} s"
+    seconds = first_uses()
+    return Startup(STATISTICS.compiled, seconds[COMPILING], seconds[LOADING_GENERATORS])

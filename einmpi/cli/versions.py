@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from einmpi.process.software import blas_name, loaded_blas
 from einmpi.units import counted, show_bytes
 from einmpi.version import __version__
 
@@ -59,21 +60,16 @@ def cupy_version() -> str:
     return ""
 
 
-def loaded_blas() -> str:
+def describe_blas() -> str:
     """Return the BLAS that numpy has loaded, or an empty text if it is unknown."""
-    import numpy  # noqa: F401  # loads it
-    from threadpoolctl import threadpool_info
-
-    for library in threadpool_info():
-        if library["user_api"] == "blas":
-            words = [library["internal_api"], library["version"] or ""]
-            threads = counted(library["num_threads"], "thread")
-            return f"{' '.join(filter(None, words))} ({threads})"
-    return ""
+    library = loaded_blas()
+    if library is None:
+        return ""
+    return f"{blas_name(library)} ({counted(library['num_threads'], 'thread')})"
 
 
 def _describe_numpy() -> str:
-    return f"{metadata.version('numpy')}, BLAS {loaded_blas() or 'unknown'}"
+    return f"{metadata.version('numpy')}, BLAS {describe_blas() or 'unknown'}"
 
 
 def _describe_mpi() -> str:

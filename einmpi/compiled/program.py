@@ -33,6 +33,7 @@ from einmpi.late import late
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
+from einmpi.process.first_use import first_use_seconds
 from einmpi.runtime.execute import InputSource, Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
@@ -300,6 +301,7 @@ class Compiled:
         received = self.comm.received
         received_between = self.comm.received_between
         start = time.perf_counter()
+        first_uses_before = first_use_seconds()
         storage = _TimedStorage(self.work.storage(sources))
         sources.shuffled = 0
         sources.shuffled_between = 0
@@ -312,6 +314,7 @@ class Compiled:
         finally:
             sources.close()
         seconds = time.perf_counter() - start - storage.seconds
+        seconds -= first_use_seconds() - first_uses_before
         if checkpoints is not None:
             seconds -= checkpoints.seconds
         measured = Measured(
@@ -344,7 +347,7 @@ class Compiled:
 
 
 class _TimedStorage:
-    """A storage that counts the seconds in which a run waits for it."""
+    """A storage that counts the seconds in which a run waits for it, without first uses."""
 
     def __init__(self, storage: InputSource) -> None:
         self.storage = storage
@@ -352,14 +355,14 @@ class _TimedStorage:
         self.begin = storage.begin
 
     def fill(self, step: Load, target: Any, comm: Comm) -> None:
-        start = time.perf_counter()
+        start = time.perf_counter() - first_use_seconds()
         self.storage.fill(step, target, comm)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - first_use_seconds() - start
 
     def block(self, step: Load, comm: Comm) -> Any:
-        start = time.perf_counter()
+        start = time.perf_counter() - first_use_seconds()
         block = self.storage.block(step, comm)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - first_use_seconds() - start
         return block
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from einmpi.files.specs import InputSpec
 from einmpi.graph.dtypes import DTYPES
+from einmpi.process.first_use import LOADING_GENERATORS, first_use
 from einmpi.schedule.regions import Box
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -131,7 +132,8 @@ def _from_words(
 
 
 def _normal(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Array:
-    from scipy.special import ndtri
+    with first_use(LOADING_GENERATORS):
+        from scipy.special import ndtri
 
     # 52 bits plus a half are exact, so this is never 0 or 1, where the inverse is infinite.
     values: Array = ndtri(((word >> 12) + 0.5) * 2.0**-52)

@@ -12,6 +12,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from einmpi.errors import printable
 from einmpi.files.replace import replace_file
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.compare import Comparison
@@ -42,9 +43,13 @@ def write_report(
     measured: Mapping[str, Any] | None = None,
     program: str = "",
     title: str = "",
+    details: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the page. `measured` is the JSON of a run. What is not given gets no section."""
-    text = page(plan, comparison, timeline, measured, program, title)
+    """Write the page. `measured` is the JSON of a run. What is not given gets no section.
+
+    `details` are lines below the title, such as the date, by what they are.
+    """
+    text = page(plan, comparison, timeline, measured, program, title, details)
     replace_file(file, [text.encode()])
 
 
@@ -55,6 +60,7 @@ def page(
     measured: Mapping[str, Any] | None = None,
     program: str = "",
     title: str = "",
+    details: Mapping[str, str] | None = None,
 ) -> str:
     """Return the HTML of the page."""
     title = title or "einmpi plan"
@@ -84,6 +90,7 @@ def page(
 <header>
 <h1>{escape(title)}</h1>
 <p class="faint">{escape(_subtitle(plan))}</p>
+{_details(details or {})}
 {figures(plan, measured)}
 <nav aria-label="Sections">{" ".join(links)}</nav>
 </header>
@@ -115,6 +122,13 @@ def _content_policy(script: str) -> str:
 def _json(data: object) -> str:
     """Return JSON that cannot end the script element that contains it."""
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _details(details: Mapping[str, str]) -> str:
+    lines = ""
+    for name, text in details.items():
+        lines += f"<dt>{escape(name)}</dt><dd>{escape(printable(text))}</dd>"
+    return f'<dl class="details faint">{lines}</dl>' if lines else ""
 
 
 def _subtitle(plan: Plan) -> str:

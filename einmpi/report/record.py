@@ -13,6 +13,7 @@ import numpy.typing as npt
 from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.base import Comm, uncounted
 from einmpi.comm.clocks import ClockReading, compare_clocks, on_first_clock
+from einmpi.process.first_use import first_use_seconds
 from einmpi.report.timeline import KINDS, Span, Timeline
 from einmpi.schedule.steps import Step
 
@@ -51,24 +52,28 @@ class Recorder:
         self.checkpoints = checkpoints
         self.steps: list[Step] = []
         self.times: list[float] = []  # when each step began
-        # Seconds that checkpoints had taken by then: they do not count towards the step before.
-        self.saving: list[float] = []
+        # Seconds that checkpoints and first uses, such as the compilation of kernels, had taken by
+        # then: they do not count towards the step before.
+        self.excluded: list[float] = []
         self.clocks: list[ClockReading] = []
 
     def __call__(self, step: Step) -> None:
-        self.times.append(perf_counter())
+        self._note_time()
         self.steps.append(step)
+
+    def _note_time(self) -> None:
+        self.times.append(perf_counter())
+        excluded = first_use_seconds()
         if self.checkpoints is not None:
-            self.saving.append(self.checkpoints.seconds)
+            excluded += self.checkpoints.seconds
+        self.excluded.append(excluded)
 
     def begin(self) -> None:
         self.clocks = compare_clocks(self.comm)
 
     def finish(self) -> Timeline | None:
         """Return the timeline of all ranks on rank 0, None on the others."""
-        self.times.append(perf_counter())
-        if self.checkpoints is not None:
-            self.saving.append(self.checkpoints.seconds)
+        self._note_time()
         own = self._own_record()
         clocks_after = compare_clocks(self.comm)
         records = _gather(self.comm, own)
@@ -81,9 +86,7 @@ class Recorder:
     def _own_record(self) -> _Record:
         texts: dict[str, int] = {}  # each with its number
         groups: dict[tuple[int, ...], int] = {}
-        ends = np.array(self.times[1:])
-        if self.saving:
-            ends -= np.diff(self.saving)
+        ends = np.array(self.times[1:]) - np.diff(self.excluded)
         times = []
         rows = []
         for step, start, end in zip(self.steps, self.times, ends.tolist(), strict=False):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +19,7 @@ from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.explain import certificate_data, one_level
+from einmpi.process.software import blas_name, loaded_blas, software_versions
 from einmpi.report.timeline import Timeline
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
@@ -111,6 +114,31 @@ def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
     return Totals(sum(moved), max(moved), max(peaks), *sums)
 
 
+def current_date() -> str:
+    """Return date and time in UTC as ISO 8601 writes them."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Startup:
+    """What rank 0 did once and later runs need not do again, in seconds."""
+
+    kernels_compiled: int  # the others were on disk
+    seconds_kernels: float
+    seconds_generators: float
+
+    def __str__(self) -> str:
+        parts = []
+        if round(self.seconds_kernels, 2):
+            done = "kernels loaded"
+            if self.kernels_compiled:
+                done = f"{counted(self.kernels_compiled, 'kernel')} compiled"
+            parts.append(f"{done} {self.seconds_kernels:.2f} s")
+        if round(self.seconds_generators, 2):
+            parts.append(f"generators {self.seconds_generators:.2f} s")
+        return ", ".join(parts)
+
+
 @dataclass(frozen=True)
 class Report:
     """All there is to say about a finished run."""
@@ -122,11 +150,13 @@ class Report:
     seconds_all: Sequence[float]  # of each repeat
     outputs: Mapping[str, DistArray]
     figures: Mapping[str, Figures]
-    threads: str
-    kernels: str = ""  # what was compiled
+    threads: str  # for people; on a GPU it names that
+    thread_count: int  # of a rank
+    startup: Startup
     resumed_from: str | None = None  # the last vertex that an earlier run had done
     checkpoints: int = 0
     timeline: Timeline | None = None  # if the run was recorded
+    date: str = field(default_factory=current_date)  # when the run ended
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -152,6 +182,16 @@ class Report:
             "checkpoints": self.checkpoints,
             "seconds_predicted": plan.seconds_predicted,
             "seconds": dict(self.seconds),
+            "startup": asdict(self.startup),
+            "title": self.job.title,
+            "job": self.job.path,
+            "sizes": dict(self.job.sizes),
+            "backend": self.job.backend,
+            "threads": self.thread_count,
+            "blas": blas_name(loaded_blas()),
+            "versions": software_versions(),
+            "host": platform.node(),
+            "date": self.date,
             "outputs": {},
         }
         for name, array in self.outputs.items():
@@ -159,6 +199,8 @@ class Report:
                 "shape": list(array.shape),
                 "dtype": array.dtype.name,
                 "norm": _finite(self.figures[name].norm),
+                "min": _finite(self.figures[name].least),
+                "max": _finite(self.figures[name].greatest),
             }
         if len(self.seconds_all) > 1:
             data["seconds_all"] = list(self.seconds_all)
@@ -167,6 +209,9 @@ class Report:
     def __str__(self) -> str:
         """The time it took, what moved, and a line for each output."""
         lines = [self._time_line()]
+        startup = str(self.startup)
+        if startup:
+            lines.append(f"  startup: {startup}")
         if self.plan.ranks > 1:
             lines.append(self._moved_line())
         if self.plan.nodes > 1:
@@ -197,7 +242,7 @@ class Report:
         name = printable(self.job.title or self.job.source.name)
         ranks = counted(self.plan.ranks, "rank")
         total = self.seconds["total"]
-        return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.threads}{self.kernels}"
+        return f"{name}: {total:.2f} s on {ranks} ({parts}); {self.threads}"
 
     def _moved_line(self) -> str:
         moved = show_bytes(self.totals.moved)
@@ -224,9 +269,11 @@ def _against_plan(measured: int, planned: int) -> str:
     return "as planned" if measured == planned else f"planned {show_bytes(planned)}"
 
 
-def _finite(value: float) -> float | None:
+def _finite(value: Number | None) -> Number | None:
     """Replace infinity and nan, which JSON does not have."""
-    return value if math.isfinite(value) else None
+    if value is None or not math.isfinite(value):
+        return None
+    return value
 
 
 def _show_figures(found: Figures, array: DistArray) -> str:

@@ -52,9 +52,12 @@ def test_a_process_says_what_it_says_here(folder, words):
     """The other tests are quicker without one."""
     there, here = process(folder, *words), run(folder, *words)
     assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
-    assert (
-        there.stdout.split("\n")[1:] == here.stdout.split("\n")[1:]
-    )  # times are in the first line
+    assert without_times(there.stdout) == without_times(here.stdout)
+
+
+def without_times(text):
+    """Return the lines of a run's output except the first and those about the startup."""
+    return [line for line in text.splitlines()[1:] if not line.startswith("  startup: ")]
 
 
 def assert_refused(done, message):
@@ -134,12 +137,12 @@ def test_run_equals_numpy(name, folder):
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
         rf"{re.escape(job.title)}: \d+\.\d\d s on 1 rank \(plan .*, load .*, run .*, store .*\); "
-        r"\d+ threads? a rank \([^)]*\)"
-        r"(; \d+ kernels? compiled in .* s)?",
+        r"\d+ threads? a rank \([^)]*\)",
         done.stdout.split("\n")[0],
     )
     found = summaries(done.stdout)
-    assert list(found) == list(wanted) and done.stdout.count("\n") == 1 + len(wanted)
+    assert list(found) == list(wanted)
+    assert len(without_times(done.stdout)) == len(wanted)
     for tensor, array in wanted.items():
         dtype, shape, norm, least, greatest = found[tensor]
         assert dtype == job.dtype and shape == "×".join(map(str, array.shape))
@@ -593,3 +596,55 @@ def test_a_long_message_keeps_what_is_expected(tmp_path):
 def test_an_empty_name(tmp_path):
     line = "'': there is no such file; expected a job file in TOML\n"
     assert run(tmp_path, "check", "").stderr == line
+
+
+# ---- what happens once ---------------------------------------------------------------------------
+
+
+def test_first_uses_are_not_billed_to_the_run(folder):
+    """Compiling takes seconds, the kernel itself milliseconds."""
+    words = ["jobs/distances.toml", "--set", "rows=600", "--set", "columns=600", "--summary"]
+    done = process(folder, *words, "--json", "first.json", EINMPI_CACHE_DIR=str(folder / "cache"))
+    assert (done.returncode, done.stderr) == (0, "")
+    line = done.stdout.split("\n")[1]
+    found = re.fullmatch(r"  startup: 2 kernels compiled (\d+\.\d\d) s, generators .* s", line)
+    first = json.loads((folder / "first.json").read_text())
+    assert f"{first['startup']['seconds_kernels']:.2f}" == found[1]
+    assert first["startup"]["kernels_compiled"] == 2
+    parts = first["startup"]["seconds_kernels"] + first["startup"]["seconds_generators"]
+    assert first["seconds"]["startup"] == pytest.approx(parts)
+    computing = sum(vertex["seconds_kernel"] for vertex in first["vertices"])
+    assert computing <= first["seconds"]["run"] * 1.01
+    assert first["seconds"]["run"] < first["startup"]["seconds_kernels"] / 2
+    phases = ("plan", "load", "run", "store", "startup")
+    assert sum(first["seconds"][phase] for phase in phases) <= first["seconds"]["total"] * 1.01
+
+
+def test_json_says_what_ran(folder):
+    done = run(folder, "jobs/chain.toml", "--set", "s=60", "--json", "-")
+    data = json.loads(done.stdout)
+    assert (data["title"], data["job"]) == ("Matrix chain", "jobs/chain.toml")
+    assert data["sizes"]["s"] == 60
+    assert data["versions"]["einmpi"] == einmpi.__version__
+    assert data["versions"]["numpy"] == np.__version__
+    assert data["threads"] >= 1 and data["backend"] == "numpy" and data["blas"]
+    results = einmpi.reference(einmpi.load(ROOT / "jobs/chain.toml", s=60))["Z"]
+    assert data["outputs"]["Z"]["min"] == pytest.approx(results.min())
+    assert data["outputs"]["Z"]["max"] == pytest.approx(results.max())
+
+
+def test_json_has_no_infinity_and_no_nan(folder):
+    (folder / "odd.toml").write_text('program = "A[i:2] = i / 0; B[i:2] = i - 0.5j; C[i:0] = i"\n')
+    data = json.loads(run(folder, "odd.toml", "--json", "-").stdout)
+    for name in "ABC":
+        assert (data["outputs"][name]["min"], data["outputs"][name]["max"]) == (None, None), name
+
+
+def test_the_report_names_job_date_sizes_and_host(folder):
+    assert run(folder, "plan", "jobs/chain.toml", "-n", "4", "--report", "r.html").returncode == 0
+    text = (folder / "r.html").read_text()
+    details = dict(re.findall(r"<dt>(\w+)</dt><dd>(.*?)</dd>", text))
+    assert list(details) == ["job", "date", "host", "sizes"]
+    assert details["job"] == "jobs/chain.toml"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", details["date"])
+    assert details["sizes"].startswith("s=480")

@@ -311,3 +311,48 @@ def test_text_from_users_is_never_executed(browser, tmp_path):
     over(browser, browser.find_element("id", "track"), 300, 36)
     assert EVIL in settled(lambda: tip(browser), bool)
     assert not browser.find_elements("tag name", "img") and browser.get_log("browser") == []
+
+
+# ---- on paper ------------------------------------------------------------------------------------
+
+PRINTED_WIDTH = 720  # CSS pixels between the margins of a page of A4
+
+
+def test_on_paper_everything_is_drawn(page):
+    """Cards are painted when they come into view, which on paper they never do."""
+    painted_at_first = [canvas for canvas in canvases(page) if painted(page, canvas) > 1]
+    page.execute_script("dispatchEvent(new Event('beforeprint'))")
+    everything = canvases(page)
+    assert len(everything) > len(painted_at_first)
+    for canvas in everything:
+        assert painted(page, canvas) > 1
+    page.execute_script("dispatchEvent(new Event('afterprint'))")
+    root = page.find_element("tag name", "html")
+    assert root.get_attribute("class") == ""
+
+
+def canvases(page):
+    return page.find_elements("css selector", "canvas")
+
+
+def test_on_paper_no_column_is_cut(page):
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    size = {"width": PRINTED_WIDTH, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.execute_script("dispatchEvent(new Event('beforeprint'))")
+        too_wide = page.execute_script(
+            "return [...document.querySelectorAll('td, th, table, svg, canvas, pre, .scroll')]"
+            ".filter((e) => e.getBoundingClientRect().right > innerWidth + 1"
+            " || e.scrollWidth > e.clientWidth + 1 && e.tagName !== 'svg')"
+            ".map((e) => e.outerHTML.slice(0, 80))"
+        )
+        assert too_wide == []
+    finally:
+        page.execute_script("dispatchEvent(new Event('afterprint'))")
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_browser_prints_the_page(page):
+    assert len(page.print_page()) > 10_000

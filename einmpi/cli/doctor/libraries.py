@@ -17,11 +17,11 @@ _OTHER_PACKAGES = ("scipy", "opt_einsum", "rich", "threadpoolctl")
 
 
 def examine_numpy() -> Finding:
-    from einmpi.cli.versions import loaded_blas
+    from einmpi.cli.versions import describe_blas
 
     version = metadata.version("numpy")
     try:
-        blas = loaded_blas()
+        blas = describe_blas()
     except ImportError:  # of threadpoolctl, which `examine_packages` reports
         blas = ""
     if blas:

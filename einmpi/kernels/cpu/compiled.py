@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from einmpi.kernels.operands import (
     expressions_of,
     number_operands,
 )
+from einmpi.process.first_use import COMPILING, first_use
 
 CHUNK_VALUES = 2**18  # values in a chunk of a long aggregation
 MAX_CHUNKS = 32
@@ -48,11 +48,10 @@ Parameters: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass
 class Statistics:
-    """The kernels that this process compiled or loaded from disk, and the seconds it took."""
+    """The kernels that this process compiled or loaded from disk."""
 
     compiled: int = 0
     loaded: int = 0
-    compile_seconds: float = 0.0
 
 
 class OperandView(NamedTuple):
@@ -195,14 +194,16 @@ def _chunk_count(einsum: EinSum) -> int:
 
 def kernel_of(nest: Nest) -> CompiledKernel:
     """Return the compiled kernel of a nest; it is compiled, or loaded from disk, only once."""
-    with _LOCK:  # ranks may be threads of one process
+    known = KERNELS.get(nest)
+    if known is not None:
+        return known
+    # Ranks may be threads of one process; waiting for another one to compile counts as well.
+    with first_use(COMPILING), _LOCK:
         if nest not in KERNELS:
             # Not before a kernel is needed, as this module imports numba.
             from einmpi.kernels.cpu.cache import build_kernel
 
-            start = time.perf_counter()
             KERNELS[nest], was_on_disk = build_kernel(kernel_source(nest))
-            STATISTICS.compile_seconds += time.perf_counter() - start
             if was_on_disk:
                 STATISTICS.loaded += 1
             else:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from einmpi.kernels.cuda import driver
 from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.nest import PACK_BYTES, Parameter
+from einmpi.process.first_use import COMPILING, first_use
 
 # numpy rounds after every operation. A product fused with a sum would round once, and a·b − a·b
 # would not be 0. Kernels ask for a fused operation where they want one.
@@ -29,7 +30,8 @@ def compile_kernel(text: str, fast: bool) -> Any:
     CuPy caches compiled kernels on disk, and several processes may compile at the same time.
     """
     options = FAST_OPTIONS if fast else EXACT_OPTIONS
-    return driver.cupy().RawModule(code=text, options=options).get_function("kernel")
+    with first_use(COMPILING):
+        return driver.cupy().RawModule(code=text, options=options).get_function("kernel")
 
 
 @dataclass(frozen=True)

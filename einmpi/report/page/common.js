@@ -4,6 +4,23 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
+let printing = false; // or being prepared for it
+const isDark = () => dark.matches && !printing;
+
+// Parts of the page add what they do before it is printed and after that.
+const beforePrinting = [];
+const afterPrinting = [];
+addEventListener("beforeprint", () => {
+  printing = true;
+  document.documentElement.classList.add("printing");
+  beforePrinting.forEach((prepare) => prepare());
+});
+addEventListener("afterprint", () => {
+  printing = false;
+  document.documentElement.classList.remove("printing");
+  afterPrinting.forEach((restore) => restore());
+});
+
 const byId = (id) => document.getElementById(id);
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
@@ -101,7 +118,7 @@ function tablePart() {
   const hiddenAtFirst = rows.map((row) => row.hidden);
   const update = () => {
     const wanted = filter.value.toLowerCase();
-    const someHidden = !showAll.hidden;
+    const someHidden = !showAll.hidden && !printing;
     rows.forEach((row, k) => {
       if (wanted) row.hidden = !row.textContent.toLowerCase().includes(wanted);
       else row.hidden = someHidden && hiddenAtFirst[k];
@@ -113,4 +130,6 @@ function tablePart() {
     update();
   };
   filter.oninput = update;
+  beforePrinting.push(update);
+  afterPrinting.push(update);
 }

@@ -75,8 +75,8 @@ function blocksOf(tensor, layout) {
 // Neighbouring numbers get hues far apart, and different lightness.
 function rankColour(rank) {
   const hue = rank * 137.508 % 360;
-  const saturation = (dark.matches ? 45 : 58) + rank % 3 * 8;
-  const lightness = (dark.matches ? 28 : 76) + (rank % 4 - 1.5) * 5;
+  const saturation = (isDark() ? 45 : 58) + rank % 3 * 8;
+  const lightness = (isDark() ? 28 : 76) + (rank % 4 - 1.5) * 5;
   return `hsl(${hue.toFixed(1)} ${saturation}% ${lightness}%)`;
 }
 
@@ -325,7 +325,9 @@ function tensorsPart() {
     const tensors = data.layouts.tensors;
     const found = [...tensors.keys()].filter((k) => tensors[k][0].toLowerCase().includes(wanted));
     observer.disconnect();
-    cards.replaceChildren(...found.slice(0, most).map((tensor) => cardOf(tensor, observer)));
+    const shown = printing ? found : found.slice(0, most);
+    cards.replaceChildren(...shown.map((tensor) => cardOf(tensor, observer)));
+    if (printing) cards.querySelectorAll("canvas").forEach((canvas) => canvas.paint());
     moreButton.hidden = found.length <= most;
     moreButton.textContent = `Show more of ${found.length} tensors`;
   };
@@ -340,5 +342,7 @@ function tensorsPart() {
   rank.max = ranksInMesh - 1;
   rank.oninput = show;
   dark.addEventListener("change", show);
+  beforePrinting.push(show);
+  afterPrinting.push(show);
   show();
 }

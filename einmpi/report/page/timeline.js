@@ -4,6 +4,7 @@
 const AXIS_HEIGHT = 26; // pixels
 const NAMES_WIDTH = 46;
 const MAX_TIMELINE_HEIGHT = 620;
+const MAX_PRINTED_HEIGHT = 16000; // browsers draw no larger canvas
 
 // Decode numbers of seven bits a byte, three for each span, to arrays of starts, ends and steps.
 function unpack(text) {
@@ -57,7 +58,8 @@ function timelinePart() {
   const lastEnds = tracks.map((track) => track.ends.length ? track.ends[track.ends.length - 1] : 0);
   const end = Math.max(1, ...lastEnds);
   const row = clamp(Math.floor((MAX_TIMELINE_HEIGHT - AXIS_HEIGHT) / tracks.length), 9, 26);
-  const tall = Math.min(MAX_TIMELINE_HEIGHT, tracks.length * row + AXIS_HEIGHT);
+  const all = tracks.length * row + AXIS_HEIGHT;
+  let tall = Math.min(MAX_TIMELINE_HEIGHT, all);
   let from = 0; // the visible times, in microseconds
   let to = end;
   let first = 0; // the rank at the top
@@ -299,6 +301,24 @@ function timelinePart() {
   };
   addEventListener("resize", () => view(from, to - from));
   dark.addEventListener("change", () => view(from, to - from));
+
+  // On paper nothing can be scrolled: all ranks, from the beginning to the end.
+  let seen = null; // what is visible on the screen while the page is printed
+  beforePrinting.push(() => {
+    seen = { from, length: to - from, first, chosen };
+    tall = Math.min(MAX_PRINTED_HEIGHT, all);
+    first = 0;
+    chosen = null;
+    view(0, end);
+    draw();
+  });
+  afterPrinting.push(() => {
+    tall = Math.min(MAX_TIMELINE_HEIGHT, all);
+    first = seen.first;
+    chosen = seen.chosen;
+    view(seen.from, seen.length);
+    draw();
+  });
   canvas.style.height = tall + "px";
   view(0, end);
 }
