@@ -11,8 +11,7 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.formats import find, known_format
-from einmpi.files.selection import SliceEntry
-from einmpi.files.specs import InputSpec
+from einmpi.files.specs import InputSpec, SliceEntry
 
 if TYPE_CHECKING:
     from einmpi.compiled.dist_array import DistArray

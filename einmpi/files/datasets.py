@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.identity import SourceFile, identity_at, identity_from
-from einmpi.files.selection import Range, SliceEntry, resolve, whole_ranges
+from einmpi.files.specs import Range, SliceEntry, resolve, whole_ranges
 from einmpi.schedule.regions import Box
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
-from einmpi.files.selection import SliceEntry
-from einmpi.files.specs import InputSpec, OutputSpec
+from einmpi.files.specs import InputSpec, OutputSpec, SliceEntry
 from einmpi.graph.dtypes import DTYPES, check_installed, cpu_dtypes
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.generated import read_generated, read_shape

@@ -309,7 +309,7 @@ REFUSED = {
     ),
     "rows of a number": (
         no_such_rows("0:1", 3.0),
-        "/A in x.h5 is a number and has no rows; expected an input without rows",
+        "/A in x.h5 has 0 dimensions; expected at least 1, as many as are selected from",
     ),
     "no .npy": (in_file("x.npy", b"PK\x03\x04 is a zip"), "x.npy cannot be read as .npy: "),
     "a name in .npy": (
