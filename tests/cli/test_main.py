@@ -367,7 +367,7 @@ BAD_ARGUMENTS = {
     ),
     "no ranks": (
         ["plan", CHAIN],
-        "einmpi: the following arguments are required: -n/--ranks; see einmpi plan --help",
+        "einmpi: the following arguments are required: -n/-np/--ranks; see einmpi plan --help",
     ),
     "too many ranks": (
         ["plan", CHAIN, "-n", "5000"],
@@ -472,7 +472,7 @@ def test_four_ranks_print_one_summary(folder):
     assert (done.returncode, done.stderr) == (0, "")
     alone = run(folder, "jobs/chain.toml")
     assert summaries(done.stdout) == summaries(alone.stdout) != {}
-    assert done.stdout.count("\n") == 1 + alone.stdout.count("\n") == 3
+    assert len(without_times(done.stdout)) == 1 + len(without_times(alone.stdout)) == 2
     assert re.search(
         r"^  moved 10\.5 MiB \(as planned\), 2\.6 MiB to the busiest rank; peak memory ",
         done.stdout,
