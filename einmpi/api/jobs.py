@@ -11,13 +11,15 @@ import numpy as np
 from einmpi.arguments import optional_names, optional_text, path_name
 from einmpi.errors import InputError
 from einmpi.files.load import describe
+from einmpi.files.specs import InputSpec, Number
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.job import Job, read_job
+from einmpi.job.parameters import parameter
 from einmpi.job.program import program_job
 from einmpi.language.statements import Inputs
 
 
-def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: int) -> Job:
+def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **settings: Number) -> Job:
     """Read a job file.
 
     The shapes of inputs are looked up in their files; none of their elements is read.
@@ -28,8 +30,8 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: 
         The job file.
     dtype : str, optional
         Replaces the dtype of generated inputs.
-    **sizes : int
-        Replace sizes of the file.
+    **settings : int, float, complex or bool
+        Replace sizes and parameters of the file.
 
     Returns
     -------
@@ -48,7 +50,7 @@ def load(path: str | os.PathLike[str], /, *, dtype: str | None = None, **sizes: 
     ('Matrix chain', 100, ('Z',))
     """
     name = path_name("load", path)
-    return read_job(name, describe, sizes, optional_text("load", "dtype", dtype, "float32"))
+    return read_job(name, describe, settings, optional_text("load", "dtype", dtype, "float32"))
 
 
 def program(
@@ -64,8 +66,9 @@ def program(
         The dtype of inputs that are given by a shape.
     outputs : sequence of str, optional
         The tensors to compute; by default those that no statement uses.
-    **tensors : shape, array or int
-        An input by its shape, or by an array, whose shape and dtype it has; or a size.
+    **tensors : shape, array, int, float, complex or bool
+        An input by its shape, or by an array, whose shape and dtype it has; a size, if it is an
+        int; or a parameter, which has this value unless a call gives another.
 
     Returns
     -------
@@ -88,18 +91,21 @@ def program(
         dtype = "float64"
     inputs: dict[str, tuple[Sequence[int], str]] = {}
     sizes: dict[str, int] = {}
+    parameters: list[InputSpec] = []
     for name, given in tensors.items():
         if hasattr(given, "shape") and hasattr(given, "dtype"):
             inputs[name] = tuple(given.shape), np.dtype(given.dtype).name
         elif isinstance(given, int) and not isinstance(given, bool):
             sizes[name] = given
+        elif isinstance(given, bool | float | complex):
+            parameters.append(parameter(name, given, "program"))
         elif isinstance(given, (tuple, list)) and all(isinstance(extent, int) for extent in given):
             inputs[name] = given, dtype
         else:
             raise InputError(
-                "program", f"{name} is {type(given).__name__}", "a shape, an array, or an integer"
+                "program", f"{name} is {type(given).__name__}", "a shape, an array, or a number"
             )
-    return job_of_program("program", text, inputs, sizes, dtype, outputs)
+    return job_of_program("program", text, inputs, sizes, dtype, outputs, parameters)
 
 
 def job_of_program(
@@ -109,6 +115,7 @@ def job_of_program(
     sizes: Mapping[str, int],
     dtype: str,
     outputs: Sequence[str] | None,
+    parameters: Sequence[InputSpec] = (),
 ) -> Job:
     """Return the job of a program; refuse arguments of a wrong kind."""
     if not isinstance(text, str):
@@ -119,4 +126,4 @@ def job_of_program(
         if not 1 <= size <= MAX_EXTENT:
             expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}"
             raise InputError(where, f"size {name} is out of range", expected)
-    return program_job(text, inputs, sizes, dtype, outputs)
+    return program_job(text, inputs, sizes, dtype, outputs, parameters)

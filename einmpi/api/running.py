@@ -18,6 +18,7 @@ from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.job.job import Job, with_strict
+from einmpi.job.parameters import parameter
 from einmpi.kernels.given import as_numpy
 from einmpi.kernels.reference import evaluate, memory_needed
 from einmpi.runtime.gpu.copies import on_host
@@ -119,8 +120,8 @@ def run(
         The ranks; by default all that mpirun started, or this process alone.
     strategy, memory, pin, machine, fast_math, strict : optional
         As for `compile`.
-    **tensors : array, DistArray, h5py dataset or int
-        More inputs by name. For a program as text, an int is a size.
+    **tensors : array, DistArray, h5py dataset or number
+        More inputs by name. For a program as text, an int is a size and another number a parameter.
 
     Returns
     -------
@@ -150,10 +151,18 @@ def run(
         given = _named_inputs(inputs, tensors)
         if not isinstance(job, str):
             return id(job), check_job("run", job), given
+        # For the numbers among them, the job has parameters, whatever their values are.
+        types = {}
+        for name, value in given.items():
+            if type(value) in (bool, float, complex):
+                types[name] = type(value)
         given, sizes = _arrays_and_sizes(given)
-        kinds = tuple((name, array.shape, array.dtype.name) for name, array in given.items())
-        found = _job_of_text(job, kinds, sizes)
-        return (job, kinds, sizes), found, given
+        kinds = []
+        for name, array in given.items():
+            if name not in types:
+                kinds.append((name, array.shape, array.dtype.name))
+        key = (job, tuple(kinds), sizes, tuple(types.items()))
+        return key, _job_of_text(*key), given
 
     job_key, checked, given = together(own_comm, check_call)
     # A machine file may change between two runs.
@@ -194,7 +203,10 @@ def _named_inputs(inputs: Mapping[str, Any] | None, tensors: Mapping[str, Any]) 
 def _arrays_and_sizes(
     given: Mapping[str, Any],
 ) -> tuple[dict[str, Any], _Sizes]:
-    """Return the arrays among the inputs of a program, and the integers, which are its sizes."""
+    """Return the arrays among the inputs of a program, and the integers, which are its sizes.
+
+    Other numbers are arrays too: parameters.
+    """
     from einmpi.compiled.program import as_array
 
     arrays = {}
@@ -212,9 +224,11 @@ def _job_of_text(
     text: str,
     kinds: tuple[tuple[str, tuple[int, ...], str], ...],
     sizes: tuple[tuple[str, int], ...],
+    types: tuple[tuple[str, type], ...],
 ) -> Job:
     shapes = {name: (shape, dtype) for name, shape, dtype in kinds}
-    return job_of_program("run", text, shapes, dict(sizes), "float64", None)
+    parameters = [parameter(name, kind(), "run") for name, kind in types]
+    return job_of_program("run", text, shapes, dict(sizes), "float64", None, parameters)
 
 
 def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, npt.NDArray[Any]]:

@@ -121,6 +121,8 @@ def _describe_input(spec: InputSpec, dataset: Dataset | None) -> str:
     A file counts as the same until it is written to; it may be found in another folder.
     """
     tensor = f"{spec.dtype}{list(spec.shape or ())}"
+    if spec.value is not None:
+        return f"parameter {spec.value!r} {tensor}"
     if dataset is None:
         return f"{spec.random} {tensor}, seed {spec.seed}, {spec.low} to {spec.high}"
     first, *linked = dataset.sources

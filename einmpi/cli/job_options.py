@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import replace
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
+from einmpi.files.specs import Number
 from einmpi.job.backends import backend_names
 from einmpi.job.job import Job, read_job, with_strict
+from einmpi.job.parameters import parse_number
 from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
-    """Return the job file with the sizes, the dtype and --strict of the command line."""
+    """Return the job file with the settings, the dtype and --strict of the command line."""
     from einmpi.files.load import describe
 
-    sizes: dict[str, int] = {}
+    settings: dict[str, Number] = {}
     for setting in options.set:
-        name, _, value = setting.partition("=")
-        if re.fullmatch(r"-?[0-9]{1,20}", value) is None:
-            problem = f"{value!r} is not an integer"
-            raise InputError(f"--set {setting}", problem, "--set NAME=INTEGER")
-        sizes[name] = int(value)
-    job = read_job(options.job, describe, sizes, options.dtype)
+        name, _, text = setting.partition("=")
+        value = parse_number(text)
+        if value is None:
+            problem = f"{text!r} is not a number"
+            raise InputError(f"--set {setting}", problem, "--set NAME=NUMBER")
+        settings[name] = value
+    job = read_job(options.job, describe, settings, options.dtype)
     return with_strict(job, True) if options.strict else job
 
 

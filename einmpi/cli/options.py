@@ -85,8 +85,8 @@ OPTIONS = (
         ("--set",),
         "job",
         _WITH_JOB,
-        "replace a size of the job",
-        metavar="SIZE=N",
+        "replace a size or a parameter of the job",
+        metavar="NAME=N",
         is_list=True,
     ),
     Option(

@@ -32,6 +32,7 @@ from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import redistribution
 from einmpi.schedule.regions import Region, packed, shape, show_region
 from einmpi.schedule.steps import Exchange, Slot
+from einmpi.units import counted
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -54,6 +54,9 @@ def fill_box(spec: InputSpec, bound: Sequence[int], there: Box, target: Array) -
     """Put the elements of a box of the tensor into an array of the box's shape."""
     if not target.size:
         return
+    if spec.value is not None:
+        target[...] = spec.value
+        return
     # The last dimension that is not taken whole, with all dimensions after it, is one row.
     row_dimension = 0
     for dimension, (side, extent) in enumerate(zip(there, bound, strict=True)):

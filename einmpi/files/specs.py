@@ -11,6 +11,7 @@ from einmpi.errors import InputError
 from einmpi.units import counted
 
 COMPRESSIONS = ("gzip", "lzf")
+Number: TypeAlias = bool | int | float | complex
 
 # What is written for a dimension: an index, or start, stop and step, where None means from the
 # first or to the last element. Negative numbers count from the end.
@@ -23,14 +24,14 @@ Place: TypeAlias = tuple[int | None, tuple[int, ...] | None]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """A tensor the job starts from: generated (`random`) or read from a file.
+    """A tensor the job starts from: generated (`random`), read from a file, or a parameter.
 
     `inside` names the tensor within the file; it is empty if the file holds a single tensor.
     `slices` select a part of it, dimension by dimension; those without an entry are read whole.
     `declared_shape` and `declared_dtype` are what the job says about the file, which may not exist
     yet; a tensor that lies in one piece takes the declared shape.
     `follow` are the folders to which links of the file may lead, besides its own. `place` is the
-    position of the input in the job file.
+    position of the input in the job file. `value` is that of a parameter, which has no dimensions.
     """
 
     name: str
@@ -49,6 +50,7 @@ class InputSpec:
     resident: bool = False
     parts: tuple[int, ...] | None = None
     place: str = ""
+    value: Number | None = None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of
-from einmpi.files.specs import InputSpec, OutputSpec
+from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.backends import backend_names
 from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
 from einmpi.job.outputs import check_outputs, read_outputs
+from einmpi.job.parameters import Settings, read_parameters
 from einmpi.language.parse import build_graphs, rewrite
 from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import (
@@ -32,7 +33,18 @@ from einmpi.late import late
 from einmpi.planner.strategies import DEFAULT_STRATEGY, ROLES, STRATEGIES
 from einmpi.units import check_bytes, parse_bytes
 
-_KEYS = ("title", "dtype", "program", "sizes", "inputs", "outputs", "plan", "run", "roles")
+_KEYS = (
+    "title",
+    "dtype",
+    "program",
+    "sizes",
+    "parameters",
+    "inputs",
+    "outputs",
+    "plan",
+    "run",
+    "roles",
+)
 _PLAN_KEYS = ("strategy", "memory", "machine")
 _RUN_KEYS = ("backend", "fast_math", "strict", "scratch")
 
@@ -133,10 +145,10 @@ class Job:
 def read_job(
     path: str | os.PathLike[str],
     describe: Describe,
-    sizes: Mapping[str, int] | None = None,
+    settings: Settings | None = None,
     dtype: str | None = None,
 ) -> Job:
-    """Read a job file; `sizes` and `dtype` replace those in the file."""
+    """Read a job file; `settings` replace sizes and parameters of the file, `dtype` its dtype."""
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
     table(document, ("plan",), _PLAN_KEYS)
@@ -146,14 +158,21 @@ def read_job(
     if dtype:
         check_dtype(document.name, dtype)
     chosen_dtype = dtype or own_dtype
-    chosen_sizes = _read_sizes(document, sizes or {})
+    settings = settings or {}
+    _check_settings(document, settings)
+    chosen_sizes = _read_sizes(document, settings)
+    parameters = read_parameters(document, chosen_sizes, settings)
     inputs = []
     for spec in read_inputs(document, chosen_sizes, chosen_dtype):
         if spec.file is not None:
             shape, stored_dtype = describe(spec)
             spec = replace(spec, shape=shape, dtype=stored_dtype)
         check_parts(spec, len(spec.shape or ()))
+        if any(spec.name == known.name for known in parameters):
+            what = f"{spec.name} is a parameter and cannot name a tensor"
+            raise InputError(spec.place, what, "another name")
         inputs.append(spec)
+    inputs += parameters
     items = statements(source)
     computed = tuple(item.name for item in items if isinstance(item, Statement))
     outputs = read_outputs(document, computed)
@@ -167,7 +186,8 @@ def read_job(
     scratch = _read_scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
     names = [spec.name for spec in outputs] or None
-    graphs = build_graphs(source, tensors, chosen_sizes, names, strict, items)
+    types = {spec.name: type(spec.value) for spec in parameters}
+    graphs = build_graphs(source, tensors, chosen_sizes, names, strict, items, types)
     check_outputs(outputs, graphs.rewritten)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
@@ -205,20 +225,26 @@ def _read_program(document: Document) -> Source:
     return document.source(("program",))
 
 
-def _read_sizes(document: Document, overrides: Mapping[str, int]) -> dict[str, int]:
-    given = table(document, ("sizes",))
-    for name in overrides:
-        if name not in given:
+def _check_settings(document: Document, settings: Settings) -> None:
+    known = [*table(document, ("sizes",)), *table(document, ("parameters",))]
+    for name in settings:
+        if name not in known:
             raise InputError(
-                document.name, f"there is no size {show(name)} to set", nearest_of(given, name)
+                document.name,
+                f"there is no size or parameter {show(name)} to set",
+                nearest_of(known, name),
             )
+
+
+def _read_sizes(document: Document, overrides: Settings) -> dict[str, int]:
+    given = table(document, ("sizes",))
     sizes: dict[str, int] = {}
     for name, written in given.items():
         path = ("sizes", name)
         place = document.place(path)
         check_name(place, name, "a size", {})
         if name in overrides:
-            value: int | None = overrides[name]
+            value: Number | None = overrides[name]
             what = f"size {name} is set to {show(value)}"
         else:
             value = whole_number(document, path, sizes)

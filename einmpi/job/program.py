@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from einmpi.files.specs import InputSpec
 from einmpi.job.backends import backend_names
 from einmpi.job.job import Job
 from einmpi.language.parse import build_graphs
@@ -13,18 +14,28 @@ from einmpi.planner.strategies import DEFAULT_STRATEGY
 
 
 def program_job(
-    text: str, inputs: Inputs, sizes: Mapping[str, int], dtype: str, outputs: Sequence[str] | None
+    text: str,
+    inputs: Inputs,
+    sizes: Mapping[str, int],
+    dtype: str,
+    outputs: Sequence[str] | None,
+    parameters: Sequence[InputSpec] = (),
 ) -> Job:
-    """Return the job of a program with these inputs, by shape and dtype, and these sizes."""
+    """Return the job of a program with these inputs, by shape and dtype, sizes and parameters."""
     source = Source("program", text)
-    graphs = build_graphs(source, inputs, sizes, outputs)
+    tensors = dict(inputs)
+    types = {}
+    for spec in parameters:
+        tensors[spec.name] = (), spec.dtype or ""
+        types[spec.name] = type(spec.value)
+    graphs = build_graphs(source, tensors, sizes, outputs, parameters=types)
     return Job(
         title="",
         path="",
         source=source,
         dtype=dtype,
         sizes=sizes,
-        inputs=(),
+        inputs=tuple(parameters),
         outputs=(),
         strategy=DEFAULT_STRATEGY,
         memory=None,

@@ -29,6 +29,7 @@ from einmpi.graph.scalar import (
     relabel,
 )
 from einmpi.language.macros import MACROS, SCANS, Macro
+from einmpi.language.parameters import adapting_type, with_cast_parameters
 from einmpi.language.scope import Scope, occurrences
 from einmpi.language.symbols import SymbolTable, TypedScalar
 from einmpi.language.syntax import Source, entries, labels_in_brackets, parse
@@ -152,6 +153,8 @@ class Expressions:
                 labels = ", ".join("ijklmnop"[: len(tensor.bound)])
                 what = f"{name} has no labels here"
                 raise InputError(self.where(node), what, f"labels, such as {name}[{labels}]")
+            if name in self.symbols.parameters:
+                return TypedScalar(Element(name, ()), self.symbols.parameters[name])
             return TypedScalar(Element(name, ()), np.dtype(tensor.dtype))
         if name in sizes:
             return TypedScalar(Const(sizes[name]), int)
@@ -208,13 +211,15 @@ class Expressions:
 
     def _apply(self, op: str, arguments: Sequence[TypedScalar], node: ast.AST) -> TypedScalar:
         """Return an operation on expressions; constants are folded."""
-        scalars = tuple(argument.scalar for argument in arguments)
         try:
+            arguments = with_cast_parameters(op, arguments)
+            scalars = tuple(argument.scalar for argument in arguments)
             result = call(op, *scalars)
             if isinstance(result, Const):
                 return TypedScalar(result, type(result.value))
             kinds = [argument.type for argument in arguments]
-            return TypedScalar(result, call_type(op, scalars, kinds))
+            found = call_type(op, scalars, kinds)
+            return TypedScalar(result, adapting_type(op, kinds, found))
         except OperationError as error:
             raise error.at(self.where(node)) from None
 

@@ -33,13 +33,15 @@ def build_graphs(
     outputs: Sequence[str] | None = None,
     strict: bool = False,
     items: Sequence[Statement | Declaration] | None = None,
+    parameters: Mapping[str, type] | None = None,
 ) -> Graphs:
     """Parse a program and infer extents and dtypes. Both graphs have only what outputs need.
 
     If `strict`, only rewrites are made that are exact for all values. `items` are the statements
-    of the source, if they are known already.
+    of the source, if they are known already. `parameters` are those inputs that are numbers, with
+    their types in Python.
     """
-    written = prune(parse_program(source, inputs, sizes or {}, outputs, items))
+    written = prune(parse_program(source, inputs, sizes or {}, outputs, items, parameters))
     return Graphs(written, rewrite(source, written, strict))
 
 
@@ -88,14 +90,18 @@ def parse_program(
     sizes: Mapping[str, int],
     outputs: Sequence[str] | None = None,
     items: Sequence[Statement | Declaration] | None = None,
+    parameters: Mapping[str, type] | None = None,
 ) -> EinGraph:
-    """Return the graph of a program as written, with a vertex for each aggregation or statement."""
+    """Return the graph of a program as written, with a vertex for each aggregation or statement.
+
+    `parameters` are those inputs that are numbers, with their types in Python.
+    """
     if items is None:
         items = statements(source)
     program = [item for item in items if isinstance(item, Statement)]
     # No temporary takes the name of a tensor or a label.
     words = set(re.findall(r"[^\W\d]\w*", source.text))
-    symbols = SymbolTable(source, sizes, words | set(inputs))
+    symbols = SymbolTable(source, sizes, words | set(inputs), parameters)
     for name, (shape, dtype) in inputs.items():
         symbols.add_input(name, shape, dtype, source.name)
     for item in items:

@@ -32,9 +32,17 @@ class TypedScalar(NamedTuple):
 class SymbolTable:
     """The tensors known so far, by name. New ones are added in the order they are needed."""
 
-    def __init__(self, source: Source, sizes: Mapping[str, int], names: set[str]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        sizes: Mapping[str, int],
+        names: set[str],
+        parameters: Mapping[str, type] | None = None,
+    ) -> None:
         self.source = source
         self.sizes = sizes
+        # Inputs that are numbers: like constants, they take the dtype of the other operand.
+        self.parameters = parameters or {}
         self.names = Names(names)
         self.known: dict[str, Vertex] = {}
         self.current: Statement  # the statement being read: temporaries are named after it

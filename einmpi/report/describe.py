@@ -39,6 +39,8 @@ def describe_job(job: Job) -> str:
 
 
 def _origin(spec: InputSpec) -> str:
+    if spec.value is not None:
+        return f"parameter {spec.value}"
     origin = printable(spec.file or spec.random or "given")
     return f"{origin} (does not exist yet)" if is_missing(spec) else origin
 

@@ -380,27 +380,27 @@ BAD_ARGUMENTS = {
     "a folder": (["check", "jobs"], "jobs: this is a folder; expected a job file in TOML"),
     "set without a number": (
         [CHAIN, "--set", "s"],
-        "--set s: '' is not an integer; expected --set NAME=INTEGER",
+        "--set s: '' is not a number; expected --set NAME=NUMBER",
     ),
     "set to a word": (
         [CHAIN, "--set", "s=ten"],
-        "--set s=ten: 'ten' is not an integer; expected --set NAME=INTEGER",
+        "--set s=ten: 'ten' is not a number; expected --set NAME=NUMBER",
     ),
     "set to two signs": (
         [CHAIN, "--set", "s=--5"],
-        "--set s=--5: '--5' is not an integer; expected --set NAME=INTEGER",
+        "--set s=--5: '--5' is not a number; expected --set NAME=NUMBER",
     ),
     "set to half": (
         [CHAIN, "--set", "s=1.5"],
-        "--set s=1.5: '1.5' is not an integer; expected --set NAME=INTEGER",
+        "jobs/chain.toml:…: size s is set to 1.5; expected an integer from 1 to …",
     ),
     "set nothing": (
         [CHAIN, "--set", "=5"],
-        f"jobs/chain.toml: there is no size '' to set; {SIZES}",
+        f"jobs/chain.toml: there is no size or parameter '' to set; {SIZES}",
     ),
     "set unknown": (
         [CHAIN, "--set", "S=5"],
-        f"jobs/chain.toml: there is no size 'S' to set; {SIZES} (did you mean s?)",
+        f"jobs/chain.toml: there is no size or parameter 'S' to set; {SIZES} (did you mean s?)",
     ),
     "set zero": (
         ["check", CHAIN, "--set", "s=0"],

@@ -144,7 +144,8 @@ def test_overrides_come_before_later_sizes():
     assert read(text, sizes={"t": 3}).sizes == {"s": 4, "t": 3}
     assert read(text, dtype="int32").graph["A"].dtype == "int32"
     assert (
-        error(text, sizes={"r": 3}) == "job.toml: there is no size 'r' to set; expected one of s, t"
+        error(text, sizes={"r": 3})
+        == "job.toml: there is no size or parameter 'r' to set; expected one of s, t"
     )
     assert error(text, sizes={"s": 0}) == f"job.toml:3:1: size s is set to 0; {EXTENT}"
     assert (
