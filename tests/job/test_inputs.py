@@ -9,7 +9,8 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 # ---- inputs -------------------------------------------------------------------------------------
 
 ALL_INPUT_KEYS = (
-    "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows, follow"
+    "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows, "
+    "columns, slice, follow"
 )
 GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
 
@@ -140,9 +141,9 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
             "4:1: parts of A has length 0; expected 1, the number of its dimensions",
         ),
         (
-            'A = { file = "x.h5", dataset = "/A", shape = [3] }',
-            "4:38: shape cannot be combined with file; expected one of file, dataset, "
-            "tensor, rows, follow, resident, parts",
+            'A = { file = "x.h5", dataset = "/A", seed = 3 }',
+            "4:38: seed cannot be combined with file; expected one of file, dataset, "
+            "tensor, rows, columns, slice, shape, dtype, follow, resident, parts",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',

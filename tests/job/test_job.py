@@ -140,14 +140,14 @@ def test_overrides_come_before_later_sizes():
     text = (
         PROGRAM + '[sizes]\ns = 4\nt = "2 * s"\n[inputs]\nA = { shape = ["t"], random = "ones" }\n'
     )
-    assert read(text, sizes={"s": 50}).graph["A"].bound == (100,)
-    assert read(text, sizes={"t": 3}).sizes == {"s": 4, "t": 3}
+    assert read(text, settings={"s": 50}).graph["A"].bound == (100,)
+    assert read(text, settings={"t": 3}).sizes == {"s": 4, "t": 3}
     assert read(text, dtype="int32").graph["A"].dtype == "int32"
     assert (
-        error(text, sizes={"r": 3})
+        error(text, settings={"r": 3})
         == "job.toml: there is no size or parameter 'r' to set; expected one of s, t"
     )
-    assert error(text, sizes={"s": 0}) == f"job.toml:3:1: size s is set to 0; {EXTENT}"
+    assert error(text, settings={"s": 0}) == f"job.toml:3:1: size s is set to 0; {EXTENT}"
     assert (
         error(text, dtype="float8")
         == f"job.toml: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float16?)"
@@ -283,7 +283,7 @@ def test_toml_that_python_cannot_hold():
 
 # ---- keys, types, choices -----------------------------------------------------------------------
 
-TOP = "title, dtype, program, sizes, inputs, outputs, plan, run, roles"
+TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, roles"
 
 
 @pytest.mark.parametrize(
