@@ -310,7 +310,7 @@ BAD_JOBS = {
     "unknown table": (
         TITLE + 'program = "Z = 1"\n[sise]\ns = 3\n',
         "bad.toml:3:2: unknown key 'sise'; expected one of title, dtype, program, sizes, "
-        "inputs, outputs, plan, run, roles (did you mean sizes?)",
+        "parameters, inputs, outputs, plan, run, roles (did you mean sizes?)",
     ),
     "syntax": (
         TITLE + 'program = """\nY[i:3] = i\n  Z[i] = Y[i\n"""\n',
@@ -363,7 +363,7 @@ BAD_ARGUMENTS = {
     "unknown command": (
         ["rum", CHAIN],
         "einmpi: unknown command 'rum'; expected one of run, check, plan, verify, sbatch, "
-        "doctor, calibrate, completion (did you mean run?)",
+        "new, examples, doctor, calibrate, completion, help (did you mean run?)",
     ),
     "no ranks": (
         ["plan", CHAIN],
