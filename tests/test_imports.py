@@ -35,9 +35,10 @@ ONLY = {
     "mpi4py": {"comm/mpi.py"},
     "cupy": {"kernels/cuda/driver.py"},
     "h5py": {
-        "files/hdf5.py",
-        "files/hdf5_links.py",
-        "files/hdf5_writing.py",
+        "files/hdf5/datasets.py",
+        "files/hdf5/links.py",
+        "files/hdf5/opening.py",
+        "files/hdf5/writing.py",
     },
 }
 HEAVY = (

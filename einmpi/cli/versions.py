@@ -109,7 +109,7 @@ def _probe_mpi() -> dict[str, Any]:
 
 
 def _probe_hdf5() -> dict[str, Any]:
-    from einmpi.files.hdf5 import build
+    from einmpi.files.hdf5.datasets import build
 
     return build()
 

@@ -24,7 +24,7 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset, is_unchanged
-from einmpi.files.hdf5 import find_given
+from einmpi.files.hdf5.datasets import find_given
 from einmpi.files.load import find_planned
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
-from einmpi.files.hdf5_links import hdf5_reason
+from einmpi.files.hdf5.opening import hdf5_reason
 
 _COPY_BYTES = 2**24  # copied at a time where the system has no call for copying files
 # What the system says where folders cannot be flushed, or not by this user.

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.base import Comm
-from einmpi.files import hdf5_writing
 from einmpi.files.atomic import FirstFailure, write_at
+from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.specs import Place, StorageSpec
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.buffers import Buffers

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einmpi.errors import InputError
-from einmpi.files import hdf5, hdf5_writing, npy, safetensors
+from einmpi.files import npy, safetensors
 from einmpi.files.datasets import Dataset, RawReader, Reader, check_unchanged
+from einmpi.files.hdf5 import datasets as hdf5
+from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.identity import SourceFile, identity_at
 from einmpi.files.journal import finish_before_reading
 from einmpi.files.specs import InputSpec, Place, StorageSpec

@@ -374,9 +374,10 @@ def modules_of(*rooms):
 # The modules that read what users write.
 READERS = (
     *modules_of("graph", "language", "job"),
-    ROOT / "einmpi/files/hdf5.py",
-    ROOT / "einmpi/files/hdf5_links.py",
-    ROOT / "einmpi/files/hdf5_writing.py",
+    ROOT / "einmpi/files/hdf5/datasets.py",
+    ROOT / "einmpi/files/hdf5/links.py",
+    ROOT / "einmpi/files/hdf5/opening.py",
+    ROOT / "einmpi/files/hdf5/writing.py",
     ROOT / "einmpi/files/datasets.py",
     ROOT / "einmpi/files/npy.py",
     ROOT / "einmpi/files/safetensors.py",

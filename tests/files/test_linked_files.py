@@ -12,7 +12,7 @@ from refusals import error
 import einmpi
 from einmpi.errors import InputError
 from einmpi.files.formats import find
-from einmpi.files.hdf5_links import UnsafeLinkError
+from einmpi.files.hdf5.links import UnsafeLinkError
 from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
 

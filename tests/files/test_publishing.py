@@ -26,10 +26,11 @@ from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import EinmpiError
-from einmpi.files import claims, fill, hdf5_writing
+from einmpi.files import claims, fill
 from einmpi.files import writing as outputs
 from einmpi.files.claims import claimed
 from einmpi.files.formats import HDF5
+from einmpi.files.hdf5 import writing as hdf5_writing
 
 pytestmark = pytest.mark.usefixtures("in_folder")
 is_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
@@ -76,7 +77,7 @@ TERMINATED = """
 import os, signal, sys, time
 from einmpi.comm.mpi import world
 from einmpi.compiled import outputs
-from einmpi.files import hdf5_writing
+from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.process import abort
 from einmpi.cli.main import main
 
@@ -136,7 +137,7 @@ sys.exit(main(["a.toml", "--quiet"]))
 # The other run: each makes its draft before the other one publishes.
 OTHER = """
 import os, sys, time
-from einmpi.files import hdf5_writing
+from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.cli.main import main
 lay_out = hdf5_writing.lay_out
 def lay_out_first(*arguments):

@@ -20,8 +20,8 @@ from einmpi.comm.threads import run_threads
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
-from einmpi.files import hdf5
 from einmpi.files.datasets import RawReader
+from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import execute

@@ -26,9 +26,10 @@ from einmpi.comm.threads import run_threads
 from einmpi.compiled import outputs as job_outputs
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import EinmpiError, InputError
-from einmpi.files import fill, formats, hdf5_writing
+from einmpi.files import fill, formats
 from einmpi.files import writing as outputs
 from einmpi.files.claims import claimed
+from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.load import describe, load_array
 from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.planner.mesh import Mesh

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
-from einmpi.files.hdf5 import as_in_memory
-from einmpi.files.hdf5_links import damage_reported, follow_inside, hdf5_reason, opened
+from einmpi.files.hdf5.datasets import as_in_memory
+from einmpi.files.hdf5.links import follow_inside
+from einmpi.files.hdf5.opening import damage_reported, hdf5_reason, opened
 from einmpi.files.specs import Place, StorageSpec
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError, one_of
 from einmpi.files.datasets import Dataset, RawReader, Reader, check_identity
-from einmpi.files.hdf5_links import (
-    LinkedFiles,
-    UnsafeLinkError,
+from einmpi.files.hdf5.links import LinkedFiles, UnsafeLinkError
+from einmpi.files.hdf5.opening import (
     check_hdf5,
     damage_reported,
     datasets_in,

@@ -1,0 +1,1 @@
+"""HDF5 files: opened, checked for links, read and written."""
