@@ -14,6 +14,7 @@ from einmpi.errors import OperationError
 from einmpi.graph.aggregations import AGGREGATIONS, aggregate_type
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import Type
+from einmpi.graph.index_arithmetic import arithmetic_labels, major_label
 from einmpi.graph.labels import project, unique
 from einmpi.graph.notation import element_text, text
 from einmpi.graph.scalar import (
@@ -148,6 +149,24 @@ class EinSum:
         for tree in trees:
             used.update(node.label for node in walk(tree) if isinstance(node, Index))
         return tuple(label for label in self.labels if label in used)
+
+    def has_arithmetic(self, operand: int) -> bool:
+        """Return whether an index of an operand is arithmetic on labels, as in X[i+1], or fixed."""
+        return any(arithmetic_labels(entry) is not None for entry in self.operands[operand])
+
+    def dimension_cut_by(self, operand: int, label: str) -> int | None:
+        """Return the dimension of an operand that is cut along with a label; None if none is.
+
+        A diagonal is cut along its first dimension. An index that is arithmetic is cut by the label
+        that changes it most. A gathered dimension is needed whole.
+        """
+        index = self.operands[operand]
+        if label in index:
+            return index.index(label)
+        for dimension, entry in enumerate(index):
+            if not isinstance(entry, str) and major_label(entry, self.extents) == label:
+                return dimension
+        return None
 
     def bounded_labels(self) -> tuple[str, ...]:
         """Return the labels whose extent follows from an operand."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from einmpi.planner.eliminate import Limits, Memo, Table, minimize
 from einmpi.planner.factor import Edge, Factored
+from einmpi.planner.halo import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
 from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts
@@ -263,10 +264,15 @@ class Solver:
             edge.target_symbols,
             *(id(rows[end]) for end in ends),  # equal choices are the same object, in the cache
         )
+        if edge.needed is not None:
+            staying_states = [move.staying_symbols(states[end]) for end in ends]
+            key = (*key, move.groups, edge.needed, *staying_states)
         costs = self.cache.get(key)
         if costs is None:
             if edge.source is None:
                 costs = self.input_costs(edge, rows[edge.target], move, staying)
+            elif edge.needed is not None:
+                costs = self.halo_costs(edge, rows, move, states)
             else:
                 costs = self.moved_costs(edge, rows[edge.source], rows[edge.target], move, staying)
             costs = costs * edge.weight
@@ -322,6 +328,32 @@ class Solver:
             nodes = peers(move.lengths_between, ndim, sources, targets) * staying.peers_between
             costs = costs + self.message_costs(exchanging, nodes)
         return costs[np.ix_(source_of_row, target_of_row)]
+
+    def halo_costs(self, edge: Edge, rows: Sequence[Symbols], move: Move, states: States) -> Ints:
+        """Return the costs [choice of the layout, choice of the state] of index arithmetic."""
+        assert edge.source is not None and edge.needed is not None
+        dimensions = (*range(edge.ndim), None)
+        labels = (*(label for label, _ in edge.needed.extents), None)
+        layouts = []
+        for row in rows[edge.source]:
+            symbols = move.expand(row, states[edge.source])
+            layouts.append(tuple(dimensions[symbol] for symbol in symbols))
+        label_states = []
+        for row in rows[edge.target]:
+            symbols = move.expand(row, states[edge.target])
+            label_states.append(tuple(labels[symbol] for symbol in symbols))
+        words = halo_table(self.mesh, edge.needed, layouts, label_states)
+        itemsize = edge.nbytes // max(1, prod(edge.bound))
+        total = words.total * itemsize // self.unit
+        between = words.between * itemsize // self.unit
+        costs: Ints = self.prices.bytes(total, between)
+        if self.rates:
+            receives = (words.total > 0).astype(np.int64)
+            receives_between = (words.between > 0).astype(np.int64)
+            inside = 1 + (HALO_NEIGHBOURS - 1) * receives
+            nodes = 1 + (HALO_NEIGHBOURS - 1) * receives_between
+            costs = costs + self.message_costs(inside * nodes, nodes)
+        return costs
 
     def message_costs(self, exchanging: Ints, nodes: Ints) -> Ints:
         """Return the price of the messages among `exchanging` ranks, which lie on `nodes` nodes."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.planner.halo import Needed, needed_of
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)
@@ -45,6 +46,7 @@ class Edge:
     source_symbols: tuple[int, ...]  # symbol of the source → dimension of the tensor, R or P
     target_symbols: tuple[int, ...]  # symbol of the target → dimension of the tensor or R
     operand: int = -1  # of the target, if that is a vertex
+    needed: Needed | None = None  # of the tensor, where that is not simply a block of it
     weight: int = 1  # how many equal edges of repeated layers it stands for
 
     @property
@@ -66,9 +68,13 @@ class Factored:
 def has_layout(graph: EinGraph, name: str, pinned: Collection[str]) -> bool:
     """Return whether a tensor has a layout of its own: outputs, pinned ones, those used twice.
 
-    Other tensors go straight to their only user.
+    So have those that are read with index arithmetic: what a rank needs of them is no block of a
+    layout. Other tensors go straight to their only user.
     """
     if graph.is_output(name) or name in pinned:
+        return True
+    bound = graph[name].bound
+    if any(needed_of(graph[user], name, bound) is not None for user in graph.consumers[name]):
         return True
     uses = sum(graph[user].inputs.count(name) for user in graph.consumers[name])
     return uses > 1
@@ -145,7 +151,10 @@ class _Builder:
         wanted = input_symbols(vertex.computed_einsum, operand)
         if ("tensor", name) in self.number:
             stored = tensor_symbols(len(tensor.bound))
-            self.connect(tensor, self.number["tensor", name], state, stored, wanted, operand)
+            needed = needed_of(vertex, name, tensor.bound)
+            number = self.number["tensor", name]
+            if needed is None or vertex.inputs.index(name) == operand:
+                self.connect(tensor, number, state, stored, wanted, operand, needed)
         elif tensor.einsum is not None:
             made = output_symbols(tensor.einsum)
             self.connect(tensor, self.number["vertex", name], state, made, wanted, operand)
@@ -169,6 +178,7 @@ class _Builder:
         source_symbols: tuple[int, ...],
         target_symbols: tuple[int, ...],
         operand: int = -1,
+        needed: Needed | None = None,
     ) -> None:
         edge = Edge(
             self.tied_name(tensor.name),
@@ -179,6 +189,7 @@ class _Builder:
             source_symbols,
             target_symbols,
             operand,
+            needed,
         )
         self.edges[edge] = self.edges.get(edge, 0) + 1
 
@@ -187,10 +198,12 @@ def _operand_blocks(graph: EinGraph, vertex: Vertex) -> list[Block]:
     """Return the blocks of its operands that a vertex keeps on a rank."""
     einsum = vertex.computed_einsum
     blocks = []
-    for name, index in zip(vertex.inputs, einsum.operands, strict=True):
-        entries = dict.fromkeys(index)  # each label once
-        symbols = tuple(einsum.labels.index(x) for x in entries if isinstance(x, str))
-        blocks.append((graph[name].nbytes, symbols))
+    for operand, name in enumerate(vertex.inputs):
+        cutting = []
+        for number, label in enumerate(einsum.labels):
+            if einsum.dimension_cut_by(operand, label) is not None:
+                cutting.append(number)
+        blocks.append((graph[name].nbytes, tuple(cutting)))
     return blocks
 
 

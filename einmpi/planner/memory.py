@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner import pieces
+from einmpi.planner.halo import most_needed, needed_of
 from einmpi.planner.mesh import Mesh
 
 MESSAGE_BUFFER_BYTES = 16 * 2**20  # the most that one buffer for messages takes
@@ -73,10 +74,9 @@ def operand_cuts(
 ) -> tuple[int | None, ...]:
     """Return the dimension of an operand that each axis cuts in this state of its user."""
     einsum = graph[name].computed_einsum
-    index = einsum.operands[operand]
     cuts: list[int | None] = []
     for label in state:
-        cuts.append(index.index(label) if label is not None and label in index else None)
+        cuts.append(None if label is None else einsum.dimension_cut_by(operand, label))
     return tuple(cuts)
 
 
@@ -159,6 +159,15 @@ def _operand_bytes(
             stored[name] = block_bytes(tensor, mesh, layouts[name])
             if None in layouts[name]:
                 buffers = max(buffers, staging(stored[name], mesh.ranks, stage))
+        needed = needed_of(vertex, name, tensor.bound)
+        if needed is not None:
+            if vertex.inputs.index(name) != operand:
+                continue  # the first operand has brought what all of them need
+            most = most_needed(mesh, needed, states[vertex.name])
+            size = most * np.dtype(tensor.dtype).itemsize
+            gathered += size
+            buffers = max(buffers, staging(max(stored.get(name, 0), size), mesh.ranks, stage))
+            continue
         partial = False
         if name in layouts:
             cuts_now = layouts[name]

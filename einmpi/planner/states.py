@@ -26,9 +26,11 @@ def input_symbols(einsum: EinSum, operand: int) -> tuple[int, ...]:
     A gathered dimension is needed whole. A diagonal is cut along its first dimension.
     For X[i,j]·Y[j,k] summed over j, the labels are i, k, j: X has the symbols (0, 2, 1, 2).
     """
-    index = einsum.operands[operand]
-    ndim = len(index)
-    symbols = [index.index(label) if label in index else ndim for label in einsum.labels]
+    ndim = len(einsum.operands[operand])
+    symbols = []
+    for label in einsum.labels:
+        dimension = einsum.dimension_cut_by(operand, label)
+        symbols.append(ndim if dimension is None else dimension)
     return (*symbols, ndim)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Edge, Name, factor
+from einmpi.planner.halo import HALO_NEIGHBOURS, Needed, halo_words
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.paper.costs import Cost
 from einmpi.planner.prices import Prices
@@ -37,6 +38,8 @@ def edge_traffic(mesh: Mesh, edge: Edge, cuts: Sequence[Sequence[int]]) -> Traff
     if edge.source is None:
         return _input_traffic(mesh, edge, targets)
     sources = [edge.source_symbols[symbol] for symbol in cuts[0]]
+    if edge.needed is not None:
+        return _halo_traffic(mesh, edge.needed, sources, cuts[-1])
     elements = prod(edge.bound)
     replicated = edge.ndim
     partial = edge.ndim + 1
@@ -79,6 +82,20 @@ def _input_traffic(mesh: Mesh, edge: Edge, targets: Sequence[int]) -> Traffic:
         between=(0, (across - 1) * elements),
         peers=(inside, across),
     )
+
+
+def _halo_traffic(
+    mesh: Mesh, needed: Needed, sources: Sequence[int], target_state: Sequence[int]
+) -> Traffic:
+    """Return what an operand with index arithmetic moves: what ranks need and do not have."""
+    dimension_or_none = (*range(len(needed.bound)), None)
+    label_or_none = (*(label for label, _ in needed.extents), None)
+    layout = [dimension_or_none[symbol] for symbol in sources]
+    state = [label_or_none[symbol] for symbol in target_state]
+    words, between = halo_words(mesh, needed, layout, state)
+    inside = HALO_NEIGHBOURS if words else 1
+    across = HALO_NEIGHBOURS if between else 1
+    return Traffic(copied=words, combined=0, recut=0, between=(0, between), peers=(inside, across))
 
 
 NOTHING = Cost(0, 0, 0)

@@ -14,6 +14,7 @@ from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.kernels.cpu.grouping_rule import CPU_GROUPING
 from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.views import view_operands
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
 from einmpi.schedule.schedule import Schedule
@@ -166,10 +167,9 @@ class NumpyBackend:
         self, step: Kernel, operands: Sequence[HostArray], target: HostArray
     ) -> None:
         index = {label: indices(runs) for label, runs in step.index}
-        arrays = select_operands(step, operands)
-        compute_einsum(
-            step.einsum, arrays, target, index, self.threads, self.fast_math, self.strict
-        )
+        chosen = select_operands(step, operands)
+        einsum, arrays = view_operands(step.einsum, chosen, step.index, _as_strided)
+        compute_einsum(einsum, arrays, target, index, self.threads, self.fast_math, self.strict)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, CPU_GROUPING)
@@ -187,6 +187,10 @@ class NumpyBackend:
     def forget_inputs(self) -> None: ...
 
     def wait(self) -> None: ...
+
+
+def _as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:
+    return np.lib.stride_tricks.as_strided(array, shape, strides, writeable=False)
 
 
 def select_operands(

@@ -3,13 +3,15 @@ so that every rank lowers the plan for itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
+from einmpi.planner.halo import Needed, needed_of
 from einmpi.planner.memory import operand_cuts, output_cuts
 from einmpi.planner.plan import Plan
+from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import with_begins, with_frees
 from einmpi.schedule.moves import middle_layout
@@ -65,6 +67,9 @@ class _Lowering:
     # Layers repeat: blocks and moves are worked out once and used again.
     blocks: dict[tuple[tuple[int, ...], Cuts], Region] = field(default_factory=dict)
     load_moves: dict[tuple[tuple[int, ...], Cuts], list[Moves]] = field(default_factory=dict)
+    halos: dict[tuple[Needed, Cuts, tuple[str | None, ...]], tuple[Moves | None, Region]] = field(
+        default_factory=dict
+    )
     moves: dict[tuple[tuple[int, ...], Cuts, Cuts], tuple[list[Reduction], list[Moves]]] = field(
         default_factory=dict
     )
@@ -139,10 +144,21 @@ class _Lowering:
         state = self.plan.states[vertex.name]
         einsum = vertex.einsum
         assert einsum is not None
-        operands = [self.operand(vertex, operand) for operand in range(len(vertex.inputs))]
+        operands = []
+        regions: dict[int, Region] = {}  # what is in the slots of operands with index arithmetic
+        shared: dict[str, tuple[Slot, Region]] = {}
+        for operand, name in enumerate(vertex.inputs):
+            needed = needed_of(vertex, name, graph[name].bound)
+            if needed is None:
+                operands.append(self.operand(vertex, operand))
+                continue
+            if name not in shared:
+                shared[name] = self.operand_with_halo(vertex, operand, needed)
+            slot, regions[operand] = shared[name]
+            operands.append(slot)
         cuts = output_cuts(graph, vertex.name, state)
         slot = slot_for(vertex.name, self.block(vertex, cuts), vertex.dtype)
-        self.steps.append(self.kernel(vertex, einsum, state, operands, slot))
+        self.steps.append(self.kernel(vertex, einsum, state, operands, regions, slot))
         computed_cuts = []
         for label, cut in zip(state, cuts, strict=True):
             is_partial = label is not None and label in einsum.aggregated
@@ -164,6 +180,27 @@ class _Lowering:
             self.load(vertex, self.loaded_cuts(vertex.name))
         wanted = operand_cuts(self.plan.graph, user.name, operand, self.plan.states[user.name])
         return self.move(vertex, wanted, operand_role(user.name, operand))
+
+    def operand_with_halo(self, user: Vertex, operand: int, needed: Needed) -> tuple[Slot, Region]:
+        """Return a slot with what a vertex needs of an operand with index arithmetic.
+
+        Return the region of the tensor that is in the slot, too.
+        """
+        vertex = self.plan.graph[user.inputs[operand]]
+        if vertex.name not in self.stored:
+            self.load(vertex, self.loaded_cuts(vertex.name))
+        slot, cuts = self.stored[vertex.name]
+        state = self.plan.states[user.name]
+        key = needed, cuts, state
+        if key not in self.halos:
+            self.halos[key] = halo_moves(self.layout(vertex, cuts), needed, state, self.rank)
+        moves, region = self.halos[key]
+        if moves is None:
+            return slot, region
+        role = operand_role(user.name, operand)
+        result = slot_for(vertex.name, region, vertex.dtype, role)
+        self.steps.append(Exchange(vertex.name, slot, result, moves, self.plan.stage))
+        return result, region
 
     def move(self, vertex: Vertex, target: Cuts, role: str) -> Slot:
         """Bring a tensor to a layout: aggregate partial results, then exchange."""
@@ -196,22 +233,33 @@ class _Lowering:
         einsum: EinSum,
         state: Sequence[str | None],
         operands: Sequence[Slot],
+        regions: Mapping[int, Region],
         target: Slot,
     ) -> Kernel:
-        """Return the kernel on this rank's share of each label."""
+        """Return the kernel on this rank's share of each label.
+
+        `regions` are those parts of the operands with index arithmetic that are in their slots.
+        """
         runs = {label: self.share_of(label, extent, state) for label, extent in einsum.extents}
         extents = tuple((label, length(runs[label])) for label in einsum.labels)
         # Where a label is used as a number, the kernel must know the indices of its positions.
         index = tuple((label, runs[label]) for label in einsum.labels_as_numbers if label in state)
-        # A diagonal is cut along its first dimension; along the others every rank has all of it.
-        select = []
+        select: list[tuple[int, int, Runs]] = []
+        indices = []
         for operand, entries in enumerate(einsum.operands):
+            region = regions.get(operand)
+            if region is not None:
+                select += select_in_region(operand, entries, region, runs)
+                indices.append(index_in_region(entries, region))
+                continue
+            indices.append(entries)
+            # A diagonal is cut along its first dimension; along the others every rank has it all.
             for dimension, entry in enumerate(entries):
                 if not isinstance(entry, str) or entry not in state:
                     continue
                 if entries.index(entry) != dimension:
                     select.append((operand, dimension, runs[entry]))
-        local = replace(einsum, extents=extents)
+        local = replace(einsum, operands=tuple(indices), extents=extents)
         return Kernel(
             vertex.name,
             target,

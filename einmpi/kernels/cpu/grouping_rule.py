@@ -26,6 +26,8 @@ def _accepts(kernel: Kernel) -> bool:
     """
     if kernel.einsum.scan is not None or kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
         return False
+    if any(map(kernel.einsum.has_arithmetic, range(len(kernel.operands)))):
+        return False  # alone, it reads these operands through views
     contraction = recognise_contraction(kernel.einsum)
     if contraction is not None and len(contraction.positions) == 2:
         left, right, _ = contraction.indices

@@ -19,6 +19,7 @@ from einmpi.kernels.cuda.driver import DeviceArray
 from einmpi.kernels.cuda.launch import PreparedCalls
 from einmpi.kernels.cuda.nest import PACK_BYTES
 from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.views import view_operands
 from einmpi.runtime.backend import NumpyBackend, as_region, region_indices, select_operands
 from einmpi.runtime.gpu.binding import Gpu, bind
 from einmpi.runtime.gpu.comm import COMMS_BY_TRANSPORT
@@ -166,7 +167,8 @@ class CupyBackend:
     def _prepare(
         self, step: Kernel, operands: Sequence[DeviceArray], target: DeviceArray
     ) -> dispatch.PreparedCall:
-        if not step.select:
+        has_arithmetic = any(map(step.einsum.has_arithmetic, range(len(operands))))
+        if not step.select and not has_arithmetic:
             return dispatch.prepare_einsum(
                 step.einsum,
                 operands,
@@ -179,9 +181,11 @@ class CupyBackend:
 
         def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
             chosen = select_operands(step, operands, self.cupy.asarray)
+            as_strided = self.cupy.lib.stride_tricks.as_strided
+            einsum, arrays = view_operands(step.einsum, chosen, step.index, as_strided)
             dispatch.compute_einsum(
-                step.einsum,
-                chosen,
+                einsum,
+                arrays,
                 target,
                 step.index,
                 self.fast_math,

@@ -1,0 +1,147 @@
+"""Indices that are arithmetic on labels and constants, such as u[i+1, 2*j]: what they can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from einmpi.graph.scalar import Call, Const, Index, Scalar, walk
+
+Interval: TypeAlias = tuple[int, int]  # the least value and the greatest one
+
+
+def interval_of(entry: Scalar, labels: Mapping[str, Interval]) -> Interval | None:
+    """Return bounds of an index, given those of its labels. None if it is no arithmetic.
+
+    The bounds are reached if every label occurs once.
+    """
+    if isinstance(entry, Index):
+        return labels[entry.label]
+    if isinstance(entry, Const):
+        if type(entry.value) is not int:
+            return None
+        return entry.value, entry.value
+    if not isinstance(entry, Call):
+        return None
+    arguments: list[Interval] = []
+    for argument in entry.args:
+        found = interval_of(argument, labels)
+        if found is None:
+            return None
+        arguments.append(found)
+    return _interval_of_call(entry.op, arguments)
+
+
+def _interval_of_call(op: str, arguments: list[Interval]) -> Interval | None:
+    low, high = arguments[0]
+    if op == "neg":
+        return -high, -low
+    if len(arguments) != 2:
+        return None
+    other_low, other_high = arguments[1]
+    if op == "+":
+        return low + other_low, high + other_high
+    if op == "-":
+        return low - other_high, high - other_low
+    if op == "*":
+        corners = (low * other_low, low * other_high, high * other_low, high * other_high)
+        return min(corners), max(corners)
+    if op == "maximum":
+        return max(low, other_low), max(high, other_high)
+    if op == "minimum":
+        return min(low, other_low), min(high, other_high)
+    is_divided_by_constant = other_low == other_high and other_low > 0
+    if op == "//" and is_divided_by_constant:
+        return low // other_low, high // other_low
+    if op == "%" and is_divided_by_constant:
+        if low // other_low == high // other_low:
+            return low % other_low, high % other_low
+        return 0, other_low - 1
+    return None
+
+
+@lru_cache(maxsize=65536)
+def arithmetic_labels(entry: str | Scalar) -> tuple[str, ...] | None:
+    """Return the labels of an index that is arithmetic; None for plain labels and for gathers."""
+    if isinstance(entry, str):
+        return None
+    found = []
+    for node in walk(entry):
+        if isinstance(node, Index):
+            found.append(node.label)
+    labels = tuple(dict.fromkeys(found))
+    anywhere = dict.fromkeys(labels, (0, 1))
+    return labels if interval_of(entry, anywhere) is not None else None
+
+
+@lru_cache(maxsize=65536)
+def major_label(entry: Scalar, extents: tuple[tuple[str, int], ...]) -> str | None:
+    """Return the label by which an index changes most: to cut it cuts the dimension into blocks."""
+    extent = dict(extents)
+    labels = arithmetic_labels(entry) or ()
+    best = None
+    widest = 0
+    for label in labels:
+        bounds = dict.fromkeys(labels, (0, 0))
+        bounds[label] = 0, max(0, extent[label] - 1)
+        found = interval_of(entry, bounds)
+        assert found is not None
+        width = found[1] - found[0]
+        if width > widest:
+            best = label
+            widest = width
+    return best
+
+
+@dataclass(frozen=True)
+class Affine:
+    """An index of the form constant + Σ coefficient · label."""
+
+    constant: int
+    terms: tuple[tuple[str, int], ...]  # (label, coefficient), each label once
+
+
+@lru_cache(maxsize=65536)
+def affine_of(entry: str | Scalar) -> Affine | None:
+    """Return an index as an affine function of its labels; None if it is not one."""
+    if isinstance(entry, str):
+        return Affine(0, ((entry, 1),))
+    if isinstance(entry, Index):
+        return Affine(0, ((entry.label, 1),))
+    if isinstance(entry, Const):
+        return Affine(entry.value, ()) if type(entry.value) is int else None
+    if not isinstance(entry, Call):
+        return None
+    arguments: list[Affine] = []
+    for argument in entry.args:
+        found = affine_of(argument)
+        if found is None:
+            return None
+        arguments.append(found)
+    first = arguments[0]
+    if entry.op == "neg":
+        return _scaled(first, -1)
+    if entry.op == "+":
+        return _added(first, arguments[1])
+    if entry.op == "-":
+        return _added(first, _scaled(arguments[1], -1))
+    if entry.op == "*" and not arguments[1].terms:
+        return _scaled(first, arguments[1].constant)
+    if entry.op == "*" and not first.terms:
+        return _scaled(arguments[1], first.constant)
+    return None
+
+
+def _scaled(affine: Affine, factor: int) -> Affine:
+    terms = [(label, coefficient * factor) for label, coefficient in affine.terms]
+    return Affine(affine.constant * factor, tuple(term for term in terms if term[1]))
+
+
+def _added(one: Affine, two: Affine) -> Affine:
+    coefficients = dict(one.terms)
+    for label, coefficient in two.terms:
+        coefficients[label] = coefficients.get(label, 0) + coefficient
+    terms = tuple((label, factor) for label, factor in coefficients.items() if factor)
+    return Affine(one.constant + two.constant, terms)

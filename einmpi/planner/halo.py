@@ -1,0 +1,223 @@
+"""What a vertex needs of an operand with index arithmetic, such as u[i+1], and what that moves.
+
+A rank needs more than its block, or another part of it: the difference comes from its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.graph.eingraph import Vertex
+from einmpi.graph.einsum import OperandIndex
+from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, interval_of
+from einmpi.graph.scalar import Scalar
+from einmpi.planner.mesh import Mesh
+from einmpi.planner.runs import Runs, intersect, length, one_run, share, whole
+
+Ints = npt.NDArray[np.int64]
+# The axes that cut each label, for labels that are cut.
+LabelAxes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+
+MOST_RANKS_COUNTED = 64  # for the tables of the search; a plan itself is counted on all ranks
+HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is missing
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The part of a tensor that a rank needs for a vertex, as a function of its shares of labels.
+
+    There is an index for each operand that reads the tensor.
+    """
+
+    bound: tuple[int, ...]  # of the tensor
+    indices: tuple[OperandIndex, ...]
+    extents: tuple[tuple[str, int], ...]  # of all labels of the vertex
+
+    def labels(self, dimension: int) -> tuple[str, ...]:
+        """Return the labels on which the needed indices of a dimension depend."""
+        found: dict[str, None] = {}
+        for index in self.indices:
+            found.update(dict.fromkeys(_labels_of(index[dimension])))
+        return tuple(found)
+
+    def is_plain(self, dimension: int) -> bool:
+        """Return whether a dimension is indexed by one label and nothing else."""
+        entries = {index[dimension] for index in self.indices}
+        return len(entries) == 1 and all(isinstance(entry, str) for entry in entries)
+
+    def runs(self, dimension: int, shares: Mapping[str, Runs]) -> Runs:
+        """Return the indices of a dimension that are needed, given the shares of its labels.
+
+        Where indices are arithmetic, or differ, these are all indices between their bounds. A
+        guarded index may be outside of the tensor, where nothing is needed.
+        """
+        extent = self.bound[dimension]
+        if self.is_plain(dimension):
+            return shares[self.labels(dimension)[0]]
+        low = extent
+        high = -1
+        for index in self.indices:
+            entry = index[dimension]
+            labels = _labels_of(entry)
+            if not all(shares[label] for label in labels):
+                continue
+            bounds: dict[str, Interval] = {}
+            for label in labels:
+                bounds[label] = shares[label][0][0], shares[label][-1][1] - 1
+            found = bounds[entry] if isinstance(entry, str) else interval_of(entry, bounds)
+            if found is None:
+                return whole(extent)  # a gather may read any of it
+            low = min(low, found[0])
+            high = max(high, found[1])
+        return one_run(max(low, 0), min(high + 1, extent))
+
+
+def _labels_of(entry: str | Scalar) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else arithmetic_labels(entry) or ()
+
+
+def needed_of(vertex: Vertex, name: str, bound: tuple[int, ...]) -> Needed | None:
+    """Return what a vertex needs of a tensor; None if that is a block for each operand.
+
+    It is no block if an index is arithmetic. Then all operands that read the tensor share what is
+    fetched.
+    """
+    einsum = vertex.computed_einsum
+    operands = [operand for operand, tensor in enumerate(vertex.inputs) if tensor == name]
+    if not any(einsum.has_arithmetic(operand) for operand in operands):
+        return None
+    indices = tuple(einsum.operands[operand] for operand in operands)
+    return Needed(bound, indices, einsum.extents)
+
+
+def shares_of(
+    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, digits: Sequence[int]
+) -> dict[str, Runs]:
+    """Return the share of each label of a dimension that the rank with these digits has."""
+    cutting = dict(axes)
+    extent = dict(needed.extents)
+    shares = {}
+    for label in needed.labels(dimension):
+        cuts = tuple((axis, digits[axis]) for axis in cutting.get(label, ()))
+        shares[label] = share(mesh, extent[label], cuts)
+    return shares
+
+
+def axes_of_labels(labels: Sequence[str], state: Sequence[str | None]) -> LabelAxes:
+    """Return the axes that cut each of these labels, given the label that each axis cuts."""
+    found = []
+    for label in labels:
+        axes = tuple(axis for axis, cut in enumerate(state) if cut == label)
+        if axes:
+            found.append((label, axes))
+    return tuple(found)
+
+
+@lru_cache(maxsize=65536)
+def needed_counts(
+    mesh: Mesh,
+    needed: Needed,
+    dimension: int,
+    axes: LabelAxes,
+    source_axes: tuple[int, ...] | None,
+    ranks: tuple[int, ...],
+) -> Ints:
+    """Return how many indices of a dimension each of some ranks needs.
+
+    With `source_axes`, count only those in its block of a layout that these axes cut.
+    """
+    relevant = {axis for _, cutting in axes for axis in cutting}
+    relevant.update(source_axes or ())
+    known: dict[tuple[int, ...], int] = {}
+    counts = np.empty(len(ranks), np.int64)
+    for place, rank in enumerate(ranks):
+        digits = mesh.digits(rank)
+        key = tuple(digits[axis] for axis in sorted(relevant))
+        if key not in known:
+            runs = needed.runs(dimension, shares_of(mesh, needed, dimension, axes, digits))
+            if source_axes is not None:
+                cuts = tuple((axis, digits[axis]) for axis in source_axes)
+                runs = intersect(runs, share(mesh, needed.bound[dimension], cuts))
+            known[key] = length(runs)
+        counts[place] = known[key]
+    return counts
+
+
+def halo_words(
+    mesh: Mesh, needed: Needed, cuts: Sequence[int | None], state: Sequence[str | None]
+) -> tuple[int, int]:
+    """Return (words that all ranks together receive, those of them that come from other nodes).
+
+    `cuts` has the dimension that each axis cuts where the operand is stored, `state` the label
+    that it cuts in the vertex. The sender of an element has the digits of the receiver on all axes
+    that do not cut the operand.
+    """
+    ranks = tuple(range(mesh.ranks))
+    wanted = np.ones(mesh.ranks, np.int64)
+    kept = np.ones(mesh.ranks, np.int64)
+    kept_on_node = np.ones(mesh.ranks, np.int64)
+    for dimension in range(len(needed.bound)):
+        axes = axes_of_labels(needed.labels(dimension), state)
+        cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
+        between = tuple(axis for axis in cutting if axis < mesh.node_axes)
+        wanted *= needed_counts(mesh, needed, dimension, axes, None, ranks)
+        kept *= needed_counts(mesh, needed, dimension, axes, cutting, ranks)
+        kept_on_node *= needed_counts(mesh, needed, dimension, axes, between, ranks)
+    total = int(wanted.sum())
+    return total - int(kept.sum()), total - int(kept_on_node.sum())
+
+
+@dataclass(frozen=True)
+class HaloTable:
+    """Words received for all pairs of layouts and states, as arrays [layout, state]."""
+
+    total: Ints
+    between: Ints
+
+
+def halo_table(
+    mesh: Mesh,
+    needed: Needed,
+    layouts: Sequence[Sequence[int | None]],
+    states: Sequence[Sequence[str | None]],
+) -> HaloTable:
+    """Return the words that move for all pairs. On many ranks, some of them stand for all."""
+    step = -(-mesh.ranks // MOST_RANKS_COUNTED)
+    ranks = tuple(range(0, mesh.ranks, step))
+    shape = (len(layouts), len(states))
+    wanted = np.ones((len(states), len(ranks)), np.int64)
+    kept = np.ones((*shape, len(ranks)), np.int64)
+    kept_on_node = np.ones((*shape, len(ranks)), np.int64)
+    for dimension in range(len(needed.bound)):
+        labels = needed.labels(dimension)
+        for column, state in enumerate(states):
+            axes = axes_of_labels(labels, state)
+            wanted[column] *= needed_counts(mesh, needed, dimension, axes, None, ranks)
+            for row, cuts in enumerate(layouts):
+                cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
+                between = tuple(axis for axis in cutting if axis < mesh.node_axes)
+                counts = needed_counts(mesh, needed, dimension, axes, cutting, ranks)
+                kept[row, column] *= counts
+                counts = needed_counts(mesh, needed, dimension, axes, between, ranks)
+                kept_on_node[row, column] *= counts
+    needed_words = wanted.sum(axis=1)
+    total = needed_words - kept.sum(axis=2)
+    crossing = needed_words - kept_on_node.sum(axis=2)
+    return HaloTable(total * mesh.ranks // len(ranks), crossing * mesh.ranks // len(ranks))
+
+
+def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:
+    """Return a bound on the elements that a rank needs, the same for all ranks."""
+    ranks = tuple(range(mesh.ranks))
+    elements = 1
+    for dimension in range(len(needed.bound)):
+        axes = axes_of_labels(needed.labels(dimension), state)
+        counts = needed_counts(mesh, needed, dimension, axes, None, ranks)
+        elements *= int(counts.max(initial=0))
+    return elements

@@ -1,0 +1,191 @@
+"""Index arithmetic such as u[i+1], x[i+k] and w[h*4+d]: values, and bytes that move as halos."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.comm.threads import run_threads
+from einmpi.schedule.lower import lower
+from einmpi.schedule.verify import verify
+
+
+def run_on(ranks, text, inputs):
+    """Run a program on thread ranks; return its outputs and the bytes that moved.
+
+    Inputs are files, of which no rank has anything before. Check that the bytes are those of the
+    plan, that the peak is within it, and that the schedules fit together.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [f'program = """\n{text}\n"""', "[inputs]"]
+        for name, array in inputs.items():
+            np.save(f"{folder}/{name}.npy", array)
+            lines.append(f'{name} = {{ file = "{name}.npy" }}')
+        Path(folder, "job.toml").write_text("\n".join(lines))
+        job = einmpi.load(Path(folder, "job.toml"))
+
+        def on_rank(comm):
+            compiled = einmpi.compile(job, comm)
+            found = compiled()
+            ((plan, _),) = compiled.ready.values()
+            assert compiled.measured.peak <= plan.peak
+            return compiled.measured.received, plan, {name: found[name].gather() for name in found}
+
+        results = run_threads(ranks, on_rank)
+    _, plan, outputs = results[0]
+    moved = sum(received for received, _, _ in results)
+    assert moved == plan.bytes_predicted
+    verify([lower(plan, rank) for rank in range(ranks)])
+    return outputs, moved
+
+
+RNG = np.random.default_rng(7)
+N = 41
+U = RNG.normal(size=(N, N))
+X = RNG.normal(size=200)
+W = RNG.normal(size=6)
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_a_five_point_stencil_moves_two_rows_between_neighbours(ranks):
+    text = (
+        f"Z[i:{N - 2},j:{N - 2}] = u[i+1,j+0] + u[i+1,j+2] + u[i+0,j+1] + u[i+2,j+1]"
+        " - 4 * u[i+1,j+1]"
+    )
+    outputs, moved = run_on(ranks, text, {"u": U})
+    inner = U[1:-1, :-2] + U[1:-1, 2:] + U[:-2, 1:-1] + U[2:, 1:-1] - 4 * U[1:-1, 1:-1]
+    assert np.array_equal(outputs["Z"], inner)
+    # Blocks of 39 rows and of 41 rows do not always begin at the same row.
+    least = 2 * (ranks - 1) * N * 8
+    assert least <= moved <= least + (ranks - 1) * N * 8
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_a_convolution_moves_its_window(ranks):
+    outputs, moved = run_on(ranks, "y[i:195] = sum[k](x[i+k] * w[k])", {"x": X, "w": W})
+    # Sums of six products in another order: a few units in the last place.
+    assert np.allclose(outputs["y"], np.correlate(X, W), rtol=0, atol=1e-13)
+    window = (ranks - 1) * 5 * 8
+    weights = (ranks - 1) * 6 * 8  # every rank needs all of w
+    assert window + weights <= moved <= window + weights + (ranks - 1) * 5 * 8
+
+
+CASES = {
+    "shift": ("y[i:30] = x[i+3] * 2", lambda x: x[3:33] * 2),
+    "stride": ("y[i:50] = x[2*i+1]", lambda x: x[1:101:2]),
+    "reversal": ("y[i:200] = x[199-i]", lambda x: x[::-1]),
+    "one element": ("y = x[17] + x[3]", lambda x: x[17] + x[3]),
+    "fixed and free": ("y[i] = x[i] - x[0]", lambda x: x - x[0]),
+    "split": ("y[a:20,b:10] = x[a*10+b]", lambda x: x.reshape(20, 10)),
+    "split, summed": ("y[b:10] = sum[a:20](x[a*10+b])", lambda x: x.reshape(20, 10).sum(0)),
+    "downsampled": ("y[i:50] = max[k:4](x[4*i+k])", lambda x: x.reshape(50, 4).max(1)),
+    "window of differences": ("y[i:199] = x[i+1] - x[i+0]", np.diff),
+    "no elements": ("y[i:0] = x[i+3]", lambda x: x[:0]),
+    "used twice": ("y[i:100] = x[2*i] * x[199-i]", lambda x: x[::2] * x[:99:-1]),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("case", CASES)
+def test_values(case, ranks):
+    text, expected = CASES[case]
+    outputs, _ = run_on(ranks, text, {"x": X})
+    assert np.allclose(outputs["y"], expected(X), rtol=1e-13, atol=0)
+
+
+MATRICES = {
+    "row": ("y[j] = u[5,j]", lambda u: u[5]),
+    "shifted diagonal": ("y[i:40] = u[i+0,i+1]", lambda u: np.diagonal(u, 1)),
+    "diagonal and label": (
+        "y[i:40,j] = u[i+1,j] * u[i+0,i+1]",
+        lambda u: u[1:] * np.diag(u, 1)[:, None],
+    ),
+    "anti-diagonals": (
+        "y[i:20,j:20] = u[i+j,i+j+1]",
+        lambda u: np.diag(u, 1)[np.add.outer(range(20), range(20))],
+    ),
+    "pooling": (
+        "y[i:10,j:10] = max[a:4,b:4](u[4*i+a,4*j+b])",
+        lambda u: u[:40, :40].reshape(10, 4, 10, 4).max((1, 3)),
+    ),
+    "computed before": (
+        "v[i,j] = sin(u[i,j])\ny[i:40,j] = v[i+1,j] - v[i+0,j]",
+        lambda u: np.diff(np.sin(u), axis=0),
+    ),
+    "partial sums": (
+        "v[i] = sum[j](u[i,j])\ny[i:40] = v[i+1] + v[i+0]",
+        lambda u: u.sum(1)[1:] + u.sum(1)[:-1],
+    ),
+    "gather and shift": ("k[i:9] = 3 * i\ny[i:9,j:40] = u[k[i],j+1]", lambda u: u[0:27:3, 1:]),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("case", MATRICES)
+def test_values_of_matrices(case, ranks):
+    text, expected = MATRICES[case]
+    outputs, _ = run_on(ranks, text, {"u": U})
+    # Another order of summation: 41 numbers around 1.
+    assert np.allclose(outputs["y"], expected(U), rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_moves_alone():
+    """Of a matrix that is cut by rows, one row moves and nothing else."""
+    _, moved = run_on(4, "s[i] = sum[j](u[i,j] * u[i,j])\ny[j] = u[5,j]", {"u": U})
+    assert moved <= 2 * 4 * N * 8
+
+
+@st.composite
+def programs(draw):
+    """A tensor, an affine index of each of its dimensions, and where labels are aggregated."""
+    labels = ["i", "j", "k"][: draw(st.integers(1, 3))]
+    extents = {label: draw(st.integers(1, 9)) for label in labels}
+    shape = []
+    entries = []
+    for _ in range(draw(st.integers(1, 3))):
+        used = draw(st.lists(st.sampled_from(labels), min_size=0, max_size=2, unique=True))
+        coefficients = {label: draw(st.sampled_from([-3, -1, 1, 1, 2])) for label in used}
+        reach = {label: c * (extents[label] - 1) for label, c in coefficients.items()}
+        offset = -sum(min(r, 0) for r in reach.values()) + draw(st.integers(0, 2))
+        shape.append(offset + sum(max(r, 0) for r in reach.values()) + 1 + draw(st.integers(0, 2)))
+        entries.append((coefficients, offset))
+    summed = draw(st.sampled_from([None, *labels]))
+    return labels, extents, tuple(shape), entries, summed
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.integers(1, 9), st.booleans())
+def test_random_affine_indices(program, ranks, computed):
+    labels, extents, shape, entries, summed = program
+    x = np.arange(1.0, np.prod(shape) + 1).reshape(shape)
+    index = []
+    for coefficients, offset in entries:
+        terms = [f"{coefficient}*{label}" for label, coefficient in coefficients.items()]
+        index.append(" + ".join([*terms, str(offset)]))
+    output = [label for label in labels if label != summed]
+    body = f"x[{', '.join(index)}] + {' + '.join(labels)}"
+    if summed:
+        body = f"sum[{summed}:{extents[summed]}]({body})"
+    head = "y"
+    if output:
+        head += "[" + ",".join(f"{label}:{extents[label]}" for label in output) + "]"
+    text = f"{head} = {body}"
+    if computed:
+        dimensions = "abc"[: len(shape)]
+        listed = ",".join(dimensions)
+        text = f"v[{listed}] = x[{listed}] * 2\n" + text.replace("x[", "v[", 1)
+    outputs, _ = run_on(ranks, text, {"x": x})
+    grid = dict(zip(labels, np.ogrid[tuple(slice(extents[label]) for label in labels)]))
+    place = []
+    for coefficients, offset in entries:
+        place.append(offset + sum(c * grid[label] for label, c in coefficients.items()))
+    whole = tuple(extents[label] for label in labels)
+    place = tuple(np.broadcast_to(p, whole) for p in place)
+    expected = (x * 2 if computed else x)[place] + sum(grid.values())
+    if summed:
+        expected = expected.sum(labels.index(summed))
+    assert np.array_equal(outputs["y"], expected)  # small integers: exact
