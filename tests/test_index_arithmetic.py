@@ -179,7 +179,9 @@ def test_random_affine_indices(program, ranks, computed):
         listed = ",".join(dimensions)
         text = f"v[{listed}] = x[{listed}] * 2\n" + text.replace("x[", "v[", 1)
     outputs, _ = run_on(ranks, text, {"x": x})
-    grid = dict(zip(labels, np.ogrid[tuple(slice(extents[label]) for label in labels)]))
+    grid = dict(
+        zip(labels, np.ogrid[tuple(slice(extents[label]) for label in labels)], strict=True)
+    )
     place = []
     for coefficients, offset in entries:
         place.append(offset + sum(c * grid[label] for label, c in coefficients.items()))

@@ -5,7 +5,7 @@ Each vertex is taken alone, with the best real-valued cuts (docs/planner.md, "Th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from math import exp, log
 
@@ -51,14 +51,15 @@ def charges(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> dict
     # Products share the words of their operands equally.
     claims: dict[str, list[float]] = {}
     chargeable: dict[str, float] = {}  # tensor → words that its users may charge for a copy
+    free = {*resident, *_partly_read(graph)}
     for vertex in graph.vertices:
-        chargeable[vertex.name] = 0.0 if vertex.name in resident else float(vertex.elements)
+        chargeable[vertex.name] = 0.0 if vertex.name in free else float(vertex.elements)
     for vertex in graph.computed:
         if _is_product(vertex):
             shares = [chargeable[name] / max(1, product_uses[name]) for name in vertex.inputs]
             claims[vertex.name] = shares
     for vertex in graph.computed:
-        if vertex.name in claims:
+        if vertex.name in claims and vertex.name not in free:
             chargeable[vertex.name] = _backing(vertex, claims[vertex.name], ranks)
 
     # Users before makers: other vertices pass on what is charged for their result.
@@ -85,6 +86,14 @@ def charges(graph: EinGraph, ranks: int, resident: Collection[str] = ()) -> dict
                     if name == vertex.name:
                         claims[user][operand] *= backing / charged
     return claims
+
+
+def _partly_read(graph: EinGraph) -> Iterator[str]:
+    """Yield tensors of which a vertex may need only a part, by index arithmetic."""
+    for vertex in graph.computed:
+        for operand, name in enumerate(vertex.inputs):
+            if vertex.computed_einsum.has_arithmetic(operand):
+                yield name
 
 
 def _is_product(vertex: Vertex) -> bool:

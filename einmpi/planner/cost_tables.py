@@ -13,11 +13,9 @@ import numpy as np
 
 from einmpi.planner.eliminate import Limits, Memo, Table, minimize
 from einmpi.planner.factor import Edge, Factored
-from einmpi.planner.halo import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
-from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts
-from einmpi.planner.volume import (
+from einmpi.planner.moving.halo import HALO_NEIGHBOURS, halo_table
+from einmpi.planner.moving.volume import (
     Factors,
     Ints,
     axes_factors,
@@ -29,6 +27,8 @@ from einmpi.planner.volume import (
     received,
     sharing_on_nodes,
 )
+from einmpi.planner.prices import BYTES, FLOPS_PER_BYTE, Prices
+from einmpi.planner.states import MAX_SYMBOLS, Symbols, choices, distinct_layouts
 
 Groups = Sequence[Sequence[int]]  # of axes
 States = list[tuple[int, ...]]  # for every variable the symbol of every axis

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.halo import Needed, needed_of
+from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.states import input_symbols, output_symbols, tensor_symbols
 
 Name = tuple[str, str]  # ("vertex" or "tensor", name)

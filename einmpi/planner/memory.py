@@ -10,8 +10,8 @@ import numpy as np
 
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner import pieces
-from einmpi.planner.halo import most_needed, needed_of
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.halo import most_needed, needed_of
 
 MESSAGE_BUFFER_BYTES = 16 * 2**20  # the most that one buffer for messages takes
 LEAST_MESSAGE_BUFFER_BYTES = 256

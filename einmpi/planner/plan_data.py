@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, stage_of
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.traffic import Bill
+from einmpi.planner.moving.traffic import Bill
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class PlanData:
 
     @property
     def gathered(self) -> tuple[str, ...]:
-        """Tensors with dimensions that no plan cuts, because their index is computed.
+        """Tensors with dimensions that no plan cuts, because a tensor indexes them.
 
         A certificate holds only among plans in which each rank has the whole of such a dimension.
         """
@@ -67,8 +68,9 @@ class PlanData:
         for vertex in self.graph.computed:
             operands = vertex.computed_einsum.operands
             for name, index in zip(vertex.inputs, operands, strict=True):
-                if not all(isinstance(entry, str) for entry in index):
-                    names[name] = None
+                for entry in index:
+                    if not isinstance(entry, str) and arithmetic_labels(entry) is None:
+                        names[name] = None
         return tuple(names)
 
     @property

@@ -16,13 +16,13 @@ from einmpi.planner.factor import factor, repeated_layers
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import least_bytes, peak_bound, peak_bytes, stage_of
 from einmpi.planner.mesh import Mesh
+from einmpi.planner.moving.traffic import bills
 from einmpi.planner.paper.costs import graph_cost
 from einmpi.planner.placement import place
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.prices import Prices
 from einmpi.planner.search import EXACT_AXES, search
 from einmpi.planner.strategies import DEFAULT_STRATEGY, PAPER, SQRT, STRATEGIES
-from einmpi.planner.traffic import bills
 from einmpi.units import counted
 
 # Up to so many vertices, layers are not tied together, and the search also starts from the cuts of

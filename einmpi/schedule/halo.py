@@ -9,7 +9,7 @@ from einmpi.graph.arithmetic import call
 from einmpi.graph.einsum import OperandIndex
 from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.graph.scalar import Const, Scalar
-from einmpi.planner.halo import Needed, axes_of_labels, most_needed, shares_of
+from einmpi.planner.moving.halo import Needed, axes_of_labels, most_needed, shares_of
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
 from einmpi.schedule.regions import Region, Runs, intersect, locate

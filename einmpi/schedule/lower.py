@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
-from einmpi.planner.halo import Needed, needed_of
 from einmpi.planner.memory import operand_cuts, output_cuts
+from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 # Those with `as` belong to the vocabulary of this module too, for rooms that know no planner.
-from einmpi.planner.runs import Runs as Runs
-from einmpi.planner.runs import intersect as intersect
-from einmpi.planner.runs import joined
-from einmpi.planner.runs import length as length
-from einmpi.planner.runs import one_run as one_run
-from einmpi.planner.runs import share as share
-from einmpi.planner.runs import whole as whole
+from einmpi.planner.moving.runs import Runs as Runs
+from einmpi.planner.moving.runs import intersect as intersect
+from einmpi.planner.moving.runs import joined
+from einmpi.planner.moving.runs import length as length
+from einmpi.planner.moving.runs import one_run as one_run
+from einmpi.planner.moving.runs import share as share
+from einmpi.planner.moving.runs import whole as whole
 
 # A region has runs for each dimension, and consists of all combinations of their indices. The
 # region (((0, 4), (8, 10)), ((5, 6),)) of a matrix has six rows and one column.

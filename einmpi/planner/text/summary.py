@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from einmpi.planner.factor import Edge, Variable, factor
+from einmpi.planner.moving.traffic import edge_traffic
 from einmpi.planner.plan_data import PlanData
 from einmpi.planner.text.tables import Note
-from einmpi.planner.traffic import edge_traffic
 from einmpi.units import show_bytes
 
 MOST_NAMES = 6  # that are listed; more are counted

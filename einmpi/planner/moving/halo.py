@@ -18,7 +18,7 @@ from einmpi.graph.einsum import OperandIndex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, interval_of
 from einmpi.graph.scalar import Scalar
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.runs import Runs, intersect, length, one_run, share, whole
+from einmpi.planner.moving.runs import Runs, intersect, length, one_run, share, whole
 
 Ints = npt.NDArray[np.int64]
 # The axes that cut each label, for labels that are cut.
