@@ -35,6 +35,7 @@ class Movement:
     made: tuple[int, ...]  # parts of each dimension before
     wanted: tuple[int, ...]  # parts of each dimension after
     nbytes: int  # that move
+    is_halo: bool = False  # the copied words are what ranks lack for index arithmetic
 
 
 def movements(plan: PlanData) -> Iterator[Movement]:
@@ -70,6 +71,7 @@ def movements(plan: PlanData) -> Iterator[Movement]:
             made=plan.mesh.parts(made, range(edge.ndim)) if made else (),
             wanted=plan.mesh.parts(wanted, range(edge.ndim)),
             nbytes=moved * itemsize,
+            is_halo=edge.needed is not None,
         )
 
 
@@ -110,7 +112,7 @@ def in_words(plan: PlanData) -> list[Note]:
     notes = []
     for keyword, parts in (
         ("cuts", _cuts(plan)),
-        ("sends", _copies(plan, moved) + _recuts(moved)),
+        ("sends", _copies(plan, moved) + _halos(moved) + _recuts(moved)),
         ("combines", _combines(plan, moved)),
         ("moves most", _most(moved)),
     ):
@@ -152,7 +154,7 @@ def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
     """Return which tensors are copied to how many ranks."""
     groups: _Groups[tuple[int, int]] = _Groups("tensors")
     for move in moved:
-        if move.copied:
+        if move.copied and not move.is_halo:
             groups.add((move.copies, move.uses), move.tensor, move.nbytes)
 
     def show(key: tuple[int, int], names: list[str]) -> str:
@@ -160,6 +162,19 @@ def _copies(plan: PlanData, moved: Sequence[Movement]) -> list[str]:
         what = "all of" if copies == plan.mesh.ranks else "each part of"
         once = f", once for {uses} uses" if uses > 1 else ""
         return f"{what} {_list(names)} to {copies} ranks{once}"
+
+    return groups.listed(show)
+
+
+def _halos(moved: Sequence[Movement]) -> list[str]:
+    """Return of which tensors ranks get what they lack for index arithmetic."""
+    groups: _Groups[bool] = _Groups("tensors")
+    for move in moved:
+        if move.is_halo:
+            groups.add(True, move.tensor, move.nbytes)
+
+    def show(key: bool, names: list[str]) -> str:
+        return f"of {_list(names)}, what the indices of a rank reach outside of its part"
 
     return groups.listed(show)
 
