@@ -84,6 +84,29 @@ CASES = {
     "split, summed": ("y[b:10] = sum[a:20](x[a*10+b])", lambda x: x.reshape(20, 10).sum(0)),
     "downsampled": ("y[i:50] = max[k:4](x[4*i+k])", lambda x: x.reshape(50, 4).max(1)),
     "window of differences": ("y[i:199] = x[i+1] - x[i+0]", np.diff),
+    "inferred extent": ("y[i] = sum[k:3](x[2*i+k])", lambda x: x[:-2:2] + x[1:-1:2] + x[2::2]),
+    "written extent": ("y[i:199] = x[i+1] - x[i]", np.diff),
+    "last element": ("y[i] = x[i] - x[-1]", lambda x: x - x[-1]),
+    "slice": ("y = x[2:10]", lambda x: x[2:10]),
+    "slices with steps": ("y = x[-3:5:-7]", lambda x: x[-3:5:-7]),
+    "slices with labels": ("y[i] = x[1:][i] * x[:-1][i]", lambda x: x[1:] * x[:-1]),
+    "slice of a slice": ("y[i] = x[3:][::2][i]", lambda x: x[3::2]),
+    "guarded neighbours": (
+        "y[i:200] = where((i > 0) & (i < 199), x[i-1] + x[i+1], 0)",
+        lambda x: np.r_[0, x[:-2] + x[2:], 0],
+    ),
+    "guarded otherwise": (
+        "y[i] = where(i == 0, x[i], where(i >= 198, 7, x[i+2]))",
+        lambda x: np.r_[x[0], x[3:], 7, 7],
+    ),
+    "guarded by values": (
+        "y[i] = where((x[i] > 0) & (i > 9), x[i-10], 0)",
+        lambda x: np.where((x > 0) & (np.arange(200) > 9), np.roll(x, 10), 0),
+    ),
+    "concatenation": (
+        "y[i:300] = where(i < 200, x[i], 2 * x[i-200])",
+        lambda x: np.r_[x, 2 * x[:100]],
+    ),
     "no elements": ("y[i:0] = x[i+3]", lambda x: x[:0]),
     "used twice": ("y[i:100] = x[2*i] * x[199-i]", lambda x: x[::2] * x[:99:-1]),
 }
@@ -95,6 +118,12 @@ def test_values(case, ranks):
     text, expected = CASES[case]
     outputs, _ = run_on(ranks, text, {"x": X})
     assert np.allclose(outputs["y"], expected(X), rtol=1e-13, atol=0)
+
+
+def guarded_stencil(u):
+    result = u.copy()
+    result[1:-1, 1:-1] = u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+    return result
 
 
 MATRICES = {
@@ -120,6 +149,15 @@ MATRICES = {
         "v[i] = sum[j](u[i,j])\ny[i:40] = v[i+1] + v[i+0]",
         lambda u: u.sum(1)[1:] + u.sum(1)[:-1],
     ),
+    "merge": ("y[p:1681] = u[p//41,p%41]", lambda u: u.ravel()),
+    "slices of both": ("y = u[1:-1,::5]", lambda u: u[1:-1, ::5]),
+    "slice and index": ("y[j] = u[3,2:7][j]", lambda u: u[3, 2:7]),
+    "periodic": ("y[i,j] = u[(i+40)%41,j] + u[i,j]", lambda u: np.roll(u, 1, 0) + u),
+    "guarded stencil": (
+        "y[i,j] = where((i > 0) & (i < 40) & (0 < j) & (j < 40),"
+        " u[i-1,j] + u[i+1,j] + u[i,j-1] + u[i,j+1], u[i,j])",
+        lambda u: guarded_stencil(u),
+    ),
     "gather and shift": ("k[i:9] = 3 * i\ny[i:9,j:40] = u[k[i],j+1]", lambda u: u[0:27:3, 1:]),
 }
 
@@ -131,6 +169,52 @@ def test_values_of_matrices(case, ranks):
     outputs, _ = run_on(ranks, text, {"u": U})
     # Another order of summation: 41 numbers around 1.
     assert np.allclose(outputs["y"], expected(U), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", range(2, 10))
+def test_a_guarded_stencil_moves_one_row_from_each_neighbour(ranks):
+    text, expected = MATRICES["guarded stencil"]
+    outputs, moved = run_on(ranks, text, {"u": U})
+    assert np.allclose(outputs["y"], expected(U), rtol=1e-13, atol=1e-13)
+    assert moved == 2 * (ranks - 1) * N * 8
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "y[i] = x[i+1] - x[i]",
+            "p:1:10: the index i + 1 goes from 1 to 200; expected 0 to 199; give its labels "
+            "extents, such as i:n-1, or use where(i > 0, ..., ...)",
+        ),
+        (
+            "y[i:3] = x[i] * 2",
+            "p:1:5: label i has two extents: 200 in x[i] and 3 in i:3; expected the same extent "
+            "everywhere",
+        ),
+        (
+            "y = x[2:k]",
+            "p:1:9: k is not allowed beside a slice; expected integers and slices, such as 1:-1, "
+            "::2 or 3",
+        ),
+        ("y = x[::0]", "p:1:5: a slice has step 0; expected another step"),
+        (
+            "y = x[1:2,0]",
+            "p:1:5: x[1:2, 0] has the wrong number of indices; expected 1, one for "
+            "each dimension of x",
+        ),
+    ],
+)
+def test_refusals(text, message):
+    with pytest.raises(einmpi.InputError) as caught:
+        einmpi.program(text, x=X)
+    assert str(caught.value) == message.replace("p:", "program:", 1)
+
+
+def test_a_guard_that_fails_is_an_error():
+    """Where a condition holds, what it guards is read, and must be there."""
+    with pytest.raises(einmpi.EinmpiError, match="an index from 5 to 204 is out of range"):
+        einmpi.run("y[i] = where(x[i] == x[i], x[i+5], 0)", x=X)
 
 
 def test_a_row_moves_alone():

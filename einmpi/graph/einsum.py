@@ -79,10 +79,10 @@ class EinSum:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether an index is computed, and so may be out of range."""
+        """Whether a tensor is an index, and so may be out of range."""
         for index in self.operands:
             for entry in index:
-                if not isinstance(entry, str | Const):
+                if not isinstance(entry, str) and arithmetic_labels(entry) is None:
                     return True
         return False
 

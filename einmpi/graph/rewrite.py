@@ -8,6 +8,7 @@ from dataclasses import replace
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
+from einmpi.graph.index_arithmetic import affine_of
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import (
     Arg,
@@ -227,6 +228,13 @@ def _joined_places(
     return unique(producer.places, places)
 
 
+def _is_view(expression: Scalar) -> bool:
+    """Return whether an expression reads elements of a tensor in another order, or fewer."""
+    if not isinstance(expression, Element):
+        return False
+    return all(isinstance(entry, str) or affine_of(entry) for entry in expression.index)
+
+
 class _Consumer:
     """A vertex into which others move. What is known of its expression is kept until it changes."""
 
@@ -280,7 +288,7 @@ class _Consumer:
         if not scalar_tensors.isdisjoint(einsum.labels):
             return
         # A plain copy costs nothing to repeat; anything else must not be computed more often.
-        if not is_plain(body):
+        if not is_plain(body) and not _is_view(body):
             if not is_only_consumer or _repeats_work(einsum, uses):
                 return
             if len(uses) * len(nodes) + self.size > MAX_FUSED_NODES:

@@ -16,6 +16,7 @@ import numpy as np
 from einmpi.errors import InputError, OperationError, nearest_of, one_of
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, call_type
+from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
     Call,
@@ -28,6 +29,7 @@ from einmpi.graph.scalar import (
     labels_of,
     relabel,
 )
+from einmpi.language.indices import Guard, clamped, is_guarded, is_remainder, stays_inside
 from einmpi.language.macros import MACROS, SCANS, Macro
 from einmpi.language.parameters import adapting_type, with_cast_parameters
 from einmpi.language.scope import Scope, occurrences
@@ -92,6 +94,7 @@ class Expressions:
         self.symbols = symbols
         self.known = symbols.known
         self.where = symbols.where
+        self.guards: list[Guard] = []  # the conditions of `where` around what is being read
 
     def expression(
         self, node: ast.expr, scope: Scope, macro: MacroNames = OUTSIDE_MACROS
@@ -186,26 +189,82 @@ class Expressions:
             raise InputError(self.where(node), what, expected)
         index: list[str | Scalar] = []
         for part, extent in zip(parts, tensor.bound, strict=True):
-            if isinstance(part, ast.Name):
-                index.append(part.id)
+            if not isinstance(part, ast.Name):
+                index.append(self._computed_index(part, extent, scope, macro))
+            elif self._has_other_extent(part.id, extent, scope):
+                at_label = Call("+", (Index(part.id), Const(0)))
+                index.append(self._checked_index(at_label, extent, scope, part))
             else:
-                index.append(self._gather_index(part, extent, scope, macro))
+                index.append(part.id)
         return TypedScalar(Element(name, tuple(index)), np.dtype(tensor.dtype))
 
-    def _gather_index(self, node: ast.expr, extent: int, scope: Scope, macro: MacroNames) -> Scalar:
+    def _has_other_extent(self, label: str, extent: int, scope: Scope) -> bool:
+        """Return whether a label is known to go through less, or more, than this dimension."""
+        owner = scope.owner(label)
+        if owner is None or label not in owner.extents:
+            return False
+        return owner.extents[label][0] != extent
+
+    def _computed_index(
+        self, node: ast.expr, extent: int, scope: Scope, macro: MacroNames
+    ) -> Scalar:
         """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant."""
         scalar, kind = self.expression(node, scope, macro)
         dtype = np.dtype(kind)
         if dtype.kind != "i":
             what = f"the index {ast.unparse(node)} is {dtype.name}"
             raise InputError(self.where(node), what, "an integer")
-        if isinstance(scalar, Const) and not 0 <= scalar.value.real < extent:
-            expected = f"an index from 0 to {extent - 1}"
-            if extent == 0:
-                expected = "no index, because this dimension has extent 0"
-            what = f"index {scalar.value} is out of range"
-            raise InputError(self.where(node), what, expected)
-        return scalar
+        if isinstance(scalar, Const):
+            return self._fixed_index(scalar, extent, node)
+        return self._checked_index(scalar, extent, scope, node)
+
+    def _checked_index(self, scalar: Scalar, extent: int, scope: Scope, node: ast.expr) -> Scalar:
+        """Return an index that stays inside of its dimension where it is used, or raise."""
+        labels = arithmetic_labels(scalar)
+        if labels is None:
+            return scalar if is_remainder(scalar, extent) else self._guarded(scalar)
+        bounds = {}
+        for label in labels:
+            label_extent = self.symbols.extent(scope, label, node)
+            if label_extent == 0:
+                return scalar  # nothing is read
+            bounds[label] = 0, label_extent - 1
+        reached = interval_of(scalar, bounds)
+        assert reached is not None, "this is no arithmetic"
+        low, high = reached
+        if low >= 0 and high < extent:
+            return scalar
+        if stays_inside(scalar, bounds, self.guards, extent):
+            return clamped(scalar, low, high, extent)
+        if not self.guards:
+            what = f"the index {ast.unparse(node)} goes from {low} to {high}"
+            expected = f"0 to {extent - 1}"
+            hint = "give its labels extents, such as i:n-1, or use where(i > 0, ..., ...)"
+            raise InputError(self.where(node), what, expected, hint)
+        return self._guarded(scalar)
+
+    def _fixed_index(self, scalar: Const, extent: int, node: ast.expr) -> Scalar:
+        """Return an index that is a number; negative ones count from the end."""
+        value = int(scalar.value.real)
+        if -extent <= value < 0:
+            return Const(value + extent)
+        if 0 <= value < extent:
+            return scalar
+        expected = f"an index from {-extent} to {extent - 1}"
+        if extent == 0:
+            expected = "no index, because this dimension has extent 0"
+        raise InputError(self.where(node), f"index {value} is out of range", expected)
+
+    def _guarded(self, index: Scalar) -> Scalar:
+        """Return an index that is 0 where the conditions of `where` around it do not hold."""
+        if is_guarded(index, self.guards):
+            return index
+        for condition, holds in self.guards:
+            if holds:
+                index = Call("where", (condition, index, Const(0)))
+            else:
+                index = Call("where", (condition, Const(0), index))
+        return index
 
     # ---- operations -----------------------------------------------------------------------------
 
@@ -264,8 +323,20 @@ class Expressions:
             raise self._unknown_function(node, name)
         if brackets is not None or node.keywords or len(node.args) != OPERATIONS[name].arity:
             raise self._wrong_call(node, name)
+        if name == "where":
+            return self._where(node, scope, macro)
         arguments = [self.expression(arg, scope, macro) for arg in node.args]
         return self._apply(name, arguments, node)
+
+    def _where(self, node: ast.Call, scope: Scope, macro: MacroNames) -> TypedScalar:
+        """Return where(condition, this, that); the condition guards the indices in both."""
+        condition, this, that = node.args
+        arguments = [self.expression(condition, scope, macro)]
+        for branch, holds in ((this, True), (that, False)):
+            self.guards.append((arguments[0].scalar, holds))
+            arguments.append(self.expression(branch, scope, macro))
+            self.guards.pop()
+        return self._apply("where", arguments, node)
 
     def _unknown_function(self, node: ast.AST, name: str) -> InputError:
         return InputError(
@@ -299,9 +370,7 @@ class Expressions:
             listed = labels_in_brackets(self.symbols.source, brackets)
             labels = tuple(label for label, _ in listed)
             self.symbols.refuse_repeated(labels, f"this {name}", node)
-            inner = self.symbols.open_scope(scope, labels, argument)
-            for label, extent in listed:
-                self.symbols.fix_extent(inner, label, extent)
+            inner = self.symbols.open_scope(scope, listed, argument)
         body = self.expression(argument, inner, macro)
         for label in labels:
             if label not in inner.extents:

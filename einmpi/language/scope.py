@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from einmpi.graph.eingraph import Vertex
+from einmpi.language.indices import Reach
 from einmpi.language.syntax import entries
 from einmpi.language.vocabulary import binds_labels, called_name
 
@@ -16,7 +17,8 @@ class Occurrence:
     """A label in an index position.
 
     `extent` is None if the tensor is unknown or has another number of dimensions. `nested` says
-    that the label is inside an aggregation that may bind it.
+    that the label is inside an aggregation that may bind it, `guarded` that it is inside a branch
+    of `where`.
     """
 
     label: str
@@ -24,6 +26,7 @@ class Occurrence:
     node: ast.expr
     tensor: ast.Subscript
     nested: bool
+    guarded: bool
 
 
 class Scope:
@@ -38,6 +41,9 @@ class Scope:
         self.bound = tuple(bound)
         self.loose: dict[str, ast.expr] = {}
         self.extents: dict[str, tuple[int, ast.AST | str]] = {}
+        self.reaches: list[Reach] = []  # indices with arithmetic in it
+        # Labels that have a smaller extent than a dimension they index: it is written so.
+        self.narrowed: set[str] = set()
 
     def bind_loose(self) -> None:
         """Bind all loose labels, as an aggregation without brackets does."""
@@ -74,7 +80,28 @@ def _place_text(place: ast.AST | str) -> str:
 def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
     """Return every label that is an index in `node` and not bound by name inside it."""
     found: list[Occurrence] = []
-    _collect(node, known, frozenset(), False, found)
+    _collect(node, known, frozenset(), False, False, found)
+    return found
+
+
+def reaches(node: ast.AST, known: Mapping[str, Vertex], guarded: bool = False) -> list[Reach]:
+    """Return every index in `node` that is not a label alone."""
+    match node:
+        case ast.Call(func=ast.Name(id="where"), args=[condition, *branches]):
+            found = reaches(condition, known, guarded)
+            for branch in branches:
+                found += reaches(branch, known, guarded=True)
+            return found
+    found = []
+    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+        parts = entries(node.slice)
+        bound = known[node.value.id].bound if node.value.id in known else ()
+        if len(parts) == len(bound):
+            for part, extent in zip(parts, bound, strict=True):
+                if not isinstance(part, ast.Name):
+                    found.append(Reach(part, extent, node, guarded))
+    for child in ast.iter_child_nodes(node):
+        found += reaches(child, known, guarded)
     return found
 
 
@@ -83,30 +110,36 @@ def _collect(
     known: Mapping[str, Vertex],
     hidden: frozenset[str],
     nested: bool,
+    guarded: bool,
     found: list[Occurrence],
 ) -> None:
     """Append the occurrences in `node`, except of the hidden labels."""
     match node:
+        case ast.Call(func=ast.Name(id="where"), args=[condition, *branches]):
+            _collect(condition, known, hidden, nested, guarded, found)
+            for branch in branches:
+                _collect(branch, known, hidden, nested, True, found)
+            return
         case ast.Call(func=ast.Name(id=name)) if binds_labels(name):
             nested = True
         case ast.Call(func=ast.Subscript(value=ast.Name(id=name), slice=labels), args=args):
             if binds_labels(name):
                 hidden = hidden.union(_listed(labels))
             for arg in args:
-                _collect(arg, known, hidden, nested, found)
+                _collect(arg, known, hidden, nested, guarded, found)
             return
         case ast.Subscript(value=ast.Name(id=name), slice=index):
             parts = entries(index)
             bound = known[name].bound if name in known else ()
             for k, part in enumerate(parts):
                 if not isinstance(part, ast.Name):
-                    _collect(part, known, hidden, nested, found)
+                    _collect(part, known, hidden, nested, guarded, found)
                 elif part.id not in hidden:
                     extent = bound[k] if len(bound) == len(parts) else None
-                    found.append(Occurrence(part.id, extent, part, node, nested))
+                    found.append(Occurrence(part.id, extent, part, node, nested, guarded))
             return
     for child in ast.iter_child_nodes(node):
-        _collect(child, known, hidden, nested, found)
+        _collect(child, known, hidden, nested, guarded, found)
 
 
 def bound_inside(node: ast.expr) -> set[str]:

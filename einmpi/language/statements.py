@@ -10,6 +10,7 @@ from einmpi.errors import InputError
 from einmpi.graph.scalar import labels_of
 from einmpi.language.expressions import Expressions
 from einmpi.language.scope import Scope, bound_inside, occurrences
+from einmpi.language.slices import without_slices
 from einmpi.language.symbols import SymbolTable
 from einmpi.language.syntax import Declaration, Statement, integer
 from einmpi.language.vocabulary import aggregation_named, called_name, is_reserved
@@ -56,12 +57,11 @@ def check_names(symbols: SymbolTable, program: Sequence[Statement]) -> None:
 
 def add_statement(symbols: SymbolTable, item: Statement) -> None:
     """Add the vertices of a statement. The tensors that it uses must be known."""
+    item = without_slices(symbols, item)
     symbols.current = item
     labels = tuple(label for label, _ in item.labels)
     symbols.refuse_repeated(labels, "the output", item.node)
-    scope = symbols.open_scope(None, labels, item.value)
-    for label, extent in item.labels:
-        symbols.fix_extent(scope, label, extent)
+    scope = symbols.open_scope(None, item.labels, item.value)
     occurring = {entry.label for entry in occurrences(item.value, symbols.known)}
     aggregated_inside = bound_inside(item.value)
     for label in labels:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,8 @@ from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum
 from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, Names
 from einmpi.graph.scalar import Element, Scalar, labels_of
-from einmpi.language.scope import Scope, occurrences
+from einmpi.language.indices import Reach, affine_of_syntax, largest_extent
+from einmpi.language.scope import Scope, occurrences, reaches
 from einmpi.language.syntax import Source, Statement, integer
 from einmpi.language.vocabulary import called_name, is_reserved
 
@@ -46,6 +47,7 @@ class SymbolTable:
         self.names = Names(names)
         self.known: dict[str, Vertex] = {}
         self.current: Statement  # the statement being read: temporaries are named after it
+        self._being_inferred: list[str] = []  # labels whose extent is being looked for
         self.site: ast.AST | None = None  # the macro call being expanded: errors point at it
 
     def where(self, node: ast.AST) -> str:
@@ -135,34 +137,53 @@ class SymbolTable:
 
     # ---- labels ---------------------------------------------------------------------------------
 
-    def open_scope(self, parent: Scope | None, bound: Iterable[str], body: ast.AST) -> Scope:
-        """Return a new scope over `body`.
+    def open_scope(
+        self,
+        parent: Scope | None,
+        bound: Sequence[tuple[str, ast.expr | None]],
+        body: ast.AST,
+    ) -> Scope:
+        """Return a new scope over `body`, with the labels that it binds and their written extents.
 
         Labels that occur directly in it and that no scope binds are its loose labels.
         """
-        scope = Scope(parent, bound)
+        scope = Scope(parent, (label for label, _ in bound))
+        written = {label for label, extent in bound if extent is not None}
+        scope.reaches = reaches(body, self.known)
         found = occurrences(body, self.known)
         for entry in found:
             if not entry.nested and scope.owner(entry.label) is None:
                 scope.loose.setdefault(entry.label, entry.node)
         for entry in found:
             owner = scope.owner(entry.label)
-            if owner is not None and entry.extent is not None:
-                self._register(owner, entry.label, entry.extent, entry.tensor, entry.node)
+            if owner is None or entry.extent is None:
+                continue
+            if entry.guarded and owner is scope and entry.label in written:
+                continue  # `where` may read less of the tensor than the label goes through
+            self._register(owner, entry.label, entry.extent, entry.tensor, entry.node)
+        for label, extent in bound:
+            self._fix_extent(scope, label, extent)
         return scope
 
-    def fix_extent(self, scope: Scope, label: str, node: ast.expr | None) -> None:
+    def _fix_extent(self, scope: Scope, label: str, node: ast.expr | None) -> None:
         """Register the extent that is written as label:extent, if there is one."""
         if node is None:
             return
         extent = integer(self.source, node, self.sizes)
         if not 0 <= extent <= MAX_EXTENT:
             raise InputError(self.where(node), f"label {label} has extent {extent}", _EXTENTS)
+        is_narrower = label in scope.extents and extent < scope.extents[label][0]
+        if is_narrower and any(_mentions(reach.node, label) for reach in scope.reaches):
+            # As in y[i:n-1] = x[i+1] - x[i]: the label need not go through all of x.
+            scope.extents[label] = extent, f"{label}:{ast.unparse(node)}"
+            scope.narrowed.add(label)
         self._register(scope, label, extent, f"{label}:{ast.unparse(node)}", node)
 
     def _register(
         self, scope: Scope, label: str, extent: int, place: ast.AST | str, node: ast.AST
     ) -> None:
+        if label in scope.narrowed and extent >= scope.extents[label][0]:
+            return
         conflict = scope.register(label, extent, place)
         if conflict:
             raise InputError(self.where(node), conflict, "the same extent everywhere")
@@ -174,8 +195,51 @@ class SymbolTable:
             return owner.extents[label][0]
         if label in self.sizes:
             return self.sizes[label]
+        inferred = self._inferred_extent(scope, label)
+        if inferred is not None:
+            return inferred
         what = f"label {label} has no extent: no tensor here is indexed by it"
         raise InputError(self.where(node), what, f"an extent, written as {label}:EXTENT")
+
+    def _inferred_extent(self, scope: Scope, label: str) -> int | None:
+        """Return the largest extent with which indices such as x[i+k] stay inside of their tensors.
+
+        None if there is no such index, or an extent of another label in it is not known.
+        """
+        if label in self._being_inferred:
+            return None
+        self._being_inferred.append(label)
+        best = None
+        current: Scope | None = scope
+        while current is not None:
+            for reach in current.reaches:
+                extent = self._extent_by(reach, scope, label)
+                if extent is not None and (best is None or extent < best[0]):
+                    best = extent, reach.tensor
+            current = current.parent
+        self._being_inferred.pop()
+        owner = scope.owner(label)
+        if best is None or owner is None:
+            return None
+        owner.extents[label] = best
+        return best[0]
+
+    def _extent_by(self, reach: Reach, scope: Scope, label: str) -> int | None:
+        """Return the largest extent of a label that one index allows; None if it says nothing."""
+        if reach.guarded:
+            return None
+        affine = affine_of_syntax(reach.node, scope.sees, self.sizes)
+        if affine is None or label not in dict(affine.terms):
+            return None
+        others = {}
+        for other, _ in affine.terms:
+            if other == label:
+                continue
+            try:
+                others[other] = self.extent(scope, other, reach.node)
+            except InputError:
+                return None
+        return largest_extent(affine, label, others, reach.extent)
 
     def refuse_repeated(self, labels: Sequence[str], place: str, node: ast.AST) -> None:
         """Refuse a label that is listed twice."""
@@ -197,3 +261,7 @@ class SymbolTable:
                 f"label {label} is neither in the output {target} nor aggregated",
                 f"{label} in the output, or one of {names} over {label}",
             )
+
+
+def _mentions(node: ast.expr, label: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == label for part in ast.walk(node))

@@ -354,7 +354,7 @@ def test_two_extents(text: str, message: str) -> None:
         ),
     ),
     (
-        "Z[i] = B[i+1]",
+        "Z[i] = B[i*i]",
         (
             "p:1:1: label i has no extent: no tensor here is indexed by it; expected an extent,"
             " written as i:EXTENT"
@@ -379,9 +379,9 @@ def test_labels(text: str, message: str) -> None:
         "Z[i] = s[i]",
         "p:1:8: s[i] has the wrong number of indices; expected 0, one for each dimension of s",
     ),
-    ("Z[i] = A[i,3]", "p:1:12: index 3 is out of range; expected an index from 0 to 2"),
-    ("Z[i] = A[i,-1]", "p:1:12: index -1 is out of range; expected an index from 0 to 2"),
-    ("Z[i] = A[i,d+0]", "p:1:12: index 4 is out of range; expected an index from 0 to 2"),
+    ("Z[i] = A[i,3]", "p:1:12: index 3 is out of range; expected an index from -3 to 2"),
+    ("Z[i] = A[i,-4]", "p:1:12: index -4 is out of range; expected an index from -3 to 2"),
+    ("Z[i] = A[i,d+0]", "p:1:12: index 4 is out of range; expected an index from -3 to 2"),
     ("Z[i] = A[i,1.0]", "p:1:12: the index 1.0 is float64; expected an integer"),
     ("Z[i] = B[B[i]]", "p:1:10: the index B[i] is float64; expected an integer"),
     ("Z[i] = A[T[i],i]", "p:1:10: the index T[i] is bool; expected an integer"),

@@ -77,6 +77,8 @@ class Tally:
     def progress(self, seconds: float) -> str:
         rate = self.cases / seconds if seconds else 0.0
         failed = f"{len(self.failures)} failed"
+        if self.failures:
+            failed += f", the last one was case {self.failures[-1].number}"
         return f"soak: {self.cases} cases in {seconds:.0f} s ({rate:.1f}/s), {failed}"
 
     def summary(self, seconds: float) -> str:

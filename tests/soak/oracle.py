@@ -644,7 +644,8 @@ class _Statement:
 
         def lines(array: Any) -> np.ndarray:
             moved = np.moveaxis(array, axes, last)
-            return moved.reshape(*moved.shape[: -len(axes)], -1)
+            outer = moved.shape[: -len(axes)]
+            return moved.reshape(*outer, math.prod(moved.shape[-len(axes) :]))
 
         values = lines(terms.value)
         errors = lines(terms.error)

@@ -1,0 +1,182 @@
+"""Indices of tensors: arithmetic on labels, what it reaches, guards against reaching outside."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from einmpi.graph.index_arithmetic import Affine, Interval, affine_of, interval_of
+from einmpi.graph.scalar import Call, Const, Index, Scalar
+
+_SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+
+
+@dataclass(frozen=True)
+class Reach:
+    """An index that is arithmetic, before anything is known of its labels.
+
+    `guarded` says that it is inside a branch of `where`, which may keep it inside of the tensor.
+    """
+
+    node: ast.expr
+    extent: int  # of the dimension that it indexes
+    tensor: ast.Subscript
+    guarded: bool
+
+
+def affine_of_syntax(
+    node: ast.expr, is_label: Callable[[str], bool], sizes: Mapping[str, int]
+) -> Affine | None:
+    """Return an index in the program's text as an affine function; None if it is not one."""
+    scalar = _scalar_of(node, is_label, sizes)
+    return None if scalar is None else affine_of(scalar)
+
+
+def _scalar_of(
+    node: ast.expr, is_label: Callable[[str], bool], sizes: Mapping[str, int]
+) -> Scalar | None:
+    match node:
+        case ast.Constant(value=int() as value):
+            return Const(value)
+        case ast.Name(id=name):
+            if is_label(name):
+                return Index(name)
+            return Const(sizes[name]) if name in sizes else None
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = _scalar_of(operand, is_label, sizes)
+            return None if inner is None else Call("neg", (inner,))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _SYMBOLS:
+            first = _scalar_of(left, is_label, sizes)
+            second = _scalar_of(right, is_label, sizes)
+            if first is None or second is None:
+                return None
+            return Call(_SYMBOLS[type(op)], (first, second))
+    return None
+
+
+def largest_extent(
+    affine: Affine, label: str, extents: Mapping[str, int], dimension_extent: int
+) -> int:
+    """Return the largest extent of a label with which an index stays inside of a dimension.
+
+    `extents` has the extents of the other labels.
+    """
+    low = high = affine.constant
+    factor = 0
+    for other, coefficient in affine.terms:
+        if other == label:
+            factor = coefficient
+            continue
+        reach = coefficient * (extents[other] - 1)
+        low += min(reach, 0)
+        high += max(reach, 0)
+    assert factor, f"{label} is not in the index"
+    if low < 0 or high >= dimension_extent:
+        return 0
+    steps = (dimension_extent - 1 - high) // factor if factor > 0 else low // -factor
+    return steps + 1
+
+
+# ---- guards -------------------------------------------------------------------------------------
+
+# A condition, and whether it holds where an expression is used.
+Guard = tuple[Scalar, bool]
+
+_OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
+_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
+
+
+def narrow(bounds: Mapping[str, Interval], guards: Sequence[Guard]) -> dict[str, Interval] | None:
+    """Return bounds of labels where all guards hold; None if they hold nowhere.
+
+    Conditions that say nothing about a single label are left out, so the bounds may be too wide.
+    """
+    found = dict(bounds)
+    for condition, holds in guards:
+        for comparison, affine in _comparisons(condition, holds):
+            _apply(comparison, affine, found)
+    if any(low > high for low, high in found.values()):
+        return None
+    return found
+
+
+def _comparisons(condition: Scalar, holds: bool) -> list[tuple[str, Affine]]:
+    """Return what a condition says, as comparisons of affine functions with 0."""
+    if not isinstance(condition, Call):
+        return []
+    if condition.op == "~":
+        return _comparisons(condition.args[0], not holds)
+    if condition.op == ("&" if holds else "|"):
+        left = _comparisons(condition.args[0], holds)
+        return left + _comparisons(condition.args[1], holds)
+    if condition.op not in _OPPOSITE:
+        return []
+    difference = affine_of(Call("-", condition.args))
+    if difference is None:
+        return []
+    return [(condition.op if holds else _OPPOSITE[condition.op], difference)]
+
+
+def _apply(comparison: str, affine: Affine, bounds: dict[str, Interval]) -> None:
+    """Narrow the bounds of the label in coefficient · label + constant (comparison) 0."""
+    if len(affine.terms) != 1:
+        return
+    ((label, coefficient),) = affine.terms
+    if label not in bounds:
+        return
+    constant = affine.constant
+    if coefficient < 0:  # both sides times -1
+        coefficient = -coefficient
+        constant = -constant
+        comparison = _MIRRORED[comparison]
+    low, high = bounds[label]
+    # coefficient · label < -constant, and so on
+    if comparison in ("<", "<=", "=="):
+        limit = -constant - 1 if comparison == "<" else -constant
+        high = min(high, limit // coefficient)
+    if comparison in (">", ">=", "=="):
+        limit = -constant + 1 if comparison == ">" else -constant
+        low = max(low, -(-limit // coefficient))
+    bounds[label] = low, high
+
+
+def stays_inside(
+    index: Scalar, bounds: Mapping[str, Interval], guards: Sequence[Guard], extent: int
+) -> bool:
+    """Return whether an index stays inside of a dimension wherever the guards hold."""
+    narrowed = narrow(bounds, guards)
+    if narrowed is None:
+        return True  # it is used nowhere
+    found = interval_of(index, narrowed)
+    return found is not None and found[0] >= 0 and found[1] < extent
+
+
+def clamped(index: Scalar, low: int, high: int, extent: int) -> Scalar:
+    """Return an index kept inside of a dimension, given its own bounds."""
+    if high >= extent:
+        index = Call("minimum", (index, Const(extent - 1)))
+    if low < 0:
+        index = Call("maximum", (index, Const(0)))
+    return index
+
+
+def is_remainder(index: Scalar, extent: int) -> bool:
+    """Return whether an index is a remainder that is always inside of a dimension."""
+    if not isinstance(index, Call) or index.op != "%":
+        return False
+    divisor = index.args[1]
+    if not isinstance(divisor, Const) or type(divisor.value) is not int:
+        return False
+    return 0 < divisor.value <= extent
+
+
+def is_guarded(index: Scalar, guards: Sequence[Guard]) -> bool:
+    """Return whether an index is 0 already where the guards do not hold."""
+    for condition, holds in reversed(guards):
+        if not isinstance(index, Call) or index.op != "where" or index.args[0] != condition:
+            return False
+        index, other = index.args[1:] if holds else index.args[:0:-1]
+        if other != Const(0):
+            return False
+    return True
