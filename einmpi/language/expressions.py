@@ -154,8 +154,9 @@ class Expressions:
         if tensor is not None:
             if tensor.bound:
                 labels = ", ".join("ijklmnop"[: len(tensor.bound)])
-                what = f"{name} has no labels here"
-                raise InputError(self.where(node), what, f"labels, such as {name}[{labels}]")
+                written = self.symbols.slices.get(name, name)
+                what = f"{written} has no labels here"
+                raise InputError(self.where(node), what, f"labels, such as {written}[{labels}]")
             if name in self.symbols.parameters:
                 return TypedScalar(Element(name, ()), self.symbols.parameters[name])
             return TypedScalar(Element(name, ()), np.dtype(tensor.dtype))

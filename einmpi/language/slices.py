@@ -93,6 +93,7 @@ class _Slices(ast.NodeTransformer):
         kept = [label for label in labels if label in scope.extents]
         value = TypedScalar(Element(name, tuple(index)), np.dtype(tensor.dtype))
         vertex = symbols.names.take_new(symbols.current.name)
+        symbols.slices[vertex] = ast.unparse(node)
         symbols.emit(vertex, kept, value, None, (), scope, node)
         return vertex
 

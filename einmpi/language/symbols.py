@@ -47,6 +47,7 @@ class SymbolTable:
         self.names = Names(names)
         self.known: dict[str, Vertex] = {}
         self.current: Statement  # the statement being read: temporaries are named after it
+        self.slices: dict[str, str] = {}  # vertex of a slice → its text in the program
         self._being_inferred: list[str] = []  # labels whose extent is being looked for
         self.site: ast.AST | None = None  # the macro call being expanded: errors point at it
 
@@ -221,6 +222,9 @@ class SymbolTable:
         owner = scope.owner(label)
         if best is None or owner is None:
             return None
+        if best[0] == 0:
+            what = f"no value of label {label} keeps {ast.unparse(best[1])} inside of its tensor"
+            raise InputError(self.where(best[1]), what, "a longer tensor or smaller extents")
         owner.extents[label] = best
         return best[0]
 
