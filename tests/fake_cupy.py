@@ -174,6 +174,7 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, ty
     )
     cupy.ascontiguousarray = lambda array: ndarray(np.ascontiguousarray(array.values))
     cupy.asnumpy = lambda array: array.values.copy()
+    cupy.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(as_strided=_as_strided))
     cupy.get_default_memory_pool = lambda: types.SimpleNamespace(free_bytes=lambda: 0)
     for name in ("add", "multiply", "maximum", "minimum", "logical_or", "logical_and"):
         ufunc = getattr(np, name)
@@ -215,6 +216,10 @@ def make(gpus: int = 1, nccl: bool = False, memory: int = 2**33) -> dict[str, ty
         get_unique_id=lambda: next(_identities).to_bytes(8),
     )
     return {"cupy": cupy, "cupy.cuda": cupy.cuda, **modules}
+
+
+def _as_strided(array: ndarray, shape: Any, strides: Any) -> ndarray:
+    return ndarray(np.lib.stride_tricks.as_strided(array.values, shape, strides))
 
 
 def _garbage(shape: Any, dtype: Any) -> np.ndarray:

@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_all_flags_that_name_a_file_to_write_are_known():
     named = {option.names[-1] for option in OPTIONS if str(option.metavar).startswith("FILE")}
-    written = named - {"--machine"}  # which is read
+    written = named - {"--machine", "--from"}  # which are read
     assert written == {f"--{flag}" for flag in FLAGS}
 
 

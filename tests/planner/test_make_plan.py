@@ -499,7 +499,7 @@ def test_the_plan_command(tmp_path):
         (("-n", "4097"), "ranks: 4097 ranks requested; expected an integer from 1 to 4096"),
         (
             ("-n", "two"),
-            "einmpi: argument -n/--ranks: invalid int value: 'two'; see einmpi plan --help",
+            "einmpi: argument -n/-np/--ranks: invalid int value: 'two'; see einmpi plan --help",
         ),
         (
             ("-n", "4", "--strategy", "best"),
