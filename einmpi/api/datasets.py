@@ -68,46 +68,61 @@ def open_dataset(
     from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.dist_array import DistArray
 
-    own_comm = comm_of_program(comm)
-
     def find_tensor() -> Dataset:
-        path = path_name("open_dataset", file)
-        optional_text("open_dataset", "dataset", dataset, "/X")
-        if rows is not None and not isinstance(rows, slice):
-            raise InputError("open_dataset", f"rows is {rows!r}", "a slice such as slice(0, 1000)")
-        if rows is not None and index is not None:
-            raise InputError("open_dataset", "rows and index are both given", "one of the two")
-        chosen: tuple[SliceEntry, ...] = ()
-        if rows is not None:
-            chosen = (_slice_entry("rows", rows),)
-        elif index is not None:
-            entries = index if isinstance(index, tuple | list) else (index,)
-            chosen = tuple(_slice_entry("index", entry) for entry in entries)
-        file_format = known_format(path, path)
-        if file_format.key and not dataset:
-            raise InputError(
-                "open_dataset",
-                f"the {file_format.key} of {path} is missing",
-                f'a second argument such as "{file_format.example_name}"',
-            )
-        if not isinstance(follow, list | tuple):
-            raise InputError(
-                "open_dataset", f"follow is {follow!r}", "a list of folders such as ['/data']"
-            )
-        folders = tuple(path_name("follow", folder) for folder in follow)
-        return find(InputSpec("", file=path, inside=dataset or "", slices=chosen, follow=folders))
+        return find(_input_spec(file, dataset, rows, follow, index))
 
+    own_comm = comm_of_program(comm)
     found = together(own_comm, find_tensor, Dataset.as_read)
     return DistArray.from_dataset(found, own_comm, parts)
 
 
+def _input_spec(
+    file: str | os.PathLike[str],
+    dataset: str | None,
+    rows: slice | None,
+    follow: Sequence[str | os.PathLike[str]],
+    index: Sequence[int | slice] | None,
+) -> InputSpec:
+    """Return which part of which tensor to read; refuse wrong arguments of `open_dataset`."""
+    path = path_name("open_dataset", file)
+    optional_text("open_dataset", "dataset", dataset, "/X")
+    if not isinstance(rows, slice | None):
+        raise InputError("open_dataset", f"rows is {rows!r}", "a slice such as slice(0, 1000)")
+    if rows is not None and index is not None:
+        raise InputError("open_dataset", "rows and index are both given", "one of the two")
+    slices: tuple[SliceEntry, ...] = ()
+    if rows is not None:
+        slices = (_slice_entry("rows", rows),)
+    elif index is not None:
+        entries = index if isinstance(index, tuple | list) else (index,)
+        slices = tuple(_slice_entry("index", entry) for entry in entries)
+    file_format = known_format(path, path)
+    if file_format.key and not dataset:
+        raise InputError(
+            "open_dataset",
+            f"the {file_format.key} of {path} is missing",
+            f'a second argument such as "{file_format.example_name}"',
+        )
+    if not isinstance(follow, list | tuple):
+        raise InputError(
+            "open_dataset", f"follow is {follow!r}", "a list of folders such as ['/data']"
+        )
+    folders = tuple(path_name("follow", folder) for folder in follow)
+    return InputSpec("", file=path, inside=dataset or "", slices=slices, follow=folders)
+
+
 def _slice_entry(name: str, given: Any) -> SliceEntry:
-    """Return what is selected along a dimension; raise InputError if it is not a range."""
-    if isinstance(given, slice):
-        numbers = (given.start, given.stop, 1 if given.step is None else given.step)
-        if all(number is None or type(number) is int for number in numbers) and numbers[2] >= 1:
-            return numbers
-    elif type(given) is int:
+    """Return what is selected along a dimension: an index, or (start, stop, step) of a slice."""
+    if type(given) is int:
         return given
+    if isinstance(given, slice):
+        step = 1 if given.step is None else given.step
+        has_ends = _is_optional_integer(given.start) and _is_optional_integer(given.stop)
+        if has_ends and type(step) is int and step >= 1:
+            return given.start, given.stop, step
     expected = "integers and slices with steps of 1 or more, such as slice(0, 1000)"
     raise InputError("open_dataset", f"{name} is {given!r:.60}", expected)
+
+
+def _is_optional_integer(value: Any) -> bool:
+    return value is None or type(value) is int

@@ -17,6 +17,7 @@ from einmpi.comm.agreement import together
 from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
+from einmpi.files.specs import InputSpec
 from einmpi.job.job import Job, with_strict
 from einmpi.job.parameters import parameter
 from einmpi.kernels.given import as_numpy
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from einmpi.compiled.program import Compiled
     from einmpi.planner.plan import Options
 
-# The name, shape and dtype of each input; the name and value of each size.
+# The name, shape and dtype of each input; the name and value of each size; the name and Python type
+# of each parameter.
 _InputKinds: TypeAlias = tuple[tuple[str, tuple[int, ...], str], ...]
 _Sizes: TypeAlias = tuple[tuple[str, int], ...]
+_ParameterTypes: TypeAlias = tuple[tuple[str, type], ...]
 
 
 def compile(
@@ -145,35 +148,11 @@ def run(
     from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.known import known_jobs
 
-    own_comm = comm_of_program(comm)
-
     def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
-        given = _named_inputs(inputs, tensors)
-        if not isinstance(job, str):
-            return id(job), check_job("run", job), given
-        # For the numbers among them, the job has parameters, whatever their values are.
-        types = {}
-        for name, value in given.items():
-            if type(value) in (bool, float, complex):
-                types[name] = type(value)
-        given, sizes = _arrays_and_sizes(given)
-        kinds = []
-        for name, array in given.items():
-            if name not in types:
-                kinds.append((name, array.shape, array.dtype.name))
-        key = (job, tuple(kinds), sizes, tuple(types.items()))
-        return key, _job_of_text(*key), given
+        return _checked_call(job, _named_inputs(inputs, tensors))
 
-    job_key, checked, given = together(own_comm, check_call)
-    # A machine file may change between two runs.
-    machine_file = checked.machine if machine is None else str(machine)
-    machine_identity = None if machine_file is None else identity_at(machine_file)
-    settings = (strategy, memory, pin, machine_file, machine_identity, fast_math, strict)
-    compiled = known_jobs(own_comm).find(
-        own_comm,
-        (job_key, repr(settings)),
-        checked,
-        lambda: compile(
+    def compile_job() -> Compiled:
+        return compile(
             checked,
             own_comm,
             strategy=strategy,
@@ -182,8 +161,16 @@ def run(
             machine=machine,
             fast_math=fast_math,
             strict=strict,
-        ),
-    )
+        )
+
+    own_comm = comm_of_program(comm)
+    job_key, checked, given = together(own_comm, check_call)
+    # A machine file may change between two runs.
+    machine_file = checked.machine if machine is None else str(machine)
+    machine_identity = None if machine_file is None else identity_at(machine_file)
+    settings = (strategy, memory, pin, machine_file, machine_identity, fast_math, strict)
+    key = (job_key, repr(settings))
+    compiled = known_jobs(own_comm).find(own_comm, key, checked, compile_job)
     try:
         return compiled(given)
     finally:
@@ -200,34 +187,44 @@ def _named_inputs(inputs: Mapping[str, Any] | None, tensors: Mapping[str, Any]) 
     return given
 
 
-def _arrays_and_sizes(
-    given: Mapping[str, Any],
-) -> tuple[dict[str, Any], _Sizes]:
-    """Return the arrays among the inputs of a program, and the integers, which are its sizes.
+def _checked_call(job: Job | str, given: dict[str, Any]) -> tuple[Hashable, Job, dict[str, Any]]:
+    """Return a key that identifies the job, the job itself, and its inputs.
 
-    Other numbers are arrays too: parameters.
+    For a program given as text, integers are sizes and other numbers are parameters. The key has
+    the values of the sizes, but only the types of the parameters and the kinds of the arrays.
     """
     from einmpi.compiled.program import as_array
 
-    arrays = {}
-    sizes = []
+    if not isinstance(job, str):
+        return id(job), check_job("run", job), given
+    inputs: dict[str, Any] = {}
+    sizes: list[tuple[str, int]] = []
+    parameter_types: list[tuple[str, type]] = []
+    kinds: list[tuple[str, tuple[int, ...], str]] = []
     for name, value in given.items():
         if type(value) is int:
             sizes.append((name, value))
+            continue
+        array = as_array(name, value)
+        inputs[name] = array
+        if type(value) in (bool, float, complex):
+            parameter_types.append((name, type(value)))
         else:
-            arrays[name] = as_array(name, value)
-    return arrays, tuple(sizes)
+            kinds.append((name, array.shape, array.dtype.name))
+    key = (job, tuple(kinds), tuple(sizes), tuple(parameter_types))
+    return key, _job_of_text(*key), inputs
 
 
 @lru_cache(maxsize=256)
 def _job_of_text(
-    text: str,
-    kinds: tuple[tuple[str, tuple[int, ...], str], ...],
-    sizes: tuple[tuple[str, int], ...],
-    types: tuple[tuple[str, type], ...],
+    text: str, kinds: _InputKinds, sizes: _Sizes, parameter_types: _ParameterTypes
 ) -> Job:
+    """Return the job of a program; the same object for the same arguments."""
     shapes = {name: (shape, dtype) for name, shape, dtype in kinds}
-    parameters = [parameter(name, kind(), "run") for name, kind in types]
+    parameters: list[InputSpec] = []
+    for name, python_type in parameter_types:
+        zero = python_type()  # a call gives the value
+        parameters.append(parameter(name, zero, "run"))
     return job_of_program("run", text, shapes, dict(sizes), "float64", None, parameters)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions
 from einmpi.arrays.products import matmul
 from einmpi.arrays.programs import common_comm
 from einmpi.arrays.reductions import REDUCTIONS
@@ -19,42 +19,57 @@ from einmpi.kernels.cuda.driver import cupy, is_device_array
 from einmpi.kernels.given import as_numpy
 from einmpi.schedule.layout import Layout
 
-Array: TypeAlias = npt.NDArray[Any]
 Number: TypeAlias = bool | int | float | complex | np.generic
 
 
 def apply_ufunc(
     ufunc: np.ufunc, method: str, inputs: Sequence[Any], options: dict[str, Any]
 ) -> Any:
-    """Apply a ufunc of numpy to DistArrays, arrays and numbers."""
-    out = options.pop("out", ())
-    if ufunc is np.matmul and method == "__call__" and not options and not out:
+    """Apply a numpy ufunc to DistArrays, arrays and numbers.
+
+    Return NotImplemented for a call that DistArrays do not support: numpy then raises a TypeError
+    that names the ufunc and the types of its operands.
+    """
+    targets = options.pop("out", ())
+    if ufunc is np.matmul and method == "__call__" and not options and not targets:
         return matmul(*inputs)
-    if method == "reduce" and ufunc in REDUCTIONS and not out:
-        return REDUCTIONS[ufunc](inputs[0], **{"axis": 0, **options})
-    known_options = set(options) <= {"dtype", "casting"}
-    if method != "__call__" or ufunc.signature is not None or not known_options:
+    if method == "reduce" and ufunc in REDUCTIONS and not targets:
+        # The reduce method of a ufunc aggregates over the first dimension by default.
+        reduce_options = {"axis": 0, **options}
+        return REDUCTIONS[ufunc](inputs[0], **reduce_options)
+
+    is_elementwise = method == "__call__" and ufunc.signature is None
+    has_known_options = set(options) <= {"dtype", "casting"}
+    if not is_elementwise or not has_known_options:
         return NotImplemented
-    for target in out:
-        if target is not None and not isinstance(target, DistArray):
+    for target in targets:
+        if not isinstance(target, DistArray | None):
             return NotImplemented
-    for given in inputs:
-        if not isinstance(given, DistArray | np.ndarray | list | tuple | Number):
+    for operand in inputs:
+        if not isinstance(operand, DistArray | np.ndarray | list | tuple | Number):
             return NotImplemented
-    found = on_blocks(ufunc.__name__, lambda *blocks: ufunc(*blocks, **options), inputs)
-    if not out:
-        return found
-    results = found if isinstance(found, tuple) else (found,)
-    for target, result in zip(out, results, strict=True):
+
+    def compute_block(*blocks: Any) -> Any:
+        return ufunc(*blocks, **options)
+
+    computed = on_blocks(ufunc.__name__, compute_block, inputs)
+    if not targets:
+        return computed
+    results = computed if isinstance(computed, tuple) else (computed,)
+    for target, result in zip(targets, results, strict=True):
         if target is not None:
             store(target, result)
-    return out[0] if len(out) == 1 else out
+    if len(targets) == 1:
+        return targets[0]
+    return targets
 
 
 def store(target: DistArray, result: DistArray) -> None:
-    """Write a result into a tensor that exists, as `x += y` does."""
+    """Write a result into an existing tensor, as `x += y` does."""
     if target.shape != result.shape:
-        raise ValueError(f"a result of shape {result.shape} for an array of shape {target.shape}")
+        raise ValueError(
+            f"a result of shape {result.shape} does not fit an array of shape {target.shape}"
+        )
     if result.layout != target.layout:
         result = result.redistribute(target.layout)
     np.copyto(target.local, result.local, casting="same_kind")
@@ -68,72 +83,93 @@ def on_blocks(where: str, function: Callable[..., Any], operands: Sequence[Any])
     distributed = [operand for operand in operands if isinstance(operand, DistArray)]
     comm = common_comm(where, distributed)
     values: list[Any] = []
+    shapes: list[tuple[int, ...]] = []
+    plain_arrays: dict[str, Any] = {}
     for operand in operands:
-        if isinstance(operand, DistArray | Number):
+        if isinstance(operand, Number):
             values.append(operand)
+        elif isinstance(operand, DistArray):
+            values.append(operand)
+            shapes.append(operand.shape)
         else:
-            values.append(as_numpy(where, "an operand", operand))
-    arrays = [value for value in values if isinstance(value, DistArray | np.ndarray)]
+            array = as_numpy(where, "an operand", operand)
+            values.append(array)
+            shapes.append(array.shape)
+            plain_arrays[f"operand {len(plain_arrays)}"] = array
     if comm.size > 1 and is_checking():
-        plain = [array for array in arrays if isinstance(array, np.ndarray)]
-        names = [f"operand {number}" for number in range(len(plain))]
-        require_same_arrays(comm, where, dict(zip(names, plain, strict=True)))
-    shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    layout = common_layout(shape, distributed)
-    blocks = [_block(value, layout, comm) for value in values]
-    return _wrapped(function(*_in_one_memory(blocks)), layout, comm)
+        require_same_arrays(comm, where, plain_arrays)
+
+    layout = common_layout(np.broadcast_shapes(*shapes), distributed)
+    blocks = [_needed_block(value, layout, comm) for value in values]
+    computed = function(*_in_one_memory(blocks))
+    if isinstance(computed, tuple):
+        return tuple(_as_dist_array(block, layout, comm) for block in computed)
+    return _as_dist_array(computed, layout, comm)
 
 
 def common_layout(shape: tuple[int, ...], operands: Sequence[DistArray]) -> Layout:
     """Return the layout of a result: that of the largest operand, whose elements stay in place."""
     largest = max(operands, key=lambda operand: operand.size)
-    offset = len(shape) - largest.ndim
-    cuts = tuple(None if cut is None else cut + offset for cut in largest.layout.cuts)
+    cuts = cuts_of_last_dimensions(largest.layout, len(shape))
     return Layout(largest.layout.mesh, shape, cuts)
 
 
-def _projected(layout: Layout, shape: tuple[int, ...]) -> Layout:
-    """Return how an operand of this shape must lie for a result in the layout."""
-    offset = len(layout.bound) - len(shape)
+def _operand_layout(result: Layout, shape: tuple[int, ...]) -> Layout:
+    """Return the layout in which an operand has, on each rank, what the result needs there.
+
+    A cut through a dimension along which the operand is broadcast does not cut the operand: it is
+    the same on all ranks of that axis.
+    """
+    new_dimensions = len(result.bound) - len(shape)
     cuts: list[int | None] = []
-    for cut in layout.cuts:
-        dimension = None if cut is None else cut - offset
-        if dimension is None or dimension < 0 or shape[dimension] != layout.bound[cut or 0]:
-            dimension = None
-        cuts.append(dimension)
-    return Layout(layout.mesh, shape, tuple(cuts))
+    for cut in result.cuts:
+        operand_cut = None
+        if cut is not None and cut >= new_dimensions:
+            dimension = cut - new_dimensions
+            is_broadcast = shape[dimension] != result.bound[cut]
+            if not is_broadcast:
+                operand_cut = dimension
+        cuts.append(operand_cut)
+    return Layout(result.mesh, shape, tuple(cuts))
 
 
-def _block(value: Any, layout: Layout, comm: Comm) -> Any:
+def _needed_block(value: Any, result: Layout, comm: Comm) -> Any:
     """Return the part of an operand that this rank's block of the result needs."""
     if isinstance(value, Number):
         return value
-    wanted = _projected(layout, value.shape)
+    layout = _operand_layout(result, value.shape)
+    region = layout.block(comm.rank)
     if isinstance(value, DistArray):
-        if value.layout != wanted:
-            value = value.redistribute(wanted)
+        if value.layout != layout:
+            value = value.redistribute(layout)
         block = value.local
+    elif region is not None:
+        block = block_of(value, region, value.dtype.name)
     else:
         block = value
-        region = wanted.block(comm.rank)
-        if region is not None:
-            block = block_of(value, region, value.dtype.name)
-    if layout.block(comm.rank) is None:  # this rank is idle, but has to know the dtype
+    if region is None:
+        # This rank is idle, but it computes with no elements to find out the dtype of the result.
         return np.empty(0, block.dtype)
     return block
 
 
 def _in_one_memory(blocks: Sequence[Any]) -> list[Any]:
-    """Copy blocks to the GPU if some are there."""
+    """Return the blocks, all of them on the GPU if any of them is."""
     if not any(map(is_device_array, blocks)):
         return list(blocks)
-    return [cupy().asarray(block) if isinstance(block, np.ndarray) else block for block in blocks]
+    moved: list[Any] = []
+    for block in blocks:
+        if isinstance(block, np.ndarray):
+            moved.append(cupy().asarray(block))
+        else:
+            moved.append(block)
+    return moved
 
 
-def _wrapped(found: Any, layout: Layout, comm: Comm) -> Any:
-    if isinstance(found, tuple):
-        return tuple(_wrapped(part, layout, comm) for part in found)
-    local = found if is_device_array(found) else np.asarray(found)
+def _as_dist_array(block: Any, layout: Layout, comm: Comm) -> DistArray:
+    """Return the tensor of which a function has computed this rank's block."""
+    if not is_device_array(block):
+        block = np.asarray(block)
     if layout.block(comm.rank) is None:
-        local = np.empty((0,) * (len(layout.bound) or 1), local.dtype)
-    return DistArray(local, layout, comm)
+        block = block_of_idle_rank(layout, block.dtype)
+    return DistArray(block, layout, comm)

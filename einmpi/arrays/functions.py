@@ -16,19 +16,19 @@ from einmpi.compiled.dist_array import DistArray
 def apply_function(
     function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]
 ) -> Any:
-    """Call what computes a function of numpy on DistArrays."""
-    known = FUNCTIONS.get(function)
-    if known is None:
+    """Evaluate a function of numpy on DistArrays; refuse one that is not in `FUNCTIONS`."""
+    implementation = FUNCTIONS.get(function)
+    if implementation is None:
         name = f"{function.__module__}.{function.__name__}"
         raise TypeError(
-            f"{name} does not take a DistArray; gather() returns an array, and programs compute "
-            "what numpy's functions do not"
+            f"{name} does not take a DistArray; gather() returns an array that it takes, and a "
+            "program may compute the same on the ranks"
         )
-    return known(*arguments, **options)
+    return implementation(*arguments, **options)
 
 
 def _aggregation(name: str) -> Callable[..., DistArray]:
-    """Return an aggregation that numpy gives no dtype."""
+    """Return the function for an aggregation whose numpy function has no argument `dtype`."""
 
     def aggregate(
         array: DistArray, axis: Any = None, out: Any = None, keepdims: bool = False, **options: Any
@@ -39,35 +39,43 @@ def _aggregation(name: str) -> Callable[..., DistArray]:
 
 
 def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    """Choose elements of x or y; where(condition) alone, which returns indices, is refused."""
     if x is None or y is None:
         raise TypeError("where of a DistArray takes a condition and two values")
     return on_blocks("where", np.where, (condition, x, y))
 
 
 def _clip(array: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
-    low = options.pop("min", a_min)
-    high = options.pop("max", a_max)
-    found = array
-    if low is not None:
-        found = np.maximum(found, low)
-    if high is not None:
-        found = np.minimum(found, high)
-    return found
+    """Limit the elements to a range; numpy calls its ends a_min and a_max, or min and max."""
+    lowest = options.pop("min", a_min)
+    highest = options.pop("max", a_max)
+    clipped = array
+    if lowest is not None:
+        clipped = np.maximum(clipped, lowest)
+    if highest is not None:
+        clipped = np.minimum(clipped, highest)
+    return clipped
 
 
 def _by_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes on each block; other arguments than the first are options."""
+    """Return a function that applies another one to every block of a DistArray.
 
-    def on_array(array: DistArray, *arguments: Any, **options: Any) -> Any:
-        return on_blocks(
-            function.__name__, lambda block: function(block, *arguments, **options), (array,)
-        )
+    All arguments but the first are the same for every block.
+    """
 
-    return on_array
+    def apply_to_array(array: DistArray, *arguments: Any, **options: Any) -> Any:
+        def apply_to_block(block: Any) -> Any:
+            return function(block, *arguments, **options)
+
+        return on_blocks(function.__name__, apply_to_block, (array,))
+
+    return apply_to_array
 
 
 def _full_like(array: DistArray, value: Any, dtype: Any = None, **_: Any) -> DistArray:
-    local = np.full(array.local.shape, value, array.dtype if dtype is None else dtype)
+    if dtype is None:
+        dtype = array.dtype
+    local = np.full(array.local.shape, value, dtype)
     return DistArray(local, array.layout, array.own_comm)
 
 
@@ -82,10 +90,10 @@ def _ones_like(array: DistArray, dtype: Any = None, **_: Any) -> DistArray:
 def _is_close(
     a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Any:
-    def compare(one: Any, two: Any) -> Any:
-        return np.isclose(one, two, rtol, atol, equal_nan)
+    def compare_blocks(a_block: Any, b_block: Any) -> Any:
+        return np.isclose(a_block, b_block, rtol, atol, equal_nan)
 
-    return on_blocks("isclose", compare, (a, b))
+    return on_blocks("isclose", compare_blocks, (a, b))
 
 
 def _all_close(a: Any, b: Any, *arguments: Any, **options: Any) -> bool:
@@ -95,23 +103,37 @@ def _all_close(a: Any, b: Any, *arguments: Any, **options: Any) -> bool:
 def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
     if np.shape(a1) != np.shape(a2):
         return False
-    same = np.equal(a1, a2)
+    is_equal = np.equal(a1, a2)
     if equal_nan:
-        same = same | (np.not_equal(a1, a1) & np.not_equal(a2, a2))
-    return bool(np.all(same))
+        # Only a nan differs from itself.
+        are_both_nan = np.not_equal(a1, a1) & np.not_equal(a2, a2)
+        is_equal = is_equal | are_both_nan
+    return bool(np.all(is_equal))
 
 
 def _size(array: DistArray, axis: int | None = None) -> int:
-    return array.size if axis is None else array.shape[axis]
+    if axis is None:
+        return array.size
+    return array.shape[axis]
 
 
 def _vstack(arrays: Sequence[Any], **_: Any) -> DistArray:
-    rows = [array if np.ndim(array) > 1 else np.reshape(array, (1, -1)) for array in arrays]
-    return shapes.concatenate(rows, 0)
+    """Join tensors along the first dimension; a vector is a matrix of one row."""
+    matrices: list[Any] = []
+    for array in arrays:
+        if np.ndim(array) > 1:
+            matrices.append(array)
+        else:
+            matrices.append(np.reshape(array, (1, -1)))
+    return shapes.concatenate(matrices, 0)
 
 
 def _hstack(arrays: Sequence[Any], **_: Any) -> DistArray:
-    return shapes.concatenate(arrays, 0 if np.ndim(arrays[0]) == 1 else 1)
+    """Join tensors along the second dimension, and vectors along their only one."""
+    axis = 1
+    if np.ndim(arrays[0]) == 1:
+        axis = 0
+    return shapes.concatenate(arrays, axis)
 
 
 def _ravel(array: DistArray, order: str = "C") -> DistArray:

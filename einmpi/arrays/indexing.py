@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from types import EllipsisType
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from einmpi.arrays.elementwise import store
-from einmpi.arrays.moving import block_indices, fetch, flat_indices, on_one_rank, rearranged
+from einmpi.arrays.moving import (
+    block_indices,
+    fetch,
+    flat_indices,
+    on_one_rank,
+    positions_of,
+    rearranged,
+)
 from einmpi.arrays.shapes import broadcast_to, reshape
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
@@ -25,86 +33,120 @@ _KEYS = "integers, slices, None, ..., one list of integers, or a mask of the ten
 class _Selection:
     """The indices that a key selects: a vector for each dimension of the tensor.
 
-    `kept` are the extents of the result that each dimension gives: none for an integer. `new` are
-    the positions of new dimensions among those of the result.
+    `result_extents` has, for each dimension of the tensor, the extents that it contributes to the
+    shape of the result: none for an integer, several for a table of integers. `new_positions` are
+    the positions of new dimensions, of extent 1, among those of the result.
     """
 
     chosen: list[Integers]
-    kept: list[tuple[int, ...]]
-    new: list[int]
+    result_extents: list[tuple[int, ...]]
+    new_positions: list[int]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many indices are selected in each dimension of the tensor."""
+        return tuple(len(indices) for indices in self.chosen)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
-        extents = [extent for part in self.kept for extent in part]
-        for position in self.new:
+        """The shape of the result. It has as many elements as an array of shape `counts`."""
+        extents: list[int] = []
+        for extents_of_dimension in self.result_extents:
+            extents.extend(extents_of_dimension)
+        for position in self.new_positions:
             extents.insert(position, 1)
         return tuple(extents)
 
 
 def _selection(array: DistArray, key: Any) -> _Selection:
+    """Return what a key selects; refuse keys that DistArrays do not support."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    consuming = [part for part in keys if part is not None and part is not Ellipsis]
-    if len(consuming) > array.ndim:
-        raise IndexError(f"{len(consuming)} indices for a tensor of {array.ndim} dimensions")
-    if not any(part is Ellipsis for part in keys):
-        keys.append(Ellipsis)
     chosen: list[Integers] = []
-    kept: list[tuple[int, ...]] = []
-    new: list[int] = []
-    lists = 0
-    for part in keys:
-        if part is Ellipsis:
-            for _ in range(array.ndim - len(consuming)):
-                extent = array.shape[len(chosen)]
-                chosen.append(np.arange(extent))
-                kept.append((extent,))
-            consuming = consuming + [None] * (array.ndim - len(consuming))
-            continue
+    result_extents: list[tuple[int, ...]] = []
+    new_positions: list[int] = []
+    result_ndim = 0
+    has_list = False
+    for part in _without_ellipsis(keys, array.ndim):
         if part is None:
-            new.append(sum(len(extents) for extents in kept) + len(new))
+            new_positions.append(result_ndim)
+            result_ndim += 1
             continue
         extent = array.shape[len(chosen)]
+        extents: tuple[int, ...]
         if isinstance(part, slice):
             indices = np.arange(extent)[part]
-            kept.append((indices.size,))
+            extents = (indices.size,)
         elif isinstance(part, int | np.integer) and not isinstance(part, bool):
-            indices = np.array([_in_range(int(part), extent)])
-            kept.append(())
+            index = _index_in_range(int(part), extent)
+            indices = np.array([index])
+            extents = ()
         else:
-            lists += 1
-            found = as_numpy("index", "an index", part)
-            is_list = found.dtype.kind in "iu" or not found.size
-            if lists > 1 or not is_list:
+            table = as_numpy("index", "an index", part)
+            is_table_of_integers = table.dtype.kind in "iu" or table.size == 0
+            if has_list or not is_table_of_integers:
                 raise InputError("index", f"{type(part).__name__} is not supported here", _KEYS)
-            if found.size:
-                _in_range(int(found.min()), extent)
-                _in_range(int(found.max()), extent)
-            indices = found.reshape(-1).astype(np.int64) % max(extent, 1)
-            kept.append(found.shape)
+            has_list = True
+            indices = _indices_in_range(table.reshape(-1), extent)
+            extents = table.shape
         chosen.append(indices)
-    _refuse_moved_list(keys)
-    return _Selection(chosen, kept, new)
+        result_extents.append(extents)
+        result_ndim += len(extents)
+    _refuse_list_apart_from_integer(keys)
+    return _Selection(chosen, result_extents, new_positions)
 
 
-def _refuse_moved_list(keys: list[Any]) -> None:
+def _without_ellipsis(keys: list[Any], ndim: int) -> list[Any]:
+    """Return an index for each dimension of a tensor, and None for each new dimension.
+
+    Slices of whole dimensions take the place of `...`, which is at the end if it is not written.
+    """
+    indexing = [part for part in keys if not isinstance(part, EllipsisType | None)]
+    if len(indexing) > ndim:
+        raise IndexError(f"{len(indexing)} indices for a tensor of {ndim} dimensions")
+    whole_dimensions = [slice(None)] * (ndim - len(indexing))
+    complete: list[Any] = []
+    for part in keys:
+        if part is Ellipsis:
+            complete.extend(whole_dimensions)
+            whole_dimensions = []
+        else:
+            complete.append(part)
+    return complete + whole_dimensions
+
+
+def _refuse_list_apart_from_integer(keys: list[Any]) -> None:
     """Refuse x[0, :, [1, 2]]: numpy would move the dimension of the list to the front."""
-    single = [number for number, part in enumerate(keys) if isinstance(part, int | np.integer)]
-    lists = []
-    for number, part in enumerate(keys):
-        is_basic = part is None or part is Ellipsis or isinstance(part, slice | int | np.integer)
-        if not is_basic:
-            lists.append(number)
-    advanced = sorted((*single, *lists))
-    is_together = not advanced or advanced[-1] - advanced[0] + 1 == len(advanced)
-    if lists and single and not is_together:
-        raise InputError("index", "an integer and a list with a slice between them", _KEYS)
+    positions_of_integers: list[int] = []
+    positions_of_lists: list[int] = []
+    for position, part in enumerate(keys):
+        if isinstance(part, int | np.integer):
+            positions_of_integers.append(position)
+        elif not isinstance(part, slice | EllipsisType | None):
+            positions_of_lists.append(position)
+    if not positions_of_integers or not positions_of_lists:
+        return
+    positions = positions_of_integers + positions_of_lists
+    distance = max(positions) - min(positions)
+    are_adjacent = distance + 1 == len(positions)
+    if not are_adjacent:
+        problem = "an integer and a list are not next to each other"
+        raise InputError("index", problem, _KEYS)
 
 
-def _in_range(index: int, extent: int) -> int:
+def _index_in_range(index: int, extent: int) -> int:
+    """Return an index counted from the start of a dimension; negative ones count from its end."""
     if not -extent <= index < extent:
         raise IndexError(f"index {index} is out of range for a dimension of extent {extent}")
     return index % extent
+
+
+def _indices_in_range(indices: Integers, extent: int) -> Integers:
+    """Return indices counted from the start of a dimension."""
+    if not indices.size:
+        return indices.astype(np.int64)
+    _index_in_range(int(indices.min()), extent)
+    _index_in_range(int(indices.max()), extent)
+    return indices.astype(np.int64) % extent
 
 
 def select(array: DistArray, key: Any) -> DistArray:
@@ -112,45 +154,57 @@ def select(array: DistArray, key: Any) -> DistArray:
     if _is_mask(key):
         return _select_by_mask(array, key)
     selection = _selection(array, key)
+    if array.is_alone():
+        selected: Any = array.local[key]
+        # A copy, as on several ranks, where the elements move.
+        if isinstance(selected, np.ndarray | np.generic):
+            copied = np.array(selected)
+        else:
+            copied = selected.copy()
+        return on_one_rank(array, copied)
+
     shape = selection.shape
-    if array.is_alone():  # a copy, as on several ranks
-        chosen: Any = array.local[key]
-        is_on_host = isinstance(chosen, np.ndarray | np.generic)
-        return on_one_rank(array, np.array(chosen) if is_on_host else chosen.copy())
-    whole = tuple(len(indices) for indices in selection.chosen)
-    strides = [prod(array.shape[number + 1 :]) for number in range(array.ndim)]
+    counts = selection.counts
+    strides = [prod(array.shape[dimension + 1 :]) for dimension in range(array.ndim)]
     rank = array.own_comm.rank
 
     def places(layout: Layout) -> Integers:
-        # The block of the result, as indices into the vectors of chosen indices.
-        flat = flat_indices(block_indices(layout, rank), shape)
-        found = np.zeros(flat.size, np.int64)
-        if flat.size:
-            positions = np.unravel_index(flat, whole) if whole else ()
-            for position, indices, stride in zip(positions, selection.chosen, strides, strict=True):
-                found += indices[position] * stride
-        return found
+        places_in_result = flat_indices(block_indices(layout, rank), shape)
+        if not places_in_result.size:
+            return places_in_result
+        places_in_array = np.zeros(places_in_result.size, np.int64)
+        # Where the elements are in the vectors of chosen indices.
+        positions = positions_of(places_in_result, counts)
+        for position, chosen, stride in zip(positions, selection.chosen, strides, strict=True):
+            places_in_array += chosen[position] * stride
+        return places_in_array
 
     return rearranged(array, shape, places)
 
 
 def _is_mask(key: Any) -> bool:
-    is_bool = isinstance(key, np.ndarray) and key.dtype.kind == "b"
-    return is_bool or isinstance(key, DistArray)
+    if isinstance(key, DistArray):
+        return True
+    return isinstance(key, np.ndarray) and key.dtype.kind == "b"
 
 
 def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
     """Return the elements, in row-major order, where a mask of the tensor's shape is True."""
     if mask.dtype != bool or mask.shape != array.shape:
-        raise InputError("index", f"a mask {mask.dtype}{list(mask.shape)}", _KEYS)
+        problem = f"the mask has dtype {mask.dtype} and shape {list(mask.shape)}"
+        raise InputError("index", problem, _KEYS)
+    comm = array.own_comm
     if not isinstance(mask, DistArray):
-        mask = DistArray.from_global(mask, array.own_comm)
+        mask = DistArray.from_global(mask, comm)
+    # As vectors, both tensors have the same layout.
     values = reshape(array, (-1,))
-    chosen = reshape(mask, (-1,)).local
-    own = values.host[chosen] if values.local.size else np.empty(0, array.dtype)
-    if not values.layout.owns(array.own_comm.rank):  # another rank has the same elements
-        own = np.empty(0, array.dtype)
-    return DistArray.from_local(own, comm=array.own_comm)
+    is_selected = reshape(mask, (-1,)).local
+    # Of ranks that hold the same elements, only one contributes them.
+    if values.local.size and values.layout.owns(comm.rank):
+        own_values = values.host[is_selected]
+    else:
+        own_values = np.empty(0, array.dtype)
+    return DistArray.from_local(own_values, comm=comm)
 
 
 def assign(array: DistArray, key: Any, value: Any) -> None:
@@ -160,27 +214,33 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
         store(array, changed.astype(array.dtype))
         return
     selection = _selection(array, key)
-    region = block_indices(array.layout, array.own_comm.rank)
-    here: list[Integers] = []  # places in this rank's block
-    there: list[Integers] = []  # the same in the vectors of chosen indices
-    for held, chosen in zip(region, selection.chosen, strict=True):
-        positions = np.nonzero(np.isin(chosen, held))[0]
-        here.append(np.searchsorted(held, chosen[positions]))
-        there.append(positions)
-    whole = tuple(len(indices) for indices in selection.chosen)
-    flat = flat_indices(there, whole)
+    own_block = block_indices(array.layout, array.own_comm.rank)
+    places_in_block: list[Integers] = []
+    places_in_selection: list[Integers] = []  # of the same elements, in the chosen indices
+    for own_indices, chosen in zip(own_block, selection.chosen, strict=True):
+        positions = np.nonzero(np.isin(chosen, own_indices))[0]
+        places_in_block.append(np.searchsorted(own_indices, chosen[positions]))
+        places_in_selection.append(positions)
+
+    flat_places = flat_indices(places_in_selection, selection.counts)
     if isinstance(value, DistArray):
-        values = fetch(broadcast_to(value, selection.shape), flat)
+        values = fetch(broadcast_to(value, selection.shape), flat_places)
     else:
-        plain = as_numpy("index", "the value", value)
-        values = np.broadcast_to(plain, selection.shape).reshape(-1)[flat]
+        value_array = as_numpy("index", "the value", value)
+        all_values = np.broadcast_to(value_array, selection.shape)
+        values = all_values.reshape(-1)[flat_places]
     if array.local.size:
-        array.local[np.ix_(*here)] = values.reshape([len(part) for part in here])
+        shape_in_block = [len(places) for places in places_in_block]
+        array.local[np.ix_(*places_in_block)] = values.reshape(shape_in_block)
 
 
 def take(array: DistArray, indices: Any, axis: int | None = None, **_: Any) -> DistArray:
-    """Return the elements at some indices along a dimension; without one, of all elements."""
+    """Return the elements at some indices along a dimension.
+
+    Without an axis, the indices count all elements in row-major order.
+    """
     if axis is None:
         return select(reshape(array, (-1,)), indices)
-    place = range(array.ndim)[axis]
-    return select(array, (slice(None),) * place + (indices,))
+    dimension = range(array.ndim)[axis]
+    key = (slice(None),) * dimension + (indices,)
+    return select(array, key)

@@ -13,15 +13,31 @@ from einmpi.comm.base import Comm, even_nodes
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.requests import Integers, request_elements
 from einmpi.planner.mesh import Mesh
-from einmpi.schedule.layout import Layout, axes_that_cut, even_layout, rank_of
-from einmpi.schedule.regions import indices
+from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, even_layout, rank_of
+from einmpi.schedule.regions import indices, shape
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-def layout_for(comm: Comm, shape: tuple[int, ...]) -> Layout:
+def layout_for(comm: Comm, bound: tuple[int, ...]) -> Layout:
     """Return a layout for a new tensor: the first dimensions that are long enough are cut."""
-    return even_layout(Mesh(comm.size, even_nodes(comm) or 1), shape)
+    mesh = Mesh(comm.size, even_nodes(comm) or 1)
+    return even_layout(mesh, bound)
+
+
+def cuts_of_last_dimensions(layout: Layout, ndim: int) -> Cuts:
+    """Return the same cuts for a tensor of `ndim` dimensions, the last of which are the layout's.
+
+    Numpy's broadcasting aligns shapes in this way: new dimensions come first.
+    """
+    new_dimensions = ndim - len(layout.bound)
+    cuts: list[int | None] = []
+    for cut in layout.cuts:
+        if cut is None:
+            cuts.append(None)
+        else:
+            cuts.append(cut + new_dimensions)
+    return tuple(cuts)
 
 
 def block_indices(layout: Layout, rank: int) -> list[Integers]:
@@ -32,85 +48,116 @@ def block_indices(layout: Layout, rank: int) -> list[Integers]:
     return [indices(runs) for runs in region]
 
 
-def flat_indices(parts: list[Integers], shape: tuple[int, ...]) -> Integers:
+def block_of_idle_rank(layout: Layout, dtype: np.dtype[Any]) -> Array:
+    """Return what a rank that is not in the mesh has as its block: an array without elements.
+
+    A tensor without dimensions has one element, so there the array needs a dimension.
+    """
+    ndim = max(len(layout.bound), 1)
+    return np.empty((0,) * ndim, dtype)
+
+
+def flat_indices(parts: list[Integers], bound: tuple[int, ...]) -> Integers:
     """Return the places, in row-major order, of all combinations of indices."""
     flat = np.zeros((), np.int64)
-    for part, extent in zip(parts, shape, strict=True):
+    for part, extent in zip(parts, bound, strict=True):
         flat = flat[..., np.newaxis] * extent + part
     return flat.reshape(-1)
 
 
+def positions_of(places: Integers, bound: tuple[int, ...]) -> tuple[Integers, ...]:
+    """Return the index in each dimension of elements, by their places in row-major order."""
+    if not bound:
+        return ()  # numpy unravels no indices into a shape without dimensions
+    return np.unravel_index(places, bound)
+
+
 def on_one_rank(source: DistArray, local: Array) -> DistArray:
     """Return a tensor whose only block was computed from that of another one."""
-    return DistArray(local, layout_for(source.own_comm, local.shape), source.own_comm)
+    layout = layout_for(source.own_comm, local.shape)
+    return DistArray(local, layout, source.own_comm)
 
 
 def rearranged(
-    source: DistArray, shape: tuple[int, ...], places: Callable[[Layout], Integers]
+    source: DistArray, bound: tuple[int, ...], places: Callable[[Layout], Integers]
 ) -> DistArray:
     """Return a tensor of another shape whose elements are those of the source at some places.
 
-    `places` gives, for the elements of this rank's block of a layout, their places in row-major
-    order in the source.
+    `places` takes the layout of the new tensor. It returns, for the elements of this rank's block,
+    their places in row-major order in the source.
     """
     comm = source.own_comm
-    layout = layout_for(comm, shape)
-    block = layout.block(comm.rank)
-    values = fetch(source, places(layout) if block is not None else np.arange(0))
-    if block is None:
-        return DistArray(np.empty((0,) * (len(shape) or 1), source.dtype), layout, comm)
-    extents = [len(part) for part in block_indices(layout, comm.rank)]
-    return DistArray(values.reshape(extents), layout, comm)
+    layout = layout_for(comm, bound)
+    region = layout.block(comm.rank)
+    if region is None:
+        fetch(source, np.arange(0))  # this rank needs nothing, but others ask it for elements
+        return DistArray(block_of_idle_rank(layout, source.dtype), layout, comm)
+    values = fetch(source, places(layout))
+    return DistArray(values.reshape(shape(region)), layout, comm)
 
 
 def fetch(source: DistArray, places: Integers) -> Array:
-    """Return elements by their places in row-major order, each rank its own. All ranks call it."""
+    """Return the elements that this rank needs, by their places in row-major order.
+
+    All ranks call it, each with its own places.
+    """
     local = np.ascontiguousarray(source.host).reshape(-1)
     owners = _owners(source.layout, places, source.own_comm.rank)
-    return request_elements(
-        source.own_comm,
-        source.dtype,
-        places,
-        owners,
-        lambda wanted: local[_local_places(source, wanted)],
-    )
+
+    def answer(wanted: Integers) -> Array:
+        return local[_local_places(source, wanted)]
+
+    return request_elements(source.own_comm, source.dtype, places, owners, answer)
 
 
 def _owners(layout: Layout, places: Integers, rank: int) -> Integers:
-    """Return a rank that holds each element: this one if it does, else the nearest copy."""
+    """Return a rank that holds each element: this one if it does, else the nearest copy.
+
+    The digits of an owner on the axes that cut a dimension depend on the index of the element
+    there. On the other axes all ranks hold the same, and this rank's own digits are taken.
+    """
     mesh = layout.mesh
-    digits = mesh.digits(rank) if rank < mesh.ranks else (0,) * len(mesh.factors)
-    copies = [digit if cut is None else 0 for digit, cut in zip(digits, layout.cuts, strict=True)]
-    owners = np.full(places.size, rank_of(mesh, copies), np.int64)
+    own_digits = (0,) * len(mesh.factors)
+    if rank < mesh.ranks:
+        own_digits = mesh.digits(rank)
+    first_digits = list(own_digits)
+    for axis, cut in enumerate(layout.cuts):
+        if cut is not None:
+            first_digits[axis] = 0
+    owners = np.full(places.size, rank_of(mesh, first_digits), np.int64)
     if not places.size:
         return owners
-    positions = np.unravel_index(places, layout.bound) if layout.bound else ()
-    for dimension, position in enumerate(positions):
+
+    for dimension, positions in enumerate(positions_of(places, layout.bound)):
         for axis in axes_that_cut(layout.cuts, dimension):
-            weight = prod(mesh.factors[axis + 1 :])
-            owners += weight * _digits(layout, dimension, axis)[position]
+            ranks_between_digits = prod(mesh.factors[axis + 1 :])
+            digits = _digits(layout, dimension, axis)[positions]
+            owners += ranks_between_digits * digits
     return owners
 
 
 def _digits(layout: Layout, dimension: int, axis: int) -> Integers:
     """Return, for each index of a dimension, the digit on an axis of the ranks that hold it."""
-    extent = layout.bound[dimension]
-    found = np.zeros(extent, np.int64)
+    axes = len(layout.cuts)
+    cuts: list[int | None] = [None] * axes
+    cuts[axis] = dimension
+    cut_by_axis = Layout(layout.mesh, layout.bound, tuple(cuts))
+    digit_of_index = np.zeros(layout.bound[dimension], np.int64)
     for digit in range(layout.mesh.factors[axis]):
-        cuts = tuple(dimension if other == axis else None for other in range(len(layout.cuts)))
-        digits = [digit if other == axis else 0 for other in range(len(layout.cuts))]
-        found[indices(Layout(layout.mesh, layout.bound, cuts).runs(dimension, digits))] = digit
-    return found
+        digits = [0] * axes
+        digits[axis] = digit
+        runs = cut_by_axis.runs(dimension, digits)
+        digit_of_index[indices(runs)] = digit
+    return digit_of_index
 
 
 def _local_places(source: DistArray, places: Integers) -> Integers:
     """Return the places in this rank's block of elements that it holds."""
     if not places.size:
         return places
-    positions = np.unravel_index(places, source.shape) if source.shape else ()
-    found = np.zeros(places.size, np.int64)
-    for held, position in zip(
-        block_indices(source.layout, source.own_comm.rank), positions, strict=True
-    ):
-        found = found * len(held) + np.searchsorted(held, position)
-    return found
+    block = block_indices(source.layout, source.own_comm.rank)
+    local_places = np.zeros(places.size, np.int64)
+    for own_indices, positions in zip(block, positions_of(places, source.shape), strict=True):
+        local_positions = np.searchsorted(own_indices, positions)
+        local_places = local_places * len(own_indices) + local_positions
+    return local_places

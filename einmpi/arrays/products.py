@@ -1,9 +1,9 @@
-"""Products of DistArrays: matmul, dot, tensordot and their relatives, all as one einsum."""
+"""Products of DistArrays: matmul, dot, tensordot and the like, each as an einsum."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,40 +22,44 @@ from einmpi.kernels.given import as_numpy
 from einmpi.language.numpy_einsum import program_text, split_arguments
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_Operand = TypeVar("_Operand")
 
 
 def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compiled:
-    """Return the compiled program of an einsum whose operands are x0, x1, … and result is out."""
-    operands = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
+    """Return the compiled program of an einsum: its operands are x0, x1, …, its result is out."""
+    kinds = tuple((tuple(array.shape), array.dtype.name) for array in arrays)
 
     def make_job() -> Job:
-        common = ""
+        common_dtype = ""
         if arrays:
-            common = np.result_type(*(array.dtype for array in arrays)).name
-        text = program_text(subscripts, operands, common)
-        inputs = {f"x{number}": operand for number, operand in enumerate(operands)}
-        return program_job(text, inputs, {}, common, None)
+            dtypes = [array.dtype for array in arrays]
+            common_dtype = np.result_type(*dtypes).name
+        text = program_text(subscripts, kinds, common_dtype)
+        return program_job(text, _by_name(kinds), {}, common_dtype, None)
 
-    return compiled_once(comm, ("einsum", subscripts, operands), make_job)
+    return compiled_once(comm, ("einsum", subscripts, kinds), make_job)
+
+
+def _by_name(operands: Sequence[_Operand]) -> dict[str, _Operand]:
+    """Return operands of an einsum by the names that its program gives them."""
+    return {f"x{number}": operand for number, operand in enumerate(operands)}
 
 
 def evaluate_einsum(
     *arguments: Any, dtype: Any = None, out: npt.NDArray[Any] | None = None, optimize: Any = True
 ) -> Any:
     """Evaluate the arguments of `einmpi.einsum`. All ranks call it if there is a DistArray."""
-    distributed = [given for given in arguments if isinstance(given, DistArray)]
-    comm: Any = distributed[0].own_comm if distributed else ALONE
+    distributed = [argument for argument in arguments if isinstance(argument, DistArray)]
+    comm: Comm = ALONE
+    if distributed:
+        comm = distributed[0].own_comm
 
     def check_and_compile() -> tuple[Compiled, list[Any]]:
         subscripts, operands = split_arguments(arguments)
-        if any(array.own_comm is not comm for array in distributed):
-            raise InputError(
-                "einsum",
-                "the operands are on different communicators",
-                "DistArrays on the same ranks",
-            )
-        if distributed and (dtype is not None or out is not None):
-            raise InputError("einsum", "dtype or out is given with a DistArray", "arrays only")
+        if distributed:
+            common_comm("einsum", distributed)
+            if dtype is not None or out is not None:
+                raise InputError("einsum", "dtype or out is given with a DistArray", "arrays only")
         arrays: list[Any] = []
         for number, operand in enumerate(operands):
             if isinstance(operand, DistArray):
@@ -65,18 +69,19 @@ def evaluate_einsum(
         return compile_einsum(subscripts, arrays, comm), arrays
 
     compiled, arrays = together(comm, check_and_compile)
-    result = compiled({f"x{number}": array for number, array in enumerate(arrays)})["out"]
+    result = compiled(_by_name(arrays))["out"]
     if distributed:
         return result
     if out is None:
         return result.local
     if not isinstance(out, np.ndarray) or out.shape != result.shape:
-        raise InputError("einsum", f"out is {_kind(out)}", f"an array of shape {result.shape}")
+        raise InputError("einsum", f"out is {_described(out)}", f"an array of shape {result.shape}")
     np.copyto(out, result.local, casting="safe")
     return out
 
 
-def _kind(given: Any) -> str:
+def _described(given: Any) -> str:
+    """Return what an error message says about an argument that should have been an array."""
     if isinstance(given, np.ndarray):
         return f"an array of shape {given.shape}"
     return type(given).__name__
@@ -85,74 +90,98 @@ def _kind(given: Any) -> str:
 def product(where: str, subscripts: str, *operands: Any) -> DistArray:
     """Return an einsum of operands, at least one of which is a DistArray."""
     arrays: list[Any] = []
+    distributed: list[DistArray] = []
     for operand in operands:
         if isinstance(operand, DistArray):
             arrays.append(operand)
+            distributed.append(operand)
         else:
             arrays.append(as_numpy(where, "an operand", operand))
-    comm = common_comm(where, [array for array in arrays if isinstance(array, DistArray)])
+    comm = common_comm(where, distributed)
     compiled = compile_einsum(subscripts, arrays, comm)
-    return compiled({f"x{number}": array for number, array in enumerate(arrays)})["out"]
+    return compiled(_by_name(arrays))["out"]
 
 
-def matmul(one: Any, two: Any) -> Any:
+def matmul(left: Any, right: Any) -> Any:
     """Return the matrix product, as `numpy.matmul`."""
-    if np.ndim(one) == 0 or np.ndim(two) == 0:
+    left_ndim = np.ndim(left)
+    right_ndim = np.ndim(right)
+    if min(left_ndim, right_ndim) == 0:
         raise ValueError("matmul: a number is not a matrix; use * instead")
-    one_labels = "a" if np.ndim(one) == 1 else "...ba"
-    two_labels = "a" if np.ndim(two) == 1 else "...ac"
-    out = "..." + one_labels.strip("a.") + two_labels.strip("a.")
-    if one_labels == two_labels == "a":
-        out = ""
-    return product("matmul", f"{one_labels},{two_labels}->{out}", one, two)
-
-
-def dot(one: Any, two: Any) -> Any:
-    """Return the product over the last dimension of one and the last but one of two."""
-    if np.ndim(one) == 0 or np.ndim(two) == 0:
-        return np.multiply(one, two)
-    return tensordot(one, two, axes=([-1], [-min(2, np.ndim(two))]))
-
-
-def inner(one: Any, two: Any) -> Any:
-    """Return the product over the last dimensions of both."""
-    if np.ndim(one) == 0 or np.ndim(two) == 0:
-        return np.multiply(one, two)
-    return tensordot(one, two, axes=([-1], [-1]))
-
-
-def tensordot(one: Any, two: Any, axes: Any = 2) -> Any:
-    """Return the sum of products over pairs of dimensions, as `numpy.tensordot`."""
-    if isinstance(axes, int):
-        one_axes = list(range(np.ndim(one) - axes, np.ndim(one)))
-        two_axes = list(range(axes))
+    if left_ndim == 1 and right_ndim == 1:
+        subscripts = "a,a->"
+    elif left_ndim == 1:
+        subscripts = "a,...ac->...c"
+    elif right_ndim == 1:
+        subscripts = "...ba,a->...b"
     else:
-        one_axes = list(np.atleast_1d(axes[0]))
-        two_axes = list(np.atleast_1d(axes[1]))
-    if len(one_axes) != len(two_axes):
-        raise ValueError("tensordot: both tensors need equally many axes")
-    one_labels = list(_LETTERS[: np.ndim(one)])
-    two_labels = list(_LETTERS[np.ndim(one) : np.ndim(one) + np.ndim(two)])
-    for one_axis, two_axis in zip(one_axes, two_axes, strict=True):
-        two_labels[two_axis] = one_labels[one_axis]
-        if np.shape(one)[one_axis] != np.shape(two)[two_axis]:
-            raise ValueError(
-                f"tensordot: extents {np.shape(one)[one_axis]} and {np.shape(two)[two_axis]} differ"
-            )
-    shared = set(one_labels) & set(two_labels)
-    out = [label for label in (*one_labels, *two_labels) if label not in shared]
-    subscripts = f"{''.join(one_labels)},{''.join(two_labels)}->{''.join(out)}"
-    return product("tensordot", subscripts, one, two)
+        subscripts = "...ba,...ac->...bc"
+    return product("matmul", subscripts, left, right)
 
 
-def outer(one: Any, two: Any) -> Any:
+def dot(left: Any, right: Any) -> Any:
+    """Return the sum of products over the last dimension of `left`, as `numpy.dot`.
+
+    Its counterpart is the last dimension but one of `right`, or the only one of a vector.
+    """
+    right_ndim = np.ndim(right)
+    if np.ndim(left) == 0 or right_ndim == 0:
+        return np.multiply(left, right)
+    right_axis = -min(2, right_ndim)
+    return tensordot(left, right, axes=([-1], [right_axis]))
+
+
+def inner(left: Any, right: Any) -> Any:
+    """Return the sum of products over the last dimensions of both."""
+    if np.ndim(left) == 0 or np.ndim(right) == 0:
+        return np.multiply(left, right)
+    return tensordot(left, right, axes=([-1], [-1]))
+
+
+def tensordot(left: Any, right: Any, axes: Any = 2) -> Any:
+    """Return the sum of products over pairs of dimensions, as `numpy.tensordot`.
+
+    An integer `axes` pairs that many of the last dimensions of `left` with the first of `right`.
+    """
+    left_shape = np.shape(left)
+    right_shape = np.shape(right)
+    left_ndim = len(left_shape)
+    right_ndim = len(right_shape)
+    if isinstance(axes, int):
+        left_axes = list(range(left_ndim - axes, left_ndim))
+        right_axes = list(range(axes))
+    else:
+        left_axes = list(np.atleast_1d(axes[0]))
+        right_axes = list(np.atleast_1d(axes[1]))
+    if len(left_axes) != len(right_axes):
+        raise ValueError("tensordot: the number of axes differs between the two tensors")
+
+    # Every dimension has its own label, except that those of a pair share the one of the left.
+    left_labels = list(_LETTERS[:left_ndim])
+    right_labels = list(_LETTERS[left_ndim : left_ndim + right_ndim])
+    for left_axis, right_axis in zip(left_axes, right_axes, strict=True):
+        left_extent = left_shape[left_axis]
+        right_extent = right_shape[right_axis]
+        if left_extent != right_extent:
+            raise ValueError(f"tensordot: extents {left_extent} and {right_extent} differ")
+        right_labels[right_axis] = left_labels[left_axis]
+    summed = set(left_labels) & set(right_labels)
+    result_labels = [label for label in left_labels + right_labels if label not in summed]
+
+    operand_subscripts = f"{''.join(left_labels)},{''.join(right_labels)}"
+    subscripts = f"{operand_subscripts}->{''.join(result_labels)}"
+    return product("tensordot", subscripts, left, right)
+
+
+def outer(left: Any, right: Any) -> Any:
     """Return the products of all pairs of elements."""
-    return product("outer", "a,b->ab", np.ravel(one), np.ravel(two))
+    return product("outer", "a,b->ab", np.ravel(left), np.ravel(right))
 
 
-def vdot(one: Any, two: Any) -> Any:
-    """Return the sum of conjugates of one times the elements of two."""
-    return product("vdot", "a,a->", np.conjugate(np.ravel(one)), np.ravel(two))
+def vdot(left: Any, right: Any) -> Any:
+    """Return the sum of the products of the conjugate elements of `left` and those of `right`."""
+    conjugates = np.conjugate(np.ravel(left))
+    return product("vdot", "a,a->", conjugates, np.ravel(right))
 
 
 def trace(array: Any) -> Any:

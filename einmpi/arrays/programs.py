@@ -13,7 +13,7 @@ from einmpi.job.program import program_job
 
 
 def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
-    """Return the ranks that some DistArrays are on; they must be the same."""
+    """Return the communicator of some DistArrays; refuse those that are on different ones."""
     comm = arrays[0].own_comm
     for array in arrays:
         if array.own_comm is not comm:
@@ -23,7 +23,7 @@ def common_comm(where: str, arrays: Sequence[DistArray]) -> Comm:
     return comm
 
 
-def compute(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
+def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray:
     """Return the tensor `out` of a program. All ranks call it."""
     kinds = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
 
@@ -31,7 +31,8 @@ def compute(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> DistArray
         inputs = {name: (shape, dtype) for name, shape, dtype in kinds}
         return program_job(text, inputs, {}, "float64", ["out"])
 
-    return compiled_once(comm, (text, kinds), make_job)(arrays)["out"]
+    compiled = compiled_once(comm, (text, kinds), make_job)
+    return compiled(arrays)["out"]
 
 
 def labels(ndim: int) -> list[str]:
@@ -41,4 +42,6 @@ def labels(ndim: int) -> list[str]:
 
 def element(name: str, indices: Sequence[str]) -> str:
     """Return the text of an element of a tensor, such as "x[i0,i1]"."""
-    return f"{name}[{','.join(indices)}]" if indices else name
+    if not indices:
+        return name
+    return f"{name}[{','.join(indices)}]"

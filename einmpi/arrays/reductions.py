@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from einmpi.arrays.programs import compute, element, labels
+from einmpi.arrays.programs import element, evaluate_program, labels
 from einmpi.arrays.shapes import expand_dims
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
@@ -19,20 +19,21 @@ from einmpi.graph.dtypes import cpu_dtypes
 Axis: TypeAlias = int | tuple[int, ...] | None
 
 
-def as_dist_array(found: Any) -> DistArray:
-    """Return what a function of numpy has made of DistArrays; numpy's types do not know it."""
-    assert isinstance(found, DistArray)
-    return found
+def as_dist_array(result: Any) -> DistArray:
+    """Return the result of a numpy function on DistArrays, whose type numpy declares otherwise."""
+    assert isinstance(result, DistArray)
+    return result
 
 
 def _axes(array: DistArray, axis: Axis) -> tuple[int, ...]:
+    """Return the dimensions that an argument `axis` means, counted from 0; None means all."""
     if axis is None:
         return tuple(range(array.ndim))
     return normalize_axis_tuple(axis, array.ndim)
 
 
 def _with_known_dtype(array: DistArray, name: str) -> DistArray:
-    """Return an array in a dtype that the language has and that holds all its values."""
+    """Convert an array, if necessary, to a dtype of the language that holds all its values."""
     if array.dtype.name in cpu_dtypes():
         return array
     if name in ("any", "all"):
@@ -40,12 +41,9 @@ def _with_known_dtype(array: DistArray, name: str) -> DistArray:
         return as_dist_array(is_true)
     wider = np.result_type(array.dtype, np.int32)
     if wider.name not in cpu_dtypes():
-        raise InputError(name, f"the dtype is {array.dtype}", f"one of {', '.join(cpu_dtypes())}")
+        known_dtypes = ", ".join(cpu_dtypes())
+        raise InputError(name, f"the dtype is {array.dtype}", f"one of {known_dtypes}")
     return array.astype(wider)
-
-
-def _finish(found: DistArray, axes: tuple[int, ...], keepdims: bool) -> DistArray:
-    return expand_dims(found, axes) if keepdims and axes else found
 
 
 def aggregate(
@@ -61,29 +59,37 @@ def aggregate(
 
     Other options of numpy, such as `where`, are refused.
     """
-    _refuse(name, out=out, **options)
+    _refuse_options(name, out=out, **options)
     axes = _axes(array, axis)
-    wanted_dtype = None if dtype is None else np.dtype(dtype)
-    source = array if wanted_dtype is None else array.astype(wanted_dtype)
+    source = array
+    if dtype is not None:
+        source = array.astype(np.dtype(dtype))
     source = _with_known_dtype(source, name)
     if not axes:
-        # A single value each: numpy's conversions, block by block.
-        local = np.asarray(getattr(np, name)(source.local, axis=()))
+        # Every element is aggregated alone, which may still convert it: numpy does it by blocks.
+        numpy_function = getattr(np, name)
+        local = np.asarray(numpy_function(source.local, axis=()))
         return DistArray(local, source.layout, source.own_comm)
+
     all_labels = labels(array.ndim)
-    left = [label for number, label in enumerate(all_labels) if number not in axes]
-    aggregated = ",".join(all_labels[number] for number in axes)
-    call = f"{name}[{aggregated}]({element('x', all_labels)})"
-    found = compute(array.own_comm, f"{element('out', left)} = {call}", {"x": source})
-    if wanted_dtype is not None and found.dtype != wanted_dtype:
-        found = found.astype(wanted_dtype)
-    elif name in ("max", "min") and found.dtype != array.dtype:
-        found = found.astype(array.dtype)
-    return _finish(found, axes, keepdims)
+    aggregated_labels = [all_labels[number] for number in axes]
+    remaining_labels = [label for label in all_labels if label not in aggregated_labels]
+    operand = element("x", all_labels)
+    call = f"{name}[{','.join(aggregated_labels)}]({operand})"
+    text = f"{element('out', remaining_labels)} = {call}"
+    result = evaluate_program(array.own_comm, text, {"x": source})
+
+    if dtype is not None and result.dtype != np.dtype(dtype):
+        result = result.astype(np.dtype(dtype))
+    elif name in ("max", "min") and result.dtype != array.dtype:
+        result = result.astype(array.dtype)
+    if keepdims:
+        return expand_dims(result, axes)
+    return result
 
 
-def _refuse(name: str, **options: Any) -> None:
-    """Refuse options of numpy that DistArrays do not have, unless they have no effect."""
+def _refuse_options(name: str, **options: Any) -> None:
+    """Refuse options of numpy that DistArrays do not support, unless they have no effect."""
     for option, value in options.items():
         is_default = value is None or value is np._NoValue
         if not is_default:
@@ -98,19 +104,25 @@ def mean(array: DistArray, axis: Axis = None, keepdims: bool = False, **options:
 def var(
     array: DistArray, axis: Axis = None, ddof: float = 0, keepdims: bool = False, **options: Any
 ) -> DistArray:
-    """Return the variance along some dimensions, with `ddof` degrees of freedom less."""
-    found = aggregate("var", array, axis, keepdims=bool(keepdims), **options)
+    """Return the variance along some dimensions.
+
+    The sum of squares is divided by the number of elements less `ddof`.
+    """
+    variance = aggregate("var", array, axis, keepdims=bool(keepdims), **options)
     if not ddof:
-        return found
+        return variance
     count = prod(array.shape[number] for number in _axes(array, axis))
-    scaled: DistArray = found * (count / max(count - ddof, 0) if count > ddof else np.nan)
-    return scaled
+    correction = np.nan
+    if count > ddof:
+        correction = count / (count - ddof)
+    corrected: DistArray = variance * correction
+    return corrected
 
 
 def std(array: DistArray, axis: Axis = None, ddof: float = 0, **options: Any) -> DistArray:
     """Return the standard deviation along some dimensions."""
-    found: Any = np.sqrt(var(array, axis, ddof, **options))
-    return as_dist_array(found)
+    deviation: Any = np.sqrt(var(array, axis, ddof, **options))
+    return as_dist_array(deviation)
 
 
 def argument_of(
@@ -121,12 +133,17 @@ def argument_of(
     *,
     keepdims: bool = False,
 ) -> DistArray:
-    """Return the index of the first greatest ("max") or least ("min") element; nan comes first."""
-    _refuse(f"arg{name}", out=out)
+    """Return the index of the first greatest ("max") or least ("min") element.
+
+    If there is a nan, the index is that of the first nan.
+    """
+    _refuse_options(f"arg{name}", out=out)
     if not array.size:
         raise ValueError(f"arg{name} of a tensor without elements")
     if not _axes(array, axis):
-        return DistArray(np.zeros(array.local.shape, np.int64), array.layout, array.own_comm)
+        # A tensor without dimensions: its only element has the index 0.
+        zeros = np.zeros(array.local.shape, np.int64)
+        return DistArray(zeros, array.layout, array.own_comm)
     source = array
     if array.dtype.kind == "b":
         source = array.astype(np.int32)
@@ -135,34 +152,35 @@ def argument_of(
 
 def count_nonzero(array: DistArray, axis: Axis = None, *, keepdims: bool = False) -> DistArray:
     """Return how many elements are not zero, along some dimensions."""
-    is_other: Any = np.not_equal(array, 0)
-    return aggregate("sum", is_other, axis, keepdims=keepdims)
+    is_nonzero: Any = np.not_equal(array, 0)
+    return aggregate("sum", is_nonzero, axis, keepdims=keepdims)
 
 
 def peak_to_peak(array: DistArray, axis: Axis = None, **options: Any) -> DistArray:
     """Return the greatest element minus the least."""
     greatest = aggregate("max", array, axis, **options)
-    difference: DistArray = greatest - aggregate("min", array, axis, **options)
+    least = aggregate("min", array, axis, **options)
+    difference: DistArray = greatest - least
     return difference
 
 
 def norm(array: DistArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DistArray:
     """Return a norm of vectors, or the Frobenius norm, as `numpy.linalg.norm`."""
-    axes = _axes(array, axis)
-    sizes = abs(array)
-    found: Any
-    if ord is None or (ord == "fro" and len(axes) == 2) or (ord == 2 and len(axes) == 1):
-        found = np.sqrt(aggregate("sum", sizes**2, axis, keepdims=keepdims))
-    elif ord == 1 and len(axes) == 1:
-        found = aggregate("sum", sizes, axis, keepdims=keepdims)
-    elif ord == np.inf and len(axes) == 1:
-        found = aggregate("max", sizes, axis, keepdims=keepdims)
-    else:
-        raise TypeError(f"norm of a DistArray does not take ord={ord!r} over {len(axes)} axes")
-    return as_dist_array(found)
+    ndim = len(_axes(array, axis))
+    absolute = abs(array)
+    # Each case is an order and the number of dimensions for which numpy gives it this meaning.
+    if ord is None or (ord, ndim) in ((2, 1), ("fro", 2)):
+        sum_of_squares = aggregate("sum", absolute**2, axis, keepdims=keepdims)
+        length: Any = np.sqrt(sum_of_squares)
+        return as_dist_array(length)
+    if (ord, ndim) == (1, 1):
+        return aggregate("sum", absolute, axis, keepdims=keepdims)
+    if (ord, ndim) == (np.inf, 1):
+        return aggregate("max", absolute, axis, keepdims=keepdims)
+    raise TypeError(f"norm of a DistArray does not take ord={ord!r} over {ndim} axes")
 
 
-# The aggregations that ufuncs make by `reduce`.
+# The aggregations that the `reduce` method of a ufunc computes.
 REDUCTIONS: dict[np.ufunc, Callable[..., DistArray]] = {
     np.add: partial(aggregate, "sum"),
     np.multiply: partial(aggregate, "prod"),

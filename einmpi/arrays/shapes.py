@@ -1,4 +1,4 @@
-"""Other shapes of DistArrays. Only reshape and joins move elements; a transpose renames cuts."""
+"""Changes of shape of DistArrays. Reshape and joins move elements; a transpose renames cuts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from einmpi.arrays.moving import (
     block_indices,
+    block_of_idle_rank,
+    cuts_of_last_dimensions,
     fetch,
     flat_indices,
     layout_for,
@@ -19,14 +21,17 @@ from einmpi.arrays.moving import (
 )
 from einmpi.arrays.programs import common_comm
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.requests import Integers
 from einmpi.kernels.given import as_numpy
 from einmpi.schedule.layout import Layout
+from einmpi.schedule.regions import shape as region_shape
 
 
 def transpose(array: DistArray, axes: Sequence[int] | None = None) -> DistArray:
-    """Return the tensor with its dimensions in another order."""
-    order = tuple(reversed(range(array.ndim)))
-    if axes is not None:
+    """Return the tensor with its dimensions in another order; by default reversed."""
+    if axes is None:
+        order = tuple(reversed(range(array.ndim)))
+    else:
         order = normalize_axis_tuple(axes, array.ndim)
         if len(order) != array.ndim:
             raise ValueError("axes do not match the dimensions of the tensor")
@@ -36,161 +41,193 @@ def transpose(array: DistArray, axes: Sequence[int] | None = None) -> DistArray:
 def _with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
     """Return a tensor with these of the old dimensions; None is a new one of extent 1.
 
-    Dimensions that are left out have extent 1.
+    Dimensions that are left out have extent 1. No elements move.
     """
-    layout = array.layout
-    bound = tuple(1 if old is None else layout.bound[old] for old in order)
+    bound: list[int] = []
+    kept: list[int] = []
+    for old in order:
+        if old is None:
+            bound.append(1)
+        else:
+            bound.append(array.shape[old])
+            kept.append(old)
     cuts: list[int | None] = []
-    for cut in layout.cuts:
-        cuts.append(None if cut is None else order.index(cut))
-    changed = Layout(layout.mesh, bound, tuple(cuts))
-    block = changed.block(array.own_comm.rank)
-    if block is None:
-        local = np.empty((0,) * (len(bound) or 1), array.dtype)
-        return DistArray(local, changed, array.own_comm)
-    kept = [old for old in order if old is not None]
-    dropped = [old for old in range(array.ndim) if old not in kept]
-    local = array.local.transpose([*kept, *dropped])
-    shape = [len(indices) for indices in block_indices(changed, array.own_comm.rank)]
-    return DistArray(local.reshape(shape), changed, array.own_comm)
+    for cut in array.layout.cuts:
+        if cut is None:
+            cuts.append(None)
+        else:
+            cuts.append(order.index(cut))
+    layout = Layout(array.layout.mesh, tuple(bound), tuple(cuts))
+
+    region = layout.block(array.own_comm.rank)
+    if region is None:
+        local = block_of_idle_rank(layout, array.dtype)
+    else:
+        dropped = [old for old in range(array.ndim) if old not in kept]
+        local = array.local.transpose([*kept, *dropped]).reshape(region_shape(region))
+    return DistArray(local, layout, array.own_comm)
 
 
 def swapaxes(array: DistArray, axis1: int, axis2: int) -> DistArray:
     """Return the tensor with two of its dimensions swapped."""
+    first = normalize_axis_index(axis1, array.ndim)
+    second = normalize_axis_index(axis2, array.ndim)
     order = list(range(array.ndim))
-    one = normalize_axis_index(axis1, array.ndim)
-    two = normalize_axis_index(axis2, array.ndim)
-    order[one] = two
-    order[two] = one
+    order[first] = second
+    order[second] = first
     return _with_dimensions(array, order)
 
 
 def moveaxis(array: DistArray, source: Any, destination: Any) -> DistArray:
     """Return the tensor with some dimensions at other positions."""
-    old_places = normalize_axis_tuple(source, array.ndim)
-    new_places = normalize_axis_tuple(destination, array.ndim)
-    order = [axis for axis in range(array.ndim) if axis not in old_places]
-    for new, old in sorted(zip(new_places, old_places, strict=True)):
-        order.insert(new, old)
+    old_positions = normalize_axis_tuple(source, array.ndim)
+    new_positions = normalize_axis_tuple(destination, array.ndim)
+    order = [axis for axis in range(array.ndim) if axis not in old_positions]
+    moves = sorted(zip(new_positions, old_positions, strict=True))
+    for new_position, old_position in moves:
+        order.insert(new_position, old_position)
     return _with_dimensions(array, order)
 
 
 def expand_dims(array: DistArray, axis: int | Sequence[int]) -> DistArray:
     """Return the tensor with new dimensions of extent 1 at these positions."""
-    count = 1 if isinstance(axis, int) else len(axis)
-    places = normalize_axis_tuple(axis, array.ndim + count)
-    remaining = iter(range(array.ndim))
-    order = [None if place in places else next(remaining) for place in range(array.ndim + count)]
+    added = 1 if isinstance(axis, int) else len(axis)
+    new_positions = normalize_axis_tuple(axis, array.ndim + added)
+    order: list[int | None] = list(range(array.ndim))
+    for position in sorted(new_positions):
+        order.insert(position, None)
     return _with_dimensions(array, order)
 
 
 def squeeze(array: DistArray, axis: int | tuple[int, ...] | None = None) -> DistArray:
-    """Return the tensor without dimensions of extent 1, or without those that are named."""
+    """Return the tensor without all dimensions of extent 1, or without those that are named."""
+    dropped: Sequence[int]
     if axis is None:
-        dropped = tuple(number for number, extent in enumerate(array.shape) if extent == 1)
+        dropped = [number for number, extent in enumerate(array.shape) if extent == 1]
     else:
         dropped = normalize_axis_tuple(axis, array.ndim)
     for number in dropped:
         if array.shape[number] != 1:
             raise ValueError("cannot squeeze a dimension whose extent is not 1")
-    return _with_dimensions(array, [axis for axis in range(array.ndim) if axis not in dropped])
+    kept = [number for number in range(array.ndim) if number not in dropped]
+    return _with_dimensions(array, kept)
 
 
 def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     """Return the tensor with its elements repeated along dimensions of extent 1."""
-    extents = (shape,) if isinstance(shape, int) else tuple(shape)
-    if np.broadcast_shapes(array.shape, extents) != extents:
-        raise ValueError(f"a tensor of shape {array.shape} cannot be broadcast to {extents}")
-    offset = len(extents) - array.ndim
-    cuts = tuple(None if cut is None else cut + offset for cut in array.layout.cuts)
-    layout = Layout(array.layout.mesh, extents, cuts)
-    block = layout.block(array.own_comm.rank)
-    if block is None:
-        local = np.empty((0,) * (len(extents) or 1), array.dtype)
+    bound = (shape,) if isinstance(shape, int) else tuple(shape)
+    if np.broadcast_shapes(array.shape, bound) != bound:
+        raise ValueError(f"a tensor of shape {array.shape} cannot be broadcast to {bound}")
+    cuts = cuts_of_last_dimensions(array.layout, len(bound))
+    layout = Layout(array.layout.mesh, bound, cuts)
+    region = layout.block(array.own_comm.rank)
+    if region is None:
+        local = block_of_idle_rank(layout, array.dtype)
     else:
-        held = [len(part) for part in block_indices(layout, array.own_comm.rank)]
-        local = np.broadcast_to(array.host, held).copy()
+        local = np.broadcast_to(array.host, region_shape(region)).copy()
     return DistArray(local, layout, array.own_comm)
 
 
 def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
-    """Return the elements, in row-major order, in another shape."""
+    """Return the elements, in row-major order, in another shape.
+
+    One extent may be -1: it follows from the number of elements.
+    """
     extents = [shape] if isinstance(shape, int) else [int(extent) for extent in shape]
     if extents.count(-1) == 1:
-        others = prod(extent for extent in extents if extent != -1)
-        extents[extents.index(-1)] = array.size // others if others else 0
-    if prod(extents) != array.size or any(extent < 0 for extent in extents):
+        unknown = extents.index(-1)
+        known_elements = prod(extents[:unknown]) * prod(extents[unknown + 1 :])
+        extents[unknown] = array.size // known_elements if known_elements else 0
+    bound = tuple(extents)
+    if prod(bound) != array.size or min(bound, default=0) < 0:
         raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")
-    new = tuple(extents)
     if array.is_alone():
-        return on_one_rank(array, array.local.reshape(new).copy())
+        return on_one_rank(array, array.local.reshape(bound).copy())
     rank = array.own_comm.rank
 
-    def places(layout: Layout) -> Any:
-        return flat_indices(block_indices(layout, rank), new)
+    def places(layout: Layout) -> Integers:
+        # An element has the same place in row-major order in both shapes.
+        return flat_indices(block_indices(layout, rank), bound)
 
-    return rearranged(array, new, places)
+    return rearranged(array, bound, places)
 
 
 def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> DistArray:
     """Join tensors along a dimension; without one, their elements as vectors."""
-    given = [_distributed(array, arrays) for array in arrays]
+    tensors = _distributed(arrays)
     if axis is None:
-        given = [reshape(array, (-1,)) for array in given]
+        tensors = [reshape(tensor, (-1,)) for tensor in tensors]
         axis = 0
-    dtype = np.result_type(*(array.dtype for array in given))
-    comm = given[0].own_comm
-    joined = normalize_axis_index(axis, given[0].ndim)
-    shape = list(given[0].shape)
-    shape[joined] = sum(array.shape[joined] for array in given)
-    layout = layout_for(comm, tuple(shape))
+    comm = tensors[0].own_comm
+    dtype = np.result_type(*(tensor.dtype for tensor in tensors))
+    joined = normalize_axis_index(axis, tensors[0].ndim)
+    extents_before = tensors[0].shape[:joined]
+    extents_after = tensors[0].shape[joined + 1 :]
+    joined_extent = sum(tensor.shape[joined] for tensor in tensors)
+    layout = layout_for(comm, (*extents_before, joined_extent, *extents_after))
+
+    # Each tensor provides the part of this rank's block that comes from it: the indices from
+    # `first` to `first + extent` along the joined dimension.
     wanted = block_indices(layout, comm.rank)
-    local = np.empty([len(part) for part in wanted], dtype)
+    local = np.empty([len(indices) for indices in wanted], dtype)
     first = 0
-    for array in given:
-        extent = array.shape[joined]
-        others = [*array.shape[:joined], *array.shape[joined + 1 :]]
-        if others != [*shape[:joined], *shape[joined + 1 :]]:
+    for tensor in tensors:
+        extent = tensor.shape[joined]
+        if tensor.shape != (*extents_before, extent, *extents_after):
             raise ValueError("the tensors differ in other dimensions than the one that is joined")
-        inside = (wanted[joined] >= first) & (wanted[joined] < first + extent)
-        parts = list(wanted)
-        parts[joined] = wanted[joined][inside] - first
-        values = fetch(array, flat_indices(parts, array.shape))
-        here = [slice(None)] * len(shape)
-        target: list[Any] = here
-        target[joined] = np.nonzero(inside)[0]
-        local[tuple(target)] = values.reshape([len(part) for part in parts])
+        is_in_tensor = (wanted[joined] >= first) & (wanted[joined] < first + extent)
+        needed = list(wanted)
+        needed[joined] = wanted[joined][is_in_tensor] - first
+        values = fetch(tensor, flat_indices(needed, tensor.shape))
+        target = [slice(None)] * joined + [is_in_tensor]
+        local[tuple(target)] = values.reshape([len(indices) for indices in needed])
         first += extent
     if layout.block(comm.rank) is None:
-        local = np.empty((0,) * len(shape), dtype)
+        local = block_of_idle_rank(layout, dtype)
     return DistArray(local, layout, comm)
 
 
 def stack(arrays: Sequence[Any], axis: int = 0) -> DistArray:
     """Join tensors of the same shape along a new dimension."""
-    given = [_distributed(array, arrays) for array in arrays]
-    place = normalize_axis_index(axis, given[0].ndim + 1)
-    return concatenate([expand_dims(array, place) for array in given], place)
+    tensors = _distributed(arrays)
+    position = normalize_axis_index(axis, tensors[0].ndim + 1)
+    expanded = [expand_dims(tensor, position) for tensor in tensors]
+    return concatenate(expanded, position)
 
 
-def _distributed(array: Any, others: Sequence[Any]) -> DistArray:
-    comm = common_comm("join", [other for other in others if isinstance(other, DistArray)])
-    if isinstance(array, DistArray):
-        return array
-    return DistArray.from_global(as_numpy("join", "an operand", array), comm)
+def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
+    """Return DistArrays, and arrays distributed over the same ranks."""
+    comm = common_comm("join", [array for array in arrays if isinstance(array, DistArray)])
+    tensors: list[DistArray] = []
+    for array in arrays:
+        if isinstance(array, DistArray):
+            tensors.append(array)
+        else:
+            whole = as_numpy("join", "an operand", array)
+            tensors.append(DistArray.from_global(whole, comm))
+    return tensors
 
 
 def flip(array: DistArray, axis: int | tuple[int, ...] | None = None) -> DistArray:
     """Return the tensor with the order of elements reversed along some dimensions."""
-    axes = range(array.ndim) if axis is None else normalize_axis_tuple(axis, array.ndim)
-    key = [slice(None, None, -1) if number in axes else slice(None) for number in range(array.ndim)]
+    reversed_axes = tuple(range(array.ndim))
+    if axis is not None:
+        reversed_axes = normalize_axis_tuple(axis, array.ndim)
+    key = [slice(None)] * array.ndim
+    for number in reversed_axes:
+        key[number] = slice(None, None, -1)
     return array[tuple(key)]
 
 
 def roll(array: DistArray, shift: int, axis: int | None = None) -> DistArray:
-    """Return the tensor with elements shifted along a dimension; the last become the first."""
+    """Return the tensor with elements shifted along a dimension; the last become the first.
+
+    Without an axis, the elements are shifted in row-major order.
+    """
     if axis is None:
-        return reshape(roll(reshape(array, (-1,)), shift, 0), array.shape)
-    place = normalize_axis_index(axis, array.ndim)
-    order = np.roll(np.arange(array.shape[place]), shift)
-    return array[(slice(None),) * place + (order,)]
+        vector = reshape(array, (-1,))
+        return reshape(roll(vector, shift, 0), array.shape)
+    dimension = normalize_axis_index(axis, array.ndim)
+    order = np.roll(np.arange(array.shape[dimension]), shift)
+    key = (slice(None),) * dimension + (order,)
+    return array[key]
