@@ -179,6 +179,18 @@ def test_a_guarded_stencil_moves_one_row_from_each_neighbour(ranks):
     assert moved == 2 * (ranks - 1) * N * 8
 
 
+@pytest.mark.parametrize("ranks", [2, 5, 8, 64])
+def test_plans_of_large_stencils_and_convolutions(ranks):
+    condition = "(i > 0) & (i < 3999) & (j > 0) & (j < 3999)"
+    neighbours = "u[i-1,j] + u[i+1,j] + u[i,j-1] + u[i,j+1]"
+    text = f"y[i,j] = where({condition}, {neighbours}, u[i,j])"
+    stencil = einmpi.plan(einmpi.program(text, u=(4000, 4000)), ranks)
+    assert stencil.bytes_predicted == 2 * (ranks - 1) * 4000 * 8
+    job = einmpi.program("y[i] = sum(x[i+k] * w[k])", x=(10**6,), w=(64,))
+    window_and_weights = 63 + 64
+    assert einmpi.plan(job, ranks).bytes_predicted <= (ranks - 1) * (window_and_weights + 64) * 8
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

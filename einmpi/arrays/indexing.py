@@ -100,6 +100,8 @@ def _without_ellipsis(keys: list[Any], ndim: int) -> list[Any]:
 
     Slices of whole dimensions take the place of `...`, which is at the end if it is not written.
     """
+    if sum(part is Ellipsis for part in keys) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
     indexing = [part for part in keys if not isinstance(part, EllipsisType | None)]
     if len(indexing) > ndim:
         raise IndexError(f"{len(indexing)} indices for a tensor of {ndim} dimensions")
@@ -188,11 +190,15 @@ def _is_mask(key: Any) -> bool:
     return isinstance(key, np.ndarray) and key.dtype.kind == "b"
 
 
-def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
-    """Return the elements, in row-major order, where a mask of the tensor's shape is True."""
+def _check_mask(array: DistArray, mask: Any) -> None:
     if mask.dtype != bool or mask.shape != array.shape:
         problem = f"the mask has dtype {mask.dtype} and shape {list(mask.shape)}"
         raise InputError("index", problem, _KEYS)
+
+
+def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
+    """Return the elements, in row-major order, where a mask of the tensor's shape is True."""
+    _check_mask(array, mask)
     comm = array.own_comm
     if not isinstance(mask, DistArray):
         mask = DistArray.from_global(mask, comm)
@@ -210,6 +216,7 @@ def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
 def assign(array: DistArray, key: Any, value: Any) -> None:
     """Replace the elements that a key selects, in place. All ranks call it."""
     if _is_mask(key):
+        _check_mask(array, key)
         changed: Any = np.where(key, value, array)
         store(array, changed.astype(array.dtype))
         return

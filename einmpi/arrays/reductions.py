@@ -79,10 +79,13 @@ def aggregate(
     text = f"{element('out', remaining_labels)} = {call}"
     result = evaluate_program(array.own_comm, text, {"x": source})
 
-    if dtype is not None and result.dtype != np.dtype(dtype):
-        result = result.astype(np.dtype(dtype))
-    elif name in ("max", "min") and result.dtype != array.dtype:
-        result = result.astype(array.dtype)
+    wanted = result.dtype
+    if dtype is not None:
+        wanted = np.dtype(dtype)
+    elif name in ("max", "min"):
+        wanted = array.dtype
+    if result.dtype != wanted:
+        result = result.astype(wanted)
     if keepdims:
         return expand_dims(result, axes)
     return result

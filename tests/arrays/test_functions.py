@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from refusals import error
 
+import einmpi
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
 from einmpi.planner.mesh import Mesh
@@ -209,6 +210,12 @@ def test_programs_are_compiled_once():
     assert run_threads(2, on_rank) == [2, 2]
 
 
+def test_the_dtype_of_a_maximum():
+    x = DistArray.ones((3, 4))
+    assert np.maximum.reduce(x, dtype="float32").dtype == np.float32
+    assert np.max(x).dtype == np.float64
+
+
 def test_what_is_refused():
     x = DistArray.ones((3, 4))
     with pytest.raises(TypeError, match=r"numpy\.sort does not take a DistArray; gather\(\)"):
@@ -219,6 +226,10 @@ def test_what_is_refused():
         x[3]
     with pytest.raises(IndexError, match="3 indices for a tensor of 2 dimensions"):
         x[0, 0, 0]
+    with pytest.raises(IndexError, match="single ellipsis"):
+        x[..., ..., 1]
+    with pytest.raises(einmpi.InputError, match=r"the mask has dtype bool and shape \[4\]"):
+        x[np.ones(4, bool)] = 5
     with pytest.raises(ValueError, match=r"could not be broadcast|shape mismatch"):
         x + np.ones(3)
     with pytest.raises(ValueError, match="cannot reshape a tensor of shape"):
