@@ -74,6 +74,10 @@ def test_a_convolution_moves_its_window(ranks):
     assert window + weights <= moved <= window + weights + (ranks - 1) * 5 * 8
 
 
+def windows(x, length):
+    return np.lib.stride_tricks.sliding_window_view(x, length).sum(1)
+
+
 CASES = {
     "shift": ("y[i:30] = x[i+3] * 2", lambda x: x[3:33] * 2),
     "stride": ("y[i:50] = x[2*i+1]", lambda x: x[1:101:2]),
@@ -107,6 +111,24 @@ CASES = {
         "y[i:300] = where(i < 200, x[i], 2 * x[i-200])",
         lambda x: np.r_[x, 2 * x[:100]],
     ),
+    "as many as fit, in any order": (
+        "y[i] = sum[k:3](x[i+k]) + sum[k:5](x[i+k+1])",
+        lambda x: windows(x, 3)[:195] + windows(x, 5)[1:],
+    ),
+    "labels of the same name": (
+        "y = sum[k:2](x[9*k]) + sum[k](x[2*k])",
+        lambda x: x[0] + x[9] + x[::2].sum(),
+    ),
+    "a condition on another label of the same name": (
+        "k[i:200] = i % 7\ny[i] = x[i] * 0 + where(x[i] > 0, sum[i](x[k[i]]), 0)",
+        lambda x: np.where(x > 0, x[np.arange(200) % 7].sum(), 0),
+    ),
+    "a divisor with a label": (
+        "y[i:9] = x[i//(i//2+1)]",
+        lambda x: x[np.arange(9) // (np.arange(9) // 2 + 1)],
+    ),
+    "one huge step": ("y[i:1] = x[i*4611686018427387904]", lambda x: x[:1]),
+    "powers and shifts": ("y[i:14] = x[i**2] + x[i+1]", lambda x: x[np.arange(14) ** 2] + x[1:15]),
     "no elements": ("y[i:0] = x[i+3]", lambda x: x[:0]),
     "used twice": ("y[i:100] = x[2*i] * x[199-i]", lambda x: x[::2] * x[:99:-1]),
 }
@@ -208,6 +230,26 @@ def test_plans_of_large_stencils_and_convolutions(ranks):
             "y = x[2:k]",
             "p:1:9: k is not allowed beside a slice; expected integers and slices, such as 1:-1, "
             "::2 or 3",
+        ),
+        (
+            "y[i] = x[i]*0 + where(i > 0, sum[i:10](x[i-1]), 0)",
+            "p:1:42: the index i - 1 goes from -1 to 8; expected 0 to 199; give its labels "
+            "extents, such as i:n-1, or use where(i > 0, ..., ...)",
+        ),
+        (
+            "y[i] = x[i]*0 + where(i > 0, cumsum[i](x[i-1]), 0)",
+            "p:1:42: the index i - 1 goes from -1 to 198; expected 0 to 199; give its labels "
+            "extents, such as i:n-1, or use where(i > 0, ..., ...)",
+        ),
+        (
+            "y[i] = x[i]*0 + where(i > 0, softmax[i](x[i-1]), 0)",
+            "p:1:43: the index i - 1 goes from -1 to 198; expected 0 to 199; give its labels "
+            "extents, such as i:n-1, or use where(i > 0, ..., ...)",
+        ),
+        (
+            "y[i:3] = x[i]*2 + sum[i:4](x[i+1])",
+            "p:1:5: label i has two extents: 200 in x[i] and 3 in i:3; expected the same extent "
+            "everywhere",
         ),
         ("y = x[::0]", "p:1:5: a slice has step 0; expected another step"),
         (

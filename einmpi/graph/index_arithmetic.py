@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from einmpi.graph.scalar import Call, Const, Index, Scalar, walk
 
+LARGEST_INDEX = 2**62  # and more might wrap around in 64 bits
 Interval: TypeAlias = tuple[int, int]  # the least value and the greatest one
 
 
@@ -31,7 +32,12 @@ def interval_of(entry: Scalar, labels: Mapping[str, Interval]) -> Interval | Non
         if found is None:
             return None
         arguments.append(found)
-    return _interval_of_call(entry.op, arguments)
+    if entry.op in ("//", "%") and not isinstance(entry.args[1], Const):
+        return None
+    reached = _interval_of_call(entry.op, arguments)
+    if reached is None or max(-reached[0], reached[1]) >= LARGEST_INDEX:
+        return None
+    return reached
 
 
 def _interval_of_call(op: str, arguments: list[Interval]) -> Interval | None:
@@ -87,7 +93,8 @@ def major_label(entry: Scalar, extents: tuple[tuple[str, int], ...]) -> str | No
         bounds = dict.fromkeys(labels, (0, 0))
         bounds[label] = 0, max(0, extent[label] - 1)
         found = interval_of(entry, bounds)
-        assert found is not None
+        if found is None:
+            return None
         width = found[1] - found[0]
         if width > widest:
             best = label

@@ -96,7 +96,8 @@ def _view(
     for entry, dimension_extent, stride in zip(affine, array.shape, array.strides, strict=True):
         low = high = entry.constant
         for label, coefficient in entry.terms:
-            strides[label] += coefficient * stride
+            if extent[label] > 1:
+                strides[label] += coefficient * stride
             reach = coefficient * (extent[label] - 1)
             low += min(reach, 0)
             high += max(reach, 0)

@@ -231,7 +231,8 @@ class Expressions:
                 return scalar  # nothing is read
             bounds[label] = 0, label_extent - 1
         reached = interval_of(scalar, bounds)
-        assert reached is not None, "this is no arithmetic"
+        if reached is None:  # it may wrap around
+            return self._guarded(scalar)
         low, high = reached
         if low >= 0 and high < extent:
             return scalar
@@ -372,11 +373,27 @@ class Expressions:
             labels = tuple(label for label, _ in listed)
             self.symbols.refuse_repeated(labels, f"this {name}", node)
             inner = self.symbols.open_scope(scope, listed, argument)
-        body = self.expression(argument, inner, macro)
+        body = self._inside(labels, argument, inner, macro)
         for label in labels:
             if label not in inner.extents:
                 self._check_occurs(label, body.scalar, name, node)
         return Aggregated(body, labels, inner)
+
+    def _inside(
+        self, labels: Sequence[str], argument: ast.expr, scope: Scope, macro: MacroNames
+    ) -> TypedScalar:
+        """Return what is aggregated or scanned over some labels, for all of their values.
+
+        Conditions of `where` around it say nothing about these values.
+        """
+        outer_guards = self.guards
+        self.guards = []
+        for condition, holds in outer_guards:
+            if set(labels).isdisjoint(labels_of(condition)):
+                self.guards.append((condition, holds))
+        value = self.expression(argument, scope, macro)
+        self.guards = outer_guards
+        return value
 
     def _nothing_to_aggregate(self, node: ast.Call, name: str, scope: Scope) -> InputError:
         found = occurrences(node.args[0], self.known)
@@ -410,7 +427,7 @@ class Expressions:
         if len(listed) != 1 or listed[0][1] is not None:
             raise self._wrong_call(node, name)
         label = listed[0][0]
-        argument = self.expression(node.args[0], scope, macro)
+        argument = self._inside((label,), node.args[0], scope, macro)
         self._check_occurs(label, argument.scalar, name, node)
         if not is_plain(argument.scalar):
             argument = self.symbols.emit_temporary(argument, None, (), scope, node)
@@ -449,11 +466,11 @@ class Expressions:
         else:
             if record.needs_labels != (brackets is not None) or len(node.args) != 1:
                 raise self._wrong_call(node, name)
-            argument = self.expression(node.args[0], scope, macro)
             labels: tuple[str, ...] = ()
             if brackets is not None:
                 listed = labels_in_brackets(self.symbols.source, brackets)
                 labels = tuple(label for label, _ in listed)
+            argument = self._inside(labels, node.args[0], scope, macro)
             self.symbols.refuse_repeated(labels, f"this {name}", node)
             for label in labels:
                 self._check_occurs(label, argument.scalar, name, node)

@@ -17,12 +17,20 @@ class Reach:
     """An index that is arithmetic, before anything is known of its labels.
 
     `guarded` says that it is inside a branch of `where`, which may keep it inside of the tensor.
+    `inner` are labels that aggregations around it bind, with their extents where these are clear.
     """
 
     node: ast.expr
     extent: int  # of the dimension that it indexes
     tensor: ast.Subscript
     guarded: bool
+    inner: Mapping[str, int | None]
+
+    def mentions(self, label: str) -> bool:
+        """Return whether a label of the scope occurs in the index."""
+        if label in self.inner:
+            return False
+        return any(isinstance(part, ast.Name) and part.id == label for part in ast.walk(self.node))
 
 
 def affine_of_syntax(

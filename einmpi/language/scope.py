@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from einmpi.graph.eingraph import Vertex
@@ -84,25 +84,72 @@ def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:
     return found
 
 
-def reaches(node: ast.AST, known: Mapping[str, Vertex], guarded: bool = False) -> list[Reach]:
-    """Return every index in `node` that is not a label alone."""
-    match node:
-        case ast.Call(func=ast.Name(id="where"), args=[condition, *branches]):
-            found = reaches(condition, known, guarded)
-            for branch in branches:
-                found += reaches(branch, known, guarded=True)
-            return found
-    found = []
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+class ReachFinder:
+    """Finds every index in a syntax tree that is not a label alone.
+
+    `is_outer` tells which labels belong to the scope of the tree or to one around it, and
+    `integer_of` returns the extent that is written in brackets.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[str, Vertex],
+        is_outer: Callable[[str], bool],
+        integer_of: Callable[[ast.expr], int],
+    ) -> None:
+        self.known = known
+        self.is_outer = is_outer
+        self.integer_of = integer_of
+        self.found: list[Reach] = []
+
+    def visit(self, node: ast.AST, guarded: bool, inner: Mapping[str, int | None]) -> None:
+        """Append what is found; `inner` are labels of aggregations around the node."""
+        called = called_name(node)
+        if isinstance(node, ast.Call) and called is not None:
+            name, brackets = called
+            if name == "where":
+                self.visit(node.args[0], guarded, inner)
+                for branch in node.args[1:]:
+                    self.visit(branch, True, inner)
+                return
+            if binds_labels(name):
+                for argument in node.args:
+                    own = self._labels_bound_by(brackets, argument)
+                    self.visit(argument, guarded, {**inner, **own})
+                return
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            self._add(node, node.value.id, guarded, inner)
+        for child in ast.iter_child_nodes(node):
+            self.visit(child, guarded, inner)
+
+    def _add(
+        self, node: ast.Subscript, name: str, guarded: bool, inner: Mapping[str, int | None]
+    ) -> None:
         parts = entries(node.slice)
-        bound = known[node.value.id].bound if node.value.id in known else ()
-        if len(parts) == len(bound):
-            for part, extent in zip(parts, bound, strict=True):
-                if not isinstance(part, ast.Name):
-                    found.append(Reach(part, extent, node, guarded))
-    for child in ast.iter_child_nodes(node):
-        found += reaches(child, known, guarded)
-    return found
+        bound = self.known[name].bound if name in self.known else ()
+        if len(parts) != len(bound):
+            return
+        for part, extent in zip(parts, bound, strict=True):
+            if not isinstance(part, ast.Name):
+                self.found.append(Reach(part, extent, node, guarded, inner))
+
+    def _labels_bound_by(
+        self, brackets: ast.expr | None, argument: ast.expr
+    ) -> dict[str, int | None]:
+        """Return the labels that an aggregation binds, with their extents where these are clear."""
+        extents: dict[str, int | None] = {}
+        for entry in occurrences(argument, self.known):
+            if entry.extent is not None:
+                extents[entry.label] = entry.extent
+        if brackets is None:
+            return {label: extents[label] for label in extents if not self.is_outer(label)}
+        bound: dict[str, int | None] = {}
+        for label in _listed(brackets):
+            bound[label] = extents.get(label)
+        for part in entries(brackets):
+            if isinstance(part, ast.Slice) and isinstance(part.lower, ast.Name) and part.upper:
+                bound[part.lower.id] = self.integer_of(part.upper)
+        return bound
 
 
 def _collect(

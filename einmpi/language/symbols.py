@@ -16,7 +16,7 @@ from einmpi.graph.einsum import make_einsum
 from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, Names
 from einmpi.graph.scalar import Element, Scalar, labels_of
 from einmpi.language.indices import Reach, affine_of_syntax, largest_extent
-from einmpi.language.scope import Scope, occurrences, reaches
+from einmpi.language.scope import ReachFinder, Scope, occurrences
 from einmpi.language.syntax import Source, Statement, integer
 from einmpi.language.vocabulary import called_name, is_reserved
 
@@ -150,11 +150,13 @@ class SymbolTable:
         """
         scope = Scope(parent, (label for label, _ in bound))
         written = {label for label, extent in bound if extent is not None}
-        scope.reaches = reaches(body, self.known)
         found = occurrences(body, self.known)
         for entry in found:
             if not entry.nested and scope.owner(entry.label) is None:
                 scope.loose.setdefault(entry.label, entry.node)
+        finder = ReachFinder(self.known, scope.sees, self._written_extent)
+        finder.visit(body, False, {})
+        scope.reaches = finder.found
         for entry in found:
             owner = scope.owner(entry.label)
             if owner is None or entry.extent is None:
@@ -166,6 +168,9 @@ class SymbolTable:
             self._fix_extent(scope, label, extent)
         return scope
 
+    def _written_extent(self, node: ast.expr) -> int:
+        return integer(self.source, node, self.sizes)
+
     def _fix_extent(self, scope: Scope, label: str, node: ast.expr | None) -> None:
         """Register the extent that is written as label:extent, if there is one."""
         if node is None:
@@ -174,7 +179,7 @@ class SymbolTable:
         if not 0 <= extent <= MAX_EXTENT:
             raise InputError(self.where(node), f"label {label} has extent {extent}", _EXTENTS)
         is_narrower = label in scope.extents and extent < scope.extents[label][0]
-        if is_narrower and any(_mentions(reach.node, label) for reach in scope.reaches):
+        if is_narrower and any(reach.mentions(label) for reach in scope.reaches):
             # As in y[i:n-1] = x[i+1] - x[i]: the label need not go through all of x.
             scope.extents[label] = extent, f"{label}:{ast.unparse(node)}"
             scope.narrowed.add(label)
@@ -211,15 +216,15 @@ class SymbolTable:
             return None
         self._being_inferred.append(label)
         best = None
-        current: Scope | None = scope
+        owner = scope.owner(label)
+        current: Scope | None = scope if owner is not None else None
         while current is not None:
             for reach in current.reaches:
                 extent = self._extent_by(reach, scope, label)
                 if extent is not None and (best is None or extent < best[0]):
                     best = extent, reach.tensor
-            current = current.parent
+            current = current.parent if current is not owner else None
         self._being_inferred.pop()
-        owner = scope.owner(label)
         if best is None or owner is None:
             return None
         if best[0] == 0:
@@ -230,19 +235,28 @@ class SymbolTable:
 
     def _extent_by(self, reach: Reach, scope: Scope, label: str) -> int | None:
         """Return the largest extent of a label that one index allows; None if it says nothing."""
-        if reach.guarded:
+        if reach.guarded or not reach.mentions(label):
             return None
-        affine = affine_of_syntax(reach.node, scope.sees, self.sizes)
+
+        def is_label(name: str) -> bool:
+            return name in reach.inner or scope.sees(name)
+
+        affine = affine_of_syntax(reach.node, is_label, self.sizes)
         if affine is None or label not in dict(affine.terms):
             return None
         others = {}
         for other, _ in affine.terms:
             if other == label:
                 continue
-            try:
-                others[other] = self.extent(scope, other, reach.node)
-            except InputError:
+            extent = reach.inner.get(other)
+            if other not in reach.inner:
+                try:
+                    extent = self.extent(scope, other, reach.node)
+                except InputError:
+                    return None
+            if extent is None:
                 return None
+            others[other] = extent
         return largest_extent(affine, label, others, reach.extent)
 
     def refuse_repeated(self, labels: Sequence[str], place: str, node: ast.AST) -> None:
@@ -265,7 +279,3 @@ class SymbolTable:
                 f"label {label} is neither in the output {target} nor aggregated",
                 f"{label} in the output, or one of {names} over {label}",
             )
-
-
-def _mentions(node: ast.expr, label: str) -> bool:
-    return any(isinstance(part, ast.Name) and part.id == label for part in ast.walk(node))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import gcd
 from typing import TypeAlias
 
 import numpy as np
@@ -24,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 # The axes that cut each label, for labels that are cut.
 LabelAxes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 
-MOST_RANKS_COUNTED = 64  # for the tables of the search; a plan itself is counted on all ranks
+MOST_RANKS_COUNTED = 32  # for the tables of the search; a plan itself is counted on all ranks
 HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is missing
 
 
@@ -39,17 +40,41 @@ class Needed:
     indices: tuple[OperandIndex, ...]
     extents: tuple[tuple[str, int], ...]  # of all labels of the vertex
 
+    # The search asks very often; expressions are slow to hash and to go through.
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.bound, self.indices, self.extents))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _labels(self) -> tuple[tuple[str, ...], ...]:
+        every_dimension = []
+        for dimension in range(len(self.bound)):
+            found: dict[str, None] = {}
+            for index in self.indices:
+                found.update(dict.fromkeys(_labels_of(index[dimension])))
+            every_dimension.append(tuple(found))
+        return tuple(every_dimension)
+
+    @cached_property
+    def _plain_dimensions(self) -> tuple[bool, ...]:
+        every_dimension = []
+        for dimension in range(len(self.bound)):
+            entries = {index[dimension] for index in self.indices}
+            are_labels = all(isinstance(entry, str) for entry in entries)
+            every_dimension.append(len(entries) == 1 and are_labels)
+        return tuple(every_dimension)
+
     def labels(self, dimension: int) -> tuple[str, ...]:
         """Return the labels on which the needed indices of a dimension depend."""
-        found: dict[str, None] = {}
-        for index in self.indices:
-            found.update(dict.fromkeys(_labels_of(index[dimension])))
-        return tuple(found)
+        return self._labels[dimension]
 
     def is_plain(self, dimension: int) -> bool:
         """Return whether a dimension is indexed by one label and nothing else."""
-        entries = {index[dimension] for index in self.indices}
-        return len(entries) == 1 and all(isinstance(entry, str) for entry in entries)
+        return self._plain_dimensions[dimension]
 
     def runs(self, dimension: int, shares: Mapping[str, Runs]) -> Runs:
         """Return the indices of a dimension that are needed, given the shares of its labels.
@@ -64,6 +89,8 @@ class Needed:
         high = -1
         for index in self.indices:
             entry = index[dimension]
+            if not isinstance(entry, str) and arithmetic_labels(entry) is None:
+                return whole(extent)  # a gather may read any of it
             labels = _labels_of(entry)
             if not all(shares[label] for label in labels):
                 continue
@@ -72,7 +99,7 @@ class Needed:
                 bounds[label] = shares[label][0][0], shares[label][-1][1] - 1
             found = bounds[entry] if isinstance(entry, str) else interval_of(entry, bounds)
             if found is None:
-                return whole(extent)  # a gather may read any of it
+                return whole(extent)
             low = min(low, found[0])
             high = max(high, found[1])
         return one_run(max(low, 0), min(high + 1, extent))
@@ -188,8 +215,7 @@ def halo_table(
     states: Sequence[Sequence[str | None]],
 ) -> HaloTable:
     """Return the words that move for all pairs. On many ranks, some of them stand for all."""
-    step = -(-mesh.ranks // MOST_RANKS_COUNTED)
-    ranks = tuple(range(0, mesh.ranks, step))
+    ranks = _counted_ranks(mesh.ranks)
     shape = (len(layouts), len(states))
     wanted = np.ones((len(states), len(ranks)), np.int64)
     kept = np.ones((*shape, len(ranks)), np.int64)
@@ -210,6 +236,18 @@ def halo_table(
     total = needed_words - kept.sum(axis=2)
     crossing = needed_words - kept_on_node.sum(axis=2)
     return HaloTable(total * mesh.ranks // len(ranks), crossing * mesh.ranks // len(ranks))
+
+
+@lru_cache(maxsize=64)
+def _counted_ranks(ranks: int) -> tuple[int, ...]:
+    """Return all ranks, or some of them that have all kinds of digits."""
+    if ranks <= MOST_RANKS_COUNTED:
+        return tuple(range(ranks))
+    # Multiples of a number without a common factor come to all ranks, in a mixed order.
+    step = ranks * 5 // 8
+    while gcd(step, ranks) > 1:
+        step += 1
+    return tuple(sorted(k * step % ranks for k in range(MOST_RANKS_COUNTED)))
 
 
 def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:
