@@ -132,7 +132,7 @@ ENDS = {
         "    NumpyBackend.compute_kernel = exhausted\n"
         "    try: step(good)\n"
         "    except einmpi.EinmpiError: pass",
-        "einmpi: error: rank 1: G: no more",
+        "einmpi: error: rank 1: program:1:1: G: no more",
     ),
 }
 
