@@ -208,7 +208,7 @@ class Planning:
         assert limit is not None
         spilling = self.spilling(limit, attempts)
         if spilling is None:
-            least = min(min(attempt.least, attempt.peak) for attempt in attempts)
+            least = min(attempt.least for attempt in attempts)
             ranks = counted(self.mesh.ranks, "rank")
             expected = f"at least {least} bytes, or more ranks"
             if self.resident:
