@@ -182,22 +182,10 @@ def halo_words(
     """Return (words that all ranks together receive, those of them that come from other nodes).
 
     `cuts` has the dimension that each axis cuts where the operand is stored, `state` the label
-    that it cuts in the vertex. The sender of an element has the digits of the receiver on all axes
-    that do not cut the operand.
+    that it cuts in the vertex.
     """
-    ranks = tuple(range(mesh.ranks))
-    wanted = np.ones(mesh.ranks, np.int64)
-    kept = np.ones(mesh.ranks, np.int64)
-    kept_on_node = np.ones(mesh.ranks, np.int64)
-    for dimension in range(len(needed.bound)):
-        axes = axes_of_labels(needed.labels(dimension), state)
-        cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
-        between = tuple(axis for axis in cutting if axis < mesh.node_axes)
-        wanted *= needed_counts(mesh, needed, dimension, axes, None, ranks)
-        kept *= needed_counts(mesh, needed, dimension, axes, cutting, ranks)
-        kept_on_node *= needed_counts(mesh, needed, dimension, axes, between, ranks)
-    total = int(wanted.sum())
-    return total - int(kept.sum()), total - int(kept_on_node.sum())
+    found = _received(mesh, needed, [cuts], [state], tuple(range(mesh.ranks)))
+    return int(found.total[0, 0]), int(found.between[0, 0])
 
 
 @dataclass(frozen=True)
@@ -216,10 +204,28 @@ def halo_table(
 ) -> HaloTable:
     """Return the words that move for all pairs. On many ranks, some of them stand for all."""
     ranks = _counted_ranks(mesh.ranks)
-    shape = (len(layouts), len(states))
-    wanted = np.ones((len(states), len(ranks)), np.int64)
-    kept = np.ones((*shape, len(ranks)), np.int64)
-    kept_on_node = np.ones((*shape, len(ranks)), np.int64)
+    found = _received(mesh, needed, layouts, states, ranks)
+    total = found.total * mesh.ranks // len(ranks)
+    between = found.between * mesh.ranks // len(ranks)
+    return HaloTable(total, between)
+
+
+def _received(
+    mesh: Mesh,
+    needed: Needed,
+    layouts: Sequence[Sequence[int | None]],
+    states: Sequence[Sequence[str | None]],
+    ranks: tuple[int, ...],
+) -> HaloTable:
+    """Return the words that these ranks receive, for all pairs of layouts and states.
+
+    The sender of an element has the digits of the receiver on all axes that do not cut the
+    operand, so it is on another node only if an axis between nodes cuts the operand.
+    """
+    shape = (len(layouts), len(states), len(ranks))
+    wanted = np.ones(shape[1:], np.int64)
+    kept = np.ones(shape, np.int64)
+    kept_on_node = np.ones(shape, np.int64)
     for dimension in range(len(needed.bound)):
         labels = needed.labels(dimension)
         for column, state in enumerate(states):
@@ -233,9 +239,7 @@ def halo_table(
                 counts = needed_counts(mesh, needed, dimension, axes, between, ranks)
                 kept_on_node[row, column] *= counts
     needed_words = wanted.sum(axis=1)
-    total = needed_words - kept.sum(axis=2)
-    crossing = needed_words - kept_on_node.sum(axis=2)
-    return HaloTable(total * mesh.ranks // len(ranks), crossing * mesh.ranks // len(ranks))
+    return HaloTable(needed_words - kept.sum(axis=2), needed_words - kept_on_node.sum(axis=2))
 
 
 @lru_cache(maxsize=64)
