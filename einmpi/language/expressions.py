@@ -29,7 +29,14 @@ from einmpi.graph.scalar import (
     labels_of,
     relabel,
 )
-from einmpi.language.indices import Guard, clamped, is_guarded, is_remainder, stays_inside
+from einmpi.language.indices import (
+    Guard,
+    clamped,
+    index_from_start,
+    is_guarded,
+    is_remainder,
+    stays_inside,
+)
 from einmpi.language.macros import MACROS, SCANS, Macro
 from einmpi.language.parameters import adapting_type, with_cast_parameters
 from einmpi.language.scope import Scope, occurrences
@@ -216,7 +223,7 @@ class Expressions:
             what = f"the index {ast.unparse(node)} is {dtype.name}"
             raise InputError(self.where(node), what, "an integer")
         if isinstance(scalar, Const):
-            return self._fixed_index(scalar, extent, node)
+            return Const(index_from_start(self.where(node), int(scalar.value.real), extent))
         return self._checked_index(scalar, extent, scope, node)
 
     def _checked_index(self, scalar: Scalar, extent: int, scope: Scope, node: ast.expr) -> Scalar:
@@ -244,18 +251,6 @@ class Expressions:
             hint = "give its labels extents, such as i:n-1, or use where(i > 0, ..., ...)"
             raise InputError(self.where(node), what, expected, hint)
         return self._guarded(scalar)
-
-    def _fixed_index(self, scalar: Const, extent: int, node: ast.expr) -> Scalar:
-        """Return an index that is a number; negative ones count from the end."""
-        value = int(scalar.value.real)
-        if -extent <= value < 0:
-            return Const(value + extent)
-        if 0 <= value < extent:
-            return scalar
-        expected = f"an index from {-extent} to {extent - 1}"
-        if extent == 0:
-            expected = "no index, because this dimension has extent 0"
-        raise InputError(self.where(node), f"index {value} is out of range", expected)
 
     def _guarded(self, index: Scalar) -> Scalar:
         """Return an index that is 0 where the conditions of `where` around it do not hold."""

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from einmpi.errors import InputError
 from einmpi.graph.index_arithmetic import Affine, Interval, affine_of, interval_of
 from einmpi.graph.scalar import Call, Const, Index, Scalar
 
@@ -84,6 +85,19 @@ def largest_extent(
         return 0
     steps = (dimension_extent - 1 - high) // factor if factor > 0 else low // -factor
     return steps + 1
+
+
+def index_from_start(where: str, index: int, extent: int) -> int:
+    """Return a number that indexes a dimension, counted from 0; negative ones count from the end.
+
+    Raise InputError, at a place in the program, if it is out of range.
+    """
+    if -extent <= index < extent:
+        return index % extent
+    expected = f"an index from {-extent} to {extent - 1}"
+    if extent == 0:
+        expected = "no index, because this dimension has extent 0"
+    raise InputError(where, f"index {index} is out of range", expected)
 
 
 # ---- guards -------------------------------------------------------------------------------------

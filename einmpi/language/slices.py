@@ -10,6 +10,7 @@ import numpy as np
 from einmpi.errors import InputError
 from einmpi.graph.arithmetic import call
 from einmpi.graph.scalar import Const, Element, Index, Scalar
+from einmpi.language.indices import index_from_start
 from einmpi.language.scope import Scope
 from einmpi.language.symbols import SymbolTable, TypedScalar
 from einmpi.language.syntax import Statement, entries, integer
@@ -89,7 +90,8 @@ class _Slices(ast.NodeTransformer):
                     place = call("*", Const(taken.step), place)
                 index.append(call("+", place, Const(taken.start)))
             else:
-                index.append(Const(self._position(part, extent)))
+                position = self._integer(part)
+                index.append(Const(index_from_start(symbols.where(part), position, extent)))
         kept = [label for label in labels if label in scope.extents]
         value = TypedScalar(Element(name, tuple(index)), np.dtype(tensor.dtype))
         vertex = symbols.names.take_new(symbols.current.name)
@@ -105,14 +107,6 @@ class _Slices(ast.NodeTransformer):
         if given[2] == 0:
             raise InputError(self.symbols.where(node), "a slice has step 0", "another step")
         return range(extent)[slice(*given)]
-
-    def _position(self, part: ast.expr, extent: int) -> int:
-        position = self._integer(part)
-        if not -extent <= position < extent:
-            what = f"index {position} is out of range"
-            expected = f"an index from {-extent} to {extent - 1}"
-            raise InputError(self.symbols.where(part), what, expected)
-        return position % extent
 
     def _integer(self, node: ast.expr) -> int:
         try:
