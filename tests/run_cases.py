@@ -91,6 +91,34 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {
         "Y[i,j] = layernorm[j](X[i,j]); v = var(X[i,j]); m[j] = mean(X[i,j])",
         {"X": ((24, 18), "float64")},
     ),
+    "stencil": (
+        "Z[i:15,j:11] = u[i+1,j+0] + u[i+1,j+2] + u[i+0,j+1] + u[i+2,j+1] - 4 * u[i+1,j+1]\n"
+        "G[i,j] = where((i > 0) & (i < 16), u[i-1,j] + u[i+1,j], u[i,j])",
+        {"u": ((17, 13), "float64")},
+    ),
+    "windows": (
+        "Y[i] = sum(X[i+k] * W[k]); P[i:9] = max[k:4](X[4*i+k]); R[i:38] = X[37-i]; S = X[3:30:2]",
+        {"X": ((38,), "float64"), "W": ((5,), "float64")},
+    ),
+    "split and merged": (
+        "Z[b,s] = sum[h:3,d:4](X[b,s,h*4+d] * W[h,d]); Y[b:2,p:84] = X[b, p // 12, p % 12]",
+        {"X": ((2, 7, 12), "float64"), "W": ((3, 4), "float64")},
+    ),
+    "scans": (
+        "C[i,j] = cumsum[j](X[i,j]); P[i] = cumprod[i](1 + V[i] / 9); M[i] = cummax[i](V[i])",
+        {"X": ((7, 10), "float64"), "V": ((41,), "float64")},
+    ),
+    "places": (
+        "a[i] = argmin[j](X[i,j]); b[i] = argmax[j](A[i,j]);"
+        " n = norm(X[i,j]); s[j] = std[i](X[i,j])",
+        {"X": ((12, 9), "float64"), "A": ((12, 9), "int32")},
+    ),
+    "rounded": (
+        "Z[i] = floor(X[i]) + ceil(X[i]) * round(X[i]) + clip(X[i], -0.5, 0.5)\n"
+        "Y[i] = sigmoid(X[i]) + tan(X[i]) + arctan2(X[i], 2)"
+        " + log2(abs(X[i]) + 1); Q[i] = A[i] // 4",
+        {"X": ((29,), "float64"), "A": ((29,), "int64")},
+    ),
 }
 
 
