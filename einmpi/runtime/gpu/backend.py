@@ -103,19 +103,45 @@ class CupyBackend:
 
     # ---- messages -------------------------------------------------------------------------------
 
+    # One of the two is in host memory, and the other on the GPU, where an exchange of slots copies
+    # between the tiers. The values then pass through a packed copy on the side of the array.
+
     def pack(self, array: Any, region: Region, packed: Any) -> None:
-        if isinstance(array, np.ndarray):
+        on_host = isinstance(array, np.ndarray)
+        to_host = isinstance(packed, np.ndarray)
+        if on_host and to_host:
             self.host.pack(array, region, packed)
-            return
+        elif on_host:
+            values = np.empty(packed.shape, packed.dtype)
+            self.host.pack(array, region, values)
+            self.copies.upload(values, packed)
+        elif to_host:
+            staged = self.cupy.empty(packed.shape, packed.dtype)
+            self._pack_on_device(array, region, staged)
+            self.copies.download(staged, packed)
+        else:
+            self._pack_on_device(array, region, packed)
+
+    def unpack(self, packed: Any, array: Any, region: Region) -> None:
+        from_host = isinstance(packed, np.ndarray)
+        on_host = isinstance(array, np.ndarray)
+        if on_host:
+            values = packed if from_host else self.copies.download(packed)
+            self.host.unpack(values, array, region)
+        elif from_host:
+            staged = self.cupy.empty(packed.shape, packed.dtype)
+            self.copies.upload(packed, staged)
+            self._unpack_on_device(staged, array, region)
+        else:
+            self._unpack_on_device(packed, array, region)
+
+    def _pack_on_device(self, array: DeviceArray, region: Region, packed: DeviceArray) -> None:
         source = _at_least_1d(array)
         target = as_region(packed, region)
         for there, here in region_indices(region):
             target[self._on_device(here)] = source[self._on_device(there)]
 
-    def unpack(self, packed: Any, array: Any, region: Region) -> None:
-        if isinstance(array, np.ndarray):
-            self.host.unpack(packed, array, region)
-            return
+    def _unpack_on_device(self, packed: DeviceArray, array: DeviceArray, region: Region) -> None:
         source = as_region(packed, region)
         target = _at_least_1d(array)
         for there, here in region_indices(region):

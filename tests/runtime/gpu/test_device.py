@@ -27,7 +27,7 @@ from einmpi.process.variables import TRANSPORT_VARIABLE
 from einmpi.runtime.gpu import binding
 from einmpi.runtime.gpu import comm as gpu_comm
 from einmpi.runtime.gpu import copies as gpu_copies
-from einmpi.runtime.gpu.backend import gpu_context
+from einmpi.runtime.gpu.backend import CupyBackend, gpu_context
 
 CASES = cases()
 
@@ -278,6 +278,31 @@ def test_copies_between_tiers(data):
         other = cupy.empty(fast.shape, dtype)
         copies.begin(fast, other).join()
         np.testing.assert_array_equal(cupy.asnumpy(other), cupy.asnumpy(fast))
+
+
+@pytest.mark.parametrize("array_on_host", [True, False])
+@pytest.mark.parametrize("packed_on_host", [True, False])
+def test_regions_are_packed_within_and_between_tiers(monkeypatch, array_on_host, packed_on_host):
+    """An exchange may read a slot that is in one tier, and fill one that is in the other."""
+    fake_cupy.install(monkeypatch)
+    cupy = driver.cupy()
+    backend = CupyBackend(gpu_context(ALONE, "test"))
+
+    def placed(values, on_host):
+        return values.copy() if on_host else cupy.asarray(values)
+
+    values = np.arange(35.0).reshape(5, 7)
+    region = (((1, 3), (4, 5)), ((2, 6),))
+    rows, columns = np.ix_([1, 2, 4], range(2, 6))
+    packed = placed(np.zeros(12), packed_on_host)
+    backend.pack(placed(values, array_on_host), region, packed)
+    np.testing.assert_array_equal(backend.to_host(packed), values[rows, columns].ravel())
+
+    array = placed(np.zeros((5, 7)), array_on_host)
+    backend.unpack(packed, array, region)
+    expected = np.zeros((5, 7))
+    expected[rows, columns] = values[rows, columns]
+    np.testing.assert_array_equal(backend.to_host(array), expected)
 
 
 def test_pinned_memory_is_used_again_only_after_its_copies(monkeypatch):
