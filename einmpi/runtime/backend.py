@@ -14,6 +14,7 @@ from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.kernels.cpu.grouping_rule import CPU_GROUPING
 from einmpi.kernels.grouping import group_kernels
+from einmpi.kernels.index_sets import split_index_sets
 from einmpi.kernels.views import view_operands
 from einmpi.runtime.scratch import Scratch
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
@@ -166,10 +167,15 @@ class NumpyBackend:
     def compute_kernel(
         self, step: Kernel, operands: Sequence[HostArray], target: HostArray
     ) -> None:
-        index = {label: indices(runs) for label, runs in step.index}
         chosen = select_operands(step, operands)
-        einsum, arrays = view_operands(step.einsum, chosen, step.index, _as_strided)
-        compute_einsum(einsum, arrays, target, index, self.threads, self.fast_math, self.strict)
+        dtypes = tuple([array.dtype.name for array in operands])
+        for part in split_index_sets(step.einsum, step.index, dtypes):
+            taken = part.operands(step.einsum, chosen)
+            out = part.output(step.einsum, target)
+            einsum, arrays = view_operands(part.einsum, taken, part.index, _as_strided)
+            numbers = einsum.labels_as_numbers
+            index = {label: indices(runs) for label, runs in part.index if label in numbers}
+            compute_einsum(einsum, arrays, out, index, self.threads, self.fast_math, self.strict)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
         return group_kernels(schedule, CPU_GROUPING)
