@@ -73,6 +73,7 @@ def store(target: DistArray, result: DistArray) -> None:
     if result.layout != target.layout:
         result = result.redistribute(target.layout)
     np.copyto(target.local, result.local, casting="same_kind")
+    target.origin = None  # these are no longer the values of a run
 
 
 def on_blocks(where: str, function: Callable[..., Any], operands: Sequence[Any]) -> Any:

@@ -32,7 +32,9 @@ def evaluate_program(comm: Comm, text: str, arrays: Mapping[str, DistArray]) -> 
         return program_job(text, inputs, {}, "float64", ["out"])
 
     compiled = compiled_once(comm, (text, kinds), make_job)
-    return compiled(arrays)["out"]
+    result = compiled(arrays)["out"]
+    result.origin = None  # the program is not the user's
+    return result
 
 
 def labels(ndim: int) -> list[str]:

@@ -154,8 +154,8 @@ def _relations(job: Job, plan: Plan, vertex: str) -> str:
 
 
 def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:
+    from einmpi.process.software import current_date
     from einmpi.report.html import write_report
-    from einmpi.report.results import current_date
 
     title = printable(job.title or job.source.name)
     details = {"job": job.path, "date": current_date(), "host": platform.node()}

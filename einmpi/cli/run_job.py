@@ -105,7 +105,7 @@ def _run_claimed_job(
     note("storing the results")
     before_storing = time.perf_counter()
     if outputs_claim is not None:
-        store(job, plan.digest, outputs, outputs_claim)
+        store(job, plan.digest, outputs, outputs_claim, compiled.files)
     end = time.perf_counter()
     run_seconds = [each.seconds for each in measured]
     seconds = {

@@ -14,6 +14,7 @@ from einmpi.runtime.gpu.copies import on_host
 
 if TYPE_CHECKING:
     from einmpi.compiled.dist_array import DistArray
+    from einmpi.compiled.origin import Origin
 
 Axis: TypeAlias = int | tuple[int, ...] | None
 _DISTRIBUTED = "a DistArray is distributed over the ranks; gather() returns an array"
@@ -28,6 +29,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     if TYPE_CHECKING:
         local: npt.NDArray[Any]
+        origin: Origin | None
 
         @property
         def shape(self) -> tuple[int, ...]: ...
@@ -72,6 +74,7 @@ class ArrayMethods(NDArrayOperatorsMixin):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         late("assign")(self, key, value)
+        self.origin = None  # these are no longer the values of a run
 
     def __len__(self) -> int:
         if not self.shape:

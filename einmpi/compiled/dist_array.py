@@ -19,6 +19,7 @@ from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence, comm_of_program
 from einmpi.compiled.array_creation import ArrayCreation, layout_with_parts
 from einmpi.compiled.array_methods import ArrayMethods
+from einmpi.compiled.origin import Origin, attributes_of
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
 from einmpi.files.reading import Reading
@@ -58,6 +59,10 @@ class DistArray(ArrayMethods, ArrayCreation):
     >>> X.shape, X.local.shape, str(X.layout)
     ((2, 3), (2, 3), '[1,1] on 1 rank')
     """
+
+    # The run that has computed it, and its name in the program; unknown for any other array.
+    origin: Origin | None = None
+    tensor: str = ""
 
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
         self.local = local
@@ -121,6 +126,11 @@ class DistArray(ArrayMethods, ArrayCreation):
         block: Array = on_host(self.local)
         return block
 
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The labels of its dimensions in the program that has computed it, None without one."""
+        return None if self.origin is None else self.origin.labels_of(self.tensor)
+
     def __repr__(self) -> str:
         if self.region is None:
             own = "nothing"
@@ -145,13 +155,19 @@ class DistArray(ArrayMethods, ArrayCreation):
         """Return whether this rank is the only one, so that its block is the whole tensor."""
         return self.own_comm.size == 1
 
+    def _share_origin(self, array: DistArray) -> DistArray:
+        """Return another array with the same values, which come from the same run."""
+        array.origin = self.origin
+        array.tensor = self.tensor
+        return array
+
     # ---- copies and pickles ---------------------------------------------------------------------
 
     def __copy__(self) -> DistArray:
-        return DistArray(self.local, self.layout, self.own_comm)
+        return self._share_origin(DistArray(self.local, self.layout, self.own_comm))
 
     def __deepcopy__(self, _: Any) -> DistArray:
-        return DistArray(self.local.copy(), self.layout, self.own_comm)
+        return self._share_origin(DistArray(self.local.copy(), self.layout, self.own_comm))
 
     def __reduce__(self) -> Any:
         """Pickle this rank's block. No messages are sent."""
@@ -327,7 +343,7 @@ class DistArray(ArrayMethods, ArrayCreation):
         after = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
         moves = redistribution(before, after, self.own_comm.size, self.own_comm.rank)
         exchange(Exchange("", source, target, moves), buffers, self.own_comm)
-        return DistArray(buffers[target], layout, self.own_comm)
+        return self._share_origin(DistArray(buffers[target], layout, self.own_comm))
 
     def to_hdf5(
         self,
@@ -362,7 +378,16 @@ class DistArray(ArrayMethods, ArrayCreation):
 
         path = together(self.own_comm, lambda: path_name("to_hdf5", file))
         with abort_on_divergence(self.own_comm):
-            save_hdf5(self, path, dataset, chunks, compression)
+            save_hdf5(
+                self,
+                path,
+                dataset,
+                chunks,
+                compression,
+                lambda: attributes_of(self.origin, self.own_comm.size),
+                self.labels,
+                self.tensor,
+            )
 
 
 # The communicator on which pickles are loaded; None for the world.

@@ -8,15 +8,14 @@ from collections.abc import Mapping
 
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.origin import Origin, attributes_of
 from einmpi.errors import InputError
 from einmpi.files.claims import Claim, claimed
+from einmpi.files.datasets import Dataset
 from einmpi.files.formats import known_format
 from einmpi.files.specs import OutputSpec
 from einmpi.files.writing import OutputFile, check_target, tensor_of, write
 from einmpi.job.job import Job
-from einmpi.version import __version__
-
-_MOST_ATTRIBUTE_BYTES = 60_000  # HDF5 has room for 64 KiB
 
 
 def check_targets(job: Job) -> None:
@@ -40,25 +39,38 @@ def claim_outputs(job: Job, comm: Comm) -> contextlib.AbstractContextManager[Cla
     return claimed(places, comm)
 
 
-def store(job: Job, digest: str, results: Mapping[str, DistArray], claim: Claim) -> None:
-    """Write every output of the job, all or none, within `claim_outputs`. All ranks call it."""
-    program = job.source.text.encode()[:_MOST_ATTRIBUTE_BYTES].decode(errors="ignore")
-    attributes = {
-        "einmpi_version": __version__,
-        "einmpi_program": program,
-        "einmpi_plan": digest,
-        "einmpi_dtype": job.dtype,
-    }
+def store(
+    job: Job,
+    digest: str,
+    results: Mapping[str, DistArray],
+    claim: Claim,
+    input_files: Mapping[str, Dataset] | None = None,
+) -> None:
+    """Write every output of the job, all or none, within `claim_outputs`. All ranks call it.
+
+    `digest` is that of the plan. `input_files` says where inputs were found, if that is known.
+    """
+    origin = Origin(job, lambda: digest, files=input_files or {})
     files = []
     for specs in _by_file(job.outputs).values():
         tensors = []
         for spec in specs:
             array = results[spec.name]
-            tensors.append(tensor_of(array, spec.inside, spec.dtype, spec.chunks, spec.compression))
+            tensors.append(
+                tensor_of(
+                    array,
+                    spec.inside,
+                    spec.dtype,
+                    spec.chunks,
+                    spec.compression,
+                    origin.labels_of(spec.name),
+                    spec.name,
+                )
+            )
         file = specs[0].file
         place = specs[0].place
         files.append(OutputFile(file, place, known_format(place, file, writable=True), tensors))
-    write(files, attributes, claim)
+    write(files, lambda: attributes_of(origin, claim.comm.size), claim)
 
 
 def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:

@@ -22,10 +22,12 @@ from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Blocks, Inputs
+from einmpi.compiled.origin import Origin
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset, is_unchanged
 from einmpi.files.hdf5.datasets import find_given
 from einmpi.files.load import find_planned
+from einmpi.files.specs import Number
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.kernels.given import as_numpy, check_plain_array
@@ -106,6 +108,7 @@ class Compiled:
         # The same by what arrays look like, on a single rank.
         self.known: dict[Hashable, Ready] = {}
         self.reads_files = any(spec.file is not None for spec in job.inputs)
+        self.parameters = {spec.name for spec in job.inputs if spec.value is not None}
         self.files: dict[str, Dataset] = {}
         self.resident: Blocks = {}  # inputs from files that stay between calls
         self.measured: Measured | None = None
@@ -332,18 +335,35 @@ class Compiled:
             LOGGER.debug(
                 "computed %s in %.6f s, received %d bytes", names, seconds, measured.received
             )
+        origin = self.origin(plan, sources.given)
         outputs = {}
         for name in self.job.graph.outputs:
-            outputs[name] = self.output(plan, name, blocks.get(name))
+            outputs[name] = self.output(plan, name, blocks.get(name), origin)
         return outputs, measured
 
-    def output(self, plan: Plan, name: str, local: npt.NDArray[Any] | None) -> DistArray:
+    def origin(self, plan: Plan, given: Mapping[str, Any]) -> Origin:
+        """Return where the results of a run with these inputs come from."""
+        values: dict[str, Number | None] = dict.fromkeys(given)
+        files = dict(self.files)
+        for name, array in given.items():
+            if isinstance(array, Dataset):
+                files[name] = array
+            elif name in self.parameters and isinstance(array, np.ndarray):
+                values[name] = array.item()
+        return Origin(self.job, lambda: plan.digest, values, files)
+
+    def output(
+        self, plan: Plan, name: str, local: npt.NDArray[Any] | None, origin: Origin
+    ) -> DistArray:
         """Return an output, given this rank's block of it."""
         vertex = self.job.graph[name]
         layout = Layout(plan.mesh, vertex.bound, plan.layouts[name])
         if local is None:
             local = np.empty((0,) * (len(vertex.bound) or 1), vertex.dtype)
-        return DistArray(local, layout, self.comm)
+        result = DistArray(local, layout, self.comm)
+        result.origin = origin
+        result.tensor = name
+        return result
 
 
 class _TimedStorage:

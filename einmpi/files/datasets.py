@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from math import prod
 from typing import Any, Protocol, TypeAlias
 
@@ -41,6 +43,7 @@ class Dataset:
     fortran: bool = False  # whether the first dimension varies fastest
     selection: tuple[Range, ...] | None = None
     sources: tuple[SourceFile, ...] = ()  # all files with its elements, `file` first
+    header: str = ""  # the SHA-256 digest of what the file says about the tensor
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -78,6 +81,21 @@ class Dataset:
     def select(self, entries: Sequence[SliceEntry]) -> Dataset:
         """Return the dataset with only a part selected."""
         return replace(self, selection=resolve(entries, self.shape, self.where, self.title))
+
+    def with_header_of_facts(self) -> Dataset:
+        """Return the dataset with the digest of how it is stored, for a file without a header.
+
+        It is that of JSON with sorted keys and without spaces.
+        """
+        facts = {
+            "dataset": self.name,
+            "shape": list(self.shape),
+            "dtype": self.stored,
+            "chunks": None if self.chunks is None else list(self.chunks),
+            "offset": self.offset,
+        }
+        text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+        return replace(self, header=sha256(text.encode()).hexdigest())
 
     def with_shape(self, shape: tuple[int, ...]) -> Dataset:
         """Return the selected part with another shape, if its elements lie in one piece."""

@@ -212,6 +212,8 @@ def find(spec: InputSpec) -> Dataset:
         found = file_format.find(spec.file, spec.inside, spec.place)
     if not found.sources and identity is not None:
         found = replace(found, sources=(SourceFile(spec.file, identity),))
+    if not found.header:
+        found = found.with_header_of_facts()
     if spec.slices:
         found = found.select(spec.slices)
     if spec.declared_shape is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from hashlib import sha256
 from math import prod
 
 import numpy as np
@@ -27,6 +28,9 @@ def find(file: str, _: str, place: str) -> Dataset:
             warnings.catch_warnings(action="ignore"),  # about headers that Python 2 wrote
         ):
             array = np.lib.format.open_memmap(file, mode="r")
+        offset = int(array.offset)
+        with open(file, "rb") as opened:
+            header = sha256(opened.read(offset)).hexdigest()
     except Exception as error:  # the header is parsed as Python text, so anything may be raised
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
@@ -39,7 +43,14 @@ def find(file: str, _: str, place: str) -> Dataset:
         )
     fortran = array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous
     return Dataset(
-        file, "", place, array.shape, array.dtype.str, offset=int(array.offset), fortran=fortran
+        file,
+        "",
+        place,
+        array.shape,
+        array.dtype.str,
+        offset=offset,
+        fortran=fortran,
+        header=header,
     )
 
 

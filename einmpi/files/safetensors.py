@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from functools import lru_cache
+from hashlib import sha256
 from math import prod
 from typing import Any, TypeAlias
 
@@ -39,7 +40,7 @@ def find(file: str, tensor: str, place: str) -> Dataset:
     check_file(file, place, "a safetensors file")
     try:
         identity = identity_from(os.stat(file))
-        start, header = _read_header(file, identity)
+        start, header, digest = _read_header(file, identity)
         entry = header.get(tensor)
         if entry is not None:
             code, shape, first, last = _parse_entry(tensor, entry, identity.size - start)
@@ -61,7 +62,7 @@ def find(file: str, tensor: str, place: str) -> Dataset:
             f"{counted(last - first, 'byte')}, which does not match its shape",
             "an undamaged file",
         )
-    return Dataset(file, tensor, place, shape, stored, offset=start + first)
+    return Dataset(file, tensor, place, shape, stored, offset=start + first, header=digest)
 
 
 def list_tensors(file: str, place: str, most: int) -> list[str]:
@@ -99,18 +100,21 @@ def _parse_entry(
 
 
 @lru_cache(maxsize=8)  # a model has hundreds of tensors in a file
-def _read_header(file: str, identity: FileIdentity) -> tuple[int, Header]:
-    """Return the offset of the first element, and the header's entries by tensor name."""
+def _read_header(file: str, identity: FileIdentity) -> tuple[int, Header, str]:
+    """Return the offset of the first element, the header's entries by tensor name, its digest."""
     with open(file, "rb") as opened:
-        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        length_bytes = opened.read(_LENGTH_BYTES)
+        length = int.from_bytes(length_bytes, "little")
         most = min(identity.size - _LENGTH_BYTES, _MOST_HEADER_BYTES)
         if identity.size < _LENGTH_BYTES or length > most:
             raise ValueError("its header is longer than the file")
-        header = json.loads(opened.read(length))
+        text = opened.read(length)
+    header = json.loads(text)
     if not isinstance(header, dict):
         raise ValueError("its header is not a table of tensors")
     for entry in header.values():
         if not isinstance(entry, dict):
             raise ValueError("its header is not a table of tensors")
     header.pop("__metadata__", None)
-    return _LENGTH_BYTES + length, header
+    digest = sha256(length_bytes + text).hexdigest()
+    return _LENGTH_BYTES + length, header, digest

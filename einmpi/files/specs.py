@@ -79,12 +79,17 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class StorageSpec:
-    """The shape, dtype and layout that a tensor gets in the file it is written to."""
+    """The shape, dtype and layout that a tensor gets in the file it is written to.
+
+    `labels` name its dimensions, and `tensor` is its name in the program, if they are known.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     chunks: tuple[int, ...] | None = None
     compression: str | None = None
+    labels: tuple[str, ...] | None = None
+    tensor: str = ""
 
 
 # ---- parts of files ------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from typing import TypeAlias
 
 from einmpi.comm.agreement import on_first_rank, together
 from einmpi.errors import EinmpiError, InputError, one_of
@@ -27,6 +28,9 @@ from einmpi.files.publishing import Draft, publish_all
 from einmpi.files.specs import COMPRESSIONS, StorageSpec
 from einmpi.graph.dtypes import DTYPES
 
+# Returns the attributes of tensors that are written.
+Describe: TypeAlias = Callable[[], Mapping[str, str]]
+
 
 def tensor_of(
     array: Distributed,
@@ -34,11 +38,14 @@ def tensor_of(
     dtype: str | None = None,
     chunks: Sequence[int] | None = None,
     compression: str | None = None,
+    labels: tuple[str, ...] | None = None,
+    tensor: str = "",
 ) -> Tensor:
     """Return a tensor to write, with its own dtype unless another is given.
 
     Files have no bfloat16: it becomes float32. A tensor without elements or dimensions is stored
-    without chunks; larger chunks are cut to the tensor's shape.
+    without chunks; larger chunks are cut to the tensor's shape. `labels` name the dimensions, and
+    `tensor` is the name in the program.
     """
     if dtype is None:
         dtype = DTYPES[array.dtype.name].file_dtype
@@ -48,7 +55,8 @@ def tensor_of(
     fitting = None
     if chunks is not None:
         fitting = tuple(map(min, chunks, array.shape))
-    return Tensor(name, array, StorageSpec(array.shape, dtype, fitting, compression))
+    storage = StorageSpec(array.shape, dtype, fitting, compression, labels, tensor)
+    return Tensor(name, array, storage)
 
 
 def save_hdf5(
@@ -57,6 +65,9 @@ def save_hdf5(
     dataset: str,
     chunks: Sequence[int] | None,
     compression: str | None,
+    describe: Describe,
+    labels: tuple[str, ...] | None = None,
+    tensor: str = "",
 ) -> None:
     """Write a DistArray to a dataset of an HDF5 file. All ranks call it."""
 
@@ -76,15 +87,15 @@ def save_hdf5(
             )
         if chunks is not None and not _are_chunks(chunks, array.ndim):
             raise InputError("to_hdf5", f"chunks are {chunks!r}", f"{array.ndim} positive integers")
-        return tensor_of(array, dataset, None, chunks, compression)
+        return tensor_of(array, dataset, None, chunks, compression, labels, tensor)
 
     def fingerprint(found: Tensor) -> str:
         return repr((file, found.name, found.storage))
 
-    tensor = together(array.own_comm, check_arguments, fingerprint)
+    checked = together(array.own_comm, check_arguments, fingerprint)
     check = partial(check_target, file, {dataset: ""}, HDF5)
     with claimed({file: ""}, array.own_comm, check) as claim:
-        write([OutputFile(file, "", HDF5, [tensor])], {}, claim)
+        write([OutputFile(file, "", HDF5, [checked])], describe, claim)
 
 
 def _are_chunks(given: object, ndim: int) -> bool:
@@ -135,13 +146,14 @@ class OutputFile:
     tensors: Sequence[Tensor]
 
 
-def write(files: Sequence[OutputFile], attributes: Mapping[str, str], claim: Claim) -> None:
+def write(files: Sequence[OutputFile], describe: Describe, claim: Claim) -> None:
     """Write tensors to files, to all of them or to none; their other contents stay.
 
-    All ranks call it, within `claimed`.
+    All ranks call it, within `claimed`. Rank 0 calls `describe` for the attributes of the tensors.
     """
     if not files:
         return
+    attributes = cache(describe)  # the same in all files
     with contextlib.ExitStack() as stack:
         drafts = [stack.enter_context(_drafted(file, attributes, claim)) for file in files]
 
@@ -160,7 +172,7 @@ def write(files: Sequence[OutputFile], attributes: Mapping[str, str], claim: Cla
 
 
 @contextlib.contextmanager
-def _drafted(output: OutputFile, attributes: Mapping[str, str], claim: Claim) -> Iterator[Draft]:
+def _drafted(output: OutputFile, attributes: Describe, claim: Claim) -> Iterator[Draft]:
     """Write tensors to a draft of a file. A draft that is not published is removed at the end."""
     assert output.file_format.write is not None
     lay_out = output.file_format.write.lay_out
@@ -183,7 +195,7 @@ def _drafted(output: OutputFile, attributes: Mapping[str, str], claim: Claim) ->
         specs = {tensor.name: tensor.storage for tensor in output.tensors}
         try:
             replaced = identity_at(target)
-            return json.dumps(lay_out(draft, target, specs, attributes))
+            return json.dumps(lay_out(draft, target, specs, attributes()))
         except InputError:  # it says all there is to say
             raise
         except FAILURES as error:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any
 
+from einmpi.process.variables import DATE_VARIABLE
 from einmpi.version import __version__
 
 PACKAGES = ("numpy", "scipy", "numba", "h5py", "mpi4py")
@@ -25,6 +28,18 @@ def software_versions() -> dict[str, str]:
         first_line = mpi.Get_library_version().splitlines()[0]
         versions["mpi"] = " ".join(first_line.split(",")[0].split())
     return versions
+
+
+def current_date() -> str:
+    """Return date and time in UTC as ISO 8601 writes them.
+
+    SOURCE_DATE_EPOCH in the environment, in seconds since 1970, replaces the time of the clock, so
+    that two runs can give the same bytes.
+    """
+    fixed = os.environ.get(DATE_VARIABLE, "")
+    if fixed.isdecimal() and len(fixed) <= 11:
+        return datetime.fromtimestamp(int(fixed), UTC).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def loaded_blas() -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ DEBUG_VARIABLE = "EINMPI_DEBUG"
 SCRATCH_VARIABLE = "EINMPI_SCRATCH"
 START_TIMEOUT_VARIABLE = "EINMPI_START_TIMEOUT"
 TRANSPORT_VARIABLE = "EINMPI_GPU_MESSAGES"
+DATE_VARIABLE = "SOURCE_DATE_EPOCH"
 # Set by the launcher for its ranks, and by nobody else.
 NOTES_VARIABLE = "EINMPI_NOTES"  # the file in which each rank notes its current step
 TERMINALS_VARIABLE = "EINMPI_TERMINALS"  # which standard streams are terminals, and their width
@@ -77,6 +78,13 @@ VARIABLES = (
         "a whole number",
         "its share of the cores",
         "threads of a rank; the first one that is set counts",
+    ),
+    Variable(
+        (DATE_VARIABLE,),
+        "seconds since 1970",
+        "the time of the clock",
+        "the date that results and reports have, so that two runs can write "
+        "[the same bytes](job_file.md#where-a-result-comes-from)",
     ),
     Variable(("TMPDIR",), "a folder", "`/tmp`", "the folder for temporary files"),
     Variable(("XDG_CACHE_HOME",), "a folder", "`~/.cache`", "the cache folder"),

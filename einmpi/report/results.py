@@ -7,7 +7,6 @@ import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,7 +18,7 @@ from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.planner.plan import Plan
 from einmpi.planner.text.explain import certificate_data, one_level
-from einmpi.process.software import blas_name, loaded_blas, software_versions
+from einmpi.process.software import blas_name, current_date, loaded_blas, software_versions
 from einmpi.report.timeline import Timeline
 from einmpi.units import counted, show_bytes, show_seconds, show_shape
 
@@ -112,11 +111,6 @@ def totals(comm: Comm, received: int, peak: int, *others: int) -> Totals:
     moved, peaks, *columns = zip(*rows, strict=True)
     sums = [sum(column) for column in columns]
     return Totals(sum(moved), max(moved), max(peaks), *sums)
-
-
-def current_date() -> str:
-    """Return date and time in UTC as ISO 8601 writes them."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True)

@@ -162,3 +162,9 @@ def test_a_damaged_chunk(tmp_path):
     assert error(load_array, hdf5_input("/A"), (1000,), "float64").startswith(
         f"{PLACE}: /A in x.h5 cannot be read: "
     )
+
+
+def test_a_dataset_without_space_in_a_file_with_a_user_block():
+    with h5py.File("x.h5", "w", userblock_size=512) as file:
+        file.create_dataset("X", (4,), "float64", fillvalue=2.5)
+    assert read("x.h5", "/X").tolist() == [2.5] * 4

@@ -213,7 +213,7 @@ def test_a_rank_that_gives_up_keeps_rank_0_from_publishing(monkeypatch):
                 save(np.arange(4.0), dataset="/B")
             comm.barrier()
             tensor = outputs.tensor_of(made, "/A")
-            outputs.write([outputs.OutputFile("o.h5", "", HDF5, [tensor])], {}, claim)
+            outputs.write([outputs.OutputFile("o.h5", "", HDF5, [tensor])], dict, claim)
 
     with pytest.raises(EinmpiError, match="this run no longer has the lock"):
         run_threads(2, on_rank)

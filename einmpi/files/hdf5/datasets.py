@@ -71,8 +71,8 @@ def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ())
         # follow a link into another file, and to read elements that are in other files.
         in_this_file = found.file.filename == handle.filename and not found.external
         if found.size and in_this_file and as_in_memory(found, dtype):
-            offset = found.id.get_offset()
-        return Dataset(
+            offset = offset_in_file(found)
+        described = Dataset(
             file,
             dataset,
             place,
@@ -82,6 +82,7 @@ def find_linked(file: str, dataset: str, place: str, follow: Sequence[str] = ())
             offset,
             sources=links.sources,
         )
+        return described.with_header_of_facts()
 
 
 def list_datasets(file: str, place: str, most: int) -> list[str]:
@@ -184,3 +185,16 @@ def as_in_memory(found: h5py.Dataset, dtype: DType) -> bool:
     import h5py
 
     return bool(found.id.get_type().equal(h5py.h5t.py_create(dtype, logical=True)))
+
+
+def offset_in_file(found: h5py.Dataset) -> int | None:
+    """Return where contiguous elements begin in the file, None if they have no space yet.
+
+    For elements without space, HDF5 gives a wrong offset in a file with a user block.
+    """
+    import h5py
+
+    if found.id.get_space_status() == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED:
+        return None
+    offset: int | None = found.id.get_offset()
+    return offset

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import MOST_NAMES_COMPARED, check_file
+from einmpi.files.hdf5.scales import is_dimension_only
 
 if TYPE_CHECKING:
     import h5py
@@ -106,13 +107,16 @@ def look_up(handle: h5py.File, file: str, dataset: str, where: str) -> h5py.Data
 
 
 def datasets_in(group: h5py.Group, most: int) -> list[str]:
-    """Return the names of the first datasets of a group. Links in it are not followed."""
+    """Return the names of the first datasets of a group that have values.
+
+    Links in it are not followed.
+    """
     import h5py
 
     names: list[str] = []
 
     def visit(_: str, item: object) -> bool | None:
-        if isinstance(item, h5py.Dataset):
+        if isinstance(item, h5py.Dataset) and not is_dimension_only(item):
             names.append(str(item.name))
         return True if len(names) >= most else None
 

@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files.atomic import make_draft
-from einmpi.files.hdf5.datasets import as_in_memory
+from einmpi.files.hdf5.datasets import as_in_memory, offset_in_file
 from einmpi.files.hdf5.links import follow_inside
 from einmpi.files.hdf5.opening import damage_reported, hdf5_reason, opened
+from einmpi.files.hdf5.scales import make_way, name_dimensions, release_parts
 from einmpi.files.specs import Place, StorageSpec
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _overwritten_ranges(file: str, datasets: Mapping[str, StorageSpec]) -> list[
         for name, spec in datasets.items():
             if not _is_reusable(handle, name, spec):
                 continue
-            offset = handle[name].id.get_offset()
+            offset = offset_in_file(handle[name])
             if offset is not None:
                 ranges.append((offset, offset + handle[name].nbytes))
     return ranges
@@ -137,25 +138,46 @@ def lay_out(
     mode = "r+" if os.path.getsize(draft) else "w"
     places: list[Place] = []
     with h5py.File(draft, mode, locking=False) as handle:
+        make_way(handle, datasets)
         # All are removed before any is made, so that freed space can be used again.
+        replaced = []
         for name, spec in datasets.items():
             exists = handle.get(name, getlink=True) is not None
             if exists and not _is_reusable(handle, name, spec):
-                del handle[name]
+                replaced.append(name)
+        release_parts(handle, replaced)
+        for name in replaced:
+            del handle[name]
         for name, spec in datasets.items():
             if handle.get(name, getlink=True) is None:
                 dataset = _make(handle, name, spec)
             else:
                 dataset = handle[name]
-            for key, value in attributes.items():
-                # An attribute that is written again makes the file grow.
-                if key not in dataset.attrs or str(dataset.attrs[key]) != value:
-                    dataset.attrs[key] = value
+            _set_attributes(dataset, attributes, spec.tensor)
+        name_dimensions(handle, datasets)
+        # Elements come last: at the end of the file there is room for another shape later.
+        for name in datasets:
+            dataset = handle[name]
             if dataset.chunks:
                 places.append((None, dataset.chunks))
-            else:
-                places.append((dataset.id.get_offset(), None))
+                continue
+            if dataset.size and offset_in_file(dataset) is None:
+                dataset[(0,) * dataset.ndim] = 0  # this allocates space for all elements
+            places.append((offset_in_file(dataset), None))
     return places
+
+
+def _set_attributes(dataset: h5py.Dataset, attributes: Mapping[str, str], tensor: str) -> None:
+    """Set attributes; those that the dataset has are modified, so that the file does not grow."""
+    wanted = dict(attributes)
+    if tensor:
+        wanted["einmpi_tensor"] = tensor
+    for key, value in wanted.items():
+        known = dataset.attrs.get(key)
+        if not isinstance(known, str):
+            dataset.attrs[key] = value
+        elif known != value:
+            dataset.attrs.modify(key, value)
 
 
 def _make(handle: h5py.File, name: str, spec: StorageSpec) -> h5py.Dataset:
@@ -165,10 +187,10 @@ def _make(handle: h5py.File, name: str, spec: StorageSpec) -> h5py.Dataset:
         return handle.create_dataset(
             name, spec.shape, spec.dtype, chunks=spec.chunks, compression=spec.compression
         )
-    # Space is allocated at once but not filled: the ranks write there without HDF5. No time stamp
+    # Space is allocated later but not filled: the ranks write there without HDF5. No time stamp
     # is stored, so that the same run gives the same file.
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)
     above, _, last = name.strip("/").rpartition("/")
@@ -209,7 +231,7 @@ def _is_reusable(handle: h5py.File, name: str, spec: StorageSpec) -> bool:
         return found.chunks is not None and spec.chunks in (None, found.chunks)
     if properties.get_layout() != h5py.h5d.CONTIGUOUS or properties.get_external_count():
         return False
-    return found.id.get_offset() is not None or not found.nbytes
+    return offset_in_file(found) is not None or not found.nbytes
 
 
 # ---- chunks -------------------------------------------------------------------------------------
