@@ -67,7 +67,8 @@ def bind_nest(
     for k, array in enumerate(arrays):
         is_dense = lane.strides[k] == choice.itemsizes[k] or k in packed
         loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[k])
-        accesses.append(Access(array.dtype, loops, is_dense, gathers_of(array.index)))
+        gathers = gathers_of(array.index)
+        accesses.append(Access(array.dtype, loops, is_dense, gathers, array.counts))
     if has_rows:
         width = NARROW_TILE_LANES if lane.extent <= NARROW_TILE_LANES else TILE_LANES
     elif lane.aggregated:

@@ -18,6 +18,7 @@ from einmpi.graph.scalar import Call, Scalar, walk
 
 INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
+COUNTER_STEP = 8  # the stride of a Counter, that of int64
 
 Range: TypeAlias = tuple[int, int]  # start and stop
 # A parameter of a kernel: its letter, the loop or array it belongs to, and a number for the rest.
@@ -32,6 +33,7 @@ class Access:
     loops: tuple[int, ...]  # in which its address changes
     dense: bool  # contiguous along the lanes
     gathers: tuple[Scalar, ...] = ()  # an index expression for each gathered dimension
+    counts: bool = False  # a Counter: nothing is read
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,42 @@ class IndexedArray:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     index: tuple[str | Scalar, ...]
+    counts: bool = False  # a Counter
+
+
+@dataclass(frozen=True)
+class Counter:
+    """The values of a label whose indices follow one another: computed, not read.
+
+    It looks like the array of these values. A value is the address of its element, divided by
+    COUNTER_STEP; so kernels find it as they find elements, by addresses and strides.
+    """
+
+    start: int
+    extent: int
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        return np.dtype(np.int64)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.extent,)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return (COUNTER_STEP,)
+
+    @property
+    def __array_interface__(self) -> dict[str, tuple[int, bool]]:
+        return {"data": (self.start * COUNTER_STEP, True)}
+
+
+def counted(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | Counter:
+    """Return ascending values of a label as a Counter, if they follow one another."""
+    if len(values) == 0 or values[-1] - values[0] != len(values) - 1:
+        return values
+    return Counter(int(values[0]), len(values))
 
 
 class Axis(NamedTuple):

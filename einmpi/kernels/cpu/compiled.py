@@ -24,7 +24,7 @@ from einmpi.graph.scalar import Arg, Scalar
 from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
 from einmpi.kernels.loop_choice import MIN_PACKED_LANES, PACKED_BYTES, bind_nest
-from einmpi.kernels.loop_nest import BoundNest, IndexedArray, Nest, Range
+from einmpi.kernels.loop_nest import BoundNest, Counter, IndexedArray, Nest, Range, counted
 from einmpi.kernels.operands import (
     Array,
     IndexEntries,
@@ -57,7 +57,7 @@ class Statistics:
 class OperandView(NamedTuple):
     """An array that a kernel reads, and what indexes its dimensions."""
 
-    array: Array
+    array: Array | Counter
     entries: IndexEntries
 
 
@@ -124,7 +124,8 @@ def compute_by_compiled_loops(
         results = out[None]
     else:
         results = np.empty((chunks, *out.shape), DTYPES[out.dtype.name].accumulator)
-    bound, views = bind_to_arrays(einsum, operands, results[0, ...], index or {})
+    values = {label: counted(indices) for label, indices in (index or {}).items()}
+    bound, views = bind_to_arrays(einsum, operands, results[0, ...], values)
     arrays = [view.array for view in views]
     used_threads = threads if einsum.calls() >= MIN_THREADED_VALUES else 1
     used_chunks = _run_loops(bound, arrays, results, used_threads)
@@ -138,7 +139,7 @@ def compute_by_compiled_loops(
 
 
 def bind_to_arrays(
-    einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array]
+    einsum: EinSum, operands: Sequence[Array], out: Array, index: Mapping[str, Array | Counter]
 ) -> tuple[BoundNest, list[OperandView]]:
     """Return the loops for some arrays, and the arrays that they read.
 
@@ -155,24 +156,23 @@ def bind_to_arrays(
         The global indices of a label's positions, for labels that do not start at 0.
     """
     function, indices, labels = number_operands(einsum)
-    arrays = list(operands)
-    for label in labels:
-        if label in index:
-            arrays.append(np.asarray(index[label], np.int64))
-        else:
-            arrays.append(np.arange(einsum.extent[label]))
     views = []
-    for array, entries in zip(arrays, indices, strict=True):
+    for array, entries in zip(operands, indices, strict=False):
         array, entries = apply_constant_indices(array, entries)
         if not _is_addressable(array):
             array = array.astype(array.dtype.newbyteorder("="))
         views.append(OperandView(array, entries))
-    reads = tuple(
-        IndexedArray(array.dtype.name, array.shape, array.strides, entries)
-        for array, entries in views
-    )
+    for label in labels:
+        values = index.get(label, Counter(0, einsum.extent[label]))
+        views.append(OperandView(values, (label,)))
+    reads = []
+    for view, entries in views:
+        is_counter = isinstance(view, Counter)
+        name = view.dtype.name
+        reads.append(IndexedArray(name, view.shape, view.strides, entries, is_counter))
     target = IndexedArray(out.dtype.name, out.shape, out.strides, einsum.output)
-    return bind_nest(function, reads, target, einsum.aggregation, einsum.extents), views
+    bound = bind_nest(function, tuple(reads), target, einsum.aggregation, einsum.extents)
+    return bound, views
 
 
 def _is_addressable(array: Array) -> bool:
@@ -217,7 +217,9 @@ def pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, "einmpi-kernel")
 
 
-def _run_loops(bound: BoundNest, arrays: Sequence[Array], results: Array, threads: int) -> int:
+def _run_loops(
+    bound: BoundNest, arrays: Sequence[Array | Counter], results: Array, threads: int
+) -> int:
     """Fill the results, one for each chunk, and return how many of them were used.
 
     Every call of the kernel gets parameters of its own: the box, the share of one loop, and the
@@ -286,7 +288,7 @@ def _boxes(bound: BoundNest) -> Iterator[tuple[Range, ...]]:
 
 
 def _parameters_of(
-    bound: BoundNest, arrays: Sequence[Array], results: Array, box: Sequence[Range]
+    bound: BoundNest, arrays: Sequence[Array | Counter], results: Array, box: Sequence[Range]
 ) -> tuple[Parameters, list[Array]]:
     """Return the parameters for a box of the loops, and the copies of packed operands.
 
@@ -299,10 +301,12 @@ def _parameters_of(
     copies = []
     lane = bound.nest.lane
     for operand in bound.packed:
+        array = arrays[operand]
+        assert not isinstance(array, Counter), "a Counter is contiguous"
         loops = sorted(bound.nest.reads[operand].loops, key=lambda loop: loop == lane)
         axes = [bound.axes[loop] for loop in loops]
         whole = as_strided(
-            arrays[operand],
+            array,
             shape=[axis.extent for axis in axes],
             strides=[axis.strides[operand] for axis in axes],
             writeable=False,
@@ -347,6 +351,6 @@ def _shares(
         yield loop, share
 
 
-def address_of(array: Array) -> int:
+def address_of(array: Array | Counter) -> int:
     """Return the address of an array's first element."""
     return int(array.__array_interface__["data"][0])

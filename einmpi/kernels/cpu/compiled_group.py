@@ -24,7 +24,7 @@ from einmpi.kernels.cpu.compiled import (
     kernel_of,
     pool,
 )
-from einmpi.kernels.loop_nest import BoundNest
+from einmpi.kernels.loop_nest import BoundNest, Counter, counted
 from einmpi.kernels.operands import Array, IndexEntries, number_operands
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, Slot
@@ -86,7 +86,7 @@ class _Stage:
     positions: npt.NDArray[np.intp]  # of the arrays' addresses among the parameters
     first_addresses: npt.NDArray[np.int64]
     row_strides: npt.NDArray[np.int64]  # in bytes, of each row and array
-    arrays: list[Array]  # kept alive as long as their addresses are in use
+    arrays: list[Array | Counter]  # kept alive as long as their addresses are in use
     is_movable: bool
 
     def compute_block(self, start: npt.NDArray[np.int64]) -> None:
@@ -155,11 +155,14 @@ class _Worker:
         for slot, entries in zip(kernel.operands, einsum.operands, strict=True):
             operands.append(self._first_block(slot, entries, rows, shape))
         out = self._first_block(kernel.target, einsum.output, rows, shape)
-        known = {label: indices(runs) for label, runs in kernel.index}
-        label_values: dict[str, Array] = {}
+        known = {label: counted(indices(runs)) for label, runs in kernel.index}
+        label_values: dict[str, Array | Counter] = {}
         for label in number_operands(einsum).labels:
-            whole = known.get(label, np.arange(kernel.einsum.extent[label]))
-            label_values[label] = np.asarray(whole, np.int64)[: extent[label]]
+            whole = known.get(label, Counter(0, kernel.einsum.extent[label]))
+            if isinstance(whole, Counter):
+                label_values[label] = Counter(whole.start, extent[label])
+            else:
+                label_values[label] = whole[: extent[label]]
         bound, views = bind_to_arrays(einsum, operands, out, label_values)
         used = [*views, OperandView(out, einsum.output)]
         is_inner = [slot.name in self.inner for slot in kernel.operands]
@@ -170,8 +173,11 @@ class _Worker:
             if not is_inner[k]:
                 row_strides[row, k] = _stride_along(label, view)
         # A copy, packed or made to be addressable, would be of the first block only.
-        pairs = zip(views, operands, strict=False)
-        all_views = all(view.array.base is not None or view.array is own for view, own in pairs)
+        all_views = True
+        for view, own in zip(views, operands, strict=False):
+            assert not isinstance(view.array, Counter), "Counters come after the operands"
+            if view.array.base is None and view.array is not own:
+                all_views = False
         parameters = bound.values.copy()
         return _Stage(
             located_name=kernel.located_name or kernel.vertex,

@@ -12,7 +12,7 @@ from einmpi.graph.arithmetic import compute_types, infer
 from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
-from einmpi.kernels.loop_nest import Nest
+from einmpi.kernels.loop_nest import COUNTER_STEP, Nest
 from einmpi.kernels.powers import whole_power
 
 MAX_NODES = 256  # of a function: a larger one takes too long to compile
@@ -203,9 +203,30 @@ class Lanes:
 
     def read(self, array: int, row: int, step: int) -> str:
         """Return the text that reads an element of an array; {v} in it is the lane."""
+        if self.nest.reads[array].counts:
+            return self.counted_value(array, row, step)
         pointer, lane = self.pointer(array, row, step)
         element = f"{pointer}[{lane}]"
         return f"{element} != 0" if self.nest.reads[array].dtype == "bool" else element
+
+    def counted_value(self, array: int, row: int, step: int) -> str:
+        """Return the text that computes a value of a Counter; {v} in it is the lane."""
+        index_of = self.loop_indices(row, step)
+        terms = [f"A{array}_0"]
+        loops = self.nest.reads[array].loops
+        for loop in loops:
+            terms.append(f"{index_of[loop]} * S{array}_{loop}")
+        first = self.keep(f"({' + '.join(terms)}) // {COUNTER_STEP}", False)
+        return f"{first} + {{v}}" if self.nest.lane in loops else first
+
+    def loop_indices(self, row: int, step: int) -> dict[int | None, str]:
+        """Return the name of each loop's index, for one of the unrolled rows and steps."""
+        nest = self.nest
+        index_of: dict[int | None, str] = {loop: f"i{loop}" for loop in range(nest.loops)}
+        index_of[nest.lane] = "c"
+        index_of[nest.row] = f"{self.prefix}r{row}"
+        index_of[nest.step] = f"{self.prefix}j{step}"
+        return index_of
 
     def pointer(self, array: int, row: int = 0, step: int = 0) -> tuple[str, str]:
         """Return a pointer to an array's element at the first lane, and the lane's distance.
@@ -215,11 +236,8 @@ class Lanes:
         nest = self.nest
         access = (*nest.reads, nest.out)[array]
         itemsize = np.dtype(access.dtype).itemsize
-        index_of = {nest.step: f"{self.prefix}j{step}", nest.row: f"{self.prefix}r{row}"}
-        index_of.setdefault(nest.lane, "c")
-        steps = []
-        for loop in access.loops:
-            steps.append(f"{index_of.get(loop, f'i{loop}')}, S{array}_{loop}")
+        index_of = self.loop_indices(row, step)
+        steps = [f"{index_of[loop]}, S{array}_{loop}" for loop in access.loops]
         lane_terms = []
         if nest.lane in access.loops:
             apart = "" if access.dense else f" * (S{array}_{nest.lane} // {itemsize})"

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -180,6 +181,45 @@ def test_extents_of_zero_and_one():
     einsum = EinSum(("i",), (("i", "j"),), Arg(0), "max", ("j",), (("i", 2), ("j", 0)))
     with pytest.raises(ValueError, match="max of nothing"):
         compiled.compute_by_compiled_loops(einsum, [np.zeros((2, 0))], np.zeros(2))
+
+
+# ---- labels as numbers --------------------------------------------------------------------------
+
+INDICES = {
+    "from 0": None,
+    "from another index": np.arange(1000, 1300),
+    "with a gap": np.r_[10:160, 400:550],
+}
+
+
+@pytest.mark.parametrize("kind", INDICES)
+def test_labels_as_numbers(kind):
+    """Values of labels that follow one another are counted, others are read."""
+    x = np.random.default_rng(1).normal(size=(300, 200))
+    rows = np.arange(300) if INDICES[kind] is None else INDICES[kind]
+    columns = np.arange(200)
+    index = {} if INDICES[kind] is None else {"i": INDICES[kind]}
+    first = (1000 * rows[:, None] + columns)[x > 1].min()
+    for text, wanted in (
+        ("Z[j,i] = X[i,j] * i", (x * rows[:, None]).T),
+        ("Z[j] = sum(abs(X[i,j] * i))", abs(x * rows[:, None]).sum(axis=0)),
+        ("Z = min(where(X[i,j] > 1, 1000 * i + j, 10**9))", first),
+        ("Z[i:300,j] = X[where(i % 2 == 0, 0, 1),j] + i", x[rows % 2] + rows[:, None]),
+    ):
+        einsum, dtype, operands = vertex(text, {"X": x})
+        close(compute(einsum, dtype, operands, index, threads=2), np.asarray(wanted))
+
+
+def test_values_of_a_label_take_no_memory():
+    x = np.random.default_rng(1).normal(size=2**20)
+    einsum, dtype, operands = vertex("Z = min(where(X[i] > 4, i, 2**20))", {"X": x})
+    compute(einsum, dtype, operands)
+    tracemalloc.start()
+    found = compute(einsum, dtype, operands)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert found == np.flatnonzero(x > 4)[0]
+    assert peak < x.nbytes // 8
 
 
 # ---- many labels --------------------------------------------------------------------------------
