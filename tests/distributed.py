@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,32 @@ def run_on_threads(
         for name, array in others.items():
             np.testing.assert_array_equal(array, outputs[name])
     return Done(plan, outputs, received, between, peaks, spilled, fetched)
+
+
+def run_from_files(
+    ranks: int,
+    text: str,
+    inputs: Mapping[str, np.ndarray],
+    sizes: Mapping[str, int] | None = None,
+) -> tuple[dict[str, np.ndarray], int]:
+    """Run a program on threads; return its outputs and the bytes that moved.
+
+    Inputs are files, of which no rank has anything before. Check that the bytes are those of the
+    plan, that the peak is within it, and that the schedules fit together.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        lines = [f'program = """\n{text}\n"""', "[sizes]"]
+        for name, size in (sizes or {}).items():
+            lines.append(f"{name} = {size}")
+        lines.append("[inputs]")
+        for name, array in inputs.items():
+            np.save(f"{folder}/{name}.npy", array)
+            lines.append(f'{name} = {{ file = "{name}.npy" }}')
+        Path(folder, "job.toml").write_text("\n".join(lines))
+        job = einmpi.load(Path(folder, "job.toml"))
+        done = run_on_threads(job, ranks)
+    assert done.moved == done.plan.bytes_predicted
+    return done.outputs, done.moved
 
 
 def copied(schedule: Schedule) -> tuple[int, int]:

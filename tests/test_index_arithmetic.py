@@ -1,47 +1,12 @@
 """Index arithmetic such as u[i+1], x[i+k] and w[h*4+d]: values, and bytes that move as halos."""
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
+from distributed import run_from_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
-from einmpi.comm.threads import run_threads
-from einmpi.schedule.lower import lower
-from einmpi.schedule.verify import verify
-
-
-def run_on(ranks, text, inputs):
-    """Run a program on thread ranks; return its outputs and the bytes that moved.
-
-    Inputs are files, of which no rank has anything before. Check that the bytes are those of the
-    plan, that the peak is within it, and that the schedules fit together.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        lines = [f'program = """\n{text}\n"""', "[inputs]"]
-        for name, array in inputs.items():
-            np.save(f"{folder}/{name}.npy", array)
-            lines.append(f'{name} = {{ file = "{name}.npy" }}')
-        Path(folder, "job.toml").write_text("\n".join(lines))
-        job = einmpi.load(Path(folder, "job.toml"))
-
-        def on_rank(comm):
-            compiled = einmpi.compile(job, comm)
-            found = compiled()
-            ((plan, _),) = compiled.ready.values()
-            assert compiled.measured.peak <= plan.peak
-            return compiled.measured.received, plan, {name: found[name].gather() for name in found}
-
-        results = run_threads(ranks, on_rank)
-    _, plan, outputs = results[0]
-    moved = sum(received for received, _, _ in results)
-    assert moved == plan.bytes_predicted
-    verify([lower(plan, rank) for rank in range(ranks)])
-    return outputs, moved
-
 
 RNG = np.random.default_rng(7)
 N = 41
@@ -56,7 +21,7 @@ def test_a_five_point_stencil_moves_two_rows_between_neighbours(ranks):
         f"Z[i:{N - 2},j:{N - 2}] = u[i+1,j+0] + u[i+1,j+2] + u[i+0,j+1] + u[i+2,j+1]"
         " - 4 * u[i+1,j+1]"
     )
-    outputs, moved = run_on(ranks, text, {"u": U})
+    outputs, moved = run_from_files(ranks, text, {"u": U})
     inner = U[1:-1, :-2] + U[1:-1, 2:] + U[:-2, 1:-1] + U[2:, 1:-1] - 4 * U[1:-1, 1:-1]
     assert np.array_equal(outputs["Z"], inner)
     # Blocks of 39 rows and of 41 rows do not always begin at the same row.
@@ -66,7 +31,7 @@ def test_a_five_point_stencil_moves_two_rows_between_neighbours(ranks):
 
 @pytest.mark.parametrize("ranks", range(1, 10))
 def test_a_convolution_moves_its_window(ranks):
-    outputs, moved = run_on(ranks, "y[i:195] = sum[k](x[i+k] * w[k])", {"x": X, "w": W})
+    outputs, moved = run_from_files(ranks, "y[i:195] = sum[k](x[i+k] * w[k])", {"x": X, "w": W})
     # Sums of six products in another order: a few units in the last place.
     assert np.allclose(outputs["y"], np.correlate(X, W), rtol=0, atol=1e-13)
     window = (ranks - 1) * 5 * 8
@@ -138,7 +103,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_values(case, ranks):
     text, expected = CASES[case]
-    outputs, _ = run_on(ranks, text, {"x": X})
+    outputs, _ = run_from_files(ranks, text, {"x": X})
     assert np.allclose(outputs["y"], expected(X), rtol=1e-13, atol=0)
 
 
@@ -188,7 +153,7 @@ MATRICES = {
 @pytest.mark.parametrize("case", MATRICES)
 def test_values_of_matrices(case, ranks):
     text, expected = MATRICES[case]
-    outputs, _ = run_on(ranks, text, {"u": U})
+    outputs, _ = run_from_files(ranks, text, {"u": U})
     # Another order of summation: 41 numbers around 1.
     assert np.allclose(outputs["y"], expected(U), rtol=1e-12, atol=1e-12)
 
@@ -196,7 +161,7 @@ def test_values_of_matrices(case, ranks):
 @pytest.mark.parametrize("ranks", range(2, 10))
 def test_a_guarded_stencil_moves_one_row_from_each_neighbour(ranks):
     text, expected = MATRICES["guarded stencil"]
-    outputs, moved = run_on(ranks, text, {"u": U})
+    outputs, moved = run_from_files(ranks, text, {"u": U})
     assert np.allclose(outputs["y"], expected(U), rtol=1e-13, atol=1e-13)
     assert moved == 2 * (ranks - 1) * N * 8
 
@@ -273,7 +238,7 @@ def test_a_guard_that_fails_is_an_error():
 
 def test_a_row_moves_alone():
     """Of a matrix that is cut by rows, one row moves and nothing else."""
-    _, moved = run_on(4, "s[i] = sum[j](u[i,j] * u[i,j])\ny[j] = u[5,j]", {"u": U})
+    _, moved = run_from_files(4, "s[i] = sum[j](u[i,j] * u[i,j])\ny[j] = u[5,j]", {"u": U})
     assert moved <= 2 * 4 * N * 8
 
 
@@ -316,7 +281,7 @@ def test_random_affine_indices(program, ranks, computed):
         dimensions = "abc"[: len(shape)]
         listed = ",".join(dimensions)
         text = f"v[{listed}] = x[{listed}] * 2\n" + text.replace("x[", "v[", 1)
-    outputs, _ = run_on(ranks, text, {"x": x})
+    outputs, _ = run_from_files(ranks, text, {"x": x})
     grid = dict(
         zip(labels, np.ogrid[tuple(slice(extents[label]) for label in labels)], strict=True)
     )

@@ -5,11 +5,11 @@ A rank needs more than its block, or another part of it: the difference comes fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from einmpi.planner.moving.runs import Runs, intersect, length, one_run, share, 
 Ints = npt.NDArray[np.int64]
 # The axes that cut each label, for labels that are cut.
 LabelAxes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+Item = TypeVar("Item", bound=Hashable)
 
 MOST_RANKS_COUNTED = 32  # for the tables of the search; a plan itself is counted on all ranks
 HALO_NEIGHBOURS = 3  # a rank and the two beside it, which exchange what is missing
@@ -228,18 +229,34 @@ def _received(
     kept_on_node = np.ones(shape, np.int64)
     for dimension in range(len(needed.bound)):
         labels = needed.labels(dimension)
-        for column, state in enumerate(states):
-            axes = axes_of_labels(labels, state)
-            wanted[column] *= needed_counts(mesh, needed, dimension, axes, None, ranks)
-            for row, cuts in enumerate(layouts):
-                cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
-                between = tuple(axis for axis in cutting if axis < mesh.node_axes)
-                counts = needed_counts(mesh, needed, dimension, axes, cutting, ranks)
-                kept[row, column] *= counts
-                counts = needed_counts(mesh, needed, dimension, axes, between, ranks)
-                kept_on_node[row, column] *= counts
+        axes_by_state = [axes_of_labels(labels, state) for state in states]
+        cutting_by_layout = []
+        between_by_layout = []
+        for cuts in layouts:
+            cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
+            cutting_by_layout.append(cutting)
+            between_by_layout.append(tuple(axis for axis in cutting if axis < mesh.node_axes))
+        # Many states cut the labels of one dimension in the same way, and many layouts do so too.
+        axes, state_numbers = _distinct(axes_by_state)
+        counts = [needed_counts(mesh, needed, dimension, a, None, ranks) for a in axes]
+        wanted *= np.array(counts)[state_numbers]
+        for sources, product in ((cutting_by_layout, kept), (between_by_layout, kept_on_node)):
+            source_axes, layout_numbers = _distinct(sources)
+            table = np.empty((len(source_axes), len(axes), len(ranks)), np.int64)
+            for row, source in enumerate(source_axes):
+                for column, label_axes in enumerate(axes):
+                    table[row, column] = needed_counts(
+                        mesh, needed, dimension, label_axes, source, ranks
+                    )
+            product *= table[np.ix_(layout_numbers, state_numbers)]
     needed_words = wanted.sum(axis=1)
     return HaloTable(needed_words - kept.sum(axis=2), needed_words - kept_on_node.sum(axis=2))
+
+
+def _distinct(items: Sequence[Item]) -> tuple[list[Item], list[int]]:
+    """Return the distinct items, and the number of each item among them."""
+    numbers = {item: number for number, item in enumerate(dict.fromkeys(items))}
+    return list(numbers), [numbers[item] for item in items]
 
 
 @lru_cache(maxsize=64)
