@@ -10,6 +10,7 @@ import numpy as np
 
 from einmpi.arrays import indexing, products, reductions, shapes
 from einmpi.arrays.elementwise import on_blocks
+from einmpi.arrays.reshaping import reshape
 from einmpi.compiled.dist_array import DistArray
 
 
@@ -139,13 +140,13 @@ def _hstack(arrays: Sequence[Any], **_: Any) -> DistArray:
 def _ravel(array: DistArray, order: str = "C") -> DistArray:
     if order != "C":
         raise TypeError("ravel of a DistArray takes elements in row-major order only")
-    return shapes.reshape(array, (-1,))
+    return reshape(array, (-1,))
 
 
 def _reshape(array: DistArray, shape: Any = None, order: str = "C", **options: Any) -> DistArray:
     if order != "C" or options.pop("copy", None) is False:
         raise TypeError("reshape of a DistArray copies elements in row-major order")
-    return shapes.reshape(array, shape)
+    return reshape(array, shape)
 
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {

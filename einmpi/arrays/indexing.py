@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -16,14 +15,13 @@ from einmpi.arrays.moving import (
     fetch,
     flat_indices,
     on_one_rank,
-    positions_of,
-    rearranged,
 )
-from einmpi.arrays.shapes import broadcast_to, reshape
+from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.selected import Chosen, select_elements
+from einmpi.arrays.shapes import broadcast_to, with_dimensions
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
 from einmpi.kernels.given import as_numpy
-from einmpi.schedule.layout import Layout
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 _KEYS = "integers, slices, None, ..., one list of integers, or a mask of the tensor's shape"
@@ -38,7 +36,7 @@ class _Selection:
     the positions of new dimensions, of extent 1, among those of the result.
     """
 
-    chosen: list[Integers]
+    chosen: list[Chosen]
     result_extents: list[tuple[int, ...]]
     new_positions: list[int]
 
@@ -61,7 +59,7 @@ class _Selection:
 def _selection(array: DistArray, key: Any) -> _Selection:
     """Return what a key selects; refuse keys that DistArrays do not support."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    chosen: list[Integers] = []
+    chosen: list[Chosen] = []
     result_extents: list[tuple[int, ...]] = []
     new_positions: list[int] = []
     result_ndim = 0
@@ -72,13 +70,14 @@ def _selection(array: DistArray, key: Any) -> _Selection:
             result_ndim += 1
             continue
         extent = array.shape[len(chosen)]
+        indices: Chosen
         extents: tuple[int, ...]
         if isinstance(part, slice):
-            indices = np.arange(extent)[part]
-            extents = (indices.size,)
+            indices = range(extent)[part]
+            extents = (len(indices),)
         elif isinstance(part, int | np.integer) and not isinstance(part, bool):
             index = _index_in_range(int(part), extent)
-            indices = np.array([index])
+            indices = range(index, index + 1)
             extents = ()
         else:
             table = as_numpy("index", "an index", part)
@@ -165,23 +164,23 @@ def select(array: DistArray, key: Any) -> DistArray:
             copied = selected.copy()
         return on_one_rank(array, copied)
 
-    shape = selection.shape
-    counts = selection.counts
-    strides = [prod(array.shape[dimension + 1 :]) for dimension in range(array.ndim)]
-    rank = array.own_comm.rank
+    selected = select_elements(array, selection.chosen)
+    return _with_result_shape(selected, selection)
 
-    def places(layout: Layout) -> Integers:
-        places_in_result = flat_indices(block_indices(layout, rank), shape)
-        if not places_in_result.size:
-            return places_in_result
-        places_in_array = np.zeros(places_in_result.size, np.int64)
-        # Where the elements are in the vectors of chosen indices.
-        positions = positions_of(places_in_result, counts)
-        for position, chosen, stride in zip(positions, selection.chosen, strides, strict=True):
-            places_in_array += chosen[position] * stride
-        return places_in_array
 
-    return rearranged(array, shape, places)
+def _with_result_shape(selected: DistArray, selection: _Selection) -> DistArray:
+    """Return selected elements without the dimensions of integers, and with new dimensions."""
+    order: list[int | None] = []
+    has_table = False
+    for dimension, extents in enumerate(selection.result_extents):
+        if extents:
+            order.append(dimension)
+        has_table = has_table or len(extents) > 1
+    if has_table:
+        return reshape(selected, selection.shape)
+    for position in selection.new_positions:
+        order.insert(position, None)
+    return with_dimensions(selected, order)
 
 
 def _is_mask(key: Any) -> bool:
@@ -224,7 +223,8 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
     own_block = block_indices(array.layout, array.own_comm.rank)
     places_in_block: list[Integers] = []
     places_in_selection: list[Integers] = []  # of the same elements, in the chosen indices
-    for own_indices, chosen in zip(own_block, selection.chosen, strict=True):
+    for own_indices, chosen_indices in zip(own_block, selection.chosen, strict=True):
+        chosen = np.asarray(chosen_indices)
         positions = np.nonzero(np.isin(chosen, own_indices))[0]
         places_in_block.append(np.searchsorted(own_indices, chosen[positions]))
         places_in_selection.append(positions)

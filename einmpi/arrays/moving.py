@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, TypeAlias
 
@@ -14,7 +13,7 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.requests import Integers, request_elements
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, even_layout, rank_of
-from einmpi.schedule.regions import indices, shape
+from einmpi.schedule.regions import indices
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -76,24 +75,6 @@ def on_one_rank(source: DistArray, local: Array) -> DistArray:
     """Return a tensor whose only block was computed from that of another one."""
     layout = layout_for(source.own_comm, local.shape)
     return DistArray(local, layout, source.own_comm)
-
-
-def rearranged(
-    source: DistArray, bound: tuple[int, ...], places: Callable[[Layout], Integers]
-) -> DistArray:
-    """Return a tensor of another shape whose elements are those of the source at some places.
-
-    `places` takes the layout of the new tensor. It returns, for the elements of this rank's block,
-    their places in row-major order in the source.
-    """
-    comm = source.own_comm
-    layout = layout_for(comm, bound)
-    region = layout.block(comm.rank)
-    if region is None:
-        fetch(source, np.arange(0))  # this rank needs nothing, but others ask it for elements
-        return DistArray(block_of_idle_rank(layout, source.dtype), layout, comm)
-    values = fetch(source, places(layout))
-    return DistArray(values.reshape(shape(region)), layout, comm)
 
 
 def fetch(source: DistArray, places: Integers) -> Array:

@@ -1,27 +1,18 @@
-"""Changes of shape of DistArrays. Reshape and joins move elements; a transpose renames cuts."""
+"""Changes of shape of DistArrays. Joins and shifts move elements; a transpose renames cuts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.moving import (
-    block_indices,
-    block_of_idle_rank,
-    cuts_of_last_dimensions,
-    fetch,
-    flat_indices,
-    layout_for,
-    on_one_rank,
-    rearranged,
-)
+from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions
 from einmpi.arrays.programs import common_comm
+from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.selected import copy_selected, layout_of_selection
 from einmpi.compiled.dist_array import DistArray
-from einmpi.compiled.requests import Integers
 from einmpi.kernels.given import as_numpy
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import shape as region_shape
@@ -35,10 +26,10 @@ def transpose(array: DistArray, axes: Sequence[int] | None = None) -> DistArray:
         order = normalize_axis_tuple(axes, array.ndim)
         if len(order) != array.ndim:
             raise ValueError("axes do not match the dimensions of the tensor")
-    return _with_dimensions(array, order)
+    return with_dimensions(array, order)
 
 
-def _with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
+def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
     """Return a tensor with these of the old dimensions; None is a new one of extent 1.
 
     Dimensions that are left out have extent 1. No elements move.
@@ -75,7 +66,7 @@ def swapaxes(array: DistArray, axis1: int, axis2: int) -> DistArray:
     order = list(range(array.ndim))
     order[first] = second
     order[second] = first
-    return _with_dimensions(array, order)
+    return with_dimensions(array, order)
 
 
 def moveaxis(array: DistArray, source: Any, destination: Any) -> DistArray:
@@ -86,7 +77,7 @@ def moveaxis(array: DistArray, source: Any, destination: Any) -> DistArray:
     moves = sorted(zip(new_positions, old_positions, strict=True))
     for new_position, old_position in moves:
         order.insert(new_position, old_position)
-    return _with_dimensions(array, order)
+    return with_dimensions(array, order)
 
 
 def expand_dims(array: DistArray, axis: int | Sequence[int]) -> DistArray:
@@ -96,7 +87,7 @@ def expand_dims(array: DistArray, axis: int | Sequence[int]) -> DistArray:
     order: list[int | None] = list(range(array.ndim))
     for position in sorted(new_positions):
         order.insert(position, None)
-    return _with_dimensions(array, order)
+    return with_dimensions(array, order)
 
 
 def squeeze(array: DistArray, axis: int | tuple[int, ...] | None = None) -> DistArray:
@@ -110,7 +101,7 @@ def squeeze(array: DistArray, axis: int | tuple[int, ...] | None = None) -> Dist
         if array.shape[number] != 1:
             raise ValueError("cannot squeeze a dimension whose extent is not 1")
     kept = [number for number in range(array.ndim) if number not in dropped]
-    return _with_dimensions(array, kept)
+    return with_dimensions(array, kept)
 
 
 def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
@@ -128,62 +119,43 @@ def broadcast_to(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     return DistArray(local, layout, array.own_comm)
 
 
-def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
-    """Return the elements, in row-major order, in another shape.
-
-    One extent may be -1: it follows from the number of elements.
-    """
-    extents = [shape] if isinstance(shape, int) else [int(extent) for extent in shape]
-    if extents.count(-1) == 1:
-        unknown = extents.index(-1)
-        known_elements = prod(extents[:unknown]) * prod(extents[unknown + 1 :])
-        extents[unknown] = array.size // known_elements if known_elements else 0
-    bound = tuple(extents)
-    if prod(bound) != array.size or min(bound, default=0) < 0:
-        raise ValueError(f"cannot reshape a tensor of shape {array.shape} to {shape}")
-    if array.is_alone():
-        return on_one_rank(array, array.local.reshape(bound).copy())
-    rank = array.own_comm.rank
-
-    def places(layout: Layout) -> Integers:
-        # An element has the same place in row-major order in both shapes.
-        return flat_indices(block_indices(layout, rank), bound)
-
-    return rearranged(array, bound, places)
-
-
-def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> DistArray:
+def concatenate(
+    arrays: Sequence[Any], /, axis: int | None = 0, dtype: Any = None, casting: Any = "same_kind"
+) -> DistArray:
     """Join tensors along a dimension; without one, their elements as vectors."""
     tensors = _distributed(arrays)
     if axis is None:
         tensors = [reshape(tensor, (-1,)) for tensor in tensors]
         axis = 0
-    comm = tensors[0].own_comm
-    dtype = np.result_type(*(tensor.dtype for tensor in tensors))
+    joined_dtype = np.result_type(*(tensor.dtype for tensor in tensors))
+    if dtype is not None:
+        if not np.can_cast(joined_dtype, dtype, casting):
+            raise TypeError(f"cannot convert {joined_dtype} to {dtype} with casting={casting!r}")
+        joined_dtype = np.dtype(dtype)
     joined = normalize_axis_index(axis, tensors[0].ndim)
     extents_before = tensors[0].shape[:joined]
     extents_after = tensors[0].shape[joined + 1 :]
-    joined_extent = sum(tensor.shape[joined] for tensor in tensors)
-    layout = layout_for(comm, (*extents_before, joined_extent, *extents_after))
-
-    # Each tensor provides the part of this rank's block that comes from it: the indices from
-    # `first` to `first + extent` along the joined dimension.
-    wanted = block_indices(layout, comm.rank)
-    local = np.empty([len(indices) for indices in wanted], dtype)
-    first = 0
+    joined_extent = 0
     for tensor in tensors:
         extent = tensor.shape[joined]
         if tensor.shape != (*extents_before, extent, *extents_after):
             raise ValueError("the tensors differ in other dimensions than the one that is joined")
-        is_in_tensor = (wanted[joined] >= first) & (wanted[joined] < first + extent)
-        needed = list(wanted)
-        needed[joined] = wanted[joined][is_in_tensor] - first
-        values = fetch(tensor, flat_indices(needed, tensor.shape))
-        target = [slice(None)] * joined + [is_in_tensor]
-        local[tuple(target)] = values.reshape([len(indices) for indices in needed])
-        first += extent
-    if layout.block(comm.rank) is None:
-        local = block_of_idle_rank(layout, dtype)
+        joined_extent += extent
+
+    largest = max(tensors, key=lambda tensor: tensor.size)
+    bound = (*extents_before, joined_extent, *extents_after)
+    layout = layout_of_selection(largest.layout, bound)
+    comm = largest.own_comm
+    region = layout.block(comm.rank)
+    if region is None:
+        local = block_of_idle_rank(layout, joined_dtype)
+    else:
+        local = np.empty(region_shape(region), joined_dtype)
+    first = [0] * len(bound)
+    for tensor in tensors:
+        whole_tensor = [range(extent) for extent in tensor.shape]
+        copy_selected(tensor, whole_tensor, layout, local, first)
+        first[joined] += tensor.shape[joined]
     return DistArray(local, layout, comm)
 
 
@@ -219,15 +191,32 @@ def flip(array: DistArray, axis: int | tuple[int, ...] | None = None) -> DistArr
     return array[tuple(key)]
 
 
-def roll(array: DistArray, shift: int, axis: int | None = None) -> DistArray:
-    """Return the tensor with elements shifted along a dimension; the last become the first.
+def roll(array: DistArray, shift: Any, axis: Any = None) -> DistArray:
+    """Return the tensor with elements shifted along dimensions; the last become the first.
 
     Without an axis, the elements are shifted in row-major order.
     """
     if axis is None:
         vector = reshape(array, (-1,))
         return reshape(roll(vector, shift, 0), array.shape)
-    dimension = normalize_axis_index(axis, array.ndim)
-    order = np.roll(np.arange(array.shape[dimension]), shift)
-    key = (slice(None),) * dimension + (order,)
-    return array[key]
+    rolled = array
+    # As numpy, one shift may be for several dimensions, or several for one.
+    for one_shift, one_axis in np.broadcast(shift, axis):
+        rolled = _rolled_along(rolled, int(one_shift), normalize_axis_index(one_axis, array.ndim))
+    return rolled
+
+
+def _rolled_along(array: DistArray, shift: int, dimension: int) -> DistArray:
+    extent = array.shape[dimension]
+    if not extent or shift % extent == 0:
+        return array
+    shifted = shift % extent
+    chosen = [range(whole_extent) for whole_extent in array.shape]
+    first = [0] * array.ndim
+    local = np.empty_like(array.host)
+    chosen[dimension] = range(extent - shifted, extent)
+    copy_selected(array, chosen, array.layout, local, first)
+    chosen[dimension] = range(extent - shifted)
+    first[dimension] = shifted
+    copy_selected(array, chosen, array.layout, local, first)
+    return DistArray(local, array.layout, array.own_comm)
