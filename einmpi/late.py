@@ -13,6 +13,7 @@ _FUNCTIONS = {
     "apply_function": "einmpi.arrays.functions:apply_function",
     "select": "einmpi.arrays.indexing:select",
     "assign": "einmpi.arrays.indexing:assign",
+    "array_namespace": "einmpi.array_api.info:array_namespace",
     "plan_html": "einmpi.report.notebook:plan_html",
     "job_html": "einmpi.report.notebook:job_html",
     "compiled_html": "einmpi.report.notebook:compiled_html",

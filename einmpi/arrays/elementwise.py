@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions
-from einmpi.arrays.products import matmul
+from einmpi.arrays.products import matmul, vecdot
 from einmpi.arrays.programs import common_comm
 from einmpi.arrays.reductions import REDUCTIONS
 from einmpi.comm.base import Comm
@@ -33,6 +33,8 @@ def apply_ufunc(
     targets = options.pop("out", ())
     if ufunc is np.matmul and method == "__call__" and not options and not targets:
         return matmul(*inputs)
+    if ufunc is np.vecdot and method == "__call__" and set(options) <= {"axis"} and not targets:
+        return vecdot(*inputs, **options)
     if method == "reduce" and ufunc in REDUCTIONS and not targets:
         # The reduce method of a ufunc aggregates over the first dimension by default.
         reduce_options = {"axis": 0, **options}

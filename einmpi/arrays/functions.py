@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 import numpy as np
 
-from einmpi.arrays import indexing, products, reductions, shapes
-from einmpi.arrays.elementwise import on_blocks
+from einmpi.arrays import (
+    by_blocks,
+    indexing,
+    places,
+    products,
+    reductions,
+    repeats,
+    scans,
+    shapes,
+    sorting,
+)
+from einmpi.arrays.by_blocks import by_blocks as on_each_block
 from einmpi.arrays.reshaping import reshape
 from einmpi.compiled.dist_array import DistArray
 
@@ -17,108 +28,52 @@ from einmpi.compiled.dist_array import DistArray
 def apply_function(
     function: Callable[..., Any], arguments: Sequence[Any], options: dict[str, Any]
 ) -> Any:
-    """Evaluate a function of numpy on DistArrays; refuse one that is not in `FUNCTIONS`."""
+    """Evaluate a function of numpy on DistArrays; refuse one that is not in `FUNCTIONS`.
+
+    Arguments are found by numpy's own signature, so that they may be given by position or by the
+    names that numpy has for them.
+    """
+    name = f"{function.__module__}.{function.__name__}"
     implementation = FUNCTIONS.get(function)
     if implementation is None:
-        name = f"{function.__module__}.{function.__name__}"
         raise TypeError(
             f"{name} does not take a DistArray; gather() returns an array that it takes, and a "
             "program may compute the same on the ranks"
         )
-    return implementation(*arguments, **options)
+    parameters = _signature_of(function).parameters.values()
+    if any(parameter.kind in _ANY_NUMBER for parameter in parameters):
+        return implementation(*arguments, **options)
+    bound = _signature_of(function).bind(*arguments, **options).arguments
+    own_parameters = _signature_of(implementation).parameters.values()
+    positional_count = sum(parameter.kind is _POSITIONAL for parameter in own_parameters)
+    accepted_names = {parameter.name for parameter in own_parameters}
+    takes_any_name = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in own_parameters)
+
+    by_position: list[Any] = []
+    by_name: dict[str, Any] = {}
+    for number, parameter in enumerate(parameters):
+        if parameter.name not in bound:
+            continue
+        value = bound[parameter.name]
+        if number < positional_count:
+            by_position.append(value)
+        elif value is not parameter.default and value is not np._NoValue:
+            if not takes_any_name and parameter.name not in accepted_names:
+                raise TypeError(f"{name} of a DistArray does not take {parameter.name}")
+            by_name[parameter.name] = value
+    return implementation(*by_position, **by_name)
 
 
-def _aggregation(name: str) -> Callable[..., DistArray]:
-    """Return the function for an aggregation whose numpy function has no argument `dtype`."""
-
-    def aggregate(
-        array: DistArray, axis: Any = None, out: Any = None, keepdims: bool = False, **options: Any
-    ) -> DistArray:
-        return reductions.aggregate(name, array, axis, None, out, keepdims, **options)
-
-    return aggregate
+_POSITIONAL = Parameter.POSITIONAL_ONLY
+_ANY_NUMBER = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
-def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
-    """Choose elements of x or y; where(condition) alone, which returns indices, is refused."""
-    if x is None or y is None:
-        raise TypeError("where of a DistArray takes a condition and two values")
-    return on_blocks("where", np.where, (condition, x, y))
+@cache
+def _signature_of(function: Callable[..., Any]) -> Signature:
+    return signature(function)
 
 
-def _clip(array: Any, a_min: Any = None, a_max: Any = None, **options: Any) -> Any:
-    """Limit the elements to a range; numpy calls its ends a_min and a_max, or min and max."""
-    lowest = options.pop("min", a_min)
-    highest = options.pop("max", a_max)
-    clipped = array
-    if lowest is not None:
-        clipped = np.maximum(clipped, lowest)
-    if highest is not None:
-        clipped = np.minimum(clipped, highest)
-    return clipped
-
-
-def _by_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that applies another one to every block of a DistArray.
-
-    All arguments but the first are the same for every block.
-    """
-
-    def apply_to_array(array: DistArray, *arguments: Any, **options: Any) -> Any:
-        def apply_to_block(block: Any) -> Any:
-            return function(block, *arguments, **options)
-
-        return on_blocks(function.__name__, apply_to_block, (array,))
-
-    return apply_to_array
-
-
-def _full_like(array: DistArray, value: Any, dtype: Any = None, **_: Any) -> DistArray:
-    if dtype is None:
-        dtype = array.dtype
-    local = np.full(array.local.shape, value, dtype)
-    return DistArray(local, array.layout, array.own_comm)
-
-
-def _zeros_like(array: DistArray, dtype: Any = None, **_: Any) -> DistArray:
-    return _full_like(array, 0, dtype)
-
-
-def _ones_like(array: DistArray, dtype: Any = None, **_: Any) -> DistArray:
-    return _full_like(array, 1, dtype)
-
-
-def _is_close(
-    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> Any:
-    def compare_blocks(a_block: Any, b_block: Any) -> Any:
-        return np.isclose(a_block, b_block, rtol, atol, equal_nan)
-
-    return on_blocks("isclose", compare_blocks, (a, b))
-
-
-def _all_close(a: Any, b: Any, *arguments: Any, **options: Any) -> bool:
-    return bool(np.all(_is_close(a, b, *arguments, **options)))
-
-
-def _array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> bool:
-    if np.shape(a1) != np.shape(a2):
-        return False
-    is_equal = np.equal(a1, a2)
-    if equal_nan:
-        # Only a nan differs from itself.
-        are_both_nan = np.not_equal(a1, a1) & np.not_equal(a2, a2)
-        is_equal = is_equal | are_both_nan
-    return bool(np.all(is_equal))
-
-
-def _size(array: DistArray, axis: int | None = None) -> int:
-    if axis is None:
-        return array.size
-    return array.shape[axis]
-
-
-def _vstack(arrays: Sequence[Any], **_: Any) -> DistArray:
+def _vstack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the first dimension; a vector is a matrix of one row."""
     matrices: list[Any] = []
     for array in arrays:
@@ -129,7 +84,7 @@ def _vstack(arrays: Sequence[Any], **_: Any) -> DistArray:
     return shapes.concatenate(matrices, 0)
 
 
-def _hstack(arrays: Sequence[Any], **_: Any) -> DistArray:
+def _hstack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the second dimension, and vectors along their only one."""
     axis = 1
     if np.ndim(arrays[0]) == 1:
@@ -137,34 +92,66 @@ def _hstack(arrays: Sequence[Any], **_: Any) -> DistArray:
     return shapes.concatenate(arrays, axis)
 
 
-def _ravel(array: DistArray, order: str = "C") -> DistArray:
+def _ravel(array: DistArray, /, order: str = "C") -> DistArray:
     if order != "C":
         raise TypeError("ravel of a DistArray takes elements in row-major order only")
     return reshape(array, (-1,))
 
 
-def _reshape(array: DistArray, shape: Any = None, order: str = "C", **options: Any) -> DistArray:
-    if order != "C" or options.pop("copy", None) is False:
+def _reshape(array: DistArray, shape: Any, /, order: str = "C", copy: Any = None) -> DistArray:
+    if order != "C" or copy is False:
         raise TypeError("reshape of a DistArray copies elements in row-major order")
     return reshape(array, shape)
+
+
+def _broadcast_to(array: DistArray, shape: Any, /) -> DistArray:
+    return shapes.broadcast_to(array, shape)
+
+
+def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """Return the dtype of a result of tensors, dtypes and Python numbers."""
+    operands: list[Any] = []
+    for operand in arrays_and_dtypes:
+        operands.append(operand.dtype if isinstance(operand, DistArray) else operand)
+    return np.result_type(*operands)
+
+
+def _astype(array: DistArray, dtype: Any, /, copy: bool = True, device: Any = None) -> DistArray:
+    if not copy and array.dtype == dtype:
+        return array
+    return DistArray(array.local.astype(dtype), array.layout, array.own_comm)
 
 
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     # aggregations
     np.sum: partial(reductions.aggregate, "sum"),
     np.prod: partial(reductions.aggregate, "prod"),
-    np.any: _aggregation("any"),
-    np.all: _aggregation("all"),
-    np.max: _aggregation("max"),
-    np.min: _aggregation("min"),
+    np.any: partial(reductions.aggregate, "any"),
+    np.all: partial(reductions.aggregate, "all"),
+    np.max: partial(reductions.aggregate, "max"),
+    np.min: partial(reductions.aggregate, "min"),
     np.mean: reductions.mean,
     np.var: reductions.var,
     np.std: reductions.std,
     np.argmax: partial(reductions.argument_of, "max"),
     np.argmin: partial(reductions.argument_of, "min"),
+    np.cumsum: scans.cumsum,
+    np.cumprod: scans.cumprod,
+    np.cumulative_sum: scans.cumulative_sum,
+    np.cumulative_prod: scans.cumulative_prod,
+    np.diff: scans.diff,
     np.count_nonzero: reductions.count_nonzero,
     np.ptp: reductions.peak_to_peak,
     np.linalg.norm: reductions.norm,
+    # order
+    np.sort: sorting.sort,
+    np.argsort: sorting.argsort,
+    np.searchsorted: sorting.searchsorted,
+    np.nonzero: places.nonzero,
+    np.unique_all: sorting.unique_all,
+    np.unique_counts: sorting.unique_counts,
+    np.unique_inverse: sorting.unique_inverse,
+    np.unique_values: sorting.unique_values,
     # products
     np.dot: products.dot,
     np.vdot: products.vdot,
@@ -177,12 +164,12 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     # shapes
     np.transpose: shapes.transpose,
     np.permute_dims: shapes.transpose,
-    np.matrix_transpose: lambda array: shapes.swapaxes(array, -1, -2),
+    np.matrix_transpose: lambda array, /: shapes.swapaxes(array, -1, -2),
     np.swapaxes: shapes.swapaxes,
     np.moveaxis: shapes.moveaxis,
     np.expand_dims: shapes.expand_dims,
     np.squeeze: shapes.squeeze,
-    np.broadcast_to: shapes.broadcast_to,
+    np.broadcast_to: _broadcast_to,
     np.reshape: _reshape,
     np.ravel: _ravel,
     np.concatenate: shapes.concatenate,
@@ -191,26 +178,35 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.hstack: _hstack,
     np.flip: shapes.flip,
     np.roll: shapes.roll,
+    np.repeat: repeats.repeat,
+    np.tile: repeats.tile,
+    np.unstack: repeats.unstack,
+    np.broadcast_arrays: repeats.broadcast_arrays,
+    np.meshgrid: repeats.meshgrid,
     np.take: indexing.take,
-    np.shape: lambda array: array.shape,
-    np.ndim: lambda array: array.ndim,
-    np.size: _size,
+    np.take_along_axis: places.take_along_axis,
+    np.shape: lambda array, /: array.shape,
+    np.ndim: lambda array, /: array.ndim,
+    np.size: by_blocks.size,
     # elements
-    np.where: _where,
-    np.clip: _clip,
-    np.round: _by_blocks(np.round),
-    np.around: _by_blocks(np.round),
-    np.real: _by_blocks(np.real),
-    np.imag: _by_blocks(np.imag),
-    np.angle: _by_blocks(np.angle),
-    np.nan_to_num: _by_blocks(np.nan_to_num),
-    np.copy: _by_blocks(lambda block: block.copy()),
-    np.astype: _by_blocks(lambda block, dtype, **_: block.astype(dtype)),
-    np.isclose: _is_close,
-    np.allclose: _all_close,
-    np.array_equal: _array_equal,
-    np.zeros_like: _zeros_like,
-    np.empty_like: _zeros_like,
-    np.ones_like: _ones_like,
-    np.full_like: _full_like,
+    np.where: by_blocks.where,
+    np.clip: by_blocks.clip,
+    np.round: on_each_block(np.round),
+    np.around: on_each_block(np.round),
+    np.real: on_each_block(np.real),
+    np.imag: on_each_block(np.imag),
+    np.angle: on_each_block(np.angle),
+    np.nan_to_num: on_each_block(np.nan_to_num),
+    np.tril: by_blocks.tril,
+    np.triu: by_blocks.triu,
+    np.result_type: _result_type,
+    np.copy: on_each_block(lambda block: block.copy()),
+    np.astype: _astype,
+    np.isclose: by_blocks.is_close,
+    np.allclose: by_blocks.all_close,
+    np.array_equal: by_blocks.array_equal,
+    np.zeros_like: by_blocks.zeros_like,
+    np.empty_like: by_blocks.zeros_like,
+    np.ones_like: by_blocks.ones_like,
+    np.full_like: by_blocks.full_like,
 }

@@ -16,6 +16,7 @@ from einmpi.arrays.moving import (
     flat_indices,
     on_one_rank,
 )
+from einmpi.arrays.places import elements_at_indices, nonzero
 from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.selected import Chosen, select_elements
 from einmpi.arrays.shapes import broadcast_to, with_dimensions
@@ -24,7 +25,7 @@ from einmpi.errors import InputError
 from einmpi.kernels.given import as_numpy
 
 Integers: TypeAlias = npt.NDArray[np.int64]
-_KEYS = "integers, slices, None, ..., one list of integers, or a mask of the tensor's shape"
+_KEYS = "integers, slices, None, ..., one list of integers, lists for all dimensions, or a mask"
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,9 @@ def select(array: DistArray, key: Any) -> DistArray:
     """Return the elements that a key selects. All ranks call it."""
     if _is_mask(key):
         return _select_by_mask(array, key)
+    if _is_table_for_each_dimension(array, key):
+        return elements_at_indices(array, key if isinstance(key, tuple) else (key,))
+    key = _with_gathered_tables(key)
     selection = _selection(array, key)
     if array.is_alone():
         selected: Any = array.local[key]
@@ -184,26 +188,71 @@ def _with_result_shape(selected: DistArray, selection: _Selection) -> DistArray:
 
 
 def _is_mask(key: Any) -> bool:
+    return isinstance(key, DistArray | np.ndarray) and key.dtype.kind == "b"
+
+
+def _is_table_for_each_dimension(array: DistArray, key: Any) -> bool:
+    """Return whether a key has an integer or a table of integers for every dimension.
+
+    One of the tables is a DistArray, or there are several of them.
+    """
+    parts = key if isinstance(key, tuple) else (key,)
+    tables = 0
+    has_dist_array = False
+    for part in parts:
+        if isinstance(part, slice | EllipsisType | None):
+            return False
+        if isinstance(part, DistArray):
+            has_dist_array = True
+            if part.dtype.kind not in "iu":
+                raise InputError("index", f"a DistArray has dtype {part.dtype}", _KEYS)
+        if isinstance(part, DistArray | np.ndarray | list):
+            tables += 1
+    return len(parts) == array.ndim and (has_dist_array or tables > 1)
+
+
+def _with_gathered_tables(key: Any) -> Any:
+    """Return a key in which every rank has the DistArrays of integers whole."""
     if isinstance(key, DistArray):
-        return True
-    return isinstance(key, np.ndarray) and key.dtype.kind == "b"
+        return key.gather()
+    if isinstance(key, tuple):
+        return tuple(_with_gathered_tables(part) for part in key)
+    return key
 
 
 def _check_mask(array: DistArray, mask: Any) -> None:
-    if mask.dtype != bool or mask.shape != array.shape:
-        problem = f"the mask has dtype {mask.dtype} and shape {list(mask.shape)}"
-        raise InputError("index", problem, _KEYS)
+    """Refuse a mask of other extents than the tensor; as numpy's, they may be 0."""
+    fits = mask.ndim <= array.ndim
+    for mask_extent, extent in zip(mask.shape, array.shape, strict=False):
+        fits = fits and mask_extent in (extent, 0)
+    if not fits:
+        raise IndexError(
+            f"the mask has shape {list(mask.shape)}; expected the first extents of "
+            f"{list(array.shape)}"
+        )
 
 
 def _select_by_mask(array: DistArray, mask: Any) -> DistArray:
-    """Return the elements, in row-major order, where a mask of the tensor's shape is True."""
+    """Return the elements, in row-major order, where a mask is True.
+
+    The mask has the shape of the tensor, or of its first dimensions.
+    """
     _check_mask(array, mask)
     comm = array.own_comm
     if not isinstance(mask, DistArray):
         mask = DistArray.from_global(mask, comm)
-    # As vectors, both tensors have the same layout.
+    mask_vector = reshape(mask, (-1,))
+    if not mask.size:
+        return DistArray.zeros((0, *array.shape[mask.ndim :]), array.dtype, comm)
+    if mask.ndim < array.ndim:
+        (selected_rows,) = nonzero(mask_vector)
+        rows = reshape(array, (mask.size, *array.shape[mask.ndim :]))
+        return select(rows, selected_rows.gather())
+
     values = reshape(array, (-1,))
-    is_selected = reshape(mask, (-1,)).local
+    if mask_vector.layout != values.layout:
+        mask_vector = mask_vector.redistribute(values.layout)
+    is_selected = mask_vector.host
     # Of ranks that hold the same elements, only one contributes them.
     if values.local.size and values.layout.owns(comm.rank):
         own_values = values.host[is_selected]
@@ -216,10 +265,13 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
     """Replace the elements that a key selects, in place. All ranks call it."""
     if _is_mask(key):
         _check_mask(array, key)
+        if key.ndim < array.ndim:
+            new_dimensions = (1,) * (array.ndim - key.ndim)
+            key = key.reshape((*key.shape, *new_dimensions))
         changed: Any = np.where(key, value, array)
         store(array, changed.astype(array.dtype))
         return
-    selection = _selection(array, key)
+    selection = _selection(array, _with_gathered_tables(key))
     own_block = block_indices(array.layout, array.own_comm.rank)
     places_in_block: list[Integers] = []
     places_in_selection: list[Integers] = []  # of the same elements, in the chosen indices
@@ -241,7 +293,7 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
         array.local[np.ix_(*places_in_block)] = values.reshape(shape_in_block)
 
 
-def take(array: DistArray, indices: Any, axis: int | None = None, **_: Any) -> DistArray:
+def take(array: DistArray, indices: Any, /, axis: int | None = None) -> DistArray:
     """Return the elements at some indices along a dimension.
 
     Without an axis, the indices count all elements in row-major order.

@@ -119,7 +119,7 @@ def matmul(left: Any, right: Any) -> Any:
     return product("matmul", subscripts, left, right)
 
 
-def dot(left: Any, right: Any) -> Any:
+def dot(left: Any, right: Any, /) -> Any:
     """Return the sum of products over the last dimension of `left`, as `numpy.dot`.
 
     Its counterpart is the last dimension but one of `right`, or the only one of a vector.
@@ -131,14 +131,14 @@ def dot(left: Any, right: Any) -> Any:
     return tensordot(left, right, axes=([-1], [right_axis]))
 
 
-def inner(left: Any, right: Any) -> Any:
+def inner(left: Any, right: Any, /) -> Any:
     """Return the sum of products over the last dimensions of both."""
     if np.ndim(left) == 0 or np.ndim(right) == 0:
         return np.multiply(left, right)
     return tensordot(left, right, axes=([-1], [-1]))
 
 
-def tensordot(left: Any, right: Any, axes: Any = 2) -> Any:
+def tensordot(left: Any, right: Any, /, axes: Any = 2) -> Any:
     """Return the sum of products over pairs of dimensions, as `numpy.tensordot`.
 
     An integer `axes` pairs that many of the last dimensions of `left` with the first of `right`.
@@ -173,22 +173,36 @@ def tensordot(left: Any, right: Any, axes: Any = 2) -> Any:
     return product("tensordot", subscripts, left, right)
 
 
-def outer(left: Any, right: Any) -> Any:
+def outer(left: Any, right: Any, /) -> Any:
     """Return the products of all pairs of elements."""
     return product("outer", "a,b->ab", np.ravel(left), np.ravel(right))
 
 
-def vdot(left: Any, right: Any) -> Any:
+def vdot(left: Any, right: Any, /) -> Any:
     """Return the sum of the products of the conjugate elements of `left` and those of `right`."""
     conjugates = np.conjugate(np.ravel(left))
     return product("vdot", "a,a->", conjugates, np.ravel(right))
 
 
-def trace(array: Any) -> Any:
-    """Return the sum of the diagonal of a matrix, or of the first two dimensions."""
-    return product("trace", "aa...->...", array)
+def vecdot(left: Any, right: Any, /, axis: int = -1) -> Any:
+    """Return the sum of products over one dimension; elements of `left` are conjugated."""
+    left_last = np.moveaxis(left, axis, -1)
+    right_last = np.moveaxis(right, axis, -1)
+    return product("vecdot", "...a,...a->...", np.conjugate(left_last), right_last)
 
 
-def diagonal(array: Any) -> Any:
-    """Return the diagonal of a matrix, or of the first two dimensions."""
-    return product("diagonal", "aa...->...a", array)
+def trace(array: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Any:
+    """Return the sum of a diagonal of a matrix, or of two dimensions."""
+    return np.sum(diagonal(array, offset, axis1, axis2), axis=-1, dtype=dtype)
+
+
+def diagonal(array: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    """Return a diagonal of a matrix, or of two dimensions."""
+    matrices = np.moveaxis(array, (axis1, axis2), (0, 1))
+    first_row = max(-offset, 0)
+    first_column = max(offset, 0)
+    extent = min(matrices.shape[0] - first_row, matrices.shape[1] - first_column)
+    extent = max(extent, 0)
+    rows = slice(first_row, first_row + extent)
+    columns = slice(first_column, first_column + extent)
+    return product("diagonal", "aa...->...a", matrices[rows, columns])

@@ -32,7 +32,7 @@ def _axes(array: DistArray, axis: Axis) -> tuple[int, ...]:
     return normalize_axis_tuple(axis, array.ndim)
 
 
-def _with_known_dtype(array: DistArray, name: str) -> DistArray:
+def with_known_dtype(array: DistArray, name: str) -> DistArray:
     """Convert an array, if necessary, to a dtype of the language that holds all its values."""
     if array.dtype.name in cpu_dtypes():
         return array
@@ -49,6 +49,7 @@ def _with_known_dtype(array: DistArray, name: str) -> DistArray:
 def aggregate(
     name: str,
     array: DistArray,
+    /,
     axis: Axis = None,
     dtype: Any = None,
     out: Any = None,
@@ -64,7 +65,7 @@ def aggregate(
     source = array
     if dtype is not None:
         source = array.astype(np.dtype(dtype))
-    source = _with_known_dtype(source, name)
+    source = with_known_dtype(source, name)
     if not axes:
         # Every element is aggregated alone, which may still convert it: numpy does it by blocks.
         numpy_function = getattr(np, name)
@@ -99,38 +100,50 @@ def _refuse_options(name: str, **options: Any) -> None:
             raise TypeError(f"{name} of a DistArray does not take {option}")
 
 
-def mean(array: DistArray, axis: Axis = None, keepdims: bool = False, **options: Any) -> DistArray:
+def mean(
+    array: DistArray, /, axis: Axis = None, keepdims: bool = False, **options: Any
+) -> DistArray:
     """Return the mean along some dimensions."""
     return aggregate("mean", array, axis, keepdims=bool(keepdims), **options)
 
 
 def var(
-    array: DistArray, axis: Axis = None, ddof: float = 0, keepdims: bool = False, **options: Any
+    array: DistArray,
+    /,
+    axis: Axis = None,
+    ddof: float = 0,
+    keepdims: bool = False,
+    correction: float | None = None,
+    **options: Any,
 ) -> DistArray:
     """Return the variance along some dimensions.
 
-    The sum of squares is divided by the number of elements less `ddof`.
+    The sum of squares is divided by the number of elements less `ddof`, which is also called
+    `correction`.
     """
+    if correction is not None:
+        ddof = correction
     variance = aggregate("var", array, axis, keepdims=bool(keepdims), **options)
     if not ddof:
         return variance
     count = prod(array.shape[number] for number in _axes(array, axis))
-    correction = np.nan
+    factor = np.nan
     if count > ddof:
-        correction = count / (count - ddof)
-    corrected: DistArray = variance * correction
+        factor = count / (count - ddof)
+    corrected: DistArray = variance * factor
     return corrected
 
 
-def std(array: DistArray, axis: Axis = None, ddof: float = 0, **options: Any) -> DistArray:
-    """Return the standard deviation along some dimensions."""
-    deviation: Any = np.sqrt(var(array, axis, ddof, **options))
+def std(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
+    """Return the standard deviation along some dimensions; options as for `var`."""
+    deviation: Any = np.sqrt(var(array, axis, **options))
     return as_dist_array(deviation)
 
 
 def argument_of(
     name: str,
     array: DistArray,
+    /,
     axis: int | None = None,
     out: Any = None,
     *,
@@ -153,13 +166,13 @@ def argument_of(
     return aggregate(f"arg{name}", source, axis, keepdims=bool(keepdims))
 
 
-def count_nonzero(array: DistArray, axis: Axis = None, *, keepdims: bool = False) -> DistArray:
+def count_nonzero(array: DistArray, /, axis: Axis = None, *, keepdims: bool = False) -> DistArray:
     """Return how many elements are not zero, along some dimensions."""
     is_nonzero: Any = np.not_equal(array, 0)
     return aggregate("sum", is_nonzero, axis, keepdims=keepdims)
 
 
-def peak_to_peak(array: DistArray, axis: Axis = None, **options: Any) -> DistArray:
+def peak_to_peak(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
     """Return the greatest element minus the least."""
     greatest = aggregate("max", array, axis, **options)
     least = aggregate("min", array, axis, **options)
@@ -167,7 +180,9 @@ def peak_to_peak(array: DistArray, axis: Axis = None, **options: Any) -> DistArr
     return difference
 
 
-def norm(array: DistArray, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> DistArray:
+def norm(
+    array: DistArray, /, ord: Any = None, axis: Axis = None, keepdims: bool = False
+) -> DistArray:
     """Return a norm of vectors, or the Frobenius norm, as `numpy.linalg.norm`."""
     ndim = len(_axes(array, axis))
     absolute = abs(array)

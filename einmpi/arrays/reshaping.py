@@ -134,9 +134,7 @@ def _intervals(layout: Layout, rank: int) -> _Intervals:
     return _Intervals(starts, stops, ends - (stops - starts))
 
 
-def _common_places(
-    one: _Intervals, two: _Intervals
-) -> tuple[slice | Integers, slice | Integers]:
+def _common_places(one: _Intervals, two: _Intervals) -> tuple[slice | Integers, slice | Integers]:
     """Return where the elements that two ranks share are in the block of each."""
     first = np.searchsorted(two.stops, one.starts, side="right")
     last = np.searchsorted(two.starts, one.stops, side="left")

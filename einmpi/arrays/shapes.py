@@ -18,7 +18,7 @@ from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import shape as region_shape
 
 
-def transpose(array: DistArray, axes: Sequence[int] | None = None) -> DistArray:
+def transpose(array: DistArray, /, axes: Sequence[int] | None = None) -> DistArray:
     """Return the tensor with its dimensions in another order; by default reversed."""
     if axes is None:
         order = tuple(reversed(range(array.ndim)))
@@ -59,7 +59,7 @@ def with_dimensions(array: DistArray, order: Sequence[int | None]) -> DistArray:
     return DistArray(local, layout, array.own_comm)
 
 
-def swapaxes(array: DistArray, axis1: int, axis2: int) -> DistArray:
+def swapaxes(array: DistArray, axis1: int, axis2: int, /) -> DistArray:
     """Return the tensor with two of its dimensions swapped."""
     first = normalize_axis_index(axis1, array.ndim)
     second = normalize_axis_index(axis2, array.ndim)
@@ -69,7 +69,7 @@ def swapaxes(array: DistArray, axis1: int, axis2: int) -> DistArray:
     return with_dimensions(array, order)
 
 
-def moveaxis(array: DistArray, source: Any, destination: Any) -> DistArray:
+def moveaxis(array: DistArray, source: Any, destination: Any, /) -> DistArray:
     """Return the tensor with some dimensions at other positions."""
     old_positions = normalize_axis_tuple(source, array.ndim)
     new_positions = normalize_axis_tuple(destination, array.ndim)
@@ -80,7 +80,7 @@ def moveaxis(array: DistArray, source: Any, destination: Any) -> DistArray:
     return with_dimensions(array, order)
 
 
-def expand_dims(array: DistArray, axis: int | Sequence[int]) -> DistArray:
+def expand_dims(array: DistArray, axis: int | Sequence[int], /) -> DistArray:
     """Return the tensor with new dimensions of extent 1 at these positions."""
     added = 1 if isinstance(axis, int) else len(axis)
     new_positions = normalize_axis_tuple(axis, array.ndim + added)
@@ -90,7 +90,7 @@ def expand_dims(array: DistArray, axis: int | Sequence[int]) -> DistArray:
     return with_dimensions(array, order)
 
 
-def squeeze(array: DistArray, axis: int | tuple[int, ...] | None = None) -> DistArray:
+def squeeze(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
     """Return the tensor without all dimensions of extent 1, or without those that are named."""
     dropped: Sequence[int]
     if axis is None:
@@ -159,7 +159,7 @@ def concatenate(
     return DistArray(local, layout, comm)
 
 
-def stack(arrays: Sequence[Any], axis: int = 0) -> DistArray:
+def stack(arrays: Sequence[Any], /, axis: int = 0) -> DistArray:
     """Join tensors of the same shape along a new dimension."""
     tensors = _distributed(arrays)
     position = normalize_axis_index(axis, tensors[0].ndim + 1)
@@ -180,7 +180,7 @@ def _distributed(arrays: Sequence[Any]) -> list[DistArray]:
     return tensors
 
 
-def flip(array: DistArray, axis: int | tuple[int, ...] | None = None) -> DistArray:
+def flip(array: DistArray, /, axis: int | tuple[int, ...] | None = None) -> DistArray:
     """Return the tensor with the order of elements reversed along some dimensions."""
     reversed_axes = tuple(range(array.ndim))
     if axis is not None:
@@ -191,7 +191,7 @@ def flip(array: DistArray, axis: int | tuple[int, ...] | None = None) -> DistArr
     return array[tuple(key)]
 
 
-def roll(array: DistArray, shift: Any, axis: Any = None) -> DistArray:
+def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
     """Return the tensor with elements shifted along dimensions; the last become the first.
 
     Without an axis, the elements are shifted in row-major order.

@@ -57,14 +57,39 @@ class ArrayMethods(NDArrayOperatorsMixin):
             raise TypeError(_DISTRIBUTED)
         return np.array(on_host(self.local), dtype, copy=copy)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
+        return late("array_namespace")(api_version)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[Any, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         if not self.is_alone():
             raise BufferError(_DISTRIBUTED)
-        return self.local.__dlpack__(**options)
+        return self.local.__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         device: tuple[int, int] = self.local.__dlpack_device__()
         return device
+
+    @property
+    def device(self) -> Any:
+        """Where the blocks are: "cpu", or the GPU of this rank as CuPy names it."""
+        if isinstance(self.local, np.ndarray):
+            return "cpu"
+        return self.local.device
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> DistArray:
+        """Return the tensor, which already is on its only device, the memory of the ranks."""
+        if device != self.device:
+            raise ValueError(f"a DistArray on {self.device!r} does not move to {device!r}")
+        return self.copy()
 
     # ---- elements -------------------------------------------------------------------------------
 

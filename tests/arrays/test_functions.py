@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from refusals import error
 
-import einmpi
 from einmpi import DistArray
 from einmpi.comm.threads import run_threads
 from einmpi.planner.mesh import Mesh
@@ -218,8 +217,8 @@ def test_the_dtype_of_a_maximum():
 
 def test_what_is_refused():
     x = DistArray.ones((3, 4))
-    with pytest.raises(TypeError, match=r"numpy\.sort does not take a DistArray; gather\(\)"):
-        np.sort(x)
+    with pytest.raises(TypeError, match=r"numpy\.median does not take a DistArray; gather\(\)"):
+        np.median(x)
     with pytest.raises(TypeError, match="sum of a DistArray does not take where"):
         np.sum(x, where=[True] * 4)
     with pytest.raises(IndexError, match="index 3 is out of range for a dimension of extent 3"):
@@ -228,7 +227,7 @@ def test_what_is_refused():
         x[0, 0, 0]
     with pytest.raises(IndexError, match="single ellipsis"):
         x[..., ..., 1]
-    with pytest.raises(einmpi.InputError, match=r"the mask has dtype bool and shape \[4\]"):
+    with pytest.raises(IndexError, match=r"the mask has shape \[4\]; expected"):
         x[np.ones(4, bool)] = 5
     with pytest.raises(ValueError, match=r"could not be broadcast|shape mismatch"):
         x + np.ones(3)
@@ -236,7 +235,7 @@ def test_what_is_refused():
         x.reshape(5, 5)
     with pytest.raises(ValueError, match="truth value of a tensor with several elements"):
         bool(x)
-    assert error(lambda: x[[0, 1], [1, 0]]).startswith("index: list is not supported here")
+    assert error(lambda: x[[0.5]]).startswith("index: list is not supported here")
     masked = np.ma.masked_equal(np.ones(4), 1)
     assert "is a masked array" in error(lambda: np.add(x, [masked]))
     other = run_threads(1, lambda comm: DistArray.ones((3, 4), comm=comm))[0]

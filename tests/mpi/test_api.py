@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import einmpi
+import einmpi.array_api as xp
 from einmpi.files import fill
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -75,3 +76,20 @@ def test_wrong_input_is_an_error_on_every_rank(world):
     given = np.ones(8 if world.rank else 9)
     with pytest.raises(einmpi.InputError):
         einmpi.run(job, {"X": given})
+
+
+def test_arrays_of_the_standard(world):
+    """New tensors of einmpi.array_api are on all ranks of the world."""
+    x = xp.reshape(xp.arange(60.0), (12, 5))
+    whole = np.arange(60.0).reshape(12, 5)
+    assert x.comm.size == world.size
+    np.testing.assert_array_equal(x[::-2, 1:].gather(), whole[::-2, 1:])
+    np.testing.assert_array_equal(xp.roll(x, 7).gather(), np.roll(whole, 7))
+    np.testing.assert_array_equal(
+        xp.concat([x, x[3:]]).gather(), np.concatenate([whole, whole[3:]])
+    )
+    shuffled = x[np.random.default_rng(0).permutation(12)]
+    np.testing.assert_array_equal(xp.sort(xp.reshape(shuffled, (-1,))).gather(), np.arange(60.0))
+    values, counts = xp.unique_counts(x % 7)
+    assert values.tolist() == list(range(7)) and int(xp.sum(counts)) == 60
+    np.testing.assert_allclose(xp.cumulative_sum(x, axis=0).gather(), np.cumsum(whole, 0))

@@ -1,0 +1,237 @@
+"""Sorted DistArrays: rows that are whole on a rank, and vectors by a sort of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.array_utils import normalize_axis_index
+
+from einmpi.arrays.elementwise import on_blocks
+from einmpi.arrays.moving import block_indices
+from einmpi.arrays.places import elements_at, nonzero
+from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.scans import cumsum
+from einmpi.arrays.shapes import concatenate
+from einmpi.arrays.whole_axes import along_axes
+from einmpi.comm.base import Comm
+from einmpi.comm.programs import abort_on_divergence
+from einmpi.compiled.dist_array import DistArray
+from einmpi.kernels.given import as_numpy
+
+Array: TypeAlias = npt.NDArray[Any]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+def sort(
+    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
+) -> DistArray:
+    """Return the elements in ascending order along a dimension; without one, all of them."""
+    if axis is None:
+        array = reshape(array, (-1,))
+        axis = 0
+    dimension = normalize_axis_index(axis, array.ndim)
+    if _is_sorted_by_all_ranks(array, dimension):
+        values, _ = _sorted_vector(array)
+        return reshape(values, array.shape)
+    return along_axes(lambda block: np.sort(block, axis=dimension, kind="stable"), array, dimension)
+
+
+def argsort(
+    array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
+) -> DistArray:
+    """Return the indices that sort the elements; equal elements keep their order."""
+    if axis is None:
+        array = reshape(array, (-1,))
+        axis = 0
+    dimension = normalize_axis_index(axis, array.ndim)
+    if _is_sorted_by_all_ranks(array, dimension):
+        _, places = _sorted_vector(array)
+        return reshape(places, array.shape)
+
+    def sort_block(block: Array) -> Array:
+        return np.argsort(block, axis=dimension, kind="stable")
+
+    return along_axes(sort_block, array, dimension)
+
+
+def _is_sorted_by_all_ranks(array: DistArray, dimension: int) -> bool:
+    """Return whether there is a single row, which no rank could sort without the others."""
+    return not array.is_alone() and array.size == array.shape[dimension]
+
+
+# ---- one row on all ranks -----------------------------------------------------------------------
+
+
+def _sorted_vector(array: DistArray) -> tuple[DistArray, DistArray]:
+    """Sort all elements of a tensor; return them, and their places before. All ranks call it.
+
+    Each rank sorts its own and offers a few of them, evenly spaced, as limits. Limits that divide
+    the offered elements evenly divide all elements nearly so: elements between two limits go to
+    one rank, which sorts them. Equal elements are ordered by their places.
+    """
+    comm = array.own_comm
+    vector = reshape(array, (-1,))
+    if vector.layout.owns(comm.rank) and vector.region is not None:
+        values = vector.host
+        places = block_indices(vector.layout, comm.rank)[0]
+    else:
+        values = np.empty(0, array.dtype)
+        places = np.empty(0, np.int64)
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    places = places[order]
+
+    evenly_spaced = (np.arange(comm.size) * len(values)) // comm.size
+    if not len(values):
+        evenly_spaced = evenly_spaced[:0]
+    offered_values = _gathered(values[evenly_spaced], comm)
+    offered_places = _gathered(places[evenly_spaced], comm)
+    order = np.lexsort((offered_places, offered_values))
+    starts = np.zeros(comm.size + 1, np.int64)
+    starts[comm.size] = len(values)
+    for rank in range(1, comm.size):
+        if len(order):
+            limit = order[rank * len(order) // comm.size]
+            starts[rank] = _elements_before(
+                values, places, offered_values[limit], offered_places[limit]
+            )
+    counts = np.diff(starts)
+    own_values = _sent_to_ranks(values, counts, comm)
+    own_places = _sent_to_ranks(places, counts, comm)
+    order = np.lexsort((own_places, own_values))
+    sorted_values = DistArray.from_local(own_values[order], comm=comm)
+    sorted_places = DistArray.from_local(own_places[order], comm=comm)
+    return sorted_values, sorted_places
+
+
+def _elements_before(values: Array, places: Integers, limit: Any, place_of_limit: int) -> int:
+    """Return how many of the sorted elements come before a limit."""
+    first_equal = int(np.searchsorted(values, limit, side="left"))
+    after_equal = int(np.searchsorted(values, limit, side="right"))
+    equal_before = np.searchsorted(places[first_equal:after_equal], place_of_limit)
+    return first_equal + int(equal_before)
+
+
+def _gathered(own: Array, comm: Comm) -> Array:
+    """Return the elements of all ranks, on every rank."""
+    gathered: Array = DistArray.from_local(own, comm=comm).gather()
+    return gathered
+
+
+def _sent_to_ranks(own: Array, counts: Integers, comm: Comm) -> Array:
+    """Send consecutive elements to ranks, so many to each; return what this rank gets."""
+    texts = comm.allgather_text(",".join(map(str, counts.tolist())))
+    receive_counts = [int(text.split(",")[comm.rank]) for text in texts]
+    parts = np.split(own, np.cumsum(counts)[:-1])
+    kept = parts[comm.rank]
+    parts[comm.rank] = own[:0]
+    send_counts = counts.tolist()
+    send_counts[comm.rank] = 0
+    receive_counts[comm.rank] = 0
+    received = np.empty(sum(receive_counts), own.dtype)
+    with abort_on_divergence(comm):
+        everyone = tuple(range(comm.size))
+        comm.alltoallv(everyone, np.concatenate(parts), send_counts, received, receive_counts)
+    return np.concatenate([kept, received])
+
+
+# ---- sets ---------------------------------------------------------------------------------------
+
+
+class UniqueAll(NamedTuple):
+    """What `unique_all` returns."""
+
+    values: DistArray
+    indices: DistArray
+    inverse_indices: DistArray
+    counts: DistArray
+
+
+class UniqueCounts(NamedTuple):
+    """What `unique_counts` returns."""
+
+    values: DistArray
+    counts: DistArray
+
+
+class UniqueInverse(NamedTuple):
+    """What `unique_inverse` returns."""
+
+    values: DistArray
+    inverse_indices: DistArray
+
+
+def unique_values(array: DistArray, /) -> DistArray:
+    """Return the different elements, in ascending order. A nan differs from every other one."""
+    ascending = sort(array, axis=None)
+    return ascending[_is_first_of_equals(ascending)]
+
+
+def unique_counts(array: DistArray, /) -> UniqueCounts:
+    """Return the different elements and how often each occurs."""
+    ascending = sort(array, axis=None)
+    is_first = _is_first_of_equals(ascending)
+    return UniqueCounts(ascending[is_first], _group_lengths(is_first))
+
+
+def unique_inverse(array: DistArray, /) -> UniqueInverse:
+    """Return the different elements, and for each element of the tensor its place among them."""
+    found = unique_all(array)
+    return UniqueInverse(found.values, found.inverse_indices)
+
+
+def unique_all(array: DistArray, /) -> UniqueAll:
+    """Return the different elements, where each occurs first, the inverse and the counts."""
+    order = argsort(array, axis=None)
+    ascending = elements_at(array, order)
+    is_first = _is_first_of_equals(ascending)
+    groups = cumsum(is_first.astype(np.int64), axis=0) - 1
+    # `groups` are in ascending order of the elements: bring them back to the places before.
+    places_in_order = argsort(order, axis=0)
+    inverse = reshape(elements_at(groups, places_in_order), array.shape)
+    return UniqueAll(ascending[is_first], order[is_first], inverse, _group_lengths(is_first))
+
+
+def _is_first_of_equals(ascending: DistArray) -> DistArray:
+    """Return, for each element of a sorted vector, whether it differs from the one before."""
+    if not ascending.size:
+        return ascending.astype(bool)
+    differs: Any = np.not_equal(ascending[1:], ascending[:-1])
+    first = DistArray.ones(1, bool, ascending.own_comm)
+    return concatenate([first, differs])
+
+
+def _group_lengths(is_first: DistArray) -> DistArray:
+    """Return how many elements each group of equal elements has."""
+    (starts,) = nonzero(is_first)
+    end = DistArray.full(1, is_first.size, np.int64, is_first.own_comm)
+    limits = concatenate([starts, end])
+    lengths: DistArray = limits[1:] - limits[:-1]
+    return lengths
+
+
+def searchsorted(
+    sorted_values: Any, values: Any, /, side: str = "left", sorter: Any = None
+) -> DistArray:
+    """Return where elements would have to be inserted in a sorted vector to keep it sorted.
+
+    Every rank gets the sorted vector whole, and searches for the elements of its own block.
+    """
+    if isinstance(sorter, DistArray):
+        sorter = sorter.gather()
+    if isinstance(sorted_values, DistArray):
+        comm = sorted_values.own_comm
+        whole = sorted_values.gather()
+    else:
+        comm = values.own_comm
+        whole = as_numpy("searchsorted", "the sorted vector", sorted_values)
+    if not isinstance(values, DistArray):
+        values = DistArray.from_global(values, comm)
+
+    def search(block: Array) -> Array:
+        return np.asarray(np.searchsorted(whole, block, side=side, sorter=sorter))  # type: ignore[call-overload]
+
+    found: DistArray = on_blocks("searchsorted", search, (values,))
+    return found
