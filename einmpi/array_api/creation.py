@@ -24,7 +24,16 @@ def asarray(
         return _converted(obj, dtype, copy)
     if copy is False:
         raise ValueError("a new tensor has copies of the elements; copy=False is not possible")
-    return DistArray.from_global(np.array(obj, dtype))
+    return DistArray.from_global(np.array(_with_numbers(obj), dtype))
+
+
+def _with_numbers(obj: Any) -> Any:
+    """Return nested lists with numbers in place of tensors without dimensions."""
+    if isinstance(obj, list | tuple):
+        return [_with_numbers(part) for part in obj]
+    if isinstance(obj, DistArray):
+        return obj.gather()
+    return obj
 
 
 def _converted(array: DistArray, dtype: Any, copy: bool | None) -> DistArray:

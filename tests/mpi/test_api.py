@@ -90,6 +90,7 @@ def test_arrays_of_the_standard(world):
     )
     shuffled = x[np.random.default_rng(0).permutation(12)]
     np.testing.assert_array_equal(xp.sort(xp.reshape(shuffled, (-1,))).gather(), np.arange(60.0))
+    assert xp.asarray([[x[0, 1], 2], [3, x[11, 4]]]).tolist() == [[1, 2], [3, 59]]
     values, counts = xp.unique_counts(x % 7)
     assert values.tolist() == list(range(7)) and int(xp.sum(counts)) == 60
     np.testing.assert_allclose(xp.cumulative_sum(x, axis=0).gather(), np.cumsum(whole, 0))
