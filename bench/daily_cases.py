@@ -69,8 +69,7 @@ def nearest_three(xp: Any, Q: Array, X: Array) -> tuple[Array, ...]:
     distances = (Q * Q).sum(axis=1)[:, None] - 2 * (Q @ X.T) + (X * X).sum(axis=1)
     unordered = xp.argpartition(distances, 3, axis=1)[:, :3]
     order = xp.argsort(xp.take_along_axis(distances, unordered, axis=1), axis=1)
-    found = xp.take_along_axis(unordered, order, axis=1)
-    return found[:, 0], found[:, 1], found[:, 2]
+    return (xp.take_along_axis(unordered, order, axis=1),)
 
 
 K_NEAREST = Case(
@@ -79,9 +78,7 @@ D[i,j]    = sum(Q[i,f]**2) - 2 * sum(Q[i,f] * X[j,f]) + sum(X[j,f]**2)
 first[i]  = argmin[j](D[i,j])
 second[i] = argmin[j](where(j == first[i], inf, D[i,j]))
 third[i]  = argmin[j](where((j == first[i]) | (j == second[i]), inf, D[i,j]))
-nearest1[i] = first[i]
-nearest2[i] = second[i]
-nearest3[i] = third[i]
+N[i,k:3]  = where(k == 0, first[i], where(k == 1, second[i], third[i]))
 """,
     sizes={"queries": 1000, "points": 5000, "features": 32},
     small={"queries": 45, "points": 90, "features": 4},

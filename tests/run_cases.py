@@ -30,6 +30,10 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
     "softmax": {"even": {"rows": 96, "columns": 48}, "odd": {"rows": 53, "columns": 29}},
     "attention": {"even": {"s": 48, "a": 96, "h": 24}, "odd": {"s": 19, "a": 35, "h": 5}},
     "shortest_path": {"even": {"n": 48}, "odd": {"n": 23}},
+    "nearest": {"odd": {"queries": 31, "points": 43, "f": 5}},
+    "pca": {"odd": {"samples": 53, "f": 7}},
+    "heat": {"odd": {"n": 29}},
+    "convolution": {"odd": {"images": 3, "pixels": 16, "filters": 5}},
 }
 
 PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {

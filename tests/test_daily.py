@@ -41,6 +41,7 @@ def test_values_and_bytes(name, ranks):
     assert moved == counted if case.is_exact else moved <= counted
 
 
+@pytest.mark.slow
 def test_the_benchmark_runs(tmp_path):
     command = [sys.executable, "bench/daily.py", "--small", "--repeat", "1"]
     done = subprocess.run(

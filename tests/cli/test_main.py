@@ -102,17 +102,57 @@ def shortest_path(W):
     return {"D64": D}
 
 
+def nearest(Q, P):
+    distances = np.square(Q[:, None, :] - P[None, :, :]).sum(axis=2)
+    return {"N": np.argsort(distances, axis=1)[:, :3]}
+
+
+def pca(X):
+    """The leading eigenvector of the covariance matrix, nearly: after four steps."""
+    C = np.cov(X.T)
+    v = np.linalg.matrix_power(C, 4) @ np.ones(len(C))
+    v /= np.linalg.norm(v)
+    return {"variance": (X @ v).var(ddof=1)}
+
+
+def heat(U, rate):
+    for _ in range(2):
+        around = U[:-2, 1:-1] + U[2:, 1:-1] + U[1:-1, :-2] + U[1:-1, 2:]
+        new = U.copy()
+        new[1:-1, 1:-1] += rate * (around - 4 * U[1:-1, 1:-1])
+        U = new
+    return {"W": U}
+
+
+def convolution(X, F, bias):
+    windows = np.lib.stride_tricks.sliding_window_view(X, F.shape[2:], axis=(2, 3))
+    conv = np.einsum("ncijab,ocab->noij", windows, F) + bias[:, None, None]
+    rows = conv.shape[2] // 2
+    squares = np.maximum(conv, 0).reshape(*conv.shape[:2], rows, 2, rows, 2)
+    return {"pooled": squares.max(axis=(3, 5))}
+
+
 BY_NUMPY = {
     "chain": chain,
     "softmax": softmax,
     "attention": attention,
     "distances": distances,
     "shortest_path": shortest_path,
+    "nearest": nearest,
+    "pca": pca,
+    "heat": heat,
+    "convolution": convolution,
 }
 
 
 def test_every_job_has_its_own_check():
     assert {name.removesuffix(".toml") for name in JOBS} == set(BY_NUMPY)
+
+
+def test_every_job_is_listed():
+    page = (ROOT / "docs" / "command_line.md").read_text()
+    listed = re.findall(r"^\| `(\w+\.toml)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(JOBS)
 
 
 def summaries(text):
@@ -145,7 +185,8 @@ def test_run_equals_numpy(name, folder):
     assert len(without_times(done.stdout)) == len(wanted)
     for tensor, array in wanted.items():
         dtype, shape, norm, least, greatest = found[tensor]
-        assert dtype == job.dtype and shape == "×".join(map(str, array.shape))
+        assert dtype == (job.dtype if array.dtype.kind == "f" else "int64")
+        assert shape == ("×".join(map(str, array.shape)) or "scalar")
         scale = np.abs(array).max()
         np.testing.assert_allclose(norm, np.linalg.norm(array.ravel()), rtol=1e-4)
         np.testing.assert_allclose(
