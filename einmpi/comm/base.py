@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy.typing as npt
 
+from einmpi.graph.dtypes import DTYPES
+
 Array = npt.NDArray[Any]
 Group = tuple[int, ...]
 # The elements for each member of a group. Their pieces lie one after another in a buffer.
@@ -18,7 +20,7 @@ Counts = Sequence[int]
 
 # All dtypes can be sent, but only these are summed by a Comm: MPI has no float16, and numpy's sum
 # of bool is a logical or.
-SUMMABLE = frozenset({"float32", "float64", "complex64", "complex128", "int32", "int64"})
+SUMMABLE = frozenset(name for name, dtype in DTYPES.items() if dtype.mpi)
 
 
 class Comm(Protocol):

@@ -146,10 +146,10 @@ def _normal(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Arra
 def _uniform(spec: InputSpec, dtype: DType, word: npt.NDArray[np.uint64]) -> Array:
     if dtype.kind == "b":
         return (word & np.uint64(1)).astype(dtype)
-    if dtype.kind == "i":
+    if dtype.kind in "iu":
         # Unsigned arithmetic wraps around, so the widest range works too.
         offset = word % np.uint64(int(spec.high) - int(spec.low))
-        return (offset + np.uint64(int(spec.low) % 2**64)).view(np.int64).astype(dtype)
+        return (offset + np.uint64(int(spec.low) % 2**64)).astype(dtype)
     fraction = (word >> 11) * 2.0**-53
     values = (spec.low * (1.0 - fraction) + spec.high * fraction).astype(dtype)
     # Rounding may reach `high`, which is excluded.

@@ -134,7 +134,9 @@ def _same(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _widened(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.int64) if dtype.kind in "bi" else dtype
+    if dtype.kind in "bi":
+        return np.dtype(np.int64)
+    return np.dtype(np.uint64) if dtype.kind == "u" else dtype
 
 
 def _truth(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -142,7 +144,7 @@ def _truth(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 _SAME_TEXT = "that of the argument"
-_WIDENED_TEXT = "that of the argument; int64 for bool and int32"
+_WIDENED_TEXT = "that of the argument; int64 for bool and integers, uint64 for unsigned integers"
 
 # ---- neutral elements ---------------------------------------------------------------------------
 

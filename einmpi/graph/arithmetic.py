@@ -96,7 +96,7 @@ def call_type(op: str, args: Sequence[Scalar], types: Sequence[Type]) -> Type:
     operation = OPERATIONS[op]
     result = _result_type(operation, tuple(types))
     dtype = np.dtype(result)
-    if dtype.kind != "i" or operation.is_comparison or operation.is_cast:
+    if dtype.kind not in "iu" or operation.is_comparison or operation.is_cast:
         return result
     limits = np.iinfo(dtype)
     for arg in args:

@@ -22,7 +22,7 @@ class DType:
     name : str
         The name in programs and job files, which is numpy's.
     kind : str
-        numpy's letter: b (bool), i (integer), f (float) or c (complex).
+        numpy's letter: b (bool), i (integer), u (unsigned integer), f (float) or c (complex).
     itemsize : int
         Bytes of one number in memory.
     documentation : str
@@ -149,36 +149,33 @@ _add(
         file_dtype="complex128",
     )
 )
-_add(
-    DType(
-        name="int32",
-        kind="i",
-        itemsize=4,
-        documentation="integer from −2³¹ to 2³¹ − 1",
-        cuda_type="int",
-        cuda_stored="int",
-        numba_stored="int32",
-        accumulator="int32",
-        real="int32",
-        mpi="INT32_T",
-        file_dtype="int32",
-    )
+# Integers: name, the C++ type of CUDA kernels, range.
+_INTEGERS = (
+    ("int8", "signed char", "−128 to 127"),
+    ("int16", "short", "−32768 to 32767"),
+    ("int32", "int", "−2³¹ to 2³¹ − 1"),
+    ("int64", "Long", "−2⁶³ to 2⁶³ − 1"),
+    ("uint8", "unsigned char", "0 to 255"),
+    ("uint16", "unsigned short", "0 to 65535"),
+    ("uint32", "unsigned", "0 to 2³² − 1"),
+    ("uint64", "ULong", "0 to 2⁶⁴ − 1"),
 )
-_add(
-    DType(
-        name="int64",
-        kind="i",
-        itemsize=8,
-        documentation="integer from −2⁶³ to 2⁶³ − 1",
-        cuda_type="Long",
-        cuda_stored="Long",
-        numba_stored="int64",
-        accumulator="int64",
-        real="int64",
-        mpi="INT64_T",
-        file_dtype="int64",
+for _name, _cuda_type, _range in _INTEGERS:
+    _add(
+        DType(
+            name=_name,
+            kind=np.dtype(_name).kind,
+            itemsize=np.dtype(_name).itemsize,
+            documentation=f"integer from {_range}",
+            cuda_type=_cuda_type,
+            cuda_stored=_cuda_type,
+            numba_stored=_name,
+            accumulator=_name,
+            real=_name,
+            mpi=f"{_name.upper()}_T",
+            file_dtype=_name,
+        )
     )
-)
 _add(
     DType(
         name="bool",
@@ -186,7 +183,7 @@ _add(
         itemsize=1,
         documentation="True or False",
         cuda_type="bool",
-        cuda_stored="unsigned char",
+        cuda_stored="Truth",
         numba_stored="uint8",
         accumulator="bool",
         real="bool",

@@ -245,6 +245,6 @@ def einsum_type(einsum: EinSum, types: Sequence[Type]) -> np.dtype[Any]:
             if isinstance(entry, str | Const):
                 continue
             dtype = np.dtype(infer(entry, leaf))
-            if dtype.kind != "i":
+            if dtype.kind not in "iu":
                 raise OperationError(f"an index is {dtype.name}", "an integer")
     return aggregate_type(einsum.aggregation, infer(einsum.function, leaf))

@@ -104,6 +104,7 @@ _function(
     {
         "b": "{0}",
         "i": "pick({0} < 0, {t}(-{0}), {0})",
+        "u": "{0}",
         "f": "abs({0})",
         "c": "math.hypot({0}.real, {0}.imag)",
     },
@@ -121,7 +122,7 @@ def _rounding(name: str, ufunc: np.ufunc, documentation: str, cpu: Mapping[str, 
     """Register a function that rounds floats; integers and bools are whole already."""
 
     def function(values: Any) -> Any:
-        if np.asarray(values).dtype.kind in "bi":
+        if np.asarray(values).dtype.kind in "biu":
             return values
         return ufunc(values)
 

@@ -41,7 +41,8 @@ class Operation:
     is_comparison : bool
         Whether the operation compares: a chain of comparisons is joined by &.
     cpu : mapping
-        The text in compiled CPU kernels by kind of number (b, i, f, c; "" for all others).
+        The text in compiled CPU kernels by kind of number (b, i, u, f, c; "" for all others). Kind
+        u has the text of i if it has none of its own.
         {0}, {1}, {2} are the arguments, {t} is their dtype, {r} the dtype of their real part,
         {n} a new name. Assignments may precede the last expression, each ended by "; ". A kind
         without text is computed by numpy.
@@ -49,7 +50,8 @@ class Operation:
         Whether the CPU text becomes many instructions: loops with it are unrolled less.
     cuda : str
         The C++ expression in CUDA kernels, with {0}, {1}, {2} for the arguments, which have the
-        types bool, int, Long, float, double or Complex<…>.
+        types bool, signed char, short, int, Long, their unsigned forms, float, double or
+        Complex<…>.
     cuda_source : str
         C++ functions that `cuda` calls in addition to those of device_functions, "" for none.
     derivative : callable or None

@@ -42,7 +42,7 @@ def _convert(values: Any, dtype: str) -> Any:
     """
     array = np.asarray(values)
     converted = array.astype(dtype)
-    if converted.dtype.kind != "i" or array.dtype.kind not in "fV":
+    if converted.dtype.kind not in "iu" or array.dtype.kind not in "fV":
         return converted
     limits = np.iinfo(converted.dtype)
     numbers = array.astype(np.float64)  # limits would be inf in half precision

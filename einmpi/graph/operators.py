@@ -146,6 +146,9 @@ register_operation(
                 "{n}q = pick({1} == -1, {t}(-{0}), {t}({0} // {n}d)); "
                 "pick({1} == 0, {t}(0), {n}q)"
             ),
+            "u": (
+                "{n}d = pick({1} == 0, {t}(1), {1}); pick({1} == 0, {t}(0), {t}({0} // {n}d))"
+            ),
             # numpy subtracts the remainder first, so that the quotient is whole up to rounding.
             "f": (
                 "{n}m = fmod({0}, {1}); "
@@ -175,6 +178,7 @@ register_operation(
         cpu={
             # The processor may trap on x % -1.
             "i": "{n}d = pick(({1} == 0) | ({1} == -1), {t}(1), {1}); {0} % {n}d",
+            "u": "{n}d = pick({1} == 0, {t}(1), {1}); {0} % {n}d",
             "f": (
                 "{n}m = fmod({0}, {1}); "
                 "{n}s = pick(({n}m < 0) != ({1} < 0), {n}m + {1}, {n}m); "
@@ -193,7 +197,7 @@ register_operation(
         dtypes=as_ufunc(np.negative),
         symbol="-",
         precedence=7,
-        cpu={"": "-{0}"},
+        cpu={"u": "{t}(0) - {0}", "": "-{0}"},
         cuda="minus({0})",
     )
 )

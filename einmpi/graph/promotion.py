@@ -27,15 +27,20 @@ def as_ufunc(ufunc: np.ufunc) -> DtypeRule:
 
 
 def as_comparison(ufunc: np.ufunc) -> DtypeRule:
-    """The rule of a comparison: small integers are compared as int64."""
+    """The rule of a comparison: integers that int64 holds are compared as int64.
+
+    So a constant that does not fit into the other dtype can still be compared with it. numpy
+    compares uint64 with int64 as the numbers that they are.
+    """
     resolve = as_ufunc(ufunc)
+    int64 = np.dtype(np.int64)
 
     def rule(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
         first, second, result = resolve(types)
-        if first.name in ("bool", "int32"):
-            # A constant that does not fit into int32 can still be compared with it.
-            first = np.dtype(np.int64)
-            second = np.dtype(np.int64)
+        if first.kind in "biu" and (first.name != "uint64" or types[0] is int):
+            first = int64
+        if second.kind in "biu" and (second.name != "uint64" or types[1] is int):
+            second = int64
         return first, second, result
 
     return rule
@@ -65,7 +70,7 @@ def as_rounding(ufunc: np.ufunc) -> DtypeRule:
 
     def rule(types: tuple[Type, ...]) -> tuple[np.dtype[Any], ...]:
         dtype = np.dtype(types[0])
-        return (dtype, dtype) if dtype.kind in "bi" else resolve(types)
+        return (dtype, dtype) if dtype.kind in "biu" else resolve(types)
 
     return rule
 

@@ -64,7 +64,7 @@ class _ProductSplitter:
         return infer(expression, leaf)
 
     def kind(self, expression: Scalar) -> str:
-        """Return the kind of numbers of an expression: b, i, f or c."""
+        """Return the kind of numbers of an expression: b, i, u, f or c."""
         return DTYPES[np.dtype(self.type(expression)).name].kind
 
     def split(self) -> None:
@@ -129,7 +129,7 @@ class _ProductSplitter:
             for arg in expression.args:
                 factors.extend(self.factors(arg))
             return factors
-        if self.op == "*" and expression.op == "neg":
+        if self.op == "*" and expression.op == "neg" and self.dtype.kind != "u":
             return [Const(-1), *self.factors(expression.args[0])]
         if self.op == "*" and expression.op == "/":
             dividend, divisor = expression.args
@@ -169,7 +169,7 @@ class _ProductSplitter:
         """Return whether factors may be aggregated and multiplied in any order.
 
         Integers must give the same bits: they wrap around in the dtype of the product, and their
-        sum is int64. With at most one factor that is not a bool no product wraps around.
+        sum is int64 or uint64. With at most one factor that is not a bool no product wraps around.
         """
         record = AGGREGATIONS[str(self.aggregation)]
         if self.op in record.exact_over:

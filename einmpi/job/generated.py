@@ -33,7 +33,7 @@ def read_generated(
     """Return the input with its shape and with what its values depend on."""
     path = ("inputs", spec.name)
     random = choice(document, (*path, "random"), RANDOM, "")
-    if random == "normal" and DTYPES[dtype].kind in "ib":
+    if random == "normal" and DTYPES[dtype].kind in "iub":
         raise InputError(
             spec.place,
             f"input {spec.name} cannot be both normal and {dtype}",
@@ -103,7 +103,7 @@ def _read_limits(
     low = limits["low"]
     high = limits["high"]
     place = document.place(path)
-    is_integer = DTYPES[dtype].kind == "i"
+    is_integer = DTYPES[dtype].kind in "iu"
     if random == "uniform" and is_integer and lookup(document, (*path, "high")) is None:
         raise InputError(
             place,
@@ -132,7 +132,7 @@ def _read_limit(document: Document, path: KeyPath, random: str, dtype: str) -> i
         )
     least: int | float
     most: int | float
-    if kind == "i":
+    if kind in "iu":
         if type(given) is not int:
             raise InputError(place, f"{key} is {kind_of(given)}", "an integer")
         least = int(np.iinfo(dtype).min)

@@ -6,7 +6,7 @@ import math
 
 from einmpi.graph.scalar import Const, Scalar
 
-MAX_EXPONENT = {"i": 64, "f": 4, "c": 3}  # by kind of number; numpy's results are the same
+MAX_EXPONENT = {"i": 64, "u": 64, "f": 4, "c": 3}  # by kind of number; numpy's results are the same
 
 
 def whole_power(exponent: Scalar, kind: str) -> int | None:

@@ -62,7 +62,7 @@ def _long_product(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Arra
     """Return a sum of products of three or more tensors by opt_einsum; None for all else.
 
     Computed as written, four matrices of n rows would take n⁵ steps. The order of a product only
-    changes the rounding if nothing overflows, and nothing at all in int64.
+    changes the rounding if nothing overflows, and nothing at all in int64 and uint64.
     """
     factors = _plain_factors(einsum, operands)
     if einsum.aggregation != "sum" or len(factors) <= 2 or einsum.calls() == 0:
@@ -78,7 +78,7 @@ def _long_product(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Arra
             bound *= max(1.0, largest_value)
         if bound > float(np.finfo(product).max):
             return None
-    elif any(array.dtype != np.int64 for array in arrays):
+    elif any(array.dtype != dtype for array in arrays):
         return None
     arguments: list[Any] = []
     for array, index in factors:
@@ -137,7 +137,7 @@ def _plain_factors(
         used.update(labels)
         factors.append((operands[node.position], labels))
     kinds = {array.dtype.kind for array, _ in factors}
-    mixes_integers = len(kinds) > 1 and "i" in kinds
+    mixes_integers = len(kinds) > 1 and not kinds.isdisjoint("iu")
     if mixes_integers or used != set(einsum.labels):
         return []
     return factors

@@ -219,7 +219,7 @@ class Expressions:
         """Return an index that is computed: by a tensor, by arithmetic on labels, or a constant."""
         scalar, kind = self.expression(node, scope, macro)
         dtype = np.dtype(kind)
-        if dtype.kind != "i":
+        if dtype.kind not in "iu":
             what = f"the index {ast.unparse(node)} is {dtype.name}"
             raise InputError(self.where(node), what, "an integer")
         if isinstance(scalar, Const):

@@ -13,7 +13,7 @@ from einmpi.graph.scalar import Const
 from einmpi.language.symbols import TypedScalar
 
 # The types of Python that adapt like those of constants, by the kind of a dtype.
-_PYTHON_TYPES: dict[str, type] = {"b": bool, "i": int, "f": float, "c": complex}
+_PYTHON_TYPES: dict[str, type] = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
 def with_cast_parameters(op: str, arguments: Sequence[TypedScalar]) -> Sequence[TypedScalar]:

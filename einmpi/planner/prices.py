@@ -64,7 +64,8 @@ class Prices:
         """Return the femtoseconds that one operation of a vertex takes."""
         assert self.machine is not None, "no machine was measured"
         if _is_product(vertex):
-            return self.machine.multiply.get(vertex.dtype, self.machine.element)
+            dtype = "int64" if vertex.dtype == "uint64" else vertex.dtype
+            return self.machine.multiply.get(dtype, self.machine.element)
         return self.machine.element
 
 

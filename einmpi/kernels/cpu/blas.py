@@ -90,8 +90,10 @@ def _product_dtype(contraction: Contraction, dtype: np.dtype[Any], factors: Iter
     """
     if dtype == np.float16:
         return "float32"
-    if dtype.kind != "i" or len(contraction.positions) == 1:
+    if dtype.kind not in "iu" or len(contraction.positions) == 1:
         return dtype.name
+    if dtype.kind == "u" and contraction.scale < 0:
+        return dtype.name  # wraps around
     extent = dict(contraction.extents)
     terms = size_of(drop_labels(extent, contraction.indices[-1]), extent)
     largest_product = prod(max(1, -int(array.min()), int(array.max())) for array in factors)
@@ -155,7 +157,7 @@ def _execute(lowering: Lowering, views: list[LabelledArray], scale: Number) -> N
 
 def _constant(scale: Any, dtype: np.dtype[Any]) -> Any:
     """Return the constant for an array of this dtype; an integer wraps around like its products."""
-    if dtype.kind in "bi":
+    if dtype.kind in "biu":
         return np.array(scale % 2**64, "u8").astype(dtype)
     return scale
 

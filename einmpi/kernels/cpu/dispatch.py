@@ -66,15 +66,18 @@ def compute_einsum(
 
 
 def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:
-    """Return whether products of 32-bit integers may wrap around.
+    """Return whether products of integers may wrap around before they are summed.
 
     BLAS would compute the exact product, and so differ from the definition of the operation. An
     operand that is squared counts twice.
     """
     factors = [operands[position] for position in contraction.positions]
-    if np.result_type(*factors) != np.int32:
-        return False
+    product = np.result_type(*factors)
+    if product.kind not in "iu" or product.itemsize == 8:
+        return False  # sums have 64 bits too, so that both wrap around alike
     if not all(array.size for array in factors):
         return False
+    if product.kind == "u" and contraction.scale < 0:
+        return True
     largest = [max(abs(int(array.min())), abs(int(array.max()))) for array in factors]
-    return prod(largest) * abs(contraction.scale) >= 2**31
+    return prod(largest) * abs(contraction.scale) > np.iinfo(product).max

@@ -78,7 +78,8 @@ def whole(context: Any, kind: Any, number: Any) -> Any:
     def code(target: Any, builder: Any, signature: Any, args: Any) -> Any:
         result = target.get_value_type(signature.return_type)
         width = {"float": 32, "double": 64}[str(args[1].type)]
-        name = f"llvm.fptosi.sat.i{result.width}.f{width}"
+        conversion = "fptosi" if signature.return_type.signed else "fptoui"
+        name = f"llvm.{conversion}.sat.i{result.width}.f{width}"
         insert: Any = cgutils.get_or_insert_function
         function = ir.FunctionType(result, [args[1].type])
         return builder.call(insert(builder.module, function, name), [args[1]])

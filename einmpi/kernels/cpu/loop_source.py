@@ -29,7 +29,8 @@ TRANSPOSE_EDGE = 32  # rows and lanes of the squares in which a transposed array
 MAX_NESTED_LOOPS = 7
 HEAD = (
     "import math\n"
-    "from numba import complex64, complex128, float32, float64, int32, int64, uint8\n"
+    "from numba import complex64, complex128, float32, float64, int8, int16, int32, int64\n"
+    "from numba import uint8, uint16, uint32, uint64\n"
     "from einmpi.kernels.cpu.intrinsics import "
     "at, ceil, exp, floor, fmax, fmin, fmod, least, muladd, pick, rint, stack, tanh, whole\n"
     "\n\n"

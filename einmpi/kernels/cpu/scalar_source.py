@@ -10,7 +10,7 @@ import numpy as np
 
 from einmpi.graph.arithmetic import compute_types, infer
 from einmpi.graph.dtypes import DTYPES, Type
-from einmpi.graph.operations import OPERATIONS
+from einmpi.graph.operations import OPERATIONS, Operation
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
 from einmpi.kernels.loop_nest import COUNTER_STEP, Nest
 from einmpi.kernels.powers import whole_power
@@ -42,9 +42,18 @@ def _has_text(node: Call, leaf: Callable[[Scalar], Type]) -> bool:
     if not _is_in_numba(dtype):
         return False
     kind = DTYPES[dtype].kind
-    if node.op == "**" and kind in "ic":
+    if node.op == "**" and kind in "iuc":
         return whole_power(node.args[1], kind) is not None
-    return kind in record.cpu or "" in record.cpu
+    return _text_of(record, kind) is not None
+
+
+def _text_of(record: Operation, kind: str) -> str | None:
+    """Return the text of an operation on numbers of a kind, None if it has none."""
+    if kind in record.cpu:
+        return record.cpu[kind]
+    if kind == "u" and "i" in record.cpu:
+        return record.cpu["i"]
+    return record.cpu.get("")
 
 
 def _is_in_numba(dtype: str) -> bool:
@@ -66,12 +75,13 @@ def operation(node: Call, dtype: str, args: Sequence[str]) -> str:
             root = f"math.sqrt({base} + {dtype}(0))"
             return f"pick({base} == -math.inf, {dtype}(math.inf), {root})"
     record = OPERATIONS[node.op]
-    text = record.cpu[kind] if kind in record.cpu else record.cpu[""]
-    text = text.replace("{t}", dtype).replace("{r}", DTYPES[dtype].real)
+    written = _text_of(record, kind)
+    assert written is not None
+    text = written.replace("{t}", dtype).replace("{r}", DTYPES[dtype].real)
     for k, arg in enumerate(args):
         text = text.replace(f"{{{k}}}", arg)
     result = record.dtypes((np.dtype(dtype),) * record.arity)[-1]
-    if result.kind != "i":
+    if result.kind not in "iu":
         return text
     *assignments, value = text.split("; ")
     return "; ".join([*assignments, f"{dtype}({value})"])  # numba would go on in int64
@@ -120,7 +130,7 @@ def convert(text: str, found: str, wanted: str) -> str:
     if DTYPES[wanted].kind == "c" and DTYPES[found].kind != "c":
         part = DTYPES[wanted].real
         return f"complex({part}({text}), {part}(0))"
-    if DTYPES[wanted].kind == "i" and DTYPES[found].kind == "f":
+    if DTYPES[wanted].kind in "iu" and DTYPES[found].kind == "f":
         return f"whole({wanted}, {text})"
     return f"{wanted}({text})"
 
