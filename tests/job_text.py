@@ -10,7 +10,10 @@ NAME = (
     "and is not a Python keyword"
 )
 EXTENT = "expected an integer from 1 to 2**39 = 549755813888"
-DTYPES = "float16, float32, float64, complex64, complex128, int32, int64, bool"
+DTYPES = (
+    "float16, float32, float64, complex64, complex128, "
+    "int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool"
+)
 PROGRAM = 'program = "Z[i] = A[i] + 1"\n'
 A = '[inputs]\nA = { shape = [4], random = "ones" }\n'
 

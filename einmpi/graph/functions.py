@@ -56,8 +56,8 @@ def _sigmoid(values: Any) -> Any:
     """Return 1 / (1 + exp(−x)) by the exponential that does not overflow."""
     numbers = np.asarray(values)
     dtype = np.exp.resolve_dtypes((numbers.dtype, None))[-1]
-    if dtype == np.float16:
-        numbers = numbers.astype(np.float32)  # rounded once
+    # Half precision is rounded once; integers could not be negated.
+    numbers = numbers.astype(np.float32 if dtype == np.float16 else dtype)
     is_positive = np.real(numbers) >= 0
     exponential = np.exp(np.where(is_positive, -numbers, numbers))
     return (np.where(is_positive, 1, exponential) / (1 + exponential)).astype(dtype)

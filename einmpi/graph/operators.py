@@ -146,9 +146,7 @@ register_operation(
                 "{n}q = pick({1} == -1, {t}(-{0}), {t}({0} // {n}d)); "
                 "pick({1} == 0, {t}(0), {n}q)"
             ),
-            "u": (
-                "{n}d = pick({1} == 0, {t}(1), {1}); pick({1} == 0, {t}(0), {t}({0} // {n}d))"
-            ),
+            "u": ("{n}d = pick({1} == 0, {t}(1), {1}); pick({1} == 0, {t}(0), {t}({0} // {n}d))"),
             # numpy subtracts the remainder first, so that the quotient is whole up to rounding.
             "f": (
                 "{n}m = fmod({0}, {1}); "

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import h5py
+import ml_dtypes
 import numpy as np
 import pytest
 from paths import ROOT
@@ -55,20 +56,23 @@ def test_safetensors(tmp_path):
         "half": np.ones(2, np.float16),
         "flag": np.array([True]),
         "one": np.array(3.0),
-        "tiny": np.zeros(2, np.int8),
+        "tiny": np.array([-7, 5], np.int8),
+        "large": np.array([2**64 - 1, 5], np.uint64),
+        "quarter": np.zeros(2, ml_dtypes.float8_e4m3fn),
     }
     numpy_files.save_file(arrays, "m.safetensors")
-    for name in ("w", "half", "flag", "one"):
+    for name in ("w", "half", "flag", "one", "tiny", "large"):
         shape, dtype = arrays[name].shape, arrays[name].dtype.name
         assert describe(tensor_input(name)) == (shape, dtype)
         found = load_array(tensor_input(name), shape, dtype)
         assert found.shape == shape and (found == arrays[name]).all()
     (tmp_path / "bad.safetensors").write_text("no")
-    assert error(describe, tensor_input("tiny")) == (
-        f"{PLACE}: tiny in m.safetensors is I8, which is not supported; expected one of {LISTED}"
+    assert error(describe, tensor_input("quarter")) == (
+        f"{PLACE}: quarter in m.safetensors is F8_E4M3, which is not supported; "
+        f"expected one of {LISTED}"
     )
     assert error(describe, tensor_input("q")) == (
-        f"{PLACE}: there is no tensor q in m.safetensors; expected one of flag, half, one, tiny, w"
+        f"{PLACE}: there is no tensor q in m.safetensors; expected one of flag, half, large, one, quarter, …"
     )
     assert error(describe, tensor_input("w", "no.safetensors")) == (
         f"{PLACE}: there is no file no.safetensors; expected a safetensors file; paths are "

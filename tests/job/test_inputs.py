@@ -64,8 +64,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
             f"4:37: dataset cannot be combined with random; expected one of {GENERATED}",
         ),
         (
-            'A = { random = "ones", shape = [3], dtype = "int8" }',
-            f"4:37: unknown dtype 'int8'; expected one of {DTYPES} (did you mean int32?)",
+            'A = { random = "ones", shape = [3], dtype = "int9" }',
+            f"4:37: unknown dtype 'int9'; expected one of {DTYPES} (did you mean int8?)",
         ),
         (
             'A = { random = "normal", shape = [3], dtype = "int32" }',

@@ -86,7 +86,7 @@ def test_which_numbers_are_finite(dtype: str) -> None:
 def test_rounding(dtype: str) -> None:
     """Integers and bools stay what they are, as in numpy 2.1 and later."""
     x = values_of(dtype)
-    is_whole = x.dtype.kind in "bi"
+    is_whole = x.dtype.kind in "biu"
     for name, function in {"floor": np.floor, "ceil": np.ceil, "round": np.rint}.items():
         if x.dtype.kind == "c" and name != "round":
             with pytest.raises(InputError, match=f"{name} does not take complex numbers"):
@@ -130,9 +130,10 @@ def test_floor_division_in_compiled_loops(dtype: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("dtype", REAL_DTYPES)
 def test_clip(dtype: str) -> None:
     x = values_of(dtype)
+    low = 2 if x.dtype.kind == "u" else -2
     if dtype != "bool":
-        check("Z[i] = clip(x[i], -2, 5)", {"x": x}, np.clip(x, -2, 5))
-        check("Z[i] = clip(x[i], 5, -2)", {"x": x}, np.clip(x, 5, -2))
+        check(f"Z[i] = clip(x[i], {low}, 5)", {"x": x}, np.clip(x, low, 5))
+        check(f"Z[i] = clip(x[i], 5, {low})", {"x": x}, np.clip(x, 5, low))
         check("Z[i] = clip(x[i], x[0], x[3])", {"x": x}, np.clip(x, x[0], x[3]))
     check("Z[i] = clip(x[i], 0.25, 0.75)", {"x": x}, np.clip(x, 0.25, 0.75))
 
@@ -201,7 +202,8 @@ def test_the_standard_deviation_keeps_its_digits() -> None:
 @pytest.mark.parametrize("dtype", cpu_dtypes())
 def test_std_norm_and_count(dtype: str) -> None:
     rng = np.random.default_rng(3)
-    x = rng.integers(-9, 9, (5, 8)).astype(dtype)
+    least = 0 if np.dtype(dtype).kind == "u" else -9
+    x = rng.integers(least, 9, (5, 8)).astype(dtype)
     if x.dtype.kind == "c":
         x = x + (1j * rng.integers(-9, 9, x.shape)).astype(dtype)
     units = 8.0

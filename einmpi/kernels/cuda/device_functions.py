@@ -43,18 +43,25 @@ FN float minimum_(float a, float b) { return a < b || a != a ? a : b; }
 # Integers wrap around. C++ leaves that open for signed ones, so they are computed as unsigned.
 COMMON = """\
 typedef long long Long;
+typedef unsigned long long ULong;
+struct Truth { unsigned char byte; };
 template <class T> struct Complex { T re, im; };
 template <class T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
 template <class T> struct Wrap { typedef T type; };
+template <> struct Wrap<signed char> { typedef unsigned type; };
+template <> struct Wrap<short> { typedef unsigned type; };
 template <> struct Wrap<int> { typedef unsigned type; };
-template <> struct Wrap<Long> { typedef unsigned long long type; };
+template <> struct Wrap<Long> { typedef ULong type; };
+template <> struct Wrap<unsigned char> { typedef unsigned type; };
+template <> struct Wrap<unsigned short> { typedef unsigned type; };
 template <class T> struct Real { typedef T type; };
 template <class T> struct Real<Complex<T>> { typedef T type; };
 
 // ---- memory: bool as bytes, float16 and bfloat16 computed as float ----
 template <class T> FN T load(T x) { return x; }
-FN bool load(unsigned char x) { return x != 0; }
+FN bool load(Truth x) { return x.byte != 0; }
 template <class S> struct Cell { template <class T> FN S of(T x) { return (S)x; } };
+template <> struct Cell<Truth> { FN Truth of(bool x) { return Truth{(unsigned char)x}; } };
 template <> struct Cell<Half> { template <class T> FN Half of(T x) { return to_half((float)x); }
                                 FN Half of(double x) { return to_half(x); } };
 template <> struct Cell<Brain> {
@@ -67,20 +74,23 @@ template <> struct Cast<bool> {
   template <class S> FN bool of(S x) { return x != 0; }
   template <class S> FN bool of(Complex<S> x) { return x.re != 0 || x.im != 0; } };
 // Outside of an integer's range: the nearest integer in it, and 0 for nan.
-template <class T, class S> FN T whole(S x, S top, T least, T greatest) {
+template <class T, class S> FN T whole(S x, S bottom, S top, T least, T greatest) {
   if (x >= top) return greatest;
-  if (x <= -top) return least;
+  if (x <= bottom) return least;
   return x == x ? (T)x : 0; }
-template <> struct Cast<int> {
-  template <class S> FN int of(S x) { return (int)x; }
-  FN int of(float x) { return whole(x, 0x1p31f, (int)0x80000000u, 0x7fffffff); }
-  FN int of(double x) { return whole(x, 0x1p31, (int)0x80000000u, 0x7fffffff); } };
-template <> struct Cast<Long> {
-  template <class S> FN Long of(S x) { return (Long)x; }
-  FN Long of(float x) {
-    return whole(x, 0x1p63f, (Long)0x8000000000000000ULL, (Long)0x7fffffffffffffffLL); }
-  FN Long of(double x) {
-    return whole(x, 0x1p63, (Long)0x8000000000000000ULL, (Long)0x7fffffffffffffffLL); } };
+#define WHOLE(T, bottom, top, least, greatest) \
+  template <> struct Cast<T> { \
+    template <class S> FN T of(S x) { return (T)x; } \
+    FN T of(float x) { return whole<T, float>(x, bottom, top, (T)least, (T)greatest); } \
+    FN T of(double x) { return whole<T, double>(x, bottom, top, (T)least, (T)greatest); } };
+WHOLE(signed char, -0x1p7, 0x1p7, -128, 127)
+WHOLE(short, -0x1p15, 0x1p15, -32768, 32767)
+WHOLE(int, -0x1p31, 0x1p31, 0x80000000u, 0x7fffffff)
+WHOLE(Long, -0x1p63, 0x1p63, 0x8000000000000000ULL, 0x7fffffffffffffffLL)
+WHOLE(unsigned char, 0, 0x1p8, 0, 255)
+WHOLE(unsigned short, 0, 0x1p16, 0, 65535)
+WHOLE(unsigned, 0, 0x1p32, 0, 0xffffffffu)
+WHOLE(ULong, 0, 0x1p64, 0, 0xffffffffffffffffULL)
 template <class T> struct Cast<Complex<T>> {
   template <class S> FN Complex<T> of(S x) { return {(T)x, (T)0}; }
   template <class S> FN Complex<T> of(Complex<S> x) { return {(T)x.re, (T)x.im}; } };
@@ -129,7 +139,7 @@ template <class T> FN Complex<T> divide(Complex<T> a, Complex<T> b) {  // Smith'
   return {(a.re * r + a.im) * d, (a.im * r - a.re) * d};
 }
 template <class T> FN T integer_remainder(T a, T b) {
-  if (b == 0 || b == -1) return 0;
+  if (b == 0 || b == (T)-1 && (T)-1 < 0) return 0;
   T r = a % b;
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
@@ -137,8 +147,7 @@ template <class T> FN T signed_remainder(T a, T b, T r) {
   if (r == 0) return b < 0 || (b == 0 && (T)1 / b < 0) ? -(T)0 : (T)0;
   return (r < 0) != (b < 0) ? r + b : r;
 }
-FN int remainder_(int a, int b) { return integer_remainder(a, b); }
-FN Long remainder_(Long a, Long b) { return integer_remainder(a, b); }
+template <class T> FN T remainder_(T a, T b) { return integer_remainder(a, b); }
 FN float remainder_(float a, float b) { return signed_remainder(a, b, fmodf(a, b)); }
 FN double remainder_(double a, double b) { return signed_remainder(a, b, fmod(a, b)); }
 // numpy subtracts the remainder first, so that the quotient is whole up to rounding.
@@ -152,21 +161,19 @@ template <class T> FN T rounded_down(T a, T b, T r, T quotient) {
 }
 template <class T> FN T integer_quotient(T a, T b) {
   if (b == 0) return 0;
-  if (b == -1) return minus(a);
+  if (b == (T)-1 && (T)-1 < 0) return minus(a);
   return a % b != 0 && (a < 0) != (b < 0) ? a / b - 1 : a / b;
 }
-FN int floor_divide(int a, int b) { return integer_quotient(a, b); }
-FN Long floor_divide(Long a, Long b) { return integer_quotient(a, b); }
+template <class T> FN T floor_divide(T a, T b) { return integer_quotient(a, b); }
 FN float floor_divide(float a, float b) { return rounded_down(a, b, fmodf(a, b), a / b); }
 FN double floor_divide(double a, double b) { return rounded_down(a, b, fmod(a, b), a / b); }
 template <class T> FN T integer_power(T a, T b) {
-  if (b < 0) return a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0;
+  if (b < 0) return a == 1 ? 1 : a == (T)-1 ? (b & 1 ? -1 : 1) : 0;
   T result = 1;
   for (; b; b >>= 1, a = mul(a, a)) if (b & 1) result = mul(result, a);
   return result;
 }
-FN int power(int a, int b) { return integer_power(a, b); }
-FN Long power(Long a, Long b) { return integer_power(a, b); }
+template <class T> FN T power(T a, T b) { return integer_power(a, b); }
 FN float power(float a, float b) { return powf(a, b); }
 FN double power(double a, double b) { return pow(a, b); }
 
@@ -181,6 +188,19 @@ template <class T> FN bool greater(T a, T b) { return a > b; }
 template <class T> FN bool greater_equal(T a, T b) { return a >= b; }
 template <class T> FN bool equal(T a, T b) { return a == b; }
 template <class T> FN bool not_equal(T a, T b) { return a != b; }
+// Integers of different signs are compared as the numbers that they are.
+FN bool less(ULong a, Long b) { return b >= 0 && a < (ULong)b; }
+FN bool less(Long a, ULong b) { return a < 0 || (ULong)a < b; }
+FN bool less_equal(ULong a, Long b) { return b >= 0 && a <= (ULong)b; }
+FN bool less_equal(Long a, ULong b) { return a < 0 || (ULong)a <= b; }
+FN bool greater(ULong a, Long b) { return less(b, a); }
+FN bool greater(Long a, ULong b) { return less(b, a); }
+FN bool greater_equal(ULong a, Long b) { return less_equal(b, a); }
+FN bool greater_equal(Long a, ULong b) { return less_equal(b, a); }
+FN bool equal(ULong a, Long b) { return b >= 0 && a == (ULong)b; }
+FN bool equal(Long a, ULong b) { return equal(b, a); }
+FN bool not_equal(ULong a, Long b) { return !equal(a, b); }
+FN bool not_equal(Long a, ULong b) { return !equal(a, b); }
 template <class T> FN bool equal(Complex<T> a, Complex<T> b) {
   return a.re == b.re && a.im == b.im; }
 template <class T> FN bool not_equal(Complex<T> a, Complex<T> b) { return !equal(a, b); }
@@ -207,8 +227,7 @@ FN double arctan2_(double y, double x) { return atan2(y, x); }
 FN float hypot_(float x, float y) { return hypotf(x, y); }
 FN double hypot_(double x, double y) { return hypot(x, y); }
 FN bool abs_(bool a) { return a; }
-FN int abs_(int a) { return a < 0 ? minus(a) : a; }
-FN Long abs_(Long a) { return a < 0 ? minus(a) : a; }
+template <class T> FN T abs_(T a) { return a < 0 ? minus(a) : a; }
 template <class T> FN T abs_(Complex<T> a) { return hypot_(a.re, a.im); }
 template <class T> FN T rsqrt_(T x) { return (T)1 / sqrt_(x); }
 template <class T> FN T sigmoid_(T x) {

@@ -145,7 +145,7 @@ def number(value: Number, dtype: str) -> str:
         return f"{c_type}{{{number(exact.real, part)}, {number(exact.imag, part)}}}"
     if kind == "b":
         return "true" if exact else "false"
-    if kind == "i":
+    if kind in "iu":
         return f"(({c_type})0x{exact % 2**64:x}ULL)"
     if math.isnan(exact):
         return f"not_a_number(({c_type})0)"

@@ -42,7 +42,12 @@ def arrays_of(einsum, dtypes):
     random, arrays = np.random.default_rng(0), []
     for index, dtype in zip(einsum.operands, dtypes, strict=True):
         real, imaginary = random.standard_normal((2, *(einsum.extent[label] for label in index)))
-        values = {"b": real > 0, "i": np.trunc(3 * real), "c": real + 1j * imaginary}
+        values = {
+            "b": real > 0,
+            "i": np.trunc(3 * real),
+            "u": np.trunc(3 * abs(real)),
+            "c": real + 1j * imaginary,
+        }
         arrays.append(np.asarray(values.get(np.dtype(dtype).kind, real)).astype(dtype))
     return arrays
 
@@ -54,7 +59,7 @@ def check(einsum, arrays, out=None, scale=1):
     contraction = recognise_contraction(einsum)
     compute_by_blas(contraction, arrays, out)
     expected = evaluate_einsum(einsum, arrays, dtype.name)
-    if dtype.kind in "bi":
+    if dtype.kind in "biu":
         np.testing.assert_array_equal(out, expected)
         return out
     # Every product and every sum rounds, complex ones four times. The reference takes a constant

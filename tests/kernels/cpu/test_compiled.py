@@ -352,11 +352,11 @@ FLOATS = [
 def awkward(dtype):
     if dtype == "bool":
         return np.array([True, False])
-    if np.dtype(dtype).kind == "i":
+    if np.dtype(dtype).kind in "iu":
         limits = np.iinfo(dtype)
-        return np.array(
-            [0, 1, -1, 2, -2, 3, 7, -7, limits.min, limits.max, limits.min + 1, 100_000], dtype
-        )
+        values = [0, 1, -1, 2, -2, 3, 7, -7, limits.min, limits.max, limits.min + 1, 100_000]
+        fitting = [value for value in values if limits.min <= value <= limits.max]
+        return np.array(fitting, dtype)
     if np.dtype(dtype).kind == "f":
         return np.array(FLOATS).astype(dtype)
     parts = np.array([0, 1, -1, 0.5, -2.5, 3, np.inf, np.nan])
@@ -381,11 +381,6 @@ def operation_agrees(op, dtypes):
         compute(einsum, kind, operands),
         reference.evaluate_einsum(einsum, operands, kind.name),
     )
-    if kind.kind == "i" and np.dtype(dtypes[0]).kind == "f":
-        inside = np.abs(operands[0]) < 2.0 ** (
-            8 * kind.itemsize - 1
-        )  # other casts mean nothing in C
-        found, wanted = found[inside], wanted[inside]
     if kind.kind == "c":  # a part of it may be nan in one and infinite in the other
         plain = np.isfinite(wanted)
         assert (np.isnan(found) | ~np.isnan(wanted)).all()
@@ -417,10 +412,17 @@ def test_operations(case):
     operation_agrees(case[0], case[1:])
 
 
+SOME_DTYPES = ("float32", "float64", "complex64", "int32", "int64", "uint64", "bool")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_every_operation_in_every_dtype(op):
-    for dtypes in itertools.product(cpu_dtypes(), repeat=OPERATIONS[op].arity):
+    """All dtypes with one another would be thousands of kernels: small ones are with themselves."""
+    for dtype in cpu_dtypes():
+        if dtype not in SOME_DTYPES:
+            operation_agrees(op, (dtype,) * OPERATIONS[op].arity)
+    for dtypes in itertools.product(SOME_DTYPES, repeat=OPERATIONS[op].arity):
         if op == "where" and dtypes[0] not in ("bool", "float64"):
             continue
         if op == "clip" and dtypes[1] != dtypes[2]:
