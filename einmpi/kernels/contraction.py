@@ -93,8 +93,8 @@ def exact_contraction(einsum: EinSum, dtypes: Iterable[str], strict: bool) -> Co
 def _keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     """Return whether a contraction may be computed in the dtype of its product.
 
-    A product of small integers that is multiplied by float64 or int64 wraps around before: the same factors
-    converted first would not. Operands of these dtypes are the arguments of the EinSum.
+    A product of small integers that is multiplied by float64 or int64 wraps around before: the
+    same factors converted first would not. Operands of these dtypes are the arguments of the EinSum.
     """
 
     def leaf(node: Scalar) -> Type:

@@ -67,6 +67,8 @@ def test_datasets_that_cannot_be_used():
         file["text"] = "hello"
         file["bytes"] = np.array([b"ab"])
         file["pairs"] = np.zeros(2, [("a", "f4"), ("b", "i4")])
+        file["small"] = np.zeros(2, np.int8)
+        file["unsigned"] = np.zeros(2, np.uint32)
         file["none"] = h5py.Empty("f4")
         file["type"] = np.dtype("f8")
         file["group/inner"] = np.zeros(2)

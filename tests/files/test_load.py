@@ -72,7 +72,8 @@ def test_safetensors(tmp_path):
         f"expected one of {LISTED}"
     )
     assert error(describe, tensor_input("q")) == (
-        f"{PLACE}: there is no tensor q in m.safetensors; expected one of flag, half, large, one, quarter, …"
+        f"{PLACE}: there is no tensor q in m.safetensors; "
+        "expected one of quarter, flag, half, large, one, …"
     )
     assert error(describe, tensor_input("w", "no.safetensors")) == (
         f"{PLACE}: there is no file no.safetensors; expected a safetensors file; paths are "
