@@ -229,8 +229,9 @@ def test_resident_inputs_are_read_once(tmp_path, monkeypatch):
         ({"A": A, "B": B, "C": B}, "inputs: unknown input 'C'; expected one of A, B"),
         ({"A": A, "B": B.T}, "inputs: B is float64[10, 24]; expected B: float64[24, 10]"),
         (
-            {"A": A, "B": B.astype("float32")},
-            "inputs: B is float32[24, 10]; expected B: float64[24, 10]",
+            {"A": A, "B": B.astype("complex64")},
+            "inputs: B is complex64[24, 10]; expected B: float64[24, 10]; "
+            'convert it with .astype("float64"), which may change values',
         ),
     ],
 )
@@ -352,7 +353,7 @@ def test_every_call_is_checked():
     ):
         expected = 2 * np.asarray(given.gather() if isinstance(given, einmpi.DistArray) else given)
         np.testing.assert_array_equal(step({"X": given})["Y"].gather(), expected)
-    for wrong in (np.arange(3), np.arange(4.0), np.zeros((3, 1))):
+    for wrong in (np.arange(3) * 1j, np.arange(4.0), np.zeros((3, 1))):
         with pytest.raises(einmpi.EinmpiError, match="inputs: X is"):
             step({"X": wrong})
     with pytest.raises(einmpi.EinmpiError, match="unknown input"):

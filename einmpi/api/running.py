@@ -258,12 +258,13 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     25.0
     """
     from einmpi.compiled.backends import check_memory
-    from einmpi.compiled.program import check_inputs
+    from einmpi.compiled.program import as_input, check_inputs
 
     check_job("reference", job)
     given = {}
-    for name, array in named_values("inputs", inputs).items():
-        given[name] = as_numpy("inputs", name, on_host(array))
+    for name, value in named_values("inputs", inputs).items():
+        array = as_numpy("inputs", name, on_host(value))
+        given[name] = as_input(job, name, value, array)
     check_memory(job.source.name, memory_needed(job.written))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}

@@ -28,6 +28,7 @@ from einmpi.files.datasets import Dataset, is_unchanged
 from einmpi.files.hdf5.datasets import find_given
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
+from einmpi.graph.dtypes import DTYPES
 from einmpi.job.job import Job
 from einmpi.kernels.cuda.driver import is_device_array
 from einmpi.kernels.given import as_numpy, check_plain_array
@@ -232,8 +233,8 @@ class Compiled:
     def check_given(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
         """Return the given inputs as arrays of some kind, and how each is given."""
         given = {}
-        for name, array in named_values("inputs", inputs).items():
-            given[name] = as_array(name, array)
+        for name, value in named_values("inputs", inputs).items():
+            given[name] = as_input(self.job, name, value, as_array(name, value))
         if self.job.backend == "numpy":
             given = {name: on_host(array) for name, array in given.items()}
         kinds = check_inputs(self.job, given)
@@ -408,9 +409,51 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
         if tuple(array.shape) != vertex.bound or _name_of(array.dtype) != vertex.dtype:
             extents = ", ".join(str(extent) for extent in array.shape)
             found = f"{_name_of(array.dtype)}[{extents}]"
-            raise InputError("inputs", f"{vertex.name} is {found}", str(vertex))
+            hint = ""
+            if tuple(array.shape) == vertex.bound:
+                hint = f'convert it with .astype("{vertex.dtype}"), which may change values'
+                if not hasattr(array, "astype"):
+                    hint = "give an array, or convert the elements in the program"
+            raise InputError("inputs", f"{vertex.name} is {found}", str(vertex), hint)
         kinds.append((vertex.name, _kind_of(array)))
     return tuple(kinds)
+
+
+def as_input(job: Job, name: str, value: Any, array: Any) -> Any:
+    """Return a given array in the dtype of the input, if a cast to it keeps every value.
+
+    `value` is what the caller gave. A number of Python adapts, as constants in programs do: an
+    integer is a real number too.
+    """
+    vertex = job.graph.by_name.get(name)
+    if vertex is None or not vertex.is_input or not hasattr(array, "astype"):
+        return array
+    if _name_of(array.dtype) == vertex.dtype:
+        return array
+    wanted = np.dtype(vertex.dtype)
+    if type(value) in (bool, int, float, complex):
+        return _as_number_of(name, value, wanted, array)
+    if not np.can_cast(np.dtype(array.dtype), wanted, "safe"):
+        return array  # check_inputs refuses it
+    return array.astype(wanted)
+
+
+def _as_number_of(
+    name: str, value: complex, dtype: np.dtype[Any], array: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return a number of Python in a dtype that can hold its kind, else the array as it is."""
+    kinds = "biufc"
+    number_kind = {bool: "b", int: "i", float: "f", complex: "c"}[type(value)]
+    kind = DTYPES[dtype.name].kind
+    if kinds.index(number_kind) > kinds.index(kind):
+        return array
+    if kind in "iu" and type(value) is int:
+        limits = np.iinfo(dtype)
+        if not limits.min <= value <= limits.max:
+            what = f"{name} is {value}, which does not fit into {dtype.name}"
+            raise InputError("inputs", what, f"a number from {limits.min} to {limits.max}")
+    with np.errstate(over="ignore"):
+        return np.asarray(value).astype(dtype)
 
 
 @cache  # numpy assembles a name each time; short calls on a GPU would wait for it

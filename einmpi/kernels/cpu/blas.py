@@ -92,7 +92,7 @@ def _product_dtype(contraction: Contraction, dtype: np.dtype[Any], factors: Iter
         return "float32"
     if dtype.kind not in "iu" or len(contraction.positions) == 1:
         return dtype.name
-    if dtype.kind == "u" and contraction.scale < 0:
+    if dtype.kind == "u" and contraction.scale.real < 0:
         return dtype.name  # wraps around
     extent = dict(contraction.extents)
     terms = size_of(drop_labels(extent, contraction.indices[-1]), extent)

@@ -77,7 +77,7 @@ def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:
         return False  # sums have 64 bits too, so that both wrap around alike
     if not all(array.size for array in factors):
         return False
-    if product.kind == "u" and contraction.scale < 0:
+    if product.kind == "u" and contraction.scale.real < 0:
         return True
     largest = [max(abs(int(array.min())), abs(int(array.max()))) for array in factors]
     return prod(largest) * abs(contraction.scale) > np.iinfo(product).max
