@@ -94,7 +94,7 @@ def _keeps_integers(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     """Return whether a contraction may be computed in the dtype of its product.
 
     A product of small integers that is multiplied by float64 or int64 wraps around before: the
-    same factors converted first would not. Operands of these dtypes are the arguments of the EinSum.
+    same factors converted first would not. `dtypes` are those of the operands.
     """
 
     def leaf(node: Scalar) -> Type:
