@@ -135,7 +135,7 @@ def _explain(options: argparse.Namespace) -> None:
         text = plan_text(shown)
         data = as_json(shown)
         if options.show_relations:
-            text = _relations(job, shown, options.show_relations)
+            text = _relations(shown, options.show_relations)
     if options.plot:
         write_plot(options.plot, shown)
     if options.report:
@@ -143,14 +143,14 @@ def _explain(options: argparse.Namespace) -> None:
     print_or_write(options, text, data)
 
 
-def _relations(job: Job, plan: Plan, vertex: str) -> str:
+def _relations(plan: Plan, vertex: str) -> str:
     from einmpi.planner.text.relations import relations
 
     if vertex not in plan.states:
         expected = nearest_of(plan.states, vertex)
         raise InputError("--show-relations", f"unknown vertex {vertex!r}", expected)
     parts = {name: tuple(plan.parts(name).values()) for name in plan.states}
-    return relations(job.graph, vertex, parts)
+    return relations(plan.graph, vertex, parts)
 
 
 def _write_report(options: argparse.Namespace, job: Job, plan: Plan, **more: Any) -> None:

@@ -28,6 +28,8 @@ class Vertex:
     inputs: tuple[str, ...] = ()
     origin: tuple[str, ...] = field(default=(), compare=False)
     places: tuple[str, ...] = field(default=(), compare=False)
+    # The planner has added it as a step to a later vertex; the program does not know it.
+    is_auxiliary: bool = field(default=False, compare=False)
 
     @property
     def is_input(self) -> bool:

@@ -29,6 +29,12 @@ from einmpi.graph.scalar import (
     rebuild,
     walk,
 )
+from einmpi.graph.scan_blocks import (
+    BlockedScan,
+    BlockTotals,
+    recognise_blocked_scan,
+    recognise_totals,
+)
 
 # A plain dimension is indexed by a label, a gathered one by an expression over Args and Indexes.
 OperandIndex: TypeAlias = tuple[str | Scalar, ...]
@@ -95,8 +101,11 @@ class EinSum:
 
         For every combination of labels these are the steps of ⊗ and one for ⊕.
         """
-        if self.scan is not None:
-            return self.calls() // max(1, self.extent[self.scan.scanned])
+        if self.scan is not None or self.blocked_scan is not None:
+            (scanned,) = self.aggregated
+            return self.calls() // max(1, self.extent[scanned])
+        if self.block_totals is not None:
+            return self.calls()
         steps = sum(isinstance(node, Call) for node in walk(self.function))
         if self.aggregated:
             steps += 1
@@ -121,6 +130,24 @@ class EinSum:
         record = AGGREGATIONS[self.aggregation]
         is_taken_once = record.is_idempotent or masked == record.empty
         return Scan(along, scanned, masked) if is_taken_once else None
+
+    @cached_property
+    def block_totals(self) -> BlockTotals | None:
+        """The first pass of a scan in two passes, None for all else."""
+        if self.aggregation is None or len(self.aggregated) != 1:
+            return None
+        (inside,) = self.aggregated
+        return recognise_totals(self.function, self.operands, self.output, inside)
+
+    @cached_property
+    def blocked_scan(self) -> BlockedScan | None:
+        """The second pass of a scan in two passes, None for all else."""
+        if self.aggregation is None or len(self.aggregated) != 1:
+            return None
+        (inside,) = self.aggregated
+        return recognise_blocked_scan(
+            self.function, self.operands, self.output, inside, self.aggregation
+        )
 
     def __str__(self) -> str:
         return self.show([f"x{k}" for k in range(len(self.operands))])

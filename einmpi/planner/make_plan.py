@@ -8,6 +8,7 @@ from dataclasses import replace
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_COUNT
+from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.planning import Planning
@@ -30,7 +31,7 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     first_error: InputError | None = None
     for mesh in meshes:
         try:
-            plan = Planning(graph, mesh, ranks, options).plan()
+            plan = _plan_on_mesh(graph, mesh, ranks, options)
         except InputError as error:
             first_error = first_error or error
             continue
@@ -41,6 +42,54 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         raise first_error
     _check_values_per_rank(best)
     return replace(best, seconds=time.perf_counter() - start)
+
+
+def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
+    """Return the plan on one mesh, with scans in two passes where that moves less."""
+    plan = Planning(graph, mesh, ranks, options).plan()
+    if options.strategy != DEFAULT_STRATEGY or plan.bytes_predicted == 0:
+        return plan
+    names = [vertex.name for vertex in graph.computed if can_be_blocked(vertex, mesh.ranks)]
+    while names:
+        other_graph = with_scans_in_blocks(graph, names, mesh.ranks)
+        other = Planning(other_graph, mesh, ranks, options).plan()
+        cut_names = [name for name in names if _is_cut_along(other, name)]
+        if cut_names == names:
+            notes = {name: _note_on_passes(other, name) for name in names}
+            other = replace(other, notes={**other.notes, **notes})
+            return other if _costs_less(other, plan) else plan
+        # A scan of whole lines takes one pass.
+        names = cut_names
+    return plan
+
+
+def _is_cut_along(plan: Plan, name: str) -> bool:
+    """Return whether a scan in two passes is cut along the dimension that it scans."""
+    scan = plan.graph[name].computed_einsum.blocked_scan
+    assert scan is not None
+    return plan.parts(name)[scan.along] > 1
+
+
+def _note_on_passes(plan: Plan, name: str) -> str:
+    einsum = plan.graph[name].computed_einsum
+    assert einsum.blocked_scan is not None
+    blocks = einsum.blocked_scan.blocks.count
+    return f"scan in two passes: {blocks} blocks along {einsum.blocked_scan.along}, totals move"
+
+
+def _costs_less(plan: Plan, other: Plan) -> bool:
+    """Return whether a plan has to spill less, or as much and moves less or takes less time."""
+    if plan.spilled != other.spilled:
+        return plan.spilled < other.spilled
+    return _price(plan) < _price(other)
+
+
+def _price(plan: Plan) -> int:
+    """Return what a plan minimises: time by the measured machine, or bytes that move."""
+    bills = plan.bills.values()
+    if plan.machine is not None:
+        return sum(bill.time for bill in bills)
+    return sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills)
 
 
 def _meshes(ranks: int, options: Options) -> list[Mesh]:
@@ -84,11 +133,9 @@ def _is_better(plan: Plan, other: Plan) -> bool:
 
 def _time_of_all_ranks(plan: Plan) -> int:
     """Return the time by the measured machine, or operations + FLOPS_PER_BYTE · bytes."""
-    bills = plan.bills.values()
     if plan.machine is not None:
-        return sum(bill.time for bill in bills)
-    moved = sum(BYTES.bytes(bill.nbytes, bill.between) for bill in bills)
-    return int(plan.graph.operations() + FLOPS_PER_BYTE * moved)
+        return _price(plan)
+    return plan.graph.operations() + FLOPS_PER_BYTE * _price(plan)
 
 
 # ---- checks -------------------------------------------------------------------------------------

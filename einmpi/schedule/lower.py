@@ -171,6 +171,8 @@ class _Lowering:
         slot, cuts = self.stored[vertex.name]
         if graph.is_output(vertex.name):
             self.steps.append(Store(vertex.name, slot, self.block(vertex, cuts)))
+        if vertex.is_auxiliary:
+            return  # a checkpoint has tensors of the program only
         self.points.append(SavePoint(vertex.name, len(self.steps), slot, self.layout(vertex, cuts)))
 
     def operand(self, user: Vertex, operand: int) -> Slot:

@@ -34,7 +34,7 @@ class Schedule:
     ranks: int
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
-    points: tuple[SavePoint, ...] = ()  # one for each vertex, in order
+    points: tuple[SavePoint, ...] = ()  # one for each vertex of the program, in order
     outside: tuple[Slot, ...] = ()  # in the slow tier from the start: restored from a checkpoint
 
     @cached_property

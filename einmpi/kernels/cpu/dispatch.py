@@ -12,6 +12,7 @@ from einmpi.kernels.contraction import Contraction, exact_contraction
 from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
+from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array
 
@@ -52,6 +53,9 @@ def compute_einsum(
         return
     if einsum.scan is not None:
         compute_scan(einsum.scan, einsum, operands[0], out, index)
+        return
+    if is_in_whole_blocks(einsum, index, out.dtype.name):
+        compute_in_blocks(einsum, operands, out, index)
         return
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)

@@ -40,7 +40,7 @@ def compute_scan(
     wanted = index.get(scan.along)
     counts = _counts(taken, wanted, source.shape[-1], target.shape[-1])
     with np.errstate(all="ignore"):
-        _scan_lines(AGGREGATIONS[einsum.aggregation], source, target, counts, scan.masked)
+        scan_lines(AGGREGATIONS[einsum.aggregation], source, target, counts, scan.masked, None)
 
 
 def _counts(taken: Array | None, wanted: Array | None, values: int, results: int) -> Array | None:
@@ -60,23 +60,29 @@ def _counts(taken: Array | None, wanted: Array | None, values: int, results: int
     return np.searchsorted(taken, wanted, side="right")
 
 
-def _scan_lines(
+def scan_lines(
     record: Aggregation,
     source: Array,
     target: Array,
     counts: Array | None,
     masked: Any,
+    offsets: Array | None,
 ) -> None:
-    """Scan along the last axis, a block of lines and a part of each line at a time."""
+    """Scan along the last axis, a block of lines and a part of each line at a time.
+
+    `offsets` are what the lines begin with, None for nothing.
+    """
     line_shape = source.shape[:-1]
     line_count = int(np.prod(line_shape, dtype=np.int64))
     if line_count > BLOCK_ELEMENTS // 64 and line_shape[0] > 1:
         half = line_shape[0] // 2
-        _scan_lines(record, source[:half], target[:half], counts, masked)
-        _scan_lines(record, source[half:], target[half:], counts, masked)
+        for part in (slice(0, half), slice(half, None)):
+            part_offsets = None if offsets is None else offsets[part]
+            scan_lines(record, source[part], target[part], counts, masked, part_offsets)
         return
     if line_count > BLOCK_ELEMENTS // 64 and len(line_shape) > 1:
-        _scan_lines(record, source[0], target[0], counts, masked)
+        line_offsets = None if offsets is None else offsets[0]
+        scan_lines(record, source[0], target[0], counts, masked, line_offsets)
         return
     dtype = target.dtype
     if record.is_rounded:
@@ -87,6 +93,8 @@ def _scan_lines(
     if length == 0 or counts is not None:
         target[...] = neutral if length == 0 else masked  # results before the first value
     total: Array = np.full(line_shape, neutral, dtype)
+    if offsets is not None:
+        total[...] = offsets
     for start in range(0, length, step):
         part = source[..., start : start + step].astype(dtype)
         part[..., 0] = record.combine(total, part[..., 0])
