@@ -90,6 +90,7 @@ def run_from_files(
     text: str,
     inputs: Mapping[str, np.ndarray],
     sizes: Mapping[str, int] | None = None,
+    **options: Any,
 ) -> tuple[dict[str, np.ndarray], int]:
     """Run a program on threads; return its outputs and the bytes that moved.
 
@@ -106,7 +107,7 @@ def run_from_files(
             lines.append(f'{name} = {{ file = "{name}.npy" }}')
         Path(folder, "job.toml").write_text("\n".join(lines))
         job = einmpi.load(Path(folder, "job.toml"))
-        done = run_on_threads(job, ranks)
+        done = run_on_threads(job, ranks, **options)
     assert done.moved == done.plan.bytes_predicted
     return done.outputs, done.moved
 

@@ -61,12 +61,23 @@ class Vertex:
         if self.einsum is None:
             shape = f"[{', '.join(map(str, self.bound))}]" if self.bound else ""
             return f"{self.name}: {self.dtype}{shape}"
+        return f"{self._assigned_element()} ← {self.einsum.show(self.inputs)}"
+
+    @property
+    def summary(self) -> str:
+        """The vertex as a line for people; that of a scan in blocks is in words."""
+        if self.einsum is None:
+            return str(self)
+        return f"{self._assigned_element()} ← {self.einsum.summary(self.inputs)}"
+
+    def _assigned_element(self) -> str:
+        """Return the text Z[i,k], with extents that do not follow from operands."""
+        assert self.einsum is not None
         bounded = self.einsum.bounded_labels()
         labels = []
         for label, extent in zip(self.einsum.output, self.bound, strict=True):
             labels.append(label if label in bounded else f"{label}:{extent}")
-        target = f"{self.name}[{','.join(labels)}]" if labels else self.name
-        return f"{target} ← {self.einsum.show(self.inputs)}"
+        return f"{self.name}[{','.join(labels)}]" if labels else self.name
 
 
 @dataclass(frozen=True)

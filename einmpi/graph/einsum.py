@@ -166,6 +166,18 @@ class EinSum:
             listed.append(label if label in bounded else f"{label}:{self.extent[label]}")
         return f"{AGGREGATIONS[self.aggregation].symbol}[{','.join(listed)}]({body})"
 
+    def summary(self, tensors: Sequence[str]) -> str:
+        """Return the right-hand side for people: as `show`, but in words for scans in blocks."""
+        if self.aggregation is None:
+            return self.show(tensors)
+        symbol = AGGREGATIONS[self.aggregation].symbol
+        if self.block_totals is not None:
+            return f"{symbol} of {tensors[0]} in each block"
+        if self.blocked_scan is not None:
+            along = self.blocked_scan.along
+            return f"{symbol} of {tensors[1]} up to {along} in its block, after {tensors[0]}"
+        return self.show(tensors)
+
     @cached_property
     def labels_as_numbers(self) -> tuple[str, ...]:
         """Labels whose values are used, as in X[i] + i."""

@@ -46,20 +46,28 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
 
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
     """Return the plan on one mesh, with scans in two passes where that moves less."""
-    plan = Planning(graph, mesh, ranks, options).plan()
-    if options.strategy != DEFAULT_STRATEGY or plan.bytes_predicted == 0:
+    names = []
+    if options.strategy == DEFAULT_STRATEGY:
+        names = [vertex.name for vertex in graph.computed if can_be_blocked(vertex, mesh.ranks)]
+    plan: Plan | None = None
+    try:
+        plan = Planning(graph, mesh, ranks, options).plan()
+    except InputError:
+        if not names:
+            raise
+    if plan is not None and not plan.spilled and plan.bytes_predicted == 0:
         return plan
-    names = [vertex.name for vertex in graph.computed if can_be_blocked(vertex, mesh.ranks)]
     while names:
         other_graph = with_scans_in_blocks(graph, names, mesh.ranks)
         other = Planning(other_graph, mesh, ranks, options).plan()
         cut_names = [name for name in names if _is_cut_along(other, name)]
-        if cut_names == names:
+        if plan is None or cut_names == names:
             notes = {name: _note_on_passes(other, name) for name in names}
             other = replace(other, notes={**other.notes, **notes})
-            return other if _costs_less(other, plan) else plan
+            return other if plan is None or _costs_less(other, plan) else plan
         # A scan of whole lines takes one pass.
         names = cut_names
+    assert plan is not None
     return plan
 
 

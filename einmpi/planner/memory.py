@@ -11,7 +11,12 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner import pieces
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import most_needed, needed_of
+from einmpi.planner.moving.halo import (
+    is_inside,
+    most_needed,
+    most_needed_bound,
+    needed_of,
+)
 
 MESSAGE_BUFFER_BYTES = 16 * 2**20  # the most that one buffer for messages takes
 LEAST_MESSAGE_BUFFER_BYTES = 256
@@ -163,6 +168,8 @@ def _operand_bytes(
         if needed is not None:
             if vertex.inputs.index(name) != operand:
                 continue  # the first operand has brought what all of them need
+            if is_inside(mesh, needed, layouts[name], states[vertex.name]):
+                continue  # it is read where it is stored
             most = most_needed(mesh, needed, states[vertex.name])
             size = most * np.dtype(tensor.dtype).itemsize
             gathered += size
@@ -237,9 +244,11 @@ def least_bytes(
             shares.append((label, longest_share(mesh, extent, axes)))
         einsum = replace(vertex.computed_einsum, extents=tuple(shares))
         tensors = [*(graph[name] for name in vertex.inputs), vertex]
-        bounds = tuple(tensor.bound for tensor in tensors)
+        bounds = [
+            _bound_of_operand(graph, mesh, vertex, name, states, layouts) for name in vertex.inputs
+        ]
         itemsizes = tuple(np.dtype(tensor.dtype).itemsize for tensor in tensors)
-        least = max(least, staying + pieces.least_bytes(einsum, bounds, itemsizes))
+        least = max(least, staying + pieces.least_bytes(einsum, (*bounds, vertex.bound), itemsizes))
     if mesh.ranks == 1:
         return least
     # Two message buffers come on top. Each takes an eighth of the memory limit (`stage_of`), so
@@ -249,6 +258,26 @@ def least_bytes(
     shares_for_the_rest = MESSAGE_BUFFER_SHARE - 2
     with_full_buffers = -(-without_buffers * MESSAGE_BUFFER_SHARE // shares_for_the_rest)
     return max(least, with_least_buffers, with_full_buffers)
+
+
+def _bound_of_operand(
+    graph: EinGraph, mesh: Mesh, vertex: Vertex, name: str, states: Labels, layouts: Layouts
+) -> tuple[int, ...]:
+    """Return a bound on what a rank has of an operand in dimensions that are not cut in pieces.
+
+    Of a dimension whose index is arithmetic, that is what the rank needs, or its block.
+    """
+    bound = graph[name].bound
+    needed = needed_of(vertex, name, bound)
+    if needed is None:
+        return bound
+    if not is_inside(mesh, needed, layouts[name], states[vertex.name]):
+        return most_needed_bound(mesh, needed, states[vertex.name])
+    block = []
+    for dimension, extent in enumerate(bound):
+        axes = [axis for axis, cut in enumerate(layouts[name]) if cut == dimension]
+        block.append(longest_share(mesh, extent, axes))
+    return tuple(block)
 
 
 def _is_partial(vertex: Vertex, states: Labels) -> bool:

@@ -188,7 +188,7 @@ def _node(plan: Plan, vertex: Vertex, into_layout: EdgeMovement | None, show_ein
     name = Text(0, 0, shortened(vertex.name, 24), "ink", 13, bold=True)
     rows: list[tuple[Text, ...]] = [(name, Text(0, 0, shape_text(vertex), "faint", 11))]
     if vertex.einsum is not None and show_einsum:
-        einsum = shortened(vertex.einsum.show(vertex.inputs), 42)
+        einsum = shortened(vertex.einsum.summary(vertex.inputs), 42)
         rows.append((Text(0, 0, einsum, "ink", 11, mono=True),))
     chips = _chips(plan, vertex)
     if into_layout is not None:
@@ -214,7 +214,7 @@ def _chips(plan: Plan, vertex: Vertex) -> list[tuple[str, str]]:
 
 
 def _hint(vertex: Vertex, into_layout: EdgeMovement | None) -> str:
-    lines = [str(vertex), f"{shape_text(vertex)}, {show_bytes(vertex.nbytes)}"]
+    lines = [vertex.summary, f"{shape_text(vertex)}, {show_bytes(vertex.nbytes)}"]
     if vertex.einsum is not None:
         operations = vertex.einsum.operations()
         lines.append(f"{show_count(operations)} {plural(operations, 'operation')}")

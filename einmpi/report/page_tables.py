@@ -179,7 +179,7 @@ def tensor_table(plan: Plan, timeline: Timeline | None) -> str:
 def _planned_cells(plan: Plan, vertex: Vertex, moves: Sequence[EdgeMovement]) -> list[str]:
     definition = "input"
     if vertex.einsum is not None:
-        definition = vertex.einsum.show(vertex.inputs)
+        definition = vertex.einsum.summary(vertex.inputs)
     reason = main_reason(total_words(moves))
     return [
         _left(vertex.name),

@@ -9,10 +9,10 @@ from einmpi.graph.arithmetic import call
 from einmpi.graph.einsum import OperandIndex
 from einmpi.graph.index_arithmetic import arithmetic_labels
 from einmpi.graph.scalar import Const, Scalar
-from einmpi.planner.moving.halo import Needed, axes_of_labels, most_needed, shares_of
+from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, most_needed, shares_of
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
-from einmpi.schedule.regions import Region, Runs, intersect, locate
+from einmpi.schedule.regions import Region, Runs, locate
 from einmpi.schedule.transfers import Moves
 
 
@@ -24,14 +24,11 @@ def halo_moves(
     There are no moves if every rank has all it needs in its block already.
     """
     mesh = source.mesh
+    if is_inside(mesh, needed, source.cuts, state):
+        return None, source.region(mesh.digits(rank))
     wanted: list[Region] = []
     for other in range(mesh.ranks):
         wanted.append(_needed_region(source, needed, state, mesh.digits(other)))
-    stored: list[Region] = []
-    for other in range(mesh.ranks):
-        stored.append(source.region(mesh.digits(other)))
-    if all(_is_inside(*regions, needed) for regions in zip(wanted, stored, strict=True)):
-        return None, stored[rank]
     most = most_needed(mesh, needed, state)
     max_elements = max(source.max_elements() * mesh.ranks, most)
     moves = collection(source, wanted, rank, max_elements)
@@ -47,16 +44,6 @@ def _needed_region(
         shares = shares_of(source.mesh, needed, dimension, axes, digits)
         region.append(needed.runs(dimension, shares))
     return tuple(region)
-
-
-def _is_inside(wanted: Region, stored: Region, needed: Needed) -> bool:
-    """Return whether a block has all that is needed, in one run where an index is arithmetic."""
-    for dimension, (want, have) in enumerate(zip(wanted, stored, strict=True)):
-        if intersect(want, have) != want:
-            return False
-        if not needed.is_plain(dimension) and len(have) != 1:
-            return False
-    return True
 
 
 def index_in_region(entries: OperandIndex, region: Region) -> OperandIndex:

@@ -153,7 +153,7 @@ class Kernel(Step):
 
     def assignment(self) -> str:
         """Return the text Z[8, 8] ← sum(A[i,j] * B[j,k])."""
-        return f"{self.target} ← {self.einsum.show([slot.name for slot in self.operands])}"
+        return f"{self.target} ← {self.einsum.summary([slot.name for slot in self.operands])}"
 
     def __str__(self) -> str:
         return f"kernel    {self.assignment()}"

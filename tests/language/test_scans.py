@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import run_on_threads
+from distributed import run_from_files, run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
 from einmpi.errors import InputError
 from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.two_pass_scans import with_scans_in_blocks
 from einmpi.kernels import reference
 from einmpi.kernels.cpu import scan as cpu_scan
+from einmpi.kernels.cpu.dispatch import compute_einsum
 from einmpi.language.parse import parse_graph
 
 SCANS: dict[str, Any] = {
@@ -191,3 +195,143 @@ def test_every_strategy(strategy: str) -> None:
         done = run_on_threads(job, ranks, {"x": x}, strategy=strategy)
         np.testing.assert_array_equal(done.outputs["Z"], x.cumsum(1))
         np.testing.assert_array_equal(done.outputs["Y"], np.maximum.accumulate(x, 0))
+
+
+# ---- two passes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_a_long_line_moves_totals_only(ranks: int) -> None:
+    for length, name in zip((0, 1, 5, 9, 64, 101), cycle(SCANS), strict=False):
+        x = np.random.default_rng(length).integers(-2, 3, length).astype("float64")
+        outputs, moved = run_from_files(ranks, f"Z[i] = {name}[i](x[i])", {"x": x})
+        np.testing.assert_array_equal(outputs["Z"], wanted_scan(name, x, 0))
+        assert moved <= ranks**2 * x.itemsize
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_two_passes_over_any_shape(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(list(SCANS)))
+    dtype = data.draw(st.sampled_from(["float64", "float32", "float16", "int32", "bool"]))
+    lines = data.draw(st.lists(st.integers(1, 3), max_size=2))
+    axis = data.draw(st.integers(0, len(lines)))
+    shape = (*lines[:axis], data.draw(st.integers(1, 60)), *lines[axis:])
+    ranks = data.draw(st.integers(2, 9))
+    labels = "ijk"[: len(shape)]
+    order = "".join(data.draw(st.permutations(labels)))
+    x = np.random.default_rng(data.draw(st.integers(0, 99))).integers(-2, 3, shape).astype(dtype)
+    text = f"Z[{','.join(order)}] = {name}[{labels[axis]}](x[{','.join(labels)}])"
+    outputs, _ = run_from_files(ranks, text, {"x": x})
+    wanted = wanted_scan(name, x, axis).transpose([labels.index(label) for label in order])
+    assert outputs["Z"].dtype == wanted.dtype
+    np.testing.assert_allclose(outputs["Z"], wanted, rtol=1e-2 if dtype == "float16" else 1e-6)
+
+
+def test_two_passes_of_complex_numbers_and_truth_values() -> None:
+    x = np.random.default_rng(3).normal(size=(50, 2)).view("complex128")[:, 0].astype("complex64")
+    outputs, moved = run_from_files(4, "Z[i] = cumsum[i](x[i])", {"x": x})
+    np.testing.assert_allclose(outputs["Z"], x.cumsum(), rtol=1e-5)
+    assert moved <= 16 * 16
+    for dtype in ("bool", "int64", "float64"):
+        x = (np.arange(50) == 17).astype(dtype)
+        text = "Z[i:50] = any[k](where(k <= i, x[k], False))"
+        text += "; Y[i:50] = all[k](where(k <= i, y[k], True))"
+        outputs, moved = run_from_files(4, text, {"x": x, "y": 1 - x.astype("int64")})
+        assert moved <= 2 * 16
+        np.testing.assert_array_equal(outputs["Z"], np.arange(50) >= 17)
+        np.testing.assert_array_equal(outputs["Y"], np.arange(50) < 17)
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_a_block_before_inf_or_nan_does_not_see_it(name: str) -> None:
+    for place, value in ((0, np.inf), (12, np.nan), (13, -np.inf), (13, np.nan), (49, np.inf)):
+        x = np.ones(50)
+        x[place] = value
+        outputs, _ = run_from_files(4, f"Z[i] = {name}[i](x[i])", {"x": x})
+        np.testing.assert_array_equal(outputs["Z"], wanted_scan(name, x, 0))
+
+
+def test_totals_keep_the_sign_of_zero() -> None:
+    zeros = np.full(50, -0.0)
+    outputs, _ = run_from_files(4, "Z[i] = cumsum[i](x[i])", {"x": zeros})
+    assert np.signbit(outputs["Z"]).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 5, 6])
+def test_two_passes_inside_of_larger_programs(ranks: int) -> None:
+    rng = np.random.default_rng(6)
+    arrays = {"x": rng.normal(size=97), "y": rng.normal(size=97)}
+    x, y = arrays["x"], arrays["y"]
+    cases = {
+        "Z[i] = cumsum[i](x[i] - mean[i](x[i])) + 0 * y[i]": (x - x.mean()).cumsum(),
+        "Z[i] = cumsum[i](x[i] * y[i]) / 2": (x * y).cumsum() / 2,
+        "Z[i] = cummax[i](cumsum[i](x[i])) - y[i]": np.maximum.accumulate(x.cumsum()) - y,
+        "Z = max(cumsum[i](x[i] + y[i]))": (x + y).cumsum().max(),
+        "Z[i:96] = cumsum[i](x[i+1] - x[i]) + 0 * y[i]": np.diff(x).cumsum(),
+    }
+    for text, wanted in cases.items():
+        outputs, moved = run_from_files(ranks, text, arrays)
+        np.testing.assert_allclose(outputs["Z"], wanted, rtol=1e-12, atol=1e-12, err_msg=text)
+        assert moved < 16 * ranks**2, text
+
+
+def test_what_moves_and_the_memory_do_not_depend_on_the_length() -> None:
+    words = set()
+    for length in (1000, 1_000_003, 10**9):
+        plan = einmpi.plan(einmpi.program("Z[i] = cumsum[i](x[i])", x=(length,)), ranks=8)
+        words.add(plan.words_predicted)
+        assert plan.peak <= 2 * 8 * -(-length // 8) + 256  # a block of x and one of Z
+        assert "Z: scan in two passes: 8 blocks along i, totals move" in str(plan)
+    assert len(words) == 1 and words.pop() <= 64
+
+
+def test_whole_lines_take_one_pass() -> None:
+    job = einmpi.program("Z[a,i] = cumsum[i](x[a,i])", x=(40, 50))
+    for ranks in (1, 2, 4, 8):
+        plan = einmpi.plan(job, ranks=ranks)
+        assert plan.graph is job.graph and plan.words_predicted == 0
+    job = einmpi.program("Z[a,i] = cumsum[i](x[a,i]); Y[i] = cumsum[i](y[i])", x=(40, 50), y=(90,))
+    plan = einmpi.plan(job, ranks=4)
+    assert plan.graph["Z"] == job.graph["Z"] and plan.graph["Y"] != job.graph["Y"]
+    # Every rank has all of a given array: to compute the whole scan there moves nothing.
+    x = np.arange(50.0)
+    done = run_on_threads(einmpi.program("Z[i] = cumsum[i](x[i])", x=x), 4, {"x": x})
+    assert done.moved == 0 and done.plan.words_predicted == 0
+
+
+def test_two_passes_with_little_memory() -> None:
+    x = np.random.default_rng(8).integers(-9, 9, 4000).astype("float64")
+    job = einmpi.program("Z[i] = cumsum[i](x[i])", x=x.shape)
+    least = einmpi.plan(job, ranks=4).peak
+    text = "Z[i] = cumsum[i](x[i])"
+    outputs, _ = run_from_files(4, text, {"x": x}, memory=least)
+    np.testing.assert_array_equal(outputs["Z"], x.cumsum())
+    outputs, _ = run_from_files(4, text, {"x": x}, memory=least - 4000)
+    np.testing.assert_array_equal(outputs["Z"], x.cumsum())
+
+
+def test_a_pass_that_is_cut_inside_of_blocks_is_computed_as_written() -> None:
+    """Any share of its labels gives the right values, also one that no plan would choose."""
+    x = np.random.default_rng(12).integers(-9, 9, 30).astype("float64")
+    graph = einmpi.program("Z[i] = cumsum[i](x[i])", x=x.shape).graph
+    blocked = with_scans_in_blocks(graph, ["Z"], 4)
+    known = {"x": x}
+    for vertex in blocked.computed:
+        operands = [known[name] for name in vertex.inputs]
+        known[vertex.name] = reference.evaluate_einsum(vertex.einsum, operands, vertex.dtype)
+        out = np.empty(vertex.bound, vertex.dtype)
+        compute_einsum(vertex.einsum, operands, out, {})
+        np.testing.assert_array_equal(out, known[vertex.name])
+    np.testing.assert_array_equal(known["Z"], x.cumsum())
+    einsum = blocked["Z"].einsum
+    half = replace(
+        einsum, extents=tuple((label, min(extent, 4)) for label, extent in einsum.extents)
+    )
+    i = np.array([3, 9, 10, 29])
+    parts = []
+    for inside in (np.arange(4), np.arange(4, 8)):
+        out = np.empty(4)
+        compute_einsum(half, [known["Z_offsets"], x], out, {"i": i, "i_inside": inside})
+        parts.append(out)
+    np.testing.assert_array_equal(parts[0] + parts[1], x.cumsum()[i])

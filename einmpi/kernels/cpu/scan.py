@@ -76,9 +76,9 @@ def scan_lines(
     line_count = int(np.prod(line_shape, dtype=np.int64))
     if line_count > BLOCK_ELEMENTS // 64 and line_shape[0] > 1:
         half = line_shape[0] // 2
-        for part in (slice(0, half), slice(half, None)):
-            part_offsets = None if offsets is None else offsets[part]
-            scan_lines(record, source[part], target[part], counts, masked, part_offsets)
+        for lines in (slice(0, half), slice(half, None)):
+            line_offsets = None if offsets is None else offsets[lines]
+            scan_lines(record, source[lines], target[lines], counts, masked, line_offsets)
         return
     if line_count > BLOCK_ELEMENTS // 64 and len(line_shape) > 1:
         line_offsets = None if offsets is None else offsets[0]

@@ -42,13 +42,12 @@ def compute_in_blocks(
             _compute_scan(einsum, operands, out, index)
 
 
-def _compute_totals(
-    einsum: EinSum, operand: Array, out: Array, index: Mapping[str, Array]
-) -> None:
+def _compute_totals(einsum: EinSum, operand: Array, out: Array, index: Mapping[str, Array]) -> None:
     """Compute the total of each block at hand."""
     form = einsum.block_totals
     assert form is not None and einsum.aggregation is not None
-    combine = AGGREGATIONS[einsum.aggregation].combine
+    record = AGGREGATIONS[einsum.aggregation]
+    neutral = record.neutral(out.dtype)
     lines = [label for label in einsum.output if label != form.block]
     source = _lines_first(operand, einsum.operands[0], lines)
     target = _lines_first(out, einsum.output, lines)
@@ -57,7 +56,9 @@ def _compute_totals(
         first = form.blocks.first(block) - form.start
         end = form.blocks.first(block + 1) - form.start
         values = source[..., first:end]
-        target[..., place] = combine.reduce(values, axis=-1, dtype=out.dtype)
+        target[..., place] = record.combine.reduce(
+            values, axis=-1, dtype=out.dtype, initial=neutral
+        )
 
 
 def _compute_scan(

@@ -5,10 +5,11 @@ A rank needs more than its block, or another part of it: the difference comes fr
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -189,6 +190,47 @@ def halo_words(
     return int(found.total[0, 0]), int(found.between[0, 0])
 
 
+def is_inside(
+    mesh: Mesh, needed: Needed, cuts: Sequence[int | None], state: Sequence[str | None]
+) -> bool:
+    """Return whether every rank finds all it needs in its block, so that nothing is copied."""
+    for dimension in range(len(needed.bound)):
+        axes = axes_of_labels(needed.labels(dimension), state)
+        cutting = tuple(axis for axis, cut in enumerate(cuts) if cut == dimension)
+        if not _is_dimension_inside(mesh, needed, dimension, axes, cutting):
+            return False
+    return True
+
+
+@lru_cache(maxsize=65536)
+def _is_dimension_inside(
+    mesh: Mesh, needed: Needed, dimension: int, axes: LabelAxes, cutting: tuple[int, ...]
+) -> bool:
+    """Return whether all ranks have what they need of a dimension.
+
+    Where an index is arithmetic, their share of it must be one run.
+    """
+    relevant = {axis for _, label_axes in axes for axis in label_axes}
+    relevant.update(cutting)
+    for digits in _all_digits(mesh, relevant):
+        wanted = needed.runs(dimension, shares_of(mesh, needed, dimension, axes, digits))
+        cuts = tuple((axis, digits[axis]) for axis in cutting)
+        stored = share(mesh, needed.bound[dimension], cuts)
+        if intersect(wanted, stored) != wanted:
+            return False
+        if not needed.is_plain(dimension) and len(stored) != 1:
+            return False
+    return True
+
+
+def _all_digits(mesh: Mesh, axes: Collection[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the digits of ranks that differ on these axes; all other digits are 0."""
+    ranges = []
+    for axis, factor in enumerate(mesh.factors):
+        ranges.append(range(factor) if axis in axes else range(1))
+    return itertools.product(*ranges)
+
+
 @dataclass(frozen=True)
 class HaloTable:
     """Words received for all pairs of layouts and states, as arrays [layout, state]."""
@@ -273,10 +315,15 @@ def _counted_ranks(ranks: int) -> tuple[int, ...]:
 
 def most_needed(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> int:
     """Return a bound on the elements that a rank needs, the same for all ranks."""
+    return prod(most_needed_bound(mesh, needed, state))
+
+
+def most_needed_bound(mesh: Mesh, needed: Needed, state: Sequence[str | None]) -> tuple[int, ...]:
+    """Return how many indices of each dimension a rank needs at most."""
     ranks = tuple(range(mesh.ranks))
-    elements = 1
+    bound = []
     for dimension in range(len(needed.bound)):
         axes = axes_of_labels(needed.labels(dimension), state)
         counts = needed_counts(mesh, needed, dimension, axes, None, ranks)
-        elements *= int(counts.max(initial=0))
-    return elements
+        bound.append(int(counts.max(initial=0)))
+    return tuple(bound)

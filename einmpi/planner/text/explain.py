@@ -93,7 +93,7 @@ def vertex_rows(plan: PlanData) -> list[Row]:
     for vertex in plan.graph.computed:
         bill = plan.bills[vertex.name]
         row = [
-            str(vertex),
+            vertex.summary,
             _cuts(plan, vertex.name),
             show_count(bill.words.join),
             show_count(bill.words.aggregate),
