@@ -329,6 +329,28 @@ def test_another_strategy_goes_on_too(job, tmp_path):
     assert_close_to(go(job, 4, states[6], resume=True, strategy="replicate")[0], wanted)
 
 
+def test_scans_in_two_passes(tmp_path):
+    """The planner adds vertices for totals; a checkpoint has those of the program only."""
+    program = """
+    y[i] = X[i] * 2
+    c[i] = cumsum[i](y[i])
+    Z[i] = cummax[i](c[i]) - y[i]
+    """
+    inputs = 'X = { shape = [50], random = "normal", seed = 1 }'
+    job = einmpi.load(write_job(tmp_path, program, inputs, outputs='Z = "out.h5:/Z"'))
+    states, wanted = snapshots(job, 4, tmp_path)
+    for state in states:
+        for ranks in (4, 3):
+            folder = tmp_path / "again"
+            shutil.copytree(state, folder)
+            outputs, _, plan = go(job, ranks, folder, resume=True)
+            shutil.rmtree(folder)
+            assert_close_to(outputs, wanted)
+            if ranks == 4:
+                assert_same_bits(outputs, wanted)
+                assert "c_totals" in plan.states
+
+
 def test_every_dtype_and_empty_tensors(tmp_path):
     program = """
     B[i,j] = X[i,j] > 0; C[i,j] = complex64(X[i,j]) * 1j; D[i,k] = sum(C[i,j] * conj(C[k,j]))
