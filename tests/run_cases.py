@@ -112,6 +112,22 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {
         "C[i,j] = cumsum[j](X[i,j]); P[i] = cumprod[i](1 + V[i] / 9); M[i] = cummax[i](V[i])",
         {"X": ((7, 10), "float64"), "V": ((41,), "float64")},
     ),
+    "scattered": (
+        "Y[dst[e]:11,f] = sum(w[e] * X[src[e],f]); M[f,dst[e]:11] = max(X[src[e],f])\n"
+        "H[dst[e]:5,src[e]//2:4] = sum(1); A[dst[e]:11,g] = mean(X[src[e],f] * V[f,g])",
+        {
+            "dst": ((31,), "int64"),
+            "src": ((31,), "int32"),
+            "w": ((31,), "float32"),
+            "X": ((9, 6), "float32"),
+            "V": ((6, 3), "float32"),
+        },
+    ),
+    "scattered integers": (
+        "Y[k:7,f] = prod(where(k == A[e,f], B[e], 1)); Z[A[e,f]:7] = min(B[e] * f);"
+        " S[A[e,f]:7] = argmax(B[e] + f); T[i] = any(where(A[e,0] == i, C[i,e] > 3, False))",
+        {"A": ((23, 4), "int64"), "B": ((23,), "int32"), "C": ((9, 23), "int64")},
+    ),
     "places": (
         "a[i] = argmin[j](X[i,j]); b[i] = argmax[j](A[i,j]);"
         " n = norm(X[i,j]); s[j] = std[i](X[i,j])",

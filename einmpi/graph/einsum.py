@@ -35,6 +35,7 @@ from einmpi.graph.scan_blocks import (
     recognise_blocked_scan,
     recognise_totals,
 )
+from einmpi.graph.segments import Segments, find_segments, used_labels
 
 # A plain dimension is indexed by a label, a gathered one by an expression over Args and Indexes.
 OperandIndex: TypeAlias = tuple[str | Scalar, ...]
@@ -99,17 +100,38 @@ class EinSum:
     def operations(self) -> int:
         """Return the number of scalar operations.
 
-        For every combination of labels these are the steps of ⊗ and one for ⊕.
+        For every combination of labels these are the steps of ⊗ and one for ⊕. A value that is
+        scattered is computed once, not for every place where it might go.
         """
         if self.scan is not None or self.blocked_scan is not None:
             (scanned,) = self.aggregated
             return self.calls() // max(1, self.extent[scanned])
         if self.block_totals is not None:
             return self.calls()
-        steps = sum(isinstance(node, Call) for node in walk(self.function))
+        if self.segments is not None:
+            return self._scattered_operations(self.segments)
+        steps = _steps(self.function)
         if self.aggregated:
             steps += 1
         return self.calls() * steps
+
+    def _scattered_operations(self, segments: Segments) -> int:
+        """Return the steps of all values, one for each ⊕, and the steps of all indices."""
+        extent = self.extent
+        values = prod(extent[label] for label in self.labels if label not in segments.labels)
+        total = values * (_steps(segments.body) + 1)
+        for index in segments.indices:
+            own_labels = used_labels(index, segments.operands)
+            total += _steps(index) * prod(extent[label] for label in own_labels)
+        return total
+
+    @cached_property
+    def segments(self) -> Segments | None:
+        """What Y[k,f] ← ⊕[e](where(dst[e] == k, X[e,f], neutral)) scatters, None for all else."""
+        if self.aggregation is None:
+            return None
+        record = AGGREGATIONS[self.aggregation]
+        return find_segments(self.function, self.operands, self.output, record)
 
     @cached_property
     def scan(self) -> Scan | None:
@@ -213,6 +235,11 @@ class EinSum:
         for index in self.operands:
             found.extend(entry for entry in index if isinstance(entry, str))
         return unique(found)
+
+
+def _steps(function: Scalar) -> int:
+    """Return the number of operations in an expression."""
+    return sum(isinstance(node, Call) for node in walk(function))
 
 
 def close(expression: Scalar) -> tuple[Scalar, tuple[OperandIndex, ...], tuple[str, ...]]:

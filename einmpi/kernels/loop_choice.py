@@ -86,10 +86,10 @@ def bind_nest(
         has_rows=has_rows,
         width=width,
     )
-    return BoundNest(nest, axes, packed, tuple(map(_gathered_dimensions, operands)))
+    return BoundNest(nest, axes, packed, tuple(map(gathered_dimensions, operands)))
 
 
-def _gathered_dimensions(array: IndexedArray) -> tuple[GatheredDimension, ...]:
+def gathered_dimensions(array: IndexedArray) -> tuple[GatheredDimension, ...]:
     """Return the dimensions of an array that are indexed by expressions."""
     dimensions = []
     for entry, stride, extent in zip(array.index, array.strides, array.shape, strict=True):

@@ -55,6 +55,8 @@ class Nest:
     aggregates_lanes: bool
     has_rows: bool
     width: int  # lanes that are computed at a time
+    # The operand with the places to which values go, if the output is scattered.
+    place: int | None = None
 
     @property
     def lane(self) -> int:
@@ -96,7 +98,8 @@ class Nest:
         Each loop has its start a and its stop b. Each array, the output being the last one, has
         its address A and a stride S for each of its loops. Each gather has the stride J and the
         extent N of its dimension, and two parameters to which the kernel writes: the least index
-        L and the greatest index H that it met.
+        L and the greatest index H that it met. If the output is scattered, the kernel takes the
+        values with places from the first K to the second.
         """
         for loop in range(self.loops):
             yield "a", loop, 0
@@ -110,6 +113,9 @@ class Nest:
                 yield "N", array, gather
                 yield "L", array, gather
                 yield "H", array, gather
+        if self.place is not None:
+            yield "K", 0, 0
+            yield "K", 0, 1
 
 
 @dataclass(frozen=True)
@@ -209,6 +215,8 @@ class BoundNest:
                 return INT64_MAX
             case "H":
                 return INT64_MIN
+            case "K":
+                return INT64_MAX if second else 0
         return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import isinf, prod
 
@@ -17,6 +17,7 @@ from einmpi.errors import InputError, OperationError, nearest_of, one_of
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, call_type
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
+from einmpi.graph.labels import unique
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import (
     Call,
@@ -29,6 +30,7 @@ from einmpi.graph.scalar import (
     labels_of,
     relabel,
 )
+from einmpi.graph.segments import without_guard
 from einmpi.language.indices import (
     Guard,
     clamped,
@@ -76,10 +78,12 @@ class MacroNames:
     """The names in the body of a macro; empty outside of macros.
 
     `values` are its argument, options and intermediate values. `labels` is what L stands for.
+    `condition` says which values belong to a scattered result.
     """
 
     values: Mapping[str, TypedScalar] = field(default_factory=dict)
     labels: tuple[str, ...] | None = None
+    condition: TypedScalar | None = None
 
 
 OUTSIDE_MACROS = MacroNames()
@@ -87,18 +91,31 @@ OUTSIDE_MACROS = MacroNames()
 
 @dataclass(frozen=True)
 class Aggregated:
-    """The argument of an aggregation, the labels that it binds, and the scope of the argument."""
+    """The argument of an aggregation, the labels that it binds, and the scope of the argument.
+
+    `condition` says which values belong to a result, if there is an index left of =.
+    """
 
     argument: TypedScalar
     labels: tuple[str, ...]
     scope: Scope
+    condition: TypedScalar | None = None
 
 
 class Expressions:
-    """Reads expressions over the tensors of a symbol table."""
+    """Reads expressions over the tensors of a symbol table.
 
-    def __init__(self, symbols: SymbolTable) -> None:
+    `scattered` has the indices left of =, each with the label that stands for it.
+    """
+
+    def __init__(
+        self, symbols: SymbolTable, scattered: Mapping[str, ast.expr] | None = None
+    ) -> None:
         self.symbols = symbols
+        self.scattered = scattered or {}
+        self.has_scattered = False  # whether an aggregation has taken them into account
+        self.is_inside_scattered = False  # such an aggregation is around what is being read
+        self.scattered_guard: Scalar | None = None  # its condition, one of `guards`
         self.known = symbols.known
         self.where = symbols.where
         self.guards: list[Guard] = []  # the conditions of `where` around what is being read
@@ -293,10 +310,23 @@ class Expressions:
         return result
 
     def name_value(self, value: TypedScalar, scope: Scope, node: ast.AST) -> TypedScalar:
-        """Make a value that is used more than once a tensor, so that expressions do not double."""
+        """Make a value that is used more than once a tensor, so that expressions do not double.
+
+        Not if conditions of `where` around it have labels that it does not have itself: the tensor
+        would be larger by these labels.
+        """
         if not isinstance(value.scalar, Call):
             return value
-        return self.symbols.emit_temporary(value, None, (), scope, node)
+        scalar: Scalar = value.scalar
+        if self.scattered_guard is not None:
+            scalar = without_guard(scalar, self.scattered_guard)
+        unguarded = scalar
+        for condition, _ in self.guards:
+            unguarded = without_guard(unguarded, condition)
+        if set(labels_of(unguarded)) != set(labels_of(scalar)):
+            return value
+        named = TypedScalar(scalar, value.type)
+        return self.symbols.emit_temporary(named, None, (), scope, node)
 
     # ---- functions, aggregations, macros --------------------------------------------------------
 
@@ -309,8 +339,9 @@ class Expressions:
         aggregation = aggregation_named(name)
         if aggregation is not None:
             found = self.aggregate(node, scope, macro)
+            value = self.masked(found, aggregation, node)
             return self.symbols.emit_temporary(
-                found.argument, aggregation, found.labels, found.scope, node
+                value, aggregation, found.labels, found.scope, node, tuple(self.scattered)
             )
         if name in SCANS:
             return self._scan(node, name, brackets, scope, macro)
@@ -355,9 +386,14 @@ class Expressions:
         argument = node.args[0]
         if brackets is not None and macro.labels is not None:
             # In the body of a macro every aggregation is over L.
-            return Aggregated(self.expression(argument, scope, macro), macro.labels, scope)
+            value = self.expression(argument, scope, macro)
+            return Aggregated(value, macro.labels, scope, macro.condition)
+        is_scattered = self._is_scattered(argument, brackets, scope)
+        body: ast.expr = argument
+        if is_scattered:  # the labels of indices left of = are those of what is aggregated
+            body = ast.Tuple([*self.scattered.values(), argument], ast.Load())
         if brackets is None:
-            inner = self.symbols.open_scope(scope, (), argument)
+            inner = self.symbols.open_scope(scope, (), body)
             inner.bind_loose()
             labels = inner.bound
             if not labels:
@@ -367,12 +403,88 @@ class Expressions:
             listed = labels_in_brackets(self.symbols.source, brackets)
             labels = tuple(label for label, _ in listed)
             self.symbols.refuse_repeated(labels, f"this {name}", node)
-            inner = self.symbols.open_scope(scope, listed, argument)
-        body = self._inside(labels, argument, inner, macro)
+            inner = self.symbols.open_scope(scope, listed, body)
+        if is_scattered:
+            return self._scattered_aggregate(node, name, labels, inner, macro)
+        value = self._inside(labels, argument, inner, macro)
         for label in labels:
             if label not in inner.extents:
-                self._check_occurs(label, body.scalar, name, node)
-        return Aggregated(body, labels, inner)
+                self._check_occurs(label, value.scalar, name, node)
+        return Aggregated(value, labels, inner)
+
+    # ---- indices left of = ----------------------------------------------------------------------
+
+    def _is_scattered(self, argument: ast.expr, brackets: ast.expr | None, scope: Scope) -> bool:
+        """Return whether an aggregation is one over the values that an index left of = sends to it.
+
+        It is if it binds a label of such an index. An argument without labels of its own, as in
+        sum(1), belongs to the indices too.
+        """
+        if not self.scattered or self.is_inside_scattered:
+            return False
+        own: set[str] = set()
+        for index in self.scattered.values():
+            own.update(entry.label for entry in occurrences(index, self.known))
+            # A label may also be a number in it, as in e // 4.
+            own.update(part.id for part in ast.walk(index) if isinstance(part, ast.Name))
+        own = {name for name in own if not scope.sees(name)}
+        if brackets is not None:
+            listed = labels_in_brackets(self.symbols.source, brackets)
+            return any(label in own for label, _ in listed)
+        found = [entry.label for entry in occurrences(argument, self.known)]
+        loose = [label for label in found if not scope.sees(label)]
+        return not loose or any(label in own for label in loose)
+
+    def _scattered_aggregate(
+        self,
+        node: ast.Call,
+        name: str,
+        labels: tuple[str, ...],
+        scope: Scope,
+        macro: MacroNames,
+    ) -> Aggregated:
+        """Return the argument of an aggregation over the values that belong to a result."""
+        for label in scope.loose:
+            what = f"label {label} is in an index left of =, but this {name} does not aggregate it"
+            listed = ",".join([*labels, label])
+            raise InputError(self.where(node), what, f"{name}[{listed}](...)")
+        condition: TypedScalar | None = None
+        for label, index_node in self.scattered.items():
+            index = self._inside(labels, index_node, scope, macro)
+            if np.dtype(index.type).kind not in "iu":
+                what = f"the index {ast.unparse(index_node)} is {np.dtype(index.type).name}"
+                raise InputError(self.where(index_node), what, "an integer")
+            place = TypedScalar(Index(label), np.dtype(np.int64))
+            comparison = self._apply("==", [index, place], index_node)
+            if condition is None:
+                condition = comparison
+            else:
+                condition = self._apply("&", [condition, comparison], index_node)
+        assert condition is not None
+        self.is_inside_scattered = True
+        self.has_scattered = True
+        self.scattered_guard = condition.scalar
+        self.guards.append((condition.scalar, True))
+        value = self.expression(node.args[0], scope, macro)
+        self.guards.pop()
+        self.scattered_guard = None
+        self.is_inside_scattered = False
+        occurring = unique(labels_of(value.scalar), labels_of(condition.scalar))
+        for label in labels:
+            if label not in scope.extents and label not in occurring:
+                self._check_occurs(label, value.scalar, name, node)
+        return Aggregated(value, labels, scope, condition)
+
+    def masked(self, found: Aggregated, aggregation: str, node: ast.AST) -> TypedScalar:
+        """Return what is aggregated: the argument where it belongs to the result, else nothing."""
+        if found.condition is None:
+            return found.argument
+        record = AGGREGATIONS[aggregation]
+        dtype = np.dtype(found.argument.type)
+        if dtype.kind == "c" and not record.takes_complex:
+            return found.argument  # refused when the vertex is added
+        neutral = record.empty if record.empty is not None else record.neutral(dtype)
+        return self._apply("where", [found.condition, found.argument, _constant(neutral)], node)
 
     def _inside(
         self, labels: Sequence[str], argument: ast.expr, scope: Scope, macro: MacroNames
@@ -382,12 +494,18 @@ class Expressions:
         Conditions of `where` around it say nothing about these values.
         """
         outer_guards = self.guards
+        scattered_guard = self.scattered_guard
         self.guards = []
         for condition, holds in outer_guards:
-            if set(labels).isdisjoint(labels_of(condition)):
+            # What is aggregated inside of a scattered aggregation does not depend on the place.
+            is_scattered = condition is scattered_guard and len(labels) > 0
+            if set(labels).isdisjoint(labels_of(condition)) and not is_scattered:
                 self.guards.append((condition, holds))
+        if labels:
+            self.scattered_guard = None
         value = self.expression(argument, scope, macro)
         self.guards = outer_guards
+        self.scattered_guard = scattered_guard
         return value
 
     def _nothing_to_aggregate(self, node: ast.Call, name: str, scope: Scope) -> InputError:
@@ -481,21 +599,45 @@ class Expressions:
         self, macro: Macro, given: Aggregated, options: Mapping[str, TypedScalar], node: ast.Call
     ) -> TypedScalar:
         scope = given.scope
-        count = prod(self.symbols.extent(scope, label, node) for label in given.labels)
-        values: dict[str, TypedScalar] = {"n": TypedScalar(Const(count), int), **options}
-        values["p"] = self._position(given, node)
-        names = MacroNames(values, given.labels)
         body = _parsed(macro.body)
+        count = prod(self.symbols.extent(scope, label, node) for label in given.labels)
+        number = TypedScalar(Const(count), int)
+        values: dict[str, TypedScalar] = {"n": number, "end": number, **options}
+        if given.condition is not None and _uses(body, "n"):
+            values["n"] = self._segment_size(given, node)
+        values["p"] = self._position(given, node)
+        names = MacroNames(values, given.labels, given.condition)
         values["x"] = given.argument
-        if _uses_of_argument(body) > 1:
-            values["x"] = self.name_value(given.argument, scope, node)
+        if _uses(body, "x") > 1:
+            values["x"] = self._named_argument(given, node)
         for line in body[:-1]:
             assert isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
             value = self.expression(line.value, scope, names)
-            values[line.targets[0].id] = self.name_value(value, scope, node)
+            # A value for each place as well as each label would be too large a tensor.
+            labels = labels_of(value.scalar)
+            is_for_each_place = any(label in labels for label in self.scattered)
+            if not is_for_each_place or set(labels).isdisjoint(given.labels):
+                value = self.name_value(value, scope, node)
+            values[line.targets[0].id] = value
         result = body[-1]
         assert isinstance(result, ast.Expr)
         return self.expression(result.value, scope, names)
+
+    def _named_argument(self, given: Aggregated, node: ast.Call) -> TypedScalar:
+        """Return the argument of a macro as a tensor, which has a value for every place."""
+        value = given.argument
+        if given.condition is not None:
+            value = TypedScalar(without_guard(value.scalar, given.condition.scalar), value.type)
+        return self.name_value(value, given.scope, node)
+
+    def _segment_size(self, given: Aggregated, node: ast.Call) -> TypedScalar:
+        """Return how many values belong to each result; like a constant it adapts its dtype."""
+        ones = replace(given, argument=_constant(1))
+        value = self.masked(ones, "sum", node)
+        counted = self.symbols.emit_temporary(
+            value, "sum", given.labels, given.scope, node, tuple(self.scattered)
+        )
+        return TypedScalar(counted.scalar, int)
 
     def _position(self, given: Aggregated, node: ast.Call) -> TypedScalar:
         """Return the number of a combination of labels; the last label runs fastest."""
@@ -533,11 +675,11 @@ def _parsed(body: str) -> list[ast.stmt]:
     return parse(Source("macro", body))
 
 
-def _uses_of_argument(body: Sequence[ast.stmt]) -> int:
-    """Return how often the argument x occurs in the body of a macro."""
+def _uses(body: Sequence[ast.stmt], name: str) -> int:
+    """Return how often a name occurs in the body of a macro."""
     uses = 0
     for line in body:
         for part in ast.walk(line):
-            if isinstance(part, ast.Name) and part.id == "x":
+            if isinstance(part, ast.Name) and part.id == name:
                 uses += 1
     return uses

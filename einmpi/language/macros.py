@@ -15,8 +15,9 @@ class Macro:
     ----------
     body : str
         The definition. x is the argument, L stands for the labels in brackets, n for the number
-        of values they take together, p for the number of the value at hand, counted from 0 with
-        the last label running fastest. Lines before the last one name values that are used twice.
+        of values that are aggregated, p for the number of the value at hand, counted from 0 to
+        end - 1 with the last label running fastest. Lines before the last one name values that are
+        used twice.
     documentation : str
         One line for the language reference.
     reduces : bool
@@ -60,12 +61,12 @@ MACROS: dict[str, Macro] = {
     "count": Macro("sum[L](x != 0)", "number of values that are true, or not 0", reduces=True),
     # Where x is nan, so is the least one, and x != x finds the first nan.
     "argmin": Macro(
-        "m = min[L](x)\nmin[L](where((x == m) | (x != x), p, n))",
+        "m = min[L](x)\nmin[L](where((x == m) | (x != x), p, end))",
         "number of the first least value; of the first nan if there is one",
         reduces=True,
     ),
     "argmax": Macro(
-        "m = max[L](x)\nmin[L](where((x == m) | (x != x), p, n))",
+        "m = max[L](x)\nmin[L](where((x == m) | (x != x), p, end))",
         "number of the first greatest value; of the first nan if there is one",
         reduces=True,
     ),

@@ -35,9 +35,10 @@ def _used_once(item: Statement, known: Mapping[str, Vertex]) -> Iterator[Occurre
     """Yield the labels that occur once in a statement and that no brackets name."""
     listed = {label for label, _ in item.labels}
     uses: dict[str, int] = {}
-    for node in ast.walk(item.value):
-        if isinstance(node, ast.Name):
-            uses[node.id] = uses.get(node.id, 0) + 1
+    for tree in item.trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                uses[node.id] = uses.get(node.id, 0) + 1
     for entry in occurrences(item.value, known):
         if uses[entry.label] == 1 and entry.label not in listed:
             yield entry

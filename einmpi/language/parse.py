@@ -135,13 +135,14 @@ def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
     for item in program:
         found: dict[str, None] = {}
         labels: set[int] = set()  # ids of names directly in brackets: labels, not tensors
-        for node in ast.walk(item.value):
-            if isinstance(node, ast.Subscript):
-                labels.update(id(entry) for entry in entries(node.slice))
-                if isinstance(node.value, ast.Name) and node.value.id in names:
-                    found[node.value.id] = None
-            elif isinstance(node, ast.Name) and node.id in scalars and id(node) not in labels:
-                found[node.id] = None
+        for tree in item.trees:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Subscript):
+                    labels.update(id(entry) for entry in entries(node.slice))
+                    if isinstance(node.value, ast.Name) and node.value.id in names:
+                        found[node.value.id] = None
+                elif isinstance(node, ast.Name) and node.id in scalars and id(node) not in labels:
+                    found[node.id] = None
         reads[item.name] = tuple(found)
     return reads
 

@@ -23,10 +23,13 @@ def without_slices(symbols: SymbolTable, item: Statement) -> Statement:
 
     A whole statement such as y = x[2:10] needs no labels.
     """
-    if not any(isinstance(node, ast.Slice) for node in ast.walk(item.value)):
+    trees = item.trees
+    if not any(isinstance(node, ast.Slice) for tree in trees for node in ast.walk(tree)):
         return item
     symbols.current = item
-    value = _Slices(symbols).visit(item.value)
+    slices = _Slices(symbols)
+    value = slices.visit(item.value)
+    scattered = tuple((position, slices.visit(index)) for position, index in item.scattered)
     if isinstance(value, ast.Name) and not item.labels:
         ndim = len(symbols.known[value.id].bound)
         names = _labels(symbols, ndim)
@@ -36,7 +39,7 @@ def without_slices(symbols: SymbolTable, item: Statement) -> Statement:
         index = ast.copy_location(ast.Tuple(labels, ast.Load()), item.value)
         value = ast.copy_location(ast.Subscript(value, index, ast.Load()), item.value)
         return replace(item, labels=tuple((name, None) for name in names), value=value)
-    return replace(item, value=value)
+    return replace(item, value=value, scattered=scattered)
 
 
 def _labels(symbols: SymbolTable, count: int) -> list[str]:

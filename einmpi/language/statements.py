@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from einmpi.errors import InputError
+from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.scalar import labels_of
 from einmpi.language.expressions import Expressions
 from einmpi.language.scope import Scope, bound_inside, occurrences
@@ -59,9 +60,15 @@ def add_statement(symbols: SymbolTable, item: Statement) -> None:
     """Add the vertices of a statement. The tensors that it uses must be known."""
     item = without_slices(symbols, item)
     symbols.current = item
-    labels = tuple(label for label, _ in item.labels)
+    scattered: dict[str, ast.expr] = {}
+    listed = list(item.labels)
+    for position, index in item.scattered:
+        label = symbols.names.take_new(_stem(index))
+        scattered[label] = index
+        listed[position] = label, listed[position][1]
+    labels = tuple(label for label, _ in listed)
     symbols.refuse_repeated(labels, "the output", item.node)
-    scope = symbols.open_scope(None, item.labels, item.value)
+    scope = symbols.open_scope(None, listed, item.value)
     occurring = {entry.label for entry in occurrences(item.value, symbols.known)}
     aggregated_inside = bound_inside(item.value)
     for label in labels:
@@ -69,12 +76,27 @@ def add_statement(symbols: SymbolTable, item: Statement) -> None:
             place = symbols.source.at(item.node)
             what = f"label {label} is aggregated and also in the output"
             raise InputError(place, what, "only one of the two")
-    _add_root(symbols, item, scope, labels)
+    expressions = Expressions(symbols, scattered)
+    _add_root(expressions, item, scope, labels)
+    if scattered and not expressions.has_scattered:
+        index = next(iter(scattered.values()))
+        what = f"nothing is aggregated over {ast.unparse(index)}, which is left of ="
+        raise InputError(symbols.source.at(index), what, f"one of {', '.join(AGGREGATIONS)}")
 
 
-def _add_root(symbols: SymbolTable, item: Statement, scope: Scope, labels: tuple[str, ...]) -> None:
+def _stem(index: ast.expr) -> str:
+    """Return a name for the label of an index left of =: that of the tensor which it reads."""
+    for part in ast.walk(index):
+        if isinstance(part, ast.Subscript) and isinstance(part.value, ast.Name):
+            return part.value.id
+    return "segment"
+
+
+def _add_root(
+    expressions: Expressions, item: Statement, scope: Scope, labels: tuple[str, ...]
+) -> None:
     """Add the vertex of the statement itself; an aggregation at the root needs no second one."""
-    expressions = Expressions(symbols)
+    symbols = expressions.symbols
     called = called_name(item.value)
     aggregation = aggregation_named(called[0]) if called else None
     if aggregation is None:
@@ -83,7 +105,7 @@ def _add_root(symbols: SymbolTable, item: Statement, scope: Scope, labels: tuple
     else:
         assert isinstance(item.value, ast.Call)
         found = expressions.aggregate(item.value, scope)
-        argument = found.argument
+        argument = expressions.masked(found, aggregation, item.value)
         symbols.refuse_loose(scope)
         if set(labels_of(argument.scalar)) - set(found.labels) == set(labels):
             symbols.emit(

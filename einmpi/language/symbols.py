@@ -13,7 +13,7 @@ from einmpi.graph.aggregations import AGGREGATIONS, with_empty_value
 from einmpi.graph.dtypes import DTYPES, Type, check_installed, cpu_dtypes
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum
-from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, Names
+from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, Names, unique
 from einmpi.graph.scalar import Element, Scalar, labels_of
 from einmpi.language.indices import Reach, affine_of_syntax, largest_extent
 from einmpi.language.scope import ReachFinder, Scope, occurrences
@@ -130,10 +130,16 @@ class SymbolTable:
         aggregated: Sequence[str],
         scope: Scope,
         node: ast.AST,
+        first_labels: Sequence[str] = (),
     ) -> TypedScalar:
-        """Add a vertex named after the statement being read."""
+        """Add a vertex named after the statement being read.
+
+        `first_labels` come first in it, if it has them.
+        """
         name = self.names.take_new(self.current.name)
-        output = [label for label in labels_of(value.scalar) if label not in aggregated]
+        labels = labels_of(value.scalar)
+        first = [label for label in first_labels if label in labels]
+        output = [label for label in unique(first, labels) if label not in aggregated]
         return self.emit(name, output, value, aggregation, aggregated, scope, node)
 
     # ---- labels ---------------------------------------------------------------------------------
@@ -270,12 +276,9 @@ class SymbolTable:
         """Refuse labels that are neither in the output nor aggregated: no sum is implicit."""
         top = scope.top()
         for label, node in top.loose.items():
-            target = self.current.name
-            if top.bound:
-                target += f"[{','.join(top.bound)}]"
             names = ", ".join(AGGREGATIONS)
             raise InputError(
                 self.source.at(node),
-                f"label {label} is neither in the output {target} nor aggregated",
+                f"label {label} is neither in the output {self.current.target} nor aggregated",
                 f"{label} in the output, or one of {names} over {label}",
             )

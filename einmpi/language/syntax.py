@@ -68,12 +68,28 @@ class Source:
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement "NAME[label, label:extent, …] = value"."""
+    """A statement "NAME[label, label:extent, index:extent, …] = value".
+
+    `scattered` has each index and its position among the labels, where its text stands for a label.
+    """
 
     name: str
     labels: tuple[tuple[str, ast.expr | None], ...]
     value: ast.expr
     node: ast.AST
+    scattered: tuple[tuple[int, ast.expr], ...] = ()
+
+    @property
+    def trees(self) -> tuple[ast.expr, ...]:
+        """The expressions of a statement: its indices left of =, and its value."""
+        return (*(index for _, index in self.scattered), self.value)
+
+    @property
+    def target(self) -> str:
+        """What is left of =, without extents."""
+        if not self.labels:
+            return self.name
+        return f"{self.name}[{','.join(label for label, _ in self.labels)}]"
 
 
 @dataclass(frozen=True)
@@ -174,12 +190,43 @@ def _statement(source: Source, node: ast.stmt) -> Statement | Declaration:
             targets=[ast.Subscript(value=ast.Name(id=name), slice=labels) as target],
             value=value,
         ):
-            return Statement(name, labels_in_brackets(source, labels), value, target)
+            return _definition(source, name, labels, value, target)
         case ast.Assign(targets=[target]):
             what = "this cannot be assigned to"
             raise InputError(source.at(target), what, "NAME or NAME[labels]")
     what = "this is not a statement of the language"
     raise InputError(source.at(node), what, "NAME[labels] = expression")
+
+
+def _definition(
+    source: Source, name: str, left: ast.expr, value: ast.expr, target: ast.AST
+) -> Statement:
+    """Return a statement with labels, of which some may be indices such as dst[e]:n."""
+    labels: list[tuple[str, ast.expr | None]] = []
+    scattered: list[tuple[int, ast.expr]] = []
+    for position, entry in enumerate(entries(left)):
+        index = entry.lower if isinstance(entry, ast.Slice) else entry
+        extent = entry.upper if isinstance(entry, ast.Slice) and entry.step is None else None
+        if index is None or not _is_scattered(index, extent):
+            labels.append(_label(source, entry))
+            continue
+        text = ast.unparse(index)
+        if extent is None:
+            what = f"the index {text} left of = has no extent"
+            raise InputError(source.at(entry), what, f"an extent, written as {text}:EXTENT")
+        labels.append((text, extent))
+        scattered.append((position, index))
+    return Statement(name, tuple(labels), value, target, tuple(scattered))
+
+
+def _is_scattered(index: ast.expr, extent: ast.expr | None) -> bool:
+    """Return whether an entry left of = is an index: it reads a tensor, or computes with labels."""
+    if isinstance(index, ast.Name):
+        return False
+    parts = list(ast.walk(index))
+    if any(isinstance(part, ast.Subscript) for part in parts):
+        return True
+    return extent is not None and any(isinstance(part, ast.Name) for part in parts)
 
 
 def entries(node: ast.expr) -> list[ast.expr]:

@@ -65,6 +65,7 @@ def with_files(job, arrays, folder):
     "name",
     [
         "gather",
+        "scattered",
         "diagonal",
         "four dimensions",
         "chain, odd",

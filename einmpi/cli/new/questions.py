@@ -93,17 +93,18 @@ def _names_in(program: Source) -> tuple[list[str], list[str], list[str]]:
         for label, extent in item.labels:
             labels.add(label)
             numbers.update(dict.fromkeys(_plain_names(extent)))
-        for node in ast.walk(item.value):
-            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-                if not is_callable(node.value.id):
-                    tensors[node.value.id] = None
-                for entry in entries(node.slice):
-                    label_node = entry.lower if isinstance(entry, ast.Slice) else entry
-                    if isinstance(label_node, ast.Name):
-                        labels.add(label_node.id)
-        names = _plain_names(item.value)
-        used.update(names)
-        numbers.update(dict.fromkeys(names))
+        for tree in item.trees:
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+                    if not is_callable(node.value.id):
+                        tensors[node.value.id] = None
+                    for entry in entries(node.slice):
+                        label_node = entry.lower if isinstance(entry, ast.Slice) else entry
+                        if isinstance(label_node, ast.Name):
+                            labels.add(label_node.id)
+            names = _plain_names(tree)
+            used.update(names)
+            numbers.update(dict.fromkeys(names))
     no_size = {*tensors, *labels, *defined, *CONSTANTS}
     sizes = [name for name in numbers if name not in no_size and not is_callable(name)]
     needed = [name for name in tensors if name not in defined]

@@ -103,14 +103,14 @@ def _compute_block(
     for operand, entries in zip(operands, einsum.operands, strict=True):
         plain = [entry for entry in entries if isinstance(entry, str)]
         if len(set(plain)) == len(entries):
-            values.append(_view(operand, plain, labels, box))
+            values.append(operand_view(operand, plain, labels, box))
         else:  # a gather, or a diagonal
-            values.append(_gather(operand, entries, values, positions, indices))
+            values.append(gathered_operand(operand, entries, values, positions, indices))
     result = apply(einsum.function, values, indices)
     return np.broadcast_to(result, [box[label].stop - box[label].start for label in labels])
 
 
-def _view(operand: Array, index: Sequence[str], labels: Sequence[str], box: Box) -> Array:
+def operand_view(operand: Array, index: Sequence[str], labels: Sequence[str], box: Box) -> Array:
     """Return an operand's part of a block as a view, with its axes in the order of the labels."""
     part = operand[tuple(box[label] for label in index)]
     order = [index.index(label) for label in labels if label in index]
@@ -118,7 +118,7 @@ def _view(operand: Array, index: Sequence[str], labels: Sequence[str], box: Box)
     return part.transpose(order)[new_axes]
 
 
-def _gather(
+def gathered_operand(
     operand: Array,
     entries: Sequence[str | Scalar],
     values: Sequence[Any],

@@ -119,7 +119,7 @@ def compute_by_compiled_loops(
         out[...] = rule.empty
         return
     chunks = _chunk_count(einsum)
-    in_place = chunks == 1 and _is_addressable(out)
+    in_place = chunks == 1 and is_addressable(out)
     if in_place:
         results = out[None]
     else:
@@ -155,27 +155,37 @@ def bind_to_arrays(
     index
         The global indices of a label's positions, for labels that do not start at 0.
     """
-    function, indices, labels = number_operands(einsum)
+    views = operand_views(einsum, operands, index)
+    reads = tuple(indexed_array(*view) for view in views)
+    target = indexed_array(out, einsum.output)
+    function = number_operands(einsum).function
+    return bind_nest(function, reads, target, einsum.aggregation, einsum.extents), views
+
+
+def operand_views(
+    einsum: EinSum, operands: Sequence[Array], index: Mapping[str, Array | Counter]
+) -> list[OperandView]:
+    """Return what loops read: the operands, then the values of labels."""
+    _, indices, labels = number_operands(einsum)
     views = []
     for array, entries in zip(operands, indices, strict=False):
         array, entries = apply_constant_indices(array, entries)
-        if not _is_addressable(array):
+        if not is_addressable(array):
             array = array.astype(array.dtype.newbyteorder("="))
         views.append(OperandView(array, entries))
     for label in labels:
         values = index.get(label, Counter(0, einsum.extent[label]))
         views.append(OperandView(values, (label,)))
-    reads = []
-    for view, entries in views:
-        is_counter = isinstance(view, Counter)
-        name = view.dtype.name
-        reads.append(IndexedArray(name, view.shape, view.strides, entries, is_counter))
-    target = IndexedArray(out.dtype.name, out.shape, out.strides, einsum.output)
-    bound = bind_nest(function, tuple(reads), target, einsum.aggregation, einsum.extents)
-    return bound, views
+    return views
 
 
-def _is_addressable(array: Array) -> bool:
+def indexed_array(array: Array | Counter, entries: IndexEntries) -> IndexedArray:
+    """Return what loops need to know of an array."""
+    is_counter = isinstance(array, Counter)
+    return IndexedArray(array.dtype.name, array.shape, array.strides, entries, is_counter)
+
+
+def is_addressable(array: Array) -> bool:
     """Return whether typed pointers reach all elements of an array."""
     if not array.flags.aligned or not array.dtype.isnative:
         return False

@@ -13,6 +13,7 @@ from einmpi.kernels.cpu import broadcast, compiled, distance
 from einmpi.kernels.cpu.blas import compute_by_blas
 from einmpi.kernels.cpu.scan import compute_scan
 from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
+from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array
 
@@ -56,6 +57,9 @@ def compute_einsum(
         return
     if is_in_whole_blocks(einsum, index, out.dtype.name):
         compute_in_blocks(einsum, operands, out, index)
+    if einsum.segments is not None:
+        scatter = Scatter(einsum, einsum.segments, tuple(operands), index)
+        compute_scatter(scatter, out, threads, WORTH_COMPILING)
         return
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)

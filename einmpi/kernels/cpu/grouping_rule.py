@@ -24,7 +24,9 @@ def _accepts(kernel: Kernel) -> bool:
 
     A matrix product is faster as a whole; a dot product of rows is not a matrix product.
     """
-    if kernel.einsum.scan is not None or kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
+    if kernel.einsum.scan is not None or kernel.einsum.segments is not None:
+        return False  # it has a kernel of its own
+    if kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
         return False
     if any(map(kernel.einsum.has_arithmetic, range(len(kernel.operands)))):
         return False  # alone, it reads these operands through views

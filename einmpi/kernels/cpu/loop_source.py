@@ -9,8 +9,7 @@ and `je` those of a block of steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,14 +18,19 @@ from einmpi.graph.arithmetic import compute_types
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.scalar import Call, Const, Scalar
 from einmpi.kernels.cpu.scalar_source import Lanes, convert, number, operation
+from einmpi.kernels.cpu.scatter_source import write_scatter
+from einmpi.kernels.cpu.source_lines import (
+    SourceLines,
+    loaded,
+    open_loops,
+    stored,
+    stored_dtype,
+)
 from einmpi.kernels.loop_nest import Nest
 
 BLOCK_STEPS = 128  # steps of an aggregated loop before their partial result joins the total
 TILE_ROWS = 64  # rows that share a tile of lanes
 TRANSPOSE_EDGE = 32  # rows and lanes of the squares in which a transposed array is read
-# Outer loops of the output, and as many aggregated ones, that are written one inside another. With
-# the six loops of tiles and lanes these are 20, the most that Python allows.
-MAX_NESTED_LOOPS = 7
 HEAD = (
     "import math\n"
     "from numba import complex64, complex128, float32, float64, int8, int16, int32, int64\n"
@@ -39,36 +43,6 @@ HEAD = (
 )
 
 
-@dataclass
-class _SourceLines:
-    """Lines of source with their indentation."""
-
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
-
-    def add(self, *lines: str) -> None:
-        self.lines += ["    " * self.depth + line for line in lines]
-
-    def open(self, line: str) -> None:
-        """Add a line that begins a block."""
-        self.add(line)
-        self.depth += 1
-
-    def close(self) -> None:
-        """End the innermost block."""
-        self.depth -= 1
-
-    def add_lane_loop(self, count: str | int, *lines: str) -> None:
-        """Add a loop over lanes; {v} in its lines stands for the lane.
-
-        Every loop has a variable of its own: numba compiles that fastest.
-        """
-        variable = f"v{len(self.lines)}"
-        self.open(f"for {variable} in range({count}):")
-        self.add(*(line.replace("{v}", variable) for line in lines))
-        self.close()
-
-
 def kernel_source(nest: Nest) -> str:
     """Return the source of the function `kernel`, which takes the address of its parameters.
 
@@ -76,10 +50,12 @@ def kernel_source(nest: Nest) -> str:
     of each gather.
     """
     names = [f"{letter}{first}_{second}" for letter, first, second in nest.parameters()]
-    text = _SourceLines()
+    text = SourceLines()
     for position, name in enumerate(names):
         text.add(f"{name} = p[{position}]")
-    if nest.aggregation is None:
+    if nest.place is not None:
+        write_scatter(nest, text)
+    elif nest.aggregation is None:
         _write_map(nest, text)
     else:
         _write_reduction(nest, AGGREGATIONS[nest.aggregation], text)
@@ -90,35 +66,13 @@ def kernel_source(nest: Nest) -> str:
     return HEAD + "\n".join(text.lines) + "\n"
 
 
-def _open_output_loops(nest: Nest, text: _SourceLines) -> None:
+def _open_output_loops(nest: Nest, text: SourceLines) -> None:
     """Open the loops of the output that are neither rows nor lanes."""
     loops = [loop for loop in range(nest.output_loops) if loop not in (nest.row, nest.lane)]
-    _open_loops(loops, text)
+    open_loops(loops, text)
 
 
-def _open_loops(loops: Sequence[int], text: _SourceLines) -> None:
-    """Open loops, one inside another; if there are too many, one loop counts for the outermost.
-
-    The digits of its counter, in the mixed radix of the extents, are the indices of those loops.
-    """
-    surplus = len(loops) - MAX_NESTED_LOOPS
-    counted = loops[: surplus + 1] if surplus > 0 else []
-    nested = loops[len(counted) :]
-    if counted:
-        for loop in counted:
-            text.add(f"e{loop} = b{loop}_0 - a{loop}_0")
-        counter = f"q{counted[0]}"
-        total = " * ".join(f"e{loop}" for loop in counted)
-        text.open(f"for {counter} in range({total}):")
-        text.add(f"{counter}_left = {counter}")
-        for loop in reversed(counted):
-            text.add(f"i{loop} = a{loop}_0 + {counter}_left % e{loop}")
-            text.add(f"{counter}_left //= e{loop}")
-    for loop in nested:
-        text.open(f"for i{loop} in range(a{loop}_0, b{loop}_0):")
-
-
-def _write_map(nest: Nest, text: _SourceLines) -> None:
+def _write_map(nest: Nest, text: SourceLines) -> None:
     """Write the loops of ⊗ without ⊕.
 
     Rows and lanes are computed in small squares: so an array that is contiguous along the rows is
@@ -139,11 +93,11 @@ def _write_map(nest: Nest, text: _SourceLines) -> None:
     value = lanes.value(nest.function, nest.out.dtype)
     target, place = lanes.pointer(len(nest.reads))
     text.add(*lanes.before)
-    store = f"{target}[{place}] = {_stored(value, nest.out.dtype)}"
+    store = f"{target}[{place}] = {stored(value, nest.out.dtype)}"
     text.add_lane_loop("n", *lanes.inside, store)
 
 
-def _write_reduction(nest: Nest, rule: Aggregation, text: _SourceLines) -> None:
+def _write_reduction(nest: Nest, rule: Aggregation, text: SourceLines) -> None:
     """Write the loops of ⊕ over ⊗.
 
     The totals, one for each row and lane of a tile, are on the stack. A rounded ⊕ aggregates
@@ -155,9 +109,9 @@ def _write_reduction(nest: Nest, rule: Aggregation, text: _SourceLines) -> None:
     aggregate = _Aggregate(nest, rule)
     rows, _ = nest.unrolled
     tile_rows = TILE_ROWS + rows - 1 if nest.has_rows else 1
-    text.add(f"total = stack({_stored_dtype(aggregate.total_dtype)}, {tile_rows * width})")
+    text.add(f"total = stack({stored_dtype(aggregate.total_dtype)}, {tile_rows * width})")
     if aggregate.has_partial:
-        text.add(f"part = stack({_stored_dtype(aggregate.dtype)}, {rows * width})")
+        text.add(f"part = stack({stored_dtype(aggregate.dtype)}, {rows * width})")
     _open_output_loops(nest, text)
     total_count: str | int = "n"
     partial_count: str | int = "n"
@@ -174,7 +128,7 @@ def _write_reduction(nest: Nest, rule: Aggregation, text: _SourceLines) -> None:
         text.add(f"re = least(rb + {TILE_ROWS}, b{nest.row}_0)")
     tile_depth = text.depth
     text.add_lane_loop(total_count, f"total[{{v}}] = {aggregate.start(aggregate.total_dtype)}")
-    _open_loops(range(nest.output_loops, nest.loops - 1), text)
+    open_loops(range(nest.output_loops, nest.loops - 1), text)
     block = BLOCK_STEPS * width if nest.aggregates_lanes else BLOCK_STEPS
     text.open(f"for jb in range(a{nest.step}_0, b{nest.step}_0, {block}):")
     text.add(f"je = least(jb + {block}, b{nest.step}_0)")
@@ -194,7 +148,7 @@ def _write_reduction(nest: Nest, rule: Aggregation, text: _SourceLines) -> None:
     _write_results(nest, aggregate, text)
 
 
-def _write_steps(nest: Nest, aggregate: _Aggregate, text: _SourceLines) -> None:
+def _write_steps(nest: Nest, aggregate: _Aggregate, text: SourceLines) -> None:
     """Write the loop over the steps of a block, several at a time, and one over those left.
 
     An idempotent ⊕ needs no second loop: it takes the last step several times instead. With an
@@ -230,7 +184,7 @@ def _write_steps(nest: Nest, aggregate: _Aggregate, text: _SourceLines) -> None:
         text.close()
 
 
-def _write_results(nest: Nest, aggregate: _Aggregate, text: _SourceLines) -> None:
+def _write_results(nest: Nest, aggregate: _Aggregate, text: SourceLines) -> None:
     """Write what stores the totals; aggregated lanes are first combined to one, by halves."""
     if nest.aggregates_lanes:
         text.add(f"h = {nest.width // 2}")
@@ -247,11 +201,11 @@ def _write_results(nest: Nest, aggregate: _Aggregate, text: _SourceLines) -> Non
     lanes = Lanes(nest, "w")
     target, place = lanes.pointer(len(nest.reads))
     text.add(*lanes.before)
-    total = _loaded(slot, aggregate.total_dtype)
+    total = loaded(slot, aggregate.total_dtype)
     value = convert(total, aggregate.total_dtype, nest.out.dtype)
     text.add_lane_loop(
         1 if nest.aggregates_lanes else "n",
-        f"{target}[{place}] = {_stored(value, nest.out.dtype)}",
+        f"{target}[{place}] = {stored(value, nest.out.dtype)}",
     )
 
 
@@ -280,7 +234,7 @@ class _Aggregate:
 
     def start(self, dtype: str) -> str:
         """Return the neutral element of ⊕."""
-        return number(self.rule.neutral(np.dtype(dtype)), _stored_dtype(dtype))
+        return number(self.rule.neutral(np.dtype(dtype)), stored_dtype(dtype))
 
     def slot(self, array: str, row: int) -> str:
         """Return the element of `total` or `part` for a row of the unrolled ones and lane {v}."""
@@ -294,8 +248,8 @@ class _Aggregate:
 
     def join(self, lanes: Lanes, values: list[str]) -> str:
         """Return ⊕ of totals, as it is stored."""
-        loaded = [_loaded(value, self.total_dtype) for value in values]
-        return _stored(self._tree(lanes, loaded, self.total_dtype), self.total_dtype)
+        totals = [loaded(value, self.total_dtype) for value in values]
+        return stored(self._tree(lanes, totals, self.total_dtype), self.total_dtype)
 
     def _tree(self, lanes: Lanes, values: list[str], dtype: str) -> str:
         """Return ⊕ of values, combined in pairs: processors compute both sides at once."""
@@ -315,9 +269,9 @@ class _Aggregate:
         factors = self._factors(lanes)
         if factors is None:
             values = [lanes.value(self.nest.function, dtype, row, step) for step in range(steps)]
-            old = _loaded(slot, dtype)
+            old = loaded(slot, dtype)
             total = self._tree(lanes, [old, self._tree(lanes, values, dtype)], dtype)
-            lanes.inside.append(f"{slot} = {_stored(total, dtype)}")
+            lanes.inside.append(f"{slot} = {stored(total, dtype)}")
             return
         # The last product and the sum round only once: faster, and more precise.
         name = slot
@@ -345,18 +299,3 @@ class _Aggregate:
             if isinstance(exponent, Const) and exponent.value == 2:
                 return base, base
         return None
-
-
-def _stored_dtype(dtype: str) -> str:
-    """Return the dtype in which numbers are kept in memory."""
-    return DTYPES[dtype].numba_stored
-
-
-def _loaded(text: str, dtype: str) -> str:
-    """Return a value from memory; truth values are kept as bytes."""
-    return f"({text} != 0)" if dtype == "bool" else text
-
-
-def _stored(text: str, dtype: str) -> str:
-    """Return a value as it is kept in memory."""
-    return f"uint8({text})" if dtype == "bool" else text

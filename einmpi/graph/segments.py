@@ -1,0 +1,131 @@
+"""Scattered results: Y[k,f] ← ⊕[e](where(dst[e] == k, body, neutral)), where each e has one k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from einmpi.graph.aggregations import Aggregation
+from einmpi.graph.labels import unique
+from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Number, Scalar, rebuild, walk
+
+# What indexes the dimensions of an operand: labels, or expressions over Args and Indexes.
+Entries: TypeAlias = tuple[str | Scalar, ...]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """⊕ of values into the places that indices give.
+
+    Attributes
+    ----------
+    labels
+        The scattered labels of the output.
+    indices
+        For each of them the index that a value goes to, over Args. A value goes nowhere if an
+        index is not one of the label's.
+    index_labels
+        The labels that the indices depend on.
+    body
+        The values, over Args.
+    masked
+        What takes the place of values that go elsewhere: the neutral element of ⊕, or any number
+        if ⊕ is idempotent.
+    operands
+        The indices of the operands, which may assume that a value goes to its place.
+    """
+
+    labels: tuple[str, ...]
+    indices: tuple[Scalar, ...]
+    index_labels: tuple[str, ...]
+    body: Scalar
+    masked: Number
+    operands: tuple[Entries, ...]
+
+
+def find_segments(
+    function: Scalar, operands: Sequence[Entries], output: Sequence[str], record: Aggregation
+) -> Segments | None:
+    """Return what an EinSum with this ⊗ and ⊕ scatters; None if it is of another form."""
+    match function:
+        case Call("where", (Call() as condition, chosen, Const(masked))):
+            pass
+        case _:
+            return None
+    indices: dict[str, Scalar] = {}
+    for comparison in _conjuncts(condition):
+        found = _scattered_label(comparison, output, indices)
+        if found is None:
+            return None
+        label, index = found
+        indices[label] = index
+    # Taking the number once must be the same as taking it for each value that goes elsewhere.
+    if not record.is_idempotent and masked != record.empty:
+        return None
+    entries = tuple(_entries_without(index, condition) for index in operands)
+    index_labels = unique(*(used_labels(index, entries) for index in indices.values()))
+    if not set(indices).isdisjoint(index_labels):
+        return None
+    body = without_guard(chosen, condition)
+    return Segments(tuple(indices), tuple(indices.values()), index_labels, body, masked, entries)
+
+
+def _conjuncts(condition: Scalar) -> list[Scalar]:
+    """Return the conditions that & joins."""
+    if isinstance(condition, Call) and condition.op == "&":
+        left, right = condition.args
+        return _conjuncts(left) + _conjuncts(right)
+    return [condition]
+
+
+def _scattered_label(
+    comparison: Scalar, output: Sequence[str], taken: dict[str, Scalar]
+) -> tuple[str, Scalar] | None:
+    """Return the label of the output in index == label, in either order, and the index."""
+    if not isinstance(comparison, Call) or comparison.op != "==":
+        return None
+    left, right = comparison.args
+    for label, index in ((right, left), (left, right)):
+        if isinstance(label, Index) and label.label in output and label.label not in taken:
+            return label.label, index
+    return None
+
+
+def used_labels(node: Scalar, operands: Sequence[Entries]) -> tuple[str, ...]:
+    """Return the labels that an expression over Args depends on, given the operands' indices."""
+    found: dict[str, None] = {}
+    waiting = [node]
+    while waiting:
+        for part in walk(waiting.pop()):
+            if isinstance(part, Index):
+                found[part.label] = None
+            elif isinstance(part, Arg):
+                for entry in operands[part.position]:
+                    if isinstance(entry, str):
+                        found[entry] = None
+                    else:
+                        waiting.append(entry)
+    return tuple(found)
+
+
+def without_guard(node: Scalar, condition: Scalar) -> Scalar:
+    """Return an expression where a condition is known to hold: where(condition, x, …) is x."""
+    if isinstance(node, Call):
+        if node.op == "where" and node.args[0] == condition:
+            return without_guard(node.args[1], condition)
+        return Call(node.op, tuple(without_guard(arg, condition) for arg in node.args))
+
+    def leaf(part: Scalar) -> Scalar:
+        if isinstance(part, Element):
+            return Element(part.tensor, _entries_without(part.index, condition))
+        return part
+
+    return rebuild(node, leaf)
+
+
+def _entries_without(index: Entries, condition: Scalar) -> Entries:
+    entries: list[str | Scalar] = []
+    for entry in index:
+        entries.append(entry if isinstance(entry, str) else without_guard(entry, condition))
+    return tuple(entries)

@@ -1,0 +1,307 @@
+"""Scattered aggregates, such as sums over the edges of each node, in one pass over the values.
+
+Every total takes its values in the order of the aggregated labels, whatever the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Const, Scalar, walk
+from einmpi.graph.segments import Segments
+from einmpi.kernels.boxes import Box, boxes
+from einmpi.kernels.cpu.broadcast import gathered_operand, operand_view
+from einmpi.kernels.cpu.compiled import is_addressable
+from einmpi.kernels.cpu.scatter_loops import add_by_loops, supports_scatter_loops
+from einmpi.kernels.operands import Array
+from einmpi.kernels.ufuncs import apply
+
+CHUNK_PLACES = 2**19  # places that are computed at a time: 4 MiB for each scattered label
+BLOCK_ELEMENTS = 2**17  # of a temporary of numpy's, so that it stays in the cache
+TOTAL_BYTES = 2**24  # of totals that are wider than the result
+MIN_CUT_EXTENT = 64  # a label that is not scattered is cut down to this before a scattered one
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """A scattered EinSum and its arrays, or a part of it.
+
+    The extents of the EinSum are those of the arrays. `index` has the global indices of a label's
+    positions, for labels that do not start at 0.
+    """
+
+    einsum: EinSum
+    segments: Segments
+    operands: tuple[Array, ...]
+    index: Mapping[str, Array]
+
+    @property
+    def values(self) -> int:
+        """How many values are aggregated."""
+        extent = self.einsum.extent
+        return prod(extent[x] for x in self.einsum.labels if x not in self.segments.labels)
+
+    def part(self, box: Box) -> Scatter:
+        """Return the part in which labels have these positions."""
+        extents = []
+        index = dict(self.index)
+        for label, extent in self.einsum.extents:
+            positions = box.get(label, slice(0, extent))
+            extents.append((label, positions.stop - positions.start))
+            if label in self.index:
+                index[label] = self.index[label][positions]
+            elif positions.start > 0:
+                index[label] = np.arange(positions.start, positions.stop)
+        operands = []
+        for operand, entries in zip(self.operands, self.segments.operands, strict=True):
+            taken: list[Any] = []
+            for entry in entries:
+                is_cut = isinstance(entry, str) and entry in box
+                taken.append(box[str(entry)] if is_cut else slice(None))
+            operands.append(operand[(*taken, ...)])
+        einsum = replace(self.einsum, extents=tuple(extents))
+        return Scatter(einsum, self.segments, tuple(operands), index)
+
+
+def compute_scatter(
+    scatter: Scatter, out: Array, threads: int = 1, min_compiled_values: int = 0
+) -> None:
+    """Compute a scattered EinSum into `out`.
+
+    Parameters
+    ----------
+    scatter
+        What to compute, with its arrays. Operands are never written to.
+    out
+        The array of results.
+    threads
+        How many threads a compiled kernel may use; the result does not depend on it.
+    min_compiled_values
+        With fewer values, numpy is done before a compiler has even started.
+
+    Raises
+    ------
+    IndexError
+        If an index of a gather is out of range.
+    ValueError
+        If an aggregation of no values has no result.
+    """
+    einsum = scatter.einsum
+    if out.size == 0:
+        return
+    assert einsum.aggregation is not None
+    rule = AGGREGATIONS[einsum.aggregation]
+    if any(einsum.extent[label] == 0 for label in einsum.aggregated):
+        if rule.empty is None:
+            raise ValueError(f"{einsum.aggregation} of nothing has no value")
+        out[...] = rule.empty
+        return
+    is_compiled = scatter.values >= min_compiled_values
+    if is_compiled:
+        dtypes = [array.dtype for array in scatter.operands]
+        is_compiled = supports_scatter_loops(einsum, scatter.segments, dtypes)
+    used_threads = threads if is_compiled else 0
+    dtype = out.dtype
+    if rule.is_rounded:
+        dtype = np.dtype(DTYPES[out.dtype.name].accumulator)
+    with np.errstate(all="ignore"):
+        if dtype == out.dtype and is_addressable(out):
+            _fill_totals(scatter, rule, out, used_threads)
+            return
+        for box in _output_boxes(scatter, dtype.itemsize):
+            place = tuple(box[label] for label in einsum.output)
+            totals = np.empty([where.stop - where.start for where in place], dtype)
+            _fill_totals(scatter.part(box), rule, totals, used_threads)
+            out[place] = totals
+
+
+def _output_boxes(scatter: Scatter, itemsize: int) -> Iterator[Box]:
+    """Yield parts of the output whose totals stay small."""
+    einsum = scatter.einsum
+    steps = {label: einsum.extent[label] for label in einsum.output}
+    scattered = scatter.segments.labels
+    free = [label for label in einsum.output if label not in scattered]
+    for label in (*free, *scattered, *free):
+        least = MIN_CUT_EXTENT if label in free and steps[scattered[-1]] > 1 else 1
+        while prod(steps.values()) * itemsize > TOTAL_BYTES and steps[label] > least:
+            steps[label] = -(-steps[label] // 2)
+    return boxes(einsum.extent, steps)
+
+
+def _fill_totals(scatter: Scatter, rule: Aggregation, totals: Array, threads: int) -> None:
+    """Aggregate all values into totals, by numpy if the number of threads is 0."""
+    neutral = rule.neutral(totals.dtype)
+    totals[...] = neutral if rule.empty is None else rule.empty
+    extent = scatter.einsum.extent
+    steps = {label: extent[label] for label in scatter.segments.index_labels}
+    for label in steps:
+        while prod(steps.values()) > CHUNK_PLACES and steps[label] > 1:
+            steps[label] = -(-steps[label] // 2)
+    for box in boxes(extent, steps):
+        chunk = scatter.part(box)
+        places = _places(chunk)
+        target = totals[tuple(box.get(label, slice(None)) for label in chunk.einsum.output)]
+        if threads > 0:
+            add_by_loops(
+                chunk.einsum, chunk.segments, chunk.operands, chunk.index, places, target, threads
+            )
+        else:
+            _add_by_numpy(chunk, rule, places, target)
+    masked = totals.dtype.type(scatter.segments.masked)
+    if rule.is_idempotent and masked != neutral:
+        _take_masked(scatter, rule, totals, masked)
+
+
+def _take_masked(scatter: Scatter, rule: Aggregation, totals: Array, masked: Any) -> None:
+    """Let totals take the number that stands for values with other places, if there are any."""
+    einsum = scatter.einsum
+    segments = scatter.segments
+    own_labels = (*segments.labels, *segments.index_labels)
+    output = tuple(label for label in einsum.output if label in own_labels)
+    aggregated = tuple(label for label in einsum.aggregated if label in own_labels)
+    extents = tuple((label, einsum.extent[label]) for label in (*output, *aggregated))
+    counted = replace(
+        einsum, output=output, aggregated=aggregated, aggregation="sum", extents=extents
+    )
+    ones = replace(segments, body=Const(1), masked=0)
+    counts = np.empty([einsum.extent[label] for label in output], np.int64)
+    _fill_totals(replace(scatter, einsum=counted, segments=ones), AGGREGATIONS["sum"], counts, 0)
+    axes = tuple(slice(None) if label in output else None for label in einsum.output)
+    has_others = counts < prod(einsum.extent[label] for label in aggregated)
+    totals[...] = np.where(has_others[axes], rule.combine(totals, masked), totals)
+
+
+# ---- places -------------------------------------------------------------------------------------
+
+
+def _places(scatter: Scatter) -> list[Array]:
+    """Return where values go: for each scattered label the positions, with an axis for each label
+    that indices depend on. A value that goes nowhere has position -1 in the first of them.
+    """
+    segments = scatter.segments
+    labels = segments.index_labels
+    extent = scatter.einsum.extent
+    shape = [extent[label] for label in labels]
+    box = {label: slice(0, extent[label]) for label in labels}
+    positions = {}
+    numbers = {}
+    for axis, label in enumerate(labels):
+        along = [1] * len(labels)
+        along[axis] = -1
+        positions[label] = np.arange(extent[label]).reshape(along)
+        numbers[label] = positions[label]
+        if label in scatter.index:
+            numbers[label] = scatter.index[label].reshape(along)
+    values = _operand_values(scatter, segments.indices, labels, box, positions, numbers)
+    found = []
+    is_inside: Any = True
+    for label, index in zip(segments.labels, segments.indices, strict=True):
+        wanted = np.broadcast_to(np.asarray(apply(index, values, numbers)), shape)
+        place, is_here = _local_places(wanted, scatter.index.get(label), extent[label])
+        found.append(place)
+        is_inside = is_inside & is_here
+    places = [np.where(is_inside, place, 0) for place in found]
+    places[0][~is_inside] = -1
+    return places
+
+
+def _local_places(wanted: Array, own: Array | None, extent: int) -> tuple[Array, Array]:
+    """Return positions for global indices, and which of these indices are a position's at all."""
+    whole = wanted
+    if wanted.dtype.kind not in "biu":
+        whole = wanted.real.astype(np.int64)
+    whole = whole.astype(np.int64, copy=False)
+    is_whole = whole == wanted
+    first = 0 if own is None else int(own[0])
+    if own is None or int(own[-1]) - first + 1 == extent:
+        return whole - first, is_whole & (whole >= first) & (whole < first + extent)
+    place = np.minimum(np.searchsorted(own, whole), extent - 1)
+    return place, is_whole & (own[place] == whole)
+
+
+def _operand_values(
+    scatter: Scatter,
+    expressions: Sequence[Scalar],
+    labels: Sequence[str],
+    box: Box | None,
+    positions: Mapping[str, Array],
+    numbers: Mapping[str, Array],
+) -> list[Any]:
+    """Return the values of those operands that some expressions need, None for the others.
+
+    With a box, operands indexed by labels alone are views.
+    """
+    needed: set[int] = set()
+    waiting = list(expressions)
+    entries_of = scatter.segments.operands
+    while waiting:
+        for node in walk(waiting.pop()):
+            if isinstance(node, Arg) and node.position not in needed:
+                needed.add(node.position)
+                waiting += [x for x in entries_of[node.position] if not isinstance(x, str)]
+    values: list[Any] = []
+    for number, (operand, entries) in enumerate(zip(scatter.operands, entries_of, strict=True)):
+        plain = [entry for entry in entries if isinstance(entry, str)]
+        if number not in needed:
+            values.append(None)
+        elif box is not None and len(set(plain)) == len(entries):
+            values.append(operand_view(operand, plain, labels, box))
+        else:
+            values.append(gathered_operand(operand, entries, values, positions, numbers))
+    return values
+
+
+# ---- by numpy -----------------------------------------------------------------------------------
+
+
+def _add_by_numpy(
+    scatter: Scatter, rule: Aggregation, places: Sequence[Array], totals: Array
+) -> None:
+    """Aggregate values into totals, block by block: slow, small in memory, for every dtype.
+
+    A block has an axis for the values that go somewhere, and one for each label that their places
+    do not depend on.
+    """
+    segments = scatter.segments
+    einsum = scatter.einsum
+    extent = einsum.extent
+    known = (*segments.labels, *segments.index_labels)
+    others = [label for label in einsum.labels if label not in known]
+    chosen = np.nonzero(np.atleast_1d(places[0]) >= 0)
+    steps = {label: max(1, extent[label]) for label in others}
+    for label in steps:
+        while prod(steps.values()) > BLOCK_ELEMENTS and steps[label] > 1:
+            steps[label] = -(-steps[label] // 2)
+    rows = max(1, BLOCK_ELEMENTS // prod(steps.values()))
+    for start in range(0, len(chosen[0]), rows):
+        taken = tuple(axis[start : start + rows] for axis in chosen)
+        column = (len(taken[0]), *[1] * len(others))
+        positions: dict[str, Array] = {}
+        for label, place in zip(segments.labels, places, strict=True):
+            positions[label] = np.atleast_1d(place)[taken].reshape(column)
+        for axis, label in enumerate(segments.index_labels):
+            positions[label] = taken[axis].reshape(column)
+        for box in boxes(extent, steps):
+            for axis, label in enumerate(others, 1):
+                along = [1] * len(column)
+                along[axis] = -1
+                positions[label] = np.arange(box[label].start, box[label].stop).reshape(along)
+            numbers = dict(positions)
+            for label in positions:
+                if label in scatter.index:
+                    numbers[label] = scatter.index[label][positions[label]]
+            shape = (column[0], *[box[label].stop - box[label].start for label in others])
+            values = _operand_values(scatter, [segments.body], (), None, positions, numbers)
+            body = np.asarray(apply(segments.body, values, numbers))
+            converted = np.broadcast_to(body, shape).astype(totals.dtype)
+            targets = [positions[label] for label in einsum.output]
+            targets[0] = np.broadcast_to(targets[0], shape)
+            rule.combine.at(totals, tuple(targets), converted)
