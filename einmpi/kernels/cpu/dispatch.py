@@ -57,6 +57,7 @@ def compute_einsum(
         return
     if is_in_whole_blocks(einsum, index, out.dtype.name):
         compute_in_blocks(einsum, operands, out, index)
+        return
     if einsum.segments is not None:
         scatter = Scatter(einsum, einsum.segments, tuple(operands), index)
         compute_scatter(scatter, out, threads, WORTH_COMPILING)
