@@ -1,6 +1,7 @@
 """Kernels of a GPU against the reference: cases for a real GPU and for tests/cupy_on_cpu.py."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from einmpi.graph.dtypes import cpu_dtypes
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call
+from einmpi.graph.two_pass_scans import with_scans_in_blocks
 from einmpi.kernels import reference
-from einmpi.kernels.cuda import dispatch, group
+from einmpi.kernels.cuda import dispatch, group, scan
 from einmpi.kernels.cuda.scalar_source import STORED
 from einmpi.kernels.cuda.source import expression_source
 from einmpi.kernels.grouping import group_kernels
 from einmpi.schedule.lower import lower
-from einmpi.schedule.regions import indices
+from einmpi.schedule.regions import indices, length
 from einmpi.schedule.steps import Group, Kernel
 
 CONTRACTIONS = (
@@ -346,3 +348,87 @@ def operation_agrees(einsum, kind, operands, found):
     np.testing.assert_allclose(
         found, wanted, rtol=rtol, atol=atol, err_msg=f"{op} {[x.dtype for x in operands]}"
     )
+
+
+# ---- scans --------------------------------------------------------------------------------------
+
+SCANS = (
+    "every aggregation and dtype",
+    "inf and nan",
+    "dimensions in any order",
+    "a thread for each line",
+    "shares of a rank",
+    "another number after an index",
+    "second passes",
+)
+
+
+def check_scan(cupy, case, monkeypatch):
+    """Compare scans with the reference. A chunk has 2048 values; lines are longer and shorter."""
+    rng = np.random.default_rng(len(case))
+    if case == "every aggregation and dtype":
+        for name, dtype in (
+            ("cumsum", "float16"),
+            ("cumsum", "bool"),
+            ("cumprod", "complex64"),
+            ("cummax", "float16"),
+            ("cummin", "int64"),
+        ):
+            x = rng.integers(-1, 2, (2, 2500)).astype(dtype)
+            scan_agrees(cupy, f"Z[i,j] = {name}[j](x[i,j])", x)
+    elif case == "inf and nan":
+        x = rng.choice([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0], (6, 40))
+        for name in ("cumsum", "cumprod", "cummax", "cummin"):
+            scan_agrees(cupy, f"Z[i,j] = {name}[j](x[i,j])", x)
+    elif case == "dimensions in any order":
+        x = rng.integers(-9, 9, (3, 50, 4))
+        for text in ("Z[i,j,k] = cumsum[j](x[i,j,k])", "Z[k,i,j] = cumsum[k](x[i,j,k])"):
+            scan_agrees(cupy, text, x)
+            scan_agrees(cupy, text, x[:, ::2, ::-1])
+    elif case == "a thread for each line":
+        monkeypatch.setattr(scan, "LINES_FOR_ALL_THREADS", 1)
+        x = rng.integers(-9, 9, (30, 300))
+        scan_agrees(cupy, "Z[i,j] = cumsum[i](x[i,j])", x)
+        scan_agrees(cupy, "Z[j,i] = cummin[i](x[i,j])", x)
+        for einsum, operands, wanted in blocked_scans(rng.integers(-9, 9, (30, 70)), 4):
+            np.testing.assert_array_equal(compute(cupy, einsum, "int64", operands), wanted)
+    elif case == "shares of a rank":
+        x = rng.integers(-9, 9, 3000)
+        einsum = einmpi.program("Z[i] = cumsum[i](x[i])", x=x).graph["Z"].einsum
+        for taken, wanted in (
+            (((0, 3000),), ((1000, 2500),)),
+            (((7, 90), (1000, 2900)), ((0, 50), (80, 2000))),
+            (((500, 501),), ((0, 3000),)),
+        ):
+            lengths = (length(wanted), length(taken))
+            extents = tuple(zip(einsum.labels, lengths, strict=True))
+            index = tuple(zip(einsum.labels, (wanted, taken), strict=True))
+            local = replace(einsum, extents=extents)
+            found = compute(cupy, local, "int64", [x[indices(taken)]], index)
+            summed = np.zeros(3000, "int64")
+            summed[indices(taken)] = x[indices(taken)]
+            np.testing.assert_array_equal(found, summed.cumsum()[indices(wanted)])
+    elif case == "another number after an index":
+        x = -rng.random(2100)
+        scan_agrees(cupy, "Z[i:2100] = max[k](where(k <= i, x[k], -0.25))", x)
+    else:
+        for einsum, operands, wanted in blocked_scans(rng.integers(-9, 9, (9000, 2)), 3):
+            np.testing.assert_array_equal(compute(cupy, einsum, "int64", operands), wanted)
+
+
+def scan_agrees(cupy, text, x):
+    job = einmpi.program(text, x=x)
+    vertex = job.graph["Z"]
+    found = compute(cupy, vertex.einsum, vertex.dtype, [x])
+    wanted = einmpi.reference(job, {"x": x})["Z"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def blocked_scans(x, count):
+    """Yield both passes of a scan of columns in two passes."""
+    graph = einmpi.program("Z[i,j] = cumsum[i](x[i,j])", x=x).graph
+    blocked = with_scans_in_blocks(graph, ["Z"], count)
+    totals = np.add.reduceat(x, [-(-b * len(x) // count) for b in range(count)], axis=0).T
+    offsets = totals.cumsum(1)
+    yield blocked["Z_totals"].einsum, [x], totals
+    yield blocked["Z"].einsum, [offsets, x], x.cumsum(0)

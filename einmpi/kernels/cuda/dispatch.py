@@ -30,6 +30,7 @@ from einmpi.kernels.cuda.launch import (
 )
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, PACK_BYTES, CudaNest, Parameter, WorkSplit
 from einmpi.kernels.cuda.scalar_source import Fold
+from einmpi.kernels.cuda.scan import prepare_scan
 from einmpi.kernels.cuda.source import kernel_source
 from einmpi.kernels.cuda.work_split import split_work
 from einmpi.kernels.loop_nest import IndexedArray
@@ -88,6 +89,9 @@ def prepare_einsum(
         distance = prepare_distance(einsum, operands, target, compute_generated)
         if distance is not None:
             return distance
+    scan = prepare_scan(einsum, operands, target, index)
+    if scan is not None:
+        return scan
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
     if contraction is not None:

@@ -37,8 +37,10 @@ MIN_ROWS = 2**10  # with fewer rows, a kernel for each vertex has more work to s
 
 
 def _suits(kernel: Kernel) -> bool:
-    """Tell whether a kernel can be in a group: no matrix product, no gather, nothing empty."""
+    """Tell whether a kernel can be in a group: no matrix product, scan or gather, nothing empty."""
     einsum = kernel.einsum
+    if einsum.scan is not None:
+        return False
     product = recognise_contraction(einsum)
     if product is not None and len(product.positions) > 1:
         left, right = product.indices[:2]

@@ -19,6 +19,7 @@ from cuda_cases import (
     CONTRACTIONS,
     DISTANCES,
     GROUPS,
+    SCANS,
     check_alignment,
     check_contraction,
     check_distance,
@@ -27,6 +28,7 @@ from cuda_cases import (
     check_group,
     check_named,
     check_out_of_range,
+    check_scan,
     compute,
     operation_agrees,
     operation_functions,
@@ -38,9 +40,8 @@ from hypothesis import strategies as st
 from kernels.cpu.test_compiled import NAMED, SIZES, close, random_arrays, vertex, vertices_of
 from language.test_property import programs, settled
 
-import einmpi
 from einmpi.kernels import reference
-from einmpi.kernels.cuda import dispatch, group
+from einmpi.kernels.cuda import dispatch, group, scan
 from einmpi.kernels.cuda.device_functions import COMMON
 from einmpi.kernels.cuda.launch import EXACT_OPTIONS
 
@@ -60,7 +61,7 @@ def forget():
     """Remove prepared calls and kernels, so that none is left from another stand-in."""
     for calls in (dispatch.CALLS, group.CALLS):
         calls.entries.clear()
-    for kernels in (dispatch.compiled_nest, group.compiled_group):
+    for kernels in (dispatch.compiled_nest, group.compiled_group, scan.compiled_scan):
         kernels.cache_clear()
 
 
@@ -138,12 +139,14 @@ def test_both_passes_of_argmax_see_the_same_values(cupy, monkeypatch, dtype):
     check_first_extreme(cupy, dtype, monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin"])
-def test_scans(cupy, name):
-    x = np.random.default_rng(3).integers(-2, 3, (5, 70)).astype("float32")
-    job = einmpi.program(f"Z[i,j] = {name}[j](x[i,j])", x=x)
-    found = compute(cupy, job.graph["Z"].einsum, "float32", [x])
-    np.testing.assert_allclose(found, einmpi.reference(job, {"x": x})["Z"], rtol=1e-6)
+def test_second_passes_of_scans(cupy, monkeypatch):
+    check_scan(cupy, "second passes", monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in SCANS if case != "second passes"])
+def test_scans(cupy, monkeypatch, case):
+    check_scan(cupy, case, monkeypatch)
 
 
 def test_gathers_and_labels(cupy):

@@ -8,6 +8,7 @@ from cuda_cases import (
     CONTRACTIONS,
     DISTANCES,
     GROUPS,
+    SCANS,
     check_alignment,
     check_contraction,
     check_distance,
@@ -15,6 +16,7 @@ from cuda_cases import (
     check_group,
     check_named,
     check_out_of_range,
+    check_scan,
     compute,
     on_device,
     operation_agrees,
@@ -24,6 +26,7 @@ from cuda_cases import (
 )
 from kernels.cpu.test_compiled import LAYOUTS, NAMED, SIZES, vertex
 
+import einmpi
 from einmpi.kernels import reference
 from einmpi.kernels.cuda import dispatch
 from einmpi.kernels.cuda.device_functions import COMMON, DEVICE
@@ -73,6 +76,26 @@ def test_contractions(cupy, dtype):
 @pytest.mark.parametrize("name", GROUPS)
 def test_groups(cupy, monkeypatch, name, dtype):
     check_group(cupy, name, dtype, monkeypatch)
+
+
+@pytest.mark.parametrize("case", SCANS)
+def test_scans(cupy, monkeypatch, case):
+    check_scan(cupy, case, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "complex64"])
+def test_long_scans(cupy, dtype):
+    """A million values, which take a trillion operations if computed as written."""
+    x = np.random.default_rng(1).integers(-2, 3, 1_000_003).astype(dtype)
+    job = einmpi.program("Z[i] = cumsum[i](x[i])", x=x)
+    kind = job.graph["Z"].dtype
+    found = [compute(cupy, job.graph["Z"].einsum, kind, [x]) for _ in range(2)]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_allclose(found[0], einmpi.reference(job, {"x": x})["Z"], rtol=1e-3)
+    wide = np.random.default_rng(2).integers(-2, 3, (300, 9001)).astype(dtype)
+    job = einmpi.program("Z[i,j] = cummax[i](x[i,j])", x=wide.real)
+    found = compute(cupy, job.graph["Z"].einsum, wide.real.dtype.name, [wide.real])
+    np.testing.assert_array_equal(found, np.maximum.accumulate(wide.real, 0))
 
 
 def test_every_operation_in_every_dtype(cupy):

@@ -1,0 +1,256 @@
+"""The texts of the CUDA kernels of scans: totals of chunks, a scan of the totals, then the chunks.
+
+Where lines are neighbours in memory, each thread scans a line instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.scalar import Number
+from einmpi.kernels.cuda.device_functions import device_source
+from einmpi.kernels.cuda.nest import BLOCK_THREADS
+from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, convert, number, operation, stored
+from einmpi.kernels.cuda.source_parts import KernelText
+
+VALUES_PER_THREAD = 8
+CHUNK_VALUES = BLOCK_THREADS * VALUES_PER_THREAD  # that a block of threads scans
+PIECE_NUMBERS = (
+    4  # of a chunk: first value, first result, number of values, position in its segment
+)
+# Of a segment: first value, first result, number of values, offset, first chunk, number of chunks.
+SEGMENT_NUMBERS = 6
+
+
+@dataclass(frozen=True)
+class ScanText:
+    """All that the texts of the kernels of a scan depend on."""
+
+    aggregation: str
+    values: str  # dtypes
+    offsets: str
+    total: str
+    result: str
+    neutral: Number
+    masked: Number | None  # takes the place of values after an index; None if that is neutral
+    line_dimensions: int
+    is_selected: bool  # whether the array `first_results` says which results each value gives
+
+    @property
+    def total_type(self) -> str:
+        return COMPUTED[self.total]
+
+    def join(self, one: str, two: str) -> str:
+        return operation(AGGREGATIONS[self.aggregation].operation, (one, two))
+
+    def value(self, place: str) -> str:
+        """Return the text of a value of the line, as a total."""
+        return convert(f"load(values[({place}) * values_step])", self.values, self.total)
+
+    def offset(self, place: str) -> str:
+        return convert(f"load(offsets[({place}) * offsets_step])", self.offsets, self.total)
+
+    def start(self) -> str:
+        return number(self.neutral, self.total)
+
+
+def scan_kernel_source(text: ScanText, scheme: str) -> str:
+    """Return the whole text of one of the kernels, whose entry point is the function `kernel`."""
+    body = KernelText()
+    body.depth = 1
+    SCHEMES[scheme](text, body)
+    return device_source() + "\n".join([*_head(text), *body.lines, "}", ""])
+
+
+def parameter_names(text: ScanText) -> list[str]:
+    """Return the names of the arguments that are numbers, in the order of the arguments."""
+    names = ["segments_per_line", "chunks", "lines", "values_step", "offsets_step", "result_step"]
+    for dimension in range(text.line_dimensions):
+        for role in ("extent", "values_stride", "offsets_stride", "result_stride"):
+            names.append(f"{role}{dimension}")
+    return names
+
+
+def _head(text: ScanText) -> list[str]:
+    arguments = [
+        f"const {STORED[text.values]}* values",
+        f"const {STORED[text.offsets]}* offsets",
+        f"{text.total_type}* totals",
+        f"{STORED[text.result]}* results",
+        "const Long* pieces",
+        "const Long* segments",
+        "const Long* first_results",
+    ]
+    arguments += [f"Long {name}" for name in parameter_names(text)]
+    return [
+        f"typedef {text.total_type} T;",
+        f'extern "C" __global__ void __launch_bounds__({BLOCK_THREADS}) kernel(',
+        "    " + ",\n    ".join(arguments) + ") {",
+    ]
+
+
+def _add_line(text: ScanText, body: KernelText) -> None:
+    """Move the pointers to the beginning of the line with the number `line`."""
+    body.add("Long rest = line;")
+    for dimension in reversed(range(text.line_dimensions)):
+        body.add(
+            f"const Long i{dimension} = rest % extent{dimension}; rest /= extent{dimension};",
+            f"values += i{dimension} * values_stride{dimension};",
+            f"offsets += i{dimension} * offsets_stride{dimension};",
+            f"results += i{dimension} * result_stride{dimension};",
+        )
+
+
+def _add_result(text: ScanText, body: KernelText, total: str, position: str, place: str) -> None:
+    """Store the results of one value.
+
+    `position` is that of the value in its segment, `place` that of its result in the line.
+    """
+    if text.masked is not None:
+        masked = text.join("total", number(text.masked, text.total))
+        body.add(f"T total = {total};", f"if ({position} + 1 < segment[2]) total = {masked};")
+    else:
+        body.add(f"const T total = {total};")
+    result = stored("total", text.total, text.result)
+    if not text.is_selected:
+        body.add(f"results[({place}) * result_step] = {result};")
+        return
+    body.add(f"const Long last = first_results[{position} + 1];")
+    with body.block(f"for (Long r = first_results[{position}]; r < last; ++r)"):
+        body.add(f"results[r * result_step] = {result};")
+
+
+def _masked_result(text: ScanText) -> str:
+    masked = text.neutral if text.masked is None else text.masked
+    return stored(number(masked, text.total), text.total, text.result)
+
+
+def _add_scan_of_threads(text: ScanText, body: KernelText) -> None:
+    """Scan one total of each thread, in shared memory; in the end `joined` has the results."""
+    body.add("joined[threadIdx.x] = own;")
+    with body.block(f"for (int distance = 1; distance < {BLOCK_THREADS}; distance *= 2)"):
+        body.add(
+            "__syncthreads();",
+            "const bool takes = threadIdx.x >= distance;",
+            "const T before = takes ? joined[threadIdx.x - distance] : own;",
+            "__syncthreads();",
+            f"if (takes) joined[threadIdx.x] = {text.join('before', 'joined[threadIdx.x]')};",
+        )
+    body.add("__syncthreads();")
+
+
+def _add_totals(text: ScanText, body: KernelText) -> None:
+    """Let each block of threads aggregate a chunk of a line."""
+    body.add(
+        f"__shared__ T joined[{BLOCK_THREADS}];",
+        "const Long line = (Long)blockIdx.x / chunks, chunk = (Long)blockIdx.x % chunks;",
+    )
+    _add_line(text, body)
+    body.add(f"const Long* piece = pieces + chunk * {PIECE_NUMBERS};", f"T own = {text.start()};")
+    with body.block(f"for (Long k = threadIdx.x; k < piece[2]; k += {BLOCK_THREADS})"):
+        body.add(f"own = {text.join('own', text.value('piece[0] + k'))};")
+    body.add("joined[threadIdx.x] = own;")
+    with body.block(f"for (int half = {BLOCK_THREADS // 2}; half; half /= 2)"):
+        pair = text.join("joined[threadIdx.x]", "joined[threadIdx.x + half]")
+        body.add("__syncthreads();", f"if (threadIdx.x < half) joined[threadIdx.x] = {pair};")
+    body.add("if (threadIdx.x == 0) totals[(Long)blockIdx.x] = joined[0];")
+
+
+def _add_offsets(text: ScanText, body: KernelText) -> None:
+    """Turn the totals of the chunks of a segment into the totals of all chunks before each."""
+    body.add(
+        f"__shared__ T joined[{BLOCK_THREADS}];",
+        "const Long line = (Long)blockIdx.x / segments_per_line;",
+        "const Long number = (Long)blockIdx.x % segments_per_line;",
+    )
+    _add_line(text, body)
+    body.add(
+        f"const Long* segment = segments + number * {SEGMENT_NUMBERS};",
+        "T* own_totals = totals + line * chunks + segment[4];",
+        f"T carried = {text.start()};",
+        f"if (segment[3] >= 0) carried = {text.offset('segment[3]')};",
+    )
+    with body.block(f"for (Long from = 0; from < segment[5]; from += {BLOCK_THREADS})"):
+        body.add(
+            "const Long k = from + threadIdx.x;",
+            f"const T own = k < segment[5] ? own_totals[k] : {text.start()};",
+        )
+        _add_scan_of_threads(text, body)
+        body.add(
+            "T before = carried;",
+            f"if (threadIdx.x > 0) before = {text.join('carried', 'joined[threadIdx.x - 1]')};",
+            "if (k < segment[5]) own_totals[k] = before;",
+            f"carried = {text.join('carried', f'joined[{BLOCK_THREADS - 1}]')};",
+            "__syncthreads();",
+        )
+
+
+def _add_chunks(text: ScanText, body: KernelText) -> None:
+    """Let each block of threads scan a chunk, after the total of all that comes before it."""
+    body.add(
+        f"__shared__ T chunk_values[{CHUNK_VALUES}];",
+        f"__shared__ T joined[{BLOCK_THREADS}];",
+        "const Long line = (Long)blockIdx.x / chunks, chunk = (Long)blockIdx.x % chunks;",
+    )
+    _add_line(text, body)
+    body.add(
+        f"const Long* piece = pieces + chunk * {PIECE_NUMBERS};", "const Long* segment = segments;"
+    )
+    with body.block(f"for (Long k = threadIdx.x; k < {CHUNK_VALUES}; k += {BLOCK_THREADS})"):
+        body.add(
+            f"if (k < piece[2]) chunk_values[k] = {text.value('piece[0] + k')};",
+            f"else chunk_values[k] = {text.start()};",
+        )
+    body.add(
+        "__syncthreads();",
+        f"T* own_values = chunk_values + threadIdx.x * {VALUES_PER_THREAD};",
+        "T own = own_values[0];",
+    )
+    with body.block(f"for (int k = 1; k < {VALUES_PER_THREAD}; ++k)"):
+        body.add(f"own = {text.join('own', 'own_values[k]')};", "own_values[k] = own;")
+    _add_scan_of_threads(text, body)
+    body.add(
+        "T before = totals[(Long)blockIdx.x];",
+        f"if (threadIdx.x > 0) before = {text.join('before', 'joined[threadIdx.x - 1]')};",
+    )
+    with body.block(f"for (int k = 0; k < {VALUES_PER_THREAD}; ++k)"):
+        body.add(f"own_values[k] = {text.join('before', 'own_values[k]')};")
+    body.add("__syncthreads();")
+    if text.is_selected:
+        with body.block("if (chunk == 0)"):
+            head = f"for (Long r = threadIdx.x; r < first_results[0]; r += {BLOCK_THREADS})"
+            with body.block(head):
+                body.add(f"results[r * result_step] = {_masked_result(text)};")
+    with body.block(f"for (Long k = threadIdx.x; k < piece[2]; k += {BLOCK_THREADS})"):
+        _add_result(text, body, "chunk_values[k]", "(piece[3] + k)", "piece[1] + k")
+
+
+def _add_lines(text: ScanText, body: KernelText) -> None:
+    """Let each thread scan a line; the values of neighbouring lines are neighbours in memory."""
+    body.add(
+        f"const Long line = (Long)blockIdx.x * {BLOCK_THREADS} + threadIdx.x;",
+        "if (line >= lines) return;",
+    )
+    _add_line(text, body)
+    if text.is_selected:
+        with body.block("for (Long r = 0; r < first_results[0]; ++r)"):
+            body.add(f"results[r * result_step] = {_masked_result(text)};")
+    with body.block("for (Long number = 0; number < segments_per_line; ++number)"):
+        body.add(
+            f"const Long* segment = segments + number * {SEGMENT_NUMBERS};",
+            f"T carried = {text.start()};",
+            f"if (segment[3] >= 0) carried = {text.offset('segment[3]')};",
+        )
+        with body.block("for (Long k = 0; k < segment[2]; ++k)"):
+            body.add(f"carried = {text.join('carried', text.value('segment[0] + k'))};")
+            _add_result(text, body, "carried", "k", "segment[1] + k")
+
+
+SCHEMES: dict[str, Callable[[ScanText, KernelText], None]] = {
+    "totals": _add_totals,
+    "offsets": _add_offsets,
+    "chunks": _add_chunks,
+    "lines": _add_lines,
+}
