@@ -8,23 +8,35 @@ import numpy.typing as npt
 
 
 def einsum(
-    *arguments: Any, dtype: Any = None, out: npt.NDArray[Any] | None = None, optimize: Any = True
+    *arguments: Any,
+    out: npt.NDArray[Any] | None = None,
+    dtype: Any = None,
+    order: str = "K",
+    casting: str = "safe",
+    optimize: Any = False,
 ) -> Any:
     """Evaluate an expression in the grammar of `numpy.einsum`.
 
-    Ellipsis, implicit output and repeated labels are supported.
+    Ellipsis, implicit output, repeated labels and operands of extent 1 that are repeated are
+    supported. The result of one operand of which nothing is summed is a view, as in numpy.
 
     Parameters
     ----------
     *arguments
         ``"ij,jk->ik", a, b`` or ``a, [0, 1], b, [1, 2], [0, 2]``. If one of the operands is a
         DistArray, all ranks call it.
-    dtype : dtype, optional
-        The dtype to which operands are converted first; not for DistArrays.
     out : array, optional
         Takes the result; not for DistArrays.
+    dtype : dtype, optional
+        The dtype to which operands are converted first.
+    order : {"K", "A", "C", "F"}, optional
+        The memory order of the result; not for DistArrays. "K" is that of the operands as closely
+        as possible, and C if all of them are C-contiguous.
+    casting : {"safe", "same_kind", "unsafe", "equiv", "no"}, optional
+        Which conversions to `dtype`, and of the result to `out`, are allowed.
     optimize : optional
-        Accepted and ignored: the order of a product is always chosen.
+        Accepted and checked, as in numpy, but the order of a product is always chosen. If it is
+        given, `out` takes the result whatever its dtype.
 
     Returns
     -------
@@ -34,7 +46,8 @@ def einsum(
     Raises
     ------
     InputError
-        The subscripts or operands are wrong.
+        The subscripts or operands are wrong. Where numpy raises TypeError, as for a conversion
+        that `casting` does not allow, the error is a TypeError too.
 
     Examples
     --------
@@ -45,4 +58,6 @@ def einsum(
     """
     from einmpi.arrays.products import evaluate_einsum
 
-    return evaluate_einsum(*arguments, dtype=dtype, out=out)
+    return evaluate_einsum(
+        *arguments, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize
+    )

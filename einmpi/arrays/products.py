@@ -16,10 +16,22 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.known import compiled_once
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
+from einmpi.graph.dtypes import DTYPES
 from einmpi.job.job import Job
 from einmpi.job.program import program_job
+from einmpi.kernels.cpu.blas import numpy_einsum
 from einmpi.kernels.given import as_numpy
-from einmpi.language.numpy_einsum import program_text, split_arguments
+from einmpi.language.numpy_einsum import (
+    CASTINGS,
+    ORDERS,
+    EinsumTypeError,
+    check_choice,
+    check_optimize,
+    label_extents,
+    parse_subscripts,
+    program_text,
+    split_arguments,
+)
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _Operand = TypeVar("_Operand")
@@ -46,7 +58,12 @@ def _by_name(operands: Sequence[_Operand]) -> dict[str, _Operand]:
 
 
 def evaluate_einsum(
-    *arguments: Any, dtype: Any = None, out: npt.NDArray[Any] | None = None, optimize: Any = True
+    *arguments: Any,
+    out: npt.NDArray[Any] | None = None,
+    dtype: Any = None,
+    order: str = "K",
+    casting: str = "safe",
+    optimize: Any = False,
 ) -> Any:
     """Evaluate the arguments of `einmpi.einsum`. All ranks call it if there is a DistArray."""
     distributed = [argument for argument in arguments if isinstance(argument, DistArray)]
@@ -54,37 +71,130 @@ def evaluate_einsum(
     if distributed:
         comm = distributed[0].own_comm
 
-    def check_and_compile() -> tuple[Compiled, list[Any]]:
+    def check_and_compile() -> tuple[Compiled | None, str, list[Any]]:
         subscripts, operands = split_arguments(arguments)
+        check_optimize(optimize, len(operands))
+        checked_casting = check_choice("casting", casting, CASTINGS)
+        check_choice("order", order, ORDERS)
         if distributed:
             common_comm("einsum", distributed)
-            if dtype is not None or out is not None:
-                raise InputError("einsum", "dtype or out is given with a DistArray", "arrays only")
+            if out is not None:
+                raise InputError("einsum", "out is given with a DistArray", "arrays only")
+        elif out is not None and not isinstance(out, np.ndarray):
+            raise EinsumTypeError("einsum", f"out is {type(out).__name__}", "an array")
+        wanted = None if dtype is None else _dtype_of(dtype)
         arrays: list[Any] = []
         for number, operand in enumerate(operands):
-            if isinstance(operand, DistArray):
-                arrays.append(operand)
-            else:
-                arrays.append(as_numpy("einsum", f"operand {number}", operand, dtype))
-        return compile_einsum(subscripts, arrays, comm), arrays
+            if not isinstance(operand, DistArray):
+                operand = as_numpy("einsum", f"operand {number}", operand)
+            arrays.append(_cast(number, operand, wanted, checked_casting))
+        if out is None and len(arrays) == 1 and isinstance(arrays[0], np.ndarray):
+            terms, output = parse_subscripts(subscripts, [arrays[0].shape])
+            label_extents(terms, [arrays[0].shape])
+            if set(terms[0]) == set(output) and arrays[0].dtype.name in DTYPES:
+                return None, subscripts, arrays  # a view, as in numpy
+        return compile_einsum(subscripts, arrays, comm), subscripts, arrays
 
-    compiled, arrays = together(comm, check_and_compile)
+    compiled, subscripts, arrays = together(comm, check_and_compile)
+    numpy_order: Any = order.upper()
+    if compiled is None:
+        (labels,), output = parse_subscripts(subscripts, [arrays[0].shape])
+        view: Any = _view(arrays[0], labels, output)
+        return np.asarray(view, order=numpy_order)
     result = compiled(_by_name(arrays))["out"]
     if distributed:
         return result
     if out is None:
-        return result.local
-    if not isinstance(out, np.ndarray) or out.shape != result.shape:
-        raise InputError("einsum", f"out is {_described(out)}", f"an array of shape {result.shape}")
-    np.copyto(out, result.local, casting="safe")
+        return _in_order(numpy_order, subscripts, arrays, result.local)
+    if out.shape != result.shape:
+        what = f"out is an array of shape {out.shape}"
+        raise InputError("einsum", what, f"an array of shape {result.shape}")
+    # As in numpy, a product in several steps is assigned to `out` whatever its dtype.
+    out_casting: Any = "unsafe" if optimize else casting
+    if not np.can_cast(result.dtype, out.dtype, out_casting):
+        what = f"out is {out.dtype.name}, which does not hold {result.dtype.name}"
+        raise EinsumTypeError("einsum", what, "another dtype", 'or use casting="unsafe"')
+    np.copyto(out, result.local, casting="unsafe")
     return out
 
 
-def _described(given: Any) -> str:
-    """Return what an error message says about an argument that should have been an array."""
-    if isinstance(given, np.ndarray):
-        return f"an array of shape {given.shape}"
-    return type(given).__name__
+def _dtype_of(given: Any) -> np.dtype[Any]:
+    try:
+        dtype: np.dtype[Any] = np.dtype(given)
+    except TypeError:
+        raise EinsumTypeError("einsum", f"{given!r:.60} is not a dtype", "a dtype") from None
+    return dtype
+
+
+def _cast(number: int, array: Any, dtype: np.dtype[Any] | None, casting: Any) -> Any:
+    """Return an operand in the dtype in which the einsum is computed, if one is given."""
+    if dtype is None or array.dtype == dtype:
+        return array
+    if not np.can_cast(array.dtype, dtype, casting):
+        what = f"operand {number} is {array.dtype.name}, which is not cast to {dtype.name}"
+        raise EinsumTypeError("einsum", what, "another dtype", 'or use casting="unsafe"')
+    return array.astype(dtype)
+
+
+def _view(
+    array: npt.NDArray[Any], labels: Sequence[str], output: Sequence[str]
+) -> npt.NDArray[Any]:
+    """Return a view of an array with its dimensions permuted, or its diagonals."""
+    axes = [output.index(label) for label in labels]
+    view: npt.NDArray[Any] = numpy_einsum(array, axes, list(range(len(output))))
+    return view
+
+
+def _in_order(
+    order: Any, subscripts: str, arrays: Sequence[npt.NDArray[Any]], result: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return the result in a memory order of numpy."""
+    if order == "A":
+        order = "F" if all(array.flags.f_contiguous for array in arrays) else "C"
+    if order in ("C", "F"):
+        ordered: npt.NDArray[Any] = np.asarray(result, order=order)
+        return ordered
+    if result.ndim < 2 or all(array.flags.c_contiguous for array in arrays):
+        return result
+    ordered = _like_operands(subscripts, arrays, result)
+    ordered[...] = result
+    return ordered
+
+
+def _like_operands(
+    subscripts: str, arrays: Sequence[npt.NDArray[Any]], result: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """Return an empty array whose dimensions lie in memory as those of the operands do.
+
+    numpy's iterator decides about it, for operands that are broadcast as in the einsum.
+    """
+    terms, output = parse_subscripts(subscripts, [array.shape for array in arrays])
+    labels = list(output)
+    for term in terms:
+        labels += [label for label in term if label not in labels]
+    axes: list[list[int]] = []
+    diagonals = []
+    for array, term in zip(arrays, terms, strict=True):
+        own_labels = list(dict.fromkeys(term))
+        diagonals.append(_view(array, term, own_labels))
+        own_axes = dict.fromkeys(labels, -1)
+        own_axes.update({label: axis for axis, label in enumerate(own_labels)})
+        axes.append(list(own_axes.values()))
+    axes.append([*range(len(output)), *[-1] * (len(labels) - len(output))])
+    operand_flags: list[Any] = [["readonly"]] * len(arrays)
+    try:
+        iterator = np.nditer(
+            [*diagonals, None],
+            flags=["reduce_ok", "external_loop", "zerosize_ok"],
+            op_flags=[*operand_flags, ["readwrite", "allocate"]],
+            op_dtypes=[*[array.dtype for array in arrays], result.dtype],
+            op_axes=axes,
+            order="K",
+        )
+    except ValueError:  # there are too many elements or dimensions for an iterator
+        return np.empty_like(result)
+    found: npt.NDArray[Any] = iterator.operands[-1]
+    return found
 
 
 def product(where: str, subscripts: str, *operands: Any) -> DistArray:

@@ -10,12 +10,24 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
-from einmpi.errors import InputError
+from einmpi.errors import InputError, one_of
+from einmpi.graph.dtypes import DTYPES
 from einmpi.units import counted
 
 # In the order of implicit outputs.
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _INTERLEAVED_FORM = "einsum(a, [0, 1], b, [1, 2], [0, 2])"
+CASTINGS = ("no", "equiv", "safe", "same_kind", "unsafe")
+ORDERS = ("C", "F", "A", "K")
+_PATHS = ("greedy", "optimal")
+
+
+class EinsumTypeError(InputError, TypeError):
+    """An argument of einsum has the wrong type; numpy raises TypeError there."""
+
+
+class EinsumPathError(InputError, RuntimeError):
+    """A path that does not fit the operands; numpy raises RuntimeError there."""
 
 
 def split_arguments(arguments: Sequence[Any]) -> tuple[str, list[Any]]:
@@ -40,7 +52,7 @@ def _letters(labels: Any) -> str:
     """Return the subscripts of a list of numbers."""
     if not isinstance(labels, Iterable):
         what = f"{labels!r} is not a list of labels"
-        raise InputError("einsum", what, "a list such as [0, 1]")
+        raise EinsumTypeError("einsum", what, "a list such as [0, 1]")
     letters = []
     for label in labels:
         if label is Ellipsis:
@@ -58,12 +70,13 @@ def program_text(subscripts: str, operands: Sequence[tuple[Sequence[int], str]],
 
     `dtype` is the one that all operands fit into. As in numpy.einsum it is that of the result,
     and operands are converted before they are multiplied: int32 × int32 × int64 must not wrap
-    around in int32. The result of int32 is the same if it is computed in int64.
+    around in int32. The result of small integers is the same if it is computed in 64 bits.
     """
     shapes = [shape for shape, _ in operands]
-    product_dtype = "int64" if dtype == "int32" else dtype
-    terms, output = _parse(subscripts.replace(" ", ""), shapes)
-    extents = _extents(terms, shapes)
+    kind = DTYPES[dtype].kind if dtype in DTYPES else ""
+    product_dtype = {"i": "int64", "u": "uint64"}.get(kind, dtype)
+    terms, output = parse_subscripts(subscripts, shapes)
+    extents = label_extents(terms, shapes)
     reads = []
     for k, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
         index = []
@@ -72,7 +85,7 @@ def program_text(subscripts: str, operands: Sequence[tuple[Sequence[int], str]],
             index.append(label if size == extents[label] else "0")
         element = _element(f"x{k}", index)
         own_dtype = operands[k][1]
-        wraps_before = len(operands) > 2 and own_dtype in ("int32", "int64")
+        wraps_before = len(operands) > 2 and DTYPES[own_dtype].kind in "iu"
         if wraps_before and own_dtype != product_dtype:
             element = f"{product_dtype}({element})"
         reads.append(element)
@@ -82,8 +95,8 @@ def program_text(subscripts: str, operands: Sequence[tuple[Sequence[int], str]],
     if summed:
         aggregation = "any" if is_bool else "sum"
         body = f"{aggregation}[{','.join(summed)}]({body})"
-    if dtype == "int32":  # numpy.einsum keeps int32; a sum would widen it
-        body = f"int32({body})"
+    if product_dtype != dtype or (kind in "iu" and not summed):
+        body = f"{dtype}({body})"  # numpy.einsum keeps small integers; a sum would widen them
     target = _element("out", [f"{label}:{extents[label]}" for label in output])
     return f"{target} = {body}"
 
@@ -92,30 +105,64 @@ def _element(name: str, index: Sequence[str]) -> str:
     return f"{name}[{','.join(index)}]" if index else name
 
 
-def _extents(terms: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+def label_extents(
+    terms: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]]
+) -> dict[str, int]:
     """Return the extent of each label, in order of first occurrence."""
     extents: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for label, size in zip(term, shape, strict=True):
             first_size = shape[term.index(label)]
             if size != first_size:
-                what = f"label {label} has two extents: {first_size} and {size}"
+                what = f"label {label!r} has two extents: {first_size} and {size}"
                 raise InputError("einsum", what, "the same extent within an operand")
             known = extents.setdefault(label, size)
             if known == 1:
                 extents[label] = size
             elif size not in (1, known):
-                what = f"label {label} has two extents: {known} and {size}"
+                what = f"label {label!r} has two extents: {known} and {size}"
                 raise InputError("einsum", what, "the same extent, or 1")
     return extents
 
 
-def _parse(subscripts: str, shapes: Sequence[Sequence[int]]) -> tuple[list[list[str]], list[str]]:
+def check_optimize(optimize: Any, operand_count: int) -> None:
+    """Refuse what is not a value of numpy's `optimize`. The order is chosen here in any case."""
+    if isinstance(optimize, bool) or optimize is None or optimize in _PATHS:
+        return
+    is_sequence = isinstance(optimize, list | tuple)
+    if is_sequence and len(optimize) == 2 and optimize[0] in _PATHS:
+        return  # with a limit of memory
+    if not is_sequence or not optimize or optimize[0] != "einsum_path":
+        expected = "True, False, greedy, optimal, or a path of numpy.einsum_path"
+        raise EinsumTypeError("einsum", f"optimize is {optimize!r:.60}", expected)
+    remaining = operand_count
+    for step in optimize[1:]:
+        positions = set(step)
+        if not positions or min(positions) < 0 or max(positions) >= remaining:
+            what = f"the path takes operands {step} of {remaining}"
+            raise EinsumPathError("einsum", what, "positions of operands that are left")
+        remaining += 1 - len(positions)
+    if remaining != 1:
+        what = f"the path leaves {counted(remaining, 'operand')}"
+        raise EinsumPathError("einsum", what, "a path that contracts all of them")
+
+
+def check_choice(name: str, given: str, choices: Sequence[str]) -> str:
+    """Return one of the allowed values of an argument, in the spelling of the list."""
+    for choice in choices:
+        if isinstance(given, str) and given.lower() == choice.lower():
+            return choice
+    raise InputError("einsum", f"{name} is {given!r:.60}", one_of(choices))
+
+
+def parse_subscripts(
+    subscripts: str, shapes: Sequence[Sequence[int]]
+) -> tuple[list[list[str]], list[str]]:
     """Return the labels of every operand and of the output.
 
     The dimensions of an ellipsis are named e0, e1, … from the right.
     """
-    left, arrow, right = subscripts.partition("->")
+    left, arrow, right = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(shapes):
         what = f"{left!r} has {counted(len(terms), 'operand')}"

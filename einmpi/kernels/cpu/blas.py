@@ -26,6 +26,7 @@ from einmpi.kernels.contraction_split import Part, Summands, bytes_needed, split
 from einmpi.kernels.lowering import Lowering, StoredArray
 from einmpi.kernels.operands import Array
 
+numpy_einsum = np.einsum  # whatever a caller puts in its place, such as einmpi.einsum
 MAX_EXACT_INTEGER = 2**53  # float64 holds every integer up to here
 
 
@@ -178,7 +179,7 @@ def _multiply(lowering: Lowering, parts: list[LabelledArray]) -> None:
     elif lowering.kernel == "einsum":
         names = unique(parts[0].labels, parts[1].labels)
         left_axes, right_axes, out_axes = (list(map(names.index, part.labels)) for part in parts)
-        np.einsum(
+        numpy_einsum(
             parts[0].array,
             left_axes,
             parts[1].array,
@@ -208,7 +209,7 @@ def _view(array: Array, index: Labels, part: Part) -> LabelledArray:
     if len(set(index)) < len(index):
         labels = unique(index)
         axes = [labels.index(label) for label in index]
-        array = np.einsum(array, axes, list(range(len(labels))))
+        array = numpy_einsum(array, axes, list(range(len(labels))))
     if 1 in array.shape:
         labels = tuple(x for x, extent in zip(labels, array.shape, strict=True) if extent != 1)
         array = array.reshape([extent for extent in array.shape if extent != 1])
