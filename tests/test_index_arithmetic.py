@@ -294,3 +294,133 @@ def test_random_affine_indices(program, ranks, computed):
     if summed:
         expected = expected.sum(labels.index(summed))
     assert np.array_equal(outputs["y"], expected)  # small integers: exact
+
+
+# ---- guards, extents and messages ---------------------------------------------------------------
+
+NONE = np.zeros(0)
+THREE = np.array([10.0, 20.0, 30.0])
+FIVE = np.arange(1.0, 6.0)
+PLACES = np.array([4, 3, 2, 1, 0])
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y[i] = where(x[i] > 100, e[k[i]], x[i])",
+        "y[i] = where(i > 100, e[i-101], x[i]) + 0 * k[i]",
+        "y[i:5] = where(i < 0, e[i], x[i]) + 0 * k[i]",
+        "y[i:5] = where(i < 0, e[i], x[i-0]) + 0 * k[i]",
+        "y[i] = where(x[i] > 100, sum[j](e[k[j]]), x[i])",
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float64", "int32", "bool"])
+def test_a_guarded_index_into_an_empty_tensor_is_never_used(text, ranks, dtype):
+    arrays = {"x": FIVE, "e": NONE.astype(dtype), "k": PLACES}
+    outputs, _ = run_from_files(ranks, text, arrays)
+    assert np.array_equal(outputs["y"], FIVE)
+
+
+def test_an_index_into_an_empty_tensor_that_is_used_is_an_error():
+    text = "y[i] = where(x[i] > 4, e[k[i]], x[i])"
+    with pytest.raises(einmpi.EinmpiError, match="out of range"):
+        einmpi.run(text, x=FIVE, e=NONE, k=PLACES)
+
+
+def test_rows_of_an_empty_matrix():
+    text = "y[i,j] = where(x[i] > 100, e[k[i],j], x[i] * b[j])"
+    arrays = {"x": FIVE, "e": np.zeros((0, 3)), "k": PLACES, "b": THREE}
+    assert np.array_equal(einmpi.run(text, arrays)["y"].gather(), FIVE[:, None] * THREE)
+
+
+GUARDED_SUMS = {
+    "values": ("where(x[i] > 2, sum[j](x[k[j]]), 0)", lambda x: np.where(x > 2, x.sum(), 0)),
+    "labels": ("where(i > 2, sum[j](x[k[j]]), 0) + 0 * x[i]", lambda x: [0, 0, 0, 15, 15]),
+    "else": ("where(x[i] > 2, 0, max[j](x[k[j]]))", lambda x: np.where(x > 2, 0, 5)),
+    "both": (
+        "where(x[i] > 1, where(i < 4, sum[j](x[k[j]]), 1), 2)",
+        lambda x: [2, 15, 15, 15, 1],
+    ),
+    "its own label too": (
+        "where(x[i] > 2, sum[j](x[k[j]] * x[i]), 0)",
+        lambda x: np.where(x > 2, 15 * x, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GUARDED_SUMS)
+def test_a_guard_does_not_repeat_a_sum(name):
+    body, expected = GUARDED_SUMS[name]
+    job = einmpi.program(f"y[i] = {body}", x=FIVE, k=PLACES)
+    found = einmpi.run(job, {"x": FIVE, "k": PLACES})["y"].gather()
+    assert np.array_equal(found, expected(FIVE))
+    for vertex in job.graph.computed:
+        is_needed = name == "its own label too"
+        assert is_needed or vertex.einsum.calls() <= 5, str(vertex)
+
+
+def test_a_guarded_sum_reads_nothing_if_no_condition_holds():
+    text = "y[i] = where(x[i] > 100, sum[j](x[k[j]]), 7)"
+    found = einmpi.run(text, x=FIVE, k=PLACES + 1000)["y"]
+    assert np.array_equal(found.gather(), [7] * 5)
+    with pytest.raises(einmpi.EinmpiError, match="out of range"):
+        einmpi.run(text.replace("100", "4"), x=FIVE, k=PLACES + 1000)
+
+
+@pytest.mark.parametrize("body", ["x[i] * b[i] + x[i+1]", "b[i] * x[i] + x[i+1]"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_written_extent_comes_before_those_of_tensors(body, ranks):
+    outputs, _ = run_from_files(ranks, f"y[i:3] = {body}", {"x": FIVE, "b": THREE})
+    assert np.array_equal(outputs["y"], FIVE[:3] * THREE + FIVE[1:4])
+
+
+def test_a_guarded_label_inside_of_a_sum_may_go_further_than_its_tensor():
+    text = "y[i:5] = where(i < 3, sum[j](b[i] * x[j]), 0)"
+    found = einmpi.run(text, x=FIVE, b=THREE)["y"].gather()
+    assert np.array_equal(found, [150, 300, 450, 0, 0])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "y[i] = x[i] * 0 + where(i > 1, x[i-3], 0)",
+            "p:1:34: the index i - 3 goes from -1 to 1; expected 0 to 4; "
+            "the condition of where has to exclude the rest",
+        ),
+        (
+            "y[i] = x[i] + where((i < 3) | (i > 3), 0, where(i == 3, x[2*i], 0))",
+            "p:1:59: the index 2 * i goes from 6 to 6; expected 0 to 4; "
+            "the condition of where has to exclude the rest",
+        ),
+        (
+            "y[i] = x[:][i] + b[1:][i]",
+            "p:1:24: label i has two extents: 5 in x[:][i] and 2 in b[1:][i]; "
+            "expected the same extent everywhere",
+        ),
+        (
+            "y[i,j] = x[1:][i] + b[1:][i,j]",
+            "p:1:21: b[1:][i, j] has the wrong number of indices; "
+            "expected 1, one for each dimension of b[1:]",
+        ),
+        (
+            "y[i] = sum[k:9](x[1:][i+k])",
+            "p:1:17: no value of label i keeps x[1:][i + k] inside of its tensor; "
+            "expected a longer tensor or smaller extents",
+        ),
+        (
+            "y[i] = x[x[1:][i]]",
+            "p:1:10: the index x[1:][i] is float64; expected an integer",
+        ),
+    ],
+)
+def test_messages_name_what_was_written(text, message):
+    with pytest.raises(einmpi.InputError) as caught:
+        einmpi.program(text, x=FIVE, b=THREE)
+    assert str(caught.value) == message.replace("p:", "program:", 1)
+
+
+def test_a_condition_on_values_is_left_to_the_run():
+    text = "y[i] = where((x[i] > 3) & (i > 1), x[i-3], 0)"
+    assert np.array_equal(einmpi.run(text, x=FIVE)["y"].gather(), [0, 0, 0, 1, 2])

@@ -16,6 +16,7 @@ import numpy as np
 from einmpi.errors import InputError, OperationError, nearest_of, one_of
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.arithmetic import call, call_type
+from einmpi.graph.eingraph import Vertex
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
 from einmpi.graph.labels import unique
 from einmpi.graph.operations import OPERATIONS
@@ -34,9 +35,11 @@ from einmpi.graph.segments import without_guard
 from einmpi.language.indices import (
     Guard,
     clamped,
+    has_computed_index,
     index_from_start,
     is_guarded,
     is_remainder,
+    reach_of_branch,
     stays_inside,
 )
 from einmpi.language.macros import MACROS, SCANS, Macro
@@ -148,7 +151,7 @@ class Expressions:
                 return self._comparison(node, scope, macro)
             case ast.Call():
                 return self._call(node, scope, macro)
-        what = f"{ast.unparse(node)[:60]!r} is not in the language"
+        what = f"{self.symbols.written(node)[:60]!r} is not in the language"
         raise InputError(self.where(node), what, _INSTEAD.get(type(node), _EXPRESSIONS))
 
     # ---- numbers and names ----------------------------------------------------------------------
@@ -178,7 +181,7 @@ class Expressions:
         if tensor is not None:
             if tensor.bound:
                 labels = ", ".join("ijklmnop"[: len(tensor.bound)])
-                written = self.symbols.slices.get(name, name)
+                written = self.symbols.written_name(name)
                 what = f"{written} has no labels here"
                 raise InputError(self.where(node), what, f"labels, such as {written}[{labels}]")
             if name in self.symbols.parameters:
@@ -209,8 +212,9 @@ class Expressions:
         tensor = self.known[name]
         parts = entries(node.slice)
         if len(parts) != len(tensor.bound):
-            what = f"{ast.unparse(node)} has the wrong number of indices"
-            expected = f"{len(tensor.bound)}, one for each dimension of {name}"
+            what = f"{self.symbols.written(node)} has the wrong number of indices"
+            written = self.symbols.written_name(name)
+            expected = f"{len(tensor.bound)}, one for each dimension of {written}"
             raise InputError(self.where(node), what, expected)
         index: list[str | Scalar] = []
         for part, extent in zip(parts, tensor.bound, strict=True):
@@ -221,7 +225,53 @@ class Expressions:
                 index.append(self._checked_index(at_label, extent, scope, part))
             else:
                 index.append(part.id)
+        if 0 in tensor.bound and self.guards:
+            return self._element_of_empty(tensor, index, scope, node)
         return TypedScalar(Element(name, tuple(index)), np.dtype(tensor.dtype))
+
+    def _element_of_empty(
+        self, tensor: Vertex, index: list[str | Scalar], scope: Scope, node: ast.AST
+    ) -> TypedScalar:
+        """Return an element of a tensor without elements, by an index that a condition guards.
+
+        It is read from a tensor with one element instead, a sum of nothing. Where the condition
+        holds after all, the index is 1 and out of range.
+        """
+        symbols = self.symbols
+        empty: list[str] = []
+        kept: list[str] = []
+        outside: Scalar = Const(1)
+        own_index: list[str | Scalar] = []
+        new_index: list[str | Scalar] = []
+        own = Scope(None, [symbols.names.take_new("slice") for _ in index])
+        for label, entry, extent in zip(own.bound, index, tensor.bound, strict=True):
+            own.register(label, extent, label)
+            own_index.append(label)
+            if extent > 0 or isinstance(entry, str) or self._goes_through_none(entry, scope, node):
+                kept.append(label)
+                new_index.append(entry)
+                continue
+            empty.append(label)
+            if arithmetic_labels(entry) is None:  # values decide, and they remain in use
+                outside = call("maximum", outside, entry)
+        if not empty:
+            return TypedScalar(Element(tensor.name, tuple(index)), np.dtype(tensor.dtype))
+        single = symbols.names.take_new("slice")
+        own.bound = (*own.bound, single)
+        own.register(single, 1, single)
+        name = symbols.names.take_new(symbols.current.name)
+        symbols.slices[name] = symbols.written_name(tensor.name)
+        values = TypedScalar(Element(tensor.name, tuple(own_index)), np.dtype(tensor.dtype))
+        aggregation = "any" if tensor.dtype == "bool" else "sum"
+        made = symbols.emit(name, (single, *kept), values, aggregation, empty, own, node)
+        element = Element(name, (self._guarded(outside), *new_index))
+        if made.type == values.type:
+            return TypedScalar(element, values.type)
+        return TypedScalar(Call(tensor.dtype, (element,)), values.type)
+
+    def _goes_through_none(self, entry: Scalar, scope: Scope, node: ast.AST) -> bool:
+        """Return whether an index has no values, because one of its labels has none."""
+        return any(self.symbols.extent(scope, label, node) == 0 for label in labels_of(entry))
 
     def _has_other_extent(self, label: str, extent: int, scope: Scope) -> bool:
         """Return whether a label is known to go through less, or more, than this dimension."""
@@ -237,7 +287,7 @@ class Expressions:
         scalar, kind = self.expression(node, scope, macro)
         dtype = np.dtype(kind)
         if dtype.kind not in "iu":
-            what = f"the index {ast.unparse(node)} is {dtype.name}"
+            what = f"the index {self.symbols.written(node)} is {dtype.name}"
             raise InputError(self.where(node), what, "an integer")
         if isinstance(scalar, Const):
             return Const(index_from_start(self.where(node), int(scalar.value.real), extent))
@@ -262,12 +312,15 @@ class Expressions:
             return scalar
         if stays_inside(scalar, bounds, self.guards, extent):
             return clamped(scalar, low, high, extent)
-        if not self.guards:
-            what = f"the index {ast.unparse(node)} goes from {low} to {high}"
-            expected = f"0 to {extent - 1}"
-            hint = "give its labels extents, such as i:n-1, or use where(i > 0, ..., ...)"
-            raise InputError(self.where(node), what, expected, hint)
-        return self._guarded(scalar)
+        what = f"the index {self.symbols.written(node)} goes from {low} to {high}"
+        hint = "give its labels extents, such as i:n-1, or use where(i > 0, ..., ...)"
+        if self.guards:
+            taken = reach_of_branch(scalar, bounds, self.guards)
+            if taken is None or extent == 0:
+                return self._guarded(scalar)  # it depends on values, and is checked in the run
+            what = f"the index {self.symbols.written(node)} goes from {taken[0]} to {taken[1]}"
+            hint = "the condition of where has to exclude the rest"
+        raise InputError(self.where(node), what, f"0 to {extent - 1}", hint)
 
     def _guarded(self, index: Scalar) -> Scalar:
         """Return an index that is 0 where the conditions of `where` around it do not hold."""
@@ -334,7 +387,7 @@ class Expressions:
         """Return a call: of an aggregation, of a macro, or of a function."""
         called = called_name(node)
         if called is None:
-            raise self._unknown_function(node, ast.unparse(node.func)[:60])
+            raise self._unknown_function(node, self.symbols.written(node.func)[:60])
         name, brackets = called
         aggregation = aggregation_named(name)
         if aggregation is not None:
@@ -393,7 +446,7 @@ class Expressions:
         if is_scattered:  # the labels of indices left of = are those of what is aggregated
             body = ast.Tuple([*self.scattered.values(), argument], ast.Load())
         if brackets is None:
-            inner = self.symbols.open_scope(scope, (), body)
+            inner = self.symbols.open_scope(scope, (), body, bool(self.guards))
             inner.bind_loose()
             labels = inner.bound
             if not labels:
@@ -403,7 +456,7 @@ class Expressions:
             listed = labels_in_brackets(self.symbols.source, brackets)
             labels = tuple(label for label, _ in listed)
             self.symbols.refuse_repeated(labels, f"this {name}", node)
-            inner = self.symbols.open_scope(scope, listed, body)
+            inner = self.symbols.open_scope(scope, listed, body, bool(self.guards))
         if is_scattered:
             return self._scattered_aggregate(node, name, labels, inner, macro)
         value = self._inside(labels, argument, inner, macro)
@@ -452,7 +505,8 @@ class Expressions:
         for label, index_node in self.scattered.items():
             index = self._inside(labels, index_node, scope, macro)
             if np.dtype(index.type).kind not in "iu":
-                what = f"the index {ast.unparse(index_node)} is {np.dtype(index.type).name}"
+                name = np.dtype(index.type).name
+                what = f"the index {self.symbols.written(index_node)} is {name}"
                 raise InputError(self.where(index_node), what, "an integer")
             place = TypedScalar(Index(label), np.dtype(np.int64))
             comparison = self._apply("==", [index, place], index_node)
@@ -503,10 +557,35 @@ class Expressions:
                 self.guards.append((condition, holds))
         if labels:
             self.scattered_guard = None
+            self._aggregate_guards(argument, scope)
         value = self.expression(argument, scope, macro)
         self.guards = outer_guards
         self.scattered_guard = scattered_guard
         return value
+
+    def _aggregate_guards(self, argument: ast.expr, scope: Scope) -> None:
+        """Make guards of what is aggregated independent of labels that it does not have.
+
+        An index in it counts if a condition holds for any of their values: so there is one sum in
+        where(x[i] > 0, sum[j](y[k[j]]), 0), and not one for each i.
+        """
+        names = {part.id for part in ast.walk(argument) if isinstance(part, ast.Name)}
+        kept: list[Guard] = []
+        foreign: list[str] = []
+        conjunction: Scalar | None = None
+        for condition, holds in self.guards:
+            others = [label for label in labels_of(condition) if label not in names]
+            if not others:
+                kept.append((condition, holds))
+                continue
+            foreign.extend(others)
+            holding: Scalar = Call("!=" if holds else "==", (condition, Const(0)))
+            conjunction = Call("&", (conjunction, holding)) if conjunction else holding
+        if conjunction is None or not has_computed_index(argument):
+            return
+        value = TypedScalar(conjunction, np.dtype(bool))
+        anywhere = self.symbols.emit_temporary(value, "any", unique(foreign), scope, argument)
+        self.guards = [*kept, (anywhere.scalar, True)]
 
     def _nothing_to_aggregate(self, node: ast.Call, name: str, scope: Scope) -> InputError:
         found = occurrences(node.args[0], self.known)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from einmpi.errors import InputError
 from einmpi.graph.index_arithmetic import Affine, Interval, affine_of, interval_of
 from einmpi.graph.scalar import Call, Const, Index, Scalar
+from einmpi.language.syntax import entries
 
 _SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
 
@@ -172,6 +173,45 @@ def stays_inside(
         return True  # it is used nowhere
     found = interval_of(index, narrowed)
     return found is not None and found[0] >= 0 and found[1] < extent
+
+
+def reach_of_branch(
+    index: Scalar, bounds: Mapping[str, Interval], guards: Sequence[Guard]
+) -> Interval | None:
+    """Return what an index reaches where all guards hold; None if that is not known exactly."""
+    if not all(_is_interval(condition, holds) for condition, holds in guards):
+        return None
+    narrowed = narrow(bounds, guards)
+    affine = affine_of(index)
+    if narrowed is None or affine is None:
+        return None
+    return interval_of(index, narrowed)
+
+
+def _is_interval(condition: Scalar, holds: bool) -> bool:
+    """Return whether a condition is nothing but bounds of single labels."""
+    if not isinstance(condition, Call):
+        return False
+    if condition.op == "~":
+        return _is_interval(condition.args[0], not holds)
+    if condition.op == ("&" if holds else "|"):
+        return all(_is_interval(argument, holds) for argument in condition.args)
+    found = _comparisons(condition, holds)
+    if len(found) != 1:
+        return False
+    comparison, affine = found[0]
+    return len(affine.terms) == 1 and comparison != "!="
+
+
+def has_computed_index(node: ast.AST) -> bool:
+    """Return whether an index in a syntax tree is more than a label or a number."""
+    for part in ast.walk(node):
+        if not isinstance(part, ast.Subscript):
+            continue
+        for index in entries(part.slice):
+            if not isinstance(index, ast.Name | ast.Constant | ast.Slice):
+                return True
+    return False
 
 
 def clamped(index: Scalar, low: int, high: int, extent: int) -> Scalar:

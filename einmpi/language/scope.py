@@ -42,7 +42,8 @@ class Scope:
         self.loose: dict[str, ast.expr] = {}
         self.extents: dict[str, tuple[int, ast.AST | str]] = {}
         self.reaches: list[Reach] = []  # indices with arithmetic in it
-        # Labels that have a smaller extent than a dimension they index: it is written so.
+        self.written: set[str] = set()  # labels with an extent written as label:extent
+        # Of these, labels that may go through less than all of a dimension that they index.
         self.narrowed: set[str] = set()
 
     def bind_loose(self) -> None:
@@ -63,18 +64,23 @@ class Scope:
     def sees(self, label: str) -> bool:
         return self.owner(label) is not None
 
-    def register(self, label: str, extent: int, place: ast.AST | str) -> str:
-        """Note the extent of a label. Return what is wrong if it has another one, else ""."""
+    def register(
+        self,
+        label: str,
+        extent: int,
+        place: ast.AST | str,
+        written: Callable[[ast.AST], str] = ast.unparse,
+    ) -> str:
+        """Note the extent of a label. Return what is wrong if it has another one, else "".
+
+        `written` gives the text of a place.
+        """
         known, first_place = self.extents.setdefault(label, (extent, place))
         if known == extent:
             return ""
-        first = _place_text(first_place)
-        second = _place_text(place)
+        first = first_place if isinstance(first_place, str) else written(first_place)
+        second = place if isinstance(place, str) else written(place)
         return f"label {label} has two extents: {known} in {first} and {extent} in {second}"
-
-
-def _place_text(place: ast.AST | str) -> str:
-    return place if isinstance(place, str) else ast.unparse(place)
 
 
 def occurrences(node: ast.AST, known: Mapping[str, Vertex]) -> list[Occurrence]:

@@ -68,7 +68,7 @@ class _Slices(ast.NodeTransformer):
             return node
         name = node.value.id if isinstance(node.value, ast.Name) else None
         if name is None or name not in self.symbols.known:
-            what = f"{ast.unparse(node.value)[:60]} is not a tensor that can be sliced"
+            what = f"{self.symbols.written(node.value)[:60]} is not a tensor that can be sliced"
             raise InputError(self.symbols.where(node), what, "the name of a tensor")
         vertex = self._sliced(name, parts, node)
         return ast.copy_location(ast.Name(vertex, ast.Load()), node)
@@ -78,8 +78,10 @@ class _Slices(ast.NodeTransformer):
         symbols = self.symbols
         tensor = symbols.known[name]
         if len(parts) != len(tensor.bound):
-            what = f"{ast.unparse(node)} has the wrong number of indices"
-            expected = f"{len(tensor.bound)}, one for each dimension of {name}"
+            what = f"{symbols.written(node)} has the wrong number of indices"
+            expected = (
+                f"{len(tensor.bound)}, one for each dimension of {symbols.written_name(name)}"
+            )
             raise InputError(symbols.where(node), what, expected)
         labels = _labels(symbols, len(parts))
         scope = Scope(None, labels)
@@ -98,7 +100,7 @@ class _Slices(ast.NodeTransformer):
         kept = [label for label in labels if label in scope.extents]
         value = TypedScalar(Element(name, tuple(index)), np.dtype(tensor.dtype))
         vertex = symbols.names.take_new(symbols.current.name)
-        symbols.slices[vertex] = ast.unparse(node)
+        symbols.slices[vertex] = symbols.written(node)
         symbols.emit(vertex, kept, value, None, (), scope, node)
         return vertex
 

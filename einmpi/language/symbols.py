@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,16 @@ class TypedScalar(NamedTuple):
     type: Type
 
 
+class _WithSlices(ast.NodeTransformer):
+    """Puts the text of slices in place of the names that stand for them."""
+
+    def __init__(self, slices: Mapping[str, str]) -> None:
+        self.slices = slices
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return ast.Name(self.slices.get(node.id, node.id), node.ctx)
+
+
 class SymbolTable:
     """The tensors known so far, by name. New ones are added in the order they are needed."""
 
@@ -54,6 +65,14 @@ class SymbolTable:
     def where(self, node: ast.AST) -> str:
         """Return the position to report for a node."""
         return self.source.at(self.site or node)
+
+    def written(self, node: ast.AST) -> str:
+        """Return the text of a syntax tree, with slices as they are in the program."""
+        return ast.unparse(_WithSlices(self.slices).visit(deepcopy(node)))
+
+    def written_name(self, tensor: str) -> str:
+        """Return the name of a tensor, or the slice that it stands for."""
+        return self.slices.get(tensor, tensor)
 
     # ---- tensors --------------------------------------------------------------------------------
 
@@ -149,13 +168,15 @@ class SymbolTable:
         parent: Scope | None,
         bound: Sequence[tuple[str, ast.expr | None]],
         body: ast.AST,
+        guarded: bool = False,
     ) -> Scope:
         """Return a new scope over `body`, with the labels that it binds and their written extents.
 
-        Labels that occur directly in it and that no scope binds are its loose labels.
+        Labels that occur directly in it and that no scope binds are its loose labels. `guarded`
+        says that the body is inside a branch of `where`.
         """
         scope = Scope(parent, (label for label, _ in bound))
-        written = {label for label, extent in bound if extent is not None}
+        scope.written = {label for label, extent in bound if extent is not None}
         found = occurrences(body, self.known)
         for entry in found:
             if not entry.nested and scope.owner(entry.label) is None:
@@ -163,40 +184,40 @@ class SymbolTable:
         finder = ReachFinder(self.known, scope.sees, self._written_extent)
         finder.visit(body, False, {})
         scope.reaches = finder.found
+        for label, node in bound:
+            if node is not None and any(reach.mentions(label) for reach in scope.reaches):
+                # As in y[i:n-1] = x[i+1] - x[i]: the label need not go through all of x.
+                scope.narrowed.add(label)
+                self._fix_extent(scope, label, node)
         for entry in found:
             owner = scope.owner(entry.label)
             if owner is None or entry.extent is None:
                 continue
-            if entry.guarded and owner is scope and entry.label in written:
+            if (entry.guarded or guarded) and entry.label in owner.written:
                 continue  # `where` may read less of the tensor than the label goes through
             self._register(owner, entry.label, entry.extent, entry.tensor, entry.node)
-        for label, extent in bound:
-            self._fix_extent(scope, label, extent)
+        for label, node in bound:
+            if node is not None:
+                self._fix_extent(scope, label, node)
         return scope
 
     def _written_extent(self, node: ast.expr) -> int:
         return integer(self.source, node, self.sizes)
 
-    def _fix_extent(self, scope: Scope, label: str, node: ast.expr | None) -> None:
-        """Register the extent that is written as label:extent, if there is one."""
-        if node is None:
-            return
+    def _fix_extent(self, scope: Scope, label: str, node: ast.expr) -> None:
+        """Register the extent that is written as label:extent."""
         extent = integer(self.source, node, self.sizes)
         if not 0 <= extent <= MAX_EXTENT:
             raise InputError(self.where(node), f"label {label} has extent {extent}", _EXTENTS)
-        is_narrower = label in scope.extents and extent < scope.extents[label][0]
-        if is_narrower and any(reach.mentions(label) for reach in scope.reaches):
-            # As in y[i:n-1] = x[i+1] - x[i]: the label need not go through all of x.
-            scope.extents[label] = extent, f"{label}:{ast.unparse(node)}"
-            scope.narrowed.add(label)
         self._register(scope, label, extent, f"{label}:{ast.unparse(node)}", node)
 
     def _register(
         self, scope: Scope, label: str, extent: int, place: ast.AST | str, node: ast.AST
     ) -> None:
-        if label in scope.narrowed and extent >= scope.extents[label][0]:
+        is_fixed = label in scope.narrowed and label in scope.extents
+        if is_fixed and extent >= scope.extents[label][0]:
             return
-        conflict = scope.register(label, extent, place)
+        conflict = scope.register(label, extent, place, self.written)
         if conflict:
             raise InputError(self.where(node), conflict, "the same extent everywhere")
 
@@ -234,7 +255,8 @@ class SymbolTable:
         if best is None or owner is None:
             return None
         if best[0] == 0:
-            what = f"no value of label {label} keeps {ast.unparse(best[1])} inside of its tensor"
+            tensor = self.written(best[1])
+            what = f"no value of label {label} keeps {tensor} inside of its tensor"
             raise InputError(self.where(best[1]), what, "a longer tensor or smaller extents")
         owner.extents[label] = best
         return best[0]
