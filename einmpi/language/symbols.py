@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from typing import NamedTuple
 
 import numpy as np
@@ -29,16 +28,6 @@ class TypedScalar(NamedTuple):
 
     scalar: Scalar
     type: Type
-
-
-class _WithSlices(ast.NodeTransformer):
-    """Puts the text of slices in place of the names that stand for them."""
-
-    def __init__(self, slices: Mapping[str, str]) -> None:
-        self.slices = slices
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self.slices.get(node.id, node.id), node.ctx)
 
 
 class SymbolTable:
@@ -68,7 +57,16 @@ class SymbolTable:
 
     def written(self, node: ast.AST) -> str:
         """Return the text of a syntax tree, with slices as they are in the program."""
-        return ast.unparse(_WithSlices(self.slices).visit(deepcopy(node)))
+        renamed: list[tuple[ast.Name, str]] = []
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name) and part.id in self.slices:
+                renamed.append((part, part.id))
+        for part, name in renamed:
+            part.id = self.slices[name]
+        text = ast.unparse(node)
+        for part, name in renamed:
+            part.id = name
+        return text
 
     def written_name(self, tensor: str) -> str:
         """Return the name of a tensor, or the slice that it stands for."""
