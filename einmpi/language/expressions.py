@@ -225,7 +225,8 @@ class Expressions:
                 index.append(self._checked_index(at_label, extent, scope, part))
             else:
                 index.append(part.id)
-        if 0 in tensor.bound and self.guards:
+        is_guarded_by_where = any(c is not self.scattered_guard for c, _ in self.guards)
+        if 0 in tensor.bound and is_guarded_by_where:
             return self._element_of_empty(tensor, index, scope, node)
         return TypedScalar(Element(name, tuple(index)), np.dtype(tensor.dtype))
 
