@@ -9,20 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.agreement import together
-from einmpi.comm.base import Comm, even_nodes
+from einmpi.comm.base import Comm
 from einmpi.comm.programs import comm_of_program
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
-from einmpi.compiled.requests import request_elements
+from einmpi.compiled.array_layouts import layout_with_parts
+from einmpi.compiled.local_blocks import evened_out, whole_shape
 from einmpi.errors import InputError
 from einmpi.files.generate import fill_box
 from einmpi.files.specs import InputSpec
 from einmpi.kernels.given import as_numpy
-from einmpi.planner.mesh import Mesh
-from einmpi.planner.placement import place
 from einmpi.runtime.gpu.copies import on_host
-from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import Region, boxes, indices, packed, shape
-from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.compiled.dist_array import DistArray
@@ -138,13 +136,14 @@ class ArrayCreation:
         texts = own_comm.allgather_text(",".join(map(str, own.shape)))
         shapes = [tuple(map(int, text.split(","))) if text else () for text in texts]
         if parts is None:
-            return _evened_out(cls, own, shapes, own_comm)
+            local, layout = evened_out(own, shapes, own_comm)
+            return _made(cls, local, layout, own_comm)
 
         def check_shape() -> Layout:
             if isinstance(parts, Layout):
                 layout = parts
             else:
-                layout = layout_with_parts(own_comm, _whole_shape(shapes, parts), parts)
+                layout = layout_with_parts(own_comm, whole_shape(shapes, parts), parts)
             region = layout.block(own_comm.rank)
             expected = (0,) * own.ndim if region is None else shape(region)
             if own.shape != expected and (region is not None or own.size):
@@ -337,88 +336,3 @@ def _filled(
 
     local, layout = together(own_comm, make, fingerprint)
     return _made(cls, local, layout, own_comm)
-
-
-def _whole_shape(shapes: Sequence[tuple[int, ...]], parts: Sequence[int]) -> tuple[int, ...]:
-    """Return the extents of a tensor, given those of all blocks.
-
-    In each dimension, every part is on the same number of ranks.
-    """
-    ndim = len(shapes[0])
-    if not isinstance(parts, Sequence) or len(parts) != ndim:
-        raise InputError("from_local", f"parts are {parts!r}", f"{ndim} positive integers")
-    extents = []
-    for dimension in range(ndim):
-        total = sum(block[dimension] for block in shapes)
-        extents.append(total * int(parts[dimension]) // len(shapes))
-    return tuple(extents)
-
-
-def _evened_out(cls: Any, own: Array, shapes: Sequence[tuple[int, ...]], comm: Comm) -> DistArray:
-    """Return the tensor of blocks that follow one another in the first dimension."""
-    lengths = np.array([block[0] for block in shapes])
-    inner = shapes[int(lengths.argmax())][1:]
-
-    def check_blocks() -> Layout:
-        if own.size and own.shape[1:] != inner:
-            problem = f"the block of rank {comm.rank} has shape {own.shape}"
-            raise InputError("from_local", problem, f"shape (n, {str(inner)[1:]}")
-        return layout_with_parts(comm, (int(lengths.sum()), *inner), None)
-
-    layout = together(comm, check_blocks)
-    block = layout.block(comm.rank)
-    assert block is not None
-    width = int(np.prod(inner, dtype=np.int64))
-    first_places = np.concatenate(([0], np.cumsum(lengths))) * width
-    if shape(block) == own.shape and all(_is_in_place(layout, first_places, width, comm.size)):
-        return _made(cls, own, layout, comm)
-    places = np.zeros((), np.int64)
-    for runs, extent in zip(block, layout.bound, strict=True):
-        places = places[..., np.newaxis] * extent + indices(runs)
-    flat = np.ascontiguousarray(own).reshape(-1)
-    wanted = places.reshape(-1)
-    owners = np.searchsorted(first_places, wanted, side="right") - 1
-    values = request_elements(
-        comm, own.dtype, wanted, owners, lambda asked: flat[asked - first_places[comm.rank]]
-    )
-    return _made(cls, values.reshape(shape(block)), layout, comm)
-
-
-def _is_in_place(
-    layout: Layout, first_places: npt.NDArray[np.int64], width: int, ranks: int
-) -> list[bool]:
-    """Return for each rank whether its block is where the layout wants it."""
-    found = []
-    for rank in range(ranks):
-        block = layout.block(rank)
-        first = int(first_places[rank])
-        last = int(first_places[rank + 1])
-        rows = ((first // max(width, 1), last // max(width, 1)),)
-        whole_inside = tuple(((0, extent),) for extent in layout.bound[1:])
-        found.append(block == (rows, *whole_inside))
-    return found
-
-
-def layout_with_parts(comm: Comm, bound: tuple[int, ...], parts: Sequence[int] | None) -> Layout:
-    """Return the layout of a tensor over all ranks, with these parts if any are given."""
-    mesh = Mesh(comm.size, even_nodes(comm) or 1)
-    if parts is None:
-        return even_layout(mesh, bound)
-    return _cut_into_parts(mesh, bound, parts)
-
-
-def _cut_into_parts(mesh: Mesh, bound: tuple[int, ...], given: Sequence[int]) -> Layout:
-    """Return a layout with this many parts of each dimension; other ranks hold copies."""
-    parts = tuple(given) if isinstance(given, Sequence) else (given,)
-    are_positive = all(type(part) is int and part > 0 for part in parts)
-    if len(parts) == len(bound) and are_positive:
-        cuts = place(mesh, bound, parts)
-        if mesh.parts(cuts, range(len(bound))) == parts:
-            return Layout(mesh, bound, tuple(None if cut == len(bound) else cut for cut in cuts))
-    extents = "×".join(map(str, bound))
-    shown = "×".join(map(str, parts))
-    raise InputError(
-        "parts",
-        f"{extents} cannot be cut {shown} over {counted(mesh.ranks, 'rank')}",
-        mesh.possible_parts(bound),
-    )

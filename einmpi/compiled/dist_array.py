@@ -17,7 +17,8 @@ from einmpi.arguments import path_name
 from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence, comm_of_program
-from einmpi.compiled.array_creation import ArrayCreation, layout_with_parts
+from einmpi.compiled.array_creation import ArrayCreation
+from einmpi.compiled.array_layouts import layout_with_parts
 from einmpi.compiled.array_methods import ArrayMethods
 from einmpi.compiled.origin import Origin, attributes_of
 from einmpi.errors import EinmpiError, InputError
