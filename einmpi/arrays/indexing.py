@@ -13,7 +13,6 @@ from einmpi.arrays.elementwise import store
 from einmpi.arrays.moving import (
     block_indices,
     fetch,
-    flat_indices,
     on_one_rank,
 )
 from einmpi.arrays.places import elements_at_indices, nonzero
@@ -21,6 +20,7 @@ from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.selected import Chosen, select_elements
 from einmpi.arrays.shapes import broadcast_to, with_dimensions
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.intervals import flat_indices
 from einmpi.errors import InputError
 from einmpi.kernels.given import as_numpy
 

@@ -56,14 +56,6 @@ def block_of_idle_rank(layout: Layout, dtype: np.dtype[Any]) -> Array:
     return np.empty((0,) * ndim, dtype)
 
 
-def flat_indices(parts: list[Integers], bound: tuple[int, ...]) -> Integers:
-    """Return the places, in row-major order, of all combinations of indices."""
-    flat = np.zeros((), np.int64)
-    for part, extent in zip(parts, bound, strict=True):
-        flat = flat[..., np.newaxis] * extent + part
-    return flat.reshape(-1)
-
-
 def positions_of(places: Integers, bound: tuple[int, ...]) -> tuple[Integers, ...]:
     """Return the index in each dimension of elements, by their places in row-major order."""
     if not bound:

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.moving import block_indices, fetch, flat_indices
+from einmpi.arrays.moving import block_indices, fetch
 from einmpi.arrays.reshaping import reshape
 from einmpi.comm.agreement import together
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.intervals import flat_indices
 from einmpi.kernels.given import as_numpy
 
 Array: TypeAlias = npt.NDArray[Any]

@@ -11,10 +11,14 @@ import numpy.typing as npt
 from einmpi.comm.agreement import together
 from einmpi.comm.base import Comm
 from einmpi.compiled.array_layouts import layout_with_parts
-from einmpi.compiled.requests import request_elements
+from einmpi.compiled.intervals import (
+    intervals_of_block,
+    move_between_intervals,
+    one_interval,
+)
 from einmpi.errors import InputError
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import indices, shape
+from einmpi.schedule.regions import shape
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -55,16 +59,17 @@ def evened_out(own: Array, shapes: Sequence[tuple[int, ...]], comm: Comm) -> tup
     first_places = np.concatenate(([0], np.cumsum(lengths))) * width
     if shape(block) == own.shape and all(_is_in_place(layout, first_places, width, comm.size)):
         return own, layout
-    places = np.zeros((), np.int64)
-    for runs, extent in zip(block, layout.bound, strict=True):
-        places = places[..., np.newaxis] * extent + indices(runs)
-    flat = np.ascontiguousarray(own).reshape(-1)
-    wanted = places.reshape(-1)
-    owners = np.searchsorted(first_places, wanted, side="right") - 1
-    values = request_elements(
-        comm, own.dtype, wanted, owners, lambda asked: flat[asked - first_places[comm.rank]]
+    even = np.empty(shape(block), own.dtype)
+    move_between_intervals(
+        comm,
+        np.ascontiguousarray(own).reshape(-1),
+        even.reshape(-1),
+        lambda rank: one_interval(first_places[rank], first_places[rank + 1]),
+        lambda rank: intervals_of_block(layout, rank),
+        # Ranks of an axis that cuts nothing have the same block, and all get it.
+        lambda _sender, _receiver: True,
     )
-    return values.reshape(shape(block)), layout
+    return even, layout
 
 
 def _is_in_place(

@@ -1,0 +1,158 @@
+"""Blocks as intervals of places in row-major order, and moves between two such divisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.comm.base import Comm
+from einmpi.comm.programs import abort_on_divergence
+from einmpi.schedule.layout import Layout
+from einmpi.schedule.regions import indices
+
+Array: TypeAlias = npt.NDArray[Any]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Places in row-major order, as ascending intervals that do not overlap.
+
+    `places` are where the elements of the starts are in a rank's block.
+    """
+
+    starts: Integers
+    stops: Integers
+    places: Integers
+
+
+def one_interval(start: int, stop: int) -> Intervals:
+    """Return the places from `start` to `stop`, which are in a block one after the other."""
+    return Intervals(np.array([start]), np.array([stop]), np.array([0]))
+
+
+def move_between_intervals(
+    comm: Comm,
+    block: Array,
+    target: Array,
+    source_of: Callable[[int], Intervals],
+    target_of: Callable[[int], Intervals],
+    is_provider: Callable[[int, int], bool],
+) -> None:
+    """Send every rank the elements that it needs and this one has. All ranks call it.
+
+    Parameters
+    ----------
+    comm : Comm
+        The ranks.
+    block : array
+        The elements that this rank has, in one dimension.
+    target : array
+        Where the elements that this rank needs come, in one dimension.
+    source_of, target_of : callable
+        Take a rank, and return the places of its elements before and after.
+    is_provider : callable
+        Takes two ranks, and returns whether the first one provides its elements to the second.
+    """
+    own_source = source_of(comm.rank)
+    own_target = target_of(comm.rank)
+    sent: list[Array] = []
+    send_counts = [0] * comm.size
+    targets_of_received: list[slice | Integers] = []
+    receive_counts = [0] * comm.size
+    for other in range(comm.size):
+        if other == comm.rank:
+            if is_provider(other, other):
+                source_places, target_places = _common_places(own_source, own_target)
+                target[target_places] = block[source_places]
+            continue
+        if is_provider(comm.rank, other):
+            source_places, _ = _common_places(own_source, target_of(other))
+            elements = block[source_places]
+            sent.append(elements)
+            send_counts[other] = elements.size
+        if is_provider(other, comm.rank):
+            _, target_places = _common_places(source_of(other), own_target)
+            targets_of_received.append(target_places)
+            receive_counts[other] = _length(target_places)
+
+    to_send = np.concatenate([np.empty(0, block.dtype), *sent])
+    received = np.empty(sum(receive_counts), block.dtype)
+    with abort_on_divergence(comm):
+        everyone = tuple(range(comm.size))
+        comm.alltoallv(everyone, to_send, send_counts, received, receive_counts)
+    start = 0
+    for target_places in targets_of_received:
+        stop = start + _length(target_places)
+        target[target_places] = received[start:stop]
+        start = stop
+
+
+def flat_indices(parts: Sequence[Integers], bound: tuple[int, ...]) -> Integers:
+    """Return the places, in row-major order, of all combinations of indices."""
+    flat = np.zeros((), np.int64)
+    for part, extent in zip(parts, bound, strict=True):
+        flat = flat[..., np.newaxis] * extent + part
+    return flat.reshape(-1)
+
+
+def intervals_of_block(layout: Layout, rank: int) -> Intervals:
+    """Return the places in row-major order of the elements that a rank holds."""
+    region = layout.block(rank)
+    nothing = np.zeros(0, np.int64)
+    if region is None:
+        return Intervals(nothing, nothing, nothing)
+    bound = layout.bound
+    # Dimensions after the last one that is cut are whole: their elements follow one another.
+    last_cut = 0
+    for dimension, runs in enumerate(region):
+        is_whole = runs == ((0, bound[dimension]),)
+        if not is_whole:
+            last_cut = dimension
+    if not bound:
+        return Intervals(np.array([0]), np.array([1]), np.array([0]))
+    elements_inside = prod(bound[last_cut + 1 :])
+    outer_indices = [indices(runs) for runs in region[:last_cut]]
+    outer_places = flat_indices(outer_indices, bound[:last_cut]) * bound[last_cut]
+    run_starts = np.array([start for start, _ in region[last_cut]], np.int64)
+    run_stops = np.array([stop for _, stop in region[last_cut]], np.int64)
+    starts = (outer_places[:, np.newaxis] + run_starts).reshape(-1) * elements_inside
+    stops = (outer_places[:, np.newaxis] + run_stops).reshape(-1) * elements_inside
+    ends = np.cumsum(stops - starts)
+    return Intervals(starts, stops, ends - (stops - starts))
+
+
+def _common_places(one: Intervals, two: Intervals) -> tuple[slice | Integers, slice | Integers]:
+    """Return where the elements that two ranks share are in the block of each."""
+    first = np.searchsorted(two.stops, one.starts, side="right")
+    last = np.searchsorted(two.starts, one.stops, side="left")
+    counts = np.maximum(last - first, 0)
+    # For each pair of intervals that overlap, their numbers in both lists.
+    of_one = np.repeat(np.arange(len(counts)), counts)
+    number_in_group = np.arange(len(of_one)) - np.repeat(np.cumsum(counts) - counts, counts)
+    of_two = first[of_one] + number_in_group
+    starts = np.maximum(one.starts[of_one], two.starts[of_two])
+    lengths = np.minimum(one.stops[of_one], two.stops[of_two]) - starts
+    places_in_one = one.places[of_one] + starts - one.starts[of_one]
+    places_in_two = two.places[of_two] + starts - two.starts[of_two]
+    return _all_places(places_in_one, lengths), _all_places(places_in_two, lengths)
+
+
+def _all_places(starts: Integers, lengths: Integers) -> slice | Integers:
+    """Return the places in intervals of these lengths, as a slice if there is one interval."""
+    if len(starts) == 1:
+        return slice(int(starts[0]), int(starts[0] + lengths[0]))
+    ends = np.cumsum(lengths)
+    place_in_interval = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+    return np.repeat(starts, lengths) + place_in_interval
+
+
+def _length(places: slice | Integers) -> int:
+    if isinstance(places, slice):
+        return int(places.stop - places.start)
+    return len(places)
