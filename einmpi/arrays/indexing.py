@@ -17,7 +17,7 @@ from einmpi.arrays.moving import (
 )
 from einmpi.arrays.places import elements_at_indices, nonzero
 from einmpi.arrays.reshaping import reshape
-from einmpi.arrays.selected import Chosen, select_elements
+from einmpi.arrays.selected import Chosen, copy_selected, select_elements
 from einmpi.arrays.shapes import broadcast_to, with_dimensions
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.intervals import flat_indices
@@ -272,6 +272,9 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
         store(array, changed.astype(array.dtype))
         return
     selection = _selection(array, _with_gathered_tables(key))
+    if isinstance(value, DistArray) and _is_box(selection):
+        _assign_box(array, selection, value)
+        return
     own_block = block_indices(array.layout, array.own_comm.rank)
     places_in_block: list[Integers] = []
     places_in_selection: list[Integers] = []  # of the same elements, in the chosen indices
@@ -291,6 +294,30 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
     if array.local.size:
         shape_in_block = [len(places) for places in places_in_block]
         array.local[np.ix_(*places_in_block)] = values.reshape(shape_in_block)
+
+
+def _is_box(selection: _Selection) -> bool:
+    """Return whether consecutive indices of every dimension are selected."""
+    for chosen in selection.chosen:
+        if not isinstance(chosen, range) or chosen.step != 1:
+            return False
+    return True
+
+
+def _assign_box(array: DistArray, selection: _Selection, value: DistArray) -> None:
+    """Replace the elements of a box by those of a tensor, which is broadcast."""
+    if np.may_share_memory(value.host, array.host):
+        value = value.copy()  # x[...] = x.T
+    repeated = broadcast_to(value, selection.shape)
+    # The dimensions of the value, one for each dimension of the tensor; None for an integer.
+    kept = [number for number in range(repeated.ndim) if number not in selection.new_positions]
+    order: list[int | None] = []
+    for extents in selection.result_extents:
+        order.append(kept.pop(0) if extents else None)
+    values = with_dimensions(repeated, order)
+    first = [chosen[0] if len(chosen) else 0 for chosen in selection.chosen]
+    whole_value = [range(extent) for extent in values.shape]
+    copy_selected(values, whole_value, array.layout, array.local, first)
 
 
 def take(array: DistArray, indices: Any, /, axis: int | None = None) -> DistArray:

@@ -103,5 +103,6 @@ def nonzero(array: DistArray, /) -> tuple[DistArray, ...]:
     strides = [prod(array.shape[number + 1 :]) for number in range(array.ndim)]
     found: list[DistArray] = []
     for stride, extent in zip(strides, array.shape, strict=True):
-        found.append(places // max(stride, 1) % max(extent, 1))
+        indices = places if stride <= 1 else places // stride
+        found.append(indices if array.ndim == 1 else indices % max(extent, 1))
     return tuple(found)

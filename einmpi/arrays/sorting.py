@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.elementwise import on_blocks
-from einmpi.arrays.moving import block_indices
+from einmpi.arrays.moving import block_indices, layout_for
 from einmpi.arrays.places import elements_at, nonzero
 from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.scans import cumsum
@@ -33,8 +33,7 @@ def sort(
         axis = 0
     dimension = normalize_axis_index(axis, array.ndim)
     if _is_sorted_by_all_ranks(array, dimension):
-        values, _ = _sorted_vector(array)
-        return reshape(values, array.shape)
+        return reshape(_sorted_vector(array), array.shape)
     return along_axes(lambda block: np.sort(block, axis=dimension, kind="stable"), array, dimension)
 
 
@@ -47,8 +46,7 @@ def argsort(
         axis = 0
     dimension = normalize_axis_index(axis, array.ndim)
     if _is_sorted_by_all_ranks(array, dimension):
-        _, places = _sorted_vector(array)
-        return reshape(places, array.shape)
+        return reshape(_order_of_vector(array), array.shape)
 
     def sort_block(block: Array) -> Array:
         return np.argsort(block, axis=dimension, kind="stable")
@@ -64,54 +62,73 @@ def _is_sorted_by_all_ranks(array: DistArray, dimension: int) -> bool:
 # ---- one row on all ranks -----------------------------------------------------------------------
 
 
-def _sorted_vector(array: DistArray) -> tuple[DistArray, DistArray]:
-    """Sort all elements of a tensor; return them, and their places before. All ranks call it.
-
-    Each rank sorts its own and offers a few of them, evenly spaced, as limits. Limits that divide
-    the offered elements evenly divide all elements nearly so: elements between two limits go to
-    one rank, which sorts them. Equal elements are ordered by their places.
-    """
+def _sorted_vector(array: DistArray) -> DistArray:
+    """Return all elements of a tensor in ascending order. All ranks call it."""
     comm = array.own_comm
-    vector = reshape(array, (-1,))
-    if vector.layout.owns(comm.rank) and vector.region is not None:
-        values = vector.host
-        places = block_indices(vector.layout, comm.rank)[0]
-    else:
-        values = np.empty(0, array.dtype)
-        places = np.empty(0, np.int64)
-    order = np.argsort(values, kind="stable")
-    values = values[order]
-    places = places[order]
+    vector = _in_order_of_ranks(array)
+    if vector.size < comm.size:
+        return DistArray.from_global(np.sort(vector.gather()), comm)
+    values = np.sort(vector.host)
+    counts = _counts_for_ranks(values, comm)
+    received = _sent_to_ranks(values, counts, comm)
+    # The elements of each rank are in order, which a stable sort makes use of.
+    return DistArray.from_local(np.sort(received, kind="stable"), comm=comm)
 
-    evenly_spaced = (np.arange(comm.size) * len(values)) // comm.size
-    if not len(values):
-        evenly_spaced = evenly_spaced[:0]
-    offered_values = _gathered(values[evenly_spaced], comm)
-    offered_places = _gathered(places[evenly_spaced], comm)
-    order = np.lexsort((offered_places, offered_values))
+
+def _order_of_vector(array: DistArray) -> DistArray:
+    """Return the places of all elements in ascending order of these. All ranks call it."""
+    comm = array.own_comm
+    vector = _in_order_of_ranks(array)
+    if vector.size < comm.size:
+        return DistArray.from_global(np.argsort(vector.gather(), kind="stable"), comm)
+    order = np.argsort(vector.host, kind="stable")
+    values = vector.host[order]
+    places = block_indices(vector.layout, comm.rank)[0][order]
+    counts = _counts_for_ranks(values, comm)
+    received_values = _sent_to_ranks(values, counts, comm)
+    received_places = _sent_to_ranks(places, counts, comm)
+    # They come in the order of the ranks, so equal elements are in the order of their places.
+    order = np.argsort(received_values, kind="stable")
+    return DistArray.from_local(received_places[order], comm=comm)
+
+
+def _in_order_of_ranks(array: DistArray) -> DistArray:
+    """Return the elements as a vector, of which each rank has a part, one after the other.
+
+    If there are fewer elements than ranks, some have the same.
+    """
+    vector = reshape(array, (-1,))
+    layout = layout_for(array.own_comm, vector.shape)
+    if vector.layout == layout:
+        return vector
+    return vector.redistribute(layout)
+
+
+def _counts_for_ranks(values: Array, comm: Comm) -> Integers:
+    """Return how many of its sorted elements this rank sends to each rank.
+
+    Each rank offers a few of its elements, evenly spaced, as limits. Limits that divide the
+    offered elements evenly divide all elements nearly so: elements between two limits go to one
+    rank. Equal elements are ordered by their ranks, then by their positions there.
+    """
+    positions = (np.arange(comm.size) * len(values)) // comm.size
+    offered_values = _gathered(values[positions], comm)
+    offered_positions = _gathered(positions, comm)
+    offering_ranks = np.repeat(np.arange(comm.size), comm.size)
+    order = np.lexsort((offered_positions, offering_ranks, offered_values))
     starts = np.zeros(comm.size + 1, np.int64)
     starts[comm.size] = len(values)
     for rank in range(1, comm.size):
-        if len(order):
-            limit = order[rank * len(order) // comm.size]
-            starts[rank] = _elements_before(
-                values, places, offered_values[limit], offered_places[limit]
-            )
-    counts = np.diff(starts)
-    own_values = _sent_to_ranks(values, counts, comm)
-    own_places = _sent_to_ranks(places, counts, comm)
-    order = np.lexsort((own_places, own_values))
-    sorted_values = DistArray.from_local(own_values[order], comm=comm)
-    sorted_places = DistArray.from_local(own_places[order], comm=comm)
-    return sorted_values, sorted_places
-
-
-def _elements_before(values: Array, places: Integers, limit: Any, place_of_limit: int) -> int:
-    """Return how many of the sorted elements come before a limit."""
-    first_equal = int(np.searchsorted(values, limit, side="left"))
-    after_equal = int(np.searchsorted(values, limit, side="right"))
-    equal_before = np.searchsorted(places[first_equal:after_equal], place_of_limit)
-    return first_equal + int(equal_before)
+        limit = order[rank * comm.size]
+        first_equal = int(np.searchsorted(values, offered_values[limit], side="left"))
+        after_equal = int(np.searchsorted(values, offered_values[limit], side="right"))
+        if comm.rank < offering_ranks[limit]:
+            starts[rank] = after_equal
+        elif comm.rank > offering_ranks[limit]:
+            starts[rank] = first_equal
+        else:
+            starts[rank] = offered_positions[limit]
+    return np.diff(starts)
 
 
 def _gathered(own: Array, comm: Comm) -> Array:
@@ -121,20 +138,25 @@ def _gathered(own: Array, comm: Comm) -> Array:
 
 
 def _sent_to_ranks(own: Array, counts: Integers, comm: Comm) -> Array:
-    """Send consecutive elements to ranks, so many to each; return what this rank gets."""
+    """Send consecutive elements to ranks, so many to each.
+
+    Return what this rank gets, in the order of the ranks that it comes from.
+    """
     texts = comm.allgather_text(",".join(map(str, counts.tolist())))
-    receive_counts = [int(text.split(",")[comm.rank]) for text in texts]
+    all_receive_counts = [int(text.split(",")[comm.rank]) for text in texts]
     parts = np.split(own, np.cumsum(counts)[:-1])
     kept = parts[comm.rank]
     parts[comm.rank] = own[:0]
     send_counts = counts.tolist()
     send_counts[comm.rank] = 0
+    receive_counts = list(all_receive_counts)
     receive_counts[comm.rank] = 0
     received = np.empty(sum(receive_counts), own.dtype)
     with abort_on_divergence(comm):
         everyone = tuple(range(comm.size))
         comm.alltoallv(everyone, np.concatenate(parts), send_counts, received, receive_counts)
-    return np.concatenate([kept, received])
+    from_ranks_before = sum(receive_counts[: comm.rank])
+    return np.concatenate([received[:from_ranks_before], kept, received[from_ranks_before:]])
 
 
 # ---- sets ---------------------------------------------------------------------------------------

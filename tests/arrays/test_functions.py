@@ -124,6 +124,9 @@ def test_assignment(ranks):
         ((slice(None, None, -2),), np.arange(12.0).reshape(3, 4)),
         (2, [1, 2, 3, 4]),
         ((Ellipsis, [0, 3]), np.arange(2.0)),
+        ((slice(1, 3), None, slice(1, 4)), np.arange(3.0)),
+        ((3, slice(2, None)), np.array([[5.0, 6.0]])),
+        ((slice(2, 2),), np.ones((0, 4))),
     ]
 
     def on_rank(comm):
@@ -134,6 +137,9 @@ def test_assignment(ranks):
                 x = DistArray.from_global(whole, comm)
                 x[key] = DistArray.from_global(value, comm) if spread else value
                 assert_same(x, expected, str(key))
+        square = DistArray.from_global(whole[:4], comm)
+        square[...] = square.T
+        assert_same(square, whole[:4].T)
         expected = whole.copy()
         expected[whole > 7] = -1
         x = DistArray.from_global(whole, comm)
