@@ -272,6 +272,11 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
         store(array, changed.astype(array.dtype))
         return
     selection = _selection(array, _with_gathered_tables(key))
+    if not isinstance(value, DistArray):
+        value = as_numpy("index", "the value", value)
+    # As numpy, drop dimensions of extent 1 that come before those of the selection.
+    while value.ndim > len(selection.shape) and value.shape[0] == 1:
+        value = value.reshape(value.shape[1:])
     if isinstance(value, DistArray) and _is_box(selection):
         _assign_box(array, selection, value)
         return
@@ -288,8 +293,7 @@ def assign(array: DistArray, key: Any, value: Any) -> None:
     if isinstance(value, DistArray):
         values = fetch(broadcast_to(value, selection.shape), flat_places)
     else:
-        value_array = as_numpy("index", "the value", value)
-        all_values = np.broadcast_to(value_array, selection.shape)
+        all_values = np.broadcast_to(value, selection.shape)
         values = all_values.reshape(-1)[flat_places]
     if array.local.size:
         shape_in_block = [len(places) for places in places_in_block]

@@ -296,6 +296,10 @@ def vdot(left: Any, right: Any, /) -> Any:
 
 def vecdot(left: Any, right: Any, /, axis: int = -1) -> Any:
     """Return the sum of products over one dimension; elements of `left` are conjugated."""
+    left_extent = np.shape(left)[axis]
+    right_extent = np.shape(right)[axis]
+    if left_extent != right_extent:
+        raise ValueError(f"vecdot: extents {left_extent} and {right_extent} differ")
     left_last = np.moveaxis(left, axis, -1)
     right_last = np.moveaxis(right, axis, -1)
     return product("vecdot", "...a,...a->...", np.conjugate(left_last), right_last)

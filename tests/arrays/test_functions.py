@@ -227,6 +227,10 @@ def test_what_is_refused():
         np.median(x)
     with pytest.raises(TypeError, match="sum of a DistArray does not take where"):
         np.sum(x, where=[True] * 4)
+    with pytest.raises(TypeError, match=r"numpy\.take of a DistArray does not take mode"):
+        np.take(x, [0], mode="wrap")
+    with pytest.raises(ValueError, match="vecdot: extents 4 and 1 differ"):
+        np.vecdot(x, np.ones(1))
     with pytest.raises(IndexError, match="index 3 is out of range for a dimension of extent 3"):
         x[3]
     with pytest.raises(IndexError, match="3 indices for a tensor of 2 dimensions"):
