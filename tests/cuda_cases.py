@@ -192,6 +192,61 @@ def check_gathers(cupy):
         np.testing.assert_array_equal(found, arrays["t"] + 10 * indices(runs))
 
 
+SCATTERED = (
+    "y[dst[e]:n, f] = sum(w[e] * h[src[e], f])",
+    "y[f, dst[e]:n] = max(x[e,f])",
+    "y[dst[e]:n] = sum(1)",
+    "y[dst[e]//4:n, src[e]:9] = sum(w[e])",
+    "y[place[e,f]:n, f] = prod(x[e,f])",
+    "y[place[e,f]:n] = min(x[e,f] * f + e)",
+    "y[k:n] = max(where(dst[e] == k, w[e], 0.25))",
+    "y[k:n, f] = sum(where(k == dst[e], x[e,f] - b[k], 0))",
+    "y[dst[e]:n] = any(x[e,f] > 1)",
+    "y[k:n] = min(where(w[e] == k, e, -inf))",
+    "y[dst[e]:1] = sum(w[e])",
+    "y[k:n, f] = sum(where(k == f, x[e,f], 0))",
+)
+
+
+def check_scatter(cupy, text, edges=60, nodes=13, features=5, dtype="float64"):
+    """Compare a scattered vertex with the reference; a second run has the same bits."""
+    rng = np.random.default_rng(edges)
+    arrays = {
+        "dst": rng.integers(-3, nodes + 3, edges),
+        "src": rng.integers(0, 9, edges).astype("int32"),
+        "place": rng.integers(-2, nodes + 2, (edges, features)),
+        "w": np.round(rng.normal(size=edges) * 4).astype(dtype),
+        "x": rng.normal(size=(edges, features)).astype(dtype),
+        "h": rng.normal(size=(9, features)).astype(dtype),
+        "b": rng.normal(size=nodes).astype(dtype),
+    }
+    used = {name: array for name, array in arrays.items() if f"{name}[" in text.partition("=")[2]}
+    for name in ("dst", "src", "place"):
+        if f"{name}[" in text:
+            used[name] = arrays[name]
+    einsum, kind, operands = vertex(text.replace(":n", f":{nodes}"), used)
+    assert einsum.segments is not None
+    wanted = reference.evaluate_einsum(einsum, operands, kind)
+    found = compute(cupy, einsum, kind, operands)
+    close(found, wanted, [dtype])
+    assert found.tobytes() == compute(cupy, einsum, kind, operands).tobytes()
+
+
+def check_scattered_shares(cupy):
+    """A rank's places, and its values, need not begin at 0 or be in one piece."""
+    rng = np.random.default_rng(5)
+    dst = rng.integers(0, 40, 30)
+    x = rng.normal(size=(30, 4))
+    text = "y[k:9,f] = sum(where(dst[e] == k, x[e,f] * e - k, 0))"
+    einsum, kind, operands = vertex(text, {"dst": dst, "x": x})
+    for places in (((20, 29),), ((3, 6), (8, 11), (35, 38))):
+        values = ((5, 15), (20, 40))
+        found = compute(cupy, einsum, kind, operands, (("k", places), ("e", values)))
+        wanted = np.zeros((40, 4))
+        np.add.at(wanted, dst, x * indices(values)[:, None] - dst[:, None])
+        np.testing.assert_allclose(found, wanted[indices(places)], rtol=1e-12, atol=1e-12)
+
+
 def check_out_of_range(cupy, bad):
     t = np.arange(12) + 3
     t[5] = bad

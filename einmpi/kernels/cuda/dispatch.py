@@ -15,6 +15,7 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Scalar
+from einmpi.graph.segments import Segments
 from einmpi.kernels.contraction import exact_contraction
 from einmpi.kernels.contraction_split import MAX_TEMPORARY_BYTES, MIN_MATRIX_SIDE
 from einmpi.kernels.cuda import driver
@@ -29,10 +30,12 @@ from einmpi.kernels.cuda.launch import (
     prepare_launch,
 )
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, PACK_BYTES, CudaNest, Parameter, WorkSplit
+from einmpi.kernels.cuda.problem import Problem
 from einmpi.kernels.cuda.scalar_source import Fold
 from einmpi.kernels.cuda.scan import prepare_scan
+from einmpi.kernels.cuda.scatter import SortedScatter
 from einmpi.kernels.cuda.source import kernel_source
-from einmpi.kernels.cuda.work_split import split_work
+from einmpi.kernels.cuda.work_split import problem_of, split_work
 from einmpi.kernels.loop_nest import IndexedArray
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
 from einmpi.schedule.regions import Runs, indices, length, whole
@@ -40,6 +43,7 @@ from einmpi.schedule.regions import Runs, indices, length, whole
 PreparedCall: TypeAlias = Callable[[Sequence[DeviceArray], DeviceArray], None]
 # For labels whose values are used: the indices that positions along the label stand for.
 LabelRuns: TypeAlias = tuple[tuple[str, Runs], ...]
+RunsOf: TypeAlias = Callable[[Problem], WorkSplit]
 
 CALLS = PreparedCalls()
 PARTS_LABEL = "parts, joined"  # no label of a program can look like this
@@ -85,6 +89,8 @@ def prepare_einsum(
     for array in operands:
         if any(stride % array.itemsize for stride in array.strides):
             return _with_contiguous_operands(einsum, index, fast_math, tf32, strict)
+    if einsum.segments is not None:
+        return _prepare_scatter(einsum, einsum.segments, operands, target, index, fast_math)
     if fast_math:
         distance = prepare_distance(einsum, operands, target, compute_generated)
         if distance is not None:
@@ -170,6 +176,46 @@ def _part_of(array: DeviceArray, entries: Sequence[Any], label: str, part: slice
     return array[tuple(part if entry == label else slice(None) for entry in entries)]
 
 
+# ---- scattered results --------------------------------------------------------------------------
+
+
+def _prepare_scatter(
+    einsum: EinSum,
+    segments: Segments,
+    operands: Sequence[DeviceArray],
+    target: DeviceArray,
+    index: LabelRuns,
+    fast_math: bool,
+) -> PreparedCall:
+    """Return the call for scattered results: find the places, sort by them, fold each run."""
+    dtypes = [array.dtype.name for array in operands]
+    scatter = SortedScatter(einsum, segments, dtypes, dict(index))
+    prepared: list[PreparedCall] = []
+
+    def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+        places = []
+        for index_einsum, used in scatter.index_einsums:
+            values = driver.cupy().empty(index_einsum.bound, np.int64)
+            arrays = [operands[number] for number in used]
+            compute_einsum(index_einsum, arrays, values, scatter.index_runs)
+            places.append(values)
+        arrays = scatter.fold_operands(operands, places)
+        if not prepared:
+            prepared.append(
+                _prepare_generated(
+                    scatter.fold_einsum,
+                    arrays,
+                    target,
+                    scatter.fold_runs,
+                    fast_math,
+                    scatter.split,
+                )
+            )
+        prepared[0](arrays, target)
+
+    return call
+
+
 # ---- generated kernels --------------------------------------------------------------------------
 
 
@@ -187,11 +233,12 @@ def _prepare_generated(
     target: DeviceArray,
     index: LabelRuns,
     fast_math: bool,
+    split_runs_of: RunsOf | None = None,
 ) -> PreparedCall:
     """Return the call of a generated kernel.
 
     Labels whose values are used become further operands: a counter if the values are consecutive,
-    else an array of indices.
+    else an array of indices. `split_runs_of` shares the work of scattered results.
     """
     function, entries, labels = number_operands(einsum)
     layouts = []
@@ -214,7 +261,9 @@ def _prepare_generated(
             index_arrays.append(cupy.asarray(indices(runs)))
             aligned = False
         layouts.append(IndexedArray("int64", (length(runs),), (8,), (label,)))
-    kernel = _GeneratedKernel(einsum, function, tuple(layouts), first_values, aligned, fast_math)
+    kernel = _GeneratedKernel(
+        einsum, function, tuple(layouts), first_values, aligned, fast_math, split_runs_of
+    )
     run_kernel = kernel.prepare(target)
 
     def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
@@ -236,10 +285,11 @@ class _GeneratedKernel:
     first_values: Mapping[int, int]
     aligned: bool
     fast_math: bool
+    split_runs_of: RunsOf | None = None
 
     def split(self, target: DeviceArray) -> WorkSplit:
         layout = IndexedArray(target.dtype.name, target.shape, target.strides, self.einsum.output)
-        return split_work(
+        work = (
             self.function,
             self.layouts,
             layout,
@@ -248,6 +298,9 @@ class _GeneratedKernel:
             tuple(self.first_values),
             self.aligned,
         )
+        if self.split_runs_of is not None:
+            return self.split_runs_of(problem_of(*work))
+        return split_work(*work)
 
     def prepare(self, target: DeviceArray) -> Callable[[list[int], DeviceArray], None]:
         """Return a function of the operands' addresses and the target."""

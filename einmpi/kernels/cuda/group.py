@@ -41,6 +41,8 @@ def _suits(kernel: Kernel) -> bool:
     einsum = kernel.einsum
     if einsum.scan is not None:
         return False
+    if einsum.segments is not None:
+        return False  # it has a kernel of its own
     product = recognise_contraction(einsum)
     if product is not None and len(product.positions) > 1:
         left, right = product.indices[:2]

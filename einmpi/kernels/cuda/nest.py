@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from einmpi.graph.scalar import Scalar
+from einmpi.graph.scalar import Number, Scalar
 from einmpi.kernels.loop_nest import Access, Axis
 
 BLOCK_THREADS = 256  # threads of a block, in every kernel that computes one vertex
@@ -28,7 +28,8 @@ class Parameter(NamedTuple):
     one of its gathered dimensions; `first` is where a loop counter that is read begins. `report` is
     the buffer that tells of indices out of range, `wants_range` asks for the range of these
     indices, `part_length` is the share of the aggregated loops of one part, and `part_stride` the
-    distance between the outputs of two parts.
+    distance between the outputs of two parts. `run_values` is how many values of the first
+    aggregated loop there are, in the runs of all results together and in none.
     """
 
     role: str
@@ -98,6 +99,10 @@ class CudaNest:
     elements_per_thread: int = 1
     tile: TileShape = NO_TILE
     terms: tuple[Term, ...] = ()
+    # If results are scattered: the read with the start of each result's run along the first
+    # aggregated loop; the next read has the stops.
+    runs: int | None = None
+    masked: Number = 0  # stands for the values that are not in a run
 
     @property
     def row_loop(self) -> int:
@@ -134,6 +139,8 @@ class CudaNest:
                 yield Parameter("gather_extent", (array, number))
         yield Parameter("part_length")
         yield Parameter("part_stride")
+        if self.runs is not None:
+            yield Parameter("run_values")
 
 
 def loop_parameters(loops: int) -> Iterator[Parameter]:
@@ -154,6 +161,7 @@ class WorkSplit:
     blocks: int
     parts: int  # of the aggregated loops; if there are several, a second kernel joins them
     part_length: int  # values of the aggregated loops, or packs of values, in a part
+    run_values: int = 0
 
     def argument(self, parameter: Parameter) -> int:
         """Return the value of a parameter that depends on neither addresses nor label ranges."""
@@ -172,6 +180,8 @@ class WorkSplit:
             return dimension.stride if role == "gather_stride" else dimension.extent
         if role == "part_length":
             return self.part_length
+        if role == "run_values":
+            return self.run_values
         assert role == "part_stride", role
         results = prod(axis.extent for axis in self.axes[: self.nest.output_loops])
         return results if self.nest.lane_is_aggregated else results * self.nest.pack

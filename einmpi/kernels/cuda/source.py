@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from einmpi.graph.scalar import Scalar
 from einmpi.kernels.cuda.device_functions import device_source
 from einmpi.kernels.cuda.nest import BLOCK_THREADS, CudaNest
-from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, stored
+from einmpi.kernels.cuda.scalar_source import COMPUTED, STORED, Fold, Steps, number, stored
 from einmpi.kernels.cuda.source_parts import (
     KernelText,
     add_loop_indices,
@@ -177,10 +177,12 @@ def _add_fold(nest: CudaNest, text: KernelText) -> None:
         add_team_total(text, "total[0]", total_type, fold, nest.team, results)
     elif nest.team > 1:
         _add_member_totals(nest, fold, text, total_type, totals)
+    if nest.runs is not None:
+        _add_masked(nest, text, fold)
     out = len(nest.reads)
-    for number in range(totals):
-        value = stored(f"total[{number}]", fold.total, nest.out.dtype)
-        target = f"array{out}[{output_offset_text(nest)} + {number}]"
+    for position in range(totals):
+        value = stored(f"total[{position}]", fold.total, nest.out.dtype)
+        target = f"array{out}[{output_offset_text(nest)} + {position}]"
         text.add(f"if (member == 0 && own < results) {target} = {value};")
 
 
@@ -204,9 +206,20 @@ def _add_fold_start(nest: CudaNest, text: KernelText, fold: Fold, totals: int) -
         "I flat = least(own, results - 1);",
     )
     add_loop_indices(text, "flat", output_loops)
+    if nest.runs is None:
+        text.add(
+            "const I begin = (I)blockIdx.y * part_length;",
+            f"const I end = least(begin + part_length, {extent_product(aggregated_loops)});",
+        )
+    else:
+        inner = extent_product(aggregated_loops[1:])
+        start = f"array{nest.runs}[{offset_text(nest, nest.runs)}]"
+        stop = f"array{nest.runs + 1}[{offset_text(nest, nest.runs + 1)}]"
+        text.add(
+            "// The values of a result follow one another.",
+            f"const I begin = (I){start} * {inner}, end = (I){stop} * {inner};",
+        )
     text.add(
-        "const I begin = (I)blockIdx.y * part_length;",
-        f"const I end = least(begin + part_length, {extent_product(aggregated_loops)});",
         f"{COMPUTED[fold.total]} total[{totals}];",
         "#pragma unroll",
         f"for (int c = 0; c < {totals}; ++c) total[c] = {fold.start(fold.total)};",
@@ -230,13 +243,20 @@ def _add_fold_loop(nest: CudaNest, text: KernelText, fold: Fold, totals: int) ->
             text.add("I deep = j;")
             add_loop_indices(text, "deep", range(nest.output_loops, nest.loops))
             _add_pack_reads(nest, text)
-            for number in range(pack):
-                steps = steps_of(nest, f"v{number}_", str(number))
-                taken = fold.take(steps, f"part[{number}]")
-                text.add(*steps.lines, f"part[{number}] = {taken};")
+            for position in range(pack):
+                steps = steps_of(nest, f"v{position}_", str(position))
+                taken = fold.take(steps, f"part[{position}]")
+                text.add(*steps.lines, f"part[{position}] = {taken};")
         total = "total[c]" if totals > 1 else "total[0]"
         joined = fold.join(total, f"Cast<{COMPUTED[fold.total]}>::of(part[c])")
         text.add("#pragma unroll", f"for (int c = 0; c < {pack}; ++c) {total} = {joined};")
+
+
+def _add_masked(nest: CudaNest, text: KernelText, fold: Fold) -> None:
+    """Take the number that stands for the values of other results, if there are any."""
+    inner = extent_product(range(nest.output_loops + 1, nest.loops))
+    joined = fold.join("total[0]", number(nest.masked, fold.total))
+    text.add(f"if (end - begin < run_values * {inner}) total[0] = {joined};")
 
 
 def _add_member_totals(

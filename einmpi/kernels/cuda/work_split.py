@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from einmpi.graph.scalar import Scalar
+from einmpi.graph.scalar import Number, Scalar
 from einmpi.kernels.cuda.nest import (
     BLOCK_THREADS,
     PACK_BYTES,
@@ -51,12 +51,31 @@ def split_work(
     `counters` are the operands that are not arrays but the values of a label. `aligned` says that
     every array begins at a multiple of PACK_BYTES.
     """
+    problem = problem_of(function, layouts, target, aggregation, extents, counters, aligned)
+    if problem.aggregation is None:
+        return split_elements(problem)
+    tiles = split_into_tiles(problem)
+    if tiles is not None:
+        return tiles
+    return split_results(problem)
+
+
+def problem_of(
+    function: Scalar,
+    layouts: tuple[IndexedArray, ...],
+    target: IndexedArray,
+    aggregation: str | None,
+    extents: tuple[tuple[str, int], ...],
+    counters: tuple[int, ...],
+    aligned: bool,
+) -> Problem:
+    """Return the work of an EinSum; it has no aggregation if there is nothing to aggregate."""
     arrays = (*layouts, target)
     sizes = [np.dtype(layout.dtype).itemsize for layout in arrays]
     axes = [_in_elements(axis, sizes) for axis in axes_of(arrays, extents)]
     gathered = [_gathered_dimensions(layout) for layout in layouts]
     has_aggregated = any(axis.aggregated for axis in axes)
-    problem = Problem(
+    return Problem(
         function,
         layouts,
         target,
@@ -66,12 +85,6 @@ def split_work(
         counters,
         aligned,
     )
-    if not has_aggregated:
-        return split_elements(problem)
-    tiles = split_into_tiles(problem)
-    if tiles is not None:
-        return tiles
-    return split_results(problem)
 
 
 def _gathered_dimensions(layout: IndexedArray) -> tuple[KernelGather, ...]:
@@ -233,6 +246,34 @@ def split_results(problem: Problem) -> WorkSplit:
         packed=packs.packed,
     )
     return problem.work_split(nest, packs.axes, blocks, parts)
+
+
+def split_runs(problem: Problem, runs: int, masked: Number, run_values: int) -> WorkSplit:
+    """Give each scattered result to a team of threads, which folds a run of values.
+
+    Operand `runs` has the starts of the runs along the first aggregated loop, the next one the
+    stops, and the one before them depends on this loop alone. The expected length of a run decides
+    how large a team is, not the runs themselves.
+    """
+    outer = problem.output_axes()
+    values = [axis for axis in problem.aggregated_axes() if axis.strides[runs - 1]]
+    inner = [axis for axis in problem.aggregated_axes() if not axis.strides[runs - 1]]
+    results = size_of(outer)
+    places = size_of(axis for axis in outer if axis.strides[runs])
+    expected_length = -(-run_values // max(1, places)) * size_of(inner)
+    # Neighbouring threads compute neighbouring results of a place, if there are enough of them.
+    shares_runs = results // max(1, places) < 8
+    team = _team_size(results, expected_length, shares_runs)
+    axes = [*outer, *values, *inner]
+    nest = replace(
+        problem.nest("fold", axes),
+        team=team,
+        lane_is_aggregated=shares_runs,
+        runs=runs,
+        masked=masked,
+    )
+    blocks = -(-results // (BLOCK_THREADS // team))
+    return replace(problem.work_split(nest, axes, blocks), run_values=run_values)
 
 
 def _best_lane(problem: Problem, axes: Sequence[Axis]) -> Axis:

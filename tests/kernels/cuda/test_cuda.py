@@ -20,6 +20,7 @@ from cuda_cases import (
     DISTANCES,
     GROUPS,
     SCANS,
+    SCATTERED,
     check_alignment,
     check_contraction,
     check_distance,
@@ -29,6 +30,8 @@ from cuda_cases import (
     check_named,
     check_out_of_range,
     check_scan,
+    check_scatter,
+    check_scattered_shares,
     compute,
     operation_agrees,
     operation_functions,
@@ -147,6 +150,23 @@ def test_second_passes_of_scans(cupy, monkeypatch):
 @pytest.mark.parametrize("case", [case for case in SCANS if case != "second passes"])
 def test_scans(cupy, monkeypatch, case):
     check_scan(cupy, case, monkeypatch)
+
+
+@pytest.mark.parametrize("text", SCATTERED[:1])
+def test_scattered(cupy, text):
+    check_scatter(cupy, text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", SCATTERED[1:])
+def test_scattered_in_all_ways(cupy, text):
+    check_scatter(cupy, text)
+    check_scatter(cupy, text, 300, 4, 9, "float32")
+    check_scatter(cupy, text, 1, 3, 2)
+
+
+def test_scattered_shares(cupy):
+    check_scattered_shares(cupy)
 
 
 def test_gathers_and_labels(cupy):

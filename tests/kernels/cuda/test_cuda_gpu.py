@@ -9,6 +9,7 @@ from cuda_cases import (
     DISTANCES,
     GROUPS,
     SCANS,
+    SCATTERED,
     check_alignment,
     check_contraction,
     check_distance,
@@ -17,6 +18,8 @@ from cuda_cases import (
     check_named,
     check_out_of_range,
     check_scan,
+    check_scatter,
+    check_scattered_shares,
     compute,
     on_device,
     operation_agrees,
@@ -148,6 +151,24 @@ def test_distances(cupy, monkeypatch, case):
 
 def test_alignment(cupy):
     check_alignment(cupy)
+
+
+@pytest.mark.parametrize("text", SCATTERED)
+def test_scattered(cupy, text):
+    check_scatter(cupy, text)
+    check_scatter(cupy, text, 1, 3, 2)
+    for dtype in ("float32", "int32"):
+        if dtype != "int32" or "0.25" not in text:
+            check_scatter(cupy, text, 300, 4, 9, dtype)
+
+
+@pytest.mark.parametrize("text", SCATTERED[:4])
+def test_many_scattered_values(cupy, text):
+    check_scatter(cupy, text, 20_000, 7, 40)
+
+
+def test_scattered_shares(cupy):
+    check_scattered_shares(cupy)
 
 
 def test_gathers_and_labels(cupy):
