@@ -23,7 +23,7 @@ from einmpi.kernels.cuda.source_parts import (
     output_offset_text,
     steps_of,
 )
-from einmpi.kernels.cuda.tile_source import add_tile
+from einmpi.kernels.cuda.tile.source import add_tile
 
 # Values that a thread adds up before it adds their sum to its total, which may be of a wider type.
 SUMMED_TOGETHER = 128

@@ -29,7 +29,7 @@ from einmpi.kernels.cuda.problem import (
     size_of,
 )
 from einmpi.kernels.cuda.scalar_source import weight_of
-from einmpi.kernels.cuda.tile_split import split_into_tiles
+from einmpi.kernels.cuda.tile.split import split_into_tiles
 from einmpi.kernels.loop_nest import Axis, IndexedArray, axes_of
 
 SQUARE_LINE_BYTES = 128  # of a line of a square in which a transposed array is read

@@ -21,7 +21,7 @@ from einmpi.kernels.cuda.problem import (
     size_of,
 )
 from einmpi.kernels.cuda.scalar_source import kind_of, weight_of, width_of
-from einmpi.kernels.cuda.tile_source import TILE_THREADS
+from einmpi.kernels.cuda.tile.source import TILE_THREADS
 from einmpi.kernels.loop_nest import Axis
 
 MIN_TILED_EXTENT = 16  # of rows and columns

@@ -1,0 +1,1 @@
+"""Kernels in tiles: ⊕ over labels that rows and columns share."""
