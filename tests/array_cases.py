@@ -95,6 +95,8 @@ CASES = {
     "vecdot": lambda x, y, v, m: np.vecdot(x, y) + np.vecdot(x, y, axis=1),
     "other diagonal": lambda x, y, v, m: np.diagonal(x, 1) + np.trace(x, offset=-1),
     "roll both": lambda x, y, v, m: np.roll(x, (1, -2), axis=(0, 1)),
+    "inverse": lambda x, y, v, m: np.linalg.inv(x[:2, :2] + np.asarray([[3, 0], [0, 3]])),
+    "transform": lambda x, y, v, m: np.fft.fft(x, axis=0) + np.fft.fftshift(y),
     "grid": lambda x, y, v, m: np.meshgrid(v, v[:2])[1],
 }
 

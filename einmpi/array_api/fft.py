@@ -12,7 +12,6 @@ import numpy as np
 
 from einmpi.array_api.calls import call
 from einmpi.array_api.devices import check_device
-from einmpi.arrays.whole_axes import along_axes
 from einmpi.compiled.dist_array import DistArray
 
 
@@ -22,10 +21,7 @@ def _of_one_dimension(function: Any) -> Callable[..., DistArray]:
     def transform(
         x: DistArray, /, *, n: int | None = None, axis: int = -1, norm: Any = "backward"
     ) -> DistArray:
-        def transform_block(block: Any) -> Any:
-            return function(block, n=n, axis=axis, norm=norm)
-
-        return along_axes(transform_block, x, axis)
+        return call(function, x, n=n, axis=axis, norm=norm)
 
     transform.__name__ = function.__name__
     transform.__doc__ = f"Compute `numpy.fft.{function.__name__}` along one dimension."
@@ -43,14 +39,7 @@ def _of_several_dimensions(function: Any) -> Callable[..., DistArray]:
         axes: Sequence[int] | None = None,
         norm: Any = "backward",
     ) -> DistArray:
-        if axes is None:
-            count = x.ndim if s is None else len(s)
-            axes = tuple(range(x.ndim - count, x.ndim))
-
-        def transform_block(block: Any) -> Any:
-            return function(block, s=s, axes=axes, norm=norm)
-
-        return along_axes(transform_block, x, axes)
+        return call(function, x, s=s, axes=axes, norm=norm)
 
     transform.__name__ = function.__name__
     transform.__doc__ = f"Compute `numpy.fft.{function.__name__}` along several dimensions."
@@ -85,21 +74,9 @@ def rfftfreq(n: int, /, *, d: float = 1.0, dtype: Any = None, device: Any = None
 
 def fftshift(x: DistArray, /, *, axes: int | Sequence[int] | None = None) -> DistArray:
     """Return the tensor with frequency zero in the middle of its dimensions."""
-    return _shifted(x, axes, 1)
+    return call(np.fft.fftshift, x, axes=axes)
 
 
 def ifftshift(x: DistArray, /, *, axes: int | Sequence[int] | None = None) -> DistArray:
     """Return the tensor with frequency zero at the start of its dimensions."""
-    return _shifted(x, axes, -1)
-
-
-def _shifted(x: DistArray, axes: int | Sequence[int] | None, direction: int) -> DistArray:
-    if axes is None:
-        axes = tuple(range(x.ndim))
-    elif isinstance(axes, int):
-        axes = (axes,)
-    shifted = x
-    for axis in axes:
-        half = direction * (x.shape[axis] // 2)
-        shifted = call(np.roll, shifted, half, axis=axis)
-    return shifted
+    return call(np.fft.ifftshift, x, axes=axes)

@@ -6,45 +6,15 @@ ranks, and each matrix is whole on a rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from einmpi.array_api.calls import call
-from einmpi.arrays.whole_axes import on_matrices
 from einmpi.compiled.dist_array import DistArray
 
 Axis: TypeAlias = int | tuple[int, ...] | None
-
-
-class EighResult(NamedTuple):
-    """What `eigh` returns."""
-
-    eigenvalues: DistArray
-    eigenvectors: DistArray
-
-
-class QRResult(NamedTuple):
-    """What `qr` returns."""
-
-    Q: DistArray
-    R: DistArray
-
-
-class SlogdetResult(NamedTuple):
-    """What `slogdet` returns."""
-
-    sign: DistArray
-    logabsdet: DistArray
-
-
-class SVDResult(NamedTuple):
-    """What `svd` returns."""
-
-    U: DistArray
-    S: DistArray
-    Vh: DistArray
 
 
 # ---- products -----------------------------------------------------------------------------------
@@ -122,67 +92,55 @@ def vector_norm(
 
 def matrix_norm(x: DistArray, /, *, keepdims: bool = False, ord: Any = "fro") -> DistArray:
     """Return the norm of each matrix of a stack."""
-    norms = _on_matrices(lambda block: np.linalg.matrix_norm(block, ord=ord), x)
-    if keepdims:
-        return call(np.expand_dims, norms, (-2, -1))
-    return norms
+    return call(np.linalg.matrix_norm, x, keepdims=keepdims, ord=ord)
 
 
 # ---- functions of matrices that are whole on a rank ---------------------------------------------
 
 
-def _on_matrices(function: Callable[[Any], Any], x: DistArray) -> DistArray:
-    found: DistArray = on_matrices(function, x)
-    return found
-
-
 def cholesky(x: DistArray, /, *, upper: bool = False) -> DistArray:
     """Return the Cholesky factor of each matrix of a stack."""
-    return _on_matrices(lambda block: np.linalg.cholesky(block, upper=upper), x)
+    return call(np.linalg.cholesky, x, upper=upper)
 
 
 def det(x: DistArray, /) -> DistArray:
     """Return the determinant of each matrix of a stack."""
-    return _on_matrices(np.linalg.det, x)
+    return call(np.linalg.det, x)
 
 
-def slogdet(x: DistArray, /) -> SlogdetResult:
+def slogdet(x: DistArray, /) -> Any:
     """Return the sign and the logarithm of the determinant of each matrix of a stack."""
-    sign, logarithm = on_matrices(lambda block: tuple(np.linalg.slogdet(block)), x)
-    return SlogdetResult(sign, logarithm)
+    return call(np.linalg.slogdet, x)
 
 
-def eigh(x: DistArray, /) -> EighResult:
+def eigh(x: DistArray, /) -> Any:
     """Return the eigenvalues and eigenvectors of each Hermitian matrix of a stack."""
-    values, vectors = on_matrices(lambda block: tuple(np.linalg.eigh(block)), x)
-    return EighResult(values, vectors)
+    return call(np.linalg.eigh, x)
 
 
 def eigvalsh(x: DistArray, /) -> DistArray:
     """Return the eigenvalues of each Hermitian matrix of a stack."""
-    return _on_matrices(np.linalg.eigvalsh, x)
+    return call(np.linalg.eigvalsh, x)
 
 
 def inv(x: DistArray, /) -> DistArray:
     """Return the inverse of each matrix of a stack."""
-    return _on_matrices(np.linalg.inv, x)
+    return call(np.linalg.inv, x)
 
 
 def matrix_power(x: DistArray, n: int, /) -> DistArray:
     """Return an integer power of each matrix of a stack."""
-    return _on_matrices(lambda block: np.linalg.matrix_power(block, n), x)
+    return call(np.linalg.matrix_power, x, n)
 
 
 def matrix_rank(x: DistArray, /, *, rtol: Any = None) -> DistArray:
     """Return the rank of each matrix of a stack."""
-    tolerance = _same_for_all(rtol)
-    return _on_matrices(lambda block: np.linalg.matrix_rank(block, rtol=tolerance), x)
+    return call(np.linalg.matrix_rank, x, rtol=_same_for_all(rtol))
 
 
 def pinv(x: DistArray, /, *, rtol: Any = None) -> DistArray:
     """Return the pseudo-inverse of each matrix of a stack."""
-    tolerance = _same_for_all(rtol)
-    return _on_matrices(lambda block: np.linalg.pinv(block, rtol=tolerance), x)
+    return call(np.linalg.pinv, x, rtol=_same_for_all(rtol))
 
 
 def _same_for_all(rtol: Any) -> Any:
@@ -194,29 +152,19 @@ def _same_for_all(rtol: Any) -> Any:
     return rtol.item()
 
 
-def qr(x: DistArray, /, *, mode: str = "reduced") -> QRResult:
+def qr(x: DistArray, /, *, mode: str = "reduced") -> Any:
     """Return the QR decomposition of each matrix of a stack."""
-
-    def decompose(block: Any) -> Any:
-        return tuple(np.linalg.qr(block, mode=mode))  # type: ignore[call-overload]
-
-    orthogonal, triangular = on_matrices(decompose, x)
-    return QRResult(orthogonal, triangular)
+    return call(np.linalg.qr, x, mode=mode)
 
 
-def svd(x: DistArray, /, *, full_matrices: bool = True) -> SVDResult:
+def svd(x: DistArray, /, *, full_matrices: bool = True) -> Any:
     """Return the singular value decomposition of each matrix of a stack."""
-
-    def decompose(block: Any) -> Any:
-        return tuple(np.linalg.svd(block, full_matrices=full_matrices))
-
-    left, values, right = on_matrices(decompose, x)
-    return SVDResult(left, values, right)
+    return call(np.linalg.svd, x, full_matrices=full_matrices)
 
 
 def svdvals(x: DistArray, /) -> DistArray:
     """Return the singular values of each matrix of a stack."""
-    return _on_matrices(np.linalg.svdvals, x)
+    return call(np.linalg.svdvals, x)
 
 
 def solve(x1: DistArray, x2: DistArray, /) -> DistArray:
@@ -224,18 +172,4 @@ def solve(x1: DistArray, x2: DistArray, /) -> DistArray:
 
     A vector `x2` is the right-hand side of all systems.
     """
-    is_vector = x2.ndim == 1
-    right = call(np.expand_dims, x2, -1) if is_vector else x2
-    stack_shape = np.broadcast_shapes(x1.shape[:-2], right.shape[:-2])
-    matrices = call(np.broadcast_to, x1, (*stack_shape, *x1.shape[-2:]))
-    sides = call(np.broadcast_to, right, (*stack_shape, *right.shape[-2:]))
-    size = x1.shape[-1]
-    # Both in one tensor, so that a rank has the matrices and their right-hand sides.
-    dtype = np.result_type(x1.dtype, x2.dtype)
-    systems = call(np.concatenate, [matrices, sides], axis=-1).astype(dtype)
-
-    def solve_block(block: Any) -> Any:
-        return np.linalg.solve(block[..., :size], block[..., size:])
-
-    solutions = _on_matrices(solve_block, systems)
-    return call(np.squeeze, solutions, -1) if is_vector else solutions
+    return call(np.linalg.solve, x1, x2)

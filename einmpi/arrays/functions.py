@@ -12,6 +12,7 @@ import numpy as np
 from einmpi.arrays import (
     by_blocks,
     indexing,
+    matrices,
     places,
     products,
     reductions,
@@ -19,6 +20,7 @@ from einmpi.arrays import (
     scans,
     shapes,
     sorting,
+    transforms,
 )
 from einmpi.arrays.by_blocks import by_blocks as on_each_block
 from einmpi.arrays.reshaping import reshape
@@ -161,6 +163,34 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.trace: products.trace,
     np.diagonal: products.diagonal,
     np.einsum: products.evaluate_einsum,
+    # matrices, whole on a rank
+    np.linalg.cholesky: matrices.of_matrices(np.linalg.cholesky),
+    np.linalg.det: matrices.of_matrices(np.linalg.det),
+    np.linalg.eigh: matrices.of_matrices(np.linalg.eigh),
+    np.linalg.eigvalsh: matrices.of_matrices(np.linalg.eigvalsh),
+    np.linalg.inv: matrices.of_matrices(np.linalg.inv),
+    np.linalg.matrix_norm: matrices.of_matrices(np.linalg.matrix_norm),
+    np.linalg.matrix_power: matrices.of_matrices(np.linalg.matrix_power),
+    np.linalg.matrix_rank: matrices.of_matrices(np.linalg.matrix_rank),
+    np.linalg.pinv: matrices.of_matrices(np.linalg.pinv),
+    np.linalg.qr: matrices.of_matrices(np.linalg.qr),
+    np.linalg.slogdet: matrices.of_matrices(np.linalg.slogdet),
+    np.linalg.svd: matrices.of_matrices(np.linalg.svd),
+    np.linalg.svdvals: matrices.of_matrices(np.linalg.svdvals),
+    np.linalg.solve: matrices.solve,
+    # transforms of dimensions that are whole on a rank
+    np.fft.fft: transforms.of_one_dimension(np.fft.fft),
+    np.fft.ifft: transforms.of_one_dimension(np.fft.ifft),
+    np.fft.rfft: transforms.of_one_dimension(np.fft.rfft),
+    np.fft.irfft: transforms.of_one_dimension(np.fft.irfft),
+    np.fft.hfft: transforms.of_one_dimension(np.fft.hfft),
+    np.fft.ihfft: transforms.of_one_dimension(np.fft.ihfft),
+    np.fft.fftn: transforms.of_several_dimensions(np.fft.fftn),
+    np.fft.ifftn: transforms.of_several_dimensions(np.fft.ifftn),
+    np.fft.rfftn: transforms.of_several_dimensions(np.fft.rfftn),
+    np.fft.irfftn: transforms.of_several_dimensions(np.fft.irfftn),
+    np.fft.fftshift: transforms.fftshift,
+    np.fft.ifftshift: transforms.ifftshift,
     # shapes
     np.transpose: shapes.transpose,
     np.permute_dims: shapes.transpose,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions
+from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions, on_one_rank
 from einmpi.arrays.programs import common_comm
 from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.selected import copy_selected, layout_of_selection
@@ -196,6 +196,8 @@ def roll(array: DistArray, shift: Any, /, axis: Any = None) -> DistArray:
 
     Without an axis, the elements are shifted in row-major order.
     """
+    if array.is_alone():
+        return on_one_rank(array, np.roll(array.local, shift, axis))
     if axis is None:
         vector = reshape(array, (-1,))
         return reshape(roll(vector, shift, 0), array.shape)

@@ -55,26 +55,3 @@ def along_axes(
         bound[axis] = local.shape[axis]
     layout = Layout(source.layout.mesh, tuple(bound), source.layout.cuts)
     return DistArray(local, layout, array.own_comm)
-
-
-def on_matrices(function: Callable[[Any], Any], array: DistArray, dimensions: int = 2) -> Any:
-    """Apply a function to the matrices of a stack, which are cut over the ranks, each one whole.
-
-    `dimensions` of the tensor, the last ones, are whole on a rank. The function takes a stack and
-    returns a stack of matrices, vectors or numbers, or a tuple of such.
-    """
-    whole_axes = range(array.ndim - dimensions, array.ndim)
-    source = with_whole_axes(array, whole_axes)
-    stack_shape = array.shape[: array.ndim - dimensions]
-
-    def as_stack(block: Any) -> DistArray:
-        local = np.ascontiguousarray(block).reshape(np.shape(block))
-        bound = (*stack_shape, *local.shape[len(stack_shape) :])
-        layout = Layout(source.layout.mesh, bound, source.layout.cuts)
-        return DistArray(local, layout, array.own_comm)
-
-    # A matrix of one rank may be singular: then all ranks raise an error.
-    found = together(array.own_comm, lambda: function(source.host))
-    if isinstance(found, tuple):
-        return tuple(as_stack(block) for block in found)
-    return as_stack(found)

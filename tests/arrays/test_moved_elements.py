@@ -51,14 +51,14 @@ def check(ranks, whole, layout, function):
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=8)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data(), shape=SHAPES, ranks=st.integers(1, 9))
 def test_a_slice_moves_what_a_rank_lacks(data, shape, ranks):
     key = data.draw(hnp.basic_indices(shape, allow_ellipsis=True, allow_newaxis=True))
     check(ranks, numbered(shape), draw_layout(data, ranks, shape), lambda x: x[key])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), shape=SHAPES, ranks=st.integers(1, 9))
 def test_a_reshape_moves_what_a_rank_lacks(data, shape, ranks):
     size = int(np.prod(shape))
@@ -70,7 +70,7 @@ def test_a_reshape_moves_what_a_rank_lacks(data, shape, ranks):
     check(ranks, numbered(shape), layout, lambda x: x.reshape(other))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), shape=SHAPES, ranks=st.integers(1, 9))
 def test_flip_roll_and_take_move_what_a_rank_lacks(data, shape, ranks):
     layout = draw_layout(data, ranks, shape)
@@ -84,7 +84,7 @@ def test_flip_roll_and_take_move_what_a_rank_lacks(data, shape, ranks):
         check(ranks, whole, layout, lambda x: np.take(x, np.array(indices, int), axis))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), shape=SHAPES, ranks=st.integers(1, 9))
 def test_a_join_of_tensors_in_different_layouts(data, shape, ranks):
     axis = data.draw(st.integers(0, len(shape) - 1))

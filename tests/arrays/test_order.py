@@ -11,7 +11,7 @@ from einmpi.comm.threads import run_threads
 NUMBERS = st.sampled_from([0.0, -0.0, 1.0, 2.0, -3.5, np.inf, -np.inf, np.nan])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     values=st.lists(NUMBERS, max_size=40),
     dtype=st.sampled_from(["float64", "float32", "complex128"]),
@@ -43,7 +43,7 @@ def test_a_sorted_vector_is_even_on_the_ranks(ranks):
     assert set(run_threads(ranks, on_rank)) == {1000 // ranks}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     values=st.lists(st.integers(-3, 3), max_size=30),
     ranks=st.integers(1, 6),
