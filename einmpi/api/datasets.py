@@ -33,8 +33,9 @@ def open_dataset(
     file : path
         A file of any format that a job can read.
     dataset : str, optional
-        The name of the tensor in the file: the path of an HDF5 dataset, or the name of a tensor in
-        a safetensors file. An .npy file holds a single tensor and needs none.
+        The name of the tensor in the file: the path of an HDF5 dataset or of an array in a zarr
+        store, or the name of a tensor in a safetensors file. An .npy file holds a single tensor and
+        needs none; without one, a zarr store is itself an array.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
     parts : sequence of int, optional
@@ -97,6 +98,8 @@ def _input_spec(
         entries = index if isinstance(index, tuple | list) else (index,)
         slices = tuple(_slice_entry("index", entry) for entry in entries)
     file_format = known_format(path, path)
+    if not dataset:
+        dataset = file_format.default_name
     if file_format.key and not dataset:
         raise InputError(
             "open_dataset",

@@ -23,6 +23,7 @@ from einmpi.compiled.array_methods import ArrayMethods
 from einmpi.compiled.origin import Origin, attributes_of
 from einmpi.errors import EinmpiError, InputError
 from einmpi.files.datasets import Dataset
+from einmpi.files.formats import HDF5, ZARR, FileFormat
 from einmpi.files.reading import Reading
 from einmpi.late import late
 from einmpi.planner.mesh import Mesh
@@ -375,12 +376,62 @@ class DistArray(ArrayMethods, ArrayCreation):
         EinmpiError
             Writing has failed; the file is unchanged.
         """
-        from einmpi.files.writing import save_hdf5
+        self._save("to_hdf5", HDF5, file, dataset, chunks, compression)
 
-        path = together(self.own_comm, lambda: path_name("to_hdf5", file))
+    def to_zarr(
+        self,
+        file: str | os.PathLike[str],
+        dataset: str = "/",
+        chunks: Sequence[int] | None = None,
+        compression: str | None = None,
+    ) -> None:
+        """Write the tensor to an array of a zarr store, in version 3. All ranks call and write.
+
+        The other arrays of the store stay. The store is replaced whole or not at all.
+
+        Parameters
+        ----------
+        file : path
+            The folder of the store, such as ``"out.zarr"``. The folder that it is in must exist.
+        dataset : str, optional
+            The path of the array, such as ``"/group/Z"``; by default the store is the array.
+        chunks : sequence of int, optional
+            The shape of a chunk; by default one of at most 8 MiB.
+        compression : {"gzip", "zstd", "blosc"}, optional
+            How chunks are compressed; the last two need ``einmpi[zarr]``.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or the store cannot be written.
+        EinmpiError
+            Writing has failed; the store is unchanged.
+
+        Examples
+        --------
+        >>> einmpi.DistArray.from_global(np.arange(3.0)).to_zarr("steps.zarr", "/x")
+        >>> einmpi.open_dataset("steps.zarr", "/x").gather()
+        array([0., 1., 2.])
+        """
+        self._save("to_zarr", ZARR, file, dataset, chunks, compression)
+
+    def _save(
+        self,
+        where: str,
+        file_format: FileFormat,
+        file: str | os.PathLike[str],
+        dataset: str,
+        chunks: Sequence[int] | None,
+        compression: str | None,
+    ) -> None:
+        from einmpi.files.writing import save
+
+        path = together(self.own_comm, lambda: path_name(where, file))
         with abort_on_divergence(self.own_comm):
-            save_hdf5(
+            save(
                 self,
+                where,
+                file_format,
                 path,
                 dataset,
                 chunks,

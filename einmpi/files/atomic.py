@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -27,6 +28,9 @@ _CANNOT_FLUSH_FOLDERS = (
     errno.ENOTSUP,
     errno.EPERM,
 )
+# Constants of the system call renameat2.
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 # What a full disk, h5py, and a machine without free memory raise.
 FAILURES = (OSError, RuntimeError, ValueError, MemoryError)
 
@@ -132,6 +136,41 @@ def write_at(descriptor: int, array: npt.NDArray[Any], offset: int) -> None:
         written = os.pwrite(descriptor, remaining, offset)
         remaining = remaining[written:]
         offset += written
+
+
+# ---- folders that take the places of others -----------------------------------------------------
+
+
+def remove_path(path: str) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
+
+
+def exchange_names(one: str, other: str) -> bool:
+    """Give each of two folders the name of the other at once; False if the system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    status = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
+    return bool(status == 0)
+
+
+def put_in_place(draft: str, target: str, backup: str) -> None:
+    """Put a draft in the target's place; a folder that was there gets the name `backup`."""
+    if not os.path.isdir(draft) or not os.path.lexists(target):
+        os.replace(draft, target)
+    elif exchange_names(draft, target):
+        os.rename(draft, backup)
+    else:
+        os.rename(target, backup)
+        os.rename(draft, target)
+
+
+# ---- publishing ---------------------------------------------------------------------------------
 
 
 def publish(draft: str, target: str) -> None:

@@ -13,7 +13,14 @@ from typing import NoReturn
 from einmpi.comm.agreement import on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.errors import is_everywhere
-from einmpi.files.atomic import NotPublished, cannot_write, new_token, reason_of, taken_path
+from einmpi.files.atomic import (
+    NotPublished,
+    cannot_write,
+    new_token,
+    reason_of,
+    remove_path,
+    taken_path,
+)
 from einmpi.files.journal import UNFINISHED, finish_interrupted
 from einmpi.files.locks import Lock, acquire_lock, lock_path
 from einmpi.process.abort import on_abort
@@ -218,4 +225,4 @@ def _remove_leftovers(target: str, token: str) -> None:
     for found in names:
         if pattern.fullmatch(found):
             with contextlib.suppress(OSError):
-                os.remove(os.path.join(folder, found))
+                remove_path(os.path.join(folder, found))

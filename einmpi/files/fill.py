@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from einmpi.comm.base import Comm
 from einmpi.files.atomic import FirstFailure, write_at
+from einmpi.files.formats import OpenChunkWriter
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.specs import Place, StorageSpec
 from einmpi.runtime.backend import NumpyBackend
@@ -216,6 +217,48 @@ def _send_to_first_rank(
         received.append((mask, packed[start : start + size].tobytes()))
         start += size
     return received
+
+
+# ---- a file for each chunk ----------------------------------------------------------------------
+
+
+def fill_chunk_files(
+    draft: str,
+    tensors: Sequence[Tensor],
+    places: Sequence[Place],
+    comm: Comm,
+    open_writer: OpenChunkWriter,
+) -> Exception | None:
+    """Write and flush the chunks of tensors, each by one rank; return what failed on this rank.
+
+    All ranks call it.
+    """
+    attempt = FirstFailure()
+    for tensor, (_, chunks) in zip(tensors, places, strict=True):
+        assert chunks is not None
+        if not tensor.array.size:
+            continue
+        dtype = np.dtype(tensor.storage.dtype)
+        bound = tensor.storage.shape or (1,)
+        extents = chunks or (1,)  # a number is one chunk, whose index has no dimensions
+        rounds = rounds_of_chunks(bound, extents, dtype.itemsize, comm.size, WINDOW_BYTES)
+        most_elements = max(prod(extents), WINDOW_BYTES // dtype.itemsize)
+        writer = attempt(open_writer, draft, tensor.name, tensor.storage, chunks)
+        local = np.ascontiguousarray(tensor.array.host)
+        for pieces, values in assembled(tensor.array, local, rounds, most_elements):
+            piece = pieces[comm.rank]
+            if values is None or piece is None or writer is None:
+                continue
+            converted = _converted(values, dtype)
+            first = [runs[0][0] for runs in piece]
+            for corner in _chunk_corners(piece, extents):
+                in_piece = tuple(start - begin for start, begin in zip(corner, first, strict=True))
+                chunk = hdf5_writing.chunk_at(converted, in_piece, extents)
+                index = [start // extent for start, extent in zip(corner, extents, strict=True)]
+                attempt(writer.write, index[: len(chunks)], chunk)
+        if writer is not None:
+            attempt(writer.flush)
+    return attempt.error
 
 
 # ---- pieces in the file's order -----------------------------------------------------------------

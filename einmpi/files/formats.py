@@ -9,7 +9,9 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
+
+import numpy.typing as npt
 
 from einmpi.errors import InputError
 from einmpi.files import npy, safetensors
@@ -18,7 +20,10 @@ from einmpi.files.hdf5 import datasets as hdf5
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.identity import SourceFile, identity_at
 from einmpi.files.journal import finish_before_reading
-from einmpi.files.specs import InputSpec, Place, StorageSpec
+from einmpi.files.specs import COMPRESSIONS, InputSpec, Place, StorageSpec
+from einmpi.files.zarr import reading as zarr_reading
+from einmpi.files.zarr import writing as zarr_writing
+from einmpi.files.zarr.codecs import ZARR_COMPRESSIONS
 from einmpi.graph.labels import MAX_LABELS
 
 # (file, name of the tensor inside it, place in the job file) → where the tensor is.
@@ -32,6 +37,17 @@ OpenReader: TypeAlias = Callable[[Dataset], Reader]
 LayOut: TypeAlias = Callable[[str, str, Mapping[str, StorageSpec], Mapping[str, str]], list[Place]]
 # (existing file, place in the job file of each tensor name); raises InputError.
 CheckTarget: TypeAlias = Callable[[str, Mapping[str, str]], None]
+
+
+class ChunkWriter(Protocol):
+    """Writes whole chunks of one tensor, each to a file of its own."""
+
+    def write(self, index: Sequence[int], chunk: npt.NDArray[Any]) -> None: ...
+    def flush(self) -> None: ...
+
+
+# (draft, name of the tensor, how it is stored, shape of a chunk) → what writes its chunks.
+OpenChunkWriter: TypeAlias = Callable[[str, str, StorageSpec, tuple[int, ...]], ChunkWriter]
 
 
 def check_is_file(file: str, names: Mapping[str, str]) -> None:
@@ -51,6 +67,10 @@ def any_name(place: str, name: str) -> str:
     return name
 
 
+def accept_compression(place: str, compression: str) -> None:
+    """Accept a compression that needs no further package."""
+
+
 @dataclass(frozen=True)
 class WriteMethods:
     """How a format is written.
@@ -58,13 +78,20 @@ class WriteMethods:
     `lay_out` makes a file without the elements of its tensors and says where they go; the ranks
     then write them there. `check_target` refuses an existing file that cannot be written.
     `options` are the job-file keys of an output, besides file, dtype and parts, that it supports.
-    `max_ndim` is the most dimensions that a tensor in a file can have.
+    `compressions` are the names of those it has; `check_compression` refuses one that needs a
+    package that is not installed. `max_ndim` is the most dimensions that a tensor in a file can
+    have, and `max_chunk_bytes` the most bytes of a chunk. `open_chunk_writer` is for formats in
+    which each chunk is a file: `lay_out` then makes a folder, to which each rank adds files.
     """
 
     lay_out: LayOut
     check_target: CheckTarget = check_is_file
     options: tuple[str, ...] = ()
+    compressions: tuple[str, ...] = ()
+    check_compression: Callable[[str, str], None] = accept_compression
     max_ndim: int = MAX_LABELS
+    max_chunk_bytes: int = 2**32 - 1
+    open_chunk_writer: OpenChunkWriter | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +123,8 @@ class FileFormat:
         Return the standard spelling of a tensor's name, or raise InputError.
     example_name : str, optional
         A tensor name for messages.
+    default_name : str, optional
+        The tensor that is meant if no name is given; empty if a name is needed.
     """
 
     name: str
@@ -109,6 +138,7 @@ class FileFormat:
     write: WriteMethods | None = None
     check_name: Callable[[str, str], str] = any_name
     example_name: str = "NAME"
+    default_name: str = ""
 
     @property
     def short_form(self) -> str:
@@ -154,8 +184,8 @@ def format_with_suffix(suffix: str) -> FileFormat | None:
 
 
 def suffix_of(file: str) -> str:
-    """Return the suffix of a file's name in lower case."""
-    return os.path.splitext(file)[1].lower()
+    """Return the suffix of a file's name in lower case. A folder may end in a slash."""
+    return os.path.splitext(file.rstrip("/"))[1].lower()
 
 
 def known_format(place: str, file: str, writable: bool = False) -> FileFormat:
@@ -250,6 +280,7 @@ HDF5 = FileFormat(
         hdf5_writing.lay_out_draft,
         hdf5_writing.check_target,
         options=("chunks", "compression"),
+        compressions=COMPRESSIONS,
         max_ndim=32,
     ),
     check_name=hdf5.dataset_path,
@@ -271,6 +302,28 @@ NPY = FileFormat(
     find=npy.find,
     write=WriteMethods(npy.lay_out),
 )
+ZARR = FileFormat(
+    name="zarr",
+    suffixes=(".zarr",),
+    key="dataset",
+    documentation="arrays in a folder, version 3 of the format; each chunk is a file",
+    find=zarr_reading.find,
+    list_names=zarr_reading.list_arrays,
+    open_reader=zarr_reading.ZarrReader,
+    write=WriteMethods(
+        zarr_writing.lay_out,
+        zarr_writing.check_target,
+        options=("chunks", "compression"),
+        compressions=ZARR_COMPRESSIONS,
+        check_compression=zarr_writing.check_compression,
+        max_chunk_bytes=2**31 - 17,  # the limit of blosc
+        open_chunk_writer=zarr_writing.ChunkFiles,
+    ),
+    check_name=zarr_reading.array_path,
+    example_name="/ARRAY",
+    default_name="/",
+)
 register_format(HDF5)
 register_format(SAFETENSORS)
 register_format(NPY)
+register_format(ZARR)

@@ -17,9 +17,12 @@ from typing import TypeAlias
 from einmpi.errors import EinmpiError
 from einmpi.files.atomic import (
     draft_path,
+    exchange_names,
     flush_folder,
     hidden_path,
+    put_in_place,
     reason_of,
+    remove_path,
     taken_path,
 )
 from einmpi.files.identity import identity_at
@@ -148,8 +151,19 @@ def _roll_forward(journal: Journal) -> None:
     """Do the renames that are missing, but none onto a file that was changed since."""
     for entry in journal.entries:
         draft = journal.draft(entry)
-        if _is_own_file(draft, entry.new_inode) and version_of(entry.target) == entry.old:
-            os.replace(draft, entry.target)
+        if not _is_own_file(draft, entry.new_inode):
+            continue
+        if version_of(entry.target) == entry.old:
+            put_in_place(draft, entry.target, journal.backup(entry))
+        elif _is_moved_away(journal, entry):
+            os.rename(draft, entry.target)
+
+
+def _is_moved_away(journal: Journal, entry: Entry) -> bool:
+    """Return whether an old folder has its second name, and nothing is in its place yet."""
+    if entry.old is None or os.path.lexists(entry.target):
+        return False
+    return _is_own_file(journal.backup(entry), entry.old[0])
 
 
 def roll_back(journal: Journal) -> list[str]:
@@ -157,16 +171,31 @@ def roll_back(journal: Journal) -> list[str]:
     remaining = []
     for entry in journal.entries:
         found = identity_at(entry.target)
-        if found is None or found.inode != entry.new_inode:
-            continue
         try:
-            if entry.old is None:
-                os.remove(entry.target)
+            if _is_moved_away(journal, entry):
+                os.rename(journal.backup(entry), entry.target)
+            elif found is None or found.inode != entry.new_inode:
+                continue
+            elif entry.old is None:
+                remove_path(entry.target)
+            elif os.path.isdir(entry.target):
+                _put_folder_back(journal, entry, entry.old[0])
             else:
                 os.replace(journal.backup(entry), entry.target)
         except OSError:
             remaining.append(entry.target)
     return remaining
+
+
+def _put_folder_back(journal: Journal, entry: Entry, old_inode: int) -> None:
+    """Put an old folder back that has its second name, or the name of the draft."""
+    old = journal.backup(entry)
+    free = journal.draft(entry)
+    if _is_own_file(free, old_inode):
+        old, free = free, old
+    if not exchange_names(old, entry.target):
+        os.rename(entry.target, free)
+        os.rename(old, entry.target)
 
 
 # ---- the file -----------------------------------------------------------------------------------
@@ -239,7 +268,7 @@ def remove_journal(journal: Journal) -> None:
         paths.append(taken_path(entry.target, journal.token))
     for path in paths:
         with contextlib.suppress(OSError):
-            os.remove(path)
+            remove_path(path)
 
 
 def flush_folders(journal: Journal) -> None:
@@ -259,13 +288,14 @@ def version_of(path: str) -> Version | None:
 
 
 def _is_own_file(path: str, inode: int) -> bool:
-    """Return whether this file, and not one that somebody has put there since, is at a path."""
+    """Return whether this file or folder, and not one that was put there since, is at a path."""
     try:
         status = os.lstat(path)
     except OSError:
         return False
     is_ours = status.st_uid == os.geteuid()
-    return stat.S_ISREG(status.st_mode) and is_ours and status.st_ino == inode
+    is_plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
+    return is_plain and is_ours and status.st_ino == inode
 
 
 def _is_private(status: os.stat_result) -> bool:

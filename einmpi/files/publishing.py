@@ -7,7 +7,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from einmpi.files.atomic import NotPublished, flush_folder, reason_of
+from einmpi.files.atomic import (
+    NotPublished,
+    exchange_names,
+    flush_folder,
+    put_in_place,
+    reason_of,
+)
 from einmpi.files.identity import FileIdentity, identity_at
 from einmpi.files.journal import (
     Entry,
@@ -45,25 +51,39 @@ def publish_all(drafts: Sequence[Draft], token: str) -> None:
             raise NotPublished(reason, draft.target)
     if len(drafts) == 1:
         try:
-            os.replace(drafts[0].path, drafts[0].target)
+            is_published = _replace_at_once(drafts[0])
         except OSError as error:
             raise NotPublished(reason_of(error), drafts[0].target, _unchanged(drafts)) from error
-        _flush(drafts)
-        return
+        if is_published:
+            _flush(drafts)
+            return
     try:
         journal, without_backup = _commit(drafts, token)
     except OSError as error:
         raise NotPublished(reason_of(error), drafts[0].target, _unchanged(drafts)) from error
+    backups = {entry.target: journal.backup(entry) for entry in journal.entries}
     # A file without a backup cannot come back, so it is replaced while nothing else has been.
     in_order = sorted(drafts, key=lambda draft: draft.target not in without_backup)
     for draft in in_order:
         try:
-            os.replace(draft.path, draft.target)
+            put_in_place(draft.path, draft.target, backups[draft.target])
         except OSError as error:
             state = _undo(journal, drafts)
             raise NotPublished(reason_of(error), draft.target, state) from error
     _flush(drafts)  # if this fails the journal stays: after a restart it makes the files alike
     remove_journal(journal)
+
+
+def _replace_at_once(draft: Draft) -> bool:
+    """Put a single draft in its place in one step; return False if that is not possible.
+
+    That is so for a folder where there is one already, on file systems that cannot exchange the
+    names of two. The old folder has the name of the draft afterwards.
+    """
+    if os.path.isdir(draft.path) and os.path.lexists(draft.target):
+        return exchange_names(draft.path, draft.target)
+    os.replace(draft.path, draft.target)
+    return True
 
 
 def _flush(drafts: Sequence[Draft]) -> None:
@@ -103,7 +123,12 @@ def _commit(drafts: Sequence[Draft], token: str) -> tuple[Journal, list[str]]:
 
 
 def _make_backup(journal: Journal, entry: Entry) -> bool:
-    """Give the old file a second name; return whether the file system allows that."""
+    """Give the old file a second name; return whether the file system allows that.
+
+    A folder gets one when it is replaced.
+    """
+    if os.path.isdir(entry.target):
+        return True
     try:
         os.link(entry.target, journal.backup(entry), follow_symlinks=False)
     except OSError:

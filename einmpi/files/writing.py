@@ -19,13 +19,14 @@ from einmpi.files.atomic import (
     draft_path,
     is_of_another_user,
     reason_of,
+    remove_path,
 )
 from einmpi.files.claims import Claim, claimed
-from einmpi.files.fill import Distributed, Tensor, fill
-from einmpi.files.formats import HDF5, FileFormat
+from einmpi.files.fill import Distributed, Tensor, fill, fill_chunk_files
+from einmpi.files.formats import FileFormat
 from einmpi.files.identity import FileIdentity, identity_at
 from einmpi.files.publishing import Draft, publish_all
-from einmpi.files.specs import COMPRESSIONS, StorageSpec
+from einmpi.files.specs import StorageSpec
 from einmpi.graph.dtypes import DTYPES
 
 # Returns the attributes of tensors that are written.
@@ -59,8 +60,10 @@ def tensor_of(
     return Tensor(name, array, storage)
 
 
-def save_hdf5(
+def save(
     array: Distributed,
+    where: str,
+    file_format: FileFormat,
     file: str,
     dataset: str,
     chunks: Sequence[int] | None,
@@ -69,33 +72,38 @@ def save_hdf5(
     labels: tuple[str, ...] | None = None,
     tensor: str = "",
 ) -> None:
-    """Write a DistArray to a dataset of an HDF5 file. All ranks call it."""
+    """Write a DistArray to a file of a format that has chunks. All ranks call it.
+
+    `where` is the function that messages name.
+    """
+    methods = file_format.write
+    assert methods is not None
 
     def check_arguments() -> Tensor:
-        if not isinstance(dataset, str) or not dataset.strip("/"):
+        if not isinstance(dataset, str) or not (dataset.strip("/") or file_format.default_name):
             raise InputError(
-                "to_hdf5",
-                f"{dataset!r} is not the path of a dataset",
-                "a path such as /Z or /group/Z",
+                where, f"{dataset!r} is not the path of a dataset", "a path such as /Z or /group/Z"
             )
-        is_text = isinstance(compression, str)
-        if compression is not None and not (is_text and compression in COMPRESSIONS):
-            raise InputError(
-                "to_hdf5",
-                f"unknown compression {compression!r}",
-                one_of(COMPRESSIONS, str(compression)),
-            )
+        name = file_format.check_name(where, dataset)
+        if compression is not None:
+            if not isinstance(compression, str) or compression not in methods.compressions:
+                raise InputError(
+                    where,
+                    f"unknown compression {compression!r}",
+                    one_of(methods.compressions, str(compression)),
+                )
+            methods.check_compression(where, compression)
         if chunks is not None and not _are_chunks(chunks, array.ndim):
-            raise InputError("to_hdf5", f"chunks are {chunks!r}", f"{array.ndim} positive integers")
-        return tensor_of(array, dataset, None, chunks, compression, labels, tensor)
+            raise InputError(where, f"chunks are {chunks!r}", f"{array.ndim} positive integers")
+        return tensor_of(array, name, None, chunks, compression, labels, tensor)
 
     def fingerprint(found: Tensor) -> str:
         return repr((file, found.name, found.storage))
 
     checked = together(array.own_comm, check_arguments, fingerprint)
-    check = partial(check_target, file, {dataset: ""}, HDF5)
+    check = partial(check_target, file, {checked.name: ""}, file_format)
     with claimed({file: ""}, array.own_comm, check) as claim:
-        write([OutputFile(file, "", HDF5, [checked])], describe, claim)
+        write([OutputFile(file, "", file_format, [checked])], describe, claim)
 
 
 def _are_chunks(given: object, ndim: int) -> bool:
@@ -176,6 +184,7 @@ def _drafted(output: OutputFile, attributes: Describe, claim: Claim) -> Iterator
     """Write tensors to a draft of a file. A draft that is not published is removed at the end."""
     assert output.file_format.write is not None
     lay_out = output.file_format.write.lay_out
+    open_chunk_writer = output.file_format.write.open_chunk_writer
     comm = claim.comm
     target = os.path.realpath(output.file)  # a link stays a link
     draft = draft_path(target, claim.token)
@@ -202,7 +211,10 @@ def _drafted(output: OutputFile, attributes: Describe, claim: Claim) -> Iterator
             raise failure_of(error) from error
 
     def fill_draft() -> None:
-        error = fill(draft, output.tensors, places, comm)
+        if open_chunk_writer is None:
+            error = fill(draft, output.tensors, places, comm)
+        else:
+            error = fill_chunk_files(draft, output.tensors, places, comm, open_chunk_writer)
         if error is not None:
             raise failure_of(error) from error
 
@@ -214,10 +226,10 @@ def _drafted(output: OutputFile, attributes: Describe, claim: Claim) -> Iterator
         yield Draft(output.file, target, draft, replaced)
     finally:
         if comm.rank == 0:
-            # It is gone once it is published. On a disk that has become read-only it stays, and
-            # what is being raised says so.
+            # It is gone once it is published, or the old folder has its name. On a disk that has
+            # become read-only it stays, and what is being raised says so.
             with contextlib.suppress(OSError):
-                os.remove(draft)
+                remove_path(draft)
 
 
 def _cannot_write(output: OutputFile, reason: str, state: str) -> EinmpiError:

@@ -145,6 +145,8 @@ def _read_name(document: Document, path: KeyPath, file_format: FileFormat, suffi
         return ""
     name = get(document, (*path, key), str)
     if name is None:
+        name = file_format.default_name or None
+    if name is None:
         what = f"input {path[-1]} does not say which {key} of the file to use"
         raise InputError(document.place(path), what, f'{key} = "{file_format.example_name}"')
     return file_format.check_name(document.place(path), name)
@@ -255,6 +257,8 @@ def read_short_form(place: str, text: str, writable: bool = False) -> tuple[str,
     """Return the file and the name of the tensor inside it of "FILE:NAME" or "FILE"."""
     file, name = split_short_form(text)
     file_format = check_file(place, file, writable)
+    if not name:
+        name = file_format.default_name
     if file_format.key and not name:
         raise InputError(
             place,

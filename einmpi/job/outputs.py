@@ -9,7 +9,7 @@ import numpy as np
 
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.formats import all_formats, known_format, suffix_of
-from einmpi.files.specs import COMPRESSIONS, OutputSpec
+from einmpi.files.specs import OutputSpec
 from einmpi.graph.dtypes import DTYPES, cpu_dtypes
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.inputs import (
@@ -31,8 +31,6 @@ from einmpi.language.toml_document import (
     table,
 )
 
-_MOST_CHUNK_BYTES = 2**32 - 1  # HDF5's limit
-
 
 def read_outputs(document: Document, computed: tuple[str, ...]) -> tuple[OutputSpec, ...]:
     """Return the outputs in the order of the file.
@@ -47,7 +45,7 @@ def read_outputs(document: Document, computed: tuple[str, ...]) -> tuple[OutputS
         spec = _read_output(document, name, known)
         groups = _groups_around(spec.inside)
         _check_separate(spec, groups, stored, inside)
-        stored[spec.file, spec.inside] = spec
+        stored[spec.file, spec.inside.rstrip("/")] = spec
         for group in groups:
             inside.setdefault((spec.file, group), spec)
         outputs.append(spec)
@@ -55,8 +53,11 @@ def read_outputs(document: Document, computed: tuple[str, ...]) -> tuple[OutputS
 
 
 def _groups_around(path: str) -> list[str]:
-    """Return the paths that a dataset's path leads through: "/a" and "/a/b" of "/a/b/c"."""
-    steps = path.split("/")
+    """Return the paths that a dataset's path leads through: "/a" and "/a/b" of "/a/b/c".
+
+    The first of them is the file as a whole, "".
+    """
+    steps = path.rstrip("/").split("/")
     return ["/".join(steps[:count]) for count in range(1, len(steps))]
 
 
@@ -67,11 +68,12 @@ def _check_separate(
     inside: Mapping[tuple[str, str], OutputSpec],
 ) -> None:
     """Refuse an output that would overwrite one before it, or lie inside it or around it."""
-    other = stored.get((new.file, new.inside))
+    path = new.inside.rstrip("/")
+    other = stored.get((new.file, path))
     conflict = f"both be {new.target}"
     if other is None:
         conflict = f"be one inside the other in {new.file}"
-        other = inside.get((new.file, new.inside))
+        other = inside.get((new.file, path))
     for group in groups:
         if other is None:
             other = stored.get((new.file, group))
@@ -113,13 +115,20 @@ def _read_output(document: Document, name: str, computed: Mapping[str, None]) ->
     inside = ""
     if file_format.key:
         example = f'{file_format.key} = "{file_format.example_name}"'
-        inside = file_format.check_name(place, _required(document, path, file_format.key, example))
+        name_in_file = get(document, (*path, file_format.key), str) or file_format.default_name
+        if not name_in_file:
+            name_in_file = _required(document, path, file_format.key, example)
+        inside = file_format.check_name(place, name_in_file)
+    methods = file_format.write
+    compression = choice(document, (*path, "compression"), methods.compressions, "") or None
+    if compression is not None:
+        methods.check_compression(document.place((*path, "compression")), compression)
     return OutputSpec(
         name,
         relative_to_document(document, file),
         inside,
         chunks=positive_integers(document, (*path, "chunks")),
-        compression=choice(document, (*path, "compression"), COMPRESSIONS, "") or None,
+        compression=compression,
         dtype=_stored_dtype(document, (*path, "dtype")),
         parts=positive_integers(document, (*path, "parts")),
         place=place,
@@ -183,9 +192,10 @@ def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
                 f"{len(vertex.bound)}, the number of its dimensions",
             )
         chunk_bytes = prod(spec.chunks) * stored.itemsize
-        if chunk_bytes > _MOST_CHUNK_BYTES:
+        if chunk_bytes > methods.max_chunk_bytes:
+            most = 4 if methods.max_chunk_bytes >= 2**31 else 2
             raise InputError(
                 spec.place,
                 f"a chunk of {spec.name} would have {chunk_bytes} bytes",
-                "less than 4 GiB",
+                f"less than {most} GiB",
             )

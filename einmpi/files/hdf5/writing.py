@@ -246,7 +246,7 @@ def encode(
     for first in range(0, len(corners), CHUNKS_COMPRESSED_TOGETHER):
         blocks = []
         for corner in corners[first : first + CHUNKS_COMPRESSED_TOGETHER]:
-            blocks.append(_chunk_at(array, corner, chunks))
+            blocks.append(chunk_at(array, corner, chunks))
         if compression is None:
             encoded += [(0, block.tobytes()) for block in blocks]
         else:
@@ -254,9 +254,10 @@ def encode(
     return encoded
 
 
-def _chunk_at(
+def chunk_at(
     array: npt.NDArray[Any], corner: tuple[int, ...], chunks: tuple[int, ...]
 ) -> npt.NDArray[Any]:
+    """Return the chunk at a corner of an array, filled up with zeros at the edges."""
     box = tuple(slice(start, start + chunk) for start, chunk in zip(corner, chunks, strict=True))
     part = array[box]
     if part.shape == chunks:

@@ -1,0 +1,270 @@
+"""zarr.json, the metadata of an array or a group in a zarr v3 store."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.errors import one_of
+from einmpi.files.identity import FileIdentity
+from einmpi.files.zarr.codecs import (
+    COMPRESSORS,
+    KNOWN_CODECS,
+    Compressor,
+    Pipeline,
+    ZarrError,
+    check_installed,
+)
+from einmpi.graph.dtypes import cpu_dtypes, numpy_dtype
+
+Array: TypeAlias = npt.NDArray[Any]
+DType: TypeAlias = np.dtype[Any]
+Content: TypeAlias = dict[str, Any]
+
+METADATA_FILE = "zarr.json"
+_MOST_METADATA_BYTES = 2**24
+_MOST_EXTENT = 2**63
+_ARRAY_KEYS = (
+    "zarr_format",
+    "node_type",
+    "shape",
+    "data_type",
+    "chunk_grid",
+    "chunk_key_encoding",
+    "fill_value",
+    "codecs",
+    "attributes",
+    "dimension_names",
+    "storage_transformers",
+)
+
+
+@dataclass(frozen=True)
+class ChunkNames:
+    """How the file of a chunk is named after its index: c/1/2, c.1.2, or 1.2 as in version 2."""
+
+    prefix: str
+    separator: str
+
+    def name_of(self, index: Sequence[int]) -> str:
+        """Return the name of a chunk's file, relative to the folder of the array."""
+        numbers = [str(number) for number in index]
+        if self.prefix:
+            return self.separator.join([self.prefix, *numbers])
+        return self.separator.join(numbers) or "0"
+
+
+@dataclass(frozen=True)
+class ArrayMetadata:
+    """What zarr.json says about an array. `digest` is the SHA-256 of its text."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    names: ChunkNames
+    fill_value: Array
+    pipeline: Pipeline
+    digest: str
+
+
+# ---- the file -----------------------------------------------------------------------------------
+
+
+def read_metadata(path: str) -> bytes:
+    """Return the text of zarr.json; raise OSError, or ZarrError if it is no regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as opened:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_METADATA_BYTES:
+            raise ZarrError(f"its {METADATA_FILE} is not a regular file of at most 16 MiB")
+        return opened.read()
+
+
+def parse_content(text: bytes) -> Content:
+    """Return the content of a zarr.json; raise ZarrError if it is not one of version 3."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ZarrError(f"its {METADATA_FILE} is not JSON: {reason:.200}") from None
+    if not isinstance(content, dict):
+        raise ZarrError(f"its {METADATA_FILE} is not a table")
+    if content.get("zarr_format") != 3:
+        version = content.get("zarr_format")
+        raise ZarrError(f"its zarr_format is {version!r:.20}", "version 3 of the format")
+    if content.get("node_type") not in ("array", "group"):
+        raise ZarrError(f"its node_type is {content.get('node_type')!r:.20}")
+    return content
+
+
+@lru_cache(maxsize=64)
+def array_metadata(path: str, identity: FileIdentity) -> ArrayMetadata:
+    """Return what the zarr.json of an array says, as long as its identity is this one."""
+    text = read_metadata(path)
+    try:
+        return _parse_array(parse_content(text), sha256(text).hexdigest())
+    except ZarrError:
+        raise
+    except (KeyError, TypeError, IndexError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise ZarrError(f"its {METADATA_FILE} is incomplete or wrong: {reason:.100}") from None
+
+
+# ---- an array -----------------------------------------------------------------------------------
+
+
+def _parse_array(content: Content, digest: str) -> ArrayMetadata:
+    for key, value in content.items():
+        optional = isinstance(value, dict) and value.get("must_understand") is False
+        if key not in _ARRAY_KEYS and not optional:
+            raise ZarrError(f"it has {key!r:.40}, which is not supported", "an array without it")
+    if content.get("storage_transformers"):
+        raise ZarrError("it has storage transformers", "an array without them")
+    shape = _integers(content["shape"], 0, "shape")
+    dtype = _dtype_of(content["data_type"])
+    grid, settings = _named(content["chunk_grid"])
+    if grid != "regular":
+        raise ZarrError(f"its chunk grid is {grid!r:.40}", "a regular chunk grid")
+    chunks = _integers(settings["chunk_shape"], 0, "chunk_shape")
+    if len(chunks) != len(shape):
+        raise ZarrError(f"its chunks have {len(chunks)} dimensions instead of {len(shape)}")
+    for extent, chunk in zip(shape, chunks, strict=True):
+        if chunk == 0 and extent > 0:
+            raise ZarrError("a chunk has no elements")
+    chunks = tuple(max(1, chunk) for chunk in chunks)
+    pipeline = _pipeline(content["codecs"], dtype, chunks)
+    return ArrayMetadata(
+        shape,
+        chunks,
+        _chunk_names(content["chunk_key_encoding"]),
+        _fill_value(content["fill_value"], dtype),
+        pipeline,
+        digest,
+    )
+
+
+def _integers(given: Any, least: int, what: str) -> tuple[int, ...]:
+    if not isinstance(given, list):
+        raise ZarrError(f"its {what} is not a list")
+    for number in given:
+        if type(number) is not int or not least <= number < _MOST_EXTENT:
+            raise ZarrError(f"its {what} has {number!r:.40}")
+    return tuple(given)
+
+
+def _named(given: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the configuration of an extension, which may be a name alone."""
+    if isinstance(given, str):
+        return given, {}
+    name = given["name"]
+    configuration = given.get("configuration") or {}
+    if not isinstance(name, str) or not isinstance(configuration, dict):
+        raise ZarrError(f"{name!r:.40} is not the name of an extension")
+    return name, configuration
+
+
+def _dtype_of(given: Any) -> DType:
+    name, _ = _named(given)
+    if name not in cpu_dtypes():
+        raise ZarrError(f"it is {name:.40}, which is not supported", one_of(cpu_dtypes()))
+    return numpy_dtype(name)
+
+
+def _chunk_names(given: Any) -> ChunkNames:
+    name, settings = _named(given)
+    prefixes = {"default": "c", "v2": ""}
+    if name not in prefixes:
+        raise ZarrError(f"its chunk key encoding is {name!r:.40}", one_of(prefixes))
+    separator = settings.get("separator", "/" if name == "default" else ".")
+    if separator not in ("/", "."):
+        raise ZarrError(f"its separator is {separator!r:.40}", "/ or .")
+    return ChunkNames(prefixes[name], separator)
+
+
+def _pipeline(codecs: Any, dtype: DType, chunks: tuple[int, ...]) -> Pipeline:
+    """Return the codecs as they are applied: transposes, the byte order, then compressors."""
+    transposes: list[tuple[int, ...]] = []
+    compressors: list[Compressor] = []
+    stored: DType | None = None
+    for given in codecs:
+        name, settings = _named(given)
+        if name == "sharding_indexed":
+            hint = "store it without shards"
+            raise ZarrError("it is stored in shards, which is not supported", hint=hint)
+        if name not in KNOWN_CODECS:
+            raise ZarrError(f"its codec {name:.40} is not supported", one_of(KNOWN_CODECS))
+        is_compressor = name in COMPRESSORS
+        if is_compressor == (stored is None):
+            raise ZarrError(f"its codec {name} is in the wrong place")
+        if name == "transpose":
+            transposes.append(_order(settings["order"], len(chunks)))
+        elif name == "bytes":
+            stored = _with_byte_order(dtype, settings.get("endian"))
+        else:
+            check_installed(COMPRESSORS[name])
+            compressors.append(COMPRESSORS[name])
+    if stored is None:
+        raise ZarrError("it has no codec bytes")
+    return Pipeline(stored, chunks, tuple(transposes), tuple(compressors))
+
+
+def _order(given: Any, ndim: int) -> tuple[int, ...]:
+    order = _integers(given, 0, "order")
+    if sorted(order) != list(range(ndim)):
+        raise ZarrError(f"its order {list(order)} is not one of {ndim} dimensions")
+    return order
+
+
+def _with_byte_order(dtype: DType, endian: Any) -> DType:
+    if endian not in ("little", "big", None) or (endian is None and dtype.itemsize > 1):
+        raise ZarrError(f"its endian is {endian!r:.20}", "little or big")
+    if endian is None or dtype.itemsize == 1:
+        return dtype
+    if dtype.kind == "V" and endian == "big":
+        raise ZarrError(f"it is {dtype.name} in big-endian order", "little-endian numbers")
+    if dtype.kind == "V":
+        return dtype
+    return dtype.newbyteorder("<" if endian == "little" else ">")
+
+
+def _fill_value(given: Any, dtype: DType) -> Array:
+    """Return the value of elements in chunks that are missing."""
+    value: bool | int | complex
+    if dtype.kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        if not isinstance(given, list) or len(given) != 2:
+            raise _wrong_fill_value(given, dtype)
+        value = complex(_real_number(given[0], part), _real_number(given[1], part))
+    elif dtype.kind in "biu":
+        if type(given) is not (bool if dtype.kind == "b" else int):
+            raise _wrong_fill_value(given, dtype)
+        value = given
+    else:
+        value = _real_number(given, dtype)
+    return np.array(value, dtype)
+
+
+def _real_number(given: Any, dtype: DType) -> float:
+    """Return a number, nan or an infinity; text in hexadecimal has the bits of an element."""
+    words = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+    if isinstance(given, str) and given in words:
+        return float(words[given])
+    if isinstance(given, str) and given.startswith("0x"):
+        bits = int(given, 16).to_bytes(dtype.itemsize, "little")
+        little = dtype if dtype.kind == "V" else dtype.newbyteorder("<")
+        return float(np.frombuffer(bits, little)[0])
+    if type(given) in (int, float):
+        return float(given)
+    raise _wrong_fill_value(given, dtype)
+
+
+def _wrong_fill_value(given: Any, dtype: DType) -> ZarrError:
+    return ZarrError(f"its fill_value {given!r:.40} is not {dtype.name}")
