@@ -170,7 +170,7 @@ def job_error(**tables):
 
 def test_messages_list_it(new_formats):
     write_inputs()
-    suffixes = ".h5, .hdf5, .he5, .safetensors, .npy, .block, .csv"
+    suffixes = ".h5, .hdf5, .he5, .safetensors, .npy, .zarr, .block, .csv"
     assert job_error(inputs='{ w = "w.txt" }') == (
         "job.toml:2:12: 'w.txt' is not a file of a known format; "
         f"expected a file name that ends in one of {suffixes}"
@@ -188,7 +188,7 @@ def test_messages_list_it(new_formats):
     given = '{ w = "w.csv:second" }'
     assert job_error(inputs=given, outputs='{ Z = "z.csv:a" }') == (
         "job.toml:3:13: CSV files can be read but not written; "
-        "expected a file name that ends in one of .h5, .hdf5, .he5, .npy, .block"
+        "expected a file name that ends in one of .h5, .hdf5, .he5, .npy, .zarr, .block"
     )
     assert job_error(inputs=given, outputs='{ Z = { file = "z.block", chunks = [2] } }') == (
         "job.toml:3:37: chunks cannot be combined with a .block file; "
@@ -200,7 +200,7 @@ def test_messages_list_it(new_formats):
 
 
 def test_it_is_gone_afterwards():
-    assert [known.name for known in all_formats()] == ["HDF5", "safetensors", "NumPy"]
+    assert [known.name for known in all_formats()] == ["HDF5", "safetensors", "NumPy", "zarr"]
     with pytest.raises(InputError, match="not a file of a known format"):
         known_format("here", "z.block")
 

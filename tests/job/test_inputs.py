@@ -148,7 +148,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         (
             'A = { file = "x.csv", dataset = "/A" }',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .safetensors, .npy",
+            "in one of .h5, .hdf5, .he5, .safetensors, .npy, .zarr",
         ),
         (
             'A = { file = "x.h5" }',
@@ -175,7 +175,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         (
             'A = "x.csv:/A"',
             "4:1: 'x.csv' is not a file of a known format; expected a file name that ends "
-            "in one of .h5, .hdf5, .he5, .safetensors, .npy",
+            "in one of .h5, .hdf5, .he5, .safetensors, .npy, .zarr",
         ),
         ('n = "x.h5:/A"', "4:1: n is a size and cannot name a tensor; expected another name"),
         (
@@ -222,7 +222,7 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
         (
             'Z = "o.safetensors:Z"',
             "5:1: safetensors files can be read but not written; expected a file name that "
-            "ends in one of .h5, .hdf5, .he5, .npy",
+            "ends in one of .h5, .hdf5, .he5, .npy, .zarr",
         ),
         (
             'Z = { file = "o.npy", dataset = "Z" }',
