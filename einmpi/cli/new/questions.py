@@ -19,8 +19,7 @@ from einmpi.language.vocabulary import CONSTANTS, is_callable
 T = TypeVar("T")
 
 _INPUT_HELP = (
-    "FILE.h5:/DATASET, FILE.zarr:/ARRAY, FILE.npy, "
-    "or the extents of a random tensor such as 100, n"
+    "FILE.h5:/DATASET, FILE.zarr:/ARRAY, FILE.npy, or the extents of a random tensor such as 100, n"
 )
 _OUTPUT_HELP = "FILE.h5:/DATASET, FILE.zarr:/ARRAY or FILE.npy; nothing prints a summary"
 
