@@ -378,6 +378,8 @@ READERS = (
     ROOT / "einmpi/files/hdf5/links.py",
     ROOT / "einmpi/files/hdf5/opening.py",
     ROOT / "einmpi/files/hdf5/writing.py",
+    ROOT / "einmpi/files/zarr/reading.py",
+    ROOT / "einmpi/files/zarr/writing.py",
     ROOT / "einmpi/files/datasets.py",
     ROOT / "einmpi/files/npy.py",
     ROOT / "einmpi/files/safetensors.py",
