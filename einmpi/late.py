@@ -12,7 +12,7 @@ _FUNCTIONS = {
     "apply_ufunc": "einmpi.arrays.elementwise:apply_ufunc",
     "apply_function": "einmpi.arrays.functions:apply_function",
     "select": "einmpi.arrays.indexing:select",
-    "assign": "einmpi.arrays.indexing:assign",
+    "assign": "einmpi.arrays.assignment:assign",
     "array_namespace": "einmpi.array_api.info:array_namespace",
     "plan_html": "einmpi.report.notebook:plan_html",
     "job_html": "einmpi.report.notebook:job_html",

@@ -50,3 +50,14 @@ def test_spill():
     )
     assert done.returncode == 0, done.stderr
     assert "times as long" in done.stdout
+
+
+def test_arrays():
+    command = [sys.executable, "bench/arrays.py", "--size", "100", "--repeat", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for row in done.stdout.splitlines()[2:]:
+        assert row.endswith("| 0 |"), row  # nothing is received by a rank that is alone

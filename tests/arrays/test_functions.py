@@ -127,6 +127,8 @@ def test_assignment(ranks):
         ((slice(1, 3), None, slice(1, 4)), np.arange(3.0)),
         ((3, slice(2, None)), np.array([[5.0, 6.0]])),
         ((slice(2, 2),), np.ones((0, 4))),
+        (([0, -1, 0], [1, 2, 3]), np.arange(3.0)),
+        (([[0], [4]], [1, 2]), 9.0),
     ]
 
     def on_rank(comm):
@@ -233,6 +235,8 @@ def test_what_is_refused():
         np.vecdot(x, np.ones(1))
     with pytest.raises(IndexError, match="index 3 is out of range for a dimension of extent 3"):
         x[3]
+    with pytest.raises(IndexError, match="index 5 is out of range for a dimension of extent 4"):
+        x[[0, 1], [5, 0]] = 1
     with pytest.raises(IndexError, match="3 indices for a tensor of 2 dimensions"):
         x[0, 0, 0]
     with pytest.raises(IndexError, match="single ellipsis"):
