@@ -27,6 +27,8 @@ HEAD = """\
 
 The public names of `import einmpi`. [How to use it under mpirun](howto_python.md) has whole
 programs. The examples here run in one process, after `import numpy as np` and `import einmpi`.
+`einmpi.array_api` has
+[the functions of the array API standard](howto_python.md#the-array-api-standard).
 """
 
 
