@@ -1,5 +1,8 @@
 """Index arithmetic such as u[i+1], x[i+k] and w[h*4+d]: values, and bytes that move as halos."""
 
+import re
+import time
+
 import numpy as np
 import pytest
 from distributed import run_from_files
@@ -7,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import einmpi
+from einmpi.errors import InputError
 
 RNG = np.random.default_rng(7)
 N = 41
@@ -424,3 +428,73 @@ def test_messages_name_what_was_written(text, message):
 def test_a_condition_on_values_is_left_to_the_run():
     text = "y[i] = where((x[i] > 3) & (i > 1), x[i-3], 0)"
     assert np.array_equal(einmpi.run(text, x=FIVE)["y"].gather(), [0, 0, 0, 1, 2])
+
+
+PERIODIC = {
+    "one neighbour": ("y[i] = x[i] + x[(i+1)%200]", lambda x: x + np.roll(x, -1)),
+    "both neighbours": (
+        "y[i] = x[(i+1)%200] - 2 * x[i] + x[(i+199)%200]",
+        lambda x: np.roll(x, -1) - 2 * x + np.roll(x, 1),
+    ),
+    "shifted far": ("y[i:200] = x[(i+70)%200]", lambda x: np.roll(x, -70)),
+    "a window": (
+        "y[i:200] = sum[k:6](x[(i+k)%200] * w[k])",
+        lambda x: sum(W[k] * np.roll(x, -k) for k in range(6)),
+    ),
+    "backwards": ("y[i:200] = x[(199-i+3)%200] + x[i]", lambda x: np.roll(x[::-1], 3) + x),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("case", PERIODIC)
+def test_periodic_indices(case, ranks):
+    text, wanted = PERIODIC[case]
+    inputs = {"x": X, "w": W} if "w[" in text else {"x": X}
+    outputs, moved = run_from_files(ranks, text, inputs)
+    assert np.allclose(outputs["y"], wanted(X), rtol=0, atol=1e-13)
+    if "neighbour" in case and ranks > 2:
+        count = 2 if case == "both neighbours" else 1
+        assert moved == ranks * count * X.itemsize
+
+
+def test_a_periodic_grid_moves_its_wrapped_halo():
+    """Neighbours in both dimensions: no cut goes without a wrap."""
+    u = RNG.normal(size=(32, 32))
+    text = "Z[i,j] = u[(i+1)%32,j] + u[(i+31)%32,j] + u[i,(j+1)%32] + u[i,(j+31)%32] - 4 * u[i,j]"
+    outputs, moved = run_from_files(4, text, {"u": u})
+    wanted = sum(np.roll(u, step, axis) for step in (1, -1) for axis in (0, 1)) - 4 * u
+    assert np.allclose(outputs["Z"], wanted, rtol=0, atol=1e-13)
+    assert moved == 4 * 2 * 32 * 8
+
+
+def test_planning_a_chain_of_stencils_counts_each_cut_once():
+    """On 64 ranks there are 4096 pairs of a layout and a state for each of the stencils."""
+    lines = ["y1[i:1999] = x[i] + x[i+1]"]
+    lines += [f"y{k}[i:{2000 - k}] = y{k - 1}[i] + y{k - 1}[i+1]" for k in range(2, 21)]
+    job = einmpi.program("\n".join(lines), x=(2000,))
+    start = time.process_time()
+    plan = einmpi.plan(job, ranks=64)
+    # It took 40 times as long when every pair was counted on its own.
+    assert time.process_time() - start < 10
+    assert plan.words_predicted == 20 * 63
+
+
+def test_the_peak_has_no_copy_of_what_is_read_in_place():
+    job = einmpi.program("Z[i:98] = u[i] + u[i+2]", u=(100,))
+    assert einmpi.plan(job, ranks=1).peak == (100 + 98) * 8
+    # Splits begin where the blocks of ranks do: nothing is fetched, and nothing is copied.
+    job = einmpi.program("Z[a:20,b:10] = x[a*10+b] * 2", x=(200,))
+    assert einmpi.plan(job, ranks=4).peak == 2 * 50 * 8
+
+
+def test_the_least_memory_is_that_of_a_rank():
+    """A rank keeps what it needs of an operand with index arithmetic, not all of the tensor."""
+    text = "Z[i:3998] = u[i] * u[i+2]"
+    u = RNG.normal(size=4000)
+    job = einmpi.program(text, u=(4000,))
+    with pytest.raises(InputError, match="at least") as refusal:
+        einmpi.plan(job, ranks=4, memory=100)
+    least = int(re.search("at least ([0-9]*) bytes", str(refusal.value)).group(1))
+    assert least < 17_000  # two operands of a quarter each, and a piece of the result
+    outputs, _ = run_from_files(4, text, {"u": u}, memory=least)
+    assert np.array_equal(outputs["Z"], u[:-2] * u[2:])

@@ -40,6 +40,23 @@ def interval_of(entry: Scalar, labels: Mapping[str, Interval]) -> Interval | Non
     return reached
 
 
+def intervals_of(entry: Scalar, labels: Mapping[str, Interval]) -> tuple[Interval, ...] | None:
+    """Return bounds of an index as `interval_of`, in two intervals where a remainder wraps once.
+
+    Of (i+1)%8 for i from 6 to 7 these are 7 to 7 and 0 to 0.
+    """
+    match entry:
+        case Call("%", (dividend, Const(divisor))) if type(divisor) is int and divisor > 0:
+            bounds = interval_of(dividend, labels)
+            if bounds is None:
+                return None
+            low, high = bounds
+            if high // divisor == low // divisor + 1 and high - low < divisor - 1:
+                return (low % divisor, divisor - 1), (0, high % divisor)
+    found = interval_of(entry, labels)
+    return None if found is None else (found,)
+
+
 def _interval_of_call(op: str, arguments: list[Interval]) -> Interval | None:
     low, high = arguments[0]
     if op == "neg":

@@ -14,7 +14,7 @@ import numpy as np
 from einmpi.planner.eliminate import Limits, Memo, Table, minimize
 from einmpi.planner.factor import Edge, Factored
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import HALO_NEIGHBOURS, halo_table
+from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_table
 from einmpi.planner.moving.volume import (
     Factors,
     Ints,

@@ -11,12 +11,8 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.planner import pieces
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import (
-    is_inside,
-    most_needed,
-    most_needed_bound,
-    needed_of,
-)
+from einmpi.planner.moving.halo import is_inside, needed_of
+from einmpi.planner.moving.halo_counts import most_needed, most_needed_bound
 
 MESSAGE_BUFFER_BYTES = 16 * 2**20  # the most that one buffer for messages takes
 LEAST_MESSAGE_BUFFER_BYTES = 256

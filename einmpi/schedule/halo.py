@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from einmpi.graph.arithmetic import call
 from einmpi.graph.einsum import OperandIndex
-from einmpi.graph.index_arithmetic import arithmetic_labels
+from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
 from einmpi.graph.scalar import Const, Scalar
-from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, most_needed, shares_of
+from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, shares_of
+from einmpi.planner.moving.halo_counts import most_needed
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.moves import collection
 from einmpi.schedule.regions import Region, Runs, locate
@@ -46,16 +47,48 @@ def _needed_region(
     return tuple(region)
 
 
-def index_in_region(entries: OperandIndex, region: Region) -> OperandIndex:
-    """Return an index for a buffer that holds only this region, where it begins at 0."""
+def index_in_region(
+    entries: OperandIndex, region: Region, shares: Mapping[str, Runs]
+) -> OperandIndex:
+    """Return an index for a buffer that holds only this region, where it begins at 0.
+
+    `shares` are the indices of the labels with which the rank computes.
+    """
     found: list[str | Scalar] = []
     for entry, runs in zip(entries, region, strict=True):
-        start = runs[0][0] if runs else 0
-        if isinstance(entry, str) or arithmetic_labels(entry) is None or not start:
+        if isinstance(entry, str) or arithmetic_labels(entry) is None or not runs:
             found.append(entry)
         else:
-            found.append(call("-", entry, Const(start)))
+            found.append(_index_in_runs(entry, runs, shares))
     return tuple(found)
+
+
+def _index_in_runs(entry: Scalar, runs: Runs, shares: Mapping[str, Runs]) -> Scalar:
+    """Return an index of a dimension for a buffer that holds one or two runs of it."""
+    first_start, first_stop = runs[0]
+    if len(runs) == 1:
+        return _less(entry, first_start)
+    second_start = runs[1][0]
+    gap = second_start - first_stop
+    bounds = {}
+    for label in arithmetic_labels(entry) or ():
+        if shares[label]:
+            bounds[label] = shares[label][0][0], shares[label][-1][1] - 1
+        else:
+            return entry  # nothing is computed with it
+    reached = interval_of(entry, bounds)
+    if reached is not None and reached[1] < first_stop:
+        return _less(entry, first_start)
+    if reached is not None and reached[0] >= second_start:
+        return _less(entry, first_start + gap)
+    # Indices after the first run skip the gap.
+    after_first_run = call("-", entry, Const(first_stop - 1))
+    skipped = call("minimum", call("maximum", after_first_run, Const(0)), Const(gap))
+    return _less(call("-", entry, skipped), first_start)
+
+
+def _less(entry: Scalar, start: int) -> Scalar:
+    return call("-", entry, Const(start)) if start else entry
 
 
 def select_in_region(

@@ -252,7 +252,7 @@ class _Lowering:
             region = regions.get(operand)
             if region is not None:
                 select += select_in_region(operand, entries, region, runs)
-                indices.append(index_in_region(entries, region))
+                indices.append(index_in_region(entries, region, runs))
                 continue
             indices.append(entries)
             # A diagonal is cut along its first dimension; along the others every rank has it all.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from math import prod
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from einmpi.planner.mesh import Mesh
 
@@ -15,6 +16,7 @@ from einmpi.planner.mesh import Mesh
 # runs ((0, 4), (8, 10)): in ascending order, none of them empty, no two of them adjacent. So equal
 # sets of indices are equal tuples.
 Runs: TypeAlias = tuple[tuple[int, int], ...]
+Ints = npt.NDArray[np.int64]
 
 
 def one_run(start: int, stop: int) -> Runs:
@@ -41,29 +43,45 @@ def share(mesh: Mesh, extent: int, cuts: tuple[tuple[int, int], ...]) -> Runs:
     digits. The cut (0, 1) selects the blocks with the first digit 1: ((4, 8),). The cut (1, 1)
     selects the blocks with the second digit 1: ((2, 4), (6, 8), (10, 12)).
     """
-    found = whole(extent)
+    found: Runs | None = None
     for window in mesh.windows(extent):
-        digit = {axis: value for axis, value in cuts if axis in window}
-        if digit:
-            found = intersect(found, _share_of_window(mesh, extent, window, digit))
-    return found
+        digits = tuple((axis, value) for axis, value in cuts if axis in window)
+        if digits:
+            selected = _share_of_window(mesh, extent, window, digits)
+            found = selected if found is None else intersect(found, selected)
+    return whole(extent) if found is None else found
 
 
-def _share_of_window(mesh: Mesh, extent: int, window: Sequence[int], digit: dict[int, int]) -> Runs:
+def _share_of_window(
+    mesh: Mesh, extent: int, window: tuple[int, ...], digits: tuple[tuple[int, int], ...]
+) -> Runs:
     """Return the indices whose block has the given digits.
 
     The axes of the window cut the label into m blocks: index i is in block ⌊i·m/extent⌋.
     """
     blocks = prod(mesh.factors[axis] for axis in window)
+    first, last = _runs_of_blocks(mesh, window, digits)
+    starts = -(-first * extent // blocks)
+    stops = -(-last * extent // blocks)
+    return joined(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+@lru_cache(maxsize=65536)
+def _runs_of_blocks(
+    mesh: Mesh, window: tuple[int, ...], digits: tuple[tuple[int, int], ...]
+) -> tuple[Ints, Ints]:
+    """Return the blocks with the given digits as runs: their starts and their stops."""
+    blocks = prod(mesh.factors[axis] for axis in window)
+    digit = dict(digits)
     selected = np.arange(blocks)
     unit = blocks  # how many blocks in a row have the same digit on the current axis
     for axis in window:
         unit //= mesh.factors[axis]
         if axis in digit:
             selected = selected[selected // unit % mesh.factors[axis] == digit[axis]]
-    starts = -(-selected * extent // blocks)
-    stops = -(-(selected + 1) * extent // blocks)
-    return joined(zip(starts.tolist(), stops.tolist(), strict=True))
+    is_first = np.diff(selected, prepend=-2) > 1
+    is_last = np.diff(selected, append=blocks + 2) > 1
+    return selected[is_first], selected[is_last] + 1
 
 
 def joined(runs: Iterable[tuple[int, int]]) -> Runs:

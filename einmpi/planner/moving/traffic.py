@@ -11,7 +11,8 @@ import numpy as np
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.factor import Edge, Name, factor
 from einmpi.planner.mesh import Mesh
-from einmpi.planner.moving.halo import HALO_NEIGHBOURS, Needed, halo_words
+from einmpi.planner.moving.halo import Needed
+from einmpi.planner.moving.halo_counts import HALO_NEIGHBOURS, halo_words
 from einmpi.planner.moving.volume import moved_words
 from einmpi.planner.paper.costs import Cost
 from einmpi.planner.prices import Prices
