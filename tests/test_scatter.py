@@ -372,6 +372,12 @@ def test_parameters() -> None:
         ("y[dst[e]//4:1000] = sum(w[e])", 2 * 5000),
         ("y[dst[e]:1000, src[e]:1000] = sum(w[e])", 5000),
         ("y[dst[e]:1000, f] = max(x[src[e], f])", 5000 * 64),
+        # scattered before a product of matrices, or after it
+        ("y[dst[e]:1000, g] = sum(x[src[e],f] * W[f,g])", 5000 * 64 + 2 * 1000 * 64 * 32),
+        ("y[dst[e]:9000, g] = sum(z[e,f] * W[f,g])", 2 * 5000 * 64 * 32 + 5000 * 32),
+        ("y[dst[e]:1000, f, g] = sum(z[e,f] * W[0,g])", 5000 * 64 + 1000 * 64 * 32),
+        ("y[dst[e]:1000, g] = max(z[e,f] + W[f,g])", 5000 * 64 + 2 * 1000 * 64 * 32),
+        ("m[e,f] = 2 * z[e,f]; y[dst[e]:1000, f] = sum(m[e,f])", 2 * 5000 * 64),
     ],
 )
 def test_operations_are_those_of_the_values(text: str, operations: int) -> None:
@@ -382,6 +388,32 @@ def test_operations_are_those_of_the_values(text: str, operations: int) -> None:
     job = einmpi.program(text, **used)
     assert job.graph.operations() == operations
     assert parse_graph(str(job.graph)) == job.graph
+
+
+@pytest.mark.parametrize("places", [5, 90])
+@pytest.mark.parametrize("name", ["sum", "max"])
+def test_products_around_scattered_values(places: int, name: str) -> None:
+    """Scattered first if there are few places, last if there are many; indices stay guarded."""
+    op = {"sum": "*", "max": "+"}[name]
+    dst = RNG.integers(0, places, EDGES)
+    src = SRC.copy()
+    dst[3] = -1
+    src[3] = 99
+    values = H[np.where(dst >= 0, src, 0)]
+    product = values[:, :, None] * GRAPH["W"] if name == "sum" else values[:, :, None] + GRAPH["W"]
+    wanted = scattered(name, dst, product.sum(1) if name == "sum" else product.max(1), places)
+    inputs = {"dst": dst, "src": src, "h": H, "W": GRAPH["W"]}
+    text = f"y[dst[e]:{places}, g] = {name}(h[src[e],f] {op} W[f,g])"
+    check(text, inputs, wanted, 4)
+    assert len(einmpi.program(text, **inputs).graph.computed) > 1
+    found = einmpi.run(text, inputs, strict=True)["y"].gather()
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    inputs["h"] = np.round(H * 9).astype("int64")
+    inputs["W"] = np.round(GRAPH["W"] * 9).astype("int64")
+    values = inputs["h"][np.where(dst >= 0, src, 0)][:, :, None]
+    product = values * inputs["W"] if name == "sum" else values + inputs["W"]
+    wanted = scattered(name, dst, product.sum(1) if name == "sum" else product.max(1), places)
+    check(text, inputs, wanted, 3)
 
 
 def test_both_forms_are_the_same_vertex() -> None:

@@ -28,6 +28,9 @@ class Names:
         self._taken = set(taken)
         self._next_number: dict[str, int] = {}  # of each stem; all smaller ones are taken
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
+
     def add(self, name: str) -> None:
         """Note that a name is in use."""
         self._taken.add(name)

@@ -22,6 +22,7 @@ from einmpi.graph.scalar import (
     walk,
 )
 from einmpi.graph.split import split
+from einmpi.graph.split_scattered import split_scattered
 
 MAX_ROUNDS = 10
 MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what computes it
@@ -32,13 +33,13 @@ def optimize(graph: EinGraph, strict: bool = False) -> EinGraph:
 
     What is fused may be split once more: several rounds can be needed.
     """
-    split_graph = split(share(prune(graph)), strict)
+    split_graph = split(split_scattered(share(prune(graph)), strict), strict)
     before = None
     for _ in range(MAX_ROUNDS):
         graph = fuse(share(split_graph), strict)
         if graph == before:
             return graph
-        split_graph = split(graph, strict)
+        split_graph = split(split_scattered(graph, strict), strict)
         if split_graph == graph:
             return graph
         before = graph
@@ -291,6 +292,8 @@ class _Consumer:
         if not is_plain(body) and not _is_view(body):
             if not is_only_consumer or _repeats_work(einsum, uses):
                 return
+            if einsum.segments is not None and produced.is_gathering:
+                return  # a value that goes nowhere would not be guarded
             if len(uses) * len(nodes) + self.size > MAX_FUSED_NODES:
                 return
         if not isinstance(body, Element | Call):
@@ -330,6 +333,8 @@ def _repeats_work(einsum: EinSum, uses: list[Element]) -> bool:
     their labels, whatever the extents, and that must not be undone here.
     """
     repeated = set(einsum.labels)
+    if einsum.segments is not None:
+        repeated -= set(einsum.segments.labels)  # a value is computed once, for one place
     if not einsum.aggregated:
         repeated = {label for label in einsum.labels if einsum.extent[label] != 1}
     return not all(repeated <= set(use.index) for use in uses)

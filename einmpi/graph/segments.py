@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from einmpi.graph.aggregations import Aggregation
 from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Number, Scalar, rebuild, walk
+from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Number, Scalar, walk
 
 # What indexes the dimensions of an operand: labels, or expressions over Args and Indexes.
 Entries: TypeAlias = tuple[str | Scalar, ...]
@@ -63,7 +63,7 @@ def find_segments(
     # Taking the number once must be the same as taking it for each value that goes elsewhere.
     if not record.is_idempotent and masked != record.empty:
         return None
-    entries = tuple(_entries_without(index, condition) for index in operands)
+    entries = tuple(_with_other_guard(index, condition, None) for index in operands)
     index_labels = unique(*(used_labels(index, entries) for index in indices.values()))
     if not set(indices).isdisjoint(index_labels):
         return None
@@ -111,21 +111,26 @@ def used_labels(node: Scalar, operands: Sequence[Entries]) -> tuple[str, ...]:
 
 def without_guard(node: Scalar, condition: Scalar) -> Scalar:
     """Return an expression where a condition is known to hold: where(condition, x, …) is x."""
+    return with_other_guard(node, condition, None)
+
+
+def with_other_guard(node: Scalar, condition: Scalar, other: Scalar | None) -> Scalar:
+    """Return an expression with another condition in its wheres; without these if it is None."""
     if isinstance(node, Call):
+        changed = [with_other_guard(arg, condition, other) for arg in node.args]
         if node.op == "where" and node.args[0] == condition:
-            return without_guard(node.args[1], condition)
-        return Call(node.op, tuple(without_guard(arg, condition) for arg in node.args))
-
-    def leaf(part: Scalar) -> Scalar:
-        if isinstance(part, Element):
-            return Element(part.tensor, _entries_without(part.index, condition))
-        return part
-
-    return rebuild(node, leaf)
+            return changed[1] if other is None else Call("where", (other, *changed[1:]))
+        return Call(node.op, tuple(changed))
+    if isinstance(node, Element):
+        return Element(node.tensor, _with_other_guard(node.index, condition, other))
+    return node
 
 
-def _entries_without(index: Entries, condition: Scalar) -> Entries:
+def _with_other_guard(index: Entries, condition: Scalar, other: Scalar | None) -> Entries:
     entries: list[str | Scalar] = []
     for entry in index:
-        entries.append(entry if isinstance(entry, str) else without_guard(entry, condition))
+        if isinstance(entry, str):
+            entries.append(entry)
+        else:
+            entries.append(with_other_guard(entry, condition, other))
     return tuple(entries)

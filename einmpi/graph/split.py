@@ -31,14 +31,14 @@ def split(graph: EinGraph, strict: bool = False) -> EinGraph:
     known: dict[str, Vertex] = {}
     for vertex in graph.vertices:
         if vertex.einsum is not None and vertex.einsum.aggregation is not None:
-            _ProductSplitter(vertex, vertex.einsum, known, names, strict).split()
+            ProductSplitter(vertex, vertex.einsum, known, names, strict).split()
         else:
             known[vertex.name] = vertex
     return replace(graph, vertices=tuple(known.values()))
 
 
 @dataclass
-class _ProductSplitter:
+class ProductSplitter:
     """Splits one vertex. `known` receives the vertices, `names` has those in use."""
 
     vertex: Vertex

@@ -1,0 +1,203 @@
+"""Products under a scattered ⊕: values are scattered before or after a matrix product, whichever
+takes fewer operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
+from einmpi.graph.einsum import EinSum, make_einsum, reopen
+from einmpi.graph.labels import Names, unique
+from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
+from einmpi.graph.segments import Segments, with_other_guard, without_guard
+from einmpi.graph.split import ProductSplitter
+
+# A matrix product may take this many times the operations of scattered values: it is faster.
+MATRIX_PRODUCT_ALLOWANCE = 1.125
+
+
+def split_scattered(graph: EinGraph, strict: bool = False) -> EinGraph:
+    """Take factors out of scattered aggregates where that saves operations.
+
+    Y[k,g] ← Σ[e,f](where(dst[e] == k, X[e,f] × W[f,g], 0)) becomes one of
+
+        Y_1[k,f] ← Σ[e](where(dst[e] == k, X[e,f], 0))     Y_1[e,g] ← Σ[f](X[e,f] × W[f,g])
+        Y[k,g] ← Σ[f](Y_1[k,f] × W[f,g])                   Y[k,g] ← Σ[e](where(dst[e] == k, …, 0))
+
+    As in `split`, integers stay the same bit for bit; if `strict`, so do all other numbers.
+    """
+    names = Names(vertex.name for vertex in graph.vertices)
+    known: dict[str, Vertex] = {}
+    for vertex in graph.vertices:
+        einsum = vertex.einsum
+        if einsum is not None and einsum.segments is not None:
+            _ScatterSplitter(vertex, einsum, einsum.segments, known, names, strict).split()
+        else:
+            known[vertex.name] = vertex
+    return replace(graph, vertices=tuple(known.values()))
+
+
+@dataclass
+class _ScatterSplitter:
+    """Splits one vertex. `known` receives the vertices, `names` has those in use."""
+
+    vertex: Vertex
+    einsum: EinSum
+    segments: Segments
+    known: dict[str, Vertex]
+    names: Names
+    strict: bool
+
+    def __post_init__(self) -> None:
+        expression = reopen(self.einsum, self.vertex.inputs)
+        assert isinstance(expression, Call)
+        self.condition, self.chosen, self.masked = expression.args
+        # The aggregated labels of indices, such as e in dst[e], and the others.
+        self.sent: list[str] = []
+        self.summed: list[str] = []
+        for label in self.einsum.aggregated:
+            is_sent = label in self.segments.index_labels
+            (self.sent if is_sent else self.summed).append(label)
+
+    def split(self) -> None:
+        """Add the vertex, or the two vertices that take the fewest operations."""
+        product = self._product()
+        chosen = [self.vertex]
+        if product is not None:
+            fewest = self.einsum.operations() * MATRIX_PRODUCT_ALLOWANCE
+            for candidate in self._candidates(product):
+                operations = self._operations_of(candidate)
+                if operations < fewest:
+                    fewest = operations
+                    chosen = candidate
+        for vertex in chosen:
+            self.names.add(vertex.name)
+            self.known[vertex.name] = vertex
+
+    def _product(self) -> ProductSplitter | None:
+        """Return what tells the factors of the values; None if they may not be reordered."""
+        body = without_guard(self.chosen, self.condition)
+        output = [label for label in self.einsum.output if label in labels_of(body)]
+        vertex = self._vertex(self.vertex.name, output, body, self.einsum.aggregated)
+        if vertex is None or vertex.einsum is None:
+            return None
+        product = ProductSplitter(vertex, vertex.einsum, self.known, self.names, self.strict)
+        factors = product.factors(body) if product.op else []
+        tensors = [factor for factor in factors if labels_of(factor)]
+        if not product.is_valid(factors, tensors) or not product.may_reorder(factors):
+            return None
+        return product
+
+    def _candidates(self, product: ProductSplitter) -> Iterator[list[Vertex]]:
+        """Yield the ways to compute this in two vertices."""
+        sent_factors = []
+        other_factors = []
+        for factor in product.factors(self.chosen):
+            plain = without_guard(factor, self.condition)
+            labels = labels_of(plain)
+            if not labels or not set(self.sent).isdisjoint(labels):
+                sent_factors.append(factor)
+            elif plain == factor:
+                other_factors.append(factor)
+            else:
+                return  # it may read only what a value with a place needs
+        if other_factors and any(map(labels_of, sent_factors)) and self._has_neutral(product):
+            yield self._scattered_first(product, sent_factors, other_factors)
+        labels = labels_of(without_guard(self.chosen, self.condition))
+        if other_factors and self.summed and set(labels).isdisjoint(self.segments.labels):
+            yield self._scattered_last(labels)
+
+    def _has_neutral(self, product: ProductSplitter) -> bool:
+        """Return whether empty segments have the neutral element: its products are neutral too."""
+        record = AGGREGATIONS[str(self.einsum.aggregation)]
+        masked = self.segments.masked
+        if masked == record.empty:
+            return True
+        return product.dtype.kind != "c" and masked == record.neutral(product.dtype)
+
+    def _scattered_first(
+        self, product: ProductSplitter, sent: list[Scalar], others: list[Scalar]
+    ) -> list[Vertex]:
+        """Return the vertex that scatters factors with a place, and their product with others."""
+        other = product.product(others)
+        value = product.product(sent)
+        own_labels = labels_of(without_guard(value, self.condition))
+        aggregated = list(self.sent)
+        for label in self.summed:
+            if label in own_labels and label not in labels_of(other):
+                aggregated.append(label)
+        output = []
+        for label in unique(self.segments.labels, own_labels):
+            if label not in aggregated:
+                output.append(label)
+        name = self._new_name()
+        masked = Call("where", (self.condition, value, self.masked))
+        first = self._vertex(name, output, masked, aggregated)
+        remaining = [label for label in self.einsum.aggregated if label not in aggregated]
+        joined = product.product([Element(name, tuple(output)), other])
+        last = self._vertex(self.vertex.name, self.einsum.output, joined, remaining, first)
+        return [first, last]
+
+    def _scattered_last(self, labels: Sequence[str]) -> list[Vertex]:
+        """Return the vertex that sums labels without a place, and one that scatters the sums.
+
+        A value that goes nowhere may have indices out of range; these are not used.
+        """
+        inside: Scalar | None = None
+        for label, index in zip(self.segments.labels, self.segments.indices, strict=True):
+            element = reopen(replace(self.einsum, function=index), self.vertex.inputs)
+            extent = Const(self.einsum.extent[label])
+            is_inside = Call("&", (Call(">=", (element, Const(0))), Call("<", (element, extent))))
+            inside = is_inside if inside is None else Call("&", (inside, is_inside))
+        assert inside is not None
+        output = [label for label in labels if label not in self.summed]
+        body = with_other_guard(self.chosen, self.condition, inside)
+        name = self._new_name()
+        first = self._vertex(name, output, body, self.summed)
+        element = Element(name, tuple(output))
+        masked = Call("where", (self.condition, element, self.masked))
+        last = self._vertex(self.vertex.name, self.einsum.output, masked, self.sent, first)
+        return [first, last]
+
+    def _new_name(self) -> str:
+        """Return a name for the first of two vertices; it is not taken before one is added."""
+        number = 1
+        while f"{self.vertex.name}_{number}" in self.names:
+            number += 1
+        return f"{self.vertex.name}_{number}"
+
+    def _vertex(
+        self,
+        name: str,
+        output: Sequence[str],
+        expression: Scalar,
+        aggregated: Sequence[str],
+        first: Vertex | None = None,
+    ) -> Vertex:
+        """Return a vertex, which may read the first of two."""
+        aggregation = self.einsum.aggregation if aggregated else None
+        extent = self.einsum.extent
+        einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
+        known = self.known if first is None else {**self.known, first.name: first}
+        return make_vertex(name, einsum, inputs, known, places=self.vertex.places)
+
+    def _operations_of(self, vertices: Sequence[Vertex]) -> int:
+        """Return the operations of vertices once products among them are split."""
+        known = dict(self.known)
+        before = set(known)
+        for vertex in vertices:
+            einsum = vertex.einsum
+            assert einsum is not None
+            if einsum.aggregation is None or einsum.segments is not None:
+                known[vertex.name] = vertex
+            else:
+                names = Names([*known, vertex.name])
+                ProductSplitter(vertex, einsum, known, names, self.strict).split()
+        total = 0
+        for name, vertex in known.items():
+            if name not in before and vertex.einsum is not None:
+                total += vertex.einsum.operations()
+        return total
