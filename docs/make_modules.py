@@ -45,7 +45,7 @@ def section(room):
             for path in sorted(inner.glob("*.py")):
                 if path.name != "__init__.py":
                     lines.append(f"| `{inner.name}/{path.stem}` | {description(path)} |")
-    if room in ("planner", "files", "kernels/cuda"):
+    if room in ("graph", "planner", "files", "kernels/cuda"):
         for path in sorted(folder.glob("*/*.py")):
             if path.name != "__init__.py":
                 lines.append(f"| `{path.parent.name}/{path.stem}` | {description(path)} |")

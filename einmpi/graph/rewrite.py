@@ -21,8 +21,8 @@ from einmpi.graph.scalar import (
     relabel,
     walk,
 )
-from einmpi.graph.split import split
-from einmpi.graph.split_scattered import split_scattered
+from einmpi.graph.split.products import split
+from einmpi.graph.split.scattered import split_scattered
 
 MAX_ROUNDS = 10
 MAX_FUSED_NODES = 64  # of a fused expression: a tensor used twice doubles what computes it

@@ -13,7 +13,7 @@ from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import Names, unique
 from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
 from einmpi.graph.segments import Segments, with_other_guard, without_guard
-from einmpi.graph.split import ProductSplitter
+from einmpi.graph.split.products import ProductSplitter
 
 # A matrix product may take this many times the operations of scattered values: it is faster.
 MATRIX_PRODUCT_ALLOWANCE = 1.125

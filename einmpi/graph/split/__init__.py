@@ -1,0 +1,1 @@
+"""Products under ⊕ to smaller vertices, where that saves operations."""
