@@ -92,6 +92,103 @@ N[i,k:3]  = where(k == 0, first[i], where(k == 1, second[i], third[i]))
     is_exact=False,
 )
 
+
+def kmeans_by_numpy(xp: Any, X: Array, C: Array) -> tuple[Array, ...]:
+    near = ((C * C).sum(axis=1) - 2 * (X @ C.T)).argmin(axis=1)
+    return (xp.stack([X[near == c].mean(axis=0) for c in range(len(C))]),)
+
+
+def with_centres(rng: Random, n: Sizes) -> dict[str, Array]:
+    X = rng.normal(size=(n["points"], n["features"]))
+    return {"X": X, "C": X[: n["clusters"]]}
+
+
+K_MEANS = Case(
+    program="""
+D[i,c]  = sum(C[c,f]**2) - 2 * sum(X[i,f] * C[c,f])
+near[i] = argmin[c](D[i,c])
+new[near[i]:clusters, f] = mean(X[i,f])
+""",
+    sizes={"points": 150_000, "features": 16, "clusters": 16},
+    small={"points": 300, "features": 4, "clusters": 6},
+    inputs=with_centres,
+    by_numpy=kmeans_by_numpy,
+    peer="a matrix product, argmin, a mean for each cluster",
+    # The centres to all ranks; their sums and counts from all ranks, and back to all.
+    words=lambda p, n: (p - 1) * (3 * n["clusters"] * n["features"] + 2 * n["clusters"]),
+    is_exact=False,
+)
+
+# ---- graphs -------------------------------------------------------------------------------------
+
+
+def random_edges(rng: Random, n: Sizes) -> dict[str, Array]:
+    return {
+        "src": rng.integers(0, n["n"], size=n["edges"]),
+        "dst": rng.integers(0, n["n"], size=n["edges"]),
+    }
+
+
+def gcn_by_numpy(
+    xp: Any, src: Array, dst: Array, weight: Array, X: Array, W: Array
+) -> tuple[Array, ...]:
+    if xp is np:
+        import scipy.sparse as sparse
+    else:
+        import cupyx.scipy.sparse as sparse
+    adjacency = sparse.csr_matrix((weight, (dst, src)), shape=(len(X), len(X)))
+    return (xp.maximum(adjacency @ (X @ W), 0),)
+
+
+GCN = Case(
+    program="""
+XW[v,g] = sum(X[v,f] * W[f,g])
+S[dst[e]:n, g] = sum(weight[e] * XW[src[e],g])
+y[v,g]  = relu(S[v,g])
+""",
+    sizes={"n": 30_000, "edges": 400_000, "features": 64, "g": 32},
+    small={"n": 30, "edges": 90, "features": 5, "g": 4},
+    inputs=lambda rng, n: {
+        **random_edges(rng, n),
+        "weight": rng.random(size=n["edges"]),
+        "X": rng.normal(size=(n["n"], n["features"])),
+        "W": rng.normal(size=(n["features"], n["g"])),
+    },
+    by_numpy=gcn_by_numpy,
+    peer="scipy.sparse.csr_matrix @",
+    # Edges are cut: W and the features of all nodes to all ranks, sums for all nodes from all.
+    words=lambda p, n: (p - 1) * (n["features"] * n["g"] + 2 * n["n"] * n["g"]),
+    is_exact=False,
+)
+
+
+def pagerank_by_numpy(xp: Any, src: Array, dst: Array, r: Array) -> tuple[Array, ...]:
+    n = len(r)
+    degree = xp.bincount(src, minlength=n)
+    share = r / xp.maximum(degree, 1)
+    flow = xp.bincount(dst, weights=share[src], minlength=n)
+    lost = r[degree == 0].sum()
+    return (0.15 / n + 0.85 * (flow + lost / n),)
+
+
+PAGERANK = Case(
+    program="""
+degree[src[e]:n] = sum(1)
+share[v] = r[v] / maximum(degree[v], 1)
+flow[dst[e]:n] = sum(share[src[e]])
+lost     = sum(where(degree[v] == 0, r[v], 0))
+y[v]     = 0.15 / n + 0.85 * (flow[v] + lost / n)
+""",
+    sizes={"n": 500_000, "edges": 5_000_000},
+    small={"n": 40, "edges": 90},
+    inputs=lambda rng, n: {**random_edges(rng, n), "r": rng.random(size=n["n"])},
+    by_numpy=pagerank_by_numpy,
+    peer="np.bincount",
+    # Degrees and flows are sums for all nodes from all ranks; all shares go to all ranks.
+    words=lambda p, n: (p - 1) * (3 * n["n"] + 2),
+    is_exact=False,
+)
+
 # ---- linear algebra -----------------------------------------------------------------------------
 
 
@@ -367,7 +464,7 @@ RUNNING_SUM = Case(
     inputs=lambda rng, n: {"x": rng.normal(size=n["n"])},
     by_numpy=lambda xp, x: (xp.cumsum(x),),
     peer="np.cumsum",
-    words=lambda p, n: (p - 1) * n["n"],  # all of x to all ranks
+    words=lambda p, n: p * (p - 1),  # the sum of each block to all ranks
     is_exact=False,
 )
 
@@ -420,6 +517,9 @@ MEAN_WITHOUT_NANS = Case(
 
 CASES = {
     "k nearest neighbours": K_NEAREST,
+    "k-means step": K_MEANS,
+    "GCN layer": GCN,
+    "PageRank step": PAGERANK,
     "principal component": PCA,
     "power iteration": POWER_ITERATION,
     "MLP": MLP,
