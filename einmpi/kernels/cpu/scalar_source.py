@@ -268,11 +268,13 @@ class Lanes:
     ) -> str:
         """Return the index of gather number `k`, and note the least and the greatest one."""
         index = self.value(gather, "int64", row, step)
+        if self.nest.place is not None and gather == Arg(self.nest.place):
+            return index  # the kernel computes nothing for other places
         lines = self.inside if depends_on_lane else self.before
         least = f"L{array}_{k}"
         greatest = f"H{array}_{k}"
         lines.append(f"{least} = pick({index} < {least}, {index}, {least})")
         lines.append(f"{greatest} = pick({index} > {greatest}, {index}, {greatest})")
-        # Nothing is read out of bounds, whatever the index.
-        in_range = f"(0 <= {index}) & ({index} < N{array}_{k})"
+        # Nothing is read out of bounds, whatever the index; a negative one becomes a huge number.
+        in_range = f"uint64({index}) < uint64(N{array}_{k})"
         return self.keep(f"pick({in_range}, {index}, 0)", depends_on_lane)

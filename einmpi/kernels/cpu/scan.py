@@ -72,24 +72,32 @@ def scan_lines(
 
     `offsets` are what the lines begin with, None for nothing.
     """
+    dtype = target.dtype
+    if record.is_rounded:
+        dtype = np.dtype(DTYPES[target.dtype.name].accumulator)
+    length = source.shape[-1]
+    neutral = record.neutral(dtype)
+    is_contiguous = length > 0 and source.strides[-1] == source.itemsize
+    is_numpys = counts is None and offsets is None and masked == neutral
+    if is_contiguous and is_numpys and source.dtype == target.dtype == dtype:
+        record.combine.accumulate(source, axis=-1, out=target)
+        return
     line_shape = source.shape[:-1]
     line_count = int(np.prod(line_shape, dtype=np.int64))
-    if line_count > BLOCK_ELEMENTS // 64 and line_shape[0] > 1:
+    max_lines = BLOCK_ELEMENTS // 64
+    if is_contiguous:  # few long parts of lines are scanned faster than many short ones
+        max_lines = max(1, BLOCK_ELEMENTS // length)
+    if line_count > max_lines and line_shape[0] > 1:
         half = line_shape[0] // 2
         for lines in (slice(0, half), slice(half, None)):
             line_offsets = None if offsets is None else offsets[lines]
             scan_lines(record, source[lines], target[lines], counts, masked, line_offsets)
         return
-    if line_count > BLOCK_ELEMENTS // 64 and len(line_shape) > 1:
+    if line_count > max_lines and len(line_shape) > 1:
         line_offsets = None if offsets is None else offsets[0]
         scan_lines(record, source[0], target[0], counts, masked, line_offsets)
         return
-    dtype = target.dtype
-    if record.is_rounded:
-        dtype = np.dtype(DTYPES[target.dtype.name].accumulator)
-    length = source.shape[-1]
     step = max(1, BLOCK_ELEMENTS // max(1, line_count))
-    neutral = record.neutral(dtype)
     if length == 0 or counts is not None:
         target[...] = neutral if length == 0 else masked  # results before the first value
     total: Array = np.full(line_shape, neutral, dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -196,7 +197,7 @@ def _places(scatter: Scatter) -> list[Array]:
     for axis, label in enumerate(labels):
         along = [1] * len(labels)
         along[axis] = -1
-        positions[label] = np.arange(extent[label]).reshape(along)
+        positions[label] = _numbers_up_to(extent[label]).reshape(along)
         numbers[label] = positions[label]
         if label in scatter.index:
             numbers[label] = scatter.index[label].reshape(along)
@@ -208,20 +209,37 @@ def _places(scatter: Scatter) -> list[Array]:
         place, is_here = _local_places(wanted, scatter.index.get(label), extent[label])
         found.append(place)
         is_inside = is_inside & is_here
+    if np.all(is_inside):
+        return found
     places = [np.where(is_inside, place, 0) for place in found]
     places[0][~is_inside] = -1
     return places
 
 
-def _local_places(wanted: Array, own: Array | None, extent: int) -> tuple[Array, Array]:
-    """Return positions for global indices, and which of these indices are a position's at all."""
+@lru_cache(maxsize=4)
+def _numbers_up_to(extent: int) -> Array:
+    """Return 0, 1, 2, …: all chunks but the last have the same number of places."""
+    numbers = np.arange(extent)
+    numbers.setflags(write=False)
+    return numbers
+
+
+def _local_places(wanted: Array, own: Array | None, extent: int) -> tuple[Array, Array | bool]:
+    """Return positions for global indices, and which of these indices are a position's at all.
+
+    True stands for all of them.
+    """
     whole = wanted
     if wanted.dtype.kind not in "biu":
         whole = wanted.real.astype(np.int64)
     whole = whole.astype(np.int64, copy=False)
-    is_whole = whole == wanted
+    is_signed = wanted.dtype.kind in "bi"
+    is_whole: Any = True if is_signed else whole == wanted
     first = 0 if own is None else int(own[0])
     if own is None or int(own[-1]) - first + 1 == extent:
+        # Most often every value has its place here; to find that out takes no temporary.
+        if is_whole is True and whole.min() >= first and whole.max() < first + extent:
+            return (whole if first == 0 else whole - first), True
         return whole - first, is_whole & (whole >= first) & (whole < first + extent)
     place = np.minimum(np.searchsorted(own, whole), extent - 1)
     return place, is_whole & (own[place] == whole)

@@ -37,6 +37,9 @@ from einmpi.kernels.loop_nest import (
 from einmpi.kernels.operands import Array, IndexEntries, gathers_of, number_operands
 
 
+MANY_LANES = 2  # the width of a nest with more than one lane, all of which are computed at a time
+
+
 def supports_scatter_loops(
     einsum: EinSum, segments: Segments, dtypes: Sequence[npt.DTypeLike]
 ) -> bool:
@@ -201,7 +204,7 @@ def _bind_scatter(
         loops=len(ordered),
         aggregates_lanes=False,
         has_rows=False,
-        width=1,
+        width=1 if lane.extent == 1 else MANY_LANES,
         place=places.start,
     )
     return BoundNest(nest, ordered, (), tuple(map(gathered_dimensions, arrays)))

@@ -24,7 +24,8 @@ def write_scatter(nest: Nest, text: SourceLines) -> None:
     lanes = Lanes(nest, "t")
     place = lanes.value(Arg(nest.place), "int64")
     text.add(f"c = a{nest.lane}_0", f"n = b{nest.lane}_0 - c", *lanes.before)
-    text.open(f"if (K0_0 <= {place}) & ({place} < K0_1):")
+    # One comparison: what is below K0_0 becomes a huge number.
+    text.open(f"if uint64({place} - K0_0) < uint64(K0_1 - K0_0):")
     written = len(lanes.before)
     target, lane = lanes.pointer(len(nest.reads))
     value = lanes.value(nest.function, dtype)
@@ -33,4 +34,6 @@ def write_scatter(nest: Nest, text: SourceLines) -> None:
     if "; " in joined:  # an operation of several statements needs names for its values
         joined = lanes.keep(joined, True)
     text.add(*lanes.before[written:])
-    text.add_lane_loop("n", *lanes.inside, f"{total} = {stored(joined, dtype)}")
+    # A loop that is known to end at once is not compiled as a loop.
+    lane_count = 1 if nest.width == 1 else "n"
+    text.add_lane_loop(lane_count, *lanes.inside, f"{total} = {stored(joined, dtype)}")
