@@ -34,6 +34,9 @@ SIZES: dict[str, dict[str, dict[str, int]]] = {
     "pca": {"odd": {"samples": 53, "f": 7}},
     "heat": {"odd": {"n": 29}},
     "convolution": {"odd": {"images": 3, "pixels": 16, "filters": 5}},
+    "kmeans": {"odd": {"points": 101, "f": 3, "clusters": 5}},
+    "gcn": {"odd": {"n": 23, "edges": 71, "f": 5, "g": 3}},
+    "pagerank": {"odd": {"n": 23, "edges": 71}},
 }
 
 PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {

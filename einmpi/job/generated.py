@@ -39,7 +39,7 @@ def read_generated(
             f"input {spec.name} cannot be both normal and {dtype}",
             "a float or complex dtype, or one of uniform, zeros, ones, arange",
         )
-    low, high = _read_limits(document, path, random, dtype)
+    low, high = _read_limits(document, path, random, dtype, sizes)
     return replace(
         spec,
         shape=read_shape(document, path, sizes),
@@ -93,13 +93,13 @@ def read_shape(document: Document, path: KeyPath, sizes: Mapping[str, int]) -> t
 
 
 def _read_limits(
-    document: Document, path: KeyPath, random: str, dtype: str
+    document: Document, path: KeyPath, random: str, dtype: str, sizes: Mapping[str, int]
 ) -> tuple[int | float, int | float]:
     """Return low and high, checked against the dtype."""
     limits: dict[str, int | float] = {"low": 0, "high": 1}
     for key in ("low", "high"):
         if lookup(document, (*path, key)) is not None:
-            limits[key] = _read_limit(document, (*path, key), random, dtype)
+            limits[key] = _read_limit(document, (*path, key), random, dtype, sizes)
     low = limits["low"]
     high = limits["high"]
     place = document.place(path)
@@ -115,10 +115,16 @@ def _read_limits(
     return low, high
 
 
-def _read_limit(document: Document, path: KeyPath, random: str, dtype: str) -> int | float:
+def _read_limit(
+    document: Document, path: KeyPath, random: str, dtype: str, sizes: Mapping[str, int]
+) -> int | float:
     key = path[-1]
     place = document.place(path)
     given: int | float = lookup(document, path)
+    if isinstance(given, str):  # arithmetic on sizes
+        number = whole_number(document, path, sizes)
+        assert number is not None, "a string is a number, or refused"
+        given = number
     kind = DTYPES[dtype].kind
     if random != "uniform":
         raise InputError(

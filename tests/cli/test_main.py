@@ -132,6 +132,28 @@ def convolution(X, F, bias):
     return {"pooled": squares.max(axis=(3, 5))}
 
 
+def kmeans(X, C):
+    near = np.square(X[:, None, :] - C[None, :, :]).sum(axis=2).argmin(axis=1)
+    return {"new": np.array([X[near == c].mean(axis=0) for c in range(len(C))])}
+
+
+def gcn(src, dst, X, W):
+    adjacency = np.zeros((len(X), len(X)))
+    np.add.at(adjacency, (dst.astype(int), src.astype(int)), 1)
+    scale = np.diag(1 / np.sqrt(np.maximum(adjacency.sum(axis=1), 1)))
+    return {"H": np.maximum(scale @ adjacency @ scale @ X @ W, 0)}
+
+
+def pagerank(src, dst, R, damping):
+    links = np.zeros((len(R), len(R)))
+    np.add.at(links, (dst.astype(int), src.astype(int)), 1)
+    links[:, links.sum(axis=0) == 0] = 1  # a page without links gives to all
+    links /= links.sum(axis=0)
+    for _ in range(2):
+        R = (1 - damping) / len(R) + damping * links @ R
+    return {"R2": R}
+
+
 BY_NUMPY = {
     "chain": chain,
     "softmax": softmax,
@@ -142,6 +164,9 @@ BY_NUMPY = {
     "pca": pca,
     "heat": heat,
     "convolution": convolution,
+    "kmeans": kmeans,
+    "gcn": gcn,
+    "pagerank": pagerank,
 }
 
 

@@ -3,6 +3,8 @@
 import pytest
 from job_text import DTYPES, EXTENT, NAME, PROGRAM, A, error, read
 
+import einmpi
+
 pytestmark = pytest.mark.usefixtures("in_folder")
 
 
@@ -90,8 +92,8 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
             "complex dtype",
         ),
         (
-            'A = { random = "uniform", shape = [3], low = "0" }',
-            "4:40: low is '0'; expected a number",
+            'A = { random = "uniform", shape = [3], low = [0] }',
+            "4:40: low is a list; expected a number",
         ),
         (
             'A = { random = "uniform", shape = [3], low = true }',
@@ -283,3 +285,16 @@ OUTPUT_KEYS = "file, dataset, chunks, compression, dtype, parts"
 def test_wrong_outputs(text, message):
     program = "program = 'Z[i] = A[i] + 1; Y[i] = A[i] / 2'\n"
     assert error(f"{program}{A}[outputs]\n{text}\n") == f"job.toml:{message}"
+
+
+def test_limits_are_arithmetic_on_sizes(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'program = "Z[i] = X[i]"\n[sizes]\nn = 9\n[inputs]\n'
+        'X = { shape = ["n"], dtype = "int64", random = "uniform", low = "-n", high = "2 * n" }\n'
+    )
+    (spec,) = einmpi.load(path, n=7).inputs
+    assert (spec.low, spec.high) == (-7, 14)
+    path.write_text(path.read_text().replace("2 * n", "2 * m"))
+    with pytest.raises(einmpi.InputError, match="unknown size 'm'; expected n"):
+        einmpi.load(path)

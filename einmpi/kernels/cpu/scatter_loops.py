@@ -36,7 +36,6 @@ from einmpi.kernels.loop_nest import (
 )
 from einmpi.kernels.operands import Array, IndexEntries, gathers_of, number_operands
 
-
 MANY_LANES = 2  # the width of a nest with more than one lane, all of which are computed at a time
 
 
