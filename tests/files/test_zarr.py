@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import sys
 import warnings
@@ -455,3 +456,82 @@ def test_a_codec_whose_package_is_missing(tmp_path, monkeypatch):
     assert refusal(tmp_path, text) == f"job.toml:2:32: {missing}"
     with pytest.raises(einmpi.InputError, match="zstd needs the package numcodecs"):
         write(np.ones(4), compression="zstd")
+
+
+def test_a_store_that_cannot_be_copied(monkeypatch):
+    write(np.ones(3), "/a")
+    set_metadata("a", attributes={"note": "mine"})
+    copy = shutil.copy2
+
+    def failing(source, *arguments, **options):
+        if source.endswith("a/zarr.json"):
+            raise PermissionError(13, "Permission denied")
+        return copy(source, *arguments, **options)
+
+    monkeypatch.setattr(shutil, "copy2", failing)
+    with pytest.raises(einmpi.EinmpiError) as caught:
+        write(np.ones(3), "/b")
+    assert str(caught.value) == (
+        "x.zarr: x.zarr cannot be written: a/zarr.json in it cannot be copied: "
+        "[Errno 13] Permission denied; x.zarr is unchanged"
+    )
+    assert metadata("a")["attributes"] == {"note": "mine"} and os.listdir() == ["x.zarr"]
+
+
+# ---- random damage ------------------------------------------------------------------------------
+
+ODD_VALUES = (
+    *(None, -1, 0, 2, 2**70, 1.5, True, "", "x", "NaN", "0xzz", "int8", "complex64"),
+    *([], [1], [3, -2], [[[]]], {}, {"name": "gzip"}, {"name": 5}, {"must_understand": False}),
+    {"name": "transpose", "configuration": {"order": "F"}},
+)
+
+
+def places_in(value, path=()):
+    """Yield the path to every value in a tree of dicts and lists."""
+    items = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, inner in items:
+        yield (*path, key)
+        yield from places_in(inner, (*path, key))
+
+
+def test_random_damage_is_refused_in_a_line(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    generator = random.Random(7)
+    compressions = ("gzip", "zstd", "blosc", None)
+    for compression in compressions:
+        write(
+            np.arange(42.0).reshape(6, 7),
+            f"/{compression}",
+            "x.zarr",
+            chunks=(4, 4),
+            compression=compression,
+        )
+    texts = {name: metadata(str(name)) for name in compressions}
+    chunks = {name: Path(f"x.zarr/{name}/c/0/1").read_bytes() for name in compressions}
+    refused = 0
+    for _ in range(80):
+        name = generator.choice(compressions)
+        content = json.loads(json.dumps({**texts[name], "attributes": {}}))
+        *above, last = generator.choice(list(places_in(content)))
+        inner = content
+        for key in above:
+            inner = inner[key]
+        inner[last] = generator.choice(ODD_VALUES)
+        data = bytearray(chunks[name])
+        if generator.random() < 0.5:
+            content = texts[name]
+            data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+            del data[generator.randrange(len(data)) :]
+        Path(f"x.zarr/{name}/zarr.json").write_text(json.dumps(content))
+        Path(f"x.zarr/{name}/c/0/1").write_bytes(data)
+        try:
+            read(f"/{name}")
+        except einmpi.InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 50

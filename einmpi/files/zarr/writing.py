@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import InputError
-from einmpi.files.atomic import flush_folder
+from einmpi.files.atomic import FileRefused, flush_folder
 from einmpi.files.specs import Place, StorageSpec
 from einmpi.files.zarr.codecs import COMPRESSORS, Compressor, Pipeline, ZarrError, check_installed
 from einmpi.files.zarr.metadata import (
@@ -135,9 +135,19 @@ def _copy_rest(target: str, draft: str, arrays: Mapping[str, StorageSpec]) -> No
                 return
         shutil.copy2(source, copy, follow_symlinks=False)
 
-    shutil.copytree(
-        target, draft, symlinks=True, ignore=ignored, copy_function=copy_file, dirs_exist_ok=True
-    )
+    try:
+        shutil.copytree(
+            target,
+            draft,
+            symlinks=True,
+            ignore=ignored,
+            copy_function=copy_file,
+            dirs_exist_ok=True,
+        )
+    except shutil.Error as error:  # it lists all files that could not be copied
+        source, _, reason = error.args[0][0]
+        name = os.path.relpath(source, target)
+        raise FileRefused(f"{name} in it cannot be copied: {reason}") from error
 
 
 def _make_group(draft: str, group: str) -> None:
