@@ -122,9 +122,18 @@ STORE = [("o.zarr", "/Z")]
 STORE_AND_FILE = [*STORE, ("y.h5", "/Y")]
 
 
-@pytest.mark.parametrize("can_exchange", [True, False])
-@pytest.mark.parametrize("files", [STORE, STORE_AND_FILE])
-@pytest.mark.parametrize("exist", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("files", "exist", "can_exchange"),
+    [
+        (STORE, True, False),
+        (STORE_AND_FILE, True, True),
+        pytest.param(STORE, True, True, marks=pytest.mark.slow),
+        pytest.param(STORE_AND_FILE, True, False, marks=pytest.mark.slow),
+        pytest.param(STORE, False, True, marks=pytest.mark.slow),
+        pytest.param(STORE_AND_FILE, False, True, marks=pytest.mark.slow),
+        pytest.param(STORE_AND_FILE, False, False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_that_is_killed_at_any_rename(files, exist, can_exchange, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda _: None)  # a killed process is no power cut
     renames = Renames(monkeypatch, can_exchange)
