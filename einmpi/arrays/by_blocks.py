@@ -9,6 +9,7 @@ import numpy as np
 
 from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.moving import block_indices
+from einmpi.arrays.places import nonzero
 from einmpi.compiled.dist_array import DistArray
 
 
@@ -28,9 +29,11 @@ def by_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
-    """Choose elements of x or y; where(condition) alone, which returns indices, is refused."""
+    """Choose elements of x or y; without them, return the indices where the condition is true."""
+    if x is None and y is None:
+        return nonzero(condition)
     if x is None or y is None:
-        raise TypeError("where of a DistArray takes a condition and two values")
+        raise ValueError("where takes a condition and two values, or a condition alone")
     return on_blocks("where", np.where, (condition, x, y))
 
 

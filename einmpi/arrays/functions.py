@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -35,44 +36,70 @@ def apply_function(
     Arguments are found by numpy's own signature, so that they may be given by position or by the
     names that numpy has for them.
     """
-    name = f"{function.__module__}.{function.__name__}"
     implementation = FUNCTIONS.get(function)
     if implementation is None:
         raise TypeError(
-            f"{name} does not take a DistArray; gather() returns an array that it takes, and a "
-            "program may compute the same on the ranks"
+            f"{_name_of(function)} does not take a DistArray; gather() returns an array that it "
+            "takes, and a program may compute the same on the ranks"
         )
-    parameters = _signature_of(function).parameters.values()
-    if any(parameter.kind in _ANY_NUMBER for parameter in parameters):
+    calling = _calling_of(function)
+    if calling is None:
         return implementation(*arguments, **options)
-    bound = _signature_of(function).bind(*arguments, **options).arguments
-    own_parameters = _signature_of(implementation).parameters.values()
-    positional_count = sum(parameter.kind is _POSITIONAL for parameter in own_parameters)
-    accepted_names = {parameter.name for parameter in own_parameters}
-    takes_any_name = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in own_parameters)
-
+    # numpy has checked the arguments: there are not too many, and none is given twice.
+    given = dict(zip(calling.names, arguments, strict=False))
+    given.update(options)
     by_position: list[Any] = []
+    for parameter in calling.positional_names:
+        if parameter in given:
+            by_position.append(given.pop(parameter))
     by_name: dict[str, Any] = {}
-    for number, parameter in enumerate(parameters):
-        if parameter.name not in bound:
+    for parameter, value in given.items():
+        if value is calling.defaults[parameter] or value is np._NoValue:
             continue
-        value = bound[parameter.name]
-        if number < positional_count:
-            by_position.append(value)
-        elif value is not parameter.default and value is not np._NoValue:
-            if not takes_any_name and parameter.name not in accepted_names:
-                raise TypeError(f"{name} of a DistArray does not take {parameter.name}")
-            by_name[parameter.name] = value
+        if calling.accepted_names is not None and parameter not in calling.accepted_names:
+            raise TypeError(f"{_name_of(function)} of a DistArray does not take {parameter}")
+        by_name[parameter] = value
     return implementation(*by_position, **by_name)
 
 
-_POSITIONAL = Parameter.POSITIONAL_ONLY
-_ANY_NUMBER = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+def _name_of(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__name__}"
+
+
+@dataclass(frozen=True)
+class _Calling:
+    """How arguments of a function of numpy become those of its implementation here."""
+
+    names: tuple[str, ...]  # numpy's parameters
+    defaults: dict[str, Any]
+    positional_names: tuple[str, ...]  # those that the implementation takes by position
+    accepted_names: frozenset[str] | None  # those that it takes by name; None if it takes any
 
 
 @cache
-def _signature_of(function: Callable[..., Any]) -> Signature:
-    return signature(function)
+def _calling_of(function: Callable[..., Any]) -> _Calling | None:
+    """Return how a function is called; None if it takes any number of arguments, as einsum."""
+    parameters = list(signature(function).parameters.values())
+    for parameter in parameters:
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+            return None
+    own_parameters = list(signature(FUNCTIONS[function]).parameters.values())
+    positional_count = 0
+    accepted: set[str] | None = set()
+    for parameter in own_parameters:
+        if parameter.kind is Parameter.POSITIONAL_ONLY:
+            positional_count += 1
+        elif parameter.kind is Parameter.VAR_KEYWORD:
+            accepted = None
+        elif accepted is not None:
+            accepted.add(parameter.name)
+    names = tuple(parameter.name for parameter in parameters)
+    return _Calling(
+        names,
+        {parameter.name: parameter.default for parameter in parameters},
+        names[:positional_count],
+        None if accepted is None else frozenset(accepted),
+    )
 
 
 def _vstack(arrays: Sequence[Any], /) -> DistArray:
