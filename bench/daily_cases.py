@@ -109,7 +109,7 @@ D[i,c]  = sum(C[c,f]**2) - 2 * sum(X[i,f] * C[c,f])
 near[i] = argmin[c](D[i,c])
 new[near[i]:clusters, f] = mean(X[i,f])
 """,
-    sizes={"points": 150_000, "features": 16, "clusters": 16},
+    sizes={"points": 300_000, "features": 16, "clusters": 16},
     small={"points": 300, "features": 4, "clusters": 6},
     inputs=with_centres,
     by_numpy=kmeans_by_numpy,
@@ -146,7 +146,7 @@ XW[v,g] = sum(X[v,f] * W[f,g])
 S[dst[e]:n, g] = sum(weight[e] * XW[src[e],g])
 y[v,g]  = relu(S[v,g])
 """,
-    sizes={"n": 30_000, "edges": 400_000, "features": 64, "g": 32},
+    sizes={"n": 50_000, "edges": 600_000, "features": 64, "g": 32},
     small={"n": 30, "edges": 90, "features": 5, "g": 4},
     inputs=lambda rng, n: {
         **random_edges(rng, n),
