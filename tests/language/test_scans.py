@@ -335,3 +335,11 @@ def test_a_pass_that_is_cut_inside_of_blocks_is_computed_as_written() -> None:
         compute_einsum(half, [known["Z_offsets"], x], out, {"i": i, "i_inside": inside})
         parts.append(out)
     np.testing.assert_array_equal(parts[0] + parts[1], x.cumsum()[i])
+
+
+@pytest.mark.parametrize("ranks", [4, 6])
+def test_two_passes_on_two_nodes(ranks: int) -> None:
+    x = np.random.default_rng(13).integers(-9, 9, 101).astype("float64")
+    outputs, moved = run_from_files(ranks, "Z[i] = cumsum[i](x[i])", {"x": x}, nodes=2)
+    np.testing.assert_array_equal(outputs["Z"], x.cumsum())
+    assert moved <= ranks**2 * x.itemsize

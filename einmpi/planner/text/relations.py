@@ -31,7 +31,7 @@ def relations(graph: EinGraph, name: str, partitionings: Mapping[str, Parts]) ->
     cost = vertex_cost(graph, name, partitionings)
     cuts = [f"{label} {count}" for label, count in zip(einsum.labels, parts, strict=True)]
     listed = ", ".join(cuts) or "no labels"
-    lines = [str(vertex), f"cut into {listed}: {counted(prod(parts), 'kernel call')}"]
+    lines = [vertex.summary, f"cut into {listed}: {counted(prod(parts), 'kernel call')}"]
     for operand in range(len(einsum.operands)):
         lines += _repartition(graph, name, operand, partitionings)
     lines += _join(einsum, vertex.inputs, parts, cost)
