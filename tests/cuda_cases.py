@@ -10,7 +10,7 @@ from kernels.cpu.test_distance import assert_within_bound, numbers
 
 import einmpi
 from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Call
@@ -324,7 +324,7 @@ def operations(mixed=True):
     They are all combinations of dtypes, or the same dtype for all operands.
     """
     for op in OPERATIONS:
-        for dtypes in itertools.product(cpu_dtypes(), repeat=OPERATIONS[op].arity):
+        for dtypes in itertools.product(numpy_dtypes(), repeat=OPERATIONS[op].arity):
             if not mixed and len(set(dtypes)) > 1:
                 continue
             if op == "where" and dtypes[0] not in ("bool", "float64"):

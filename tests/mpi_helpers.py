@@ -14,7 +14,7 @@ from paths import ROOT
 from einmpi.comm import mpi as comm_mpi
 from einmpi.comm.base import SUMMABLE
 from einmpi.comm.local import CountingComm
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
 OPEN_MPI = MPIRUN.with_name("ompi_info").exists()
@@ -210,7 +210,7 @@ def message(comm, to, source, dtype, size_of, turn=0):
 def all_three(comm, groups, rng, most=40, dtypes=None):
     """Run every collective in each group of this rank. All ranks draw the same numbers."""
     for group in groups:
-        dtype = str(rng.choice(dtypes or cpu_dtypes()))
+        dtype = str(rng.choice(dtypes or numpy_dtypes()))
         counts = (
             rng.integers(0, most + 1, (len(group),) * 2) * rng.integers(0, 2, (len(group),) * 2)
         ).tolist()
@@ -223,7 +223,7 @@ def all_three(comm, groups, rng, most=40, dtypes=None):
 
 
 def every_dtype(comm, rng):
-    for dtype in cpu_dtypes():
+    for dtype in numpy_dtypes():
         all_three(comm, [tuple(range(comm.size))] * 2, rng, dtypes=[dtype])
 
 
@@ -257,7 +257,7 @@ def without_elements(comm, rng):
 
 def messages(comm, rng):
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for dtype in cpu_dtypes():
+    for dtype in numpy_dtypes():
         for turn in range(2):  # in order: the second must not overtake the first
             message(comm, after, before, dtype, lambda rank: 9 + rank, turn)
     message(comm, after, before, "bool", lambda rank: 0)

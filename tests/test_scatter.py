@@ -14,7 +14,7 @@ from mpi_helpers import run_mpi
 
 import einmpi
 from einmpi.errors import EinmpiError, InputError
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.kernels.cpu import compiled, dispatch
 from einmpi.kernels.cpu import scatter as cpu_scatter
 from einmpi.language.parse import parse_graph
@@ -110,7 +110,7 @@ def inputs_of(text: str) -> dict[str, Any]:
     return {name: value for name, value in GRAPH.items() if name in words}
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 @pytest.mark.parametrize("name", UFUNCS)
 def test_every_aggregation_of_every_dtype(name: str, dtype: str) -> None:
     x = RNG.integers(-2, 3, (EDGES, 3)).astype(dtype)

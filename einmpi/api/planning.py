@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from einmpi.arguments import named_values, optional_text, path_name
 from einmpi.errors import InputError
-from einmpi.job.job import Job, with_strict
+from einmpi.job.job import Job, with_half, with_strict
 from einmpi.planner.strategies import DEFAULT_STRATEGY
 from einmpi.units import parse_bytes
 
@@ -68,6 +68,7 @@ def plan(
     nodes: int = 1,
     machine: str | os.PathLike[str] | None = None,
     strict: bool | None = None,
+    half: str | None = None,
 ) -> Plan:
     """Plan how a job is cut over ranks. No MPI is started and no data is read.
 
@@ -93,6 +94,9 @@ def plan(
     strict : bool, optional
         Whether to make only rewrites that are exact for all values, inf and nan included; by
         default as the job says.
+    half : {"float32", "steps"}, optional
+        Whether float16 and bfloat16 are computed in float32 and rounded once a statement, or
+        rounded after every operation, as numpy does; by default as the job says.
 
     Returns
     -------
@@ -117,6 +121,8 @@ def plan(
     check_job("plan", job)
     if strict is not None:
         job = with_strict(job, truth_value("strict", strict))
+    if half is not None:
+        job = with_half(job, half)
     return make_plan(job.graph, ranks, options_of(job, strategy, memory, pin, machine, nodes))
 
 

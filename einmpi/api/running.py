@@ -18,7 +18,7 @@ from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
-from einmpi.job.job import Job, with_strict
+from einmpi.job.job import Job, with_half, with_strict
 from einmpi.job.parameters import parameter
 from einmpi.kernels.given import as_numpy
 from einmpi.kernels.reference import evaluate, memory_needed
@@ -46,6 +46,7 @@ def compile(
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
     strict: bool | None = None,
+    half: str | None = None,
 ) -> Compiled:
     """Make a job ready for the ranks of a communicator, to be called many times.
 
@@ -55,7 +56,7 @@ def compile(
         What to compute.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, pin, machine, strict : optional
+    strategy, memory, pin, machine, strict, half : optional
         As for `plan`.
     fast_math : bool, optional
         Whether to allow faster arithmetic that rounds more; by default as the job says.
@@ -87,6 +88,8 @@ def compile(
             changed = replace(changed, fast_math=truth_value("fast_math", fast_math))
         if strict is not None:
             changed = with_strict(changed, truth_value("strict", strict))
+        if half is not None:
+            changed = with_half(changed, half)
         return changed, options_of(changed, strategy, memory, pin, machine)
 
     own_comm = comm_of_program(comm)
@@ -106,6 +109,7 @@ def run(
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
     strict: bool | None = None,
+    half: str | None = None,
     **tensors: Any,
 ) -> dict[str, DistArray]:
     """Compute the outputs of a job on all ranks of a communicator. No file is written.
@@ -121,7 +125,7 @@ def run(
         generated or read as the job says.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
-    strategy, memory, pin, machine, fast_math, strict : optional
+    strategy, memory, pin, machine, fast_math, strict, half : optional
         As for `compile`.
     **tensors : array, DistArray, h5py dataset or number
         More inputs by name. For a program as text, an int is a size and another number a parameter.
@@ -161,6 +165,7 @@ def run(
             machine=machine,
             fast_math=fast_math,
             strict=strict,
+            half=half,
         )
 
     own_comm = comm_of_program(comm)
@@ -168,7 +173,7 @@ def run(
     # A machine file may change between two runs.
     machine_file = checked.machine if machine is None else str(machine)
     machine_identity = None if machine_file is None else identity_at(machine_file)
-    settings = (strategy, memory, pin, machine_file, machine_identity, fast_math, strict)
+    settings = (strategy, memory, pin, machine_file, machine_identity, fast_math, strict, half)
     key = (job_key, repr(settings))
     compiled = known_jobs(own_comm).find(own_comm, key, checked, compile_job)
     try:
@@ -265,7 +270,7 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     for name, value in named_values("inputs", inputs).items():
         array = as_numpy("inputs", name, on_host(value))
         given[name] = as_input(job, name, value, array)
-    check_memory(job.source.name, memory_needed(job.written))
+    check_memory(job.source.name, memory_needed(job.as_computed))
     check_inputs(job, given)
     specs = {spec.name: spec for spec in job.inputs}
     arrays = {}
@@ -274,4 +279,4 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
             arrays[vertex.name] = given[vertex.name]
         else:
             arrays[vertex.name] = load_array(specs[vertex.name], vertex.bound, vertex.dtype)
-    return evaluate(job.written, arrays)
+    return evaluate(job.as_computed, arrays)

@@ -16,7 +16,8 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.known import compiled_once
 from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
-from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.arithmetic import result_type
+from einmpi.graph.dtypes import DTYPES, Type, is_bfloat16
 from einmpi.job.job import Job
 from einmpi.job.program import program_job
 from einmpi.kernels.cpu.blas import numpy_einsum
@@ -44,12 +45,21 @@ def compile_einsum(subscripts: str, arrays: Sequence[Any], comm: Comm) -> Compil
     def make_job() -> Job:
         common_dtype = ""
         if arrays:
-            dtypes = [array.dtype for array in arrays]
-            common_dtype = np.result_type(*dtypes).name
+            common_dtype = _common_dtype([array.dtype for array in arrays])
         text = program_text(subscripts, kinds, common_dtype)
         return program_job(text, _by_name(kinds), {}, common_dtype, None)
 
     return compiled_once(comm, ("einsum", subscripts, kinds), make_job)
+
+
+def _common_dtype(dtypes: Sequence[np.dtype[Any]]) -> str:
+    """Return the dtype of a product of operands; numpy does not know it for bfloat16."""
+    if not any(map(is_bfloat16, dtypes)):
+        return np.result_type(*dtypes).name
+    common: Type = dtypes[0]
+    for dtype in dtypes[1:]:
+        common = result_type("*", (common, dtype))
+    return np.dtype(common).name
 
 
 def _by_name(operands: Sequence[_Operand]) -> dict[str, _Operand]:

@@ -14,7 +14,7 @@ from einmpi.arrays.programs import element, evaluate_program, labels
 from einmpi.arrays.shapes import expand_dims
 from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import InputError
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import DTYPES
 
 Axis: TypeAlias = int | tuple[int, ...] | None
 
@@ -34,14 +34,14 @@ def _axes(array: DistArray, axis: Axis) -> tuple[int, ...]:
 
 def with_known_dtype(array: DistArray, name: str) -> DistArray:
     """Convert an array, if necessary, to a dtype of the language that holds all its values."""
-    if array.dtype.name in cpu_dtypes():
+    if array.dtype.name in DTYPES:
         return array
     if name in ("any", "all"):
         is_true: Any = np.not_equal(array, 0)
         return as_dist_array(is_true)
     wider = np.result_type(array.dtype, np.int32)
-    if wider.name not in cpu_dtypes():
-        known_dtypes = ", ".join(cpu_dtypes())
+    if wider.name not in DTYPES:
+        known_dtypes = ", ".join(DTYPES)
         raise InputError(name, f"the dtype is {array.dtype}", f"one of {known_dtypes}")
     return array.astype(wider)
 

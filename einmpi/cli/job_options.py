@@ -8,14 +8,15 @@ from dataclasses import replace
 from einmpi.cli.options import CHECKPOINT_INTERVAL
 from einmpi.errors import InputError, one_of
 from einmpi.files.specs import Number
+from einmpi.graph.half_steps import HALF_MODES
 from einmpi.job.backends import backend_names
-from einmpi.job.job import Job, read_job, with_strict
+from einmpi.job.job import Job, read_job, with_half, with_strict
 from einmpi.job.parameters import parse_number
 from einmpi.units import parse_seconds
 
 
 def load_job(options: argparse.Namespace) -> Job:
-    """Return the job file with the settings, the dtype and --strict of the command line."""
+    """Return the job file with the settings, the dtype, --strict and --half of the command line."""
     from einmpi.files.load import describe
 
     settings: dict[str, Number] = {}
@@ -27,6 +28,11 @@ def load_job(options: argparse.Namespace) -> Job:
             raise InputError(f"--set {setting}", problem, "--set NAME=NUMBER")
         settings[name] = value
     job = read_job(options.job, describe, settings, options.dtype)
+    if options.half is not None:
+        if options.half not in HALF_MODES:
+            problem = f"unknown mode {options.half!r}"
+            raise InputError("--half", problem, one_of(HALF_MODES, options.half))
+        job = with_half(job, options.half)
     return with_strict(job, True) if options.strict else job
 
 

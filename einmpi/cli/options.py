@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.half_steps import HALF_MODES
 from einmpi.job.backends import backend_names
 from einmpi.planner.strategies import STRATEGIES
 
@@ -89,9 +90,7 @@ OPTIONS = (
         metavar="NAME=N",
         is_list=True,
     ),
-    Option(
-        ("--dtype",), "job", _WITH_JOB, "dtype of generated inputs", suggestions=tuple(cpu_dtypes())
-    ),
+    Option(("--dtype",), "job", _WITH_JOB, "dtype of generated inputs", suggestions=tuple(DTYPES)),
     # ---- ranks -----------------------------------------------------------------------------------
     Option(
         RANKS_FLAGS,
@@ -243,6 +242,14 @@ OPTIONS = (
         _WITH_JOB,
         "only rewrites that are exact for inf and nan too",
         is_switch=True,
+    ),
+    Option(
+        ("--half",),
+        "job",
+        _WITH_JOB,
+        "where float16 and bfloat16 are rounded: float32 (once a statement) or steps",
+        metavar="MODE",
+        suggestions=HALF_MODES,
     ),
     Option(
         ("--fast-math",),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from einmpi.comm.base import Comm
 from einmpi.compiled.inputs import Inputs
 from einmpi.errors import InputError
-from einmpi.graph.dtypes import DTYPES
 from einmpi.job.backends import backend_record
 from einmpi.job.job import Job
 from einmpi.runtime.backend import Backend, NumpyBackend
@@ -42,13 +41,6 @@ def workplace_of(job: Job, comm: Comm) -> Workplace:
 
 def on_host(job: Job, comm: Comm) -> Workplace:
     """Set up the backend numpy."""
-    for vertex in job.graph.vertices:
-        if DTYPES[vertex.dtype].gpu_only:
-            raise InputError(
-                job.path or job.source.name,
-                f"{vertex.name} is {vertex.dtype}, which needs a GPU",
-                "backend cupy, or another dtype",
-            )
     threads = threads_of(comm)
     backend = NumpyBackend(threads.count, job.fast_math, job.scratch, job.strict)
 

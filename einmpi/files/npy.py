@@ -14,7 +14,7 @@ from einmpi.errors import InputError, one_of
 from einmpi.files.atomic import make_draft
 from einmpi.files.datasets import Dataset, check_file
 from einmpi.files.specs import Place, StorageSpec
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.language.syntax import PYTHON_PARSER
 
 
@@ -36,10 +36,10 @@ def find(file: str, _: str, place: str) -> Dataset:
         raise InputError(
             place or file, f"{file} cannot be read as .npy: {reason}", "an array of numbers"
         ) from None
-    if array.dtype.newbyteorder("=").name not in cpu_dtypes():
+    if array.dtype.newbyteorder("=").name not in numpy_dtypes():
         dtype = "compound" if array.dtype.kind == "V" else array.dtype.name
         raise InputError(
-            place or file, f"{file} is {dtype}, which is not supported", one_of(cpu_dtypes())
+            place or file, f"{file} is {dtype}, which is not supported", one_of(numpy_dtypes())
         )
     fortran = array.ndim > 1 and array.flags.f_contiguous and not array.flags.c_contiguous
     return Dataset(

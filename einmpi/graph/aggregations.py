@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einmpi.errors import OperationError
-from einmpi.graph.dtypes import Type
+from einmpi.graph.dtypes import Type, kind_of
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Number, Scalar
 
@@ -151,7 +151,7 @@ _WIDENED_TEXT = "that of the argument; int64 for bool and integers, uint64 for u
 
 def _zero(dtype: np.dtype[Any]) -> Number:
     """−0 rather than 0 in floats, because 0 + −0 is 0."""
-    if dtype.kind == "f":
+    if kind_of(dtype) == "f":
         return -0.0
     if dtype.kind == "c":
         return complex(-0.0, -0.0)
@@ -165,7 +165,7 @@ def _one(dtype: np.dtype[Any]) -> Number:
 def _least(dtype: np.dtype[Any]) -> Number:
     if dtype.kind == "b":
         return False
-    if dtype.kind == "f":
+    if kind_of(dtype) == "f":
         return -np.inf
     return int(np.iinfo(dtype).min)
 
@@ -173,7 +173,7 @@ def _least(dtype: np.dtype[Any]) -> Number:
 def _greatest(dtype: np.dtype[Any]) -> Number:
     if dtype.kind == "b":
         return True
-    if dtype.kind == "f":
+    if kind_of(dtype) == "f":
         return np.inf
     return int(np.iinfo(dtype).max)
 

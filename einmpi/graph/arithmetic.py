@@ -13,9 +13,8 @@ from einmpi.graph.dtypes import (
     DTYPES,
     Type,
     bfloat16_as_float16,
-    cpu_dtypes,
     is_bfloat16,
-    numpy_dtype,
+    numpy_dtypes,
 )
 from einmpi.graph.operations import OPERATIONS, Operation
 from einmpi.graph.scalar import Call, Const, Index, Number, Scalar
@@ -36,7 +35,7 @@ def _result_type(operation: Operation, types: tuple[Type, ...]) -> Type:
     has_bfloat16 = any(is_bfloat16(kind) for kind in types)
     if has_bfloat16 and not operation.is_cast:
         result = _result_type(operation, bfloat16_as_float16(types))
-        return numpy_dtype("bfloat16") if result == np.float16 else result
+        return np.dtype("bfloat16") if result == np.float16 else result
     shown = operation.symbol or operation.name
     has_complex = any(np.dtype(kind).kind == "c" for kind in types)
     if has_complex and not operation.takes_complex:
@@ -50,7 +49,7 @@ def _result_type(operation: Operation, types: tuple[Type, ...]) -> Type:
         raise OperationError(f"{shown} does not take {names}", _accepted(operation)) from error
     if result.name not in DTYPES:
         what = f"the result of {shown} would be {result.name}, which is not supported"
-        raise OperationError(what, one_of(cpu_dtypes()))
+        raise OperationError(what, one_of(numpy_dtypes()))
     return result
 
 
@@ -60,7 +59,7 @@ def _accepted(operation: Operation) -> str:
     All arguments are tried in the same dtype.
     """
     accepted = []
-    for name in cpu_dtypes():
+    for name in numpy_dtypes():
         kind = np.dtype(name)
         if kind.kind == "c" and not operation.takes_complex:
             continue
@@ -74,7 +73,14 @@ def _accepted(operation: Operation) -> str:
 
 def compute_types(op: str, types: Sequence[Type]) -> tuple[str, ...]:
     """Return the names of the dtypes to which numpy converts the arguments of `op`."""
-    return tuple(dtype.name for dtype in OPERATIONS[op].dtypes(tuple(types))[:-1])
+    kinds = tuple(types)
+    has_bfloat16 = any(is_bfloat16(kind) for kind in kinds)
+    if not has_bfloat16 or OPERATIONS[op].is_cast:
+        return tuple(dtype.name for dtype in OPERATIONS[op].dtypes(kinds)[:-1])
+    names = []
+    for dtype in OPERATIONS[op].dtypes(bfloat16_as_float16(kinds))[:-1]:
+        names.append("bfloat16" if dtype == np.float16 else dtype.name)
+    return tuple(names)
 
 
 def infer(node: Scalar, leaf: Callable[[Scalar], Type]) -> Type:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import ml_dtypes  # noqa: F401  # makes numpy know bfloat16
 import numpy as np
-
-from einmpi.errors import OperationError
 
 # A weak type is the Python type of a constant: it adapts to the other operand, as in numpy.
 Type: TypeAlias = np.dtype[Any] | type
@@ -41,10 +40,8 @@ class DType:
         The name of the MPI datatype with which MPI can sum, "" if it cannot.
     file_dtype : str
         The dtype in which files hold it.
-    gpu_only : bool
-        Whether tensors of this dtype need a GPU.
-    package : str
-        The Python package that makes numpy know the dtype, "" if numpy itself knows it.
+    in_numpy : bool
+        Whether numpy itself has the dtype. Another package adds the others.
     """
 
     name: str
@@ -58,12 +55,11 @@ class DType:
     real: str
     mpi: str
     file_dtype: str
-    gpu_only: bool = False
-    package: str = ""
+    in_numpy: bool = True
 
     @property
     def is_half(self) -> bool:
-        """Whether kernels compute it in single precision and round when they store it."""
+        """Whether kernels compute it in float32 and round when they store it."""
         return self.kind == "f" and self.itemsize == 2
 
 
@@ -196,7 +192,7 @@ _add(
         name="bfloat16",
         kind="f",
         itemsize=2,
-        documentation="8 bits of precision and the range of float32; needs a GPU",
+        documentation="8 bits of precision and the range of float32",
         cuda_type="float",
         cuda_stored="Brain",
         numba_stored="",
@@ -204,39 +200,25 @@ _add(
         real="bfloat16",
         mpi="",
         file_dtype="float32",
-        gpu_only=True,
-        package="ml_dtypes",
+        in_numpy=False,
     )
 )
 
 
-def cpu_dtypes() -> tuple[str, ...]:
-    """Return the names of the dtypes that every machine can compute with."""
-    return tuple(name for name, dtype in DTYPES.items() if not dtype.gpu_only)
+def numpy_dtypes() -> tuple[str, ...]:
+    """Return the names of the dtypes that numpy itself has: files and most libraries know them."""
+    return tuple(name for name, dtype in DTYPES.items() if dtype.in_numpy)
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return numpy's dtype; OperationError if the package that defines it is not installed."""
-    record = DTYPES[name]
-    if record.package:
-        try:
-            __import__(record.package)  # numpy knows the name from then on
-        except ImportError:
-            raise OperationError(
-                f"{record.name} needs the package {record.package}, which is not installed",
-                hint="install einmpi[cuda13] or einmpi[cuda12], or use another dtype",
-            ) from None
-    return np.dtype(name)
+def kind_of(dtype: np.dtype[Any]) -> str:
+    """Return the kind of a dtype's numbers, which numpy does not know of bfloat16."""
+    return "f" if dtype.name == "bfloat16" else dtype.kind
 
 
-def check_installed(where: str, name: str) -> None:
-    """Make numpy know a dtype; InputError if the package that defines it is not installed."""
-    if name not in DTYPES:
-        return
-    try:
-        numpy_dtype(name)
-    except OperationError as error:
-        raise error.at(where) from None
+def computed_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in which numbers of a dtype are computed: float32 for half precision."""
+    is_half = dtype.name in DTYPES and DTYPES[dtype.name].is_half
+    return np.dtype(np.float32) if is_half else dtype
 
 
 # ---- promotion ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from einmpi.errors import OperationError
-from einmpi.graph.dtypes import DTYPES, DType, Type, numpy_dtype
+from einmpi.graph.dtypes import DTYPES, DType, Type
 
 # From the types of the arguments: the dtype to which each argument is converted, then the dtype
 # of the result. Raises TypeError if there is none.
@@ -92,6 +92,6 @@ def as_cast(target: DType) -> DtypeRule:
                 "a real argument",
                 "use real or imag first",
             )
-        return source, numpy_dtype(target.name)
+        return source, np.dtype(target.name)
 
     return rule

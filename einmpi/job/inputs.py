@@ -10,7 +10,7 @@ from dataclasses import replace
 from einmpi.errors import InputError, one_of
 from einmpi.files.formats import FileFormat, known_format, name_keys, split_short_form, suffix_of
 from einmpi.files.specs import InputSpec, OutputSpec, SliceEntry
-from einmpi.graph.dtypes import DTYPES, check_installed, cpu_dtypes
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.generated import read_generated, read_shape
 from einmpi.language.syntax import integer_text
@@ -58,9 +58,8 @@ def read_dtype(document: Document, path: KeyPath) -> str | None:
 
 def check_dtype(place: str, dtype: str) -> None:
     """Refuse a dtype that the language does not have."""
-    check_installed(place, dtype)
     if dtype not in DTYPES:
-        raise InputError(place, f"unknown dtype {show(dtype)}", one_of(cpu_dtypes(), dtype))
+        raise InputError(place, f"unknown dtype {show(dtype)}", one_of(tuple(DTYPES), dtype))
 
 
 # ---- inputs -------------------------------------------------------------------------------------

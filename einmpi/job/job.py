@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from einmpi.errors import InputError, nearest_of
+from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.half_steps import HALF_MODES, round_every_step
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.backends import backend_names
 from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
@@ -46,7 +47,7 @@ _KEYS = (
     "roles",
 )
 _PLAN_KEYS = ("strategy", "memory", "machine")
-_RUN_KEYS = ("backend", "fast_math", "strict", "scratch")
+_RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch")
 
 # Looks up the shape and dtype of an input in its file.
 Describe: TypeAlias = Callable[[InputSpec], tuple[tuple[int, ...], str]]
@@ -92,6 +93,9 @@ class Job:
         The folder for tensors that do not fit into memory; None for the system's default.
     strict : bool
         Whether only rewrites are made that are exact for all values, inf and nan included.
+    half : str
+        "float32" if float16 and bfloat16 are computed in float32 and rounded once a statement,
+        "steps" if they are rounded after every operation.
 
     Raises
     ------
@@ -122,6 +126,14 @@ class Job:
     machine: str | None = None
     scratch: str | None = None
     strict: bool = False
+    half: str = "float32"
+
+    @property
+    def as_computed(self) -> EinGraph:
+        """The program as written, with the casts that `half` asks for."""
+        if self.half == "steps":
+            return round_every_step(self.written)
+        return self.written
 
     def __post_init__(self) -> None:
         if self.strict and self.fast_math:
@@ -182,6 +194,7 @@ def read_job(
     backend = choice(document, ("run", "backend"), backends, backends[0])
     fast_math = get(document, ("run", "fast_math"), bool) or False
     strict = get(document, ("run", "strict"), bool) or False
+    half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
     roles = _read_roles(document)
     scratch = _read_scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
@@ -191,7 +204,7 @@ def read_job(
     check_outputs(outputs, graphs.rewritten)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
-    return Job(
+    job = Job(
         title=get(document, ("title",), str) or stem,
         path=document.name,
         source=source,
@@ -210,11 +223,22 @@ def read_job(
         scratch=scratch,
         strict=strict,
     )
+    return with_half(job, half)
 
 
 def with_strict(job: Job, strict: bool) -> Job:
     """Return the job with this setting of `strict`, and with the graph that it gives."""
-    return replace(job, strict=strict, graph=rewrite(job.source, job.written, strict))
+    return replace(job, strict=strict, graph=rewrite(job.source, job.as_computed, strict))
+
+
+def with_half(job: Job, half: str) -> Job:
+    """Return the job with this setting of `half`, and with the graph that it gives."""
+    if half == job.half:
+        return job
+    if half not in HALF_MODES:
+        raise InputError("half", f"half is {half!r:.60}", one_of(HALF_MODES, str(half)))
+    changed = replace(job, half=half)
+    return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
 
 
 def _read_program(document: Document) -> Source:

@@ -10,7 +10,7 @@ import numpy as np
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.formats import all_formats, known_format, suffix_of
 from einmpi.files.specs import OutputSpec
-from einmpi.graph.dtypes import DTYPES, cpu_dtypes
+from einmpi.graph.dtypes import DTYPES, numpy_dtypes
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.inputs import (
     check_file,
@@ -157,7 +157,7 @@ def _required(document: Document, path: KeyPath, key: str, example: str) -> str:
 def _stored_dtype(document: Document, path: KeyPath) -> str | None:
     name = get(document, path, str)
     if name in DTYPES and DTYPES[name].file_dtype != name:
-        raise InputError(document.place(path), f"files have no {name}", one_of(cpu_dtypes()))
+        raise InputError(document.place(path), f"files have no {name}", one_of(numpy_dtypes()))
     return read_dtype(document, path)
 
 
@@ -168,7 +168,7 @@ def check_outputs(outputs: tuple[OutputSpec, ...], graph: EinGraph) -> None:
         own = DTYPES[vertex.dtype].file_dtype
         stored = np.dtype(spec.dtype or own)
         if not np.can_cast(own, stored, "same_kind"):
-            allowed = [dtype for dtype in cpu_dtypes() if np.can_cast(own, dtype, "same_kind")]
+            allowed = [dtype for dtype in numpy_dtypes() if np.can_cast(own, dtype, "same_kind")]
             raise InputError(
                 spec.place,
                 f"{spec.name} is {vertex.dtype} and cannot be stored as {stored.name}",

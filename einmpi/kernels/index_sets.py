@@ -13,8 +13,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from einmpi.graph.arithmetic import infer
-from einmpi.graph.dtypes import Type, numpy_dtype
+from einmpi.graph.dtypes import Type
 from einmpi.graph.einsum import EinSum, OperandIndex
 from einmpi.graph.index_arithmetic import Affine, Interval, affine_of, interval_of
 from einmpi.graph.scalar import Arg, Call, Const, Scalar, rebuild, walk
@@ -292,7 +294,7 @@ class _Simplifier:
 
     def _operand_type(self, leaf: Scalar) -> Type:
         assert isinstance(leaf, Arg)
-        return numpy_dtype(self.dtypes[leaf.position])
+        return np.dtype(self.dtypes[leaf.position])
 
 
 def _connective(node: Call) -> Scalar:

@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.dtypes import DTYPES, computed_dtype
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.scalar import Arg, Call
-from einmpi.kernels.ufuncs import apply, reduce_block
+from einmpi.kernels.ufuncs import apply, in_float32, reduce_block
 
 MAX_BLOCK_ELEMENTS = 2**21  # of a temporary array
 
@@ -67,7 +67,7 @@ def _long_product(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Arra
     factors = _plain_factors(einsum, operands)
     if einsum.aggregation != "sum" or len(factors) <= 2 or einsum.calls() == 0:
         return None
-    arrays = [array for array, _ in factors]
+    arrays = [in_float32(array) for array, _ in factors]
     product = np.result_type(*arrays)
     if product.kind in "fc":
         bound = float(einsum.calls())
@@ -81,7 +81,7 @@ def _long_product(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Arra
     elif any(array.dtype != dtype for array in arrays):
         return None
     arguments: list[Any] = []
-    for array, index in factors:
+    for array, (_, index) in zip(arrays, factors, strict=True):
         arguments.append(array.astype(DTYPES[dtype].accumulator, copy=False))
         arguments.append(list(index))
     from opt_einsum import contract  # slow to import, and few programs need it
@@ -101,7 +101,8 @@ def _whole_scan(einsum: EinSum, operands: Sequence[Array], dtype: str) -> Array 
     entries = einsum.operands[0]
     order = [scan.scanned if label == scan.along else label for label in einsum.output]
     values = operands[0].transpose([entries.index(label) for label in order])
-    wide = values.astype(DTYPES[dtype].accumulator if record.is_rounded else dtype)
+    wide_dtype = DTYPES[dtype].accumulator if record.is_rounded else dtype
+    wide = values.astype(computed_dtype(np.dtype(wide_dtype)))
     axis = einsum.output.index(scan.along)
     with np.errstate(all="ignore"):
         result = np.asarray(record.combine.accumulate(wide, axis=axis))

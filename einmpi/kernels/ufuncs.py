@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.arithmetic import compute_types
+from einmpi.graph.dtypes import DTYPES, Type, computed_dtype
 from einmpi.graph.operations import OPERATIONS
 from einmpi.graph.scalar import Arg, Const, Element, Index, Scalar
 
@@ -30,13 +31,41 @@ def reduce_block(
 def apply(
     node: Scalar, values: Sequence[Any], positions: Mapping[str, npt.NDArray[np.int64]]
 ) -> Any:
-    """Return the value of an expression, given the values of its operands and labels."""
+    """Return the value of an expression, given the values of its operands and labels.
+
+    Half precision is computed in float32; only a cast to it rounds. The caller rounds the result
+    to the dtype of the tensor.
+    """
     if isinstance(node, Const):
         return node.value
     if isinstance(node, Index):
         return positions[node.label]
     if isinstance(node, Arg):
-        return values[node.position]
+        return in_float32(values[node.position])
     assert not isinstance(node, Element), "a vertex's function reads operands, not names"
     arguments = [apply(arg, values, positions) for arg in node.args]
-    return OPERATIONS[node.op].function(*arguments)
+    operation = OPERATIONS[node.op]
+    if not operation.is_cast and _gives_float16(node.op, arguments):
+        arguments = [np.asarray(argument).astype(np.float32) for argument in arguments]
+    return in_float32(operation.function(*arguments))
+
+
+def in_float32(values: Any) -> Any:
+    """Return numbers in half precision as float32, all others unchanged."""
+    dtype = getattr(values, "dtype", None)
+    if dtype is None or computed_dtype(dtype) is dtype:
+        return values
+    return values.astype(np.float32)
+
+
+def _gives_float16(op: str, arguments: Sequence[Any]) -> bool:
+    """Return whether numpy would compute small integers or bools in float16, as sqrt does."""
+    types: list[Type] = []
+    for argument in arguments:
+        if not isinstance(argument, np.ndarray | np.generic):
+            types.append(type(argument))
+            continue
+        if argument.dtype.itemsize > 1:
+            return False
+        types.append(argument.dtype)
+    return "float16" in compute_types(op, types)

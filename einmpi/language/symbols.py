@@ -10,7 +10,7 @@ import numpy as np
 
 from einmpi.errors import InputError, OperationError, one_of
 from einmpi.graph.aggregations import AGGREGATIONS, with_empty_value
-from einmpi.graph.dtypes import DTYPES, Type, check_installed, cpu_dtypes
+from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.eingraph import Vertex, make_vertex
 from einmpi.graph.einsum import make_einsum
 from einmpi.graph.labels import MAX_COUNT, MAX_EXTENT, Names, unique
@@ -76,10 +76,9 @@ class SymbolTable:
 
     def add_input(self, name: str, shape: Sequence[int], dtype: str, place: str) -> None:
         """Add an input that is given at `place`."""
-        check_installed(place, dtype)
         if dtype not in DTYPES:
             what = f"dtype {dtype!r} of {name} is not supported"
-            raise InputError(place, what, one_of(cpu_dtypes(), dtype))
+            raise InputError(place, what, one_of(tuple(DTYPES), dtype))
         if not name.isidentifier():
             raise InputError(place, f"{name!r} cannot name a tensor", "a Python identifier")
         if is_reserved(name):

@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.graph.dtypes import kind_of
+
 Array: TypeAlias = npt.NDArray[Any]
 
 # Relative to the largest element. Sums are added up in another order, so the last digits differ.
@@ -65,6 +67,6 @@ def _wide_dtype(dtype: np.dtype[Any]) -> Any:
     """Return a dtype in which differences neither overflow nor lose digits."""
     if dtype.kind == "c":
         return np.complex128
-    if dtype.kind == "f":
+    if kind_of(dtype) == "f":
         return np.float64
     return object

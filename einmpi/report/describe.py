@@ -19,6 +19,8 @@ def describe_job(job: Job) -> str:
         lines.append(f"sizes    {sizes}")
     if job.strict:
         lines.append("strict   only rewrites that are exact for all values")
+    if job.half == "steps":
+        lines.append("half     float16 and bfloat16 rounded after every operation")
     origins = {spec.name: _origin(spec) for spec in job.inputs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")

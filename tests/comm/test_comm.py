@@ -25,7 +25,7 @@ from mpi_helpers import (
 from einmpi.comm.local import CountingComm, SelfComm
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 
 # ---- one process and threads ---------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def calls(draw):
         return st.tuples(
             st.sampled_from((exchange, gather, reduce)),
             st.just(group),
-            st.sampled_from(cpu_dtypes()),
+            st.sampled_from(numpy_dtypes()),
             counts,
         )
 

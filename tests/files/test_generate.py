@@ -10,13 +10,13 @@ import pytest
 from einmpi.files import generate as module
 from einmpi.files.generate import GENERATORS, generate, words
 from einmpi.files.specs import InputSpec
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.job.generated import RANDOM
 
 CASES = [
     (random, dtype)
     for random in RANDOM
-    for dtype in cpu_dtypes()
+    for dtype in numpy_dtypes()
     if random != "normal" or np.dtype(dtype).kind in "fc"
 ]
 

@@ -12,9 +12,9 @@ from refusals import error
 
 from einmpi.files.load import describe, load_array
 from einmpi.files.specs import InputSpec
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 
-LISTED = ", ".join(cpu_dtypes())
+LISTED = ", ".join(numpy_dtypes())
 PLACE = "job.toml:9:1"
 pytestmark = pytest.mark.usefixtures("in_folder")
 

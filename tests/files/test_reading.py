@@ -22,7 +22,7 @@ from einmpi.compiled.program import Compiled
 from einmpi.errors import InputError
 from einmpi.files.datasets import RawReader
 from einmpi.files.hdf5 import datasets as hdf5
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.runtime.backend import NumpyBackend
 from einmpi.runtime.execute import execute
 from einmpi.schedule import shared_reads
@@ -90,7 +90,7 @@ def store(array):
     ]
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_every_dtype_in_every_file(dtype, small, count):
     array = sample((9, 7), dtype)
     for file, name in store(array):

@@ -31,7 +31,7 @@ from einmpi.files import writing as outputs
 from einmpi.files.claims import claimed
 from einmpi.files.hdf5 import writing as hdf5_writing
 from einmpi.files.load import describe, load_array
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.planner.mesh import Mesh
 from einmpi.runtime import transfer
 from einmpi.schedule.layout import Layout
@@ -94,13 +94,13 @@ def test_every_layout(ranks, mesh, monkeypatch):
         ways = layouts(mesh, shape)
         for axes in choose.sample(ways, min(4, len(ways))):
             cuts = tuple(None if cut == R else cut for cut in axes)
-            array = some_array(shape, choose.choice(cpu_dtypes()), choose.random() > 2)
+            array = some_array(shape, choose.choice(numpy_dtypes()), choose.random() > 2)
             write_on(ranks, mesh, cuts, array, lambda made: made.to_hdf5("o.h5", "/g/Z"))
             same(found("o.h5", "/g/Z"), array)
     assert os.listdir() == ["o.h5"]
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_every_dtype_and_storage(dtype, monkeypatch):
     monkeypatch.setattr(fill, "WINDOW_BYTES", 400)
     array = some_array((23, 31), dtype)

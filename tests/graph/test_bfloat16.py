@@ -14,7 +14,7 @@ import einmpi
 from einmpi.errors import InputError
 from einmpi.files.generate import generate
 from einmpi.files.load import describe, load_array
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
@@ -36,7 +36,7 @@ def dtype_of(text, **tensors):
     ],
 )
 def test_its_place_is_that_of_float16(text):
-    for other in cpu_dtypes():
+    for other in numpy_dtypes():
         x, y = np.empty(3, "bfloat16"), np.empty(3, other)
         try:
             expected = dtype_of(f"Z[i] = {text}", X=np.empty(3, np.float16), Y=y)

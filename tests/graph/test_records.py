@@ -22,7 +22,7 @@ from einmpi.graph.aggregations import (
     register_aggregation,
     unregister_aggregation,
 )
-from einmpi.graph.dtypes import DTYPES, cpu_dtypes
+from einmpi.graph.dtypes import DTYPES, numpy_dtypes
 from einmpi.graph.operations import (
     OPERATIONS,
     Operation,
@@ -210,7 +210,7 @@ def test_dtypes_agree_with_numpy(name):
         pytest.importorskip(record.package)
     dtype = np.dtype(name)
     assert dtype.itemsize == record.itemsize
-    if name in cpu_dtypes():
+    if name in numpy_dtypes():
         assert dtype.kind == record.kind
         assert np.zeros(1, dtype).real.dtype == record.real
     assert np.dtype(record.accumulator).itemsize >= dtype.itemsize

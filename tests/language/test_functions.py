@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.kernels.cpu import dispatch
 
 FLOATS = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1e-3, 7.0, -7.0, 800.0, -800.0]
@@ -71,18 +71,18 @@ def check(text: str, arrays: dict[str, np.ndarray], wanted: Any, units: float = 
 
 # ---- elementwise --------------------------------------------------------------------------------
 
-REAL_DTYPES = [name for name in cpu_dtypes() if np.dtype(name).kind != "c"]
+REAL_DTYPES = [name for name in numpy_dtypes() if np.dtype(name).kind != "c"]
 NUMBERS = [name for name in REAL_DTYPES if name != "bool"]
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_which_numbers_are_finite(dtype: str) -> None:
     x = values_of(dtype)
     check("Z[i] = isnan(x[i])", {"x": x}, np.isnan(x))
     check("Z[i] = isfinite(x[i])", {"x": x}, np.isfinite(x))
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_rounding(dtype: str) -> None:
     """Integers and bools stay what they are, as in numpy 2.1 and later."""
     x = values_of(dtype)
@@ -199,7 +199,7 @@ def test_the_standard_deviation_keeps_its_digits() -> None:
     check("Z[i] = var[j](x[i,j], ddof=1)", {"x": x}, x.var(axis=1, ddof=1), units=1e6)
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_std_norm_and_count(dtype: str) -> None:
     rng = np.random.default_rng(3)
     least = 0 if np.dtype(dtype).kind == "u" else -9

@@ -12,7 +12,7 @@ from graph_helpers import as_written, build, result, results
 from numpy.testing import assert_allclose, assert_array_equal
 
 from einmpi.errors import EinmpiError
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.graph.operations import functions
 from einmpi.kernels.reference import evaluate
 from einmpi.language.macros import MACROS
@@ -340,7 +340,7 @@ def test_every_function_is_tested() -> None:
         *BINARY,
         "where",
         *("isnan", "isfinite", "clip"),  # in test_functions.py
-        *cpu_dtypes(),
+        *numpy_dtypes(),
         "bfloat16",
     }  # the last in test_bfloat16.py
 
@@ -511,12 +511,12 @@ def numpy_result(function: object, *args: object) -> np.ndarray | None:
             found = np.asarray(function(*args))  # type: ignore[operator]
     except TypeError:
         return None
-    return found if found.dtype.name in cpu_dtypes() else None
+    return found if found.dtype.name in numpy_dtypes() else None
 
 
 @pytest.mark.parametrize("op", ["+", "-", "*", "/", "**", "%", "==", "<", "&", "|"])
 def test_promotion_is_numpys(op: str) -> None:
-    for left, right in itertools.product(cpu_dtypes(), cpu_dtypes()):
+    for left, right in itertools.product(numpy_dtypes(), numpy_dtypes()):
         x, y = sample(left), sample(right)
         wanted = numpy_result(lambda a, b: eval(f"a {op} b"), x, y)
         complex_refused = (
@@ -533,7 +533,7 @@ def test_promotion_is_numpys(op: str) -> None:
 
 @pytest.mark.parametrize("constant", ["2", "2.5", "True", "1j"])
 def test_constants_are_weak(constant: str) -> None:
-    for dtype, op in itertools.product(cpu_dtypes(), ["+", "*", "/", "=="]):
+    for dtype, op in itertools.product(numpy_dtypes(), ["+", "*", "/", "=="]):
         x = sample(dtype)
         for text in (f"x {op} {constant}", f"{constant} {op} x"):
             wanted = numpy_result(lambda x, text=text: eval(text), x)
@@ -565,7 +565,7 @@ def test_label_is_int64_and_strong() -> None:
     assert result("Z[i] = X[i] + i", {"X": np.ones(2, np.int32)}).dtype == np.int64
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_dtype_of_aggregates(dtype: str) -> None:
     x = sample(dtype)
     for name in ("sum", "prod"):
@@ -580,7 +580,7 @@ def test_dtype_of_aggregates(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 2, 3, 0.5, 1.0, 2.0, 2j])
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_dtype_of_a_power_does_not_depend_on_the_exponent(dtype: str, exponent: complex) -> None:
     """np.power is the rule. For a bool array, the operator of numpy has another dtype at 2."""
     x = np.array([1, 0], dtype)
@@ -658,7 +658,7 @@ def test_float16() -> None:
     assert_allclose(found, x.astype(float) @ y.astype(float), rtol=2**-8, atol=2**-8)
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_casts(dtype: str) -> None:
     x = np.array([-1.5, 0.0, 2.75])
     check(f"Z[i] = {dtype}(X[i])", {"X": x}, x.astype(dtype))

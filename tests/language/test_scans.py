@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.errors import InputError
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.graph.two_pass_scans import with_scans_in_blocks
 from einmpi.kernels import reference
 from einmpi.kernels.cpu import scan as cpu_scan
@@ -54,7 +54,7 @@ def check(text: str, arrays: dict[str, np.ndarray], wanted: np.ndarray, ranks: i
             np.testing.assert_array_equal(values, wanted, err_msg=path)
 
 
-@pytest.mark.parametrize("dtype", cpu_dtypes())
+@pytest.mark.parametrize("dtype", numpy_dtypes())
 @pytest.mark.parametrize("name", SCANS)
 def test_every_dtype(name: str, dtype: str) -> None:
     rng = np.random.default_rng(2)

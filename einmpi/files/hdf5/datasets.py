@@ -20,7 +20,7 @@ from einmpi.files.hdf5.opening import (
     look_up,
     opened,
 )
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.schedule.regions import Box
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _supported_dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -
     stored: DType = found.dtype
     native = np.dtype(stored.newbyteorder("=").str) if stored.kind in "fcibu" else stored
     enumeration = h5py.check_enum_dtype(stored) is not None
-    if native.name in cpu_dtypes() and not enumeration:
+    if native.name in numpy_dtypes() and not enumeration:
         return np.dtype(stored.str)
     if enumeration:
         shown = "an enumeration"
@@ -173,7 +173,7 @@ def _supported_dtype(found: h5py.Dataset, file: str, dataset: str, place: str) -
     raise InputError(
         place or file,
         f"{dataset} in {file} is {shown}, which is not supported",
-        one_of(cpu_dtypes()),
+        one_of(numpy_dtypes()),
     )
 
 

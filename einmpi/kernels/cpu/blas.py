@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.labels import unique
 from einmpi.graph.scalar import Number
 from einmpi.kernels.contraction import (
@@ -86,10 +87,10 @@ def _stored(array: Array) -> StoredArray:
 def _product_dtype(contraction: Contraction, dtype: np.dtype[Any], factors: Iterable[Array]) -> str:
     """Return the dtype in which products are computed and summed.
 
-    float16 is summed in float32. BLAS multiplies integers as float64, provided that no sum of
-    them can exceed the integers that float64 holds exactly.
+    Half precision is summed in float32. BLAS multiplies integers as float64, provided that no sum
+    of them can exceed the integers that float64 holds exactly.
     """
-    if dtype == np.float16:
+    if dtype.name in DTYPES and DTYPES[dtype.name].is_half:
         return "float32"
     if dtype.kind not in "iu" or len(contraction.positions) == 1:
         return dtype.name

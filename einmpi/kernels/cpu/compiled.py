@@ -76,7 +76,7 @@ def _is_compilable(einsum: EinSum, dtypes: tuple[str, ...]) -> bool:
     def dtype_of(leaf: Scalar) -> Type:
         return np.dtype(dtypes[leaf.position] if isinstance(leaf, Arg) else np.int64)
 
-    if "float16" in dtypes:
+    if any(DTYPES[dtype].is_half for dtype in dtypes):
         return False
     return all(is_supported(expression, dtype_of) for expression in expressions_of(einsum))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
-from einmpi.graph.dtypes import DTYPES
+from einmpi.graph.dtypes import DTYPES, computed_dtype
 from einmpi.graph.einsum import EinSum, Scan
 from einmpi.kernels.operands import Array
 
@@ -72,7 +72,7 @@ def scan_lines(
 
     `offsets` are what the lines begin with, None for nothing.
     """
-    dtype = target.dtype
+    dtype = computed_dtype(target.dtype)
     if record.is_rounded:
         dtype = np.dtype(DTYPES[target.dtype.name].accumulator)
     length = source.shape[-1]

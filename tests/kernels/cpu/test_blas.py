@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from language.test_property import settled
 
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 from einmpi.graph.einsum import EinSum, einsum_type
 from einmpi.graph.scalar import Arg, Call, Const, Index, Scalar
 from einmpi.kernels import contraction_split, lowering
@@ -141,7 +141,8 @@ def random_contractions(case, data):
     assume(recognise_contraction(einsum) is not None)
     arrays = []
     for array in arrays_of(
-        einsum, [data.draw(st.sampled_from(["complex128", *cpu_dtypes()])) for _ in einsum.operands]
+        einsum,
+        [data.draw(st.sampled_from(["complex128", *numpy_dtypes()])) for _ in einsum.operands],
     ):
         arrays.append(data.draw(views(array))[0])
         arrays[-1].flags.writeable = data.draw(st.booleans())
