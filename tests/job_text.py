@@ -14,6 +14,7 @@ DTYPES = (
     "float16, float32, float64, complex64, complex128, "
     "int8, int16, int32, int64, uint8, uint16, uint32, uint64, bool"
 )
+ALL_DTYPES = f"{DTYPES}, bfloat16"
 PROGRAM = 'program = "Z[i] = A[i] + 1"\n'
 A = '[inputs]\nA = { shape = [4], random = "ones" }\n'
 

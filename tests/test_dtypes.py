@@ -216,7 +216,7 @@ def test_sums_by_mpi() -> None:
 import numpy as np
 import einmpi
 from mpi4py import MPI
-for dtype in ("int8", "int16", "uint8", "uint16", "uint32", "uint64"):
+for dtype in ("int8", "int16", "uint8", "uint16", "uint32", "uint64", "bfloat16"):
     x = (np.arange(60).reshape(6, 10) % 7).astype(dtype)
     array = einmpi.DistArray.from_global(x, MPI.COMM_WORLD)
     job = einmpi.program("Z[j] = sum(X[i,j]); m[i] = max(X[i,j])", X=x)

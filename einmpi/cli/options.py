@@ -247,7 +247,7 @@ OPTIONS = (
         ("--half",),
         "job",
         _WITH_JOB,
-        "where float16 and bfloat16 are rounded: float32 (once a statement) or steps",
+        "how half precision is computed: float32 or steps",
         metavar="MODE",
         suggestions=HALF_MODES,
     ),

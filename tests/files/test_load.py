@@ -69,7 +69,7 @@ def test_safetensors(tmp_path):
     (tmp_path / "bad.safetensors").write_text("no")
     assert error(describe, tensor_input("quarter")) == (
         f"{PLACE}: quarter in m.safetensors is F8_E4M3, which is not supported; "
-        f"expected one of {LISTED}"
+        f"expected one of {LISTED}, bfloat16"
     )
     assert error(describe, tensor_input("q")) == (
         f"{PLACE}: there is no tensor q in m.safetensors; "

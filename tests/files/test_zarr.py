@@ -22,12 +22,12 @@ from einmpi.comm.threads import run_threads
 from einmpi.compiled.dist_array import DistArray
 from einmpi.files import fill
 from einmpi.files.formats import ZARR
-from einmpi.graph.dtypes import cpu_dtypes
+from einmpi.graph.dtypes import numpy_dtypes
 
 pytestmark = pytest.mark.usefixtures("in_folder")
 
 # The dtypes that the package zarr has too.
-DTYPES = [name for name in cpu_dtypes() if name != "bfloat16"]
+DTYPES = [name for name in numpy_dtypes() if name != "bfloat16"]
 SHAPES = ((), (1,), (0,), (7,), (13, 17), (2, 0, 3), (3, 4, 5))
 
 

@@ -1,22 +1,14 @@
-"""bfloat16: what its dtype becomes, where it comes from and goes to. GPUs compute with it
-(tests/runtime/gpu/test_gpu.py).
-"""
-
-import subprocess
-import sys
+"""bfloat16: what its dtype becomes, where it comes from and goes to."""
 
 import h5py
 import numpy as np
 import pytest
-from paths import ROOT
 
 import einmpi
 from einmpi.errors import InputError
 from einmpi.files.generate import generate
 from einmpi.files.load import describe, load_array
 from einmpi.graph.dtypes import numpy_dtypes
-
-ml_dtypes = pytest.importorskip("ml_dtypes")
 
 
 def dtype_of(text, **tensors):
@@ -87,35 +79,3 @@ def test_files(tmp_path, monkeypatch):
     with h5py.File("o.h5") as file:
         assert file["Z"].dtype == np.float32
         np.testing.assert_array_equal(file["Z"][...], values.astype(np.float32))
-
-
-def test_it_needs_a_gpu():
-    job = einmpi.program("Z[i] = X[i]", X=(3,), dtype="bfloat16")
-    with pytest.raises(
-        InputError,
-        match="program: X is bfloat16, which needs a GPU; expected backend cupy, or another dtype",
-    ):
-        einmpi.compile(job)
-
-
-def test_it_needs_a_package():
-    """In a new process, since the dtypes of results are remembered once they are known."""
-    program = """
-import sys
-sys.modules["ml_dtypes"] = None
-import einmpi
-for text, dtype in (
-    ("Z[i] = X[i]", "bfloat16"),
-    ("Z[i] = bfloat16(X[i])", "bfloat16"),
-    ("Z[i] = bfloat16(X[i])", "float32"),
-):
-    try:
-        einmpi.program(text, X=(3,), dtype=dtype)
-    except einmpi.InputError as error:
-        print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
-    assert len(lines) == 3
-    assert all("bfloat16 needs the package ml_dtypes" in line for line in lines), lines

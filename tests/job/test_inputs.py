@@ -1,7 +1,7 @@
 """[inputs] and [outputs] of job files: what is read, and the exact text of every error."""
 
 import pytest
-from job_text import DTYPES, EXTENT, NAME, PROGRAM, A, error, read
+from job_text import ALL_DTYPES, DTYPES, EXTENT, NAME, PROGRAM, A, error, read
 
 import einmpi
 
@@ -67,7 +67,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         ),
         (
             'A = { random = "ones", shape = [3], dtype = "int9" }',
-            f"4:37: unknown dtype 'int9'; expected one of {DTYPES} (did you mean int8?)",
+            f"4:37: unknown dtype 'int9'; expected one of {ALL_DTYPES} (did you mean int8?)",
         ),
         (
             'A = { random = "normal", shape = [3], dtype = "int32" }',

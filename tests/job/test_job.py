@@ -6,7 +6,7 @@ import time
 import zlib
 
 import pytest
-from job_text import DTYPES, EXTENT, NAME, PROGRAM, A, error, no_files, read
+from job_text import ALL_DTYPES, EXTENT, NAME, PROGRAM, A, error, no_files, read
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec, OutputSpec
@@ -150,7 +150,7 @@ def test_overrides_come_before_later_sizes():
     assert error(text, settings={"s": 0}) == f"job.toml:3:1: size s is set to 0; {EXTENT}"
     assert (
         error(text, dtype="float8")
-        == f"job.toml: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float16?)"
+        == f"job.toml: unknown dtype 'float8'; expected one of {ALL_DTYPES} (did you mean float16?)"
     )
 
 
@@ -296,7 +296,7 @@ TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, rol
         ("title = ['t']\n", "2:1: title is a list; expected a string"),
         (
             'dtype = "float8"\n',
-            f"2:1: unknown dtype 'float8'; expected one of {DTYPES} (did you mean float16?)",
+            f"2:1: unknown dtype 'float8'; expected one of {ALL_DTYPES} (did you mean float16?)",
         ),
         (
             "[plan]\n  stratgy = 1\n",

@@ -32,7 +32,9 @@ STATEMENT = "expected one statement a line: NAME[labels] = expression"
 EXPRESSION = "expected numbers, NAME[labels], + - * / // % **, comparisons, & | ~, and functions"
 DEPTH = "expected at most 200 levels; split it into several statements"
 INTEGERS = "int8, int16, int32, int64, uint8, uint16, uint32, uint64"
-DTYPES = "expected one of float16, float32, float64, complex64, complex128, " + INTEGERS + ", bool"
+DTYPES = (
+    f"expected one of float16, float32, float64, complex64, complex128, {INTEGERS}, bool, bfloat16"
+)
 ONES_OF_65 = ",".join(f"l{k}:1" for k in range(65))  # labels of extent 1
 ARITHMETIC = "expected integers, earlier sizes, + - * // % ** and brackets"
 NOTHING = "expected an extent of at least 1; only sum, prod, any, all have a value there"
@@ -215,49 +217,49 @@ def test_unknown_output() -> None:
     (
         "Z[i] = A[i,j] * B[i]",
         (
-            "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            "p:1:19: label 'i' has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z = sum(A[i,j] * B[i])",
         (
-            "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            "p:1:20: label 'i' has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z[i] = sum(A[i,j] * max(B[i] * B[k]))",
         (
-            "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            "p:1:27: label 'i' has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z = sum(A[i,i])",
         (
-            "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; expected the same"
+            "p:1:13: label 'i' has two extents: 2 in A[i, i] and 3 in A[i, i]; expected the same"
             " extent everywhere"
         ),
     ),
     (
         "Z[i:4] = B[i]",
         (
-            "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; expected the same extent"
+            "p:1:5: label 'i' has two extents: 3 in B[i] and 4 in i:4; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z = sum[i:d](B[i])",
         (
-            "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; expected the same extent"
+            "p:1:11: label 'i' has two extents: 3 in B[i] and 4 in i:d; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z[i] = A[i,N[i]]",
         (
-            "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected the same"
+            "p:1:14: label 'i' has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected the same"
             " extent everywhere"
         ),
     ),
@@ -895,11 +897,11 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
         ),
         (
             ("i,i", (2,), (3,)),
-            "einsum: label i has two extents: 2 and 3; expected the same extent, or 1",
+            "einsum: label 'i' has two extents: 2 and 3; expected the same extent, or 1",
         ),
         (
             ("ii->i", (1, 3)),
-            "einsum: label i has two extents: 1 and 3; expected the same extent within an operand",
+            "einsum: label 'i' has two extents: 1 and 3; expected the same extent within an operand",
         ),
         (
             ("i.j", (2, 2, 2)),

@@ -24,7 +24,7 @@ from einmpi.files.zarr.codecs import (
     ZarrError,
     check_installed,
 )
-from einmpi.graph.dtypes import cpu_dtypes, numpy_dtype
+from einmpi.graph.dtypes import numpy_dtypes
 
 Array: TypeAlias = npt.NDArray[Any]
 DType: TypeAlias = np.dtype[Any]
@@ -173,9 +173,9 @@ def _named(given: Any) -> tuple[str, Mapping[str, Any]]:
 
 def _dtype_of(given: Any) -> DType:
     name, _ = _named(given)
-    if name not in cpu_dtypes():
-        raise ZarrError(f"it is {name:.40}, which is not supported", one_of(cpu_dtypes()))
-    return numpy_dtype(name)
+    if name not in numpy_dtypes():
+        raise ZarrError(f"it is {name:.40}, which is not supported", one_of(numpy_dtypes()))
+    return np.dtype(name)
 
 
 def _chunk_names(given: Any) -> ChunkNames:

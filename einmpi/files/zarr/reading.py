@@ -22,7 +22,6 @@ from einmpi.files.zarr.metadata import (
     parse_content,
     read_metadata,
 )
-from einmpi.graph.dtypes import check_installed
 from einmpi.schedule.regions import Box
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -75,7 +74,6 @@ def find(file: str, array: str, place: str) -> Dataset:
             inside = [name for name in names if name.startswith(array.rstrip("/") + "/")]
             expected = nearest_of(inside, "") if inside else "an array"
             raise InputError(where, f"{title} is a group", expected)
-        check_installed(where, str(content.get("data_type")))
         identity = _identity(path)
         metadata = array_metadata(path, identity)
     except (FileNotFoundError, NotADirectoryError):
