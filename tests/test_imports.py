@@ -52,7 +52,6 @@ HEAVY = (
     "rich",
     "opt_einsum",
     "safetensors",
-    "ml_dtypes",
 )
 
 

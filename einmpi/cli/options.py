@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.half_steps import HALF_MODES
 from einmpi.job.backends import backend_names
+from einmpi.language.half_steps import HALF_MODES
 from einmpi.planner.strategies import STRATEGIES
 
 # The commands, in the order in which --help lists them, and what each does.

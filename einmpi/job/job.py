@@ -10,12 +10,12 @@ from typing import TypeAlias
 from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.half_steps import HALF_MODES, round_every_step
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.backends import backend_names
 from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
 from einmpi.job.outputs import check_outputs, read_outputs
 from einmpi.job.parameters import Settings, read_parameters
+from einmpi.language.half_steps import HALF_MODES, round_every_step
 from einmpi.language.parse import build_graphs, rewrite
 from einmpi.language.syntax import Source, Statement, statements
 from einmpi.language.toml_document import (

@@ -217,49 +217,49 @@ def test_unknown_output() -> None:
     (
         "Z[i] = A[i,j] * B[i]",
         (
-            "p:1:19: label 'i' has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            "p:1:19: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z = sum(A[i,j] * B[i])",
         (
-            "p:1:20: label 'i' has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            "p:1:20: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z[i] = sum(A[i,j] * max(B[i] * B[k]))",
         (
-            "p:1:27: label 'i' has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
+            "p:1:27: label i has two extents: 2 in A[i, j] and 3 in B[i]; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z = sum(A[i,i])",
         (
-            "p:1:13: label 'i' has two extents: 2 in A[i, i] and 3 in A[i, i]; expected the same"
+            "p:1:13: label i has two extents: 2 in A[i, i] and 3 in A[i, i]; expected the same"
             " extent everywhere"
         ),
     ),
     (
         "Z[i:4] = B[i]",
         (
-            "p:1:5: label 'i' has two extents: 3 in B[i] and 4 in i:4; expected the same extent"
+            "p:1:5: label i has two extents: 3 in B[i] and 4 in i:4; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z = sum[i:d](B[i])",
         (
-            "p:1:11: label 'i' has two extents: 3 in B[i] and 4 in i:d; expected the same extent"
+            "p:1:11: label i has two extents: 3 in B[i] and 4 in i:d; expected the same extent"
             " everywhere"
         ),
     ),
     (
         "Z[i] = A[i,N[i]]",
         (
-            "p:1:14: label 'i' has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected the same"
+            "p:1:14: label i has two extents: 2 in A[i, N[i]] and 3 in N[i]; expected the same"
             " extent everywhere"
         ),
     ),
@@ -901,7 +901,8 @@ def test_too_many_digits_do_not_advise_on_python() -> None:
         ),
         (
             ("ii->i", (1, 3)),
-            "einsum: label 'i' has two extents: 1 and 3; expected the same extent within an operand",
+            "einsum: label 'i' has two extents: 1 and 3; "
+            "expected the same extent within an operand",
         ),
         (
             ("i.j", (2, 2, 2)),
