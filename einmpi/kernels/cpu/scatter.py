@@ -185,7 +185,8 @@ def _take_masked(scatter: Scatter, rule: Aggregation, totals: Array, masked: Any
 
 def _places(scatter: Scatter) -> list[Array]:
     """Return where values go: for each scattered label the positions, with an axis for each label
-    that indices depend on. A value that goes nowhere has position -1 in the first of them.
+    that indices depend on. A value for which the first position is none of the label's goes
+    nowhere.
     """
     segments = scatter.segments
     labels = segments.index_labels
@@ -202,6 +203,14 @@ def _places(scatter: Scatter) -> list[Array]:
         if label in scatter.index:
             numbers[label] = scatter.index[label].reshape(along)
     values = _operand_values(scatter, segments.indices, labels, box, positions, numbers)
+    if len(segments.labels) == 1:
+        (label,) = segments.labels
+        wanted = np.broadcast_to(np.asarray(apply(segments.indices[0], values, numbers)), shape)
+        own = scatter.index.get(label)
+        is_whole = np.can_cast(wanted.dtype, np.int64)
+        if is_whole and (own is None or _follow_one_another(own)):
+            whole = wanted.astype(np.int64, copy=False)
+            return [whole if own is None else whole - own[0]]
     found = []
     is_inside: Any = True
     for label, index in zip(segments.labels, segments.indices, strict=True):
@@ -236,13 +245,18 @@ def _local_places(wanted: Array, own: Array | None, extent: int) -> tuple[Array,
     is_signed = wanted.dtype.kind in "bi"
     is_whole: Any = True if is_signed else whole == wanted
     first = 0 if own is None else int(own[0])
-    if own is None or int(own[-1]) - first + 1 == extent:
+    if own is None or _follow_one_another(own):
         # Most often every value has its place here; to find that out takes no temporary.
         if is_whole is True and whole.min() >= first and whole.max() < first + extent:
             return (whole if first == 0 else whole - first), True
         return whole - first, is_whole & (whole >= first) & (whole < first + extent)
     place = np.minimum(np.searchsorted(own, whole), extent - 1)
     return place, is_whole & (own[place] == whole)
+
+
+def _follow_one_another(indices: Array) -> bool:
+    """Return whether ascending indices have no gaps."""
+    return int(indices[-1]) - int(indices[0]) + 1 == len(indices)
 
 
 def _operand_values(
@@ -293,7 +307,8 @@ def _add_by_numpy(
     extent = einsum.extent
     known = (*segments.labels, *segments.index_labels)
     others = [label for label in einsum.labels if label not in known]
-    chosen = np.nonzero(np.atleast_1d(places[0]) >= 0)
+    place = np.atleast_1d(places[0])
+    chosen = np.nonzero((place >= 0) & (place < extent[segments.labels[0]]))
     steps = {label: max(1, extent[label]) for label in others}
     for label in steps:
         while prod(steps.values()) > BLOCK_ELEMENTS and steps[label] > 1:
@@ -303,8 +318,8 @@ def _add_by_numpy(
         taken = tuple(axis[start : start + rows] for axis in chosen)
         column = (len(taken[0]), *[1] * len(others))
         positions: dict[str, Array] = {}
-        for label, place in zip(segments.labels, places, strict=True):
-            positions[label] = np.atleast_1d(place)[taken].reshape(column)
+        for label, places_of_label in zip(segments.labels, places, strict=True):
+            positions[label] = np.atleast_1d(places_of_label)[taken].reshape(column)
         for axis, label in enumerate(segments.index_labels):
             positions[label] = taken[axis].reshape(column)
         for box in boxes(extent, steps):

@@ -106,7 +106,8 @@ def add_by_loops(
     index
         The global indices of a label's positions, for labels that do not start at 0.
     places
-        For each scattered label the positions to which values go, -1 for nowhere.
+        For each scattered label the positions to which values go. Values for which the first of
+        them is none of the label's go nowhere.
     threads
         How many threads to use; the result does not depend on it.
     """
@@ -123,14 +124,16 @@ def add_by_loops(
     reads = tuple(indexed_array(*view) for view in views)
     target = indexed_array(totals, tuple(target_entries))
     bound = _bind_scatter(lowered, reads, target, place_operands)
+    places_extent = totals.shape[einsum.output.index(segments.labels[0])]
     for dimensions in bound.gathered[:-1]:
-        if any(dimension.extent == 0 for dimension in dimensions) and (places[0] >= 0).any():
+        is_empty = any(dimension.extent == 0 for dimension in dimensions)
+        if is_empty and ((places[0] >= 0) & (places[0] < places_extent)).any():
             raise IndexError("an index is out of range; this dimension has extent 0")
     parameters = bound.values.copy()
+    parameters[bound.position["K", 0, 1]] = places_extent
     for position, array in enumerate([*(view.array for view in views), totals]):
         parameters[bound.position["A", position, 0]] = address_of(array)
     used_threads = threads if lowered.calls() >= MIN_THREADED_VALUES else 1
-    places_extent = totals.shape[einsum.output.index(segments.labels[0])]
     jobs = _shares(bound, parameters, places_extent, used_threads)
     kernel = kernel_of(bound.nest)
     if len(jobs) > 1:
