@@ -233,6 +233,12 @@ CASES: dict[str, tuple[str, Any]] = {
         "y[dst[e]:n, g] = sum(w[e] * h[src[e],f] * W[f,g])",
         lambda: joined_sum(W[:, None] * H[SRC]) @ GRAPH["W"],
     ),
+    "a product with labels of the index": (
+        "y[place[e,f]:n, f] = sum[e,j](h[0,f] * h[j,0] * w[e])",
+        lambda: np.stack(
+            [scattered("sum", PLACE[:, f], W * H[0, f] * H[:, 0].sum(), NODES) for f in range(5)], 1
+        ),
+    ),
     "a count": ("y[dst[e]:n] = count(w[e] > 0)", lambda: joined_sum((W > 0).astype("int64"))),
     "a slice": (
         "y[dst[1:][e]:n] = sum(w[1:][e])",

@@ -39,6 +39,7 @@ THEMES = (
     "index",
     "macro",
     "elementwise",
+    "scatter",
     "mixed",
 )
 DTYPES = ("float64", "float32", "int64", "int32", "bool", "complex128", "complex64", "float16")
@@ -206,7 +207,7 @@ class ProgramMaker:
         for number in range(draw.between(1, 4)):
             dtype = favourite if draw.chance(0.75) else draw.one(DTYPES)
             self.add_input("ABCD"[number], dtype)
-        if self.theme in ("gather", "mixed"):
+        if self.theme in ("gather", "scatter", "mixed"):
             self.add_index_input("n")
         wanted = draw.weighted({1: 45.0, 2: 30.0, 3: 15.0, 4: 10.0})
         attempts = 0
@@ -292,6 +293,9 @@ class ProgramMaker:
         theme = self.theme
         if theme == "mixed" or draw.chance(0.12):
             theme = draw.one(THEMES[:-1])
+        if theme == "scatter":
+            value = self.scattered(labels)
+            return Define(name, tuple(labels), value, index_on_left=draw.chance(0.6))
         value = self.themed(theme, labels)
         if draw.chance(0.15):
             value = self.combined(value, self.expression(labels, 1))
@@ -348,6 +352,40 @@ class ProgramMaker:
                 return self.aggregation(labels, None, ("*", "+", "-"), 1, positions=True)
             return self.combined(self.position(labels), self.expression(labels, 1))
         return self.expression(labels, 3)
+
+    def scattered(self, labels: list[Label]) -> Expression:
+        """Return ⊕ over values that go where an index says, some of them nowhere."""
+        draw = self.draw
+        name = draw.weighted({"sum": 5.0, "max": 2.0, "min": 1.0, "prod": 1.0, "any": 1.0})
+        if not labels:
+            return self.aggregation(labels, name, ("*", "+"), 1)
+        place = draw.one(labels)
+        others = [label for label in labels if label != place]
+        node = self.aggregation(others, name, ("*", "+", "-"), draw.between(1, 2))
+        if not isinstance(node, Aggregation):
+            return node
+        scope = [*node.labels, *others]
+        index = self.gathered(scope, place.size)
+        item = self.inputs.get("n")
+        if item is not None:
+            fitting = []
+            for size in item.dimensions:
+                own = [label for label in scope if label.size == size]
+                fitting.append(draw.one(own) if own else None)
+            if None not in fitting:
+                index = Read("n", tuple(fitting))
+        if draw.chance(0.4):
+            index = Operation(draw.one(("-", "+")), (index, Number(draw.between(1, 3))))
+        masked: Expression = Number({"sum": 0, "prod": 1, "any": False}.get(name, 0))
+        if name in ("max", "min"):
+            masked = self.constant()
+            if self.kind(node.body) == "f":
+                masked = Number(-math.inf if name == "max" else math.inf)
+        sides = (index, Position(place))
+        if draw.chance(0.2):
+            sides = (Position(place), index)
+        body = Operation("where", (Operation("==", sides), node.body, masked))
+        return replace(node, body=body, implicit=False)
 
     def label(self, size: str) -> Label:
         self.labels_made += 1

@@ -79,11 +79,15 @@ Expression: TypeAlias = Number | Position | Extent | Read | Operation | Aggregat
 
 @dataclass(frozen=True)
 class Define:
-    """The statement that defines a tensor."""
+    """The statement that defines a tensor.
+
+    With `index_on_left` it is written with an index left of =, if its value has the form for that.
+    """
 
     name: str
     labels: tuple[Label, ...]
     value: Expression
+    index_on_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,71 @@ def program_text(program: Program) -> str:
     return "\n".join(statement_text(item, program.sizes) for item in program.statements)
 
 
+@dataclass(frozen=True)
+class Scattered:
+    """The parts of ⊕(where(index == place, body, neutral))."""
+
+    place: Label
+    index: Expression
+    body: Expression
+
+
+def scattered_parts(statement: Define) -> Scattered | None:
+    """Return the parts of a statement that can be written with an index left of =."""
+    node = statement.value
+    if not isinstance(node, Aggregation) or not isinstance(node.body, Operation):
+        return None
+    if node.body.name != "where":
+        return None
+    condition, body, otherwise = node.body.arguments
+    if not isinstance(condition, Operation) or condition.name != "==":
+        return None
+    index, place = condition.arguments
+    if not isinstance(place, Position) or not isinstance(otherwise, Number):
+        return None
+    neutral: dict[str, object] = {"sum": 0, "prod": 1, "any": False, "all": True}
+    neutral.update({"max": -np.inf, "min": np.inf})
+    value = neutral.get(node.name)
+    if type(otherwise.value) is not type(value) or otherwise.value != value:
+        return None
+    used = set(indexing_labels(index)) | set(indexing_labels(body))
+    for part in (*walk(index), *walk(body)):
+        if isinstance(part, Position):
+            used.add(part.label)
+        if isinstance(part, Aggregation):
+            return None
+    is_read = any(isinstance(part, Read) for part in walk(index))
+    bound = [label for label in node.labels if label in indexing_labels(index)]
+    if place.label not in statement.labels or place.label in used or not is_read or not bound:
+        return None
+    return Scattered(place.label, index, body)
+
+
+def _text_with_index(statement: Define, parts: Scattered, sizes: Mapping[str, int]) -> str:
+    """Return a statement with an index left of =."""
+    node = statement.value
+    assert isinstance(node, Aggregation)
+    writer = _Writer(sizes, reuse_names=False)
+    labels = [label for label in statement.labels if label != parts.place]
+    names = {}
+    for number, label in enumerate((*labels, *node.labels)):
+        names[label] = LABEL_NAMES[number]
+    known = indexing_labels(parts.index) | indexing_labels(parts.body)
+    left = []
+    for label in statement.labels:
+        if label == parts.place:
+            left.append(f"{writer.text(parts.index, names, len(names))}:{sizes[label.size]}")
+        else:
+            left.append(writer.label_text(label, names, known))
+    bound = [writer.label_text(label, names, known) for label in node.labels]
+    body = writer.text(parts.body, names, len(names))
+    return f"{statement.name}[{','.join(left)}] = {node.name}[{','.join(bound)}]({body})"
+
+
 def statement_text(statement: Define, sizes: Mapping[str, int]) -> str:
+    parts = scattered_parts(statement) if statement.index_on_left else None
+    if parts is not None:
+        return _text_with_index(statement, parts, sizes)
     aggregations = [node for node in walk(statement.value) if isinstance(node, Aggregation)]
     writer = _Writer(sizes, reuse_names=all(node.implicit for node in aggregations))
     names = {label: LABEL_NAMES[place] for place, label in enumerate(statement.labels)}

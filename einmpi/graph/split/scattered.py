@@ -108,7 +108,7 @@ class _ScatterSplitter:
             yield self._scattered_first(product, sent_factors, other_factors)
         labels = labels_of(without_guard(self.chosen, self.condition))
         if other_factors and self.summed and set(labels).isdisjoint(self.segments.labels):
-            yield self._scattered_last(labels)
+            yield self._scattered_last()
 
     def _has_neutral(self, product: ProductSplitter) -> bool:
         """Return whether empty segments have the neutral element: its products are neutral too."""
@@ -130,7 +130,7 @@ class _ScatterSplitter:
             if label in own_labels and label not in labels_of(other):
                 aggregated.append(label)
         output = []
-        for label in unique(self.segments.labels, own_labels):
+        for label in unique(self.segments.labels, self.segments.index_labels, own_labels):
             if label not in aggregated:
                 output.append(label)
         name = self._new_name()
@@ -141,7 +141,7 @@ class _ScatterSplitter:
         last = self._vertex(self.vertex.name, self.einsum.output, joined, remaining, first)
         return [first, last]
 
-    def _scattered_last(self, labels: Sequence[str]) -> list[Vertex]:
+    def _scattered_last(self) -> list[Vertex]:
         """Return the vertex that sums labels without a place, and one that scatters the sums.
 
         A value that goes nowhere may have indices out of range; these are not used.
@@ -153,8 +153,8 @@ class _ScatterSplitter:
             is_inside = Call("&", (Call(">=", (element, Const(0))), Call("<", (element, extent))))
             inside = is_inside if inside is None else Call("&", (inside, is_inside))
         assert inside is not None
-        output = [label for label in labels if label not in self.summed]
         body = with_other_guard(self.chosen, self.condition, inside)
+        output = [label for label in labels_of(body) if label not in self.summed]
         name = self._new_name()
         first = self._vertex(name, output, body, self.summed)
         element = Element(name, tuple(output))
