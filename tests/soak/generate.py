@@ -42,7 +42,10 @@ THEMES = (
     "scatter",
     "mixed",
 )
-DTYPES = ("float64", "float32", "int64", "int32", "bool", "complex128", "complex64", "float16")
+DTYPES = (
+    *("float64", "float32", "int64", "int32", "bool", "complex128", "complex64", "float16"),
+    *("int8", "int16", "uint8", "uint16", "uint32", "uint64"),
+)
 MOST_POINTS = 2**13  # of the index space of one aggregation
 
 
@@ -96,7 +99,7 @@ def make_values(draw: Draw, kind: str, dtype: str, shape: tuple[int, ...]) -> np
     numpy_dtype = np.dtype(dtype)
     if numpy_dtype.kind == "b":
         numbers: list[Any] = [draw.chance(0.5) for _ in range(count)]
-    elif numpy_dtype.kind == "i":
+    elif numpy_dtype.kind in "iu":
         numbers = [_integer(draw, kind, numpy_dtype) for _ in range(count)]
     elif numpy_dtype.kind == "f":
         numbers = [_float(draw, kind, numpy_dtype) for _ in range(count)]
@@ -109,6 +112,11 @@ def make_values(draw: Draw, kind: str, dtype: str, shape: tuple[int, ...]) -> np
 
 
 def _integer(draw: Draw, kind: str, dtype: np.dtype) -> int:
+    limits = np.iinfo(dtype)
+    return min(max(_any_integer(draw, kind, dtype), limits.min), limits.max)
+
+
+def _any_integer(draw: Draw, kind: str, dtype: np.dtype) -> int:
     if kind == "extreme" and draw.chance(0.6):
         if dtype.itemsize == 8 and draw.chance(0.5):
             return draw.one(_EXTREME_LONG_INTEGERS)
@@ -150,7 +158,7 @@ _EXTENTS = {
     23: 2.0,
     48: 1.0,
 }
-_KIND_ORDER = "bifc"
+_KIND_ORDER = "buifc"
 _OPERATORS = {
     "+": 4.0,
     "-": 3.0,
@@ -203,7 +211,9 @@ class ProgramMaker:
         draw = self.draw
         for number in range(draw.between(2, 4)):
             self.sizes[f"s{number}"] = draw.weighted(_EXTENTS)
-        favourite = draw.weighted(dict(zip(DTYPES, (30, 18, 14, 14, 6, 7, 5, 6), strict=True)))
+        favourite = draw.weighted(
+            dict(zip(DTYPES, (30, 18, 12, 10, 6, 7, 5, 6, 3, 3, 4, 3, 3, 4), strict=True))
+        )
         for number in range(draw.between(1, 4)):
             dtype = favourite if draw.chance(0.75) else draw.one(DTYPES)
             self.add_input("ABCD"[number], dtype)
@@ -683,7 +693,7 @@ class ProgramMaker:
         x = self.number(x)
         if isinstance(x, Number):
             x = Operation("float64", (x,))
-        if self.kind(x) == "i":
+        if self.kind(x) in "iu":
             return Operation("**", (x, Number(self.draw.between(0, 4))))
         if self.kind(x) == "c":
             return Operation("**", (x, Number(2)))
@@ -691,7 +701,7 @@ class ProgramMaker:
 
     def integral(self, node: Expression) -> Expression:
         """Return an expression of truth values or integers."""
-        if self.kind(node) in "bi" and not isinstance(node, Number):
+        if self.kind(node) in "biu" and not isinstance(node, Number):
             return node
         if isinstance(node, Number):
             return Operation("int64", (Number(self.draw.between(0, 9)),))
@@ -706,7 +716,7 @@ class ProgramMaker:
         choices = ["neg", "abs", "float64", "complex128", "bool"]
         if kind == "b":
             choices = ["~", "int64", "int32", "float32", "float64", "exp"]
-        elif kind == "i":
+        elif kind in "iu":
             choices += [
                 "~",
                 "sign",

@@ -132,6 +132,11 @@ def _dtype(value: Any) -> np.dtype:
     return np.asarray(value).dtype
 
 
+def _widened(dtype: np.dtype) -> np.dtype:
+    """Return the dtype in which integers and bools are added up."""
+    return np.dtype(np.uint64 if dtype.kind == "u" else np.int64)
+
+
 def _rounding(dtype: np.dtype) -> float:
     """Return the error of one operation, relative to its result."""
     factor = 4.0 if dtype.kind == "c" else 1.0
@@ -251,7 +256,7 @@ def _floor_divide(x: Value, y: Value) -> Value:
 
 def _round(name: str, x: Value) -> Value:
     functions: dict[str, Any] = {"floor": np.floor, "ceil": np.ceil, "round": np.rint}
-    if _dtype(x.value).kind in "bi":
+    if _dtype(x.value).kind in "biu":
         return x
     value = _call(functions[name], (x,))
     shift = 0.5 if name == "round" else 0.0
@@ -314,6 +319,10 @@ def _compare(name: str, x: Value, y: Value) -> Value:
 
 def _where(condition: Value, x: Value, y: Value) -> Value:
     dtype = np.result_type(*(_for_result_type(item.value) for item in (x, y)))
+    if dtype.kind in "iu":
+        for item in (x, y):
+            if type(item.value) is int:
+                np.dtype(dtype).type(item.value)  # OverflowError if it does not fit
     chosen = np.asarray(condition.value).astype(bool)
     value = np.where(chosen, np.asarray(x.value).astype(dtype), np.asarray(y.value).astype(dtype))
     close = (np.asarray(condition.error) > 0) & (_magnitude(condition.value) <= condition.error)
@@ -333,16 +342,17 @@ def _cast(name: str, x: Value) -> Value:
     source = _dtype(x.value)
     target = np.dtype(name)
     value = np.asarray(x.value).astype(target)
-    if target.kind == "i" and source.kind == "f":
-        limit = 2.0 ** (31 if target.itemsize == 4 else 63)
-        inside = np.abs(np.asarray(x.value).astype(np.float64)) < limit / 2
+    if target.kind in "iu" and source.kind == "f":
+        limits = np.iinfo(target)
+        numbers = np.asarray(x.value).astype(np.float64)
+        inside = (numbers >= limits.min / 2) & (numbers < limits.max / 2)
         nearest = np.abs(x.value - np.round(x.value)) <= x.error
         near = (np.asarray(x.error) > 0) & nearest
         return Value(value, 0.0, _magnitude(value), x.unsure | ~inside | near)
     if target.kind == "b":
         near = (np.asarray(x.error) > 0) & (_magnitude(x.value) <= x.error)
         return Value(value, 0.0, 1.0, x.unsure | near)
-    if target.kind == "i":
+    if target.kind in "iu":
         return Value(value, 0.0, _magnitude(value), x.unsure)
     # The conversion itself is deterministic: it adds an error only where there was one.
     rounding = np.where(np.asarray(x.error) > 0, _rounding(target) * x.size, 0.0)
@@ -673,8 +683,8 @@ class _Statement:
                 error = np.where(np.isfinite(value), error, 0.0)
             return Value(value, error, size, unsure)
         dtype = terms.value.dtype
-        if dtype.kind in "bi":
-            value = np.cumsum(terms.value, axis=axis, dtype=np.int64)
+        if dtype.kind in "biu":
+            value = np.cumsum(terms.value, axis=axis, dtype=_widened(dtype))
             return Value(value, 0.0, _magnitude(value), unsure)
         wide = np.complex128 if dtype.kind == "c" else np.float64
         value = np.cumsum(terms.value.astype(wide), axis=axis).astype(dtype)
@@ -776,8 +786,8 @@ class _Statement:
 def _sum(terms: Value, axes: tuple[int, ...]) -> Value:
     dtype = terms.value.dtype
     count = math.prod(terms.value.shape[axis] for axis in axes)
-    if dtype.kind in "bi":
-        value = np.sum(terms.value, axis=axes, keepdims=True, dtype=np.int64)
+    if dtype.kind in "biu":
+        value = np.sum(terms.value, axis=axes, keepdims=True, dtype=_widened(dtype))
         return Value(value, 0.0, _magnitude(value), False)
     wide = np.complex128 if dtype.kind == "c" else np.float64
     value = np.sum(terms.value.astype(wide), axis=axes, keepdims=True).astype(dtype)
@@ -795,8 +805,8 @@ def _sum(terms: Value, axes: tuple[int, ...]) -> Value:
 def _prod(terms: Value, axes: tuple[int, ...]) -> Value:
     dtype = terms.value.dtype
     count = math.prod(terms.value.shape[axis] for axis in axes)
-    if dtype.kind in "bi":
-        value = np.prod(terms.value, axis=axes, keepdims=True, dtype=np.int64)
+    if dtype.kind in "biu":
+        value = np.prod(terms.value, axis=axes, keepdims=True, dtype=_widened(dtype))
         return Value(value, 0.0, _magnitude(value), False)
     wide = np.complex128 if dtype.kind == "c" else np.float64
     value = np.prod(terms.value.astype(wide), axis=axes, keepdims=True).astype(dtype)

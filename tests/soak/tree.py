@@ -12,7 +12,10 @@ from typing import TypeAlias
 import numpy as np
 
 INFIX = ("+", "-", "*", "/", "//", "%", "**", "<", "<=", ">", ">=", "==", "!=", "&", "|")
-CASTS = ("float16", "float32", "float64", "complex64", "complex128", "int32", "int64", "bool")
+CASTS = (
+    *("float16", "float32", "float64", "complex64", "complex128", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
 # Macros that keep the labels in their brackets: these are bound by something around them.
 KEEPING = ("softmax", "rmsnorm", "layernorm", "cumsum", "cummax", "cummin")
 LABEL_NAMES = (*"ijklmnpqrstuvw", *(f"{letter}{number}" for number in range(9) for letter in "ij"))
