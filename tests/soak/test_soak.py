@@ -139,7 +139,7 @@ def test_a_slice_of_the_soak():
 
 
 def test_planted_errors_are_seen(monkeypatch):
-    case = make_case(1, 2)
+    case = make_case(1, 5)
     gather = einmpi.DistArray.gather
     monkeypatch.setattr(einmpi.DistArray, "gather", lambda array: gather(array) + 1)
     assert {check for check, _ in running.check_on_threads(case).failures} == {"value"}
