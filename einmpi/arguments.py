@@ -45,3 +45,13 @@ def named_values(where: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
         if not isinstance(name, str):
             raise InputError(where, f"{name!r} is not a name", 'names as keys: {"X": …}')
     return dict(given)
+
+
+def named_inputs(inputs: Mapping[str, Any] | None, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a mapping and of keywords, each of which is given once."""
+    given = named_values("inputs", inputs)
+    for name, array in tensors.items():
+        if name in given:
+            raise InputError("inputs", f"{name} is given twice", "each input once")
+        given[name] = array
+    return given

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from einmpi.api.jobs import job_of_program
 from einmpi.api.planning import check_job, options_of, truth_value
-from einmpi.arguments import named_values
+from einmpi.arguments import named_inputs, named_values
 from einmpi.comm.agreement import together
-from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec
@@ -153,7 +152,7 @@ def run(
     from einmpi.compiled.known import known_jobs
 
     def check_call() -> tuple[Hashable, Job, dict[str, Any]]:
-        return _checked_call(job, _named_inputs(inputs, tensors))
+        return _checked_call(job, named_inputs(inputs, tensors))
 
     def compile_job() -> Compiled:
         return compile(
@@ -180,16 +179,6 @@ def run(
         return compiled(given)
     finally:
         compiled.forget_inputs()  # a file may change, and the next run may never come
-
-
-def _named_inputs(inputs: Mapping[str, Any] | None, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a mapping and of keywords, each of which is given once."""
-    given = named_values("inputs", inputs)
-    for name, array in tensors.items():
-        if name in given:
-            raise InputError("inputs", f"{name} is given twice", "each input once")
-        given[name] = array
-    return given
 
 
 def _checked_call(job: Job | str, given: dict[str, Any]) -> tuple[Hashable, Job, dict[str, Any]]:

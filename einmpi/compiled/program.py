@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arguments import named_values
+from einmpi.arguments import named_inputs, named_values
 from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.programs import abort_on_divergence
@@ -124,13 +124,17 @@ class Compiled:
         text: str = late("compiled_html")(self)
         return text
 
-    def __call__(self, inputs: Mapping[str, Any] | None = None) -> dict[str, DistArray]:
+    def __call__(
+        self, inputs: Mapping[str, Any] | None = None, **tensors: Any
+    ) -> dict[str, DistArray]:
         """Compute the outputs. All ranks call it, with inputs of the same kind.
 
         Parameters
         ----------
         inputs : mapping of str to array, DistArray or h5py dataset, optional
             The inputs by name. Those that are missing are generated or read as the job says.
+        **tensors : array, DistArray or h5py dataset
+            More inputs by name.
 
         Returns
         -------
@@ -148,7 +152,10 @@ class Compiled:
         """
         outline: Hashable = None
         if inputs is None:
-            inputs = {}
+            inputs = tensors
+        elif tensors:
+            by_position = inputs
+            inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
         if isinstance(inputs, Mapping):
             outline = _outline(inputs)
         known = self.known.get(outline)

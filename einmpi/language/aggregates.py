@@ -150,16 +150,24 @@ class Aggregates(Elements):
         anywhere = self.symbols.emit_temporary(value, "any", unique(foreign), scope, argument)
         self.guards = [*kept, (anywhere.scalar, True)]
 
-    def _wrong_call(self, node: ast.AST, name: str) -> InputError:
-        return InputError(self.where(node), f"{name} is not called like this", call_form(name))
+    def _wrong_call(self, node: ast.Call, name: str) -> InputError:
+        hint = ""
+        if any(keyword.arg in ("axis", "dim") for keyword in node.keywords):
+            hint = f"labels take the place of an axis: {name}[j](X[i,j])"
+        what = f"{name} is not called like this"
+        return InputError(self.where(node), what, call_form(name), hint)
 
     def _nothing_to_aggregate(self, node: ast.Call, name: str, scope: Scope) -> InputError:
         found = occurrences(node.args[0], self.known)
-        reason = "it has no labels"
-        if found:
-            reason = "every label in it is aggregated inside it"
-        if any(scope.sees(entry.label) for entry in found):
+        are_outside = [scope.sees(entry.label) for entry in found]
+        if not found:
+            reason = "it has no labels"
+        elif all(are_outside):
             reason = "every label in it also occurs outside of it"
+        elif any(are_outside):
+            reason = "every label in it is aggregated inside it or also occurs outside of it"
+        else:
+            reason = "every label in it is aggregated inside it"
         what = f"{name}(...) has nothing to aggregate: {reason}"
         return InputError(self.where(node), what, f"{name}[labels](...)")
 
@@ -212,7 +220,7 @@ class Aggregates(Elements):
             dtype = np.dtype(index.type)
             if dtype.kind not in "iu":
                 what = f"the index {self.symbols.written(index_node)} is {dtype.name}"
-                raise InputError(self.where(index_node), what, "an integer")
+                raise InputError(self.where(index_node), what, "an integer", "use int64(...)")
             place = TypedScalar(Index(label), np.dtype(np.int64))
             comparison = self._apply("==", [index, place], index_node)
             if condition is None:

@@ -27,6 +27,7 @@ from einmpi.graph.segments import without_guard
 from einmpi.language.aggregates import Aggregated, Aggregates, constant
 from einmpi.language.elements import OUTSIDE_MACROS, MacroNames
 from einmpi.language.macros import MACROS, SCANS, Macro
+from einmpi.language.numpy_names import FUNCTIONS_OF_RESULTS, WRITTEN_INSTEAD
 from einmpi.language.scope import Scope
 from einmpi.language.symbols import TypedScalar
 from einmpi.language.syntax import Source, labels_in_brackets, parse
@@ -51,9 +52,11 @@ _BINARY = {
 _COMPARE = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _UNARY = {ast.USub: "neg", ast.Invert: "~"}
 _EXPRESSIONS = "numbers, NAME[labels], + - * / // % **, comparisons, & | ~, and functions"
-_INSTEAD: dict[type[ast.expr], str] = {
+_INSTEAD: dict[type[ast.AST], str] = {
     ast.BoolOp: "& and |, with brackets around comparisons",
     ast.IfExp: "where(condition, this, that)",
+    ast.BitXor: "**, which is the power",
+    ast.MatMult: "a sum of products, such as sum(A[i,j] * B[j,k])",
 }
 
 
@@ -89,7 +92,8 @@ class Expressions(Aggregates):
             case ast.Call():
                 return self._call(node, scope, macro)
         what = f"{self.symbols.written(node)[:60]!r} is not in the language"
-        raise InputError(self.where(node), what, _INSTEAD.get(type(node), _EXPRESSIONS))
+        kind = type(node.op) if isinstance(node, ast.BinOp) else type(node)
+        raise InputError(self.where(node), what, _INSTEAD.get(kind, _EXPRESSIONS))
 
     def _comparison(self, node: ast.Compare, scope: Scope, macro: MacroNames) -> TypedScalar:
         """Return a comparison; a chain such as 0 < x < 1 becomes (0 < x) & (x < 1)."""
@@ -160,9 +164,18 @@ class Expressions(Aggregates):
         return self._apply("where", arguments, node)
 
     def _unknown_function(self, node: ast.AST, name: str) -> InputError:
-        return InputError(
-            self.where(node), f"unknown function {name!r}", nearest_of(callables(), name)
-        )
+        if name in self.known:
+            return InputError(self.where(node), f"{name} is a tensor", f"{name}[labels]")
+        what = f"unknown function {name!r}"
+        last_name = name.rpartition(".")[2]  # of np.exp or torch.nn.functional.relu
+        if last_name in WRITTEN_INSTEAD:
+            return InputError(self.where(node), what, WRITTEN_INSTEAD[last_name])
+        if last_name in FUNCTIONS_OF_RESULTS:
+            hint = f"numpy's {last_name} takes the DistArray that a program returns"
+            return InputError(self.where(node), what, "a function of the language", hint)
+        if is_callable(last_name):
+            return InputError(self.where(node), what, f"{last_name} alone")
+        return InputError(self.where(node), what, nearest_of(callables(), name))
 
     # ---- macros ----------------------------------------------------------------------------------
 

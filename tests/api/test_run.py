@@ -193,3 +193,18 @@ def test_run_on_real_ranks():
     done = run_mpi(3, code, env={"EINMPI_CHECK": "1"})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("inputs: X is not the same on rank 0 and on rank 1") == 3
+
+
+def test_inputs_of_a_compiled_job_by_name():
+    job = einmpi.program("Z[i] = x[i] + y[i]", x=(3,), y=(3,))
+    one, two = np.ones(3), np.full(3, 2.0)
+
+    def on_rank(comm):
+        add = einmpi.compile(job, comm)
+        for result in (add(x=one, y=two), add({"x": one}, y=two), add({"x": one, "y": two})):
+            assert result["Z"].gather().tolist() == [3.0] * 3
+        assert error(lambda: add({"x": one}, x=two)) == (
+            "inputs: x is given twice; expected each input once"
+        )
+
+    run_threads(2, on_rank)
