@@ -35,6 +35,7 @@ from einmpi.kernels.given import as_numpy, check_plain_array
 from einmpi.late import late
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
+from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.first_use import first_use_seconds
 from einmpi.runtime.execute import InputSource, Keeper, execute
@@ -204,15 +205,19 @@ class Compiled:
         if checking:
             arrays = {name: on_host(array) for name, array in given.items() if is_array(array)}
             require_same_arrays(self.comm, "inputs", arrays)
-        if _move_to_one_mesh(given):
+        if _move_to_one_mesh(given, self.options.mesh):
             kinds = check_inputs(self.job, given)
         if kinds not in self.ready:
-            self.ready[kinds] = self._make_ready(kinds)
+            self.ready[kinds] = self.make_ready(kinds)
         plan, schedule = self.ready[kinds]
         self.find_files(given)
         return plan, schedule, given
 
-    def _make_ready(self, kinds: Kinds) -> Ready:
+    def make_ready(self, kinds: Kinds = ()) -> Ready:
+        """Return the plan for inputs that are given in this way, and this rank's schedule.
+
+        All ranks agree on the plan, or all raise an error.
+        """
         plan, schedule = together(
             self.comm,
             lambda: self._plan_and_lower(kinds),
@@ -520,7 +525,7 @@ def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
     layouts = {}
     everywhere = []
     datasets = []
-    mesh = None
+    mesh = options.mesh
     for name, kind in kinds:
         if isinstance(kind, Layout):
             layouts[name] = kind.cuts
@@ -541,9 +546,11 @@ def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
     )
 
 
-def _move_to_one_mesh(given: dict[str, Any]) -> bool:
-    """Redistribute DistArrays to the mesh of the first of them; return whether any moved."""
-    mesh = None
+def _move_to_one_mesh(given: dict[str, Any], mesh: Mesh | None) -> bool:
+    """Redistribute DistArrays to a mesh, by default that of the first of them.
+
+    Return whether any moved.
+    """
     moved = False
     for name, array in given.items():
         if not isinstance(array, DistArray):

@@ -48,9 +48,13 @@ class Options:
     # tensor → parts of each dimension
     pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # role → labels
-    mesh: Mesh | None = None  # that of the tensors in `given`, if there are any
+    mesh: Mesh | None = None  # that of the tensors in `given` and `placed`, if there are any
     # input → the layout that it already has
     given: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    # output → the layout that it must have
+    placed: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
+    # input → the output that it becomes in the next step of a loop; both have one layout
+    carry: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
     machine: Machine | None = None

@@ -50,12 +50,19 @@ class Planning:
     options: Options
 
     def __post_init__(self) -> None:
-        given = [name for name in self.options.given if name not in self.options.resident]
-        self.resident = (*self.options.resident, *given)
-        self.pinned = {**self.options.pins, **self.options.given}
+        # What a loop carries is already where the previous step has left it.
+        in_place = dict.fromkeys((*self.options.given, *self.options.carry))
+        not_listed = [name for name in in_place if name not in self.options.resident]
+        self.resident = (*self.options.resident, *not_listed)
+        carried_outputs = set(self.options.carry.values())
+        pins = [name for name in self.options.pins if name not in carried_outputs]
+        self.pinned = (*in_place, *pins)
         tie = {}
         if self.is_default and not self.exact_axes and not self.small:
             tie = repeated_layers(self.graph)
+        # An output that becomes an input of the next step has the layout of that input.
+        for name, output in self.options.carry.items():
+            tie[output] = name
         self.problem = factor(self.graph, self.resident, self.pinned, tie)
         self.prices = Prices.of(self.machine())
         self.rates = self.operation_rates()
@@ -107,8 +114,15 @@ class Planning:
     def prescribe(self) -> None:
         """Collect the parts that pins and the strategy ask for, and find axes that make them."""
         for name, parts in self.options.pins.items():
-            self.prescribed[self.problem.number["tensor", name]] = parts
-        for name, cuts in self.options.given.items():
+            number = self.problem.number["tensor", name]
+            if self.prescribed.setdefault(number, parts) != parts:
+                other = "×".join(map(str, self.prescribed[number]))
+                raise InputError(
+                    self.options.pin_place(name),
+                    f"{name} is cut {'×'.join(map(str, parts))}",
+                    f"{other}, because what is carried has one layout",
+                )
+        for name, cuts in (*self.options.given.items(), *self.options.placed.items()):
             number = self.problem.number["tensor", name]
             ndim = len(self.graph[name].bound)
             self.fixed[number] = tuple(ndim if cut is None else cut for cut in cuts)

@@ -54,6 +54,19 @@ def lower(plan: Plan, rank: int) -> Schedule:
     return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
 
 
+def loaded_cuts(plan: Plan, name: str) -> Cuts:
+    """Return the layout in which an input is loaded.
+
+    It is the one that the plan gives it, or the one in which its only reader needs it.
+    """
+    planned = plan.layouts.get(name)
+    if planned is not None:
+        return planned
+    user = plan.graph.consumers[name][0]
+    operand = plan.graph[user].inputs.index(name)
+    return operand_cuts(plan.graph, user, operand, plan.states[user])
+
+
 @dataclass
 class _Lowering:
     """Collects the steps of one rank, vertex by vertex."""
@@ -78,7 +91,7 @@ class _Lowering:
         graph = self.plan.graph
         for name in self.plan.resident:
             if graph.consumers[name]:
-                self.load(graph[name], self.loaded_cuts(name))
+                self.load(graph[name], loaded_cuts(self.plan, name))
         for vertex in graph.computed:
             self.lower_vertex(vertex)
 
@@ -95,19 +108,6 @@ class _Lowering:
         return self.blocks[key]
 
     # ---- inputs ---------------------------------------------------------------------------------
-
-    def loaded_cuts(self, name: str) -> Cuts:
-        """Return the layout in which an input is loaded.
-
-        It is the one that the plan gives it, or the one in which its only reader needs it.
-        """
-        planned = self.plan.layouts.get(name)
-        if planned is not None:
-            return planned
-        graph = self.plan.graph
-        user = graph.consumers[name][0]
-        operand = graph[user].inputs.index(name)
-        return operand_cuts(graph, user, operand, self.plan.states[user])
 
     def load(self, vertex: Vertex, cuts: Cuts) -> None:
         """Load an input: each element is read by one rank, which sends it to others that need it.
@@ -179,7 +179,7 @@ class _Lowering:
         """Return the slot with what a vertex needs of an operand; load and move it if needed."""
         vertex = self.plan.graph[user.inputs[operand]]
         if vertex.name not in self.stored:
-            self.load(vertex, self.loaded_cuts(vertex.name))
+            self.load(vertex, loaded_cuts(self.plan, vertex.name))
         wanted = operand_cuts(self.plan.graph, user.name, operand, self.plan.states[user.name])
         return self.move(vertex, wanted, operand_role(user.name, operand))
 
@@ -190,7 +190,7 @@ class _Lowering:
         """
         vertex = self.plan.graph[user.inputs[operand]]
         if vertex.name not in self.stored:
-            self.load(vertex, self.loaded_cuts(vertex.name))
+            self.load(vertex, loaded_cuts(self.plan, vertex.name))
         slot, cuts = self.stored[vertex.name]
         state = self.plan.states[user.name]
         key = needed, cuts, state

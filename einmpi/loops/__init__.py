@@ -1,0 +1,1 @@
+"""Loops: a program that runs step after step, with tensors that stay on the ranks."""

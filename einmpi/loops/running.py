@@ -1,0 +1,232 @@
+"""The run of a loop: once what never changes, then step after step, until the condition holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.comm.agreement import find_first_failure
+from einmpi.comm.base import Comm
+from einmpi.comm.programs import abort_on_divergence
+from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.inputs import Inputs
+from einmpi.compiled.program import Compiled, Measured
+from einmpi.job.job import Job
+from einmpi.job.loop import STEP, Loop
+from einmpi.kernels.reference import evaluate
+from einmpi.loops.stages import Stages, stages_of
+from einmpi.planner.plan import Options, Plan
+from einmpi.runtime.failure import RankFailure
+from einmpi.runtime.gpu.copies import on_host
+from einmpi.schedule.layout import Layout
+from einmpi.schedule.lower import loaded_cuts
+from einmpi.schedule.schedule import Schedule
+
+# Ranks tell each other of errors after 1, 2, 4, … steps, and at least after so many.
+MOST_STEPS_BETWEEN_AGREEMENTS = 64
+
+Values: TypeAlias = dict[str, npt.NDArray[Any]]  # of tensors without dimensions
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """What a loop has computed.
+
+    Attributes
+    ----------
+    outputs : dict of str to DistArray
+        The last values of what is carried, under the names of the inputs, and the outputs of the
+        last step.
+    history : dict of str to numpy.ndarray
+        For each recorded tensor its values, one for each step.
+    steps : int
+        The number of steps.
+    is_done : bool
+        Whether the condition holds; False if the steps ended first.
+    """
+
+    outputs: dict[str, DistArray]
+    history: dict[str, npt.NDArray[Any]]
+    steps: int
+    is_done: bool
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.outputs)
+        end = "done" if self.is_done else "out of steps"
+        return f"<LoopResult of {names} after {self.steps} steps, {end}>"
+
+
+class LoopRun:
+    """A loop on the ranks of a communicator."""
+
+    def __init__(
+        self,
+        job: Job,
+        loop: Loop,
+        comm: Comm,
+        options: Options,
+        on_row: Callable[[int, Values], None] | None = None,
+    ) -> None:
+        self.job = job
+        self.loop = loop
+        self.comm = comm
+        self.options = options
+        self.on_row = on_row
+        kept = [name for name in job.graph.outputs if name not in loop.carry]
+        self.kept_outputs = tuple(kept)
+        self.stages: Stages = stages_of(job, loop, self.kept_outputs)
+        inputs = tuple(vertex.name for vertex in self.stages.step.graph.inputs)
+        step_options = replace(options, carry=loop.carry, resident=inputs, files=())
+        self.step = Compiled(self.stages.step, comm, step_options)
+        self.plan: Plan
+        self.schedule: Schedule
+        self.values: dict[str, Any] = {}
+        self.measured: Measured | None = None
+
+    # ---- before the first step ------------------------------------------------------------------
+
+    def prepare(self, inputs: Mapping[str, Any]) -> None:
+        """Plan the step, compute what never changes, and place the inputs of the first step."""
+        step_inputs = self.stages.step.graph.by_name
+        given = {}
+        for name, array in inputs.items():
+            if name in step_inputs:
+                given[name] = array
+        self.plan, self.schedule = self.step.make_ready()
+        self.values = self._placed(given)
+        once = self.compute_once(inputs)
+        self.once_outputs = once
+        for name in self.stages.hoisted:
+            self.values[name] = once[name]
+        self.step.find_files(self.values)
+
+    def _placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return inputs with DistArrays moved to where a step needs them."""
+        placed = {}
+        for name, array in given.items():
+            if isinstance(array, DistArray):
+                array = array.redistribute(self.layout(name))
+            placed[name] = array
+        return placed
+
+    def layout(self, name: str) -> Layout:
+        """Return the layout of an input of a step."""
+        bound = self.stages.step.graph[name].bound
+        return Layout(self.plan.mesh, bound, loaded_cuts(self.plan, name))
+
+    def compute_once(self, inputs: Mapping[str, Any]) -> dict[str, DistArray]:
+        """Return what is the same in all steps, in the layouts in which a step needs it."""
+        once = self.stages.once
+        if once is None:
+            return {}
+        placed = {name: loaded_cuts(self.plan, name) for name in self.stages.hoisted}
+        names = {vertex.name for vertex in once.graph.inputs}
+        options = replace(
+            self.options,
+            placed=placed,
+            mesh=self.plan.mesh if placed else None,
+            resident=tuple(name for name in self.options.resident if name in names),
+            files=tuple(name for name in self.options.files if name in names),
+        )
+        given = {name: array for name, array in inputs.items() if name in names}
+        return Compiled(once, self.comm, options)(given)
+
+    # ---- steps ----------------------------------------------------------------------------------
+
+    def run(self) -> LoopResult:
+        """Run all steps. All ranks call it."""
+        sources = Inputs(self.stages.step, self.values, self.step.files, self.step.resident)
+        rows: list[Values] = []
+        failure = RankFailure()
+        is_done = False
+        outputs: dict[str, DistArray] = {}
+        next_agreement = 1
+        has_step_number = STEP in self.stages.step.graph.by_name
+        with abort_on_divergence(self.comm):
+            for number in range(self.loop.steps):
+                if has_step_number:
+                    self.values[STEP] = np.array(number)
+                outputs, self.measured = self.step.run_schedule(
+                    self.plan, self.schedule, sources, wait=False, failure=failure
+                )
+                for name, output in self.loop.carry.items():
+                    self.values[name] = outputs[output]
+                watched = self.watched(outputs, number)
+                rows.append({name: watched[name] for name in self.loop.record})
+                if self.on_row is not None:
+                    self.on_row(number, rows[-1])
+                is_done = self.is_done(watched)
+                is_last = is_done or number + 1 == self.loop.steps
+                if number + 1 == next_agreement or is_last:
+                    self.agree(failure)
+                    next_agreement += min(next_agreement, MOST_STEPS_BETWEEN_AGREEMENTS)
+                if is_last:
+                    break
+        return self.result(outputs, rows, is_done)
+
+    def agree(self, failure: RankFailure) -> None:
+        """Raise the error of the first rank that has one, on all ranks."""
+        if self.comm.size == 1:
+            if failure.error is not None:
+                raise failure.error
+            return
+        first_failed = find_first_failure(self.comm, failure.error, failure.part)
+        if first_failed is not None:
+            self.step.forget_inputs()
+            raise first_failed
+
+    def watched(self, outputs: Mapping[str, DistArray], number: int) -> Values:
+        """Return the values that a condition or the history needs, the same on all ranks."""
+        values: Values = {}
+        for name in self.loop.watched:
+            if name == STEP:
+                values[name] = np.array(number)
+            elif name in outputs:
+                values[name] = np.asarray(on_host(outputs[name].local))
+            else:
+                values[name] = np.asarray(self.parameter(name))
+        if self.plan.mesh.ranks < self.comm.size:
+            values = self._told_by_first_rank(values)
+        return values
+
+    def _told_by_first_rank(self, values: Values) -> Values:
+        """Return the values of rank 0: idle ranks compute nothing, and have none."""
+        text = ""
+        if self.comm.rank == 0:
+            text = " ".join(value.tobytes().hex() for value in values.values())
+        told = self.comm.allgather_text(text)[0].split(" ")
+        found = {}
+        for (name, own), part in zip(values.items(), told, strict=True):
+            found[name] = np.frombuffer(bytes.fromhex(part), own.dtype).reshape(())
+        return found
+
+    def parameter(self, name: str) -> Any:
+        """Return the value of a parameter that only the condition reads."""
+        if name in self.values:
+            return self.values[name]
+        return next(spec.value for spec in self.job.inputs if spec.name == name)
+
+    def is_done(self, watched: Values) -> bool:
+        """Return whether the condition holds."""
+        condition = self.loop.until
+        if condition is None:
+            return False
+        inputs = {vertex.name: watched[vertex.name] for vertex in condition.inputs}
+        (value,) = evaluate(condition, inputs).values()
+        return bool(value)
+
+    def result(
+        self, outputs: Mapping[str, DistArray], rows: list[Values], is_done: bool
+    ) -> LoopResult:
+        """Return the last values and the history."""
+        found = {name: outputs[output] for name, output in self.loop.carry.items()}
+        for name in self.kept_outputs:
+            found[name] = outputs[name] if name in outputs else self.once_outputs[name]
+        history = {}
+        for name in self.loop.record:
+            history[name] = np.array([row[name] for row in rows])
+        return LoopResult(found, history, len(rows), is_done)
