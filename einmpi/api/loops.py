@@ -32,7 +32,7 @@ def loop(
 ) -> LoopResult:
     """Run the program of a job step after step. All ranks call it."""
     from einmpi.comm.programs import comm_of_program
-    from einmpi.job.loop import Loop, make_loop
+    from einmpi.job.loop import Loop, StepProgram, make_loop
     from einmpi.loops.running import LoopRun
     from einmpi.planner.plan import Options
 
@@ -41,7 +41,8 @@ def loop(
     def check() -> tuple[Loop, Options]:
         check_job("loop", job)
         condition = None if until is None else Source("until", until)
-        checked = make_loop(job, "loop", steps, carry, condition, record)
+        program = StepProgram(job.written, job.sizes, job.inputs)
+        checked = make_loop(program, "loop", steps, carry, condition, record)
         return checked, options_of(job, strategy, memory, pin, machine)
 
     checked, options = together(own_comm, check)

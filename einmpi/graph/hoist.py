@@ -30,9 +30,7 @@ def hoist(graph: EinGraph, changing: Collection[str]) -> Hoisted:
             changed.add(vertex.name)
     from_tensors = set()  # unchanged results that depend on an input
     for vertex in graph.vertices:
-        reads_tensor = any(
-            graph[name].is_input or name in from_tensors for name in vertex.inputs
-        )
+        reads_tensor = any(graph[name].is_input or name in from_tensors for name in vertex.inputs)
         if not vertex.is_input and vertex.name not in changed and reads_tensor:
             from_tensors.add(vertex.name)
 

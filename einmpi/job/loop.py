@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import ast
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from einmpi.errors import InputError, nearest_of
+from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import unique
-from einmpi.job.job import Job
+from einmpi.graph.rewrite import prune
 from einmpi.language.parse import parse_program
-from einmpi.language.syntax import Source, Statement, parse, statements
+from einmpi.language.syntax import Source, parse
 
 MOST_STEPS = 2**53
 STEP = "step"  # the input that has the number of the step, from 0
@@ -46,21 +48,30 @@ class Loop:
         return unique(self.record, condition)
 
 
+@dataclass(frozen=True)
+class StepProgram:
+    """What a loop may refer to: the program of a step, its sizes and its parameters."""
+
+    graph: EinGraph  # as written
+    sizes: Mapping[str, int]
+    inputs: Sequence[InputSpec]
+
+
 def make_loop(
-    job: Job,
+    program: StepProgram,
     where: str,
     steps: int,
     carry: Mapping[str, str],
     until: Source | None = None,
     record: Iterable[str] = (),
 ) -> Loop:
-    """Return a checked loop over the program of a job; `where` is the place for messages."""
+    """Return a checked loop over a program; `where` is the place for messages."""
     if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
         raise InputError(where, f"steps is {steps!r}", f"an integer from 1 to 2**53 = {MOST_STEPS}")
     if not carry:
         raise InputError(where, "nothing is carried", 'carry = { INPUT = "TENSOR" }')
     for name, output in carry.items():
-        _check_carried(job.written, where, name, output)
+        _check_carried(program.graph, where, name, output)
     outputs = list(carry.values())
     for output in outputs:
         if outputs.count(output) > 1:
@@ -68,8 +79,8 @@ def make_loop(
             raise InputError(where, f"{output} becomes {names}", "one input for each tensor")
     recorded = tuple(record)
     for name in recorded:
-        _check_recorded(job.written, where, name)
-    condition = None if until is None else _condition(job, where, until)
+        _check_recorded(program.graph, where, name)
+    condition = None if until is None else _condition(program, where, until)
     return Loop(steps, dict(carry), condition, recorded)
 
 
@@ -106,28 +117,26 @@ def _kind(vertex: Vertex) -> str:
     return f"{vertex.dtype}[{extents}]" if vertex.bound else f"{vertex.dtype} without dimensions"
 
 
-def _condition(job: Job, where: str, source: Source) -> EinGraph:
+def _condition(program: StepProgram, where: str, source: Source) -> EinGraph:
     """Return the graph of a condition over tensors without dimensions, sizes and parameters."""
-    graph = job.written
     body = parse(source)
-    if len(body) != 1 or not hasattr(body[0], "value") or hasattr(body[0], "targets"):
-        raise InputError(where, f"{source.text!r} is not a condition", 'a condition such as "n < 1"')
+    if len(body) != 1 or not isinstance(body[0], ast.Expr):
+        what = f"{source.text!r} is not a condition"
+        raise InputError(where, what, 'a condition such as "change < 1e-6"')
     start = f"{_CONDITION} = "
     column = source.column - len(start)
     assigned = Source(source.name, start + source.text, source.line, column)
-    (item,) = statements(assigned)
-    assert isinstance(item, Statement)
-    numbers = {}
-    for vertex in graph.vertices:
+    numbers: dict[str, tuple[tuple[int, ...], str]] = {STEP: ((), "int64")}
+    types = {}
+    for spec in program.inputs:
+        if spec.value is not None:
+            numbers[spec.name] = (), spec.dtype or ""
+            types[spec.name] = type(spec.value)
+    for vertex in program.graph.computed:
         if not vertex.bound:
             numbers[vertex.name] = (), vertex.dtype
-    types = {spec.name: type(spec.value) for spec in job.inputs if spec.value is not None}
-    numbers.setdefault(STEP, ((), "int64"))
-    for spec in job.inputs:
-        if spec.value is not None:
-            numbers.setdefault(spec.name, ((), spec.dtype or ""))
-    parsed = parse_program(assigned, numbers, job.sizes, [_CONDITION], [item], types)
-    vertex = parsed[_CONDITION]
+    graph = prune(parse_program(assigned, numbers, program.sizes, [_CONDITION], None, types))
+    vertex = graph[_CONDITION]
     if vertex.bound or vertex.dtype != "bool":
         raise InputError(where, f"{source.text!r} is {_kind(vertex)}", "a condition: true or false")
-    return parsed
+    return graph

@@ -1,0 +1,251 @@
+"""Loops on ranks: values against numpy, bytes of every step, ends, errors."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.api.loops import loop
+from einmpi.api.planning import options_of
+from einmpi.comm.threads import run_threads
+from einmpi.errors import EinmpiError, InputError
+from einmpi.job.loop import StepProgram, make_loop
+from einmpi.language.syntax import Source
+from einmpi.loops.running import LoopRun
+
+RNG = np.random.default_rng(18)
+POWER = """
+S[i,j] = A[i,j] + A[j,i]
+y[i] = sum[j](S[i,j] * x[j])
+value = sum(x[i] * y[i])
+x_next[i] = y[i] / sqrt(sum[k](y[k]**2))
+turned = sqrt(sum((x_next[i] - sign(value) * x[i])**2))
+"""
+
+
+def run_on(ranks, job, inputs, **options):
+    """Run a loop on thread ranks; check that all ranks see the same, and every step's bytes."""
+
+    def on_rank(comm):
+        program = StepProgram(job.written, job.sizes, job.inputs)
+        until = options.get("until")
+        checked = make_loop(
+            program,
+            "loop",
+            options["steps"],
+            options["carry"],
+            None if until is None else Source("until", until),
+            options.get("record", ()),
+        )
+        received = []
+        run = LoopRun(job, checked, comm, options_of(job))
+        run.on_row = lambda number, row: received.append(comm.received)
+        run.prepare(inputs)
+        before = comm.received
+        result = run.run()
+        steps = np.diff([before, *received])
+        outputs = {name: array.gather() for name, array in result.outputs.items()}
+        return result, outputs, steps, run.plan
+
+    results = run_threads(ranks, on_rank)
+    first, outputs, _, plan = results[0]
+    for result, _, _, _ in results:
+        assert (result.steps, result.is_done) == (first.steps, first.is_done)
+        for name, values in first.history.items():
+            np.testing.assert_array_equal(result.history[name], values)
+    every_step = sum(steps for _, _, steps, _ in results)
+    assert set(every_step) == {plan.bytes_predicted}
+    for name, output in options["carry"].items():
+        assert plan.layouts[name] == plan.layouts[output]
+    return first, outputs, plan
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_power_iteration(ranks):
+    n = 30
+    a = RNG.random((n, n))
+    job = einmpi.program(POWER, A=a, x=(n,))
+    result, outputs, _ = run_on(
+        ranks,
+        job,
+        {"A": a, "x": np.ones(n)},
+        carry={"x": "x_next"},
+        steps=200,
+        until="turned < 1e-12",
+        record=["value", "turned"],
+    )
+    values, vectors = np.linalg.eigh(a + a.T)
+    assert result.is_done and result.steps < 200
+    assert result.history["turned"].shape == (result.steps,)
+    # The error of the value is the square of that of the vector, which is at most 1e-11.
+    assert result.history["value"][-1] == pytest.approx(values[-1], rel=1e-14)
+    assert abs(outputs["x"] @ vectors[:, -1]) == pytest.approx(1, abs=1e-11)
+
+
+def test_what_never_changes_is_computed_once():
+    """S would have to be exchanged with its transpose in every step."""
+    n = 30
+    a = RNG.random((n, n))
+    job = einmpi.program(POWER, A=a, x=(n,))
+    _, _, plan = run_on(
+        4, job, {"A": a, "x": np.ones(n)}, carry={"x": "x_next"}, steps=2, record=["value"]
+    )
+    assert "S" in {vertex.name for vertex in plan.graph.inputs}
+    assert plan.words_predicted < 3 * n
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7, 11])
+def test_conjugate_gradients(ranks):
+    n = 24
+    a = RNG.normal(size=(n, n))
+    job = einmpi.program(
+        """
+        M[i,j] = sum(A[i,k] * A[j,k]) + where(i == j, 5.0, 0.0)
+        q[i] = sum(M[i,j] * p[j])
+        alpha = rho / sum(p[i] * q[i])
+        x_next[i] = x[i] + alpha * p[i]
+        r_next[i] = r[i] - alpha * q[i]
+        rho_next = sum(r_next[i]**2)
+        p_next[i] = r_next[i] + rho_next / rho * p[i]
+        """,
+        A=a,
+        x=(n,),
+        r=(n,),
+        p=(n,),
+        rho=(),
+    )
+    b = np.ones(n)
+    result, outputs, _ = run_on(
+        ranks,
+        job,
+        {"A": a, "x": np.zeros(n), "r": b, "p": b, "rho": np.array(b @ b)},
+        carry={"x": "x_next", "r": "r_next", "p": "p_next", "rho": "rho_next"},
+        steps=500,
+        until="rho_next < 1e-24",
+        record=["rho_next"],
+    )
+    assert result.is_done
+    matrix = a @ a.T + 5 * np.eye(n)
+    # The residual is 1e-12, and no eigenvalue is below 5.
+    np.testing.assert_allclose(outputs["x"], np.linalg.solve(matrix, b), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 6])
+def test_jacobi_moves_halos_only(ranks):
+    n = 26
+    u = RNG.normal(size=(n, n))
+    job = einmpi.program(
+        """
+        u_next[i,j] = where((i > 0) & (i < n-1) & (j > 0) & (j < n-1),
+            (u[i-1,j] + u[i+1,j] + u[i,j-1] + u[i,j+1]) / 4, u[i,j])
+        """,
+        u=u,
+        n=n,
+    )
+    result, outputs, plan = run_on(ranks, job, {"u": u}, carry={"u": "u_next"}, steps=9)
+    expected = u.copy()
+    for _ in range(9):
+        inner = expected[:-2, 1:-1] + expected[2:, 1:-1]
+        inner = inner + expected[1:-1, :-2] + expected[1:-1, 2:]
+        expected[1:-1, 1:-1] = inner / 4
+    assert result.steps == 9 and not result.is_done
+    np.testing.assert_allclose(outputs["u"], expected, rtol=0, atol=1e-15)
+    assert plan.words_predicted <= 2 * (ranks - 1) * n
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_number_of_a_step(ranks):
+    job = einmpi.program("step: int64\ntotal_next = total + step", total=())
+    result, outputs, _ = run_on(
+        ranks,
+        job,
+        {"total": np.array(0.0)},
+        carry={"total": "total_next"},
+        steps=100,
+        until="(total_next > 10.5) & (step > 2)",
+        record=["total_next"],
+    )
+    assert outputs["total"] == 15 and result.steps == 6
+    assert result.history["total_next"].tolist() == [0, 1, 3, 6, 10, 15]
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(1, 6), st.integers(1, 4))
+def test_any_shape(ranks, rows, columns, steps):
+    x = RNG.normal(size=(rows, columns))
+    a = RNG.normal(size=(rows, rows))
+    job = einmpi.program(
+        "B[i,k] = A[i,k] / 2; x_next[i,j] = sum[k](B[i,k] * x[k,j]) + 1; n = sum(x_next[i,j])",
+        A=a,
+        x=x,
+    )
+    result, outputs, _ = run_on(
+        ranks, job, {"A": a, "x": x}, carry={"x": "x_next"}, steps=steps, record=["n"]
+    )
+    expected = x
+    sums = []
+    for _ in range(steps):
+        expected = a / 2 @ expected + 1
+        sums.append(expected.sum())
+    # Products of at most 9 terms in another order, at most 4 times.
+    np.testing.assert_allclose(outputs["x"], expected, rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(result.history["n"], sums, rtol=1e-10, atol=1e-10)
+
+
+def test_inputs_in_any_form():
+    """Arrays, DistArrays in another layout, and files become what a step needs."""
+    n = 12
+    a = RNG.random((n, n))
+    job = einmpi.program("y[i] = sum[j](A[i,j] * x[j]); m = max(y[i])", A=a, x=(n,), outputs=["y"])
+
+    def on_rank(comm):
+        rows = einmpi.DistArray.from_global(a, comm, parts=(1, comm.size))
+        x = einmpi.DistArray.from_global(np.ones(n), comm)
+        found = loop(job, {"A": rows, "x": x}, comm, carry={"x": "y"}, steps=3)
+        return found.outputs["x"].gather()
+
+    # A few units in the last place: sums of 12 products in another order.
+    for found in run_threads(3, on_rank):
+        np.testing.assert_allclose(found, np.linalg.matrix_power(a, 3).sum(1), rtol=1e-14)
+
+
+def test_an_error_in_a_step_ends_all_ranks():
+    job = einmpi.program(
+        "at: int64[8]\nat_next[i] = at[i] + 1; z[i] = x[at[i]]", x=(8,), outputs=["z", "at_next"]
+    )
+
+    def on_rank(comm):
+        with pytest.raises(EinmpiError, match="out of range|index 8"):
+            loop(
+                job,
+                {"x": np.ones(8), "at": np.arange(8)},
+                comm,
+                carry={"at": "at_next"},
+                steps=10,
+            )
+        return True
+
+    assert run_threads(3, on_rank) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"steps": 0}, "loop: steps is 0; expected an integer from 1"),
+        ({"carry": {}}, "loop: nothing is carried; expected"),
+        ({"carry": {"q": "y"}}, "loop: q is carried, but is no input; expected one of A, x"),
+        ({"carry": {"x": "A"}}, "loop: A is not computed; expected one of y, s"),
+        ({"carry": {"x": "s"}}, r"loop: s is float64 without dimensions; expected float64\[4\]"),
+        ({"until": "s"}, "loop: 's' is float64 without dimensions; expected a condition"),
+        ({"until": "s < q"}, "until:1:5: .*'q'"),
+        ({"until": "s = 1"}, "loop: 's = 1' is not a condition"),
+        ({"record": ["y"]}, r"loop: y is recorded, but is float64\[4\]; expected a tensor without"),
+        ({"record": ["z"]}, "loop: z is not computed; expected one of y, s"),
+    ],
+)
+def test_refused(change, message):
+    job = einmpi.program("y[i] = sum[j](A[i,j] * x[j]); s = sum(y[i])", A=(4, 4), x=(4,))
+    options = {"carry": {"x": "y"}, "steps": 3, **change}
+    with pytest.raises(InputError, match=message):
+        loop(job, {"A": np.ones((4, 4)), "x": np.ones(4)}, **options)
