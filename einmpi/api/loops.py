@@ -42,7 +42,7 @@ def loop(
         check_job("loop", job)
         condition = None if until is None else Source("until", until)
         program = StepProgram(job.written, job.sizes, job.inputs)
-        checked = make_loop(program, "loop", steps, carry, condition, record)
+        checked = make_loop(program, lambda *_: "loop", steps, carry, condition, record)
         return checked, options_of(job, strategy, memory, pin, machine)
 
     checked, options = together(own_comm, check)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from einmpi.cli.job_options import checked_job, checkpoint_interval
 from einmpi.cli.output_files import check_files
+from einmpi.cli.run_loop import run_claimed_loop
 
 if TYPE_CHECKING:
     from einmpi.checkpoint.save import Checkpoints
@@ -49,6 +50,8 @@ def run_job(
     with ExitStack() as claims:
         if keep_outputs:
             outputs_claim = claims.enter_context(claim_outputs(job, comm))
+        if job.loop is not None:
+            return run_claimed_loop(job, options, comm, outputs_claim, start), None
         if options.checkpoint is not None:
             folder_claim = claims.enter_context(claim_folder(options.checkpoint, comm))
         return _run_claimed_job(
@@ -127,7 +130,7 @@ def _run_claimed_job(
         figures(comm, outputs),
         compiled.work.text,
         threads_of(comm).count,
-        _startup(),
+        startup_of_first_rank(),
         timeline=observer.timeline,
     )
     if checkpoints is not None:
@@ -193,7 +196,7 @@ def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) 
     return is_interactive(comm, schedule)
 
 
-def _startup() -> Startup:
+def startup_of_first_rank() -> Startup:
     """Return what rank 0 did for the first time."""
     from einmpi.kernels.cpu.compiled import STATISTICS
     from einmpi.process.first_use import COMPILING, LOADING_GENERATORS, first_uses

@@ -13,6 +13,8 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.backends import backend_names
 from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
+from einmpi.job.loop import Loop, StepProgram
+from einmpi.job.loop_table import LoopTable
 from einmpi.job.outputs import check_outputs, read_outputs
 from einmpi.job.parameters import Settings, read_parameters
 from einmpi.language.half_steps import HALF_MODES, round_every_step
@@ -45,6 +47,7 @@ _KEYS = (
     "plan",
     "run",
     "roles",
+    "loop",
 )
 _PLAN_KEYS = ("strategy", "memory", "machine")
 _RUN_KEYS = ("backend", "fast_math", "strict", "half", "scratch")
@@ -96,6 +99,8 @@ class Job:
     half : str
         "float32" if float16 and bfloat16 are computed in float32 and rounded once a statement,
         "steps" if they are rounded after every operation.
+    loop : Loop or None
+        How the program is repeated; None if it runs once.
 
     Raises
     ------
@@ -127,6 +132,7 @@ class Job:
     scratch: str | None = None
     strict: bool = False
     half: str = "float32"
+    loop: Loop | None = None
 
     @property
     def as_computed(self) -> EinGraph:
@@ -159,8 +165,13 @@ def read_job(
     describe: Describe,
     settings: Settings | None = None,
     dtype: str | None = None,
+    steps: int | None = None,
 ) -> Job:
-    """Read a job file; `settings` replace sizes and parameters of the file, `dtype` its dtype."""
+    """Read a job file.
+
+    `settings` replace sizes and parameters of the file, `dtype` its dtype, `steps` those of its
+    loop.
+    """
     document = read_document(os.fspath(path))
     table(document, (), _KEYS)
     table(document, ("plan",), _PLAN_KEYS)
@@ -185,9 +196,17 @@ def read_job(
             raise InputError(spec.place, what, "another name")
         inputs.append(spec)
     inputs += parameters
+    loop_table = _read_loop_table(document, steps)
+    carried: tuple[str, ...] = ()
+    if loop_table is not None:
+        inputs += loop_table.step_number(source.text)
+        carried = tuple(loop_table.carry)
+        steps = loop_table.read_steps(chosen_sizes, steps)
+        if steps <= MAX_EXTENT:
+            chosen_sizes.setdefault("steps", steps)
     items = statements(source)
     computed = tuple(item.name for item in items if isinstance(item, Statement))
-    outputs = read_outputs(document, computed)
+    outputs = read_outputs(document, (*computed, *carried))
     strategy = choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY)
     memory = _read_memory(document)
     backends = backend_names()
@@ -198,10 +217,16 @@ def read_job(
     roles = _read_roles(document)
     scratch = _read_scratch(document)
     tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
-    names = [spec.name for spec in outputs] or None
+    names = [spec.name for spec in outputs if spec.name not in carried]
+    if outputs and loop_table is not None:
+        names += [name for name in loop_table.needed(computed) if name not in names]
     types = {spec.name: type(spec.value) for spec in parameters}
-    graphs = build_graphs(source, tensors, chosen_sizes, names, strict, items, types)
+    graphs = build_graphs(source, tensors, chosen_sizes, names or None, strict, items, types)
     check_outputs(outputs, graphs.rewritten)
+    loop = None
+    if loop_table is not None:
+        assert steps is not None
+        loop = loop_table.loop(StepProgram(graphs.written, chosen_sizes, inputs), steps)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
     job = Job(
@@ -222,6 +247,7 @@ def read_job(
         machine=None if machine is None else relative_to_document(document, machine),
         scratch=scratch,
         strict=strict,
+        loop=loop,
     )
     return with_half(job, half)
 
@@ -239,6 +265,14 @@ def with_half(job: Job, half: str) -> Job:
         raise InputError("half", f"half is {half!r:.60}", one_of(HALF_MODES, str(half)))
     changed = replace(job, half=half)
     return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
+
+
+def _read_loop_table(document: Document, steps: int | None) -> LoopTable | None:
+    if "loop" in document.data:
+        return LoopTable(document)
+    if steps is not None:
+        raise InputError(document.name, "there is no [loop] to run for --steps", "a [loop]")
+    return None
 
 
 def _read_program(document: Document) -> Source:

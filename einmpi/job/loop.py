@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from einmpi.errors import InputError, nearest_of
@@ -32,6 +32,8 @@ class Loop:
     until : EinGraph or None
         The condition after which no further step follows: its only output, computed from tensors
         without dimensions.
+    until_text : str
+        The condition as it is written.
     record : tuple of str
         Tensors without dimensions whose values are kept for every step.
     """
@@ -39,6 +41,7 @@ class Loop:
     steps: int
     carry: Mapping[str, str]
     until: EinGraph | None = None
+    until_text: str = ""
     record: tuple[str, ...] = ()
 
     @property
@@ -59,29 +62,35 @@ class StepProgram:
 
 def make_loop(
     program: StepProgram,
-    where: str,
+    place: Callable[..., str],
     steps: int,
     carry: Mapping[str, str],
     until: Source | None = None,
     record: Iterable[str] = (),
 ) -> Loop:
-    """Return a checked loop over a program; `where` is the place for messages."""
+    """Return a checked loop over a program.
+
+    `place` says for messages where a key of the loop is, such as "carry", "x".
+    """
     if type(steps) is not int or not 1 <= steps <= MOST_STEPS:
-        raise InputError(where, f"steps is {steps!r}", f"an integer from 1 to 2**53 = {MOST_STEPS}")
+        expected = f"an integer from 1 to 2**53 = {MOST_STEPS}"
+        raise InputError(place("steps"), f"steps is {steps!r}", expected)
     if not carry:
-        raise InputError(where, "nothing is carried", 'carry = { INPUT = "TENSOR" }')
+        raise InputError(place("carry"), "nothing is carried", 'carry = { INPUT = "TENSOR" }')
+    becomes: dict[str, str] = {}  # tensor of a step → the input that it becomes
     for name, output in carry.items():
+        where = place("carry", name)
         _check_carried(program.graph, where, name, output)
-    outputs = list(carry.values())
-    for output in outputs:
-        if outputs.count(output) > 1:
-            names = " and ".join(name for name in carry if carry[name] == output)
-            raise InputError(where, f"{output} becomes {names}", "one input for each tensor")
+        other = becomes.setdefault(output, name)
+        if other != name:
+            what = f"{output} becomes {other} and {name}"
+            raise InputError(where, what, "one input for each tensor")
     recorded = tuple(record)
-    for name in recorded:
-        _check_recorded(program.graph, where, name)
-    condition = None if until is None else _condition(program, where, until)
-    return Loop(steps, dict(carry), condition, recorded)
+    for number, name in enumerate(recorded):
+        _check_recorded(program.graph, place("record", number), name)
+    condition = None if until is None else _condition(program, place("until"), until)
+    text = "" if until is None else until.text.strip()
+    return Loop(steps, dict(carry), condition, text, recorded)
 
 
 def _check_carried(graph: EinGraph, where: str, name: str, output: str) -> None:

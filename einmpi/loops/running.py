@@ -18,7 +18,7 @@ from einmpi.compiled.program import Compiled, Measured
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop
 from einmpi.kernels.reference import evaluate
-from einmpi.loops.stages import Stages, stages_of
+from einmpi.loops.stages import Stages, kept_outputs, stages_of
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
@@ -76,16 +76,17 @@ class LoopRun:
         self.comm = comm
         self.options = options
         self.on_row = on_row
-        kept = [name for name in job.graph.outputs if name not in loop.carry]
-        self.kept_outputs = tuple(kept)
-        self.stages: Stages = stages_of(job, loop, self.kept_outputs)
+        self.kept_outputs = kept_outputs(job, loop)
+        self.stages: Stages = stages_of(job, loop)
         inputs = tuple(vertex.name for vertex in self.stages.step.graph.inputs)
         step_options = replace(options, carry=loop.carry, resident=inputs, files=())
         self.step = Compiled(self.stages.step, comm, step_options)
         self.plan: Plan
         self.schedule: Schedule
+        self.once_plan: Plan | None = None
+        self.once_outputs: dict[str, DistArray] = {}
         self.values: dict[str, Any] = {}
-        self.measured: Measured | None = None
+        self.measured = Measured(seconds=0.0, seconds_loading=0.0, received=0, peak=0)
 
     # ---- before the first step ------------------------------------------------------------------
 
@@ -98,10 +99,9 @@ class LoopRun:
                 given[name] = array
         self.plan, self.schedule = self.step.make_ready()
         self.values = self._placed(given)
-        once = self.compute_once(inputs)
-        self.once_outputs = once
+        self.compute_once(inputs)
         for name in self.stages.hoisted:
-            self.values[name] = once[name]
+            self.values[name] = self.once_outputs[name]
         self.step.find_files(self.values)
 
     def _placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,11 +118,11 @@ class LoopRun:
         bound = self.stages.step.graph[name].bound
         return Layout(self.plan.mesh, bound, loaded_cuts(self.plan, name))
 
-    def compute_once(self, inputs: Mapping[str, Any]) -> dict[str, DistArray]:
-        """Return what is the same in all steps, in the layouts in which a step needs it."""
+    def compute_once(self, inputs: Mapping[str, Any]) -> None:
+        """Compute what is the same in all steps, in the layouts in which a step needs it."""
         once = self.stages.once
         if once is None:
-            return {}
+            return
         placed = {name: loaded_cuts(self.plan, name) for name in self.stages.hoisted}
         names = {vertex.name for vertex in once.graph.inputs}
         options = replace(
@@ -133,7 +133,11 @@ class LoopRun:
             files=tuple(name for name in self.options.files if name in names),
         )
         given = {name: array for name, array in inputs.items() if name in names}
-        return Compiled(once, self.comm, options)(given)
+        compiled = Compiled(once, self.comm, options)
+        self.once_outputs = compiled(given)
+        ((self.once_plan, _),) = compiled.ready.values()
+        assert compiled.measured is not None
+        self.measured = compiled.measured
 
     # ---- steps ----------------------------------------------------------------------------------
 
@@ -150,9 +154,10 @@ class LoopRun:
             for number in range(self.loop.steps):
                 if has_step_number:
                     self.values[STEP] = np.array(number)
-                outputs, self.measured = self.step.run_schedule(
+                outputs, measured = self.step.run_schedule(
                     self.plan, self.schedule, sources, wait=False, failure=failure
                 )
+                self.measured = _added(self.measured, measured)
                 for name, output in self.loop.carry.items():
                     self.values[name] = outputs[output]
                 watched = self.watched(outputs, number)
@@ -230,3 +235,17 @@ class LoopRun:
         for name in self.loop.record:
             history[name] = np.array([row[name] for row in rows])
         return LoopResult(found, history, len(rows), is_done)
+
+
+def _added(before: Measured, step: Measured) -> Measured:
+    """Return the times and amounts of a run with those of another step."""
+    return Measured(
+        seconds=before.seconds + step.seconds,
+        seconds_loading=before.seconds_loading + step.seconds_loading,
+        received=before.received + step.received,
+        peak=max(before.peak, step.peak),
+        shuffled=before.shuffled + step.shuffled,
+        between=before.between + step.between,
+        spilled=before.spilled + step.spilled,
+        fetched=before.fetched + step.fetched,
+    )

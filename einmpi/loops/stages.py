@@ -22,8 +22,16 @@ class Stages:
     hoisted: tuple[str, ...]  # what `once` computes for `step`
 
 
-def stages_of(job: Job, loop: Loop, outputs: tuple[str, ...]) -> Stages:
-    """Split the job of a loop, which returns these tensors of its last step."""
+def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
+    """Return the tensors of the last step that are results, besides those that are carried."""
+    names = [spec.name for spec in job.outputs] or list(job.graph.outputs)
+    carried = {*loop.carry, *loop.carry.values()}
+    return tuple(name for name in names if name not in carried)
+
+
+def stages_of(job: Job, loop: Loop) -> Stages:
+    """Split the job of a loop."""
+    outputs = kept_outputs(job, loop)
     computed = {vertex.name for vertex in job.written.computed}
     watched = [name for name in loop.watched if name in computed]
     of_step = unique(loop.carry.values(), watched)

@@ -50,6 +50,7 @@ class Progress:
         self.done: list[float] = []  # the part of the work done before each step, and at the end
         self.closed = Event()
         self.thread: Thread | None = None
+        self.note: Callable[[], str] | None = None  # what a loop says about its last step
 
     def __call__(self, step: Step) -> None:
         """Note that a step begins. This is all that a run pays for."""
@@ -125,12 +126,14 @@ class Progress:
         return max(before, min(before * growth, after))
 
     def _line(self, part: float, work: Work | None, left: float | None) -> str:
+        time_left = "" if left is None else f", {_about(left)}"
+        if self.note is not None:
+            return f"einmpi: {part:.0%} {self.note()}{time_left}\n"
         vertices = set()
         for each in self.works:
             if each is not None and each.kind == "kernel":
                 vertices.add(each.vertex)
         vertex = "" if work is None else work.vertex
-        time_left = "" if left is None else f", {_about(left)}"
         amount = counted(len(vertices), "vertex", "vertices")
         return f"einmpi: {part:.0%} {vertex} of {amount}{time_left}\n"
 
@@ -140,7 +143,9 @@ class Progress:
         from rich.text import Text
 
         texts = [f"{part:4.0%}"]
-        if work is not None:
+        if self.note is not None:
+            texts.append(self.note())
+        elif work is not None:
             texts += [work.vertex, work.kind]
         if self.comm.size > 1:
             texts.append(f"{show_bytes(self.comm.received - self.received_before)} received")

@@ -134,6 +134,51 @@ class Startup:
 
 
 @dataclass(frozen=True)
+class LoopReport:
+    """The steps of a loop."""
+
+    steps: int
+    most_steps: int
+    is_done: bool  # whether the condition holds
+    until: str  # the condition; empty if there is none
+    history: Mapping[str, Array]  # the values of each recorded tensor, step by step
+    bytes_once: int  # that move before the first step
+    bytes_a_step: int
+
+    @property
+    def bytes_predicted(self) -> int:
+        """Bytes that move in all."""
+        return self.bytes_once + self.steps * self.bytes_a_step
+
+    def as_json(self) -> dict[str, Any]:
+        recorded = {}
+        for name, values in self.history.items():
+            recorded[name] = [_finite(value) for value in values.tolist()]
+        return {
+            "steps": self.steps,
+            "done": self.is_done,
+            "until": self.until,
+            "bytes_once": self.bytes_once,
+            "bytes_a_step": self.bytes_a_step,
+            "history": recorded,
+        }
+
+    def lines(self, seconds: float) -> list[str]:
+        """Return how many steps there were and why they ended, and what they recorded last."""
+        each = show_seconds(seconds / self.steps)
+        end = ""
+        if self.is_done:
+            end = f" until {printable(self.until)}"
+        elif self.until:
+            end = f", and {printable(self.until)} does not hold yet"
+        found = [f"  {counted(self.steps, 'step')}{end}; {each} a step"]
+        if self.history:
+            last = [f"{name} {values[-1]:.6g}" for name, values in self.history.items()]
+            found.append(f"  last values: {', '.join(last)}")
+        return found
+
+
+@dataclass(frozen=True)
 class Report:
     """All there is to say about a finished run."""
 
@@ -150,7 +195,15 @@ class Report:
     resumed_from: str | None = None  # the last vertex that an earlier run had done
     checkpoints: int = 0
     timeline: Timeline | None = None  # if the run was recorded
+    loop: LoopReport | None = None
     date: str = field(default_factory=current_date)  # when the run ended
+
+    @property
+    def bytes_predicted(self) -> int:
+        """Bytes that move between ranks, in all."""
+        if self.loop is not None:
+            return self.loop.bytes_predicted
+        return self.plan.bytes_predicted
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -161,7 +214,7 @@ class Report:
             "certificate": certificate_data(plan),
             "digest": plan.digest,
             "flops": plan.graph.operations(),
-            "bytes_predicted": plan.bytes_predicted,
+            "bytes_predicted": self.bytes_predicted,
             "bytes_moved": self.totals.moved,
             "bytes_moved_max_rank": self.totals.moved_most,
             "bytes_between_predicted": plan.bytes_between,
@@ -196,6 +249,8 @@ class Report:
                 "min": _finite(self.figures[name].least),
                 "max": _finite(self.figures[name].greatest),
             }
+        if self.loop is not None:
+            data["loop"] = self.loop.as_json()
         if len(self.seconds_all) > 1:
             data["seconds_all"] = list(self.seconds_all)
         return data
@@ -206,6 +261,8 @@ class Report:
         startup = str(self.startup)
         if startup:
             lines.append(f"  startup: {startup}")
+        if self.loop is not None:
+            lines += self.loop.lines(self.seconds["run"])
         if self.plan.ranks > 1:
             lines.append(self._moved_line())
         if self.plan.nodes > 1:
@@ -240,7 +297,7 @@ class Report:
 
     def _moved_line(self) -> str:
         moved = show_bytes(self.totals.moved)
-        against = _against_plan(self.totals.moved, self.plan.bytes_predicted)
+        against = _against_plan(self.totals.moved, self.bytes_predicted)
         busiest = show_bytes(self.totals.moved_most)
         peak = show_bytes(self.totals.peak)
         planned = show_bytes(self.plan.peak)

@@ -32,7 +32,7 @@ def run_on(ranks, job, inputs, **options):
         until = options.get("until")
         checked = make_loop(
             program,
-            "loop",
+            lambda *_: "loop",
             options["steps"],
             options["carry"],
             None if until is None else Source("until", until),

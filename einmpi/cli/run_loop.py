@@ -1,0 +1,96 @@
+"""The run of a job with a loop, as the flags ask for it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from einmpi.errors import InputError
+
+if TYPE_CHECKING:
+    from einmpi.comm.base import Comm
+    from einmpi.files.claims import Claim
+    from einmpi.job.job import Job
+    from einmpi.report.results import Report
+
+
+def run_claimed_loop(
+    job: Job, options: argparse.Namespace, comm: Comm, outputs_claim: Claim | None, start: float
+) -> Report:
+    """Run a loop whose output files no other run can write. `start` is when the command began.
+
+    Without `outputs_claim` the outputs are not stored.
+    """
+    from einmpi.api import options_of
+    from einmpi.cli.run_job import startup_of_first_rank
+    from einmpi.comm.agreement import together
+    from einmpi.compiled.outputs import store
+    from einmpi.loops.running import LoopRun
+    from einmpi.process.first_use import first_use_seconds
+    from einmpi.process.notes import activity_writer
+    from einmpi.report.loop_progress import LoopProgress
+    from einmpi.report.results import LoopReport, Report, figures, totals
+    from einmpi.runtime.threads import threads_of
+
+    loop = job.loop
+    assert loop is not None
+    plan_options = together(
+        comm,
+        lambda: options_of(job, options.strategy, options.memory, machine=options.machine),
+    )
+    note = activity_writer(comm.rank)
+    run = LoopRun(job, loop, comm, plan_options)
+    run.prepare({})
+    planned = time.perf_counter()
+    progress = LoopProgress(comm, run.schedule, loop.steps, options.quiet)
+    with progress.shown(note) as (run.step.on_step, run.on_row):
+        result = run.run()
+    run.step.backend.wait()
+
+    note("storing the results")
+    before_storing = time.perf_counter()
+    if outputs_claim is not None:
+        store(job, run.plan.digest, result.outputs, outputs_claim)
+    end = time.perf_counter()
+    measured = run.measured
+    seconds = {
+        "plan": planned - start,
+        "load": measured.seconds_loading,
+        "run": measured.seconds,
+        "checkpoint": 0.0,
+        "store": end - before_storing,
+        "startup": first_use_seconds(),
+        "total": end - start,
+    }
+    once = run.once_plan
+    loop_report = LoopReport(
+        result.steps,
+        loop.steps,
+        result.is_done,
+        loop.until_text,
+        result.history,
+        0 if once is None else once.bytes_predicted,
+        run.plan.bytes_predicted,
+    )
+    return Report(
+        job,
+        run.plan,
+        totals(comm, measured.received, measured.peak, measured.shuffled, measured.between),
+        seconds,
+        [measured.seconds],
+        result.outputs,
+        figures(comm, result.outputs),
+        run.step.work.text,
+        threads_of(comm).count,
+        startup_of_first_rank(),
+        loop=loop_report,
+    )
+
+
+def check_loop_flags(job: Job, options: argparse.Namespace) -> None:
+    """Refuse flags that a job with a loop does not have."""
+    if job.loop is None:
+        return
+    if options.repeat > 1:
+        raise InputError("--repeat", "the job has a loop", "--steps to run more steps")
