@@ -64,6 +64,7 @@ def run_claimed_loop(
         "total": end - start,
     }
     once = run.once_plan
+    planned_peak = run.plan.peak if once is None else max(run.plan.peak, once.peak)
     loop_report = LoopReport(
         result.steps,
         loop.steps,
@@ -72,6 +73,7 @@ def run_claimed_loop(
         result.history,
         0 if once is None else once.bytes_predicted,
         run.plan.bytes_predicted,
+        planned_peak,
     )
     return Report(
         job,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +18,14 @@ from einmpi.compiled.program import Compiled, Measured
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop
 from einmpi.kernels.reference import evaluate
-from einmpi.loops.stages import Stages, kept_outputs, stages_of
+from einmpi.loops.stages import (
+    Stages,
+    kept_outputs,
+    once_options,
+    stages_of,
+    step_options,
+    with_loop,
+)
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
@@ -78,9 +85,7 @@ class LoopRun:
         self.on_row = on_row
         self.kept_outputs = kept_outputs(job, loop)
         self.stages: Stages = stages_of(job, loop)
-        inputs = tuple(vertex.name for vertex in self.stages.step.graph.inputs)
-        step_options = replace(options, carry=loop.carry, resident=inputs, files=())
-        self.step = Compiled(self.stages.step, comm, step_options)
+        self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
         self.plan: Plan
         self.schedule: Schedule
         self.once_plan: Plan | None = None
@@ -103,6 +108,7 @@ class LoopRun:
         for name in self.stages.hoisted:
             self.values[name] = self.once_outputs[name]
         self.step.find_files(self.values)
+        self.plan = with_loop(self.plan, self.loop, self.stages, self.once_plan)
 
     def _placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return inputs with DistArrays moved to where a step needs them."""
@@ -123,15 +129,8 @@ class LoopRun:
         once = self.stages.once
         if once is None:
             return
-        placed = {name: loaded_cuts(self.plan, name) for name in self.stages.hoisted}
+        options = once_options(self.options, self.stages, self.plan)
         names = {vertex.name for vertex in once.graph.inputs}
-        options = replace(
-            self.options,
-            placed=placed,
-            mesh=self.plan.mesh if placed else None,
-            resident=tuple(name for name in self.options.resident if name in names),
-            files=tuple(name for name in self.options.files if name in names),
-        )
         given = {name: array for name, array in inputs.items() if name in names}
         compiled = Compiled(once, self.comm, options)
         self.once_outputs = compiled(given)

@@ -11,6 +11,10 @@ from einmpi.graph.rewrite import prune
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop
 from einmpi.language.parse import rewrite
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import LoopPlan
+from einmpi.schedule.lower import loaded_cuts
 
 
 @dataclass(frozen=True)
@@ -54,3 +58,45 @@ def stages_of(job: Job, loop: Loop) -> Stages:
         graph = rewrite(job.source, parts.once, job.strict)
         once = replace(job, written=parts.once, graph=graph, outputs=())
     return Stages(once, step, parts.names)
+
+
+def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
+    """Return the options of a step's plan: all its inputs are there before it begins."""
+    inputs = tuple(vertex.name for vertex in stages.step.graph.inputs)
+    names = {*inputs, *stages.step.graph.outputs}
+    pins = {name: parts for name, parts in options.pins.items() if name in names}
+    return replace(options, carry=loop.carry, resident=inputs, files=(), pins=pins)
+
+
+def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
+    """Return the options for what is computed once, given the plan of a step.
+
+    Its results have the layouts in which the step needs them.
+    """
+    assert stages.once is not None
+    inputs = {vertex.name for vertex in stages.once.graph.inputs}
+    names = {*inputs, *stages.once.graph.outputs}
+    placed = {name: loaded_cuts(plan, name) for name in stages.hoisted}
+    return replace(
+        options,
+        placed=placed,
+        mesh=plan.mesh if placed else None,
+        resident=tuple(name for name in options.resident if name in inputs),
+        files=tuple(name for name in options.files if name in inputs),
+        pins={name: parts for name, parts in options.pins.items() if name in names - {*placed}},
+    )
+
+
+def plan_loop(job: Job, loop: Loop, ranks: int, options: Options) -> Plan:
+    """Return the plan of a step; with it, that of what is computed once."""
+    stages = stages_of(job, loop)
+    plan = make_plan(stages.step.graph, ranks, step_options(options, stages, loop))
+    once = None
+    if stages.once is not None:
+        once = make_plan(stages.once.graph, ranks, once_options(options, stages, plan))
+    return with_loop(plan, loop, stages, once)
+
+
+def with_loop(plan: Plan, loop: Loop, stages: Stages, once: Plan | None) -> Plan:
+    """Return the plan of a step that knows its loop."""
+    return replace(plan, loop=LoopPlan(loop.steps, loop.carry, once, stages.hoisted))

@@ -15,6 +15,16 @@ from einmpi.planner.moving.traffic import Bill
 
 
 @dataclass(frozen=True)
+class LoopPlan:
+    """What the plan of a step says about the loop around it."""
+
+    steps: int  # at most
+    carry: Mapping[str, str]  # input → the tensor that it becomes
+    once: PlanData | None  # the plan of what is computed before the first step
+    hoisted: tuple[str, ...]  # what that computes for the steps
+
+
+@dataclass(frozen=True)
 class PlanData:
     """The data of a plan, from which its texts are made. `Plan` is the public class."""
 
@@ -39,6 +49,7 @@ class PlanData:
     counted: int | None = None
     machine: Machine | None = None  # whose time is the objective; None: bytes are
     ahead: int = 0  # bytes of the peak that are used only for reading files ahead
+    loop: LoopPlan | None = None  # if this is the plan of a step
     seconds: float = field(default=0.0, compare=False)  # that planning took
 
     @property

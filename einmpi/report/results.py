@@ -144,6 +144,7 @@ class LoopReport:
     history: Mapping[str, Array]  # the values of each recorded tensor, step by step
     bytes_once: int  # that move before the first step
     bytes_a_step: int
+    peak_planned: int  # before and during the steps
 
     @property
     def bytes_predicted(self) -> int:
@@ -205,6 +206,11 @@ class Report:
             return self.loop.bytes_predicted
         return self.plan.bytes_predicted
 
+    @property
+    def peak_planned(self) -> int:
+        """Bytes of tensors and message buffers on the fullest rank."""
+        return self.plan.peak if self.loop is None else self.loop.peak_planned
+
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
         data: dict[str, Any] = {
@@ -220,7 +226,7 @@ class Report:
             "bytes_between_predicted": plan.bytes_between,
             "bytes_between": self.totals.between,
             "bytes_shuffled_loading": self.totals.shuffled,
-            "bytes_peak_predicted": plan.peak,
+            "bytes_peak_predicted": self.peak_planned,
             "bytes_peak": self.totals.peak,
             "bytes_spilled": self.totals.spilled,
             "bytes_spilled_predicted": self.totals.spilled_planned,
@@ -300,7 +306,7 @@ class Report:
         against = _against_plan(self.totals.moved, self.bytes_predicted)
         busiest = show_bytes(self.totals.moved_most)
         peak = show_bytes(self.totals.peak)
-        planned = show_bytes(self.plan.peak)
+        planned = show_bytes(self.peak_planned)
         return (
             f"  moved {moved} ({against}), {busiest} to the busiest rank; "
             f"peak memory {peak} a rank (planned {planned})"

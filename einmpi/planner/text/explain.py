@@ -16,7 +16,7 @@ MOST_LAYOUTS = 12  # that are listed; more are counted
 
 def as_json(plan: PlanData) -> dict[str, Any]:
     """Return a plan as JSON. Its keys are documented and do not change."""
-    return {
+    data = {
         "ranks": plan.ranks,
         "ranks_used": plan.mesh.ranks,
         "nodes": plan.nodes,
@@ -32,6 +32,14 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         "seconds_planning": plan.seconds,
         "vertices": [_vertex_json(plan, vertex) for vertex in plan.graph.computed],
     }
+    if plan.loop is not None:
+        once = plan.loop.once
+        data["loop"] = {
+            "steps": plan.loop.steps,
+            "carry": dict(plan.loop.carry),
+            "once": None if once is None else as_json(once),
+        }
+    return data
 
 
 def _vertex_json(plan: PlanData, vertex: Vertex) -> dict[str, Any]:
@@ -114,6 +122,7 @@ def totals(plan: PlanData) -> list[Note]:
     if plan.layouts:
         notes.append(("layouts", _layouts(plan)))
     notes.append(("moved", _moved(plan)))
+    notes += _loop_notes(plan)
     if not plan.knows_nodes:
         notes.append(("nodes", one_level(plan)))
     if plan.machine is not None:
@@ -143,10 +152,38 @@ def _moved(plan: PlanData) -> str:
     total = show_bytes(plan.bytes_predicted)
     busiest = show_bytes(plan.bytes_busiest)
     noun = plural(plan.words_predicted, "word")
+    if plan.loop is not None:
+        noun += " a step"
     text = f"{words} {noun}, {total}; {busiest} to the busiest rank"
     if plan.nodes > 1 and plan.bytes_between is not None:
         text += f"; {show_bytes(plan.bytes_between)} between nodes"
     return text
+
+
+def _loop_notes(plan: PlanData) -> list[Note]:
+    """Return what a loop carries, what it computes once, and what all its steps cost."""
+    loop = plan.loop
+    if loop is None:
+        return []
+    carried = [f"{output} becomes {name}" for name, output in loop.carry.items()]
+    notes: list[Note] = [("loop", f"at most {counted(loop.steps, 'step')}; {', '.join(carried)}")]
+    words = loop.steps * plan.words_predicted
+    nbytes = loop.steps * plan.bytes_predicted
+    if loop.once is not None:
+        words += loop.once.words_predicted
+        nbytes += loop.once.bytes_predicted
+        names = ", ".join(loop.hoisted)
+        once = f"{show_count(loop.once.words_predicted)} words, "
+        once += show_bytes(loop.once.bytes_predicted)
+        notes.append(("once", f"{names}: {once}"))
+    in_all = f"{show_count(words)} words, {show_bytes(nbytes)}"
+    if plan.seconds_predicted is not None:
+        seconds = loop.steps * plan.seconds_predicted
+        if loop.once is not None:
+            seconds += loop.once.seconds_predicted or 0.0
+        in_all += f", {show_seconds(seconds)} predicted"
+    notes.append(("all steps", in_all))
+    return notes
 
 
 def one_level(plan: PlanData) -> str:
