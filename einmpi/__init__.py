@@ -7,7 +7,7 @@ from einmpi.errors import EinmpiError, InputError
 from einmpi.version import __version__
 
 if TYPE_CHECKING:
-    from einmpi.api import compile, einsum, load, open_dataset, plan, program, reference, run
+    from einmpi.api import compile, einsum, load, loop, open_dataset, plan, program, reference, run
     from einmpi.compiled.dist_array import DistArray
     from einmpi.job.job import Job
 
@@ -20,6 +20,7 @@ __all__ = [
     "compile",
     "einsum",
     "load",
+    "loop",
     "open_dataset",
     "plan",
     "program",
@@ -33,6 +34,7 @@ _MODULES = {
     "compile": "einmpi.api",
     "einsum": "einmpi.api",
     "load": "einmpi.api",
+    "loop": "einmpi.api",
     "open_dataset": "einmpi.api",
     "plan": "einmpi.api",
     "program": "einmpi.api",

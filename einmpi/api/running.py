@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from einmpi.api.jobs import job_of_program
+from einmpi.api.loops import loop
 from einmpi.api.planning import check_job, options_of, truth_value
 from einmpi.arguments import named_inputs, named_values
 from einmpi.comm.agreement import together
@@ -46,6 +48,7 @@ def compile(
     fast_math: bool | None = None,
     strict: bool | None = None,
     half: str | None = None,
+    carry: Mapping[str, str] | None = None,
 ) -> Compiled:
     """Make a job ready for the ranks of a communicator, to be called many times.
 
@@ -59,6 +62,9 @@ def compile(
         As for `plan`.
     fast_math : bool, optional
         Whether to allow faster arithmetic that rounds more; by default as the job says.
+    carry : mapping of str to str, optional
+        For inputs, the output of a call that they become in the next call. Both have one layout,
+        which is the best for calls that follow one another, and need not be moved in between.
 
     Returns
     -------
@@ -80,6 +86,7 @@ def compile(
     """
     from einmpi.comm.programs import comm_of_program
     from einmpi.compiled.program import Compiled
+    from einmpi.loops.stages import with_carried_outputs
 
     def check_options() -> tuple[Job, Options]:
         changed = check_job("compile", job)
@@ -89,7 +96,13 @@ def compile(
             changed = with_strict(changed, truth_value("strict", strict))
         if half is not None:
             changed = with_half(changed, half)
-        return changed, options_of(changed, strategy, memory, pin, machine)
+        if changed.loop is not None:
+            hint = "einmpi.loop and einmpi.run repeat its steps"
+            raise InputError("compile", "the job has a loop", "a job without one", hint)
+        if carry:
+            changed = with_carried_outputs(changed, carry)
+        options = options_of(changed, strategy, memory, pin, machine)
+        return changed, replace(options, carry=dict(carry or {}))
 
     own_comm = comm_of_program(comm)
     # The plans are compared later, but ranks with different backends set them up differently.
@@ -169,6 +182,18 @@ def run(
 
     own_comm = comm_of_program(comm)
     job_key, checked, given = together(own_comm, check_call)
+    if checked.loop is not None:
+        return loop(
+            checked,
+            given,
+            own_comm,
+            strategy=strategy,
+            memory=memory,
+            pin=pin,
+            machine=machine,
+            fast_math=fast_math,
+            strict=strict,
+        ).outputs
     # A machine file may change between two runs.
     machine_file = checked.machine if machine is None else str(machine)
     machine_identity = None if machine_file is None else identity_at(machine_file)
@@ -253,6 +278,7 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     """
     from einmpi.compiled.backends import check_memory
     from einmpi.compiled.program import as_input, check_inputs
+    from einmpi.loops.reference import evaluate_loop
 
     check_job("reference", job)
     given = {}
@@ -268,4 +294,9 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
             arrays[vertex.name] = given[vertex.name]
         else:
             arrays[vertex.name] = load_array(specs[vertex.name], vertex.bound, vertex.dtype)
+    if job.loop is not None:
+        for spec in job.inputs:
+            if spec.value is not None:
+                arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
+        return evaluate_loop(job, job.loop, arrays)
     return evaluate(job.as_computed, arrays)

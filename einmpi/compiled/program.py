@@ -205,11 +205,20 @@ class Compiled:
         if checking:
             arrays = {name: on_host(array) for name, array in given.items() if is_array(array)}
             require_same_arrays(self.comm, "inputs", arrays)
-        if _move_to_one_mesh(given, self.options.mesh):
-            kinds = check_inputs(self.job, given)
+        # However the carried ones are given, the plan says where they go.
+        carried = self.options.carry
+        others = {name: array for name, array in given.items() if name not in carried}
+        if _move_to_one_mesh(others, self.options.mesh):
+            given.update(others)
+        kinds = tuple((name, _kind_of(given[name])) for name, _ in kinds if name in others)
         if kinds not in self.ready:
             self.ready[kinds] = self.make_ready(kinds)
         plan, schedule = self.ready[kinds]
+        for name in carried:
+            array = given.get(name)
+            if isinstance(array, DistArray):
+                layout = Layout(plan.mesh, array.shape, plan.layouts[name])
+                given[name] = array if array.layout == layout else array.redistribute(layout)
         self.find_files(given)
         return plan, schedule, given
 
@@ -547,10 +556,7 @@ def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
 
 
 def _move_to_one_mesh(given: dict[str, Any], mesh: Mesh | None) -> bool:
-    """Redistribute DistArrays to a mesh, by default that of the first of them.
-
-    Return whether any moved.
-    """
+    """Redistribute DistArrays to a mesh, by default that of the first; return whether any moved."""
     moved = False
     for name, array in given.items():
         if not isinstance(array, DistArray):

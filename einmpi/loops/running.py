@@ -17,7 +17,7 @@ from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled, Measured
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop
-from einmpi.kernels.reference import evaluate
+from einmpi.loops.reference import condition_holds
 from einmpi.loops.stages import (
     Stages,
     kept_outputs,
@@ -163,7 +163,8 @@ class LoopRun:
                 rows.append({name: watched[name] for name in self.loop.record})
                 if self.on_row is not None:
                     self.on_row(number, rows[-1])
-                is_done = self.is_done(watched)
+                if self.loop.until is not None:
+                    is_done = condition_holds(self.loop.until, watched)
                 is_last = is_done or number + 1 == self.loop.steps
                 if number + 1 == next_agreement or is_last:
                     self.agree(failure)
@@ -213,15 +214,6 @@ class LoopRun:
         if name in self.values:
             return self.values[name]
         return next(spec.value for spec in self.job.inputs if spec.name == name)
-
-    def is_done(self, watched: Values) -> bool:
-        """Return whether the condition holds."""
-        condition = self.loop.until
-        if condition is None:
-            return False
-        inputs = {vertex.name: watched[vertex.name] for vertex in condition.inputs}
-        (value,) = evaluate(condition, inputs).values()
-        return bool(value)
 
     def result(
         self, outputs: Mapping[str, DistArray], rows: list[Values], is_done: bool

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from einmpi.files.specs import InputSpec
+from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.hoist import hoist
 from einmpi.graph.labels import unique
 from einmpi.graph.rewrite import prune
 from einmpi.job.job import Job
-from einmpi.job.loop import STEP, Loop
+from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.parse import rewrite
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
@@ -33,15 +35,23 @@ def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
     return tuple(name for name in names if name not in carried)
 
 
-def stages_of(job: Job, loop: Loop) -> Stages:
-    """Split the job of a loop."""
-    outputs = kept_outputs(job, loop)
+def written_step(job: Job, loop: Loop) -> EinGraph:
+    """Return the program of a step as written, with all that the loop needs as outputs."""
+    outputs = unique(_read_by_loop(job, loop), kept_outputs(job, loop))
+    return prune(replace(job.written, outputs=outputs))
+
+
+def _read_by_loop(job: Job, loop: Loop) -> tuple[str, ...]:
+    """Return the tensors of a step that are carried, recorded, or read by the condition."""
     computed = {vertex.name for vertex in job.written.computed}
     watched = [name for name in loop.watched if name in computed]
-    of_step = unique(loop.carry.values(), watched)
-    written = prune(replace(job.written, outputs=unique(of_step, outputs)))
-    # What is carried or watched belongs to a step, even if it is always the same.
-    parts = hoist(written, [*loop.carry, STEP, *of_step])
+    return unique(loop.carry.values(), watched)
+
+
+def stages_of(job: Job, loop: Loop) -> Stages:
+    """Split the job of a loop."""
+    # What the loop reads belongs to a step, even if it is always the same.
+    parts = hoist(written_step(job, loop), [*loop.carry, STEP, *_read_by_loop(job, loop)])
     specs = list(job.inputs)
     for name in parts.names:
         vertex = parts.step[name]
@@ -58,6 +68,15 @@ def stages_of(job: Job, loop: Loop) -> Stages:
         graph = rewrite(job.source, parts.once, job.strict)
         once = replace(job, written=parts.once, graph=graph, outputs=())
     return Stages(once, step, parts.names)
+
+
+def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
+    """Return a job whose outputs include what its inputs become; refuse what they cannot become."""
+    program = StepProgram(job.written, job.sizes, job.inputs)
+    make_loop(program, lambda *_: "carry", 1, carry)
+    outputs = unique(job.written.outputs, carry.values())
+    written = replace(job.written, outputs=outputs)
+    return replace(job, written=written, graph=rewrite(job.source, written, job.strict))
 
 
 def step_options(options: Options, stages: Stages, loop: Loop) -> Options:

@@ -249,3 +249,70 @@ def test_refused(change, message):
     options = {"carry": {"x": "y"}, "steps": 3, **change}
     with pytest.raises(InputError, match=message):
         loop(job, {"A": np.ones((4, 4)), "x": np.ones(4)}, **options)
+
+
+JOB = """
+program = '''
+S[i,j] = A[i,j] + A[j,i]
+y[i] = sum(S[i,j] * x[j])
+x_next[i] = y[i] / sqrt(sum[k](y[k]**2)) + 0 * step
+turned = sqrt(sum((x_next[i] - x[i])**2))
+'''
+sizes = { n = 12 }
+parameters = { least = 1e-9 }
+[inputs]
+A = { shape = ["n", "n"], random = "uniform", seed = 1 }
+x = { shape = ["n"], random = "ones" }
+[loop]
+steps = "n * 10"
+carry = { x = "x_next" }
+until = "turned < least"
+record = ["turned"]
+[outputs]
+x = "out.h5:/vector"
+turned = "out.h5:/turned"
+"""
+
+
+def gathered(arrays):
+    return {name: array.gather() for name, array in arrays.items()}
+
+
+def test_a_job_file(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    job = einmpi.load(tmp_path / "job.toml")
+    assert job.loop.steps == 120
+    expected = einmpi.reference(job)
+    for ranks in (1, 2, 3):
+        for found in run_threads(ranks, lambda comm: gathered(einmpi.run(job, comm=comm))):
+            assert set(found) == {"x", "turned"}
+            # Sums of 12 products in another order, and steps that make errors smaller.
+            np.testing.assert_allclose(found["x"], expected["x"], rtol=0, atol=1e-14)
+    result = einmpi.loop(job, steps=3, until="step > 5")
+    assert result.steps == 3 and result.history["turned"].shape == (3,)
+    shorter = einmpi.loop(einmpi.load(tmp_path / "job.toml", least=0.1))
+    assert shorter.steps < einmpi.loop(job).steps
+
+
+def test_a_step_that_is_called():
+    """Calls with what they have returned before; nothing moves between them."""
+    a = RNG.normal(size=(9, 9))
+    job = einmpi.program("y[i] = sum[j](A[i,j] * x[j]) / 3; s = sum(y[i])", A=a, x=(9,))
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm, carry={"x": "y"})
+        x = np.ones(9)
+        for _ in range(4):
+            found = step({"A": a, "x": x})
+            x = found["y"]
+        ((plan, _),) = step.ready.values()
+        assert plan.layouts["x"] == plan.layouts["y"]
+        moved = step({"A": a, "x": einmpi.DistArray.from_global(x.gather(), comm)})["y"].gather()
+        np.testing.assert_array_equal(moved, step({"A": a, "x": x})["y"].gather())
+        return x.gather()
+
+    expected = np.linalg.matrix_power(a / 3, 4) @ np.ones(9)
+    for ranks in (1, 2, 3, 4):
+        for found in run_threads(ranks, on_rank):
+            # Sums of 9 products in another order, four times.
+            np.testing.assert_allclose(found, expected, rtol=1e-12)

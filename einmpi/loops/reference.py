@@ -1,0 +1,45 @@
+"""A loop in one process, step by step, by the reference evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.graph.eingraph import EinGraph
+from einmpi.job.job import Job
+from einmpi.job.loop import STEP, Loop
+from einmpi.kernels.reference import evaluate
+from einmpi.loops.stages import kept_outputs, written_step
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def evaluate_loop(job: Job, loop: Loop, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the last values of what is carried, and the outputs of the last step.
+
+    Each step evaluates the whole program as written; nothing is computed only once.
+    """
+    step = written_step(job, loop)
+    values = dict(inputs)
+    outputs: dict[str, Array] = {}
+    for number in range(loop.steps):
+        values[STEP] = np.array(number)
+        outputs = evaluate(step, values)
+        for name, output in loop.carry.items():
+            values[name] = outputs[output]
+        if loop.until is not None and condition_holds(loop.until, {**values, **outputs}):
+            break
+    found = {name: outputs[output] for name, output in loop.carry.items()}
+    for name in kept_outputs(job, loop):
+        found[name] = outputs[name]
+    return found
+
+
+def condition_holds(condition: EinGraph, values: Mapping[str, Array]) -> bool:
+    """Return whether the condition of a loop holds, given the values that it reads."""
+    inputs = {vertex.name: values[vertex.name] for vertex in condition.inputs}
+    (value,) = evaluate(condition, inputs).values()
+    return bool(value)
