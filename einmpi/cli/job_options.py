@@ -27,7 +27,7 @@ def load_job(options: argparse.Namespace) -> Job:
             problem = f"{text!r} is not a number"
             raise InputError(f"--set {setting}", problem, "--set NAME=NUMBER")
         settings[name] = value
-    job = read_job(options.job, describe, settings, options.dtype)
+    job = read_job(options.job, describe, settings, options.dtype, options.steps)
     if options.half is not None:
         if options.half not in HALF_MODES:
             problem = f"unknown mode {options.half!r}"
@@ -43,6 +43,8 @@ def checked_job(options: argparse.Namespace) -> Job:
     if options.command == "run":
         _check_run_flags(options)
     job = with_backend(load_job(options), options)
+    if job.loop is not None and options.command == "run":
+        _check_loop_flags(options)
     check_targets(job)
     return replace(job, fast_math=job.fast_math or options.fast_math)
 
@@ -78,3 +80,9 @@ def _check_run_flags(options: argparse.Namespace) -> None:
     if options.checkpoint is not None and options.repeat > 1:
         problem = f"it cannot be combined with --repeat {options.repeat}"
         raise InputError("--checkpoint", problem, "only one of them")
+
+
+def _check_loop_flags(options: argparse.Namespace) -> None:
+    """Refuse flags that a run with a loop does not have."""
+    if options.repeat > 1:
+        raise InputError("--repeat", "the job has a loop", "--steps to run more steps")

@@ -90,6 +90,14 @@ OPTIONS = (
         metavar="NAME=N",
         is_list=True,
     ),
+    Option(
+        ("--steps",),
+        "job",
+        _WITH_JOB,
+        "replace the most steps of the job's loop",
+        metavar="N",
+        type=int,
+    ),
     Option(("--dtype",), "job", _WITH_JOB, "dtype of generated inputs", suggestions=tuple(DTYPES)),
     # ---- ranks -----------------------------------------------------------------------------------
     Option(

@@ -6,8 +6,6 @@ import argparse
 import time
 from typing import TYPE_CHECKING
 
-from einmpi.errors import InputError
-
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
     from einmpi.files.claims import Claim
@@ -51,7 +49,7 @@ def run_claimed_loop(
     note("storing the results")
     before_storing = time.perf_counter()
     if outputs_claim is not None:
-        store(job, run.plan.digest, result.outputs, outputs_claim)
+        store(job, run.plan.digest, result.outputs, outputs_claim, run.step.files)
     end = time.perf_counter()
     measured = run.measured
     seconds = {
@@ -88,11 +86,3 @@ def run_claimed_loop(
         startup_of_first_rank(),
         loop=loop_report,
     )
-
-
-def check_loop_flags(job: Job, options: argparse.Namespace) -> None:
-    """Refuse flags that a job with a loop does not have."""
-    if job.loop is None:
-        return
-    if options.repeat > 1:
-        raise InputError("--repeat", "the job has a loop", "--steps to run more steps")

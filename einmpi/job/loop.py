@@ -36,6 +36,10 @@ class Loop:
         The condition as it is written.
     record : tuple of str
         Tensors without dimensions whose values are kept for every step.
+    history : str or None
+        The file, in CSV, that gets a row of recorded values for every step.
+    stop_at_nan : bool
+        Whether a recorded value that is nan ends the run.
     """
 
     steps: int
@@ -43,6 +47,8 @@ class Loop:
     until: EinGraph | None = None
     until_text: str = ""
     record: tuple[str, ...] = ()
+    history: str | None = None
+    stop_at_nan: bool = True
 
     @property
     def watched(self) -> tuple[str, ...]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.toml_document import (
     Document,
+    choice,
     get,
     kind_of,
     lookup,
+    relative_to_document,
     show,
     table,
     whole_number,
 )
 
-_KEYS = ("steps", "carry", "until", "record")
+_KEYS = ("steps", "carry", "until", "record", "history", "on_nan")
+_ON_NAN = ("stop", "keep")
 
 
 class LoopTable:
@@ -81,4 +85,17 @@ class LoopTable:
         until = None
         if self.until is not None:
             until = self.document.source(("loop", "until"))
-        return make_loop(program, self.place, steps, self.carry, until, self.record)
+        loop = make_loop(program, self.place, steps, self.carry, until, self.record)
+        on_nan = choice(self.document, ("loop", "on_nan"), _ON_NAN, "stop")
+        return replace(loop, history=self._read_history(), stop_at_nan=on_nan == "stop")
+
+    def _read_history(self) -> str | None:
+        history = get(self.document, ("loop", "history"), str)
+        if history is None:
+            return None
+        place = self.place("history")
+        if not history.endswith(".csv"):
+            raise InputError(place, f"history is {show(history)}", "the name of a .csv file")
+        if not self.record:
+            raise InputError(place, "there is nothing to write to it", 'record = ["NAME"]')
+        return relative_to_document(self.document, history)

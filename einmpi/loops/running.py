@@ -9,14 +9,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.agreement import find_first_failure
+from einmpi.comm.agreement import find_first_failure, on_first_rank
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Inputs
 from einmpi.compiled.program import Compiled, Measured
+from einmpi.errors import EinmpiError, failure
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop
+from einmpi.loops.history import HistoryFile
+from einmpi.loops.nans import NanFinder
 from einmpi.loops.reference import condition_holds
 from einmpi.loops.stages import (
     Stages,
@@ -144,7 +147,8 @@ class LoopRun:
         """Run all steps. All ranks call it."""
         sources = Inputs(self.stages.step, self.values, self.step.files, self.step.resident)
         rows: list[Values] = []
-        failure = RankFailure()
+        history = self.open_history()
+        rank_failure = RankFailure()
         is_done = False
         outputs: dict[str, DistArray] = {}
         next_agreement = 1
@@ -154,32 +158,64 @@ class LoopRun:
                 if has_step_number:
                     self.values[STEP] = np.array(number)
                 outputs, measured = self.step.run_schedule(
-                    self.plan, self.schedule, sources, wait=False, failure=failure
+                    self.plan, self.schedule, sources, wait=False, failure=rank_failure
                 )
                 self.measured = _added(self.measured, measured)
+                watched = self.watched(outputs, number)
+                row = {name: watched[name] for name in self.loop.record}
+                if self.loop.stop_at_nan and any(map(_is_nan, row.values())):
+                    self.explain_nan(number, row, sources)
                 for name, output in self.loop.carry.items():
                     self.values[name] = outputs[output]
-                watched = self.watched(outputs, number)
-                rows.append({name: watched[name] for name in self.loop.record})
+                rows.append(row)
+                if history is not None:
+                    history.append(number, row)
                 if self.on_row is not None:
-                    self.on_row(number, rows[-1])
+                    self.on_row(number, row)
                 if self.loop.until is not None:
                     is_done = condition_holds(self.loop.until, watched)
                 is_last = is_done or number + 1 == self.loop.steps
                 if number + 1 == next_agreement or is_last:
-                    self.agree(failure)
+                    self.agree(rank_failure)
                     next_agreement += min(next_agreement, MOST_STEPS_BETWEEN_AGREEMENTS)
                 if is_last:
                     break
         return self.result(outputs, rows, is_done)
 
-    def agree(self, failure: RankFailure) -> None:
+    def open_history(self) -> HistoryFile | None:
+        """Return the file for the recorded values, on rank 0; None if there is none to write."""
+        path = self.loop.history
+        if path is None:
+            return None
+        history = HistoryFile(path, self.loop.record)
+        on_first_rank(self.comm, history.start)
+        return history if self.comm.rank == 0 else None
+
+    def explain_nan(self, number: int, row: Values, sources: Inputs) -> None:
+        """Run a step again to find the first tensor with nan in it, and raise an error.
+
+        The inputs of the step are still there.
+        """
+        finder = NanFinder()
+        self.step.run_schedule(self.plan, self.schedule, sources, finder)
+        order = [vertex.name for vertex in self.plan.graph.vertices]
+        found = []
+        for names in self.comm.allgather_text(" ".join(finder.names)):
+            found += names.split()
+        recorded = ", ".join(name for name, value in row.items() if _is_nan(value))
+        text = f"{self.job.source.name}: step {number}: {recorded} is nan"
+        if found:
+            first = min(found, key=order.index)
+            text += f"; the first tensor with nan in it is {self.plan.graph[first].located_name}"
+        raise failure(EinmpiError.status, text, everywhere=True)
+
+    def agree(self, own: RankFailure) -> None:
         """Raise the error of the first rank that has one, on all ranks."""
         if self.comm.size == 1:
-            if failure.error is not None:
-                raise failure.error
+            if own.error is not None:
+                raise own.error
             return
-        first_failed = find_first_failure(self.comm, failure.error, failure.part)
+        first_failed = find_first_failure(self.comm, own.error, own.part)
         if first_failed is not None:
             self.step.forget_inputs()
             raise first_failed
@@ -240,3 +276,7 @@ def _added(before: Measured, step: Measured) -> Measured:
         spilled=before.spilled + step.spilled,
         fetched=before.fetched + step.fetched,
     )
+
+
+def _is_nan(value: npt.NDArray[Any]) -> bool:
+    return value.dtype.kind in "fc" and bool(np.isnan(value))
