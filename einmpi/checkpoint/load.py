@@ -18,10 +18,9 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from einmpi.checkpoint.contents import Contents
 from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
-from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.remainder import needed
 from einmpi.planner.make_plan import MAX_RANKS
 from einmpi.planner.mesh import Mesh
 from einmpi.process.trust import UntrustedFileError, open_own_file
@@ -35,7 +34,7 @@ FORMAT = 2
 MANIFEST = "manifest.json"
 PIECE_BYTES = 16 * 2**20  # read or written, and checked, at a time
 REMOVE_HINT = "remove it to start again, or to continue from an older one"
-_COMPLETE = re.compile(r"[0-9]{6,9}")
+_COMPLETE = re.compile(r"[0-9]{6,16}")
 
 Array: TypeAlias = npt.NDArray[Any]
 # What makes two jobs give the same numbers: the name of each part, and a text that must be equal.
@@ -95,7 +94,7 @@ def file_name(rank: int) -> str:
 def complete(folder: str) -> list[str]:
     """Return the names of the checkpoints in a folder, the newest last.
 
-    A name is the number of vertices that are done.
+    A name is the number of vertices or steps that are done.
     """
     names = [name for name in os.listdir(folder) if _COMPLETE.fullmatch(name)]
     return sorted(names, key=int)
@@ -121,13 +120,13 @@ def _untrusted(path: str, name: str, error: UntrustedFileError) -> InputError:
 
 @dataclass(frozen=True)
 class Saved:
-    """A complete checkpoint, made after the first `done` vertices."""
+    """A complete checkpoint, made after the first `done` vertices or steps."""
 
     path: str
     plan: str  # the digest of the plan that made it
     ranks: int
     done: int
-    vertex: str
+    place: str  # what was done last
     blocks: Mapping[str, Block]
     files: tuple[tuple[int, int], ...]  # the bytes and checksum of each rank's
     # The files that were checked, by rank. No other ones in their places are read.
@@ -279,7 +278,7 @@ def read_manifest(path: str) -> str:
 
 
 def parse_manifest(
-    path: str, text: str, graph: EinGraph, identity: Identity | None = None
+    path: str, text: str, contents: Contents, identity: Identity | None = None
 ) -> Saved:
     """Return a checkpoint; refuse one that is damaged, or of another version or job.
 
@@ -312,30 +311,31 @@ def parse_manifest(
                 path, "the checkpoint is of another job: it has other inputs", hint=REMOVE_HINT
             )
     try:
-        return _parse_saved(path, data, graph)
+        return _parse_saved(path, data, contents)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise damaged(path, f"{MANIFEST} does not fit the job") from None
 
 
-def _parse_saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
+def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
     """Return the checkpoint; raise ValueError or the like if something does not fit."""
-    done = _between(data["done"], 1, len(graph.computed))
+    done = _between(data["done"], 1, contents.most)
     mesh_ranks = _between(data["mesh"], 1, MAX_RANKS)
     mesh = Mesh(mesh_ranks, _between(data["nodes"], 1, mesh_ranks))
     if mesh_ranks % mesh.nodes:
         raise ValueError("nodes")
     blocks = {}
-    for name, tensor in zip(needed(graph, done), data["tensors"], strict=True):
-        vertex = graph[name]
-        bound = vertex.bound or (1,)
-        if (tensor["name"], tensor["dtype"], tuple(tensor["shape"])) != (name, vertex.dtype, bound):
+    for kind, tensor in zip(contents.tensors(done), data["tensors"], strict=True):
+        name = kind.name
+        dtype = kind.dtype
+        bound = kind.bound or (1,)
+        if (tensor["name"], tensor["dtype"], tuple(tensor["shape"])) != (name, dtype, bound):
             raise ValueError(name)
         cuts: list[int | None] = []
         for cut in tensor["cuts"]:
             cuts.append(None if cut is None else _between(cut, PARTIAL, len(bound) - 1))
         if len(cuts) != len(mesh.factors):
             raise ValueError(name)
-        blocks[name] = Block(name, vertex.dtype, Layout(mesh, bound, tuple(cuts)))
+        blocks[name] = Block(name, dtype, Layout(mesh, bound, tuple(cuts)))
     files = []
     for size, check in data["files"]:
         files.append((_between(size, 0, 2**63), _between(check, 0, 2**32)))
@@ -346,7 +346,7 @@ def _parse_saved(path: str, data: dict[str, Any], graph: EinGraph) -> Saved:
         plan=str(data["plan"]),
         ranks=_between(data["ranks"], mesh.ranks, MAX_RANKS),
         done=done,
-        vertex=graph.computed[done - 1].name,
+        place=contents.place(done),
         blocks=blocks,
         files=tuple(files),
     )

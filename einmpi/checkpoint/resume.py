@@ -102,8 +102,11 @@ def identity(job: Job) -> Identity:
 
     The number of ranks, the strategy and the threads may differ.
     """
-    program = sha256(f"{job.graph}\n{job.fast_math}\n{job.strict}".encode()).hexdigest()
-    parts = {"the program with its sizes": program}
+    text = f"{job.graph}\n{job.fast_math}\n{job.strict}"
+    if job.loop is not None:
+        # The number of steps may change: a loop may go on for longer than was first thought.
+        text += f"\n{job.loop.carry}\n{job.loop.record}"
+    parts = {"the program with its sizes": sha256(text.encode()).hexdigest()}
     for spec in job.inputs:
         if spec.name in job.graph.by_name:
             dataset = None if spec.file is None else find(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import replace
 
 from einmpi.cli.options import CHECKPOINT_INTERVAL
@@ -45,6 +46,8 @@ def checked_job(options: argparse.Namespace) -> Job:
     job = with_backend(load_job(options), options)
     if job.loop is not None and options.command == "run":
         _check_loop_flags(options)
+    elif options.command == "run":
+        checkpoint_interval(options)
     check_targets(job)
     return replace(job, fast_math=job.fast_math or options.fast_math)
 
@@ -65,12 +68,24 @@ def check_checkpoint_flags(options: argparse.Namespace) -> None:
         for flag in ("resume", "every"):
             if getattr(options, flag, None):
                 raise InputError(f"--{flag}", "there is no checkpoint folder", "--checkpoint DIR")
-    checkpoint_interval(options)
+    loop_interval(options)
 
 
 def checkpoint_interval(options: argparse.Namespace) -> float:
     """Return the seconds between two checkpoints."""
     return parse_seconds(options.every or CHECKPOINT_INTERVAL, "--every")
+
+
+def loop_interval(options: argparse.Namespace) -> tuple[float, int]:
+    """Return the seconds and the steps between two checkpoints of a loop; one of them is 0."""
+    text = options.every or CHECKPOINT_INTERVAL
+    match = re.fullmatch(r" *([0-9]{1,15}) *steps? *", text)
+    if match is None:
+        return parse_seconds(text, "--every"), 0
+    steps = int(match[1])
+    if steps == 0:
+        raise InputError("--every", f"{text!r} requested", "1 step or more")
+    return 0.0, steps
 
 
 def _check_run_flags(options: argparse.Namespace) -> None:

@@ -15,6 +15,7 @@ from einmpi.cli.output_files import check_files
 from einmpi.cli.run_loop import run_claimed_loop
 
 if TYPE_CHECKING:
+    from einmpi.checkpoint.folder import CheckpointFolder
     from einmpi.checkpoint.save import Checkpoints
     from einmpi.comm.base import Comm
     from einmpi.compiled.program import Measured
@@ -29,12 +30,12 @@ def run_job(
     comm: Comm,
     stop_requests: Sequence[str] = (),
     keep_outputs: bool = True,
-) -> tuple[Report, Checkpoints | None]:
+) -> tuple[Report, CheckpointFolder | None]:
     """Run the job of a command line; with `keep_outputs`, write its outputs to their files.
 
     The run stops at its next checkpoint when `stop_requests` is no longer empty.
     """
-    from einmpi.checkpoint.save import claim_folder
+    from einmpi.checkpoint.folder import claim_folder
     from einmpi.comm.agreement import on_first_rank, together
     from einmpi.compiled.outputs import claim_outputs
     from einmpi.process.notes import activity_writer
@@ -50,10 +51,12 @@ def run_job(
     with ExitStack() as claims:
         if keep_outputs:
             outputs_claim = claims.enter_context(claim_outputs(job, comm))
-        if job.loop is not None:
-            return run_claimed_loop(job, options, comm, outputs_claim, start), None
         if options.checkpoint is not None:
             folder_claim = claims.enter_context(claim_folder(options.checkpoint, comm))
+        if job.loop is not None:
+            return run_claimed_loop(
+                job, options, comm, stop_requests, outputs_claim, folder_claim, start
+            )
         return _run_claimed_job(
             job, options, comm, stop_requests, outputs_claim, folder_claim, start
         )
@@ -134,7 +137,7 @@ def _run_claimed_job(
         timeline=observer.timeline,
     )
     if checkpoints is not None:
-        resumed_from = checkpoints.saved.vertex if checkpoints.saved is not None else None
+        resumed_from = checkpoints.saved.place if checkpoints.saved is not None else None
         report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
     return report, checkpoints
 

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from einmpi.cli.job_options import loop_interval
+from einmpi.errors import InputError
+from einmpi.units import counted
 
 if TYPE_CHECKING:
     from einmpi.comm.base import Comm
     from einmpi.files.claims import Claim
     from einmpi.job.job import Job
+    from einmpi.job.loop import Loop
+    from einmpi.loops.checkpoints import LoopCheckpoints
     from einmpi.report.results import Report
 
 
 def run_claimed_loop(
-    job: Job, options: argparse.Namespace, comm: Comm, outputs_claim: Claim | None, start: float
-) -> Report:
+    job: Job,
+    options: argparse.Namespace,
+    comm: Comm,
+    stop_requests: Sequence[str],
+    outputs_claim: Claim | None,
+    folder_claim: Claim | None,
+    start: float,
+) -> tuple[Report, LoopCheckpoints | None]:
     """Run a loop whose output files no other run can write. `start` is when the command began.
 
     Without `outputs_claim` the outputs are not stored.
@@ -38,8 +52,11 @@ def run_claimed_loop(
         lambda: options_of(job, options.strategy, options.memory, machine=options.machine),
     )
     note = activity_writer(comm.rank)
-    run = LoopRun(job, loop, comm, plan_options)
+    checkpoints = _open_checkpoints(job, loop, options, comm, stop_requests, folder_claim)
+    run = LoopRun(job, loop, comm, plan_options, checkpoints)
     run.prepare({})
+    steps_before = run.steps_done
+    seconds_once = run.measured.seconds
     planned = time.perf_counter()
     progress = LoopProgress(comm, run.schedule, loop.steps, options.quiet)
     with progress.shown(note) as (run.step.on_step, run.on_row):
@@ -56,7 +73,7 @@ def run_claimed_loop(
         "plan": planned - start,
         "load": measured.seconds_loading,
         "run": measured.seconds,
-        "checkpoint": 0.0,
+        "checkpoint": checkpoints.seconds if checkpoints else 0.0,
         "store": end - before_storing,
         "startup": first_use_seconds(),
         "total": end - start,
@@ -65,15 +82,16 @@ def run_claimed_loop(
     planned_peak = run.plan.peak if once is None else max(run.plan.peak, once.peak)
     loop_report = LoopReport(
         result.steps,
-        loop.steps,
+        steps_before,
         result.is_done,
         loop.until_text,
         result.history,
         0 if once is None else once.bytes_predicted,
         run.plan.bytes_predicted,
+        (measured.seconds - seconds_once) / (result.steps - steps_before),
         planned_peak,
     )
-    return Report(
+    report = Report(
         job,
         run.plan,
         totals(comm, measured.received, measured.peak, measured.shuffled, measured.between),
@@ -86,3 +104,45 @@ def run_claimed_loop(
         startup_of_first_rank(),
         loop=loop_report,
     )
+    if checkpoints is not None:
+        resumed_from = checkpoints.saved.place if checkpoints.saved is not None else None
+        report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
+    return report, checkpoints
+
+
+def _open_checkpoints(
+    job: Job,
+    loop: Loop,
+    options: argparse.Namespace,
+    comm: Comm,
+    stop_requests: Sequence[str],
+    claim: Claim | None,
+) -> LoopCheckpoints | None:
+    """Return the checkpoints of a loop, with the one from which it continues."""
+    from einmpi.checkpoint.resume import identity
+    from einmpi.comm.agreement import together
+    from einmpi.loops.checkpoints import LoopCheckpoints
+
+    if options.checkpoint is None:
+        return None
+    seconds, steps = loop_interval(options)
+    checkpoints = LoopCheckpoints(
+        options.checkpoint,
+        seconds,
+        steps,
+        comm,
+        loop,
+        job.written,
+        together(comm, lambda: identity(job)),
+        stop_requests,
+        options.quiet,
+        claim,
+    )
+    checkpoints.find(options.resume)
+    if checkpoints.steps_done >= loop.steps:
+        raise InputError(
+            f"--checkpoint {options.checkpoint}",
+            f"the checkpoint is after {counted(checkpoints.steps_done, 'step')}",
+            f"more steps than {loop.steps}",
+        )
+    return checkpoints

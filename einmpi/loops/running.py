@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,6 +19,7 @@ from einmpi.compiled.program import Compiled, Measured
 from einmpi.errors import EinmpiError, failure
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop
+from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import HistoryFile
 from einmpi.loops.nans import NanFinder
 from einmpi.loops.reference import condition_holds
@@ -38,6 +40,7 @@ from einmpi.schedule.schedule import Schedule
 
 # Ranks tell each other of errors after 1, 2, 4, … steps, and at least after so many.
 MOST_STEPS_BETWEEN_AGREEMENTS = 64
+SECONDS_BETWEEN_AGREEMENTS = 0.5  # about, with checkpoints: a signal is noticed then
 
 Values: TypeAlias = dict[str, npt.NDArray[Any]]  # of tensors without dimensions
 
@@ -79,6 +82,7 @@ class LoopRun:
         loop: Loop,
         comm: Comm,
         options: Options,
+        checkpoints: LoopCheckpoints | None = None,
         on_row: Callable[[int, Values], None] | None = None,
     ) -> None:
         self.job = job
@@ -86,6 +90,7 @@ class LoopRun:
         self.comm = comm
         self.options = options
         self.on_row = on_row
+        self.checkpoints = checkpoints
         self.kept_outputs = kept_outputs(job, loop)
         self.stages: Stages = stages_of(job, loop)
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
@@ -94,6 +99,9 @@ class LoopRun:
         self.once_plan: Plan | None = None
         self.once_outputs: dict[str, DistArray] = {}
         self.values: dict[str, Any] = {}
+        self.rows: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in loop.record}
+        self.steps_done = 0
+        self.started = time.monotonic()
         self.measured = Measured(seconds=0.0, seconds_loading=0.0, received=0, peak=0)
 
     # ---- before the first step ------------------------------------------------------------------
@@ -112,6 +120,12 @@ class LoopRun:
             self.values[name] = self.once_outputs[name]
         self.step.find_files(self.values)
         self.plan = with_loop(self.plan, self.loop, self.stages, self.once_plan)
+        if self.checkpoints is not None and self.checkpoints.saved is not None:
+            self.steps_done = self.checkpoints.steps_done
+            self.values.update(self.checkpoints.carried())
+            for name, values in self.checkpoints.history().items():
+                self.rows[name] = list(values)
+        self.started = time.monotonic()
 
     def _placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return inputs with DistArrays moved to where a step needs them."""
@@ -146,41 +160,49 @@ class LoopRun:
     def run(self) -> LoopResult:
         """Run all steps. All ranks call it."""
         sources = Inputs(self.stages.step, self.values, self.step.files, self.step.resident)
-        rows: list[Values] = []
         history = self.open_history()
-        rank_failure = RankFailure()
+        own_failure = RankFailure()
         is_done = False
         outputs: dict[str, DistArray] = {}
-        next_agreement = 1
+        first = self.steps_done
+        next_agreement = first + 1
         has_step_number = STEP in self.stages.step.graph.by_name
         with abort_on_divergence(self.comm):
-            for number in range(self.loop.steps):
+            for number in range(first, self.loop.steps):
                 if has_step_number:
                     self.values[STEP] = np.array(number)
                 outputs, measured = self.step.run_schedule(
-                    self.plan, self.schedule, sources, wait=False, failure=rank_failure
+                    self.plan, self.schedule, sources, wait=False, failure=own_failure
                 )
                 self.measured = _added(self.measured, measured)
                 watched = self.watched(outputs, number)
                 row = {name: watched[name] for name in self.loop.record}
                 if self.loop.stop_at_nan and any(map(_is_nan, row.values())):
+                    self.agree(own_failure)
                     self.explain_nan(number, row, sources)
                 for name, output in self.loop.carry.items():
                     self.values[name] = outputs[output]
-                rows.append(row)
-                if history is not None:
-                    history.append(number, row)
-                if self.on_row is not None:
-                    self.on_row(number, row)
+                self.add_row(number, row, history)
                 if self.loop.until is not None:
                     is_done = condition_holds(self.loop.until, watched)
                 is_last = is_done or number + 1 == self.loop.steps
-                if number + 1 == next_agreement or is_last:
-                    self.agree(rank_failure)
-                    next_agreement += min(next_agreement, MOST_STEPS_BETWEEN_AGREEMENTS)
+                if is_last or number + 1 == next_agreement:
+                    self.agree(own_failure)
                 if is_last:
                     break
-        return self.result(outputs, rows, is_done)
+                if number + 1 == next_agreement:
+                    next_agreement += self.steps_until_agreement(number + 1, first)
+        return self.result(outputs, is_done)
+
+    def add_row(self, number: int, row: Values, history: HistoryFile | None) -> None:
+        """Keep the values that a step has recorded."""
+        self.steps_done = number + 1
+        for name, value in row.items():
+            self.rows[name].append(value)
+        if history is not None:
+            history.append(number, row)
+        if self.on_row is not None:
+            self.on_row(number, row)
 
     def open_history(self) -> HistoryFile | None:
         """Return the file for the recorded values, on rank 0; None if there is none to write."""
@@ -188,8 +210,39 @@ class LoopRun:
         if path is None:
             return None
         history = HistoryFile(path, self.loop.record)
-        on_first_rank(self.comm, history.start)
+
+        def start() -> None:
+            history.start()
+            for number in range(self.steps_done):
+                history.append(number, {name: rows[number] for name, rows in self.rows.items()})
+
+        on_first_rank(self.comm, start)
         return history if self.comm.rank == 0 else None
+
+    def steps_until_agreement(self, done: int, first: int) -> int:
+        """Save a checkpoint if it is time to; return after how many steps to ask again.
+
+        Without checkpoints ranks only tell each other of errors, and the steps in between double.
+        """
+        steps = min(done - first, MOST_STEPS_BETWEEN_AGREEMENTS)
+        checkpoints = self.checkpoints
+        if checkpoints is None:
+            return steps
+        seconds = (time.monotonic() - self.started) / (done - first)
+        steps = max(1, min(steps, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds, 1e-9))))
+        own = f"{steps} {checkpoints.step_request(done)}"
+        texts = self.comm.allgather_text(own)
+        requests = []
+        for text in texts:
+            request = text.partition(" ")[2]
+            if request:
+                requests.append(request)
+        if requests:
+            carried = {name: self.values[name] for name in self.loop.carry}
+            checkpoints.save(done, requests, self.plan, carried, self.history())
+        steps = int(texts[0].partition(" ")[0])  # by the clock of rank 0
+        planned = checkpoints.next_planned(done)
+        return steps if planned is None else min(steps, planned - done)
 
     def explain_nan(self, number: int, row: Values, sources: Inputs) -> None:
         """Run a step again to find the first tensor with nan in it, and raise an error.
@@ -202,8 +255,8 @@ class LoopRun:
         found = []
         for names in self.comm.allgather_text(" ".join(finder.names)):
             found += names.split()
-        recorded = ", ".join(name for name, value in row.items() if _is_nan(value))
-        text = f"{self.job.source.name}: step {number}: {recorded} is nan"
+        recorded = " and ".join(name for name, value in row.items() if _is_nan(value))
+        text = f"{self.job.source.name}: nan in step {number}, in {recorded}"
         if found:
             first = min(found, key=order.index)
             text += f"; the first tensor with nan in it is {self.plan.graph[first].located_name}"
@@ -251,17 +304,20 @@ class LoopRun:
             return self.values[name]
         return next(spec.value for spec in self.job.inputs if spec.name == name)
 
-    def result(
-        self, outputs: Mapping[str, DistArray], rows: list[Values], is_done: bool
-    ) -> LoopResult:
+    def history(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the values that were recorded so far."""
+        found = {}
+        for name, values in self.rows.items():
+            dtype = self.stages.step.graph[name].dtype
+            found[name] = np.array(values, dtype)
+        return found
+
+    def result(self, outputs: Mapping[str, DistArray], is_done: bool) -> LoopResult:
         """Return the last values and the history."""
         found = {name: outputs[output] for name, output in self.loop.carry.items()}
         for name in self.kept_outputs:
             found[name] = outputs[name] if name in outputs else self.once_outputs[name]
-        history = {}
-        for name in self.loop.record:
-            history[name] = np.array([row[name] for row in rows])
-        return LoopResult(found, history, len(rows), is_done)
+        return LoopResult(found, self.history(), self.steps_done, is_done)
 
 
 def _added(before: Measured, step: Measured) -> Measured:

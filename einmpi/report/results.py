@@ -137,19 +137,20 @@ class Startup:
 class LoopReport:
     """The steps of a loop."""
 
-    steps: int
-    most_steps: int
+    steps: int  # in all
+    steps_before: int  # those of them that an earlier run has done
     is_done: bool  # whether the condition holds
     until: str  # the condition; empty if there is none
     history: Mapping[str, Array]  # the values of each recorded tensor, step by step
     bytes_once: int  # that move before the first step
     bytes_a_step: int
+    seconds_a_step: float
     peak_planned: int  # before and during the steps
 
     @property
     def bytes_predicted(self) -> int:
         """Bytes that move in all."""
-        return self.bytes_once + self.steps * self.bytes_a_step
+        return self.bytes_once + (self.steps - self.steps_before) * self.bytes_a_step
 
     def as_json(self) -> dict[str, Any]:
         recorded = {}
@@ -161,12 +162,13 @@ class LoopReport:
             "until": self.until,
             "bytes_once": self.bytes_once,
             "bytes_a_step": self.bytes_a_step,
+            "seconds_a_step": self.seconds_a_step,
             "history": recorded,
         }
 
-    def lines(self, seconds: float) -> list[str]:
+    def lines(self) -> list[str]:
         """Return how many steps there were and why they ended, and what they recorded last."""
-        each = show_seconds(seconds / self.steps)
+        each = show_seconds(self.seconds_a_step)
         end = ""
         if self.is_done:
             end = f" until {printable(self.until)}"
@@ -268,7 +270,7 @@ class Report:
         if startup:
             lines.append(f"  startup: {startup}")
         if self.loop is not None:
-            lines += self.loop.lines(self.seconds["run"])
+            lines += self.loop.lines()
         if self.plan.ranks > 1:
             lines.append(self._moved_line())
         if self.plan.nodes > 1:

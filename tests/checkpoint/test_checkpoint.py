@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import einmpi
 from einmpi.api import options_of
-from einmpi.checkpoint import save as checkpoint_module
+from einmpi.checkpoint import folder as checkpoint_module
 from einmpi.checkpoint.load import checksum, complete
 from einmpi.checkpoint.resume import open_checkpoints, prepare
 from einmpi.checkpoint.save import Checkpoints

@@ -56,6 +56,7 @@ _MESSAGES = (
 )
 # What a step belongs to, by the innermost module at work that is one of these.
 _PHASES = {
+    "einmpi/checkpoint/folder": "checkpoint",
     "einmpi/checkpoint/save": "checkpoint",
     "einmpi/checkpoint/load": "checkpoint",
     "einmpi/files/writing": "store",
