@@ -200,7 +200,9 @@ class Compiled:
         """
         checking = self.comm.size > 1 and is_checking()
         given, kinds = together(
-            self.comm, lambda: self.check_given(inputs), lambda found: f"{checking} {found[1]!r}"
+            self.comm,
+            lambda: checked_inputs(self.job, self.comm, inputs),
+            lambda found: f"{checking} {found[1]!r}",
         )
         if checking:
             arrays = {name: on_host(array) for name, array in given.items() if is_array(array)}
@@ -250,23 +252,6 @@ class Compiled:
         if plan.spilled:
             check_folder(self.job.scratch, self.job.source.name)
         return plan, self.backend.group_kernels(lower(plan, self.comm.rank))
-
-    def check_given(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
-        """Return the given inputs as arrays of some kind, and how each is given."""
-        given = {}
-        for name, value in named_values("inputs", inputs).items():
-            given[name] = as_input(self.job, name, value, as_array(name, value))
-        if self.job.backend == "numpy":
-            given = {name: on_host(array) for name, array in given.items()}
-        kinds = check_inputs(self.job, given)
-        for name, array in given.items():
-            if isinstance(array, DistArray) and array.own_comm is not self.comm:
-                raise InputError(
-                    "inputs",
-                    f"{name} is on another communicator",
-                    "DistArrays on the ranks of this run",
-                )
-        return given, kinds
 
     def find_files(self, given: Collection[str]) -> None:
         """Look up the inputs in files that are not given; those that stay loaded only once.
@@ -409,6 +394,24 @@ class _TimedStorage:
 
 
 # ---- inputs -------------------------------------------------------------------------------------
+
+
+def checked_inputs(job: Job, comm: Comm, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
+    """Return the given inputs as arrays of some kind, and how each is given."""
+    given = {}
+    for name, value in named_values("inputs", inputs).items():
+        given[name] = as_input(job, name, value, as_array(name, value))
+    if job.backend == "numpy":
+        given = {name: on_host(array) for name, array in given.items()}
+    kinds = check_inputs(job, given)
+    for name, array in given.items():
+        if isinstance(array, DistArray) and array.own_comm is not comm:
+            raise InputError(
+                "inputs",
+                f"{name} is on another communicator",
+                "DistArrays on the ranks of this run",
+            )
+    return given, kinds
 
 
 def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:

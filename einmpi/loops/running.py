@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.agreement import find_first_failure, on_first_rank
+from einmpi.comm.agreement import find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.inputs import Inputs
-from einmpi.compiled.program import Compiled, Measured
+from einmpi.compiled.program import Compiled, Measured, checked_inputs
 from einmpi.errors import EinmpiError, failure
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop
@@ -30,6 +30,7 @@ from einmpi.loops.stages import (
     stages_of,
     step_options,
     with_loop,
+    written_step,
 )
 from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.failure import RankFailure
@@ -108,14 +109,10 @@ class LoopRun:
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Plan the step, compute what never changes, and place the inputs of the first step."""
-        step_inputs = self.stages.step.graph.by_name
-        given = {}
-        for name, array in inputs.items():
-            if name in step_inputs:
-                given[name] = array
+        given = self.checked(inputs)
         self.plan, self.schedule = self.step.make_ready()
         self.values = self._placed(given)
-        self.compute_once(inputs)
+        self.compute_once(given)
         for name in self.stages.hoisted:
             self.values[name] = self.once_outputs[name]
         self.step.find_files(self.values)
@@ -127,10 +124,25 @@ class LoopRun:
                 self.rows[name] = list(values)
         self.started = time.monotonic()
 
+    def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the given inputs as arrays; all ranks refuse what one of them does."""
+        whole = replace(self.job, graph=written_step(self.job, self.loop))
+        with_step = dict(inputs)
+        if STEP in whole.graph.by_name and whole.graph[STEP].is_input:
+            with_step[STEP] = np.array(0, whole.graph[STEP].dtype)
+        given, _ = together(
+            self.comm,
+            lambda: checked_inputs(whole, self.comm, with_step),
+            lambda found: repr(found[1]),
+        )
+        return given
+
     def _placed(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return inputs with DistArrays moved to where a step needs them."""
+        """Return the inputs of a step, with DistArrays moved to where it needs them."""
         placed = {}
         for name, array in given.items():
+            if name not in self.stages.step.graph.by_name:
+                continue
             if isinstance(array, DistArray):
                 array = array.redistribute(self.layout(name))
             placed[name] = array
