@@ -421,6 +421,7 @@ NOT_SHOWN = {
     "at most {MAX_STATEMENTS}": "needs a long program",
     "is loaded by rank": "needs several ranks",
     "shape (n, ": "needs several ranks",
+    "to run for --steps": "needs a flag of the command line",
 }
 
 
@@ -531,6 +532,7 @@ def allowed_keys(tmp_path, text):
         ("## Plan", "plan.nonsense = 1"),
         ("## Run", "run.nonsense = 1"),
         ("## Roles", "roles.nonsense = 1"),
+        ("## Loop", "loop.nonsense = 1"),
         ("## Inputs", "inputs.X.nonsense = 1"),
         ("## Outputs", "outputs.Z.nonsense = 1"),
     ],
@@ -552,23 +554,13 @@ def test_values_equal_the_code(tmp_path):
         assert f"`{word}`" in text
 
 
-def test_json_keys_equal_the_code(tmp_path):
-    (tmp_path / "job.toml").write_text('program = "NAME[i:n] = i"\nsizes.n = 3')
-    command = [
-        sys.executable,
-        "-m",
-        "einmpi",
-        "job.toml",
-        "--repeat",
-        "2",
-        "--summary",
-        "--json",
-        "-",
-    ]
+def json_keys(folder, *arguments):
+    """Return the keys of the JSON that a run prints, those inside of others with a dot."""
+    command = [sys.executable, "-m", "einmpi", "job.toml", *arguments, "--summary", "--json", "-"]
     done = subprocess.run(
         command,
-        cwd=tmp_path,
-        env=shell_environment(tmp_path),
+        cwd=folder,
+        env=shell_environment(folder),
         capture_output=True,
         text=True,
         check=True,
@@ -576,16 +568,27 @@ def test_json_keys_equal_the_code(tmp_path):
 
     def keys(data, above=""):
         for key, value in data.items():
-            first = value[0] if isinstance(value, list) else value
+            first = value[0] if isinstance(value, list) and value else value
             if isinstance(first, dict):
                 yield from keys(first, f"{above}{key}.")
             else:
                 yield above + key
 
+    return set(keys(json.loads(done.stdout)))
+
+
+def test_json_keys_equal_the_code(tmp_path):
+    (tmp_path / "job.toml").write_text('program = "NAME[i:n] = i"\nsizes.n = 3')
+    found = json_keys(tmp_path, "--repeat", "2")
+    (tmp_path / "job.toml").write_text(
+        'program = "NAME = x + 1"\nsizes.n = 3\ninputs.x = { shape = [], random = "ones" }\n'
+        'loop = { steps = 2, carry = { x = "NAME" }, record = ["NAME"] }'
+    )
+    found |= {key for key in json_keys(tmp_path) if key.startswith("loop.")}
     shown = []
     for row in table_after("job_file.md", "### The JSON of a run"):
         shown += row[0].split(", ")
-    assert sorted(shown) == sorted(keys(json.loads(done.stdout)))
+    assert sorted(shown) == sorted(found)
 
 
 # ---- README's commands ---------------------------------------------------------------------------

@@ -283,7 +283,7 @@ def test_toml_that_python_cannot_hold():
 
 # ---- keys, types, choices -----------------------------------------------------------------------
 
-TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, roles"
+TOP = "title, dtype, program, sizes, parameters, inputs, outputs, plan, run, roles, loop"
 
 
 @pytest.mark.parametrize(
