@@ -216,7 +216,7 @@ def test_an_error_in_a_step_ends_all_ranks():
     )
 
     def on_rank(comm):
-        with pytest.raises(EinmpiError, match="out of range|index 8"):
+        with pytest.raises(EinmpiError, match="out of range"):
             loop(
                 job,
                 {"x": np.ones(8), "at": np.arange(8)},

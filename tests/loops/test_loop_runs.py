@@ -1,0 +1,132 @@
+"""Loops of real processes: the command line, kills at any step, signals, other numbers of ranks."""
+
+import json
+import random
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from mpi_helpers import environment, needs_mpirun, run_mpi
+
+JOB = """
+title = "Jacobi"
+program = '''
+u_next[i,j] = where((i > 0) & (i < n-1) & (j > 0) & (j < n-1),
+                    (u[i-1,j] + u[i+1,j] + u[i,j-1] + u[i,j+1]) / 4, u[i,j])
+change = max(abs(u_next[i,j] - u[i,j]))
+'''
+sizes = { n = 24 }
+inputs.u = { shape = ["n", "n"], random = "uniform", seed = 1 }
+outputs.u = "out.h5:/u"
+[loop]
+steps = 120
+carry = { u = "u_next" }
+record = ["change"]
+history = "history.csv"
+"""
+# einmpi itself; something happens on rank 0 before the row of a step is written.
+PROGRAM = """
+import os, signal, sys
+from einmpi.loops.history import HistoryFile
+
+append = HistoryFile.append
+def special(self, step, row):
+    if step == {step} and {which}:
+        os.kill(os.getpid(), signal.{signal})
+    append(self, step, row)
+HistoryFile.append = special
+from einmpi.cli.main import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path
+
+
+def alone(folder, *arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+
+
+def result(folder):
+    with h5py.File(folder / "out.h5") as file:
+        return file["u"][...]
+
+
+def test_the_command_line(folder):
+    done = alone(folder, "-m", "einmpi", "job.toml", "--json", "found.json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads((folder / "found.json").read_text())
+    assert data["loop"]["steps"] == 120 and len(data["loop"]["history"]["change"]) == 120
+    rows = (folder / "history.csv").read_text().split("\n")
+    assert rows[0] == "step,change" and len(rows) == 122
+    # The file has all digits.
+    written = [float(row.split(",")[1]) for row in rows[1:-1]]
+    assert written == data["loop"]["history"]["change"]
+    verified = alone(folder, "-m", "einmpi", "verify", "job.toml", "-n", "3")
+    assert verified.returncode == 0 and "agrees" in verified.stdout, verified.stderr
+
+
+@needs_mpirun
+@pytest.mark.mpirun
+def test_moved_as_planned_under_mpirun(folder):
+    done = run_mpi(3, ["-m", "einmpi", "job.toml", "--json", "found.json"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    data = json.loads((folder / "found.json").read_text())
+    assert data["bytes_moved"] == data["bytes_predicted"] > 0
+    assert data["bytes_predicted"] == 120 * data["loop"]["bytes_a_step"]
+
+
+@pytest.mark.slow
+@needs_mpirun
+@pytest.mark.mpirun
+def test_kills_at_random_steps(folder):
+    """The result has the bits of a run that was never stopped; the history has each row once."""
+    whole = run_mpi(2, ["-m", "einmpi", "job.toml"], cwd=folder)
+    assert whole.returncode == 0, whole.stderr
+    wanted = result(folder)
+    history = (folder / "history.csv").read_bytes()
+    (folder / "out.h5").unlink()
+    flags = ["job.toml", "--checkpoint", "saved", "--every", "7steps", "--resume"]
+    for step in sorted(random.Random(18).sample(range(120), 10)):
+        text = PROGRAM.format(step=step, which="True", signal="SIGKILL")
+        (folder / "killed.py").write_text(text)
+        killed = run_mpi(2, ["killed.py", *flags], cwd=folder)
+        assert killed.returncode != 0
+        assert not (folder / "out.h5").exists()
+    resumed = run_mpi(2, ["-m", "einmpi", *flags], cwd=folder)
+    assert resumed.returncode == 0, resumed.stderr
+    assert result(folder).tobytes() == wanted.tobytes()
+    assert (folder / "history.csv").read_bytes() == history
+    assert not list((folder / "saved").glob("0*"))
+
+
+def test_a_signal_stops_a_loop_that_continues_on_more_ranks(folder):
+    whole = alone(folder, "-m", "einmpi", "job.toml")
+    assert whole.returncode == 0, whole.stderr
+    wanted = result(folder)
+    rows = (folder / "history.csv").read_text().split("\n")
+    (folder / "stopped.py").write_text(PROGRAM.format(step=9, which="True", signal="SIGTERM"))
+    flags = ["job.toml", "--checkpoint", "saved", "--resume"]
+    stopped = alone(folder, "stopped.py", *flags)
+    assert stopped.returncode == 75, stopped.stderr
+    assert "SIGTERM: stopped after step" in stopped.stderr
+    more = alone(folder, "-m", "einmpi", "run", *flags, "-n", "3")
+    assert more.returncode == 0, more.stderr
+    # The same operations in another order of ranks; maxima and stencils do not round differently.
+    np.testing.assert_array_equal(result(folder), wanted)
+    assert (folder / "history.csv").read_text().split("\n") == rows
+
+
+def test_a_history_that_cannot_be_written(folder):
+    (folder / "history.csv").mkdir()
+    done = alone(folder, "-m", "einmpi", "job.toml")
+    assert done.returncode == 1
+    assert done.stderr == "history.csv: Is a directory\n"
+    assert not (folder / "out.h5").exists()
