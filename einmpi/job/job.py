@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -202,7 +203,7 @@ def read_job(
         inputs += loop_table.step_number(source.text)
         carried = tuple(loop_table.carry)
         steps = loop_table.read_steps(chosen_sizes, steps)
-        if steps <= MAX_EXTENT:
+        if steps <= MAX_EXTENT and re.search(r"\bsteps\b", source.text):
             chosen_sizes.setdefault("steps", steps)
     items = statements(source)
     computed = tuple(item.name for item in items if isinstance(item, Statement))

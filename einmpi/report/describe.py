@@ -7,8 +7,10 @@ from einmpi.files.load import is_missing
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import Vertex
 from einmpi.job.job import Job
+from einmpi.job.loop import Loop
 from einmpi.language.notes import label_notes
-from einmpi.units import show_bytes, show_shape
+from einmpi.loops.stages import stages_of
+from einmpi.units import counted, show_bytes, show_shape
 
 
 def describe_job(job: Job) -> str:
@@ -22,22 +24,43 @@ def describe_job(job: Job) -> str:
     if job.half == "steps":
         lines.append("half     float16 and bfloat16 rounded after every operation")
     origins = {spec.name: _origin(spec) for spec in job.inputs}
+    graphs = {"": job.graph}
+    if job.loop is not None:
+        stages = stages_of(job, job.loop)
+        graphs = {"step": stages.step.graph}
+        if stages.once is not None:
+            graphs = {"once": stages.once.graph, **graphs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")
     for name in sorted(set(origins) - set(job.graph.by_name)):
         lines.append(f"unused   {name}")
-    for vertex in job.graph.computed:
-        fused = ""
-        if len(vertex.origin) > 1:
-            fused = f"   (fuses {', '.join(vertex.origin[:-1])})"
-        lines.append(f"         {vertex}   {_shape(vertex)}{fused}")
+    for when, graph in graphs.items():
+        for vertex in graph.computed:
+            fused = ""
+            if len(vertex.origin) > 1:
+                fused = f"   (fuses {', '.join(vertex.origin[:-1])})"
+            lines.append(f"{when:8} {vertex}   {_shape(vertex)}{fused}")
     targets = {spec.name: f"  {printable(spec.target)}" for spec in job.outputs}
     for name in job.graph.outputs:
         lines.append(f"output   {_signature(job.graph[name])}{targets.get(name, '')}")
+    if job.loop is not None:
+        lines += _loop_lines(job.loop)
     for note in label_notes(job.source, job.written.by_name):
         lines.append(f"note     {printable(note)}")
     lines.append("ok")
     return "\n".join(lines)
+
+
+def _loop_lines(loop: Loop) -> list[str]:
+    """Return what a loop carries, and when it ends."""
+    carried = [f"{output} becomes {name}" for name, output in loop.carry.items()]
+    lines = [f"loop     at most {counted(loop.steps, 'step')}; {', '.join(carried)}"]
+    if loop.until_text:
+        lines.append(f"until    {printable(loop.until_text)}")
+    if loop.record:
+        target = "" if loop.history is None else f"  {printable(loop.history)}"
+        lines.append(f"record   {', '.join(loop.record)}{target}")
+    return lines
 
 
 def _origin(spec: InputSpec) -> str:

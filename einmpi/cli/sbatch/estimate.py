@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from einmpi.planner.plan import Plan
+from einmpi.planner.plan_data import PlanData
 from einmpi.units import show_bytes
 
 MIB = 2**20
@@ -32,9 +33,15 @@ class Estimate:
 def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     """Estimate memory and time of a run with this many threads per rank."""
     ranks_per_node = plan.ranks // plan.nodes
-    memory_mib = ceil(ranks_per_node * (plan.peak + OVERHEAD_BYTES) / MIB)
+    stages: list[tuple[PlanData, int]] = [(plan, 1)]  # plans, and how often each is carried out
+    if plan.loop is not None:
+        stages = [(plan, plan.loop.steps)]
+        if plan.loop.once is not None:
+            stages.append((plan.loop.once, 1))
+    peak = max(each.peak for each, _ in stages)
+    memory_mib = ceil(ranks_per_node * (peak + OVERHEAD_BYTES) / MIB)
     memory_text = (
-        f"Memory: {ranks_per_node} × {show_bytes(plan.peak)} for the tensors of a rank, "
+        f"Memory: {ranks_per_node} × {show_bytes(peak)} for the tensors of a rank, "
         f"by the plan, each plus {OVERHEAD_BYTES // MIB} MiB for Python, MPI, kernels and files."
     )
     tensors_in_files = [*plan.graph.inputs, *(plan.graph[name] for name in plan.graph.outputs)]
@@ -42,7 +49,7 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     file_seconds = file_bytes / (plan.nodes * BYTES_PER_SECOND)
     speed = f"{BYTES_PER_SECOND // 10**6} MB/s"
     if plan.seconds_predicted is not None and plan.machine is not None:
-        run_seconds = plan.seconds_predicted
+        run_seconds = sum(times * (each.seconds_predicted or 0.0) for each, times in stages)
         time_text = [
             f"Time: {_show(run_seconds)} by the plan, from measured times: {plan.machine.source};",
         ]
@@ -50,8 +57,10 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
         per_second = OPERATIONS_PER_SECOND[backend]
         if backend == "numpy":
             per_second *= threads
-        computing = plan.graph.operations() / (per_second * plan.mesh.ranks)
-        moving = plan.bytes_predicted / (BYTES_PER_SECOND * plan.mesh.ranks)
+        operations = sum(times * each.graph.operations() for each, times in stages)
+        nbytes = sum(times * each.bytes_predicted for each, times in stages)
+        computing = operations / (per_second * plan.mesh.ranks)
+        moving = nbytes / (BYTES_PER_SECOND * plan.mesh.ranks)
         run_seconds = computing + moving
         time_text = [
             "Time: assumes a slow machine; `einmpi calibrate` measures yours, for --machine:",
