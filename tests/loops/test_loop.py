@@ -316,3 +316,40 @@ def test_a_step_that_is_called():
         for found in run_threads(ranks, on_rank):
             # Sums of 9 products in another order, four times.
             np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_scans_and_scattered_results_in_a_loop(ranks):
+    """PageRank by edges, and a running sum over the ranks of a vector."""
+    n, edges = 20, 60
+    source, target = RNG.integers(0, n, (2, edges))
+    source[:n] = np.arange(n)  # every page has a link
+    job = einmpi.program(
+        """
+        source: int64[60]
+        target: int64[60]
+        out[source[e]:n] = sum[e](1.0)
+        into[target[e]:n] = sum[e](p[source[e]] / out[source[e]])
+        p_next[i] = 0.15 / n + 0.85 * into[i]
+        below[i] = cumsum[i](p_next[i])
+        change = sum(abs(p_next[i] - p[i]))
+        """,
+        p=(n,),
+        n=n,
+    )
+    result, outputs, plan = run_on(
+        ranks,
+        job,
+        {"source": source, "target": target, "p": np.full(n, 1 / n)},
+        carry={"p": "p_next"},
+        steps=300,
+        until="change < 1e-14",
+        record=["change"],
+    )
+    matrix = np.zeros((n, n))
+    np.add.at(matrix, (target, source), 1 / np.bincount(source, minlength=n)[source])
+    expected = np.linalg.solve(np.eye(n) - 0.85 * matrix, np.full(n, 0.15 / n))
+    assert result.is_done and "out" in {vertex.name for vertex in plan.graph.inputs}
+    # The last change is 1e-14, and steps shrink it by 0.85.
+    np.testing.assert_allclose(outputs["p"], expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(outputs["below"], np.cumsum(expected), rtol=0, atol=2e-12)
