@@ -11,7 +11,7 @@ from einmpi.api.planning import check_job, options_of, truth_value
 from einmpi.arguments import named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
 from einmpi.errors import InputError
-from einmpi.job.job import Job, with_strict
+from einmpi.job.job import Job, with_half, with_strict
 from einmpi.job.loop import Loop, StepProgram, make_loop
 from einmpi.language.syntax import Source
 
@@ -35,6 +35,7 @@ def loop(
     machine: str | os.PathLike[str] | None = None,
     fast_math: bool | None = None,
     strict: bool | None = None,
+    half: str | None = None,
 ) -> LoopResult:
     """Run a program again and again; tensors of one step are inputs of the next.
 
@@ -60,7 +61,7 @@ def loop(
         holds is the last one.
     record : sequence of str, optional
         Tensors without dimensions whose values are kept for every step.
-    strategy, memory, pin, machine, fast_math, strict : optional
+    strategy, memory, pin, machine, fast_math, strict, half : optional
         As for `compile`.
 
     Returns
@@ -95,6 +96,8 @@ def loop(
             changed = replace(changed, fast_math=truth_value("fast_math", fast_math))
         if strict is not None:
             changed = with_strict(changed, truth_value("strict", strict))
+        if half is not None:
+            changed = with_half(changed, half)
         checked = _checked_loop(changed, carry, steps, until, record)
         return changed, checked, options_of(changed, strategy, memory, pin, machine)
 

@@ -193,6 +193,7 @@ def run(
             machine=machine,
             fast_math=fast_math,
             strict=strict,
+            half=half,
         ).outputs
     # A machine file may change between two runs.
     machine_file = checked.machine if machine is None else str(machine)

@@ -38,7 +38,7 @@ def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
 def written_step(job: Job, loop: Loop) -> EinGraph:
     """Return the program of a step as written, with all that the loop needs as outputs."""
     outputs = unique(_read_by_loop(job, loop), kept_outputs(job, loop))
-    return prune(replace(job.written, outputs=outputs))
+    return prune(replace(job.as_computed, outputs=outputs))
 
 
 def _read_by_loop(job: Job, loop: Loop) -> tuple[str, ...]:
@@ -75,8 +75,8 @@ def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
     program = StepProgram(job.written, job.sizes, job.inputs)
     make_loop(program, lambda *_: "carry", 1, carry)
     outputs = unique(job.written.outputs, carry.values())
-    written = replace(job.written, outputs=outputs)
-    return replace(job, written=written, graph=rewrite(job.source, written, job.strict))
+    changed = replace(job, written=replace(job.written, outputs=outputs))
+    return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
 
 
 def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
