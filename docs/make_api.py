@@ -10,7 +10,17 @@ from einmpi.compiled.program import Compiled
 from einmpi.planner.plan import Plan
 
 PAGE = Path(__file__).with_name("python_api.md")
-FUNCTIONS = ("load", "program", "plan", "run", "compile", "open_dataset", "einsum", "reference")
+FUNCTIONS = (
+    "load",
+    "program",
+    "plan",
+    "run",
+    "loop",
+    "compile",
+    "open_dataset",
+    "einsum",
+    "reference",
+)
 # Each with what an object of it is called on the page.
 CLASSES = {
     einmpi.DistArray: "x",
