@@ -149,6 +149,29 @@ def test_compiled_kernels(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled.STATISTICS.compiled + compiled.STATISTICS.loaded >= before + 2
 
 
+def test_compiled_comparisons_of_signed_with_unsigned_are_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As floats, 2**53 and 2**53 + 1 are equal."""
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 1)
+    ends = [0, 1, 2**53, 2**53 + 1, 2**63 - 1]
+    x, y = np.meshgrid(
+        np.array([*ends, 2**63, 2**64 - 1], np.uint64), np.array([*ends, -1, -(2**63)], np.int64)
+    )
+    statements = []
+    wanted = {}
+    for number, op in enumerate(("<", "<=", ">", ">=", "==", "!=")):
+        compare = OPERATIONS[op].function
+        statements.append(f"a{number}[i,j] = int8(x[i,j] {op} y[i,j]) + 2 * (y[i,j] {op} x[i,j])")
+        wanted[f"a{number}"] = compare(x, y).astype(np.int8) + 2 * compare(y, x)
+        statements.append(f"b{number}[i,j] = where(x[i,j] {op} {2**53}, x[i,j], 7)")
+        wanted[f"b{number}"] = np.where(compare(x, 2**53), x, np.uint64(7))
+    job = einmpi.program("; ".join(statements), x=x, y=y)
+    found = einmpi.run(job, {"x": x, "y": y})
+    for name, values in wanted.items():
+        assert_same(found[name].gather(), values, name)
+
+
 # ---- ranks --------------------------------------------------------------------------------------
 
 

@@ -146,6 +146,20 @@ def test_scans_that_are_written_out(text: str, function: Any) -> None:
     np.testing.assert_allclose(einmpi.reference(job, {"x": x})["Z"], function(x), atol=1e-12)
 
 
+@pytest.mark.parametrize("extent", [1, 5, 9, 14])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_scans_with_more_or_fewer_results_than_values(extent: int, ranks: int) -> None:
+    x = np.random.default_rng(7).integers(-9, 9, (2, 9)).astype(float)
+    text = (
+        f"Z[a,i:{extent}] = sum[k](where(k <= i, x[a,k], 0))"
+        f"; M[i:{extent},a] = max[k](where(k <= i, x[a,k], -inf))"
+    )
+    last = np.minimum(np.arange(extent), 8)
+    found = run_on_threads(einmpi.program(text, x=x), ranks, {"x": x}).outputs
+    np.testing.assert_array_equal(found["Z"], x.cumsum(axis=1)[:, last])
+    np.testing.assert_array_equal(found["M"], np.maximum.accumulate(x, axis=1)[:, last].T)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

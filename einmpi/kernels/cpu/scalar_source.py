@@ -16,6 +16,7 @@ from einmpi.kernels.loop_nest import COUNTER_STEP, Nest
 from einmpi.kernels.powers import whole_power
 
 MAX_NODES = 256  # of a function: a larger one takes too long to compile
+MIRRORED_COMPARISONS = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 
 
 def is_supported(function: Scalar, leaf: Callable[[Scalar], Type]) -> bool:
@@ -85,6 +86,14 @@ def operation(node: Call, dtype: str, args: Sequence[str]) -> str:
         return text
     *assignments, value = text.split("; ")
     return "; ".join([*assignments, f"{dtype}({value})"])  # numba would go on in int64
+
+
+def _exact_comparison(op: str, signed: str, unsigned: str) -> str:
+    """Return the text of a comparison of an int64 with a uint64; numba's own is that of floats."""
+    is_negative = f"({signed} < 0)"
+    if op in ("<", "<=", "!="):  # these hold for every negative number
+        return f"{is_negative} | (uint64({signed}) {op} {unsigned})"
+    return f"(not {is_negative}) & (uint64({signed}) {op} {unsigned})"
 
 
 def _power(base: str, power: int, dtype: str) -> str:
@@ -209,6 +218,10 @@ class Lanes:
             args.append(self.value(arg, dtype, row, step))
         if OPERATIONS[node.op].is_cast:
             return convert(args[0], dtypes[0], node.op)
+        if OPERATIONS[node.op].is_comparison and dtypes == ("int64", "uint64"):
+            return _exact_comparison(node.op, args[0], args[1])
+        if OPERATIONS[node.op].is_comparison and dtypes == ("uint64", "int64"):
+            return _exact_comparison(MIRRORED_COMPARISONS[node.op], args[1], args[0])
         return operation(node, dtypes[-1], args)
 
     def read(self, array: int, row: int, step: int) -> str:

@@ -49,7 +49,7 @@ def _counts(taken: Array | None, wanted: Array | None, values: int, results: int
     `taken` and `wanted` are the indices of the values and of the results, None if these start at
     0. Return None for the counts 1, 2, 3, … up to all values.
     """
-    if taken is None and wanted is None:
+    if taken is None and wanted is None and values == results:
         return None
     if taken is None:
         taken = np.arange(values)
