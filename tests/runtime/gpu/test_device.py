@@ -76,6 +76,24 @@ def outputs(job, arrays, comm):
     return {name: array.gather() for name, array in found.items()}
 
 
+def test_a_loop(monkeypatch, small_pieces):
+    """Carried tensors stay on the GPU; what never changes is computed once."""
+    fake_cupy.install(monkeypatch)
+    job = einmpi.load(JOBS / "power.toml", n=24)
+    expected = einmpi.reference(job)["x"]
+
+    def on_rank(comm):
+        result = einmpi.loop(on_gpu(job), comm=comm)
+        assert result.is_done and result.history["turned"].shape == (result.steps,)
+        assert isinstance(result.outputs["x"].local, driver.cupy().ndarray)
+        return result.outputs["x"].gather()
+
+    for ranks in (1, 3):
+        for found in run_threads(ranks, on_rank):
+            # The loop ends when a step changes the vector by 1e-10.
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
 def test_results_stay_on_the_gpu(monkeypatch):
     fake_cupy.install(monkeypatch)
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))

@@ -84,6 +84,17 @@ def test_bfloat16(tmp_path):
     found["Z"].to_hdf5(tmp_path / "o.h5", "/Z")
 
 
+@pytest.mark.parametrize("name", ["power", "solve"])
+def test_loops(name):
+    job = einmpi.load(ROOT / "jobs" / f"{name}.toml", n=60)
+    found = einmpi.loop(on_gpu(job), comm=ALONE)
+    assert found.is_done
+    # The loops end when a step changes the result by about 1e-8 or less.
+    np.testing.assert_allclose(
+        found.outputs["x"].gather(), einmpi.reference(job)["x"], rtol=0, atol=1e-6
+    )
+
+
 def test_results_stay_on_the_gpu():
     cupy = driver.cupy()
     job = on_gpu(einmpi.program("Y[i] = X[i] / 2 + W[i]", X=(5,), W=(5,)))
