@@ -13,7 +13,7 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.requests import Integers, request_elements
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Cuts, Layout, axes_that_cut, even_layout, rank_of
-from einmpi.schedule.regions import indices
+from einmpi.schedule.regions import indices, shape
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -54,6 +54,14 @@ def block_of_idle_rank(layout: Layout, dtype: np.dtype[Any]) -> Array:
     """
     ndim = max(len(layout.bound), 1)
     return np.empty((0,) * ndim, dtype)
+
+
+def empty_block(layout: Layout, rank: int, dtype: np.dtype[Any]) -> Array:
+    """Return an array for a rank's block, to be filled."""
+    region = layout.block(rank)
+    if region is None:
+        return block_of_idle_rank(layout, dtype)
+    return np.empty(shape(region), dtype)
 
 
 def positions_of(places: Integers, bound: tuple[int, ...]) -> tuple[Integers, ...]:

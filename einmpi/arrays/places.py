@@ -8,11 +8,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.moving import block_indices, fetch
-from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.reshaping import reshape, with_one_axis
 from einmpi.comm.agreement import together
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.intervals import flat_indices
@@ -67,10 +66,7 @@ def _counted_from_start(indices: Array, extent: int) -> Integers:
 
 def take_along_axis(array: DistArray, indices: Any, /, axis: int | None = -1) -> DistArray:
     """Return elements by indices along one dimension, as `numpy.take_along_axis`."""
-    if axis is None:
-        array = reshape(array, (-1,))
-        axis = 0
-    dimension = normalize_axis_index(axis, array.ndim)
+    array, dimension = with_one_axis(array, axis)
     comm = array.own_comm
     if not isinstance(indices, DistArray):
         indices = DistArray.from_global(as_numpy("take_along_axis", "indices", indices), comm)

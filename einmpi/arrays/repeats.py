@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index
 
-from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.reshaping import reshape, with_one_axis
 from einmpi.arrays.selected import Chosen, select_elements
 from einmpi.arrays.shapes import broadcast_to
 from einmpi.compiled.dist_array import DistArray
@@ -16,10 +16,7 @@ from einmpi.compiled.dist_array import DistArray
 
 def repeat(array: DistArray, repeats: Any, /, axis: int | None = None) -> DistArray:
     """Return each element repeated along a dimension; without one, in row-major order."""
-    if axis is None:
-        array = reshape(array, (-1,))
-        axis = 0
-    dimension = normalize_axis_index(axis, array.ndim)
+    array, dimension = with_one_axis(array, axis)
     if isinstance(repeats, DistArray):
         repeats = repeats.gather()
     return _with_indices(array, dimension, np.repeat(np.arange(array.shape[dimension]), repeats))

@@ -7,13 +7,13 @@ from functools import partial
 from math import prod
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
 
-from einmpi.arrays.moving import block_of_idle_rank, layout_for, on_one_rank
+from einmpi.arrays.moving import empty_block, layout_for, on_one_rank
 from einmpi.arrays.selected import is_provider
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.intervals import intervals_of_block, move_between_intervals
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import shape
 
 
 def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
@@ -36,15 +36,21 @@ def reshape(array: DistArray, shape: int | Sequence[int]) -> DistArray:
     return _moved_to_shape(array, bound)
 
 
+def with_one_axis(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
+    """Return the tensor and one of its dimensions, counted from 0.
+
+    Without an axis, return the elements as a vector, as most functions of numpy do.
+    """
+    if axis is None:
+        return reshape(array, (-1,)), 0
+    return array, normalize_axis_index(axis, array.ndim)
+
+
 def _moved_to_shape(array: DistArray, bound: tuple[int, ...]) -> DistArray:
     """Return the tensor in another shape. Each rank sends the others what they lack."""
     comm = array.own_comm
     layout = _layout_of_reshape(array, bound)
-    region = layout.block(comm.rank)
-    if region is None:
-        local = block_of_idle_rank(layout, array.dtype)
-    else:
-        local = np.empty(shape(region), array.dtype)
+    local = empty_block(layout, comm.rank, array.dtype)
     move_between_intervals(
         comm,
         np.ascontiguousarray(array.host).reshape(-1),

@@ -9,7 +9,7 @@ from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.programs import element, evaluate_program, labels
 from einmpi.arrays.reductions import with_known_dtype
-from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.reshaping import with_one_axis
 from einmpi.arrays.shapes import concatenate
 from einmpi.compiled.dist_array import DistArray
 
@@ -27,10 +27,7 @@ def cumprod(array: DistArray, /, axis: int | None = None, dtype: Any = None) -> 
 def _scan(
     name: str, numpy_function: Any, array: DistArray, axis: int | None, dtype: Any
 ) -> DistArray:
-    if axis is None:
-        array = reshape(array, (-1,))
-        axis = 0
-    dimension = normalize_axis_index(axis, array.ndim)
+    array, dimension = with_one_axis(array, axis)
     wanted = (
         np.dtype(dtype) if dtype is not None else numpy_function(np.empty(0, array.dtype)).dtype
     )

@@ -13,11 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.comm.programs import abort_on_divergence
+from einmpi.arrays.moving import empty_block
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.requests import exchange_elements
 from einmpi.planner.mesh import Mesh
 from einmpi.schedule.layout import Layout, axes_that_cut
-from einmpi.schedule.regions import Runs, indices, shape
+from einmpi.schedule.regions import Runs, indices
 
 Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -70,11 +71,7 @@ def select_elements(source: DistArray, chosen: Sequence[Chosen]) -> DistArray:
     """
     counts = [len(chosen_indices) for chosen_indices in chosen]
     layout = layout_of_selection(source.layout, counts)
-    region = layout.block(source.own_comm.rank)
-    if region is None:
-        local = np.empty((0,) * max(len(counts), 1), source.dtype)
-    else:
-        local = np.empty(shape(region), source.dtype)
+    local = empty_block(layout, source.own_comm.rank, source.dtype)
     copy_selected(source, chosen, layout, local, (0,) * len(counts))
     return DistArray(local, layout, source.own_comm)
 
@@ -126,11 +123,7 @@ def copy_selected(
             targets_of_received.append(places_in_target)
             receive_counts[other] += prod(_extents_of_box(places_in_target))
 
-    to_send = np.concatenate([np.empty(0, source.dtype), *sent])
-    received = np.empty(sum(receive_counts), source.dtype)
-    with abort_on_divergence(comm):
-        everyone = tuple(range(comm.size))
-        comm.alltoallv(everyone, to_send, send_counts, received, receive_counts)
+    received = exchange_elements(comm, source.dtype, sent, send_counts, receive_counts)
     start = 0
     for places_in_target in targets_of_received:
         extents = _extents_of_box(places_in_target)

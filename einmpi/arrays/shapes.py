@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
-from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions, on_one_rank
+from einmpi.arrays.moving import (
+    block_of_idle_rank,
+    cuts_of_last_dimensions,
+    empty_block,
+    on_one_rank,
+)
 from einmpi.arrays.programs import common_comm
 from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.selected import copy_selected, layout_of_selection
@@ -146,11 +151,7 @@ def concatenate(
     bound = (*extents_before, joined_extent, *extents_after)
     layout = layout_of_selection(largest.layout, bound)
     comm = largest.own_comm
-    region = layout.block(comm.rank)
-    if region is None:
-        local = block_of_idle_rank(layout, joined_dtype)
-    else:
-        local = np.empty(region_shape(region), joined_dtype)
+    local = empty_block(layout, comm.rank, joined_dtype)
     first = [0] * len(bound)
     for tensor in tensors:
         whole_tensor = [range(extent) for extent in tensor.shape]

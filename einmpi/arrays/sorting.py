@@ -6,18 +6,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.array_utils import normalize_axis_index
 
 from einmpi.arrays.elementwise import on_blocks
 from einmpi.arrays.moving import block_indices, layout_for
 from einmpi.arrays.places import elements_at, nonzero
-from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.reshaping import reshape, with_one_axis
 from einmpi.arrays.scans import cumsum
 from einmpi.arrays.shapes import concatenate
 from einmpi.arrays.whole_axes import along_axes
 from einmpi.comm.base import Comm
-from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.requests import exchange_elements
 from einmpi.kernels.given import as_numpy
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -28,10 +27,7 @@ def sort(
     array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
 ) -> DistArray:
     """Return the elements in ascending order along a dimension; without one, all of them."""
-    if axis is None:
-        array = reshape(array, (-1,))
-        axis = 0
-    dimension = normalize_axis_index(axis, array.ndim)
+    array, dimension = with_one_axis(array, axis)
     if _is_sorted_by_all_ranks(array, dimension):
         return reshape(_sorted_vector(array), array.shape)
     return along_axes(lambda block: np.sort(block, axis=dimension, kind="stable"), array, dimension)
@@ -41,10 +37,7 @@ def argsort(
     array: DistArray, /, axis: int | None = -1, kind: Any = None, stable: bool | None = None
 ) -> DistArray:
     """Return the indices that sort the elements; equal elements keep their order."""
-    if axis is None:
-        array = reshape(array, (-1,))
-        axis = 0
-    dimension = normalize_axis_index(axis, array.ndim)
+    array, dimension = with_one_axis(array, axis)
     if _is_sorted_by_all_ranks(array, dimension):
         return reshape(_order_of_vector(array), array.shape)
 
@@ -143,18 +136,14 @@ def _sent_to_ranks(own: Array, counts: Integers, comm: Comm) -> Array:
     Return what this rank gets, in the order of the ranks that it comes from.
     """
     texts = comm.allgather_text(",".join(map(str, counts.tolist())))
-    all_receive_counts = [int(text.split(",")[comm.rank]) for text in texts]
+    receive_counts = [int(text.split(",")[comm.rank]) for text in texts]
     parts = np.split(own, np.cumsum(counts)[:-1])
     kept = parts[comm.rank]
     parts[comm.rank] = own[:0]
     send_counts = counts.tolist()
     send_counts[comm.rank] = 0
-    receive_counts = list(all_receive_counts)
     receive_counts[comm.rank] = 0
-    received = np.empty(sum(receive_counts), own.dtype)
-    with abort_on_divergence(comm):
-        everyone = tuple(range(comm.size))
-        comm.alltoallv(everyone, np.concatenate(parts), send_counts, received, receive_counts)
+    received = exchange_elements(comm, own.dtype, parts, send_counts, receive_counts)
     from_ranks_before = sum(receive_counts[: comm.rank])
     return np.concatenate([received[:from_ranks_before], kept, received[from_ranks_before:]])
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.comm.base import Comm
-from einmpi.comm.programs import abort_on_divergence
+from einmpi.compiled.requests import exchange_elements
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import indices
 
@@ -81,11 +81,7 @@ def move_between_intervals(
             targets_of_received.append(target_places)
             receive_counts[other] = _length(target_places)
 
-    to_send = np.concatenate([np.empty(0, block.dtype), *sent])
-    received = np.empty(sum(receive_counts), block.dtype)
-    with abort_on_divergence(comm):
-        everyone = tuple(range(comm.size))
-        comm.alltoallv(everyone, to_send, send_counts, received, receive_counts)
+    received = exchange_elements(comm, block.dtype, sent, send_counts, receive_counts)
     start = 0
     for target_places in targets_of_received:
         stop = start + _length(target_places)

@@ -1,8 +1,8 @@
-"""Elements that ranks request from each other: each asks the owners of those that it needs."""
+"""Elements that ranks request from each other, or send to each other unasked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,3 +52,23 @@ def request_elements(
         comm.alltoallv(everyone, answer(wanted), asked.tolist(), incoming, counts.tolist())
     values[elsewhere] = incoming
     return values
+
+
+def exchange_elements(
+    comm: Comm,
+    dtype: np.dtype[Any],
+    parts: Sequence[Array],
+    send_counts: Sequence[int],
+    receive_counts: Sequence[int],
+) -> Array:
+    """Send elements to other ranks; return those that they send here. All ranks call it.
+
+    `parts` are the elements to send, in the order of the ranks that get them. The counts have a
+    number for each rank, 0 for this one.
+    """
+    to_send = np.concatenate([np.empty(0, dtype), *parts])
+    received = np.empty(sum(receive_counts), dtype)
+    with abort_on_divergence(comm):
+        everyone = tuple(range(comm.size))
+        comm.alltoallv(everyone, to_send, send_counts, received, receive_counts)
+    return received
