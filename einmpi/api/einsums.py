@@ -56,8 +56,8 @@ def einsum(
     array([[3., 3.],
            [3., 3.]])
     """
-    from einmpi.arrays.products import evaluate_einsum
+    from einmpi.arrays.einsums import einsum_of_arrays
 
-    return evaluate_einsum(
+    return einsum_of_arrays(
         *arguments, out=out, dtype=dtype, order=order, casting=casting, optimize=optimize
     )

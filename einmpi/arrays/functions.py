@@ -12,6 +12,7 @@ import numpy as np
 
 from einmpi.arrays import (
     by_blocks,
+    einsums,
     indexing,
     matrices,
     places,
@@ -189,7 +190,7 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.tensordot: products.tensordot,
     np.trace: products.trace,
     np.diagonal: products.diagonal,
-    np.einsum: products.evaluate_einsum,
+    np.einsum: einsums.einsum_of_arrays,
     # matrices, whole on a rank
     np.linalg.cholesky: matrices.of_matrices(np.linalg.cholesky),
     np.linalg.det: matrices.of_matrices(np.linalg.det),
