@@ -31,6 +31,8 @@ DType: TypeAlias = np.dtype[Any]
 Content: TypeAlias = dict[str, Any]
 
 METADATA_FILE = "zarr.json"
+# Links are not followed, and a pipe is not waited for: a store may come from anywhere.
+OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_METADATA_BYTES = 2**24
 _MOST_EXTENT = 2**63
 _ARRAY_KEYS = (
@@ -80,7 +82,7 @@ class ArrayMetadata:
 
 def read_metadata(path: str) -> bytes:
     """Return the text of zarr.json; raise OSError, or ZarrError if it is no regular file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, OPEN_FLAGS)
     with open(descriptor, "rb") as opened:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_METADATA_BYTES:
@@ -224,15 +226,15 @@ def _order(given: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _with_byte_order(dtype: DType, endian: Any) -> DType:
-    if endian not in ("little", "big", None) or (endian is None and dtype.itemsize > 1):
+    is_single_byte = dtype.itemsize == 1
+    is_known = endian in ("little", "big") or (endian is None and is_single_byte)
+    if not is_known:
         raise ZarrError(f"its endian is {endian!r:.20}", "little or big")
-    if endian is None or dtype.itemsize == 1:
+    if is_single_byte:
         return dtype
-    if dtype.kind == "V" and endian == "big":
-        raise ZarrError(f"it is {dtype.name} in big-endian order", "little-endian numbers")
-    if dtype.kind == "V":
-        return dtype
-    return dtype.newbyteorder("<" if endian == "little" else ">")
+    if endian == "little":
+        return dtype.newbyteorder("<")
+    return dtype.newbyteorder(">")
 
 
 def _fill_value(given: Any, dtype: DType) -> Array:
@@ -244,7 +246,8 @@ def _fill_value(given: Any, dtype: DType) -> Array:
             raise _wrong_fill_value(given, dtype)
         value = complex(_real_number(given[0], part), _real_number(given[1], part))
     elif dtype.kind in "biu":
-        if type(given) is not (bool if dtype.kind == "b" else int):
+        wanted = bool if dtype.kind == "b" else int
+        if type(given) is not wanted:
             raise _wrong_fill_value(given, dtype)
         value = given
     else:
@@ -259,8 +262,7 @@ def _real_number(given: Any, dtype: DType) -> float:
         return float(words[given])
     if isinstance(given, str) and given.startswith("0x"):
         bits = int(given, 16).to_bytes(dtype.itemsize, "little")
-        little = dtype if dtype.kind == "V" else dtype.newbyteorder("<")
-        return float(np.frombuffer(bits, little)[0])
+        return float(np.frombuffer(bits, dtype.newbyteorder("<"))[0])
     if type(given) in (int, float):
         return float(given)
     raise _wrong_fill_value(given, dtype)

@@ -7,7 +7,7 @@ import itertools
 import os
 import stat
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 
@@ -17,6 +17,7 @@ from einmpi.files.identity import FileIdentity, SourceFile, identity_from
 from einmpi.files.zarr.codecs import ZarrError
 from einmpi.files.zarr.metadata import (
     METADATA_FILE,
+    OPEN_FLAGS,
     ArrayMetadata,
     array_metadata,
     parse_content,
@@ -82,13 +83,12 @@ def find(file: str, array: str, place: str) -> Dataset:
         raise InputError(where, f"{title} cannot be read: {error.strerror}") from None
     except ZarrError as error:
         raise not_readable(where, title, error) from None
-    stored = metadata.pipeline.stored
     return Dataset(
         file,
         array,
         place,
         metadata.shape,
-        stored.name if stored.kind == "V" else stored.str,
+        metadata.pipeline.stored.str,
         metadata.chunks,
         sources=(SourceFile(path, identity),),
         header=metadata.digest,
@@ -107,10 +107,15 @@ def _identity(path: str) -> FileIdentity:
     return identity_from(os.stat(path, follow_symlinks=False))
 
 
+def _is_inside(store: str, folder: str) -> bool:
+    """Return whether a folder is in a store once links are followed."""
+    real_store = os.path.realpath(store)
+    return os.path.commonpath([real_store, os.path.realpath(folder)]) == real_store
+
+
 def _check_inside(file: str, folder: str, where: str, title: str) -> None:
     """Refuse an array that a symbolic link puts elsewhere: data could name any file."""
-    store = os.path.realpath(file)
-    if os.path.commonpath([store, os.path.realpath(folder)]) != store:
+    if not _is_inside(file, folder):
         raise InputError(where, f"{title} is a link out of the store", "an array in the store")
 
 
@@ -177,9 +182,9 @@ class ZarrReader:
         for side, chunk in zip(there, self.metadata.chunks, strict=True):
             sides.append(list(_chunks_of_side(side, chunk)))
         for combination in itertools.product(*sides):
-            index = tuple(number for number, _, _ in combination)
-            in_chunk: Any = (*(part for _, part, _ in combination), ...)
-            in_target: Any = (*(part for _, _, part in combination), ...)
+            index = tuple(part.number for part in combination)
+            in_chunk: Any = (*(part.in_chunk for part in combination), ...)
+            in_target: Any = (*(part.in_target for part in combination), ...)
             chunk_values = self._chunk(index)
             if chunk_values is None:
                 out[in_target] = self.metadata.fill_value
@@ -200,9 +205,8 @@ class ZarrReader:
     def _read_file(self, name: str) -> bytes | None:
         path = os.path.join(self.folder, name)
         self._check_folder(os.path.dirname(path), name)
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            with open(os.open(path, flags), "rb") as opened:
+            with open(os.open(path, OPEN_FLAGS), "rb") as opened:
                 before = os.fstat(opened.fileno())
                 if not stat.S_ISREG(before.st_mode):
                     raise self._failed(name, "it is not a regular file")
@@ -222,8 +226,7 @@ class ZarrReader:
         """Refuse chunks in a folder that a symbolic link puts out of the store."""
         if folder in self.safe_folders:
             return
-        store = os.path.realpath(self.dataset.file)
-        if os.path.commonpath([store, os.path.realpath(folder)]) != store:
+        if not _is_inside(self.dataset.file, folder):
             raise self._failed(name, "it is behind a link out of the store")
         self.safe_folders.add(folder)
 
@@ -232,8 +235,16 @@ class ZarrReader:
         return InputError(self.dataset.where, what, "an undamaged array")
 
 
-def _chunks_of_side(side: slice, chunk: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield the chunks along a side of a box: number, indices in the chunk and in the target."""
+class _PartOfChunk(NamedTuple):
+    """What is read of a chunk, along one dimension."""
+
+    number: int  # of the chunk
+    in_chunk: slice
+    in_target: slice
+
+
+def _chunks_of_side(side: slice, chunk: int) -> Iterator[_PartOfChunk]:
+    """Yield the chunks along a side of a box."""
     step = side.step or 1
     start = side.start
     done = 0
@@ -243,6 +254,6 @@ def _chunks_of_side(side: slice, chunk: int) -> Iterator[tuple[int, slice, slice
         count = -(-(end - start) // step)
         first = start - number * chunk
         in_chunk = slice(first, first + (count - 1) * step + 1, step)
-        yield number, in_chunk, slice(done, done + count)
+        yield _PartOfChunk(number, in_chunk, slice(done, done + count))
         done += count
         start += count * step
