@@ -14,7 +14,6 @@ from einmpi.arrays import (
     by_blocks,
     einsums,
     indexing,
-    matrices,
     places,
     products,
     reductions,
@@ -22,10 +21,10 @@ from einmpi.arrays import (
     scans,
     shapes,
     sorting,
-    transforms,
 )
 from einmpi.arrays.by_blocks import by_blocks as on_each_block
 from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.whole_axes import matrices, transforms
 from einmpi.compiled.dist_array import DistArray
 
 
@@ -105,13 +104,13 @@ def _calling_of(function: Callable[..., Any]) -> _Calling | None:
 
 def _vstack(arrays: Sequence[Any], /) -> DistArray:
     """Join tensors along the first dimension; a vector is a matrix of one row."""
-    matrices: list[Any] = []
+    parts: list[Any] = []
     for array in arrays:
         if np.ndim(array) > 1:
-            matrices.append(array)
+            parts.append(array)
         else:
-            matrices.append(np.reshape(array, (1, -1)))
-    return shapes.concatenate(matrices, 0)
+            parts.append(np.reshape(array, (1, -1)))
+    return shapes.concatenate(parts, 0)
 
 
 def _hstack(arrays: Sequence[Any], /) -> DistArray:

@@ -13,7 +13,7 @@ from einmpi.arrays.places import elements_at, nonzero
 from einmpi.arrays.reshaping import reshape, with_one_axis
 from einmpi.arrays.scans import cumsum
 from einmpi.arrays.shapes import concatenate
-from einmpi.arrays.whole_axes import along_axes
+from einmpi.arrays.whole_axes.layout import along_axes
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
 from einmpi.compiled.requests import exchange_elements

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from einmpi.arrays.shapes import concatenate, expand_dims, squeeze
-from einmpi.arrays.whole_axes import with_whole_axes
+from einmpi.arrays.whole_axes.layout import with_whole_axes
 from einmpi.comm.agreement import together
 from einmpi.compiled.dist_array import DistArray
 from einmpi.schedule.layout import Layout

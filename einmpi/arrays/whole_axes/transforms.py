@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from einmpi.arrays.shapes import roll
-from einmpi.arrays.whole_axes import along_axes
+from einmpi.arrays.whole_axes.layout import along_axes
 from einmpi.compiled.dist_array import DistArray
 
 

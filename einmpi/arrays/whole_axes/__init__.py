@@ -1,0 +1,1 @@
+"""Functions of DistArrays along dimensions that are whole on a rank: matrices, transforms."""
