@@ -39,16 +39,12 @@ def section(room):
     for path in sorted(folder.glob("*.py")):
         if path.name != "__init__.py":
             lines.append(f"| `{path.stem}` | {description(path)} |")
-    # The parts of the command line are one room with rooms of their own.
-    if room == "cli":
-        for inner in sorted(path for path in folder.iterdir() if (path / "__init__.py").exists()):
-            for path in sorted(inner.glob("*.py")):
-                if path.name != "__init__.py":
-                    lines.append(f"| `{inner.name}/{path.stem}` | {description(path)} |")
-    if room in ("graph", "planner", "files", "kernels/cuda"):
-        for path in sorted(folder.glob("*/*.py")):
-            if path.name != "__init__.py":
-                lines.append(f"| `{path.parent.name}/{path.stem}` | {description(path)} |")
+    known_rooms = {name for row in rooms() for name in row}
+    for path in sorted(folder.glob("*/*.py")):
+        inner = path.parent.name
+        is_in_room = f"{room}/{inner}" not in known_rooms
+        if is_in_room and path.name != "__init__.py":
+            lines.append(f"| `{inner}/{path.stem}` | {description(path)} |")
     return "\n".join(lines) + "\n"
 
 
