@@ -2,6 +2,12 @@
 
 import numpy as np
 
+
+def positive(x):
+    """Nan in place of elements that are not above 0."""
+    return np.where(x > 0, x, np.nan).astype(x.dtype)
+
+
 # Functions of x, a matrix of floats; y, one of the same shape; v, a vector as long as a row; and m,
 # integers in the shape of x.
 CASES = {
@@ -100,6 +106,51 @@ CASES = {
     "inverse": lambda x, y, v, m: np.linalg.inv(x[:2, :2] + np.asarray([[3, 0], [0, 3]])),
     "transform": lambda x, y, v, m: np.fft.fft(x, axis=0) + np.fft.fftshift(y),
     "grid": lambda x, y, v, m: np.meshgrid(v, v[:2])[1],
+    "without nans": lambda x, y, v, m: (
+        np.nansum(positive(x), axis=0) + np.nanprod(positive(y), axis=0)
+    ),
+    "mean without nans": lambda x, y, v, m: np.nanmean(positive(x)) + np.nanmean(m, axis=0),
+    "float32 without nans": lambda x, y, v, m: np.nanmean(
+        positive(abs(m).astype("float32")), axis=0
+    ),
+    "extremes without nans": lambda x, y, v, m: np.nanmax(positive(x)) - np.nanmin(positive(x)),
+    "deviation without nans": lambda x, y, v, m: np.nanstd(positive(x), ddof=1) + np.nanvar(m),
+    "average": lambda x, y, v, m: np.average(x, axis=1, weights=abs(v)) + np.average(x),
+    "weights of all": lambda x, y, v, m: np.average(x, axis=0, weights=abs(y)),
+    "median": lambda x, y, v, m: np.median(x) + np.median(m, axis=0) + np.median(v[1:]),
+    "median of nans": lambda x, y, v, m: np.median(positive(x), axis=1, keepdims=True),
+    "quantiles": lambda x, y, v, m: np.quantile(x, [0.1, 0.25, 1.0], axis=1),
+    "percentile": lambda x, y, v, m: np.percentile(m, 30) + np.percentile(x, 40, axis=0),
+    "covariance": lambda x, y, v, m: np.cov(x) + np.corrcoef(x),
+    "covariance of columns": lambda x, y, v, m: np.cov(x, y, rowvar=False, ddof=0),
+    "variance of a vector": lambda x, y, v, m: np.cov(v),
+    "bincount": lambda x, y, v, m: np.bincount(abs(m).ravel(), minlength=12),
+    "weighted bincount": lambda x, y, v, m: np.bincount(abs(m).ravel(), weights=x.ravel()),
+    "histogram": lambda x, y, v, m: np.histogram(x)[0] + np.histogram(m, 10, (-3, 3))[0],
+    "histogram of integers": lambda x, y, v, m: np.histogram(m, bins=[-9, -1, 0, 2, 8])[0],
+    "densities": lambda x, y, v, m: np.histogram(x, 4, weights=abs(y), density=True)[0],
+    "digitize": lambda x, y, v, m: np.digitize(x, [-1, 0, 1]) + np.digitize(m, [4, 2], right=True),
+    "unique without names": lambda x, y, v, m: np.unique(m),
+    "unique with nans": lambda x, y, v, m: np.unique(positive(x.round()), return_counts=True)[1],
+    "isin": lambda x, y, v, m: np.isin(m, [1, 2, 3]) | np.isin(m, m[0], invert=True),
+    "argwhere": lambda x, y, v, m: np.argwhere(m > 0),
+    "split": lambda x, y, v, m: np.split(x, 2)[1],
+    "split at": lambda x, y, v, m: np.split(x, [1, 5], axis=1)[1],
+    "split unevenly": lambda x, y, v, m: np.array_split(v, 3)[2] + np.hsplit(v, [6])[1][0],
+    "columns": lambda x, y, v, m: np.column_stack([v, v, x.T]),
+    "layers": lambda x, y, v, m: np.dstack([x, y]),
+    "append": lambda x, y, v, m: np.append(x, [1.0, 2.0]),
+    "append rows": lambda x, y, v, m: np.append(x, y, axis=0),
+    "at least": lambda x, y, v, m: np.atleast_2d(v)[..., None] + np.atleast_3d(v),
+    "pad": lambda x, y, v, m: np.pad(x, ((1, 2), (0, 3)), constant_values=2.5),
+    "pad by reflection": lambda x, y, v, m: np.pad(v, 2, mode="reflect"),
+    "turn": lambda x, y, v, m: np.rot90(x) + np.rot90(y, 3) + np.rot90(x.T, 2),
+    "accumulate": lambda x, y, v, m: np.add.accumulate(x) + np.multiply.accumulate(y, axis=0),
+    "ufunc outer": lambda x, y, v, m: np.subtract.outer(v, x),
+    "more methods": lambda x, y, v, m: x.cumsum(0) + x.argsort(axis=0) + y.swapaxes(0, 1).T,
+    "methods of indices": lambda x, y, v, m: x.take([1, 0], axis=0).repeat(2, axis=1),
+    "numbers of methods": lambda x, y, v, m: x.trace() + x.diagonal() + v.cumprod()[0],
+    "mean of a dtype": lambda x, y, v, m: m.mean(dtype="float32"),
 }
 
 

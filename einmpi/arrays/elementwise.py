@@ -11,6 +11,7 @@ from einmpi.arrays.moving import block_of_idle_rank, cuts_of_last_dimensions
 from einmpi.arrays.products import matmul, vecdot
 from einmpi.arrays.programs import common_comm
 from einmpi.arrays.reductions import REDUCTIONS
+from einmpi.arrays.scans import SCANS
 from einmpi.comm.base import Comm
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.dist_array import DistArray
@@ -27,8 +28,8 @@ def apply_ufunc(
 ) -> Any:
     """Apply a numpy ufunc to DistArrays, arrays and numbers.
 
-    Return NotImplemented for a call that DistArrays do not support: numpy then raises a TypeError
-    that names the ufunc and the types of its operands.
+    A call that DistArrays do not support is left to the other operands, if they have ufuncs of
+    their own; else it raises a TypeError.
     """
     targets = options.pop("out", ())
     if ufunc is np.matmul and method == "__call__" and not options and not targets:
@@ -40,16 +41,28 @@ def apply_ufunc(
         reduce_options = {"axis": 0, **options}
         return REDUCTIONS[ufunc](inputs[0], **reduce_options)
 
+    if method == "accumulate" and ufunc in SCANS and not targets:
+        scan_options = {"axis": 0, **options}
+        return SCANS[ufunc](inputs[0], **scan_options)
+    if method == "outer" and not targets and len(inputs) == 2:
+        left, right = inputs
+        left_extents = np.shape(left) + (1,) * np.ndim(right)
+        return ufunc(np.reshape(left, left_extents), right, **options)
+
     is_elementwise = method == "__call__" and ufunc.signature is None
     has_known_options = set(options) <= {"dtype", "casting"}
-    if not is_elementwise or not has_known_options:
-        return NotImplemented
+    name = ufunc.__name__
+    if not is_elementwise:
+        return _refused(f"{name}.{method} does not take a DistArray", inputs)
+    if not has_known_options:
+        return _refused(f"{name} of a DistArray does not take {', '.join(options)}", inputs)
     for target in targets:
         if not isinstance(target, DistArray | None):
-            return NotImplemented
+            what = f"{name} of a DistArray cannot be stored in {type(target).__name__}"
+            return _refused(what, [*inputs, *targets])
     for operand in inputs:
         if not isinstance(operand, DistArray | np.ndarray | list | tuple | Number):
-            return NotImplemented
+            return _refused(f"{name} of a DistArray and {type(operand).__name__}", inputs)
 
     def compute_block(*blocks: Any) -> Any:
         return ufunc(*blocks, **options)
@@ -64,6 +77,15 @@ def apply_ufunc(
     if len(targets) == 1:
         return targets[0]
     return targets
+
+
+def _refused(what: str, operands: Sequence[Any]) -> Any:
+    """Raise a TypeError, unless an operand of another kind may know what to do: NotImplemented."""
+    for operand in operands:
+        has_own_ufuncs = hasattr(type(operand), "__array_ufunc__")
+        if has_own_ufuncs and not isinstance(operand, DistArray | np.ndarray | np.generic):
+            return NotImplemented
+    raise TypeError(f"{what}; expected DistArrays, arrays and numbers")
 
 
 def store(target: DistArray, result: DistArray) -> None:

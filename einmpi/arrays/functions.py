@@ -23,6 +23,7 @@ from einmpi.arrays import (
     sorting,
 )
 from einmpi.arrays.by_blocks import by_blocks as on_each_block
+from einmpi.arrays.combined import joining, statistics
 from einmpi.arrays.reshaping import reshape
 from einmpi.arrays.whole_axes import matrices, transforms
 from einmpi.compiled.dist_array import DistArray
@@ -172,6 +173,23 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.count_nonzero: reductions.count_nonzero,
     np.ptp: reductions.peak_to_peak,
     np.linalg.norm: reductions.norm,
+    # statistics
+    np.nansum: statistics.nansum,
+    np.nanprod: statistics.nanprod,
+    np.nanmax: statistics.nanmax,
+    np.nanmin: statistics.nanmin,
+    np.nanmean: statistics.nanmean,
+    np.nanvar: statistics.nanvar,
+    np.nanstd: statistics.nanstd,
+    np.average: statistics.average,
+    np.median: statistics.median,
+    np.quantile: statistics.quantile,
+    np.percentile: statistics.percentile,
+    np.cov: statistics.cov,
+    np.corrcoef: statistics.corrcoef,
+    np.bincount: statistics.bincount,
+    np.histogram: statistics.histogram,
+    np.digitize: statistics.digitize,
     # order
     np.sort: sorting.sort,
     np.argsort: sorting.argsort,
@@ -181,6 +199,9 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.unique_counts: sorting.unique_counts,
     np.unique_inverse: sorting.unique_inverse,
     np.unique_values: sorting.unique_values,
+    np.unique: joining.unique,
+    np.isin: joining.isin,
+    np.argwhere: joining.argwhere,
     # products
     np.dot: products.dot,
     np.vdot: products.vdot,
@@ -233,6 +254,18 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.stack: shapes.stack,
     np.vstack: _vstack,
     np.hstack: _hstack,
+    np.column_stack: joining.column_stack,
+    np.dstack: joining.dstack,
+    np.append: joining.append,
+    np.atleast_1d: joining.at_least(1),
+    np.atleast_2d: joining.at_least(2),
+    np.atleast_3d: joining.at_least(3),
+    np.split: joining.split,
+    np.array_split: joining.array_split,
+    np.hsplit: joining.hsplit,
+    np.vsplit: joining.vsplit,
+    np.pad: joining.pad,
+    np.rot90: joining.rot90,
     np.flip: shapes.flip,
     np.roll: shapes.roll,
     np.repeat: repeats.repeat,
@@ -256,6 +289,8 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     np.nan_to_num: on_each_block(np.nan_to_num),
     np.tril: by_blocks.tril,
     np.triu: by_blocks.triu,
+    np.iscomplexobj: lambda array, /: array.dtype.kind == "c",
+    np.isrealobj: lambda array, /: array.dtype.kind != "c",
     np.result_type: _result_type,
     np.copy: on_each_block(lambda block: block.copy()),
     np.astype: _astype,

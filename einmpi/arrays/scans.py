@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,3 +101,7 @@ def diff(
         differences: Any = np.not_equal if result.dtype == bool else np.subtract
         result = differences(later, earlier)
     return result
+
+
+# The scans that the `accumulate` method of a ufunc computes.
+SCANS: dict[np.ufunc, Callable[..., DistArray]] = {np.add: cumsum, np.multiply: cumprod}

@@ -41,6 +41,8 @@ class ArrayMethods(NDArrayOperatorsMixin):
         def dtype(self) -> np.dtype[Any]: ...
         def gather(self, root: int | None = None) -> Any: ...
         def is_alone(self) -> bool: ...
+        @property
+        def region(self) -> Any: ...
 
     # ---- numpy's protocols ----------------------------------------------------------------------
 
@@ -154,6 +156,12 @@ class ArrayMethods(NDArrayOperatorsMixin):
             )
         return bool(self.item())
 
+    def __format__(self, spec: str) -> str:
+        # No rank waits for others here: programs often print on one rank only.
+        if not spec or self.ndim or self.region is None:
+            return format(str(self), spec)
+        return format(on_host(self.local).item(), spec)
+
     def tolist(self) -> Any:
         """Return the whole tensor as nested lists, on every rank."""
         return self.gather().tolist()
@@ -195,6 +203,43 @@ class ArrayMethods(NDArrayOperatorsMixin):
         return _call(np.ravel, self)
 
     flatten = ravel
+
+    def swapaxes(self, axis1: int, axis2: int) -> DistArray:
+        """Return the tensor with two dimensions exchanged. Nothing moves."""
+        return _call(np.swapaxes, self, axis1, axis2)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DistArray:
+        """Return the elements whose two indices are equal, or differ by `offset`."""
+        return _call(np.diagonal, self, offset, axis1, axis2)
+
+    def take(self, indices: Any, axis: int | None = None) -> DistArray:
+        """Return the elements at some indices of a dimension; without one, in row-major order."""
+        return _call(np.take, self, indices, axis)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> DistArray:
+        """Return each element repeated along a dimension; without one, in row-major order."""
+        return _call(np.repeat, self, repeats, axis)
+
+    def nonzero(self) -> tuple[DistArray, ...]:
+        """Return the indices of the elements that are not zero, in row-major order."""
+        indices: Any = np.nonzero(self)
+        return tuple(indices)
+
+    def fill(self, value: Any) -> None:
+        """Set all elements to a value."""
+        self[...] = value
+
+    def sort(self, axis: int = -1) -> None:
+        """Sort the elements along a dimension, in place."""
+        self[...] = _call(np.sort, self, axis)
+
+    def argsort(self, axis: int | None = -1) -> DistArray:
+        """Return the indices that sort the elements; equal elements keep their order."""
+        return _call(np.argsort, self, axis)
+
+    def searchsorted(self, v: Any, side: str = "left") -> DistArray:
+        """Return where elements would be inserted to keep this vector sorted."""
+        return _call(np.searchsorted, self, v, side)
 
     def squeeze(self, axis: Axis = None) -> DistArray:
         """Return the tensor without dimensions of extent 1. Nothing moves."""
@@ -246,9 +291,9 @@ class ArrayMethods(NDArrayOperatorsMixin):
         """Return whether all elements along some dimensions are not zero, by default of all."""
         return _call(np.all, self, axis, keepdims=keepdims)
 
-    def mean(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    def mean(self, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> DistArray:
         """Return the mean along some dimensions, by default of all elements."""
-        return _call(np.mean, self, axis, keepdims=keepdims)
+        return _call(np.mean, self, axis, dtype, keepdims=keepdims)
 
     def var(self, axis: Axis = None, ddof: float = 0, keepdims: bool = False) -> DistArray:
         """Return the variance along some dimensions, by default of all elements."""
@@ -265,6 +310,18 @@ class ArrayMethods(NDArrayOperatorsMixin):
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> DistArray:
         """Return the index of the first least element; in row-major order without `axis`."""
         return _call(np.argmin, self, axis, keepdims=keepdims)
+
+    def cumsum(self, axis: int | None = None, dtype: Any = None) -> DistArray:
+        """Return the sums of all elements up to each one; without `axis`, in row-major order."""
+        return _call(np.cumsum, self, axis, dtype)
+
+    def cumprod(self, axis: int | None = None, dtype: Any = None) -> DistArray:
+        """Return the products of all elements up to each; without `axis`, in row-major order."""
+        return _call(np.cumprod, self, axis, dtype)
+
+    def trace(self, offset: int = 0) -> DistArray:
+        """Return the sum of the diagonal."""
+        return _call(np.trace, self, offset)
 
     def norm(self, axis: Axis = None, keepdims: bool = False) -> DistArray:
         """Return the square root of the sum of squares along some dimensions, by default of all."""

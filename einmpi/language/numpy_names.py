@@ -65,4 +65,17 @@ WRITTEN_INSTEAD: Final[dict[str, str]] = {
 }
 
 # What is not an EinSum, but a function of numpy that takes a DistArray.
-FUNCTIONS_OF_RESULTS: Final = frozenset({"argsort", "inv", "nonzero", "solve", "sort", "svd"})
+FUNCTIONS_OF_RESULTS: Final = frozenset(
+    {
+        "argsort",
+        "inv",
+        "median",
+        "nonzero",
+        "percentile",
+        "quantile",
+        "solve",
+        "sort",
+        "svd",
+        "unique",
+    }
+)

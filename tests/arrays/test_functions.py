@@ -225,8 +225,8 @@ def test_the_dtype_of_a_maximum():
 
 def test_what_is_refused():
     x = DistArray.ones((3, 4))
-    with pytest.raises(TypeError, match=r"numpy\.median does not take a DistArray; gather\(\)"):
-        np.median(x)
+    with pytest.raises(TypeError, match=r"numpy\.gradient does not take a DistArray; gather\(\)"):
+        np.gradient(x)
     with pytest.raises(TypeError, match="sum of a DistArray does not take where"):
         np.sum(x, where=[True] * 4)
     with pytest.raises(TypeError, match=r"numpy\.take of a DistArray does not take mode"):
@@ -254,3 +254,73 @@ def test_what_is_refused():
     assert "is a masked array" in error(lambda: np.add(x, [masked]))
     other = run_threads(1, lambda comm: DistArray.ones((3, 4), comm=comm))[0]
     assert "different communicators" in error(lambda: x + other)
+
+
+def test_formats_and_methods_that_change_an_array():
+    whole = np.array([[3.0, 1.0, 2.0], [9.0, 8.0, 7.0], [5.0, 4.0, 6.0]])
+
+    def on_rank(comm):
+        x = DistArray.from_global(whole, comm)
+        total = x.sum()
+        if comm.rank == 0:  # formatting waits for nobody
+            assert f"{total:.2f} {total:8.1e}" == "45.00  4.5e+01"
+        assert f"{x}" == str(x)
+        x.sort()
+        np.testing.assert_array_equal(x.gather(), np.sort(whole))
+        (places,) = (x[0] > 1).nonzero()
+        assert places.tolist() == [1, 2]
+        assert x[0].searchsorted([2.5]).tolist() == [2]
+        x.fill(4)
+        assert x.tolist() == [[4.0] * 3] * 3
+
+    run_threads(3, on_rank)
+
+
+def test_numpy_chooses_the_same_quantiles_of_a_single_value():
+    x = DistArray.from_global(np.array([[2.0]]))
+    assert np.median(x).item() == 2.0
+    assert np.quantile(x, 0.3, axis=0, keepdims=True).shape == (1, 1)
+    assert np.isnan(np.median(x[:0]).item())
+    assert np.isnan(np.nanmax(x * np.nan).item())
+    counts, edges = np.histogram(x, 2)
+    assert counts.tolist() == [0, 1]
+    np.testing.assert_array_equal(edges, np.histogram([2.0], 2)[1])
+
+
+@pytest.mark.parametrize(
+    "call, says",
+    [
+        (lambda x: x + None, "add of a DistArray and NoneType"),
+        (lambda x: "a" * x, "multiply of a DistArray and str"),
+        (lambda x: np.add.at(x, [0], 1), "add.at does not take a DistArray"),
+        (lambda x: np.exp(x, where=[True]), "exp of a DistArray does not take where"),
+        (lambda x: np.add(np.ones(3), x, out=np.ones(3)), "add of a DistArray cannot be stored in"),
+    ],
+)
+def test_what_ufuncs_refuse(call, says):
+    """In one line: not with the elements of the operands."""
+    message = error(call, DistArray.from_global(np.arange(3.0)), kind=TypeError)
+    assert message.startswith(says)
+    assert message.endswith("; expected DistArrays, arrays and numbers")
+
+
+@pytest.mark.parametrize(
+    "call, kind",
+    [
+        (lambda x: np.quantile(x, 1.5), ValueError),
+        (lambda x: np.quantile(x, 0.5, method="nearest"), TypeError),
+        (lambda x: np.median(x, axis=(0, 1)), TypeError),
+        (lambda x: np.bincount(x), TypeError),
+        (lambda x: np.bincount(x[0].astype("int64") - 5), ValueError),
+        (lambda x: np.histogram(x, "auto"), TypeError),
+        (lambda x: np.average(x, axis=0, weights=[1.0]), TypeError),
+        (lambda x: np.pad(x, 1, mode="mean"), TypeError),
+        (lambda x: np.pad(x, -1), ValueError),
+        (lambda x: np.split(x, 2), ValueError),
+        (lambda x: np.rot90(x, axes=(1, 1)), ValueError),
+    ],
+)
+def test_what_statistics_and_joins_refuse(call, kind):
+    x = DistArray.from_global(np.arange(9.0).reshape(3, 3))
+    with pytest.raises(kind):
+        call(x)

@@ -1,0 +1,1 @@
+"""Functions of numpy on DistArrays that are combinations of other such functions."""

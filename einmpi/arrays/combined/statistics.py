@@ -1,0 +1,337 @@
+"""Statistics of DistArrays: values without nans, weighted means, quantiles, covariances, counts."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.array_utils import normalize_axis_index
+
+from einmpi.arrays.elementwise import on_blocks
+from einmpi.arrays.programs import evaluate_program
+from einmpi.arrays.reductions import Axis, aggregate, as_dist_array, mean, var
+from einmpi.arrays.reshaping import reshape
+from einmpi.arrays.shapes import concatenate, expand_dims, squeeze, stack, transpose
+from einmpi.arrays.sorting import searchsorted, sort
+from einmpi.compiled.dist_array import DistArray
+from einmpi.kernels.given import as_numpy
+
+Histogram: TypeAlias = tuple[DistArray, np.ndarray[Any, Any]]
+
+
+def has_nans(array: DistArray) -> bool:
+    """Return whether the dtype has nans: integers and bools have none."""
+    return array.dtype.kind in "fcV"
+
+
+def _without_nans(array: DistArray, value: float) -> DistArray:
+    """Return the tensor with a value in place of nans."""
+    filled: DistArray = on_blocks("where", _fill_nans, (array, array.dtype.type(value)))
+    return filled
+
+
+def _fill_nans(block: Any, value: Any) -> Any:
+    return np.where(np.isnan(block), value, block)
+
+
+def _count(array: DistArray, axis: Axis, keepdims: bool) -> DistArray:
+    """Return how many elements are not nan."""
+    is_number: Any = ~np.isnan(array)
+    return aggregate("sum", is_number, axis, keepdims=keepdims)
+
+
+def nansum(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
+    """Return the sum of the elements that are not nan."""
+    source = _without_nans(array, 0) if has_nans(array) else array
+    return aggregate("sum", source, axis, **options)
+
+
+def nanprod(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
+    """Return the product of the elements that are not nan."""
+    source = _without_nans(array, 1) if has_nans(array) else array
+    return aggregate("prod", source, axis, **options)
+
+
+def nanmax(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    """Return the greatest element that is not nan; nan if there is none."""
+    return _nan_extreme("max", -np.inf, array, axis, keepdims)
+
+
+def nanmin(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    """Return the least element that is not nan; nan if there is none."""
+    return _nan_extreme("min", np.inf, array, axis, keepdims)
+
+
+def _nan_extreme(
+    name: str, neutral_value: float, array: DistArray, axis: Axis, keepdims: bool
+) -> DistArray:
+    if not has_nans(array):
+        return aggregate(name, array, axis, keepdims=keepdims)
+    found = aggregate(name, _without_nans(array, neutral_value), axis, keepdims=keepdims)
+    has_numbers: Any = _count(array, axis, keepdims) > 0
+    extreme: Any = np.where(has_numbers, found, found.dtype.type(np.nan))
+    return _with_dtype(extreme, array.dtype)
+
+
+def nanmean(array: DistArray, /, axis: Axis = None, keepdims: bool = False) -> DistArray:
+    """Return the mean of the elements that are not nan; nan if there are none."""
+    if not has_nans(array):
+        return mean(array, axis, keepdims=keepdims)
+    total = nansum(array, axis, keepdims=keepdims)
+    return _with_dtype(total / _count(array, axis, keepdims), array.dtype)
+
+
+def nanvar(
+    array: DistArray, /, axis: Axis = None, ddof: float = 0, keepdims: bool = False
+) -> DistArray:
+    """Return the variance of the elements that are not nan."""
+    if not has_nans(array):
+        return var(array, axis, ddof=ddof, keepdims=keepdims)
+    deviations = abs(array - nanmean(array, axis, keepdims=True))
+    squares = nansum(deviations**2, axis, keepdims=keepdims)
+    divisor: Any = _count(array, axis, keepdims) - ddof
+    variance: Any = np.where(divisor > 0, squares / divisor, np.nan)
+    return _with_dtype(variance, squares.dtype)
+
+
+def nanstd(array: DistArray, /, axis: Axis = None, **options: Any) -> DistArray:
+    """Return the standard deviation of the elements that are not nan; options as for nanvar."""
+    deviation: Any = np.sqrt(nanvar(array, axis, **options))
+    return as_dist_array(deviation)
+
+
+def _with_dtype(array: DistArray, dtype: np.dtype[Any]) -> DistArray:
+    return array if array.dtype == dtype else array.astype(dtype)
+
+
+def average(
+    array: Any, /, axis: int | None = None, weights: Any = None, keepdims: bool = False
+) -> DistArray:
+    """Return the mean along a dimension, with weights if there are any."""
+    if weights is None:
+        return mean(array, axis, keepdims=keepdims)
+    if np.shape(weights) != array.shape:
+        if axis is None or np.shape(weights) != (array.shape[axis],):
+            raise TypeError(
+                f"weights of shape {np.shape(weights)} for an array of shape {array.shape}: they "
+                "have the shape of the array, or of its dimension `axis`"
+            )
+        extents = [1] * array.ndim
+        extents[axis] = array.shape[axis]
+        weights = np.reshape(weights, extents)
+    weighted: Any = array * weights
+    totals = weighted.sum(axis, keepdims=keepdims)
+    all_weights: Any = np.zeros_like(weighted) + weights
+    found: DistArray = totals / all_weights.sum(axis, keepdims=keepdims)
+    return found
+
+
+# ---- quantiles ----------------------------------------------------------------------------------
+
+
+def median(array: DistArray, /, axis: int | None = None, keepdims: bool = False) -> DistArray:
+    """Return the middle of the sorted elements, or the mean of the two in the middle."""
+    vectors, dimension = _sorted_along(array, axis)
+    extent = vectors.shape[dimension]
+    before = (slice(None),) * dimension
+    middle = vectors[(*before, slice(max(extent - 1, 0) // 2, extent // 2 + 1))]
+    found = mean(middle, dimension, keepdims=True)
+    found = _nan_if_last_is(found, vectors, dimension)
+    return _without_dimension(found, array, axis, dimension, keepdims)
+
+
+def quantile(
+    array: DistArray,
+    fractions: Any,
+    /,
+    axis: int | None = None,
+    method: str = "linear",
+    keepdims: bool = False,
+) -> DistArray:
+    """Return values below which these fractions of the elements are, interpolated linearly."""
+    if method != "linear":
+        raise TypeError(f"quantile of a DistArray does not take method={method!r}")
+    wanted = as_numpy("quantile", "q", fractions)
+    if not np.all((wanted >= 0) & (wanted <= 1)):
+        raise ValueError("quantiles are fractions from 0 to 1, and percentiles from 0 to 100")
+    vectors, dimension = _sorted_along(array, axis)
+    extent = vectors.shape[dimension]
+    if not extent:
+        raise ValueError("quantile of no elements")
+    before = (slice(None),) * dimension
+    found: list[DistArray] = []
+    for fraction in wanted.ravel().tolist():
+        place = fraction * (extent - 1)
+        lower_index = int(place)
+        upper_index = min(lower_index + 1, extent - 1)
+        lower = vectors[(*before, slice(lower_index, lower_index + 1))]
+        upper = vectors[(*before, slice(upper_index, upper_index + 1))]
+        value = lower + (upper - lower) * (place - lower_index)
+        value = _nan_if_last_is(value, vectors, dimension)
+        found.append(_without_dimension(value, array, axis, dimension, keepdims))
+    if not wanted.ndim:
+        return found[0]
+    together = stack(found)
+    return reshape(together, wanted.shape + together.shape[1:])
+
+
+def percentile(array: DistArray, percentages: Any, /, **options: Any) -> DistArray:
+    """Return values below which these percentages of the elements are; options as for quantile."""
+    return quantile(array, np.true_divide(percentages, 100), **options)
+
+
+def _sorted_along(array: DistArray, axis: int | None) -> tuple[DistArray, int]:
+    """Return the elements sorted along a dimension, and the dimension."""
+    if axis is not None and not isinstance(axis, int | np.integer):
+        raise TypeError("quantiles of a DistArray are along one axis, or of all elements")
+    if axis is None:
+        return sort(array, axis=None), 0
+    dimension = normalize_axis_index(int(axis), array.ndim)
+    return sort(array, axis=dimension), dimension
+
+
+def _nan_if_last_is(found: DistArray, vectors: DistArray, dimension: int) -> DistArray:
+    """Return nan where the sorted elements end with one, as nans do."""
+    if not has_nans(vectors) or not vectors.shape[dimension]:
+        return found
+    before = (slice(None),) * dimension
+    last = vectors[(*before, slice(-1, None))]
+    result: Any = np.where(np.isnan(last), last, found)
+    return _with_dtype(result, found.dtype)
+
+
+def _without_dimension(
+    found: DistArray, array: DistArray, axis: int | None, dimension: int, keepdims: bool
+) -> DistArray:
+    """Return the result with the dimensions that numpy gives it."""
+    result = squeeze(found, dimension)
+    if not keepdims:
+        return result
+    every_dimension = tuple(range(array.ndim))
+    return expand_dims(result, every_dimension if axis is None else dimension)
+
+
+# ---- covariances --------------------------------------------------------------------------------
+
+
+def cov(
+    array: DistArray,
+    /,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+) -> DistArray:
+    """Return the covariances of variables, which are the rows, or the columns."""
+    variables = _rows_of_variables(array, rowvar)
+    if y is not None:
+        others = y if isinstance(y, DistArray) else DistArray.from_global(y, array.own_comm)
+        variables = concatenate([variables, _rows_of_variables(others, rowvar)], 0)
+    variables = _with_dtype(variables, np.result_type(variables.dtype, np.float64))
+    centred: Any = variables - mean(variables, 1, keepdims=True)
+    if ddof is None:
+        ddof = 0 if bias else 1
+    count = variables.shape[1] - ddof
+    scale = 1 / count if count > 0 else np.nan
+    found: DistArray = (centred @ centred.conj().T) * scale
+    return squeeze(found)
+
+
+def _rows_of_variables(array: DistArray, rowvar: bool) -> DistArray:
+    if array.ndim > 2:
+        raise ValueError(f"a tensor of {array.ndim} dimensions has no rows of variables")
+    if array.ndim < 2:
+        return reshape(array, (1, -1))
+    return array if rowvar else transpose(array)
+
+
+def corrcoef(array: DistArray, /, y: Any = None, rowvar: bool = True) -> DistArray:
+    """Return the correlations of variables, which are the rows, or the columns."""
+    covariances: Any = cov(array, y, rowvar)
+    if not covariances.ndim:
+        one: DistArray = covariances / covariances
+        return one
+    deviations: Any = np.sqrt(np.diagonal(covariances).real)
+    correlations: Any = covariances / deviations[:, None] / deviations[None, :]
+    if correlations.dtype.kind == "c":
+        complex_found: DistArray = correlations
+        return complex_found
+    found: DistArray = np.clip(correlations, -1, 1)
+    return found
+
+
+# ---- counts -------------------------------------------------------------------------------------
+
+
+def bincount(array: DistArray, /, weights: Any = None, minlength: int = 0) -> DistArray:
+    """Return how often each integer from 0 on occurs, or the sums of the weights of each."""
+    if array.ndim != 1 or array.dtype.kind not in "iub":
+        raise TypeError("bincount takes a vector of integers")
+    length = minlength
+    if array.size:
+        if int(aggregate("min", array)) < 0:
+            raise ValueError("bincount takes integers that are not negative")
+        length = max(length, int(aggregate("max", array)) + 1)
+    return _sums_at(array.astype(np.int64), weights, length)
+
+
+def _sums_at(places: DistArray, weights: Any, length: int) -> DistArray:
+    """Return the number of elements, or the sum of their weights, at each place below a length."""
+    comm = places.own_comm
+    given = {"x": places}
+    value = "1"
+    if weights is not None:
+        if np.shape(weights) != places.shape:
+            raise ValueError(
+                f"there are weights of shape {np.shape(weights)} for values of {places.shape}"
+            )
+        if not isinstance(weights, DistArray):
+            weights = DistArray.from_global(weights, comm)
+        given["w"] = weights.astype(np.float64)
+        value = "w[i]"
+    if not length or not places.size:
+        dtype = np.int64 if weights is None else np.float64
+        return DistArray.zeros(length, dtype, comm)
+    return evaluate_program(comm, f"out[x[i]:{length}] = sum({value})", given)
+
+
+def histogram(
+    array: DistArray,
+    /,
+    bins: Any = 10,
+    range: tuple[float, float] | None = None,
+    density: bool | None = None,
+    weights: Any = None,
+) -> Histogram:
+    """Return how many elements are in each bin, and the edges of the bins, on every rank."""
+    if isinstance(bins, str):
+        raise TypeError("histogram of a DistArray takes a number of bins, or their edges")
+    values = reshape(array, (-1,))
+    sample = np.zeros(0)
+    if np.ndim(bins) == 0 and range is None and values.size:
+        least = aggregate("min", values).item()
+        greatest = aggregate("max", values).item()
+        sample = np.array([least, greatest])
+    if isinstance(bins, DistArray):
+        bins = bins.gather()
+    edges = np.histogram_bin_edges(sample, bins, range)
+    count = len(edges) - 1
+    places: Any = searchsorted(edges, values, side="right") - 1
+    is_last: Any = values == edges[-1]
+    places = np.where(is_last, count - 1, places)
+    own_weights = None if weights is None else np.reshape(weights, (-1,))
+    counts = _sums_at(places, own_weights, count)
+    if density:
+        counts = counts / (np.diff(edges) * counts.sum().item())
+    return counts, edges
+
+
+def digitize(array: DistArray, bins: Any, /, right: bool = False) -> DistArray:
+    """Return the number of the bin of each element, between edges that increase or decrease."""
+    edges = bins.gather() if isinstance(bins, DistArray) else as_numpy("digitize", "bins", bins)
+
+    def find_bins(block: Any) -> Any:
+        return np.digitize(block, edges, right)
+
+    found: DistArray = on_blocks("digitize", find_bins, (array,))
+    return found
