@@ -15,7 +15,7 @@ def power(A, x):
     return {"x": np.abs(vectors[:, -1])}
 
 
-def solve(A, x, r, p, rho):
+def solve(A, x, r, p):
     matrix = A @ A.T / len(A) + 0.1 * np.eye(len(A))
     return {"x": np.linalg.solve(matrix, r)}
 
