@@ -16,6 +16,7 @@ from einmpi.api.loops import loop
 from einmpi.api.planning import check_job, options_of, truth_value
 from einmpi.arguments import named_inputs, named_values
 from einmpi.comm.agreement import together
+from einmpi.errors import InputError
 from einmpi.files.identity import identity_at
 from einmpi.files.load import load_array
 from einmpi.files.specs import InputSpec

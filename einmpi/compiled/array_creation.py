@@ -13,7 +13,7 @@ from einmpi.comm.base import Comm
 from einmpi.comm.programs import comm_of_program
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.array_layouts import layout_with_parts
-from einmpi.compiled.local_blocks import evened_out, whole_shape
+from einmpi.compiled.local_blocks import evened_out, shapes_of_blocks, whole_shape
 from einmpi.errors import InputError
 from einmpi.files.generate import fill_box
 from einmpi.files.specs import InputSpec
@@ -132,9 +132,8 @@ class ArrayCreation:
                 raise InputError("from_local", "block is a number", "an array with dimensions")
             return own
 
-        own = together(own_comm, check_block, lambda found: f"{found.dtype} {found.ndim} {parts}")
-        texts = own_comm.allgather_text(",".join(map(str, own.shape)))
-        shapes = [tuple(map(int, text.split(","))) if text else () for text in texts]
+        own = together(own_comm, check_block, lambda _: f"from_local {parts}")
+        shapes = shapes_of_blocks(own, own_comm)
         if parts is None:
             local, layout = evened_out(own, shapes, own_comm)
             return _made(cls, local, layout, own_comm)
@@ -192,7 +191,14 @@ class ArrayCreation:
 
         def fill(local: Array, region: Region) -> None:
             vectors = [indices(runs) for runs in region]
-            local[...] = function(*np.ix_(*vectors)) if vectors else function()
+            values = function(*np.ix_(*vectors)) if vectors else function()
+            try:
+                np.broadcast_to(values, local.shape)
+            except ValueError:
+                what = f"the function returns shape {np.shape(values)}"
+                expected = f"shape {local.shape}, that of its indices together"
+                raise InputError("from_function", what, expected) from None
+            local[...] = values
 
         return _filled(cls, shape, dtype, comm, parts, fill)
 

@@ -19,8 +19,28 @@ from einmpi.compiled.intervals import (
 from einmpi.errors import InputError
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import shape
+from einmpi.units import counted
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+def shapes_of_blocks(own: Array, comm: Comm) -> list[tuple[int, ...]]:
+    """Return the shapes of all ranks' blocks, which have one dtype and number of dimensions."""
+    dtypes: list[str] = []
+    shapes: list[tuple[int, ...]] = []
+    for text in comm.allgather_text(f"{own.dtype.name} {' '.join(map(str, own.shape))}"):
+        dtype, *extents = text.split()
+        dtypes.append(dtype)
+        shapes.append(tuple(map(int, extents)))
+    for rank, block_shape in enumerate(shapes):
+        if dtypes[rank] != dtypes[0]:
+            what = f"the block of rank {rank} is {dtypes[rank]}"
+            raise InputError("from_local", what, f"{dtypes[0]}, as on rank 0")
+        if len(block_shape) != len(shapes[0]):
+            what = f"the block of rank {rank} has shape {block_shape}"
+            expected = f"{counted(len(shapes[0]), 'dimension')}, as on rank 0"
+            raise InputError("from_local", what, expected)
+    return shapes
 
 
 def whole_shape(shapes: Sequence[tuple[int, ...]], parts: Sequence[int]) -> tuple[int, ...]:
@@ -49,7 +69,8 @@ def evened_out(own: Array, shapes: Sequence[tuple[int, ...]], comm: Comm) -> tup
     def check_blocks() -> Layout:
         if own.size and own.shape[1:] != inner:
             problem = f"the block of rank {comm.rank} has shape {own.shape}"
-            raise InputError("from_local", problem, f"shape (n, {str(inner)[1:]}")
+            expected = f"shape ({', '.join(['n', *map(str, inner)])})"
+            raise InputError("from_local", problem, expected)
         return layout_with_parts(comm, (int(lengths.sum()), *inner), None)
 
     layout = together(comm, check_blocks)

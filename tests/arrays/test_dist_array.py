@@ -160,3 +160,35 @@ def test_on_real_ranks(ranks):
     done = run_mpi(ranks, code)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert done.stdout.split() == ["done"] * ranks
+
+
+def test_blocks_that_are_not_of_one_tensor():
+    """Every rank raises the same error, which names the block."""
+
+    def on_rank(comm):
+        odd = comm.rank == 1
+        blocks = {
+            "the block of rank 1 is float32; expected float64, as on rank 0": np.zeros(
+                3, "float32" if odd else "float64"
+            ),
+            "the block of rank 1 has shape (2, 2); expected 1 dimension, as on rank 0": np.zeros(
+                (2, 2) if odd else 4
+            ),
+            "the block of rank 1 has shape (2, 4); expected shape (n, 3)": np.zeros(
+                (2, 4) if odd else (3, 3)
+            ),
+        }
+        for says, block in blocks.items():
+            message = error(lambda block=block: DistArray.from_local(block, comm=comm))
+            assert message == f"from_local: {says}"
+
+    run_threads(3, on_rank)
+
+
+def test_a_function_of_indices_that_returns_another_shape():
+    message = error(lambda: DistArray.from_function(lambda i, j: np.ones(7), (4, 3)))
+    assert message == (
+        "from_function: the function returns shape (7,); expected shape (4, 3), that of its "
+        "indices together"
+    )
+    assert DistArray.from_function(lambda i, j: 2 * j, (4, 3)).tolist() == [[0, 2, 4]] * 4
