@@ -103,7 +103,9 @@ def _check_carried(graph: EinGraph, where: str, name: str, output: str) -> None:
     """Refuse an input that cannot become the tensor that is to follow it."""
     inputs = [vertex.name for vertex in graph.inputs]
     if name not in inputs:
-        raise InputError(where, f"{name} is carried, but is no input", nearest_of(inputs, name))
+        raise InputError(
+            where, f"{name} is carried, but no step reads an input {name}", nearest_of(inputs, name)
+        )
     before = graph[name]
     after = _computed(graph, where, output)
     if (before.bound, before.dtype) != (after.bound, after.dtype):
