@@ -9,7 +9,9 @@ from typing import TypeAlias
 from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.scalar import labels_of
-from einmpi.language.expressions import Expressions
+from einmpi.language.expressions.aggregates import read_aggregated
+from einmpi.language.expressions.expression import Expressions
+from einmpi.language.expressions.scattered import masked
 from einmpi.language.scope import Scope, bound_inside, occurrences
 from einmpi.language.slices import without_slices
 from einmpi.language.symbols import SymbolTable
@@ -104,8 +106,8 @@ def _add_root(
         symbols.refuse_loose(scope)
     else:
         assert isinstance(item.value, ast.Call)
-        found = expressions.aggregate(item.value, scope)
-        argument = expressions.masked(found, aggregation, item.value)
+        found = read_aggregated(expressions, item.value, scope)
+        argument = masked(expressions, found, aggregation, item.value)
         symbols.refuse_loose(scope)
         if set(labels_of(argument.scalar)) - set(found.labels) == set(labels):
             symbols.emit(

@@ -1,0 +1,1 @@
+"""Expressions in the text of a program to expression trees and vertices."""
