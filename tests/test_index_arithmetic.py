@@ -411,7 +411,8 @@ def test_a_guarded_label_inside_of_a_sum_may_go_further_than_its_tensor():
         (
             "y[i] = sum[k:9](x[1:][i+k])",
             "p:1:17: no value of label i keeps x[1:][i + k] inside of its tensor; "
-            "expected a longer tensor or smaller extents",
+            "expected a longer tensor or smaller extents; i starts at 0, and where(...) guards an "
+            "index that leaves its tensor",
         ),
         (
             "y[i] = x[x[1:][i]]",

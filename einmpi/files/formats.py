@@ -201,7 +201,10 @@ def known_format(place: str, file: str, writable: bool = False) -> FileFormat:
             what = f"{file!r:.60} is not a file of a known format"
         else:
             what = f"{found.name} files can be read but not written"
-        raise InputError(place, what, f"a file name that ends in one of {listed}")
+        hint = ""
+        if split_short_form(file)[1]:
+            hint = f"the short form {file!r:.60} stands alone, without file ="
+        raise InputError(place, what, f"a file name that ends in one of {listed}", hint)
     return found
 
 

@@ -254,7 +254,9 @@ class SymbolTable:
         if best[0] == 0:
             tensor = self.written(best[1])
             what = f"no value of label {label} keeps {tensor} inside of its tensor"
-            raise InputError(self.where(best[1]), what, "a longer tensor or smaller extents")
+            expected = "a longer tensor or smaller extents"
+            hint = f"{label} starts at 0, and where(...) guards an index that leaves its tensor"
+            raise InputError(self.where(best[1]), what, expected, hint)
         owner.extents[label] = best
         return best[0]
 

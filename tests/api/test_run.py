@@ -208,3 +208,15 @@ def test_inputs_of_a_compiled_job_by_name():
         )
 
     run_threads(2, on_rank)
+
+
+def test_a_job_with_a_loop_is_not_compiled(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'program = "y[i] = x[i] / 2"\n[inputs]\nx = { shape = [4], random = "ones" }\n'
+        '[loop]\nsteps = 3\ncarry = { x = "y" }\n'
+    )
+    assert error(einmpi.compile, einmpi.load(path)) == (
+        "compile: the job has a loop; expected a job without one; einmpi.loop and einmpi.run "
+        "repeat its steps"
+    )

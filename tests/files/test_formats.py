@@ -233,3 +233,9 @@ def test_suffixes_have_one_owner():
 )
 def test_splitting_the_short_form(text, file, name):
     assert split_short_form(text) == (file, name)
+
+
+def test_the_short_form_as_the_name_of_a_file():
+    with pytest.raises(InputError) as caught:
+        known_format("job.toml:3:1", "u.h5:/u")
+    assert str(caught.value).endswith("; the short form 'u.h5:/u' stands alone, without file =")
