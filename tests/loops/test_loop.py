@@ -353,3 +353,10 @@ def test_scans_and_scattered_results_in_a_loop(ranks):
     # The last change is 1e-14, and steps shrink it by 0.85.
     np.testing.assert_allclose(outputs["p"], expected, rtol=0, atol=1e-13)
     np.testing.assert_allclose(outputs["below"], np.cumsum(expected), rtol=0, atol=2e-12)
+
+
+def test_a_job_with_a_loop_is_not_compiled(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    job = einmpi.load(tmp_path / "job.toml")
+    with pytest.raises(InputError, match="compile: the job has a loop; expected a job without one"):
+        einmpi.compile(job)
