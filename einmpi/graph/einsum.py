@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +23,15 @@ from einmpi.graph.scalar import (
     Const,
     Element,
     Index,
+    IndexEntries,
     Number,
     Scalar,
+    gathers_in,
+    labels_in,
     labels_of,
     rebuild,
     walk,
+    with_gathers,
 )
 from einmpi.graph.scan_blocks import (
     BlockedScan,
@@ -36,9 +40,6 @@ from einmpi.graph.scan_blocks import (
     recognise_totals,
 )
 from einmpi.graph.segments import Segments, find_segments, used_labels
-
-# A plain dimension is indexed by a label, a gathered one by an expression over Args and Indexes.
-OperandIndex: TypeAlias = tuple[str | Scalar, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class EinSum:
     """
 
     output: tuple[str, ...]
-    operands: tuple[OperandIndex, ...]
+    operands: tuple[IndexEntries, ...]
     function: Scalar
     aggregation: str | None
     aggregated: tuple[str, ...]
@@ -205,7 +206,7 @@ class EinSum:
         """Labels whose values are used, as in X[i] + i."""
         trees = [self.function]
         for index in self.operands:
-            trees.extend(entry for entry in index if not isinstance(entry, str))
+            trees.extend(gathers_in(index))
         used: set[str] = set()
         for tree in trees:
             used.update(node.label for node in walk(tree) if isinstance(node, Index))
@@ -233,7 +234,7 @@ class EinSum:
         """Return the labels whose extent follows from an operand."""
         found: list[str] = []
         for index in self.operands:
-            found.extend(entry for entry in index if isinstance(entry, str))
+            found.extend(labels_in(index))
         return unique(found)
 
 
@@ -242,13 +243,13 @@ def _steps(function: Scalar) -> int:
     return sum(isinstance(node, Call) for node in walk(function))
 
 
-def close(expression: Scalar) -> tuple[Scalar, tuple[OperandIndex, ...], tuple[str, ...]]:
+def close(expression: Scalar) -> tuple[Scalar, tuple[IndexEntries, ...], tuple[str, ...]]:
     """Turn elements into numbered operands.
 
     Return the function over Args, the operands' indices, and their tensors. The same element
     twice is one operand. The index tensors of a gather come before the tensor they index.
     """
-    position: dict[tuple[str, OperandIndex], int] = {}
+    position: dict[tuple[str, IndexEntries], int] = {}
 
     def leaf(node: Scalar) -> Scalar:
         if not isinstance(node, Element):
@@ -274,12 +275,9 @@ def reopen(einsum: EinSum, tensors: Sequence[str]) -> Scalar:
     return rebuild(einsum.function, leaf)
 
 
-def _rebuilt_index(index: OperandIndex, leaf: Callable[[Scalar], Scalar]) -> OperandIndex:
+def _rebuilt_index(index: IndexEntries, leaf: Callable[[Scalar], Scalar]) -> IndexEntries:
     """Return an index with `leaf` applied inside of its gathers."""
-    entries: list[str | Scalar] = []
-    for entry in index:
-        entries.append(entry if isinstance(entry, str) else rebuild(entry, leaf))
-    return tuple(entries)
+    return with_gathers(index, lambda gather: rebuild(gather, leaf))
 
 
 def make_einsum(

@@ -10,6 +10,8 @@ from typing import TypeAlias
 from einmpi.graph.scalar import Call, Const, Index, Scalar, walk
 
 LARGEST_INDEX = 2**62  # and more might wrap around in 64 bits
+# What a comparison becomes if its sides change places, or both are multiplied by −1.
+MIRRORED_COMPARISONS = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 Interval: TypeAlias = tuple[int, int]  # the least value and the greatest one
 
 

@@ -43,7 +43,7 @@ class Element:
     """An element of a named tensor. Each index is a label, or an integer expression (a gather)."""
 
     tensor: str
-    index: tuple[str | Scalar, ...]
+    index: IndexEntries
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,23 @@ class Call:
 
 
 Scalar: TypeAlias = Const | Index | Arg | Element | Call
+# What indexes the dimensions of a tensor: labels, or integer expressions, which are gathers.
+IndexEntries: TypeAlias = tuple[str | Scalar, ...]
+
+
+def labels_in(index: IndexEntries) -> tuple[str, ...]:
+    """Return the entries of an index that are labels."""
+    return tuple(entry for entry in index if isinstance(entry, str))
+
+
+def gathers_in(index: IndexEntries) -> tuple[Scalar, ...]:
+    """Return the entries of an index that are expressions."""
+    return tuple(entry for entry in index if not isinstance(entry, str))
+
+
+def with_gathers(index: IndexEntries, change: Callable[[Scalar], Scalar]) -> IndexEntries:
+    """Return an index with its expressions changed; labels stay."""
+    return tuple(entry if isinstance(entry, str) else change(entry) for entry in index)
 
 
 def children(node: Scalar) -> tuple[Scalar, ...]:
@@ -62,7 +79,7 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
     if isinstance(node, Call):
         return node.args
     if isinstance(node, Element):
-        return tuple(entry for entry in node.index if not isinstance(entry, str))
+        return gathers_in(node.index)
     return ()
 
 
@@ -134,5 +151,5 @@ def is_plain(expression: Scalar) -> bool:
     """
     if not isinstance(expression, Element):
         return False
-    labels = {entry for entry in expression.index if isinstance(entry, str)}
+    labels = set(labels_in(expression.index))
     return len(labels) == len(expression.index)

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES
-from einmpi.graph.scalar import Arg, Call, Const, Index, Number, Scalar
-
-OperandIndex: TypeAlias = tuple[str | Scalar, ...]
+from einmpi.graph.scalar import Arg, Call, Const, Index, IndexEntries, Number, Scalar
 
 
 @dataclass(frozen=True)
@@ -117,7 +114,7 @@ def value_up_to(
 
 
 def recognise_totals(
-    function: Scalar, operands: Sequence[OperandIndex], output: Sequence[str], inside: str
+    function: Scalar, operands: Sequence[IndexEntries], output: Sequence[str], inside: str
 ) -> BlockTotals | None:
     """Return what a vertex computes if that is the total of each block, else None."""
     match function:
@@ -151,7 +148,7 @@ def recognise_totals(
 
 def recognise_blocked_scan(
     function: Scalar,
-    operands: Sequence[OperandIndex],
+    operands: Sequence[IndexEntries],
     output: Sequence[str],
     inside: str,
     aggregation: str,
@@ -210,7 +207,7 @@ def _blocks_and_number(first: Scalar) -> tuple[Blocks, Scalar] | None:
 
 
 def _place_of(
-    index: OperandIndex, position: Scalar, lines: Sequence[str]
+    index: IndexEntries, position: Scalar, lines: Sequence[str]
 ) -> tuple[int, int] | None:
     """Return the dimension that is indexed by a position, and the index at which it begins.
 

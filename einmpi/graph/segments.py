@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from einmpi.graph.aggregations import Aggregation
 from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Arg, Call, Const, Element, Index, Number, Scalar, walk
-
-# What indexes the dimensions of an operand: labels, or expressions over Args and Indexes.
-Entries: TypeAlias = tuple[str | Scalar, ...]
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Const,
+    Element,
+    Index,
+    IndexEntries,
+    Number,
+    Scalar,
+    gathers_in,
+    labels_in,
+    walk,
+    with_gathers,
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +50,11 @@ class Segments:
     index_labels: tuple[str, ...]
     body: Scalar
     masked: Number
-    operands: tuple[Entries, ...]
+    operands: tuple[IndexEntries, ...]
 
 
 def find_segments(
-    function: Scalar, operands: Sequence[Entries], output: Sequence[str], record: Aggregation
+    function: Scalar, operands: Sequence[IndexEntries], output: Sequence[str], record: Aggregation
 ) -> Segments | None:
     """Return what an EinSum with this ⊗ and ⊕ scatters; None if it is of another form."""
     match function:
@@ -63,7 +72,7 @@ def find_segments(
     # Taking the number once must be the same as taking it for each value that goes elsewhere.
     if not record.is_idempotent and masked != record.empty:
         return None
-    entries = tuple(_with_other_guard(index, condition, None) for index in operands)
+    entries = tuple(_index_with_other_guard(index, condition, None) for index in operands)
     index_labels = unique(*(used_labels(index, entries) for index in indices.values()))
     if not set(indices).isdisjoint(index_labels):
         return None
@@ -92,7 +101,7 @@ def _scattered_label(
     return None
 
 
-def used_labels(node: Scalar, operands: Sequence[Entries]) -> tuple[str, ...]:
+def used_labels(node: Scalar, operands: Sequence[IndexEntries]) -> tuple[str, ...]:
     """Return the labels that an expression over Args depends on, given the operands' indices."""
     found: dict[str, None] = {}
     waiting = [node]
@@ -101,11 +110,9 @@ def used_labels(node: Scalar, operands: Sequence[Entries]) -> tuple[str, ...]:
             if isinstance(part, Index):
                 found[part.label] = None
             elif isinstance(part, Arg):
-                for entry in operands[part.position]:
-                    if isinstance(entry, str):
-                        found[entry] = None
-                    else:
-                        waiting.append(entry)
+                index = operands[part.position]
+                found.update(dict.fromkeys(labels_in(index)))
+                waiting.extend(gathers_in(index))
     return tuple(found)
 
 
@@ -122,15 +129,11 @@ def with_other_guard(node: Scalar, condition: Scalar, other: Scalar | None) -> S
             return changed[1] if other is None else Call("where", (other, *changed[1:]))
         return Call(node.op, tuple(changed))
     if isinstance(node, Element):
-        return Element(node.tensor, _with_other_guard(node.index, condition, other))
+        return Element(node.tensor, _index_with_other_guard(node.index, condition, other))
     return node
 
 
-def _with_other_guard(index: Entries, condition: Scalar, other: Scalar | None) -> Entries:
-    entries: list[str | Scalar] = []
-    for entry in index:
-        if isinstance(entry, str):
-            entries.append(entry)
-        else:
-            entries.append(with_other_guard(entry, condition, other))
-    return tuple(entries)
+def _index_with_other_guard(
+    index: IndexEntries, condition: Scalar, other: Scalar | None
+) -> IndexEntries:
+    return with_gathers(index, lambda gather: with_other_guard(gather, condition, other))

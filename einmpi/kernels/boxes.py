@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import TypeAlias
 
 Box: TypeAlias = dict[str, slice]
+
+
+def halve_step(steps: dict[str, int], label: str, most_elements: int, least: int = 1) -> None:
+    """Halve the step of a label until a box has few enough elements, or the step is `least`."""
+    while prod(steps.values()) > most_elements and steps[label] > least:
+        steps[label] = -(-steps[label] // 2)
 
 
 def boxes(extent: Mapping[str, int], steps: Mapping[str, int]) -> Iterator[Box]:

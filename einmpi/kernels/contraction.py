@@ -15,7 +15,7 @@ from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
+from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, labels_in, walk
 
 Labels: TypeAlias = tuple[str, ...]
 Extent: TypeAlias = Mapping[str, int]
@@ -58,7 +58,7 @@ def recognise_contraction(einsum: EinSum) -> Contraction | None:
     indices: list[Labels] = []
     for position in positions:
         index = einsum.operands[position]
-        labels = tuple(entry for entry in index if isinstance(entry, str))
+        labels = labels_in(index)
         if len(labels) < len(index):
             return None  # the operand is gathered
         indices.append(labels)

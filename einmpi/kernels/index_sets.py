@@ -17,9 +17,26 @@ import numpy as np
 
 from einmpi.graph.arithmetic import infer
 from einmpi.graph.dtypes import Type
-from einmpi.graph.einsum import EinSum, OperandIndex
-from einmpi.graph.index_arithmetic import Affine, Interval, affine_of, interval_of
-from einmpi.graph.scalar import Arg, Call, Const, Scalar, rebuild, walk
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.index_arithmetic import (
+    MIRRORED_COMPARISONS,
+    Affine,
+    Interval,
+    affine_of,
+    interval_of,
+)
+from einmpi.graph.scalar import (
+    Arg,
+    Call,
+    Const,
+    IndexEntries,
+    Scalar,
+    gathers_in,
+    rebuild,
+    walk,
+    with_gathers,
+)
+from einmpi.kernels.operands import operands_read
 from einmpi.schedule.regions import Runs, intersect, length, one_run
 
 Array: TypeAlias = Any  # of any library
@@ -29,7 +46,6 @@ MIN_SPLIT_VALUES = 2**18  # with fewer, the calls would cost more than the condi
 MAX_PARTS = 32
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _CLAMPS = {"minimum": "<=", "maximum": ">="}  # the comparison by which the first one is taken
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,7 @@ class Part:
         """Return what this part writes of the output of the whole EinSum."""
         return self._select(array, einsum.output)
 
-    def _select(self, array: Array, index: OperandIndex) -> Array:
+    def _select(self, array: Array, index: IndexEntries) -> Array:
         if not self.positions:
             return array
         positions = dict(self.positions)
@@ -136,7 +152,7 @@ def _borders(einsum: EinSum) -> dict[str, set[int]]:
     borders: dict[str, set[int]] = {}
     trees = [einsum.function]
     for entries in einsum.operands:
-        trees.extend(entry for entry in entries if not isinstance(entry, str))
+        trees.extend(gathers_in(entries))
     for tree in trees:
         for node in walk(tree):
             if not isinstance(node, Call) or len(node.args) != 2:
@@ -158,7 +174,7 @@ def _changes(op: str, difference: Affine) -> list[int]:
     if coefficient < 0:  # both sides times -1
         coefficient = -coefficient
         constant = -constant
-        op = _MIRRORED.get(op, op)
+        op = MIRRORED_COMPARISONS[op]
     at_least_zero = -(constant // coefficient)
     above_zero = -constant // coefficient + 1
     if op in ("<=", ">"):
@@ -178,43 +194,24 @@ def _part(
     bounds = {label: (owned[0][0], owned[-1][1] - 1) for label, owned in runs.items()}
     simplify = _Simplifier(bounds, dtypes)
     function = simplify.at_root(einsum.function)
-    indices: list[OperandIndex] = []
+    indices: list[IndexEntries] = []
     for entries in einsum.operands:
-        simple: list[str | Scalar] = []
-        for entry in entries:
-            simple.append(entry if isinstance(entry, str) else simplify.expression(entry))
-        indices.append(tuple(simple))
-    taken = _operands_read(function, indices)
+        indices.append(with_gathers(entries, simplify.expression))
+    taken = operands_read([function], indices)
     number = {position: k for k, position in enumerate(taken)}
 
     def renumber(leaf: Scalar) -> Scalar:
         return Arg(number[leaf.position]) if isinstance(leaf, Arg) else leaf
 
-    kept: list[OperandIndex] = []
+    kept: list[IndexEntries] = []
     for position in taken:
-        renumbered: list[str | Scalar] = []
-        for entry in indices[position]:
-            renumbered.append(entry if isinstance(entry, str) else rebuild(entry, renumber))
-        kept.append(tuple(renumbered))
+        kept.append(with_gathers(indices[position], lambda gather: rebuild(gather, renumber)))
     extents = tuple((label, length(runs[label])) for label, _ in einsum.extents)
     part = replace(
         einsum, operands=tuple(kept), function=rebuild(function, renumber), extents=extents
     )
     index = tuple((label, runs[label]) for label in part.labels_as_numbers)
     return Part(part, taken, positions, index)
-
-
-def _operands_read(function: Scalar, indices: Sequence[OperandIndex]) -> tuple[int, ...]:
-    """Return the operands that a function needs, those that gathers need among them."""
-    found: set[int] = set()
-    waiting = [function]
-    while waiting:
-        for node in walk(waiting.pop()):
-            if isinstance(node, Arg) and node.position not in found:
-                found.add(node.position)
-                entries = indices[node.position]
-                waiting.extend(entry for entry in entries if not isinstance(entry, str))
-    return tuple(sorted(found))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from einmpi.graph.scalar import Scalar
+from einmpi.graph.scalar import Scalar, gathers_in
 from einmpi.kernels.loop_nest import (
     Access,
     Axis,
@@ -21,7 +21,6 @@ from einmpi.kernels.loop_nest import (
     Nest,
     axes_of,
 )
-from einmpi.kernels.operands import gathers_of
 
 PACKED_BYTES = 2**22  # of an operand that are copied at a time, to be contiguous along the lanes
 MIN_PACKED_LANES = 512  # that such a copy has, if there are so many
@@ -57,7 +56,7 @@ def bind_nest(
     choice = _LoopChoice(
         axes=axes_of(arrays, extents),
         itemsizes=[np.dtype(array.dtype).itemsize for array in arrays],
-        is_gathered=[bool(gathers_of(array.index)) for array in arrays],
+        is_gathered=[bool(gathers_in(array.index)) for array in arrays],
     )
     # Of equally good axes the last one: its label is the last of an index.
     lane = min(reversed(choice.axes), key=choice.cost_of_lanes)
@@ -67,7 +66,7 @@ def bind_nest(
     for k, array in enumerate(arrays):
         is_dense = lane.strides[k] == choice.itemsizes[k] or k in packed
         loops = tuple(loop for loop, axis in enumerate(axes) if axis.strides[k])
-        gathers = gathers_of(array.index)
+        gathers = gathers_in(array.index)
         accesses.append(Access(array.dtype, loops, is_dense, gathers, array.counts))
     if has_rows:
         width = NARROW_TILE_LANES if lane.extent <= NARROW_TILE_LANES else TILE_LANES

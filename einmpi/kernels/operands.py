@@ -4,7 +4,7 @@ indices are applied beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,11 +12,19 @@ import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
 from einmpi.graph.labels import unique
-from einmpi.graph.scalar import Arg, Const, Index, Scalar, rebuild, walk
+from einmpi.graph.scalar import (
+    Arg,
+    Const,
+    Index,
+    IndexEntries,
+    Scalar,
+    gathers_in,
+    rebuild,
+    walk,
+    with_gathers,
+)
 
 Array: TypeAlias = npt.NDArray[Any]
-# What indexes the dimensions of an array: labels, or expressions of a gather.
-IndexEntries: TypeAlias = tuple[str | Scalar, ...]
 
 
 class NumberedOperands(NamedTuple):
@@ -34,12 +42,21 @@ def expressions_of(einsum: EinSum) -> Iterator[Scalar]:
     """Yield ⊗ and every index expression of a gather."""
     yield einsum.function
     for index in einsum.operands:
-        yield from gathers_of(index)
+        yield from gathers_in(index)
 
 
-def gathers_of(index: IndexEntries) -> tuple[Scalar, ...]:
-    """Return the entries of an index that are expressions and not labels."""
-    return tuple(entry for entry in index if not isinstance(entry, str))
+def operands_read(
+    expressions: Iterable[Scalar], indices: Sequence[IndexEntries]
+) -> tuple[int, ...]:
+    """Return the operands that expressions need, those that gathers need among them."""
+    found: set[int] = set()
+    waiting = list(expressions)
+    while waiting:
+        for node in walk(waiting.pop()):
+            if isinstance(node, Arg) and node.position not in found:
+                found.add(node.position)
+                waiting.extend(gathers_in(indices[node.position]))
+    return tuple(sorted(found))
 
 
 @lru_cache(maxsize=1024)
@@ -58,10 +75,10 @@ def number_operands(einsum: EinSum) -> NumberedOperands:
             return Arg(len(einsum.operands) + labels.index(leaf.label))
         return leaf
 
-    def renumber(entry: str | Scalar) -> str | Scalar:
-        return entry if isinstance(entry, str) else rebuild(entry, as_operand)
+    def renumber(gather: Scalar) -> Scalar:
+        return rebuild(gather, as_operand)
 
-    indices = [tuple(map(renumber, index)) for index in einsum.operands]
+    indices = [with_gathers(index, renumber) for index in einsum.operands]
     label_indices = [(label,) for label in labels]
     return NumberedOperands(
         function=rebuild(einsum.function, as_operand),

@@ -18,7 +18,7 @@ from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES, computed_dtype
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call
+from einmpi.graph.scalar import Arg, Call, labels_in
 from einmpi.kernels.ufuncs import apply, in_float32, reduce_block
 
 MAX_BLOCK_ELEMENTS = 2**21  # of a temporary array
@@ -132,7 +132,7 @@ def _plain_factors(
         if not isinstance(node, Arg):
             return []
         index = einsum.operands[node.position]
-        labels = tuple(entry for entry in index if isinstance(entry, str))
+        labels = labels_in(index)
         if len(labels) < len(index):
             return []
         used.update(labels)

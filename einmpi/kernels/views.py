@@ -10,8 +10,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from einmpi.graph.einsum import EinSum, OperandIndex
+from einmpi.graph.einsum import EinSum
 from einmpi.graph.index_arithmetic import Affine, affine_of
+from einmpi.graph.scalar import IndexEntries
 from einmpi.kernels.operands import check_index_range
 from einmpi.schedule.regions import Runs
 
@@ -49,7 +50,7 @@ def view_operands(
 
 
 def _affine_entries(
-    entries: OperandIndex, starts: Mapping[str, int | None]
+    entries: IndexEntries, starts: Mapping[str, int | None]
 ) -> tuple[Affine, ...] | None:
     """Return the indices as functions of positions, which count from 0; None if one is not affine.
 

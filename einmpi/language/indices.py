@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from einmpi.errors import InputError
-from einmpi.graph.index_arithmetic import Affine, Interval, affine_of, interval_of
+from einmpi.graph.index_arithmetic import (
+    MIRRORED_COMPARISONS,
+    Affine,
+    Interval,
+    affine_of,
+    interval_of,
+)
 from einmpi.graph.scalar import Call, Const, Index, Scalar
 from einmpi.language.syntax import entries
 
@@ -107,7 +113,6 @@ def index_from_start(where: str, index: int, extent: int) -> int:
 Guard = tuple[Scalar, bool]
 
 _OPPOSITE = {"<": ">=", ">=": "<", ">": "<=", "<=": ">", "==": "!=", "!=": "=="}
-_MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "==", "!=": "!="}
 
 
 def narrow(bounds: Mapping[str, Interval], guards: Sequence[Guard]) -> dict[str, Interval] | None:
@@ -152,7 +157,7 @@ def _apply(comparison: str, affine: Affine, bounds: dict[str, Interval]) -> None
     if coefficient < 0:  # both sides times -1
         coefficient = -coefficient
         constant = -constant
-        comparison = _MIRRORED[comparison]
+        comparison = MIRRORED_COMPARISONS[comparison]
     low, high = bounds[label]
     # coefficient · label < -constant, and so on
     if comparison in ("<", "<=", "=="):

@@ -8,7 +8,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.graph.einsum import EinSum, OperandIndex
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import IndexEntries
 
 # A row for each way to cut, a column for each label: how many of its indices a piece has.
 Sizes = npt.NDArray[np.int64]
@@ -107,7 +108,7 @@ def pieces_bytes(
 
 
 def _elements(
-    entries: OperandIndex, shape: Sequence[int], sizes: Sizes, column: dict[str, int]
+    entries: IndexEntries, shape: Sequence[int], sizes: Sizes, column: dict[str, int]
 ) -> Amounts:
     """Return the elements of a tensor's piece; a gathered dimension is needed whole."""
     total = np.ones(len(sizes))

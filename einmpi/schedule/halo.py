@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from einmpi.graph.arithmetic import call
-from einmpi.graph.einsum import OperandIndex
 from einmpi.graph.index_arithmetic import arithmetic_labels, interval_of
-from einmpi.graph.scalar import Const, Scalar
+from einmpi.graph.scalar import Const, IndexEntries, Scalar
 from einmpi.planner.moving.halo import Needed, axes_of_labels, is_inside, shares_of
 from einmpi.planner.moving.halo_counts import most_needed
 from einmpi.schedule.layout import Layout
@@ -48,8 +47,8 @@ def _needed_region(
 
 
 def index_in_region(
-    entries: OperandIndex, region: Region, shares: Mapping[str, Runs]
-) -> OperandIndex:
+    entries: IndexEntries, region: Region, shares: Mapping[str, Runs]
+) -> IndexEntries:
     """Return an index for a buffer that holds only this region, where it begins at 0.
 
     `shares` are the indices of the labels with which the rank computes.
@@ -92,7 +91,7 @@ def _less(entry: Scalar, start: int) -> Scalar:
 
 
 def select_in_region(
-    operand: int, entries: OperandIndex, region: Region, shares: Mapping[str, Runs]
+    operand: int, entries: IndexEntries, region: Region, shares: Mapping[str, Runs]
 ) -> Iterator[tuple[int, int, Runs]]:
     """Yield what a kernel takes of the dimensions of a region that labels index, if not all."""
     for dimension, entry in enumerate(entries):

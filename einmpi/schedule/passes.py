@@ -11,7 +11,8 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.graph.einsum import EinSum, OperandIndex
+from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import IndexEntries
 from einmpi.planner.pieces import Amounts, Sizes, block_sizes, counts, pieces_bytes
 from einmpi.schedule.regions import Region, Runs, one_run, stretch, whole
 from einmpi.schedule.steps import Kernel, Passes
@@ -233,7 +234,7 @@ def _copied_once(
 
 
 def _times_copied(
-    entries: OperandIndex, parts_of: Mapping[str, Amounts], loops: Sequence[str]
+    entries: IndexEntries, parts_of: Mapping[str, Amounts], loops: Sequence[str]
 ) -> Amounts:
     """Return how often each piece of an operand is copied, for each way to cut.
 

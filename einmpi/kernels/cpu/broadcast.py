@@ -5,15 +5,14 @@ slow, small in memory, always right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import numpy as np
 
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Scalar, walk
-from einmpi.kernels.boxes import Box, boxes
+from einmpi.graph.scalar import Scalar, labels_in, walk
+from einmpi.kernels.boxes import Box, boxes, halve_step
 from einmpi.kernels.operands import Array, check_index_range, expressions_of
 from einmpi.kernels.ufuncs import apply, reduce_block
 
@@ -71,8 +70,7 @@ def _block_steps(einsum: EinSum) -> dict[str, int]:
     nodes = sum(len(walk(expression)) for expression in expressions_of(einsum))
     limit = BLOCK_ELEMENTS * FULL_BLOCK_NODES // max(FULL_BLOCK_NODES, nodes)
     for label in steps:
-        while prod(steps.values()) > limit and steps[label] > 1:
-            steps[label] = -(-steps[label] // 2)
+        halve_step(steps, label, limit)
     return steps
 
 
@@ -101,7 +99,7 @@ def _compute_block(
             indices[label] = index[label][box[label]].reshape(shape)
     values: list[Any] = []
     for operand, entries in zip(operands, einsum.operands, strict=True):
-        plain = [entry for entry in entries if isinstance(entry, str)]
+        plain = labels_in(entries)
         if len(set(plain)) == len(entries):
             values.append(operand_view(operand, plain, labels, box))
         else:  # a gather, or a diagonal

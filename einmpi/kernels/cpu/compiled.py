@@ -20,14 +20,13 @@ from numpy.lib.stride_tricks import as_strided
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.graph.dtypes import DTYPES, Type
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Scalar
+from einmpi.graph.scalar import Arg, IndexEntries, Scalar
 from einmpi.kernels.cpu.loop_source import kernel_source
 from einmpi.kernels.cpu.scalar_source import is_supported
 from einmpi.kernels.loop_choice import MIN_PACKED_LANES, PACKED_BYTES, bind_nest
 from einmpi.kernels.loop_nest import BoundNest, Counter, IndexedArray, Nest, Range, counted
 from einmpi.kernels.operands import (
     Array,
-    IndexEntries,
     apply_constant_indices,
     check_index_range,
     expressions_of,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
-from einmpi.graph.scalar import Scalar
+from einmpi.graph.scalar import IndexEntries, Scalar
 from einmpi.kernels.cpu.compiled import (
     CompiledKernel,
     OperandView,
@@ -25,7 +25,7 @@ from einmpi.kernels.cpu.compiled import (
     pool,
 )
 from einmpi.kernels.loop_nest import BoundNest, Counter, counted
-from einmpi.kernels.operands import Array, IndexEntries, number_operands
+from einmpi.kernels.operands import Array, number_operands
 from einmpi.schedule.regions import indices
 from einmpi.schedule.steps import Group, Kernel, Slot
 

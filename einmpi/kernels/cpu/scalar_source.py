@@ -10,13 +10,13 @@ import numpy as np
 
 from einmpi.graph.arithmetic import compute_types, infer
 from einmpi.graph.dtypes import DTYPES, Type
+from einmpi.graph.index_arithmetic import MIRRORED_COMPARISONS
 from einmpi.graph.operations import OPERATIONS, Operation
 from einmpi.graph.scalar import Arg, Call, Const, Number, Scalar, walk
 from einmpi.kernels.loop_nest import COUNTER_STEP, Nest
 from einmpi.kernels.powers import whole_power
 
-MAX_NODES = 256  # of a function: a larger one takes too long to compile
-MIRRORED_COMPARISONS = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+MAX_NODES = 256
 
 
 def is_supported(function: Scalar, leaf: Callable[[Scalar], Type]) -> bool:

@@ -16,13 +16,13 @@ import numpy as np
 from einmpi.graph.aggregations import AGGREGATIONS, Aggregation
 from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Const, Scalar, walk
+from einmpi.graph.scalar import Const, Scalar, labels_in
 from einmpi.graph.segments import Segments
-from einmpi.kernels.boxes import Box, boxes
+from einmpi.kernels.boxes import Box, boxes, halve_step
 from einmpi.kernels.cpu.broadcast import gathered_operand, operand_view
 from einmpi.kernels.cpu.compiled import is_addressable
 from einmpi.kernels.cpu.scatter_loops import add_by_loops, supports_scatter_loops
-from einmpi.kernels.operands import Array
+from einmpi.kernels.operands import Array, operands_read
 from einmpi.kernels.ufuncs import apply
 
 CHUNK_PLACES = 2**19  # places that are computed at a time: 4 MiB for each scattered label
@@ -132,8 +132,7 @@ def _output_boxes(scatter: Scatter, itemsize: int) -> Iterator[Box]:
     free = [label for label in einsum.output if label not in scattered]
     for label in (*free, *scattered, *free):
         least = MIN_CUT_EXTENT if label in free and steps[scattered[-1]] > 1 else 1
-        while prod(steps.values()) * itemsize > TOTAL_BYTES and steps[label] > least:
-            steps[label] = -(-steps[label] // 2)
+        halve_step(steps, label, TOTAL_BYTES // itemsize, least)
     return boxes(einsum.extent, steps)
 
 
@@ -144,8 +143,7 @@ def _fill_totals(scatter: Scatter, rule: Aggregation, totals: Array, threads: in
     extent = scatter.einsum.extent
     steps = {label: extent[label] for label in scatter.segments.index_labels}
     for label in steps:
-        while prod(steps.values()) > CHUNK_PLACES and steps[label] > 1:
-            steps[label] = -(-steps[label] // 2)
+        halve_step(steps, label, CHUNK_PLACES)
     for box in boxes(extent, steps):
         chunk = scatter.part(box)
         places = _places(chunk)
@@ -271,17 +269,11 @@ def _operand_values(
 
     With a box, operands indexed by labels alone are views.
     """
-    needed: set[int] = set()
-    waiting = list(expressions)
     entries_of = scatter.segments.operands
-    while waiting:
-        for node in walk(waiting.pop()):
-            if isinstance(node, Arg) and node.position not in needed:
-                needed.add(node.position)
-                waiting += [x for x in entries_of[node.position] if not isinstance(x, str)]
+    needed = operands_read(expressions, entries_of)
     values: list[Any] = []
     for number, (operand, entries) in enumerate(zip(scatter.operands, entries_of, strict=True)):
-        plain = [entry for entry in entries if isinstance(entry, str)]
+        plain = labels_in(entries)
         if number not in needed:
             values.append(None)
         elif box is not None and len(set(plain)) == len(entries):
@@ -311,8 +303,7 @@ def _add_by_numpy(
     chosen = np.nonzero((place >= 0) & (place < extent[segments.labels[0]]))
     steps = {label: max(1, extent[label]) for label in others}
     for label in steps:
-        while prod(steps.values()) > BLOCK_ELEMENTS and steps[label] > 1:
-            steps[label] = -(-steps[label] // 2)
+        halve_step(steps, label, BLOCK_ELEMENTS)
     rows = max(1, BLOCK_ELEMENTS // prod(steps.values()))
     for start in range(0, len(chosen[0]), rows):
         taken = tuple(axis[start : start + rows] for axis in chosen)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.einsum import EinSum
-from einmpi.graph.scalar import Arg, Call, Index, Scalar, rebuild
+from einmpi.graph.scalar import Arg, Call, Index, IndexEntries, Scalar, gathers_in, rebuild
 from einmpi.graph.segments import Segments
 from einmpi.kernels.cpu.compiled import (
     MIN_SHARED_LANES,
@@ -34,7 +34,7 @@ from einmpi.kernels.loop_nest import (
     axes_of,
     counted,
 )
-from einmpi.kernels.operands import Array, IndexEntries, gathers_of, number_operands
+from einmpi.kernels.operands import Array, number_operands
 
 MANY_LANES = 2  # the width of a nest with more than one lane, all of which are computed at a time
 
@@ -195,7 +195,7 @@ def _bind_scatter(
     for k, array in enumerate(arrays):
         loops = tuple(loop for loop, axis in enumerate(ordered) if axis.strides[k])
         is_dense = lane.strides[k] == itemsizes[k]
-        gathers = gathers_of(array.index)
+        gathers = gathers_in(array.index)
         accesses.append(Access(array.dtype, loops, is_dense, gathers, array.counts))
     nest = Nest(
         function=number_operands(einsum).function,

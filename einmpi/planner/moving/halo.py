@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.graph.einsum import OperandIndex
 from einmpi.graph.index_arithmetic import Interval, arithmetic_labels, intervals_of
-from einmpi.graph.scalar import Scalar
+from einmpi.graph.scalar import IndexEntries, Scalar
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.runs import Runs, intersect, one_run, share, whole
 
@@ -35,7 +34,7 @@ class Needed:
     """
 
     bound: tuple[int, ...]  # of the tensor
-    indices: tuple[OperandIndex, ...]
+    indices: tuple[IndexEntries, ...]
     extents: tuple[tuple[str, int], ...]  # of all labels of the vertex
 
     # The search asks very often; expressions are slow to hash and to go through.
