@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from einmpi.job.job import Job
     from einmpi.job.loop import Loop
     from einmpi.loops.checkpoints import LoopCheckpoints
-    from einmpi.report.results import Report
+    from einmpi.loops.running import LoopResult, LoopRun
+    from einmpi.report.results import LoopReport, Report
 
 
 def run_claimed_loop(
@@ -42,7 +43,7 @@ def run_claimed_loop(
     from einmpi.process.first_use import first_use_seconds
     from einmpi.process.notes import activity_writer
     from einmpi.report.loop_progress import LoopProgress
-    from einmpi.report.results import LoopReport, Report, figures, totals
+    from einmpi.report.results import Report, figures, totals
     from einmpi.runtime.threads import threads_of
 
     loop = job.loop
@@ -78,19 +79,6 @@ def run_claimed_loop(
         "startup": first_use_seconds(),
         "total": end - start,
     }
-    once = run.once_plan
-    planned_peak = run.plan.peak if once is None else max(run.plan.peak, once.peak)
-    loop_report = LoopReport(
-        result.steps,
-        steps_before,
-        result.is_done,
-        loop.until_text,
-        result.history,
-        0 if once is None else once.bytes_predicted,
-        run.plan.bytes_predicted,
-        (measured.seconds - seconds_once) / (result.steps - steps_before),
-        planned_peak,
-    )
     report = Report(
         job,
         run.plan,
@@ -102,12 +90,41 @@ def run_claimed_loop(
         run.step.work.text,
         threads_of(comm).count,
         startup_of_first_rank(),
-        loop=loop_report,
+        loop=_loop_report(run, result, steps_before, seconds_once),
     )
     if checkpoints is not None:
         resumed_from = checkpoints.saved.place if checkpoints.saved is not None else None
         report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
     return report, checkpoints
+
+
+def _loop_report(
+    run: LoopRun, result: LoopResult, steps_before: int, seconds_once: float
+) -> LoopReport:
+    """Return the steps, the bytes and the seconds of a loop.
+
+    `steps_before` are the steps before a checkpoint, from which this run has continued.
+    `seconds_once` is the time of what was computed before the first step.
+    """
+    from einmpi.report.results import LoopReport
+
+    bytes_once = 0
+    planned_peak = run.plan.peak
+    if run.once_plan is not None:
+        bytes_once = run.once_plan.bytes_predicted
+        planned_peak = max(planned_peak, run.once_plan.peak)
+    seconds_of_steps = run.measured.seconds - seconds_once
+    return LoopReport(
+        result.steps,
+        steps_before,
+        result.is_done,
+        run.loop.until_text,
+        result.history,
+        bytes_once,
+        run.plan.bytes_predicted,
+        seconds_of_steps / (result.steps - steps_before),
+        planned_peak,
+    )
 
 
 def _open_checkpoints(

@@ -26,21 +26,27 @@ def hoist(graph: EinGraph, changing: Collection[str]) -> Hoisted:
     """
     changed = set(changing)
     for vertex in graph.vertices:
-        if any(name in changed for name in vertex.inputs):
+        if not changed.isdisjoint(vertex.inputs):
             changed.add(vertex.name)
-    from_tensors = set()  # unchanged results that depend on an input
-    for vertex in graph.vertices:
-        reads_tensor = any(graph[name].is_input or name in from_tensors for name in vertex.inputs)
-        if not vertex.is_input and vertex.name not in changed and reads_tensor:
+    inputs = {vertex.name for vertex in graph.inputs}
+    from_tensors: set[str] = set()  # unchanged results that depend on an input
+    for vertex in graph.computed:
+        if vertex.name in changed:
+            continue
+        reads_input = not inputs.isdisjoint(vertex.inputs)
+        reads_result = not from_tensors.isdisjoint(vertex.inputs)
+        if reads_input or reads_result:
             from_tensors.add(vertex.name)
 
     once_outputs = [name for name in graph.outputs if name not in changed]
     step_outputs = tuple(name for name in graph.outputs if name in changed)
     needed: dict[str, None] = {}  # hoisted tensors that a step reads
-    for vertex in graph.vertices:
-        stays = vertex.name in changed or vertex.name not in from_tensors
-        if not vertex.is_input and stays:
-            needed.update(dict.fromkeys(name for name in vertex.inputs if name in from_tensors))
+    for vertex in graph.computed:
+        if vertex.name in from_tensors:
+            continue
+        for name in vertex.inputs:
+            if name in from_tensors:
+                needed[name] = None
     step = prune(replace(graph, vertices=_with_inputs(graph, needed), outputs=step_outputs))
     names = tuple(name for name in needed if name in step.by_name)
     once_outputs += [name for name in names if name not in once_outputs]
