@@ -70,15 +70,15 @@ class ProductSplitter:
     def split(self) -> None:
         """Add the vertices of the product, or the vertex as it is if splitting gains nothing."""
         vertices_before = len(self.known)
-        factors = self.factors(self.expression) if self.op else []
-        constants = [factor for factor in factors if not labels_of(factor)]
-        tensors = [factor for factor in factors if labels_of(factor)]
-        if not self.is_valid(factors, tensors):
-            pass
-        elif not self.may_reorder(factors):
-            self.materialise_factors()
-        elif self.is_worthwhile(constants, tensors):
-            self.reorder(constants, tensors)
+        factors: list[Scalar] = []
+        if self.op:
+            factors = self.factors(self.expression)
+        constants, tensors = constants_and_tensors(factors)
+        if self.is_valid(factors, tensors):
+            if not self.may_reorder(factors):
+                self.materialise_factors()
+            elif self.is_worthwhile(constants, tensors):
+                self.reorder(constants, tensors)
         if len(self.known) <= vertices_before + 1:
             self.known[self.vertex.name] = self.vertex  # one vertex after all: as it was written
 
@@ -87,8 +87,9 @@ class ProductSplitter:
         # In any order the product is computed in the dtype that it has as written.
         converted = []
         for factor in tensors:
-            same = np.dtype(self.type(factor)) == self.dtype
-            converted.append(factor if same else _cast(factor, self.dtype.name))
+            if np.dtype(self.type(factor)) != self.dtype:
+                factor = _cast(factor, self.dtype.name)
+            converted.append(factor)
         reduced, remaining = self.aggregate_single_labels(converted)
         product = self.contract(reduced, remaining, None if constants else self.vertex.name)
         if constants:
@@ -226,8 +227,9 @@ class ProductSplitter:
         order = contraction_order(labels, output, self.einsum.extent)
         queue = list(enumerate(tensors))  # each with the place of its first factor in the program
         for pair in order:
-            sides = sorted((queue[k] for k in pair), key=lambda entry: entry[0])
-            queue = [entry for k, entry in enumerate(queue) if k not in pair]
+            # The later position is taken out first, so that the earlier one stays valid.
+            sides = [queue.pop(position) for position in sorted(pair, reverse=True)]
+            sides.sort(key=lambda entry: entry[0])
             joined = unique(*(labels_of(side) for _, side in sides))
             needed_later = set(output)
             for _, factor in queue:
@@ -276,6 +278,18 @@ class ProductSplitter:
         einsum, inputs = make_einsum(output, expression, aggregation, aggregated, extent)
         self.known[name] = make_vertex(name, einsum, inputs, self.known, places=self.vertex.places)
         return Element(name, tuple(output))
+
+
+def constants_and_tensors(factors: Sequence[Scalar]) -> tuple[list[Scalar], list[Scalar]]:
+    """Return the factors without labels, and those with labels."""
+    constants = []
+    tensors = []
+    for factor in factors:
+        if labels_of(factor):
+            tensors.append(factor)
+        else:
+            constants.append(factor)
+    return constants, tensors
 
 
 def _label_counts(labels: Sequence[str], factors: Sequence[Scalar]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import Names, unique
 from einmpi.graph.scalar import Call, Const, Element, Scalar, labels_of
 from einmpi.graph.segments import Segments, with_other_guard, without_guard
-from einmpi.graph.split.products import ProductSplitter
+from einmpi.graph.split.products import ProductSplitter, constants_and_tensors
 
 # A matrix product may take this many times the operations of scattered values: it is faster.
 MATRIX_PRODUCT_ALLOWANCE = 1.125
@@ -59,8 +59,10 @@ class _ScatterSplitter:
         self.sent: list[str] = []
         self.summed: list[str] = []
         for label in self.einsum.aggregated:
-            is_sent = label in self.segments.index_labels
-            (self.sent if is_sent else self.summed).append(label)
+            if label in self.segments.index_labels:
+                self.sent.append(label)
+            else:
+                self.summed.append(label)
 
     def split(self) -> None:
         """Add the vertex, or the two vertices that take the fewest operations."""
@@ -82,11 +84,12 @@ class _ScatterSplitter:
         body = without_guard(self.chosen, self.condition)
         output = [label for label in self.einsum.output if label in labels_of(body)]
         vertex = self._vertex(self.vertex.name, output, body, self.einsum.aggregated)
-        if vertex is None or vertex.einsum is None:
-            return None
-        product = ProductSplitter(vertex, vertex.einsum, self.known, self.names, self.strict)
-        factors = product.factors(body) if product.op else []
-        tensors = [factor for factor in factors if labels_of(factor)]
+        einsum = vertex.computed_einsum
+        product = ProductSplitter(vertex, einsum, self.known, self.names, self.strict)
+        factors: list[Scalar] = []
+        if product.op:
+            factors = product.factors(body)
+        _, tensors = constants_and_tensors(factors)
         if not product.is_valid(factors, tensors) or not product.may_reorder(factors):
             return None
         return product
