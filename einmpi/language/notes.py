@@ -48,18 +48,32 @@ def _companion(entry: Occurrence, item: Statement, known: Mapping[str, Vertex]) 
     """Return a label of the same extent in another tensor of the same aggregation."""
     if entry.extent is None:
         return None
+    for bound in _labels_bound_without_brackets(item, known):
+        nodes = [other.node for other in bound]
+        if entry.node not in nodes:
+            continue
+        beside = {other.label for other in bound if other.tensor is entry.tensor}
+        for other in bound:
+            if other.label not in beside and other.extent == entry.extent:
+                return other.label
+    return None
+
+
+def _labels_bound_without_brackets(
+    item: Statement, known: Mapping[str, Vertex]
+) -> Iterator[list[Occurrence]]:
+    """Yield the labels directly inside each aggregation that does not name its labels."""
     for node in ast.walk(item.value):
         called = called_name(node)
-        if called is None or called[1] is not None or not binds_labels(called[0]):
+        if called is None:
+            continue
+        name, brackets = called
+        if brackets is not None or not binds_labels(name):
             continue
         assert isinstance(node, ast.Call)
-        direct = []
+        direct: list[Occurrence] = []
         for argument in node.args:
-            direct += [found for found in occurrences(argument, known) if not found.nested]
-        if not any(found.node is entry.node for found in direct):
-            continue
-        beside = {found.label for found in direct if found.tensor is entry.tensor}
-        for found in direct:
-            if found.label not in beside and found.extent == entry.extent:
-                return found.label
-    return None
+            for found in occurrences(argument, known):
+                if not found.nested:
+                    direct.append(found)
+        yield direct

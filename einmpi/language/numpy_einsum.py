@@ -135,8 +135,13 @@ def check_optimize(optimize: Any, operand_count: int) -> None:
     if not is_sequence or not optimize or optimize[0] != "einsum_path":
         expected = "True, False, greedy, optimal, or a path of numpy.einsum_path"
         raise EinsumTypeError("einsum", f"optimize is {optimize!r:.60}", expected)
+    _check_path(optimize[1:], operand_count)
+
+
+def _check_path(path: Sequence[Iterable[int]], operand_count: int) -> None:
+    """Refuse a path that takes operands which are not there, or leaves more than one."""
     remaining = operand_count
-    for step in optimize[1:]:
+    for step in path:
         positions = set(step)
         if not positions or min(positions) < 0 or max(positions) >= remaining:
             what = f"the path takes operands {step} of {remaining}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import heapq
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from einmpi.errors import InputError, nearest_of
@@ -134,17 +134,25 @@ def _reads(program: Sequence[Statement]) -> dict[str, tuple[str, ...]]:
     reads = {}
     for item in program:
         found: dict[str, None] = {}
-        labels: set[int] = set()  # ids of names directly in brackets: labels, not tensors
-        for tree in item.trees:
-            for node in ast.walk(tree):
-                if isinstance(node, ast.Subscript):
-                    labels.update(id(entry) for entry in entries(node.slice))
-                    if isinstance(node.value, ast.Name) and node.value.id in names:
-                        found[node.value.id] = None
-                elif isinstance(node, ast.Name) and node.id in scalars and id(node) not in labels:
-                    found[node.id] = None
+        for name, has_brackets in _names_in(item):
+            candidates = names if has_brackets else scalars
+            if name in candidates:
+                found[name] = None
         reads[item.name] = tuple(found)
     return reads
+
+
+def _names_in(item: Statement) -> Iterator[tuple[str, bool]]:
+    """Yield the names in a statement that may be tensors, and whether brackets follow them."""
+    in_brackets: set[int] = set()  # ids of names directly in brackets: labels, not tensors
+    for tree in item.trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript):
+                in_brackets.update(id(entry) for entry in entries(node.slice))
+                if isinstance(node.value, ast.Name):
+                    yield node.value.id, True
+            elif isinstance(node, ast.Name) and id(node) not in in_brackets:
+                yield node.id, False
 
 
 def _in_order(
