@@ -420,7 +420,9 @@ NOT_SHOWN = {
     "this file is too large": "needs a file of 16 MiB",
     "at most {MAX_STATEMENTS}": "needs a long program",
     "is loaded by rank": "needs several ranks",
-    "shape (n, ": "needs several ranks",
+    "('from_local', problem, expected)": "needs several ranks",
+    "as on rank 0": "needs several ranks",
+    "shapes_of_blocks: raise InputError": "needs several ranks",
     "to run for --steps": "needs a flag of the command line",
 }
 
