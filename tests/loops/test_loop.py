@@ -234,7 +234,10 @@ def test_an_error_in_a_step_ends_all_ranks():
     [
         ({"steps": 0}, "loop: steps is 0; expected an integer from 1"),
         ({"carry": {}}, "loop: nothing is carried; expected"),
-        ({"carry": {"q": "y"}}, "loop: q is carried, but no step reads an input q; expected one of A, x"),
+        (
+            {"carry": {"q": "y"}},
+            "loop: q is carried, but no step reads an input q; expected one of A, x",
+        ),
         ({"carry": {"x": "A"}}, "loop: A is not computed; expected one of y, s"),
         ({"carry": {"x": "s"}}, r"loop: s is float64 without dimensions; expected float64\[4\]"),
         ({"until": "s"}, "loop: 's' is float64 without dimensions; expected a condition"),
