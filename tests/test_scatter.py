@@ -596,3 +596,15 @@ assert sum(int(text) for text in received) == plan.bytes_predicted
 def test_real_ranks() -> None:
     done = run_mpi(3, PROGRAM)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("dtypes", [("int64", "int16"), ("int32", "int8"), ("uint64", "uint8")])
+def test_extremes_of_products_of_two_widths(dtypes: tuple[str, str]) -> None:
+    """Values are scattered before the product, with the neutral element of its dtype."""
+    wide = RNG.integers(0, 99, 5).astype(dtypes[0])
+    narrow = RNG.integers(0, 99, (EDGES, 6)).astype(dtypes[1])
+    inputs = {"dst": GRAPH["dst"], "w": wide, "x": narrow, "n": NODES}
+    for name, other, ufunc in (("max", "minimum", np.minimum), ("min", "maximum", np.maximum)):
+        values = ufunc(wide, narrow[:, :, None])  # e, l, f
+        wanted = scattered(name, GRAPH["dst"], values, NODES)
+        check(f"y[dst[e]:n,l,f] = {name}({other}(w[f], x[e,l]))", inputs, wanted)

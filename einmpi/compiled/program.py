@@ -444,7 +444,7 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
 
 
 def as_input(job: Job, name: str, value: Any, array: Any) -> Any:
-    """Return a given array in the dtype of the input, if a cast to it keeps every value.
+    """Return a given array in the dtype of the input, if numpy calls a cast to it safe.
 
     `value` is what the caller gave. A number of Python adapts, as constants in programs do: an
     integer is a real number too.

@@ -7,7 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from einmpi.graph.aggregations import AGGREGATIONS
+from einmpi.graph.arithmetic import infer
+from einmpi.graph.dtypes import Type
 from einmpi.graph.eingraph import EinGraph, Vertex, make_vertex
 from einmpi.graph.einsum import EinSum, make_einsum, reopen
 from einmpi.graph.labels import Names, unique
@@ -137,12 +141,30 @@ class _ScatterSplitter:
             if label not in aggregated:
                 output.append(label)
         name = self._new_name()
-        masked = Call("where", (self.condition, value, self.masked))
+        masked = Call("where", (self.condition, self._holding_masked(value, product), self.masked))
         first = self._vertex(name, output, masked, aggregated)
         remaining = [label for label in self.einsum.aggregated if label not in aggregated]
         joined = product.product([Element(name, tuple(output)), other])
         last = self._vertex(self.vertex.name, self.einsum.output, joined, remaining, first)
         return [first, last]
+
+    def _holding_masked(self, value: Scalar, product: ProductSplitter) -> Scalar:
+        """Return a factor in a dtype that holds what takes the place of values.
+
+        The neutral element of max and min is that of the product, which a small integer may not
+        hold.
+        """
+        is_neutral_of_all = self.segments.masked == AGGREGATIONS[str(self.einsum.aggregation)].empty
+        if is_neutral_of_all or product.dtype.kind not in "iu":
+            return value
+
+        def dtype_of(part: Scalar) -> Type:
+            assert isinstance(part, Element)
+            return np.dtype(self.known[part.tensor].dtype)
+
+        if np.dtype(infer(value, dtype_of)) == product.dtype:
+            return value
+        return Call(product.dtype.name, (value,))
 
     def _scattered_last(self) -> list[Vertex]:
         """Return the vertex that sums labels without a place, and one that scatters the sums.
