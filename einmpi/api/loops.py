@@ -81,9 +81,8 @@ def loop(
     Examples
     --------
     >>> job = einmpi.program("y = (x + a / x) / 2; change = abs(y - x)", x=(), a=())
-    >>> root = einmpi.loop(
-    ...     job, {"x": 1.0, "a": 2.0}, carry={"x": "y"}, steps=50, until="change < 1e-12"
-    ... )
+    >>> start = {"x": 1.0, "a": 2.0}
+    >>> root = einmpi.loop(job, start, carry={"x": "y"}, steps=50, until="change < 1e-12")
     >>> root.steps, round(float(root.outputs["x"]), 6)
     (6, 1.414214)
     """
