@@ -318,11 +318,7 @@ def _compare(name: str, x: Value, y: Value) -> Value:
 
 
 def _where(condition: Value, x: Value, y: Value) -> Value:
-    dtype = np.result_type(*(_for_result_type(item.value) for item in (x, y)))
-    if dtype.kind in "iu":
-        for item in (x, y):
-            if type(item.value) is int:
-                np.dtype(dtype).type(item.value)  # OverflowError if it does not fit
+    dtype = _check_numbers_fit((x, y))
     chosen = np.asarray(condition.value).astype(bool)
     value = np.where(chosen, np.asarray(x.value).astype(dtype), np.asarray(y.value).astype(dtype))
     close = (np.asarray(condition.error) > 0) & (_magnitude(condition.value) <= condition.error)
@@ -332,6 +328,16 @@ def _where(condition: Value, x: Value, y: Value) -> Value:
     if dtype.kind in "fc":  # a number that was rounded when it was converted
         error = error + np.where(error > 0, _rounding(dtype) * size, 0.0)
     return Value(value, error, size, unsure)
+
+
+def _check_numbers_fit(items: Sequence[Value]) -> np.dtype[Any]:
+    """Return the dtype of a result; OverflowError if an integer of the program does not fit it."""
+    dtype = np.result_type(*(_for_result_type(item.value) for item in items))
+    if dtype.kind in "iu":
+        for item in items:
+            if type(item.value) is int:
+                np.dtype(dtype).type(item.value)
+    return dtype
 
 
 def _for_result_type(value: Any) -> Any:
@@ -470,6 +476,7 @@ def apply(name: str, arguments: Sequence[Value]) -> Value:
         value = _call(np.isnan if name == "isnan" else np.isfinite, arguments)
         return Value(value, 0.0, 1.0, _any_unsure(arguments))
     if name == "clip":
+        _check_numbers_fit(arguments)
         x, low, high = arguments
         return _extreme_of_two("minimum", _extreme_of_two("maximum", x, low), high)
     if name == "arctan2":
