@@ -40,7 +40,8 @@ def loop(
     """Run a program again and again; tensors of one step are inputs of the next.
 
     What is carried stays where it is on the ranks. What never changes is computed once, before the
-    first step. All ranks call this function.
+    first step. All ranks call this function. No file is written, not even the history that a job
+    file names.
 
     Parameters
     ----------
@@ -130,4 +131,7 @@ def _checked_loop(
         condition = Source("until", str(until))
     names = optional_names("loop", "record", record) or ()
     program = StepProgram(job.written, job.sizes, job.inputs)
-    return make_loop(program, lambda *_: "loop", steps, carry, condition, names)
+    checked = make_loop(program, lambda *_: "loop", steps, carry, condition, names)
+    if known is None:
+        return checked
+    return replace(checked, stop_at_nan=known.stop_at_nan)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from einmpi.arguments import named_values
 from einmpi.errors import InputError, nearest_of
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Vertex
@@ -84,8 +85,10 @@ def make_loop(
     if not carry:
         raise InputError(place("carry"), "nothing is carried", 'carry = { INPUT = "TENSOR" }')
     becomes: dict[str, str] = {}  # tensor of a step → the input that it becomes
-    for name, output in carry.items():
+    for name, output in named_values(place("carry"), carry).items():
         where = place("carry", name)
+        if not isinstance(output, str):
+            raise InputError(where, f"{name} becomes {output!r}", "the name of a tensor")
         _check_carried(program.graph, where, name, output)
         other = becomes.setdefault(output, name)
         if other != name:

@@ -234,6 +234,8 @@ def test_an_error_in_a_step_ends_all_ranks():
     [
         ({"steps": 0}, "loop: steps is 0; expected an integer from 1"),
         ({"carry": {}}, "loop: nothing is carried; expected"),
+        ({"carry": ["x"]}, "loop: list is not a mapping"),
+        ({"carry": {"x": 3}}, "loop: x becomes 3; expected the name of a tensor"),
         (
             {"carry": {"q": "y"}},
             "loop: q is carried, but no step reads an input q; expected one of A, x",
@@ -295,6 +297,21 @@ def test_a_job_file(tmp_path):
     assert result.steps == 3 and result.history["turned"].shape == (3,)
     shorter = einmpi.loop(einmpi.load(tmp_path / "job.toml", least=0.1))
     assert shorter.steps < einmpi.loop(job).steps
+
+
+def test_nan_from_python(tmp_path):
+    """The job says whether nan ends a loop, and no file is written."""
+    text = (
+        'program = "y = log(x) - 1"\ninputs.x = { shape = [], random = "ones" }\n'
+        'loop = { steps = 4, carry = { x = "y" }, record = ["y"], history = "h.csv"'
+    )
+    (tmp_path / "stop.toml").write_text(text + "}")
+    (tmp_path / "keep.toml").write_text(text + ', on_nan = "keep" }')
+    with pytest.raises(EinmpiError, match="nan in step 1, in y; the first tensor with nan"):
+        einmpi.loop(einmpi.load(tmp_path / "stop.toml"))
+    kept = einmpi.loop(einmpi.load(tmp_path / "keep.toml"))
+    assert kept.steps == 4 and np.isnan(kept.history["y"]).tolist() == [False, True, True, True]
+    assert not (tmp_path / "h.csv").exists()
 
 
 def test_a_step_that_is_called():
