@@ -101,3 +101,6 @@ def _check_loop_flags(options: argparse.Namespace) -> None:
     """Refuse flags that a run with a loop does not have."""
     if options.repeat > 1:
         raise InputError("--repeat", "the job has a loop", "--steps to run more steps")
+    for flag in ("--trace", "--summary"):
+        if getattr(options, flag.removeprefix("--")):
+            raise InputError(flag, "the steps of a loop are not recorded", "a job without a loop")

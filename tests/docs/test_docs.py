@@ -558,7 +558,7 @@ def test_values_equal_the_code(tmp_path):
 
 def json_keys(folder, *arguments):
     """Return the keys of the JSON that a run prints, those inside of others with a dot."""
-    command = [sys.executable, "-m", "einmpi", "job.toml", *arguments, "--summary", "--json", "-"]
+    command = [sys.executable, "-m", "einmpi", "job.toml", *arguments, "--json", "-"]
     done = subprocess.run(
         command,
         cwd=folder,
@@ -581,7 +581,7 @@ def json_keys(folder, *arguments):
 
 def test_json_keys_equal_the_code(tmp_path):
     (tmp_path / "job.toml").write_text('program = "NAME[i:n] = i"\nsizes.n = 3')
-    found = json_keys(tmp_path, "--repeat", "2")
+    found = json_keys(tmp_path, "--repeat", "2", "--summary")
     (tmp_path / "job.toml").write_text(
         'program = "NAME = x + 1"\nsizes.n = 3\ninputs.x = { shape = [], random = "ones" }\n'
         'loop = { steps = 2, carry = { x = "NAME" }, record = ["NAME"] }'

@@ -130,3 +130,11 @@ def test_a_history_that_cannot_be_written(folder):
     assert done.returncode == 1
     assert done.stderr == "history.csv: Is a directory\n"
     assert not (folder / "out.h5").exists()
+
+
+@pytest.mark.parametrize("flags", [["--trace", "t.json"], ["--summary"], ["--repeat", "2"]])
+def test_flags_that_loops_do_not_have(folder, flags):
+    done = alone(folder, "-m", "einmpi", "job.toml", *flags)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{flags[0]}: ") and done.stderr.count("\n") == 1
+    assert not (folder / "out.h5").exists()
