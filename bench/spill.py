@@ -18,7 +18,8 @@ import einmpi
 from einmpi.api import options_of
 from einmpi.comm.local import ALONE
 from einmpi.compiled.inputs import Inputs
-from einmpi.compiled.program import Compiled, Measured
+from einmpi.compiled.measured import Measured
+from einmpi.compiled.program import Compiled
 from einmpi.units import show_bytes
 
 JOB = Path(__file__).resolve().parents[1] / "jobs" / "chain.toml"

@@ -214,7 +214,7 @@ def _checked_call(job: Job | str, given: dict[str, Any]) -> tuple[Hashable, Job,
     For a program given as text, integers are sizes and other numbers are parameters. The key has
     the values of the sizes, but only the types of the parameters and the kinds of the arrays.
     """
-    from einmpi.compiled.program import as_array
+    from einmpi.compiled.given_inputs import as_array
 
     if not isinstance(job, str):
         return id(job), check_job("run", job), given
@@ -279,7 +279,7 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     25.0
     """
     from einmpi.compiled.backends import check_memory
-    from einmpi.compiled.program import as_input, check_inputs
+    from einmpi.compiled.given_inputs import as_input, check_inputs
     from einmpi.loops.reference import evaluate_loop
 
     check_job("reference", job)

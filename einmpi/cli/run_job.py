@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from einmpi.checkpoint.folder import CheckpointFolder
     from einmpi.checkpoint.save import Checkpoints
     from einmpi.comm.base import Comm
-    from einmpi.compiled.program import Measured
+    from einmpi.compiled.measured import Measured
     from einmpi.files.claims import Claim
     from einmpi.job.job import Job
     from einmpi.report.results import Report, Startup, Totals

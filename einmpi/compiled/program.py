@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from hashlib import sha256
 from logging import DEBUG
 from typing import Any, TypeAlias
@@ -14,77 +13,48 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.arguments import named_inputs, named_values
+from einmpi.arguments import named_inputs
 from einmpi.comm.agreement import find_first_failure, together
 from einmpi.comm.base import Comm, even_nodes
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.given_inputs import (
+    Kinds,
+    checked_inputs,
+    is_array,
+    kind_of,
+    move_to_one_mesh,
+    outline_of,
+    with_inputs,
+)
 from einmpi.compiled.inputs import Blocks, Inputs
+from einmpi.compiled.measured import Measured, TimedStorage
 from einmpi.compiled.origin import Origin
-from einmpi.errors import InputError, nearest_of
 from einmpi.files.datasets import Dataset, is_unchanged
-from einmpi.files.hdf5.datasets import find_given
 from einmpi.files.load import find_planned
 from einmpi.files.specs import Number
-from einmpi.graph.dtypes import DTYPES
 from einmpi.job.job import Job
-from einmpi.kernels.cuda.driver import is_device_array
-from einmpi.kernels.given import as_numpy, check_plain_array
 from einmpi.late import late
 from einmpi.log import LOGGER
 from einmpi.planner.make_plan import make_plan
-from einmpi.planner.mesh import Mesh
 from einmpi.planner.plan import Options, Plan
 from einmpi.process.first_use import first_use_seconds
-from einmpi.runtime.execute import InputSource, Keeper, execute
+from einmpi.runtime.execute import Keeper, execute
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.runtime.scratch import check_folder
-from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.layout import Layout
 from einmpi.schedule.lower import lower
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Load, Step
+from einmpi.schedule.steps import Step
 from einmpi.schedule.two_level import bytes_between
 from einmpi.units import counted
 from einmpi.version import __version__
 
 # What all ranks agree on before they run: the plan and this rank's schedule.
 Ready: TypeAlias = tuple[Plan, Schedule]
-
-
-@dataclass(frozen=True)
-class GivenArray:
-    """An input given as an array that every rank has."""
-
-    on_gpu: bool
-
-
-@dataclass(frozen=True)
-class GivenDataset:
-    """An input given as a dataset in a file or as an object that is read box by box."""
-
-    as_read: str
-
-
-# How each input is given, by name; a DistArray by its layout.
-InputKind: TypeAlias = Layout | GivenArray | GivenDataset
-Kinds: TypeAlias = tuple[tuple[str, InputKind], ...]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Times, in seconds, and amounts, in bytes, of one run of a rank."""
-
-    seconds: float  # without loading and without checkpoints
-    seconds_loading: float
-    received: int
-    peak: int
-    shuffled: int = 0  # received while loading, besides what the plan moves
-    between: int = 0  # the part of `received` that came from other nodes
-    spilled: int = 0  # written to the slow tier
-    fetched: int = 0  # copied from the slow tier
 
 
 class Compiled:
@@ -158,7 +128,7 @@ class Compiled:
             by_position = inputs
             inputs = together(self.comm, lambda: named_inputs(by_position, tensors))
         if isinstance(inputs, Mapping):
-            outline = _outline(inputs)
+            outline = outline_of(inputs)
         known = self.known.get(outline)
         if known is not None:  # a GPU would wait for everything that `prepare` does
             plan, schedule = known
@@ -210,9 +180,9 @@ class Compiled:
         # However the carried ones are given, the plan says where they go.
         carried = self.options.carry
         others = {name: array for name, array in given.items() if name not in carried}
-        if _move_to_one_mesh(others, self.options.mesh):
+        if move_to_one_mesh(others, self.options.mesh):
             given.update(others)
-        kinds = tuple((name, _kind_of(given[name])) for name, _ in kinds if name in others)
+        kinds = tuple((name, kind_of(given[name])) for name, _ in kinds if name in others)
         if kinds not in self.ready:
             self.ready[kinds] = self.make_ready(kinds)
         plan, schedule = self.ready[kinds]
@@ -285,7 +255,7 @@ class Compiled:
         # If nodes have different numbers of ranks, the mesh has one level, and the ranks count
         # what moves between nodes from their schedules.
         options = replace(
-            _with_inputs(self.options, kinds, self.job.backend),
+            with_inputs(self.options, kinds, self.job.backend),
             nodes=max(self.comm.nodes) + 1,
             uneven=even_nodes(self.comm) is None,
         )
@@ -312,7 +282,7 @@ class Compiled:
         received_between = self.comm.received_between
         start = time.perf_counter()
         first_uses_before = first_use_seconds()
-        storage = _TimedStorage(self.work.storage(sources))
+        storage = TimedStorage(self.work.storage(sources))
         sources.shuffled = 0
         sources.shuffled_between = 0
         try:
@@ -373,205 +343,6 @@ class Compiled:
         return result
 
 
-class _TimedStorage:
-    """A storage that counts the seconds in which a run waits for it, without first uses."""
-
-    def __init__(self, storage: InputSource) -> None:
-        self.storage = storage
-        self.seconds = 0.0
-        self.begin = storage.begin
-
-    def fill(self, step: Load, target: Any, comm: Comm) -> None:
-        start = time.perf_counter() - first_use_seconds()
-        self.storage.fill(step, target, comm)
-        self.seconds += time.perf_counter() - first_use_seconds() - start
-
-    def block(self, step: Load, comm: Comm) -> Any:
-        start = time.perf_counter() - first_use_seconds()
-        block = self.storage.block(step, comm)
-        self.seconds += time.perf_counter() - first_use_seconds() - start
-        return block
-
-
-# ---- inputs -------------------------------------------------------------------------------------
-
-
-def checked_inputs(job: Job, comm: Comm, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Kinds]:
-    """Return the given inputs as arrays of some kind, and how each is given."""
-    given = {}
-    for name, value in named_values("inputs", inputs).items():
-        given[name] = as_input(job, name, value, as_array(name, value))
-    if job.backend == "numpy":
-        given = {name: on_host(array) for name, array in given.items()}
-    kinds = check_inputs(job, given)
-    for name, array in given.items():
-        if isinstance(array, DistArray) and array.own_comm is not comm:
-            raise InputError(
-                "inputs",
-                f"{name} is on another communicator",
-                "DistArrays on the ranks of this run",
-            )
-    return given, kinds
-
-
-def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
-    """Return how each input is given; refuse missing, unknown and unsuitable ones."""
-    graph = job.graph
-    specs = {spec.name for spec in job.inputs}
-    for name in given:
-        is_input = name in graph.by_name and graph[name].is_input
-        if name not in specs and not is_input:
-            expected = nearest_of([vertex.name for vertex in graph.inputs], name)
-            raise InputError("inputs", f"unknown input {name!r}", expected)
-    kinds: list[tuple[str, InputKind]] = []
-    for vertex in graph.inputs:
-        if vertex.name not in given:
-            if vertex.name not in specs:
-                raise InputError("inputs", f"input {vertex.name} is not given", str(vertex))
-            continue
-        array = given[vertex.name]
-        if tuple(array.shape) != vertex.bound or _name_of(array.dtype) != vertex.dtype:
-            extents = ", ".join(str(extent) for extent in array.shape)
-            found = f"{_name_of(array.dtype)}[{extents}]"
-            hint = ""
-            if tuple(array.shape) == vertex.bound:
-                hint = f'convert it with .astype("{vertex.dtype}"), which may change values'
-                if not hasattr(array, "astype"):
-                    hint = "give an array, or convert the elements in the program"
-            raise InputError("inputs", f"{vertex.name} is {found}", str(vertex), hint)
-        kinds.append((vertex.name, _kind_of(array)))
-    return tuple(kinds)
-
-
-def as_input(job: Job, name: str, value: Any, array: Any) -> Any:
-    """Return a given array in the dtype of the input, if numpy calls a cast to it safe.
-
-    `value` is what the caller gave. A number of Python adapts, as constants in programs do: an
-    integer is a real number too.
-    """
-    vertex = job.graph.by_name.get(name)
-    if vertex is None or not vertex.is_input or not hasattr(array, "astype"):
-        return array
-    if _name_of(array.dtype) == vertex.dtype:
-        return array
-    wanted = np.dtype(vertex.dtype)
-    if type(value) in (bool, int, float, complex):
-        return _as_number_of(name, value, wanted, array)
-    if not np.can_cast(np.dtype(array.dtype), wanted, "safe"):
-        return array  # check_inputs refuses it
-    return array.astype(wanted)
-
-
-def _as_number_of(
-    name: str, value: complex, dtype: np.dtype[Any], array: npt.NDArray[Any]
-) -> npt.NDArray[Any]:
-    """Return a number of Python in a dtype that can hold its kind, else the array as it is."""
-    kinds = "biufc"
-    number_kind = {bool: "b", int: "i", float: "f", complex: "c"}[type(value)]
-    kind = DTYPES[dtype.name].kind
-    if kinds.index(number_kind) > kinds.index(kind):
-        return array
-    if kind in "iu" and type(value) is int:
-        limits = np.iinfo(dtype)
-        if not limits.min <= value <= limits.max:
-            what = f"{name} is {value}, which does not fit into {dtype.name}"
-            raise InputError("inputs", what, f"a number from {limits.min} to {limits.max}")
-    with np.errstate(over="ignore"):
-        return np.asarray(value).astype(dtype)
-
-
-@cache  # numpy assembles a name each time; short calls on a GPU would wait for it
-def _name_of(dtype: Any) -> str:
-    return str(np.dtype(dtype).name)
-
-
-def is_array(given: Any) -> bool:
-    """Return whether this is an array of numpy or CuPy."""
-    return isinstance(given, np.ndarray) or is_device_array(given)
-
-
-def _outline(given: Mapping[str, Any]) -> Hashable:
-    """Return all that checks and plans depend on; None if anything but arrays is given."""
-    if not all(map(is_array, given.values())):
-        return None
-    return tuple([(name, type(array), array.shape, array.dtype) for name, array in given.items()])
-
-
-def _kind_of(array: Any) -> InputKind:
-    if isinstance(array, DistArray):
-        return array.layout
-    if is_array(array):
-        return GivenArray(on_gpu=is_device_array(array))
-    if isinstance(array, Dataset):
-        return GivenDataset(array.as_read())
-    return GivenDataset("")
-
-
-def _as_read(files: Mapping[str, Dataset]) -> str:
-    return repr([(name, dataset.as_read()) for name, dataset in files.items()])
-
-
-def as_array(name: str, given: Any) -> Any:
-    """Return an array of any kind unchanged, anything else as a numpy array.
-
-    An h5py dataset becomes one that every rank can read.
-    """
-    check_plain_array("inputs", name, given)
-    if is_array(given):
-        return given
-    dataset = find_given(given)
-    if dataset is not None:
-        return dataset
-    if hasattr(given, "shape") and hasattr(given, "dtype"):
-        return given
-    return as_numpy("inputs", name, given)
-
-
-def _with_inputs(options: Options, kinds: Kinds, backend: str) -> Options:
-    """Return the options of a plan for inputs that are given in this way.
-
-    An array is on every rank already, a DistArray is in its layout. The host's arrays may not fit
-    on a GPU: if its memory is limited they are loaded when they are needed.
-    """
-    host_arrays_stay = backend == "numpy" or options.memory is None
-    layouts = {}
-    everywhere = []
-    datasets = []
-    mesh = options.mesh
-    for name, kind in kinds:
-        if isinstance(kind, Layout):
-            layouts[name] = kind.cuts
-            if mesh is None:
-                mesh = kind.mesh
-        elif isinstance(kind, GivenDataset):
-            datasets.append(name)
-        elif (kind.on_gpu or host_arrays_stay) and name not in options.resident:
-            everywhere.append(name)
-    given_names = {name for name, _ in kinds}
-    return replace(
-        options,
-        resident=(*(name for name in options.resident if name not in layouts), *everywhere),
-        pins={name: parts for name, parts in options.pins.items() if name not in layouts},
-        given=layouts,
-        mesh=mesh,
-        files=(*(name for name in options.files if name not in given_names), *datasets),
-    )
-
-
-def _move_to_one_mesh(given: dict[str, Any], mesh: Mesh | None) -> bool:
-    """Redistribute DistArrays to a mesh, by default that of the first; return whether any moved."""
-    moved = False
-    for name, array in given.items():
-        if not isinstance(array, DistArray):
-            continue
-        if mesh is None:
-            mesh = array.layout.mesh
-        elif array.layout.mesh != mesh:
-            given[name] = array.redistribute(even_layout(mesh, array.shape))
-            moved = True
-    return moved
-
-
 # ---- agreement of all ranks ---------------------------------------------------------------------
 
 
@@ -586,3 +357,7 @@ def _fingerprint(job: Job, plan: Plan) -> str:
         outputs.append(replace(output_spec, place="", file=os.path.basename(output_spec.file)))
     agreed = (__version__, plan.digest, job.fast_math, job.strict, inputs, outputs)
     return sha256(repr(agreed).encode()).hexdigest()
+
+
+def _as_read(files: Mapping[str, Dataset]) -> str:
+    return repr([(name, dataset.as_read()) for name, dataset in files.items()])

@@ -14,8 +14,10 @@ from einmpi.comm.agreement import find_first_failure, on_first_rank, together
 from einmpi.comm.base import Comm
 from einmpi.comm.programs import abort_on_divergence
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.given_inputs import checked_inputs
 from einmpi.compiled.inputs import Inputs
-from einmpi.compiled.program import Compiled, Measured, checked_inputs
+from einmpi.compiled.measured import Measured
+from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError, failure
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop

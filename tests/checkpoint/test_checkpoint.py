@@ -26,7 +26,7 @@ from einmpi.checkpoint.resume import open_checkpoints, prepare
 from einmpi.checkpoint.save import Checkpoints
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import program as compiled_module
-from einmpi.compiled.program import Inputs
+from einmpi.compiled.inputs import Inputs
 from einmpi.errors import EinmpiError, InputError, Stopped
 from einmpi.graph.remainder import needed, rest
 from einmpi.kernels.cpu import grouping_rule

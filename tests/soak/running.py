@@ -23,7 +23,7 @@ from einmpi.checkpoint.resume import open_checkpoints, prepare
 from einmpi.comm.mpi import comm_of
 from einmpi.comm.threads import run_threads
 from einmpi.compiled import program as compiled_module
-from einmpi.compiled.program import Inputs
+from einmpi.compiled.inputs import Inputs
 from einmpi.job.job import with_strict
 from einmpi.kernels.cpu import dispatch
 from einmpi.planner.make_plan import make_plan

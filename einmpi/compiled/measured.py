@@ -1,0 +1,46 @@
+"""What a run of a rank took: times and amounts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from einmpi.comm.base import Comm
+from einmpi.process.first_use import first_use_seconds
+from einmpi.runtime.execute import InputSource
+from einmpi.schedule.steps import Load
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times, in seconds, and amounts, in bytes, of one run of a rank."""
+
+    seconds: float  # without loading and without checkpoints
+    seconds_loading: float
+    received: int
+    peak: int
+    shuffled: int = 0  # received while loading, besides what the plan moves
+    between: int = 0  # the part of `received` that came from other nodes
+    spilled: int = 0  # written to the slow tier
+    fetched: int = 0  # copied from the slow tier
+
+
+class TimedStorage:
+    """A storage that counts the seconds in which a run waits for it, without first uses."""
+
+    def __init__(self, storage: InputSource) -> None:
+        self.storage = storage
+        self.seconds = 0.0
+        self.begin = storage.begin
+
+    def fill(self, step: Load, target: Any, comm: Comm) -> None:
+        start = time.perf_counter() - first_use_seconds()
+        self.storage.fill(step, target, comm)
+        self.seconds += time.perf_counter() - first_use_seconds() - start
+
+    def block(self, step: Load, comm: Comm) -> Any:
+        start = time.perf_counter() - first_use_seconds()
+        block = self.storage.block(step, comm)
+        self.seconds += time.perf_counter() - first_use_seconds() - start
+        return block
