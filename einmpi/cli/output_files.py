@@ -52,6 +52,8 @@ def _files_in_use(options: argparse.Namespace, job: Job | None) -> Iterable[tupl
             yield source.file, f"the file of {source.name} in the job"
     for target in job.outputs:
         yield target.file, f"the file of {target.name} in the job"
+    for history in job.histories:
+        yield history.file, "the history of the job"
 
 
 def print_or_write(options: argparse.Namespace, text: str, data: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ def run_claimed_loop(
     from einmpi.cli.run_job import startup_of_first_rank
     from einmpi.comm.agreement import together
     from einmpi.compiled.outputs import store
+    from einmpi.loops.history import history_file
     from einmpi.loops.running import LoopRun
     from einmpi.process.first_use import first_use_seconds
     from einmpi.process.notes import activity_writer
@@ -55,12 +57,16 @@ def run_claimed_loop(
     note = activity_writer(comm.rank)
     checkpoints = _open_checkpoints(job, loop, options, comm, stop_requests, folder_claim)
     run = LoopRun(job, loop, comm, plan_options, checkpoints)
+    files = ExitStack()
+    if loop.history is not None and outputs_claim is not None and comm.rank == 0:
+        history = history_file(loop.history, outputs_claim)
+        run.history_file = files.enter_context(closing(history))
     run.prepare({})
     steps_before = run.steps_done
     seconds_once = run.measured.seconds
     planned = time.perf_counter()
     progress = LoopProgress(comm, run.schedule, loop.steps, options.quiet)
-    with progress.shown(note) as (run.step.on_step, run.on_row):
+    with files, progress.shown(note) as (run.step.on_step, run.on_row):
         result = run.run()
     run.step.backend.wait()
 

@@ -13,8 +13,10 @@ from einmpi.errors import InputError
 from einmpi.files.claims import Claim, claimed
 from einmpi.files.datasets import Dataset
 from einmpi.files.formats import known_format
+from einmpi.files.hdf5.tables import check_table
 from einmpi.files.specs import OutputSpec
-from einmpi.files.writing import OutputFile, check_target, tensor_of, write
+from einmpi.files.writing import OutputFile, check_folder_of, check_target, tensor_of, write
+from einmpi.job.history import HistorySpec
 from einmpi.job.job import Job
 
 
@@ -31,11 +33,31 @@ def check_targets(job: Job) -> None:
             )
         file = specs[0].file
         check_target(file, names, known_format(specs[0].place, file, writable=True))
+    for history in job.histories:
+        _check_history(history)
+
+
+def _check_history(history: HistorySpec) -> None:
+    """Refuse a history that could not be written, before anything is computed."""
+    check_folder_of(history.file, history.place)
+    if os.path.isdir(history.file):
+        raise InputError(history.place, f"{history.file} is a folder", "a file to write")
+    if history.inside and os.path.exists(history.file):
+        check_table(history.file, history.inside, history.place)
 
 
 def claim_outputs(job: Job, comm: Comm) -> contextlib.AbstractContextManager[Claim]:
-    """Keep other runs from writing the job's output files in a with block. All ranks call it."""
+    """Keep other runs from writing the job's files in a with block. All ranks call it.
+
+    The files are those of its outputs, and the histories of its loops.
+    """
     places = {specs[0].file: specs[0].place for specs in _by_file(job.outputs).values()}
+    claimed_targets = {os.path.realpath(file) for file in places}
+    for history in job.histories:
+        target = os.path.realpath(history.file)
+        if target not in claimed_targets:
+            places[history.file] = history.place
+            claimed_targets.add(target)
     return claimed(places, comm)
 
 

@@ -120,9 +120,16 @@ def check_target(file: str, names: Mapping[str, str], file_format: FileFormat) -
 
     `names` are those of the tensors, with the place of each in the job file.
     """
+    check_folder_of(file, next(iter(names.values()), "") or file)
+    if os.path.exists(file):
+        assert file_format.write is not None
+        file_format.write.check_target(file, names)
+
+
+def check_folder_of(file: str, where: str) -> None:
+    """Refuse a file that could not be replaced."""
     target = os.path.realpath(file)
     folder = os.path.dirname(target)
-    where = next(iter(names.values()), "") or file
     if not os.path.isdir(folder):
         raise InputError(where, f"there is no folder for {file}", "a folder that exists")
     exists = os.path.exists(target)
@@ -139,9 +146,6 @@ def check_target(file: str, names: Mapping[str, str], file_format: FileFormat) -
             f"{file} belongs to another user, and its folder has the sticky bit",
             "a file of your own, or another folder",
         )
-    if exists:
-        assert file_format.write is not None
-        file_format.write.check_target(file, names)
 
 
 @dataclass(frozen=True)

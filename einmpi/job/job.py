@@ -13,6 +13,7 @@ from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.backends import backend_names
+from einmpi.job.history import HistorySpec, check_separate_histories
 from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
 from einmpi.job.loop import Loop, StepProgram
 from einmpi.job.loop_table import LoopTable
@@ -142,6 +143,13 @@ class Job:
             return round_every_step(self.written)
         return self.written
 
+    @property
+    def histories(self) -> tuple[HistorySpec, ...]:
+        """The files that get the values that loops record."""
+        if self.loop is None or self.loop.history is None:
+            return ()
+        return (self.loop.history,)
+
     def __post_init__(self) -> None:
         if self.strict and self.fast_math:
             raise InputError(
@@ -250,6 +258,7 @@ def read_job(
         strict=strict,
         loop=loop,
     )
+    check_separate_histories(job.histories, job.inputs, job.outputs)
     return with_half(job, half)
 
 

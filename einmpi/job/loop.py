@@ -12,6 +12,7 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import unique
 from einmpi.graph.rewrite import prune
+from einmpi.job.history import HistorySpec
 from einmpi.language.parse import parse_program
 from einmpi.language.syntax import Source, parse
 
@@ -37,8 +38,8 @@ class Loop:
         The condition as it is written.
     record : tuple of str
         Tensors without dimensions whose values are kept for every step.
-    history : str or None
-        The file, in CSV, that gets a row of recorded values for every step.
+    history : HistorySpec or None
+        Where a row of recorded values goes for every step.
     stop_at_nan : bool
         Whether a recorded value that is nan ends the run.
     """
@@ -48,7 +49,7 @@ class Loop:
     until: EinGraph | None = None
     until_text: str = ""
     record: tuple[str, ...] = ()
-    history: str | None = None
+    history: HistorySpec | None = None
     stop_at_nan: bool = True
 
     @property

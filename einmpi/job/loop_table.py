@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
+from einmpi.job.history import HistorySpec, parse_history
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.toml_document import (
     Document,
@@ -89,13 +90,12 @@ class LoopTable:
         on_nan = choice(self.document, ("loop", "on_nan"), _ON_NAN, "stop")
         return replace(loop, history=self._read_history(), stop_at_nan=on_nan == "stop")
 
-    def _read_history(self) -> str | None:
+    def _read_history(self) -> HistorySpec | None:
         history = get(self.document, ("loop", "history"), str)
         if history is None:
             return None
         place = self.place("history")
-        if not history.endswith(".csv"):
-            raise InputError(place, f"history is {show(history)}", "the name of a .csv file")
+        spec = parse_history(history, place)
         if not self.record:
             raise InputError(place, "there is nothing to write to it", 'record = ["NAME"]')
-        return relative_to_document(self.document, history)
+        return replace(spec, file=relative_to_document(self.document, spec.file))

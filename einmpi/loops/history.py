@@ -1,66 +1,169 @@
-"""The history of a loop in a file: a row of recorded values for every step, written at once."""
+"""The history of a loop in a file: a row of recorded values for every step, while it runs.
+
+A killed run leaves the rows that it has written.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from einmpi.errors import EinmpiError
+from einmpi.files.atomic import FAILURES, cannot_write, draft_path, make_draft, publish, reason_of
+from einmpi.files.claims import Claim
+from einmpi.files.hdf5.tables import GrowingTable, draft_table
+from einmpi.graph.dtypes import DTYPES
+from einmpi.job.history import HistorySpec
+
+# HDF5 takes about a millisecond to write rows, however many.
+SECONDS_BETWEEN_WRITES = 0.1
+
+Array: TypeAlias = npt.NDArray[Any]
 
 
-class HistoryFile:
-    """A table in CSV that grows by a row a step. What is written survives the end of the process.
+class HistoryFile(Protocol):
+    """A table that grows by a row a step. Only rank 0 writes it."""
 
-    Only rank 0 has it.
-    """
+    def start(self, rows: Mapping[str, Array]) -> None:
+        """Begin the table anew, with the rows of the steps that are done."""
 
-    def __init__(self, path: str, names: Sequence[str]) -> None:
-        self.path = path
-        self.names = names
+    def append(self, step: int, row: Mapping[str, Array]) -> None:
+        """Add the row of a step."""
+
+    def close(self) -> None:
+        """Write what is still to be written, and close the file."""
+
+
+def history_file(spec: HistorySpec, claim: Claim) -> HistoryFile:
+    """Return the history of a run that has claimed its file."""
+    if spec.inside:
+        return TableHistory(spec, claim)
+    return CsvHistory(spec, claim)
+
+
+class CsvHistory:
+    """A history in CSV. Each row is written at once, with all digits."""
+
+    def __init__(self, spec: HistorySpec, claim: Claim) -> None:
+        self.spec = spec
+        self.claim = claim
         self.descriptor: int | None = None
 
-    def start(self) -> None:
-        """Begin a new table; a table of an earlier run is replaced."""
-        self._open(os.O_TRUNC)
-        self._write(",".join(["step", *self.names]))
+    def start(self, rows: Mapping[str, Array]) -> None:
+        lines = [",".join(["step", *rows]) + "\n"]
+        columns = list(rows.values())
+        for step in range(len(columns[0])):
+            lines.append(_csv_line(step, [column[step] for column in columns]))
+        try:
+            draft, target = _new_draft(self.spec, self.claim)
+            with open(draft, "w", encoding="utf-8") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+            with self.claim.publishing():
+                publish(draft, target)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            self.descriptor = os.open(target, flags)
+        except OSError as error:
+            raise _failure(self.spec, error) from None
 
-    def append(self, step: int, row: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Add the row of a step."""
-        values = [str(step)]
-        for name in self.names:
-            values.append(_number_text(row[name]))
-        self._write(",".join(values))
+    def append(self, step: int, row: Mapping[str, Array]) -> None:
+        assert self.descriptor is not None
+        try:
+            # One call, so that a row is never without its end for long.
+            os.write(self.descriptor, _csv_line(step, row.values()).encode())
+        except OSError as error:
+            raise _failure(self.spec, error) from None
 
     def close(self) -> None:
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
 
-    def _open(self, mode: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | mode
+
+class TableHistory:
+    """A history in HDF5: a table with a column for the step and one for each recorded tensor.
+
+    Rows are written at once, or together with those of the last tenth of a second.
+    """
+
+    def __init__(self, spec: HistorySpec, claim: Claim) -> None:
+        self.spec = spec
+        self.claim = claim
+        self.table: GrowingTable | None = None
+        self.dtype = np.dtype([("step", np.int64)])
+        self.waiting: list[tuple[Any, ...]] = []  # rows that are not written yet
+        self.last_write = 0.0
+
+    def start(self, rows: Mapping[str, Array]) -> None:
+        columns: list[tuple[str, Any]] = [("step", np.int64)]
+        for name, values in rows.items():
+            columns.append((name, DTYPES[values.dtype.name].file_dtype))
+        self.dtype = np.dtype(columns)
+        count = len(next(iter(rows.values())))
+        done = np.empty(count, self.dtype)
+        done["step"] = np.arange(count)
+        for name, values in rows.items():
+            done[name] = values
         try:
-            self.descriptor = os.open(self.path, flags, 0o666)
-        except OSError as error:
-            raise self._failure(error) from None
+            draft, target = _new_draft(self.spec, self.claim)
+            draft_table(draft, target, self.spec.inside, done)
+            with self.claim.publishing():
+                publish(draft, target)
+            self.table = GrowingTable(target, self.spec.inside)
+        except (*FAILURES, KeyError) as error:
+            raise _failure(self.spec, error) from None
 
-    def _write(self, line: str) -> None:
-        """Write a line with one call, so that a row is never without its end for long."""
-        assert self.descriptor is not None
+    def append(self, step: int, row: Mapping[str, Array]) -> None:
+        values = [value[()] for value in row.values()]
+        self.waiting.append((step, *values))
+        if time.monotonic() - self.last_write >= SECONDS_BETWEEN_WRITES:
+            self._write()
+
+    def _write(self) -> None:
+        assert self.table is not None
+        rows = np.array(self.waiting, self.dtype)
+        self.waiting.clear()
         try:
-            os.write(self.descriptor, f"{line}\n".encode())
-        except OSError as error:
-            raise self._failure(error) from None
+            self.table.append(rows)
+        except FAILURES as error:
+            raise _failure(self.spec, error) from None
+        self.last_write = time.monotonic()
 
-    def _failure(self, error: OSError) -> EinmpiError:
-        return EinmpiError(f"{self.path}: {error.strerror or error}")
+    def close(self) -> None:
+        if self.table is None:
+            return
+        try:
+            if self.waiting:
+                self._write()
+        finally:
+            self.table.close()
+            self.table = None
 
 
-def _number_text(value: npt.NDArray[Any]) -> str:
-    """Return a number with all its digits, a truth value as 0 or 1."""
-    number = value.item()
-    if isinstance(number, bool):
-        number = int(number)
-    return repr(number)
+def _new_draft(spec: HistorySpec, claim: Claim) -> tuple[str, str]:
+    """Make an empty draft; return its path and that of the file whose place it takes."""
+    target = os.path.realpath(spec.file)  # a link stays a link
+    draft = draft_path(target, claim.token)
+    make_draft(draft, target, None)
+    return draft, target
+
+
+def _failure(spec: HistorySpec, error: BaseException) -> EinmpiError:
+    return cannot_write(spec.place, spec.file, reason_of(error))
+
+
+def _csv_line(step: int, values: Any) -> str:
+    """Return a row: numbers with all their digits, truth values as 0 or 1."""
+    texts = [str(step)]
+    for value in values:
+        number = value.item()
+        if isinstance(number, bool):
+            number = int(number)
+        texts.append(repr(number))
+    return ",".join(texts) + "\n"

@@ -87,6 +87,7 @@ class LoopRun:
         options: Options,
         checkpoints: LoopCheckpoints | None = None,
         on_row: Callable[[int, Values], None] | None = None,
+        history_file: HistoryFile | None = None,
     ) -> None:
         self.job = job
         self.loop = loop
@@ -94,6 +95,7 @@ class LoopRun:
         self.options = options
         self.on_row = on_row
         self.checkpoints = checkpoints
+        self.history_file = history_file  # known to rank 0
         self.kept_outputs = kept_outputs(job, loop)
         self.stages: Stages = stages_of(job, loop)
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
@@ -174,7 +176,8 @@ class LoopRun:
     def run(self) -> LoopResult:
         """Run all steps. All ranks call it."""
         sources = Inputs(self.stages.step, self.values, self.step.files, self.step.resident)
-        history = self.open_history()
+        if self.loop.history is not None:
+            on_first_rank(self.comm, self.start_history)
         own_failure = RankFailure()
         is_done = False
         outputs: dict[str, DistArray] = {}
@@ -196,7 +199,7 @@ class LoopRun:
                     self.explain_nan(number, row, sources)
                 for name, output in self.loop.carry.items():
                     self.values[name] = outputs[output]
-                self.add_row(number, row, history)
+                self.add_row(number, row)
                 if self.loop.until is not None:
                     is_done = condition_holds(self.loop.until, watched)
                 is_last = is_done or number + 1 == self.loop.steps
@@ -208,30 +211,21 @@ class LoopRun:
                     next_agreement += self.steps_until_agreement(number + 1, first)
         return self.result(outputs, is_done)
 
-    def add_row(self, number: int, row: Values, history: HistoryFile | None) -> None:
+    def add_row(self, number: int, row: Values) -> None:
         """Keep the values that a step has recorded."""
         self.steps_done = number + 1
         for name, value in row.items():
             self.rows[name].append(value)
-        if history is not None:
-            history.append(number, row)
+        if self.history_file is not None:
+            self.history_file.append(number, row)
         if self.on_row is not None:
             self.on_row(number, row)
 
-    def open_history(self) -> HistoryFile | None:
-        """Return the file for the recorded values, on rank 0; None if there is none to write."""
-        path = self.loop.history
-        if path is None:
-            return None
-        history = HistoryFile(path, self.loop.record)
-
-        def start() -> None:
-            history.start()
-            for number in range(self.steps_done):
-                history.append(number, {name: rows[number] for name, rows in self.rows.items()})
-
-        on_first_rank(self.comm, start)
-        return history if self.comm.rank == 0 else None
+    def start_history(self) -> None:
+        """Begin the file for the recorded values, with those of steps that are done."""
+        history = self.history_file
+        if history is not None:
+            history.start(self.history())
 
     def steps_until_agreement(self, done: int, first: int) -> int:
         """Save a checkpoint if it is time to; return after how many steps to ask again.

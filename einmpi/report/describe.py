@@ -58,7 +58,7 @@ def _loop_lines(loop: Loop) -> list[str]:
     if loop.until_text:
         lines.append(f"until    {printable(loop.until_text)}")
     if loop.record:
-        target = "" if loop.history is None else f"  {printable(loop.history)}"
+        target = "" if loop.history is None else f"  {printable(loop.history.target)}"
         lines.append(f"record   {', '.join(loop.record)}{target}")
     return lines
 

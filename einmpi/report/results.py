@@ -155,7 +155,7 @@ class LoopReport:
     def as_json(self) -> dict[str, Any]:
         recorded = {}
         for name, values in self.history.items():
-            recorded[name] = [_finite(value) for value in values.tolist()]
+            recorded[name] = [_as_json_number(value) for value in values.tolist()]
         return {
             "steps": self.steps,
             "done": self.is_done,
@@ -326,6 +326,13 @@ class Report:
 
 def _against_plan(measured: int, planned: int) -> str:
     return "as planned" if measured == planned else f"planned {show_bytes(planned)}"
+
+
+def _as_json_number(value: complex) -> Number | list[Number | None] | None:
+    """Return a number for JSON; a complex one as the list of its two parts."""
+    if isinstance(value, complex):
+        return [_finite(value.real), _finite(value.imag)]
+    return _finite(value)
 
 
 def _finite(value: Number | None) -> Number | None:

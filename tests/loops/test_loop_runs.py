@@ -29,14 +29,14 @@ history = "history.csv"
 # einmpi itself; something happens on rank 0 before the row of a step is written.
 PROGRAM = """
 import os, signal, sys
-from einmpi.loops.history import HistoryFile
+from einmpi.loops.history import CsvHistory
 
-append = HistoryFile.append
+append = CsvHistory.append
 def special(self, step, row):
     if step == {step} and {which}:
         os.kill(os.getpid(), signal.{signal})
     append(self, step, row)
-HistoryFile.append = special
+CsvHistory.append = special
 from einmpi.cli.main import main
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
@@ -127,8 +127,8 @@ def test_a_signal_stops_a_loop_that_continues_on_more_ranks(folder):
 def test_a_history_that_cannot_be_written(folder):
     (folder / "history.csv").mkdir()
     done = alone(folder, "-m", "einmpi", "job.toml")
-    assert done.returncode == 1
-    assert done.stderr == "history.csv: Is a directory\n"
+    assert done.returncode == 2
+    assert done.stderr == "job.toml:15:1: history.csv is a folder; expected a file to write\n"
     assert not (folder / "out.h5").exists()
 
 
