@@ -77,17 +77,22 @@ class DeviceInputs:
     def block(self, step: Load, comm: Comm) -> DeviceArray:
         given = self.inputs.given.get(step.tensor)
         if is_device_array(given):
-            return self.backend.region_of(given, step.region, step.slot.shape)
+            block = self.backend.region_of(given, step.region, step.slot.shape)
+            return block.copy() if step.overwritten else block
         if isinstance(given, DistArray) and is_device_array(given.local):
-            return contiguous(given.local)
+            block = contiguous(given.local)
+            if step.overwritten and step.tensor not in self.inputs.overwritable:
+                return block.copy()
+            return block
         key = step.tensor, step.region
-        if given is None and key in self.backend.resident:
+        stays = given is None and step.tensor not in self.inputs.changing
+        if stays and key in self.backend.resident:
             return self.backend.resident[key]
-        values = self.inputs.block(step, self.comm)
+        values = self.inputs.block(replace(step, overwritten=False), self.comm)
         self.inputs.resident.pop(key, None)  # it stays on the GPU instead
         array = self.backend.allocate(values.shape, values.dtype.name)
         self.copies.upload(np.ascontiguousarray(values), array)
-        if given is None:
+        if stays:
             self.backend.resident[key] = array
         return array
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from einmpi.files.datasets import Dataset
 from einmpi.files.generate import fill_box
 from einmpi.files.reading import Reading
 from einmpi.job.job import Job
+from einmpi.runtime.backend import ALIGNMENT, aligned_empty
 from einmpi.schedule.regions import Region, boxes, packed, shape
 from einmpi.schedule.steps import Load
 
@@ -26,7 +27,9 @@ class Inputs:
     """The inputs of the runs of one rank.
 
     `given` are those of the caller, `files` says where the job's other inputs are in files.
-    With `keep`, blocks that were loaded stay in `resident` for the next run.
+    With `keep`, blocks that were loaded stay in `resident` for the next run. Those of inputs that
+    are `changing` from run to run do not. Given DistArrays in `overwritable` are not used by
+    anyone after the run.
     """
 
     def __init__(
@@ -36,12 +39,15 @@ class Inputs:
         files: Mapping[str, Dataset],
         resident: Blocks | None = None,
         keep: bool = False,
+        changing: Collection[str] = (),
     ) -> None:
         self.job = job
         self.given = given
         self.files = files
         self.resident = {} if resident is None else resident
         self.keep = keep
+        self.changing = changing
+        self.overwritable: set[str] = set()
         self.shuffled = 0  # bytes received from other ranks that read them
         self.shuffled_between = 0  # those of them that came from other nodes
         self.begun: dict[str, Reading] = {}
@@ -75,16 +81,33 @@ class Inputs:
                 _as_vector(target)[here] = _as_vector(kept)[there]
 
     def block(self, step: Load, comm: Comm) -> Array:
-        """Return a region of an input that stays on the rank and is only read.
+        """Return a region of an input that stays on the rank, and is only read unless it says so.
 
         All ranks of the layout call it.
         """
+        if step.overwritten:
+            return self.own_block(step, comm)
         given = self.given.get(step.tensor)
         if isinstance(given, DistArray):
             return np.asarray(given.local, order="C")
         if isinstance(given, np.ndarray):
             return block_of(given, step.region, step.slot.dtype).reshape(step.slot.shape)
         return self.kept(step, comm)
+
+    def own_block(self, step: Load, comm: Comm) -> Array:
+        """Return a region of an input that this run may write over."""
+        given = self.given.get(step.tensor)
+        block: Array
+        if isinstance(given, DistArray):
+            block = given.local
+            if step.tensor in self.overwritable and is_own_memory(block):
+                return block
+        block = aligned_empty(step.slot.shape, step.slot.dtype)
+        if isinstance(given, DistArray):
+            block[...] = given.local
+        else:
+            self.read(step, block, packed(step.region), comm)
+        return block
 
     def close(self) -> None:
         """End what runs in the background."""
@@ -115,8 +138,8 @@ class Inputs:
     def kept(self, step: Load, comm: Comm) -> Array:
         """Return a block that was loaded before, or load it now."""
         known = self.resident
-        if step.tensor in self.given:
-            known = {}  # the next call may give another dataset
+        if step.tensor in self.given or step.tensor in self.changing:
+            known = {}  # the next run may be given another one
         key = step.tensor, step.region
         if key not in known:
             is_number = not step.slot.shape  # its region still has one dimension
@@ -155,6 +178,13 @@ class Inputs:
 def _as_vector(array: Array) -> Array:
     """Return a number as a vector of one element, any other array unchanged."""
     return np.atleast_1d(array)
+
+
+def is_own_memory(array: Array) -> bool:
+    """Return whether an array can take the place of one that `aligned_empty` has made."""
+    flags = array.flags
+    is_aligned = array.ctypes.data % ALIGNMENT == 0
+    return bool(flags.writeable and flags.c_contiguous) and is_aligned
 
 
 def block_of(array: Array, region: Region, dtype: str) -> Array:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Group, Kernel, Step
+from einmpi.schedule.slots import Slot
+from einmpi.schedule.steps import Begin, Free, Group, Kernel, Reuse, Step
 
-GroupedStep: TypeAlias = Kernel | Free | Begin
+GroupedStep: TypeAlias = Kernel | Free | Begin | Reuse
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     position = 0
     while position < len(schedule.steps):
         taken: Sequence[Step] = schedule.steps[position : position + 1]
-        candidate = _longest_run(schedule.steps, position, rule)
+        candidate = _without_lost_inputs(_longest_run(schedule.steps, position, rule))
         group = _group_of(candidate, sum(bytes_by_slot.values()), rule)
         if group is None:
             steps.append(schedule.steps[position])
@@ -71,10 +72,59 @@ def _longest_run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[
         if isinstance(step, Kernel):
             if not rule.accepts(step) or not rows.add(step):
                 break
-        elif not run or not isinstance(step, Free | Begin):
+        elif not run or not isinstance(step, Free | Begin | Reuse):
             break
         run.append(step)
     return run
+
+
+def _without_lost_inputs(run: list[GroupedStep]) -> list[GroupedStep]:
+    """Return the first steps of a run, in which no block loses an input that a later block needs.
+
+    A slot may take the memory of an input. Each block of rows must then read just those elements
+    of the input that it writes.
+    """
+    kernels = [kernel for step in run for kernel in step.kernels]
+    if len(kernels) < 2:
+        return run
+    rows = _rows_of(kernels)
+    for position, step in enumerate(run):
+        if not isinstance(step, Reuse):
+            continue
+        before = [kernel for earlier in run[:position] for kernel in earlier.kernels]
+        written = [kernel.target.name for kernel in kernels]
+        if step.slot.name not in written:
+            continue  # the slot is written after the run
+        labels_written = [labels[written.index(step.slot.name)] for labels in rows]
+        output = kernels[written.index(step.slot.name)].einsum.output
+        dimensions = [output.index(label) for label in labels_written]
+        for number, kernel in enumerate(before):
+            labels_read = [labels[number] for labels in rows]
+            if not _reads_own_rows(kernel, step.source, labels_read, dimensions):
+                return _without_lost_inputs(run[:position])
+    return run
+
+
+def _reads_own_rows(
+    kernel: Kernel, slot: Slot, rows: Sequence[str], dimensions: Sequence[int]
+) -> bool:
+    """Return whether a kernel reads each element of a slot once, with rows in these dimensions."""
+    for operand, entries in zip(kernel.operands, kernel.einsum.operands, strict=True):
+        if operand.name != slot.name:
+            continue
+        if sorted(map(str, entries)) != sorted(kernel.einsum.labels):
+            return False
+        if [entries[dimension] for dimension in dimensions] != list(rows):
+            return False
+    return True
+
+
+def _rows_of(kernels: Sequence[Kernel]) -> tuple[tuple[str, ...], ...]:
+    """Return the rows of kernels that share some."""
+    shared = _SharedRows()
+    for kernel in kernels:
+        shared.add(kernel)
+    return shared.rows()
 
 
 def _group_of(run: list[GroupedStep], bytes_before: int, rule: GroupingRule) -> Group | None:
@@ -82,10 +132,7 @@ def _group_of(run: list[GroupedStep], bytes_before: int, rule: GroupingRule) -> 
     kernels = [kernel for step in run for kernel in step.kernels]
     if len(kernels) < 2:
         return None
-    shared = _SharedRows()
-    for kernel in kernels:
-        shared.add(kernel)
-    rows = shared.rows()
+    rows = _rows_of(kernels)
     block = rule.choose_block(kernels, rows)
     if block is None:
         return None

@@ -175,7 +175,13 @@ class LoopRun:
 
     def run(self) -> LoopResult:
         """Run all steps. All ranks call it."""
-        sources = Inputs(self.stages.step, self.values, self.step.files, self.step.resident)
+        sources = Inputs(
+            self.stages.step,
+            self.values,
+            self.step.files,
+            self.step.resident,
+            changing=self.loop.carry,
+        )
         if self.loop.history is not None:
             on_first_rank(self.comm, self.start_history)
         own_failure = RankFailure()
@@ -199,6 +205,7 @@ class LoopRun:
                     self.explain_nan(number, row, sources)
                 for name, output in self.loop.carry.items():
                     self.values[name] = outputs[output]
+                    sources.overwritable.add(name)
                 self.add_row(number, row)
                 if self.loop.until is not None:
                     is_done = condition_holds(self.loop.until, watched)

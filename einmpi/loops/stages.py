@@ -13,6 +13,7 @@ from einmpi.graph.rewrite import prune
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.parse import rewrite
+from einmpi.loops.late_updates import with_late_updates
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import LoopPlan
@@ -56,10 +57,11 @@ def stages_of(job: Job, loop: Loop) -> Stages:
     for name in parts.names:
         vertex = parts.step[name]
         specs.append(InputSpec(name, shape=vertex.bound, dtype=vertex.dtype, resident=True))
+    graph = rewrite(job.source, parts.step, job.strict)
     step = replace(
         job,
         written=parts.step,
-        graph=rewrite(job.source, parts.step, job.strict),
+        graph=with_late_updates(graph, loop.carry, nan_checked(loop)),
         inputs=tuple(specs),
         outputs=(),
     )
@@ -68,6 +70,11 @@ def stages_of(job: Job, loop: Loop) -> Stages:
         graph = rewrite(job.source, parts.once, job.strict)
         once = replace(job, written=parts.once, graph=graph, outputs=())
     return Stages(once, step, parts.names)
+
+
+def nan_checked(loop: Loop) -> tuple[str, ...]:
+    """Return the tensors that end the run if they are nan: the step is then run again."""
+    return loop.record if loop.stop_at_nan else ()
 
 
 def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
@@ -84,7 +91,15 @@ def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
     inputs = tuple(vertex.name for vertex in stages.step.graph.inputs)
     names = {*inputs, *stages.step.graph.outputs}
     pins = {name: parts for name, parts in options.pins.items() if name in names}
-    return replace(options, carry=loop.carry, resident=inputs, files=(), pins=pins)
+    return replace(
+        options,
+        carry=loop.carry,
+        donate=True,
+        nan_checked=nan_checked(loop),
+        resident=inputs,
+        files=(),
+        pins=pins,
+    )
 
 
 def once_options(options: Options, stages: Stages, plan: Plan) -> Options:

@@ -98,12 +98,14 @@ def peak_bytes(
     resident: Collection[str],
     stage: int = MESSAGE_BUFFER_BYTES,
     early: Collection[str] = (),
+    in_place: Collection[str] = (),
 ) -> int:
     """Return a bound on the bytes that a rank has in memory at once.
 
     Goes through the vertices in order and adds up what is stored, what the vertex gathers of its
     operands, and what it makes. Message buffers are there while a tensor moves. The inputs in
-    `early` are read before the first vertex.
+    `early` are read before the first vertex. The outputs in `in_place` take the memory of resident
+    inputs.
     """
     stored = _input_bytes(graph, mesh, states, layouts, resident)  # tensor → bytes of its block
     not_resident = [name for name in early if name not in resident]
@@ -121,10 +123,14 @@ def peak_bytes(
         final_buffers = 0
         moves = False
         if vertex.name in layouts:
-            moves = layouts[vertex.name] != cuts or _is_partial(vertex, states)
+            moves = layouts[vertex.name] != cuts or is_partial(vertex, states)
         if moves:
             final = block_bytes(vertex, mesh, layouts[vertex.name])
             final_buffers = staging(max(made, final), mesh.ranks, stage)
+        if vertex.name in in_place:
+            final = 0
+            if not moves:
+                made = 0
         present = sum(stored.values()) + sum(waiting.values())
         while_computing = present + gathered + max(made, buffers)
         while_moving = present + made + final + final_buffers
@@ -178,7 +184,7 @@ def _operand_bytes(
             cuts_now = wanted
         else:
             cuts_now = output_cuts(graph, name, states[name])
-            partial = _is_partial(tensor, states)
+            partial = is_partial(tensor, states)
         if name not in stored or cuts_now != wanted or partial:
             size = block_bytes(tensor, mesh, wanted)
             gathered += size
@@ -189,12 +195,16 @@ def _operand_bytes(
     return gathered, buffers
 
 
-def peak_bound(graph: EinGraph, ranks: int, resident: Collection[str]) -> int:
+def peak_bound(
+    graph: EinGraph, ranks: int, resident: Collection[str], in_place: Collection[str] = ()
+) -> int:
     """Return a lower bound on the peak memory of any plan.
 
-    Every tensor that is needed lies somewhere, at best evenly on all ranks.
+    Every tensor that is needed lies somewhere, at best evenly on all ranks. The outputs in
+    `in_place` may take the memory of inputs.
     """
     share = {vertex.name: -(-vertex.nbytes // ranks) for vertex in graph.vertices}
+    share.update(dict.fromkeys(in_place, 0))
     present = {name for name in resident if graph.consumers.get(name)}
     nbytes = sum(share[name] for name in present)
     peak = nbytes
@@ -276,7 +286,7 @@ def _bound_of_operand(
     return tuple(block)
 
 
-def _is_partial(vertex: Vertex, states: Labels) -> bool:
+def is_partial(vertex: Vertex, states: Labels) -> bool:
     """Return whether a vertex leaves partial results: an aggregated label is cut."""
     if vertex.einsum is None:
         return False

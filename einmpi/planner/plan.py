@@ -55,6 +55,10 @@ class Options:
     placed: Mapping[str, tuple[int | None, ...]] = field(default_factory=dict)
     # input → the output that it becomes in the next step of a loop; both have one layout
     carry: Mapping[str, str] = field(default_factory=dict)
+    # Whether what is carried may be updated in place; and the outputs that must be computed before,
+    # because the step is run again from its inputs if one of them is nan.
+    donate: bool = False
+    nan_checked: tuple[str, ...] = ()
     nodes: int = 1
     uneven: bool = False  # nodes have different numbers of ranks, or the ranks are not in order
     machine: Machine | None = None

@@ -41,6 +41,9 @@ class PlanData:
     paper_cost: int  # words, by the paper's cost model
     notes: Mapping[str, str]  # vertex → where the strategy's rule could not be followed
     resident: tuple[str, ...] = ()  # inputs that are already where they are needed
+    # input → the output that is written over it, unless one of the tensors `nan_checked` is nan
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    nan_checked: tuple[str, ...] = ()
     memory: int | None = None  # the limit asked for, in bytes per rank
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
     nodes: int = 1  # that the ranks run on

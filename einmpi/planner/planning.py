@@ -12,9 +12,10 @@ from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
+from einmpi.planner.donation import updated_in_place
 from einmpi.planner.factor import factor, repeated_layers
 from einmpi.planner.machine import Machine
-from einmpi.planner.memory import least_bytes, peak_bound, peak_bytes, stage_of
+from einmpi.planner.memory import Labels, Layouts, least_bytes, peak_bound, peak_bytes, stage_of
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.traffic import bills
 from einmpi.planner.paper.costs import graph_cost
@@ -198,7 +199,8 @@ class Planning:
         Where none does, return one that keeps some tensors outside of memory at times.
         """
         limit = self.options.memory
-        bound = peak_bound(self.graph, self.mesh.ranks, self.resident)
+        donated = self.options.carry.values() if self.options.donate else ()
+        bound = peak_bound(self.graph, self.mesh.ranks, self.resident, donated)
         attempts: list[_Attempt] = []
         previous: States | None = None
         for price in _memory_prices():
@@ -251,7 +253,8 @@ class Planning:
             return None
         best = min(possible, key=lambda attempt: attempt.peak)
         plan = self.describe(best.states, limit, exact=False)
-        return replace(plan, spilled=best.peak - limit)
+        # What leaves memory and comes back has memory of its own.
+        return replace(plan, spilled=best.peak - limit, in_place={})
 
     def solve(self, price: int) -> Solution:
         """Return the states with the least time, or without a measured machine the fewest bytes.
@@ -311,7 +314,18 @@ class Planning:
         """Return the peak memory of states, with the inputs in `early` read from the start."""
         stage = stage_of(self.options.memory)
         states, layouts = self.named(found)
-        return peak_bytes(self.graph, self.mesh, states, layouts, self.resident, stage, early)
+        in_place = self.in_place(states, layouts).values()
+        return peak_bytes(
+            self.graph, self.mesh, states, layouts, self.resident, stage, early, in_place
+        )
+
+    def in_place(self, states: Labels, layouts: Layouts) -> dict[str, str]:
+        """Return the inputs that are updated in place, each with the output that it becomes."""
+        if not self.options.donate:
+            return {}
+        return updated_in_place(
+            self.graph, self.mesh, states, layouts, self.options.carry, self.options.nan_checked
+        )
 
     def least(self, found: States) -> int:
         """Return the least memory in which these states can be carried out."""
@@ -369,6 +383,8 @@ class Planning:
             paper_cost=graph_cost(self.graph, partitionings),
             notes=self.notes,
             resident=self.resident,
+            in_place=self.in_place(states, layouts),
+            nan_checked=self.options.nan_checked,
             memory=self.options.memory,
             nodes=self.options.nodes,
             uneven=self.options.uneven,

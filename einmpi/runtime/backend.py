@@ -124,10 +124,7 @@ class NumpyBackend:
     def reserve(self, nbytes: int) -> None: ...
 
     def allocate(self, shape: tuple[int, ...], dtype: str) -> HostArray:
-        nbytes = prod(shape) * np.dtype(dtype).itemsize
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT
-        return raw[start : start + nbytes].view(dtype).reshape(shape)
+        return aligned_empty(shape, dtype)
 
     def allocate_slow(self, shape: tuple[int, ...], dtype: str) -> HostArray:
         return self.scratch.array(shape, dtype)
@@ -193,6 +190,14 @@ class NumpyBackend:
     def forget_inputs(self) -> None: ...
 
     def wait(self) -> None: ...
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: str) -> HostArray:
+    """Return a new array with any values, aligned like those of all ranks."""
+    nbytes = prod(shape) * np.dtype(dtype).itemsize
+    raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def _as_strided(array: HostArray, shape: tuple[int, ...], strides: tuple[int, ...]) -> HostArray:

@@ -42,6 +42,11 @@ class Buffers:
         self.arrays[slot.name] = array
         self._grow(array.nbytes)
 
+    def reuse(self, slot: Slot, source: Slot) -> None:
+        """Use the memory of another slot, which is counted already."""
+        assert slot.name not in self
+        self.arrays[slot.name] = self[source]
+
     def free(self, slot: Slot) -> None:
         """Give up both arrays of a slot."""
         for copies in (self.fetching, self.evicting):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.runtime.backend import Array, Backend
@@ -26,6 +28,7 @@ from einmpi.schedule.steps import (
     Passes,
     Place,
     Reduce,
+    Reuse,
     Step,
     Store,
 )
@@ -142,6 +145,8 @@ def _named(kernel: Kernel, error: Exception) -> EinmpiError:
 def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSource) -> None:
     for begin in group.begins:
         _begin(begin, buffers, comm, storage)
+    for reuse in group.reuse_steps:
+        _reuse(reuse, buffers, comm, storage)
     for slot in group.writes:
         buffers.make(slot)
     for slot in group.reads:
@@ -152,6 +157,13 @@ def _compute_group(group: Group, buffers: Buffers, comm: Comm, storage: InputSou
         return
     for step in group.one_by_one:
         ACTIONS[type(step)](step, buffers, comm, storage)
+
+
+def _reuse(step: Reuse, buffers: Buffers, _: Comm, __: InputSource) -> None:
+    for slot in step.nan_checked:
+        if np.isnan(buffers.backend.to_host(buffers[slot])).any():
+            return  # the inputs are needed to find where nan comes from
+    buffers.reuse(step.slot, step.source)
 
 
 def _store(step: Store, buffers: Buffers, _: Comm, __: InputSource) -> None:
@@ -168,6 +180,7 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Passes: _compute_in_passes,
     Store: _store,
     Free: lambda step, buffers, *_: buffers.free(step.slot),
+    Reuse: _reuse,
     Place: lambda step, buffers, *_: buffers.place(step.slot),
     Evict: lambda step, buffers, *_: buffers.evict(step.slot),
     Drop: lambda step, buffers, *_: buffers.drop(step.slot),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from einmpi.graph.dtypes import DTYPES
 from einmpi.graph.eingraph import Vertex
 from einmpi.graph.einsum import EinSum
 from einmpi.planner.memory import operand_cuts, output_cuts
@@ -13,7 +14,8 @@ from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
-from einmpi.schedule.memory import with_begins, with_frees
+from einmpi.schedule.memory import with_begins, with_frees, with_reuses
+from einmpi.schedule.memory_steps import Reuse
 from einmpi.schedule.moves import middle_layout
 from einmpi.schedule.regions import Region, Runs, length, locate, packed, share
 from einmpi.schedule.schedule import SavePoint, Schedule
@@ -46,6 +48,7 @@ def lower(plan: Plan, rank: int) -> Schedule:
     steps = with_frees(lowering.steps)
     if plan.spilled:
         steps = with_spills(steps, limit=plan.peak)
+    steps = with_reuses(steps, lowering.reuses())
     steps = with_begins(steps, limit=plan.peak)
     # Save points count the steps before those that manage memory were added.
     numbers = [number for number, step in enumerate(steps) if not step.manages_memory]
@@ -120,7 +123,9 @@ class _Lowering:
         wanted = self.layout(vertex, cuts)
         block = wanted.region(digits)
         if vertex.name in self.plan.resident:
-            self.steps.append(Load(vertex.name, slot, block, packed(block), wanted, kept=True))
+            overwritten = vertex.name in self.plan.in_place
+            place = packed(block)
+            self.steps.append(Load(vertex.name, slot, block, place, wanted, True, overwritten))
             return
         replicated = axes_that_cut(cuts, None)
         pieces = split_further(self.plan.mesh, wanted.bound, cuts, replicated)
@@ -135,6 +140,20 @@ class _Lowering:
             self.load_moves[key] = [replace(first, own=None), *others]
         for moves in self.load_moves[key]:
             self.steps.append(Exchange(vertex.name, slot, slot, moves, self.plan.stage))
+
+    def reuses(self) -> list[Reuse]:
+        """Return which outputs take the memory of which inputs, when all steps are there."""
+        nan_checked = []
+        for name in self.plan.nan_checked:
+            slot, _ = self.stored[name]
+            if DTYPES[slot.dtype].kind in "fc":
+                nan_checked.append(slot)
+        found = []
+        for name, output in self.plan.in_place.items():
+            source, _ = self.stored[name]
+            target, _ = self.stored[output]
+            found.append(Reuse(target, source, tuple(nan_checked)))
+        return found
 
     # ---- computed tensors -----------------------------------------------------------------------
 

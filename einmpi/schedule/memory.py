@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from einmpi.schedule.schedule import Schedule
-from einmpi.schedule.steps import Begin, Free, Slot, Step, loads_among
+from einmpi.schedule.steps import Begin, Free, Reuse, Slot, Step, loads_among
 
 
 def with_frees(steps: Sequence[Step]) -> list[Step]:
@@ -24,6 +24,20 @@ def with_frees(steps: Sequence[Step]) -> list[Step]:
     for number, step in enumerate(steps):
         found.append(step)
         found += freed_after.get(number, [])
+    return found
+
+
+def with_reuses(steps: Sequence[Step], reuses: Sequence[Reuse]) -> list[Step]:
+    """Add steps that give slots memory, each before the first step that writes the slot."""
+    waiting = {reuse.slot.name: reuse for reuse in reuses}
+    found: list[Step] = []
+    for step in steps:
+        for slot in step.writes:
+            reuse = waiting.pop(slot.name, None)
+            if reuse is not None:
+                found.append(reuse)
+        found.append(step)
+    assert not waiting, f"{sorted(waiting)} are never written"
     return found
 
 
@@ -129,6 +143,8 @@ def bytes_needed(steps: Sequence[Step]) -> list[int]:
     total = 0
     for step in steps:
         slow.update(slot.name for slot in (*step.places, *step.evicts))
+        for slot in step.reuses:
+            in_memory[slot.name] = 0  # the input is counted
         for slot in step.allocates(slow):
             if slot.name not in in_memory:
                 in_memory[slot.name] = slot.nbytes

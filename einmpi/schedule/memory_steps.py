@@ -83,3 +83,20 @@ class Fetch(SlotStep):
     @property
     def nbytes(self) -> int:
         return self.slot.nbytes
+
+
+@dataclass(frozen=True)
+class Reuse(SlotStep):
+    """The slot takes the memory of an input whose last use is before the slot is written, or just
+    then, element by element. If a checked number is nan, the slot
+    gets memory of its own, and the input stays."""
+
+    source: Slot
+    nan_checked: tuple[Slot, ...] = ()  # numbers
+
+    @property
+    def reuses(self) -> Slots:
+        return (self.slot,)
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} in place of {self.source}"

@@ -46,6 +46,11 @@ class Step(ABC):
         return tuple(slot for slot in self.writes if slot.name not in slow)
 
     @property
+    def reuses(self) -> Slots:
+        """The slots that take the memory of an input."""
+        return ()
+
+    @property
     def frees(self) -> Slots:
         """The slots that are not used afterwards."""
         return ()

@@ -12,7 +12,7 @@ import numpy as np
 
 from einmpi.planner import memory
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.memory_steps import Drop, Evict, Fetch, Free, Place
+from einmpi.schedule.memory_steps import Drop, Evict, Fetch, Free, Place, Reuse
 from einmpi.schedule.regions import Region, elements, show_region, whole
 from einmpi.schedule.slots import Slot, Slots
 from einmpi.schedule.step import Kernel, Step
@@ -33,6 +33,7 @@ __all__ = [
     "Passes",
     "Place",
     "Reduce",
+    "Reuse",
     "Slot",
     "Step",
     "Store",
@@ -61,6 +62,7 @@ class Load(Step):
     place: Region  # in the slot
     layout: Layout  # the regions of all ranks
     kept: bool = False  # the input stays on the rank between runs
+    overwritten: bool = False  # a later step writes over it
 
     @property
     def vertex(self) -> str:
@@ -257,7 +259,7 @@ class Group(Step):
 
     kind = "kernel"
 
-    steps: tuple[Kernel | Free | Begin, ...]  # as they would be done one after another
+    steps: tuple[Kernel | Free | Begin | Reuse, ...]  # as they would be done one after another
     rows: tuple[tuple[str, ...], ...]  # for each row, the label that it is in each kernel
     block: tuple[int, ...]  # how many indices of each row at a time
 
@@ -270,9 +272,13 @@ class Group(Step):
         return tuple(step for step in self.steps if isinstance(step, Begin))
 
     @cached_property
+    def reuse_steps(self) -> tuple[Reuse, ...]:
+        return tuple(step for step in self.steps if isinstance(step, Reuse))
+
+    @cached_property
     def one_by_one(self) -> tuple[Kernel | Free, ...]:
         """The kernels and what is freed between them: the same work, not computed together."""
-        return tuple(step for step in self.steps if not isinstance(step, Begin))
+        return tuple(step for step in self.steps if isinstance(step, Kernel | Free))
 
     @property
     def vertex(self) -> str:
@@ -312,6 +318,10 @@ class Group(Step):
         for begin in self.begins:
             begun += begin.allocates(slow)
         return (*begun, *super().allocates(slow))
+
+    @property
+    def reuses(self) -> Slots:
+        return tuple(step.slot for step in self.reuse_steps)
 
     @cached_property
     def frees(self) -> Slots:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
-from einmpi.planner.plan_data import PlanData
+from einmpi.planner.donation import why_not_in_place
+from einmpi.planner.plan_data import LoopPlan, PlanData
 from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
@@ -37,6 +38,7 @@ def as_json(plan: PlanData) -> dict[str, Any]:
         data["loop"] = {
             "steps": plan.loop.steps,
             "carry": dict(plan.loop.carry),
+            "in_place": list(plan.in_place),
             "once": None if once is None else as_json(once),
         }
     return data
@@ -167,6 +169,7 @@ def _loop_notes(plan: PlanData) -> list[Note]:
         return []
     carried = [f"{output} becomes {name}" for name, output in loop.carry.items()]
     notes: list[Note] = [("loop", f"at most {counted(loop.steps, 'step')}; {', '.join(carried)}")]
+    notes.append(("in place", _in_place(plan, loop)))
     words = loop.steps * plan.words_predicted
     nbytes = loop.steps * plan.bytes_predicted
     if loop.once is not None:
@@ -184,6 +187,22 @@ def _loop_notes(plan: PlanData) -> list[Note]:
         in_all += f", {show_seconds(seconds)} predicted"
     notes.append(("all steps", in_all))
     return notes
+
+
+def _in_place(plan: PlanData, loop: LoopPlan) -> str:
+    """Return which carried tensors are updated in place, and why others are not."""
+    others = []
+    for name, output in loop.carry.items():
+        if name in plan.in_place:
+            continue
+        why = "memory is short"
+        if not plan.spilled:
+            why = why_not_in_place(
+                plan.graph, plan.mesh, plan.states, plan.layouts, name, output, plan.nan_checked
+            )
+        others.append(f"not {name}: {why}")
+    updated = ", ".join(plan.in_place) or "nothing"
+    return "; ".join([updated, *others])
 
 
 def one_level(plan: PlanData) -> str:

@@ -1,0 +1,63 @@
+"""The order of a loop's step: what a carried tensor becomes is computed after its old value is
+read for the last time, where that costs no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from einmpi.graph.eingraph import EinGraph, Vertex
+
+
+def with_late_updates(
+    graph: EinGraph, carry: Mapping[str, str], nan_checked: Collection[str] = ()
+) -> EinGraph:
+    """Return the graph with the next values of carried tensors after all uses of the old ones.
+
+    Then the next value can be written over the old one. `carry` has the output that each input
+    becomes. The tensors in `nan_checked` are computed before, too, where that is possible.
+    """
+    order = list(graph.vertices)
+    for name, output in carry.items():
+        order = _with_late_update(graph, order, name, output, nan_checked)
+    return replace(graph, vertices=tuple(order))
+
+
+def _with_late_update(
+    graph: EinGraph,
+    order: list[Vertex],
+    name: str,
+    output: str,
+    nan_checked: Collection[str],
+) -> list[Vertex]:
+    """Return the order in which the output comes after the last vertex that reads the input."""
+    start = [vertex.name for vertex in order].index(output)
+    dependent = {output}  # the output and what is computed from it
+    end = start
+    for position in range(start + 1, len(order)):
+        vertex = order[position]
+        if not dependent.isdisjoint(vertex.inputs):
+            dependent.add(vertex.name)
+        if name in vertex.inputs or vertex.name in nan_checked:
+            end = position
+            if vertex.name in dependent:
+                return order  # it needs both values
+    if end == start or _bytes_kept_longer(order, start) > graph[output].nbytes:
+        return order
+    passed = order[start : end + 1]
+    first = [vertex for vertex in passed if vertex.name not in dependent]
+    later = [vertex for vertex in passed if vertex.name in dependent]
+    return [*order[:start], *first, *later, *order[end + 1 :]]
+
+
+def _bytes_kept_longer(order: Sequence[Vertex], position: int) -> int:
+    """Return the bytes of the computed operands that a vertex is the last to read."""
+    read_later: set[str] = set()
+    for vertex in order[position + 1 :]:
+        read_later.update(vertex.inputs)
+    total = 0
+    computed = {vertex.name: vertex for vertex in order[:position] if not vertex.is_input}
+    for name in dict.fromkeys(order[position].inputs):
+        if name in computed and name not in read_later:
+            total += computed[name].nbytes
+    return total

@@ -1,0 +1,260 @@
+"""Carried tensors that are updated in place: the same bits, less memory, nothing lost."""
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import einmpi
+from einmpi.api import options_of
+from einmpi.comm.threads import run_threads
+from einmpi.job.loop import StepProgram, make_loop
+from einmpi.loops.running import LoopRun
+from einmpi.schedule.lower import lower
+from einmpi.schedule.memory import peak_bytes
+from einmpi.schedule.steps import Group
+from einmpi.schedule.verify import verify
+
+
+def run_loop(job, inputs, carry, steps, comm, donate=True, record=(), on_row=None):
+    """Run a loop on this rank, with updates in place or without; return what ran and its result."""
+    program = StepProgram(job.written, job.sizes, job.inputs)
+    loop = make_loop(program, lambda *_: "loop", steps, carry, None, record)
+    run = LoopRun(job, loop, comm, options_of(job), on_row=on_row)
+    run.step.options = replace(run.step.options, donate=donate)
+    run.prepare(inputs)
+    return run, run.run()
+
+
+def on_ranks(ranks, job, inputs, carry, steps, donate=True, record=()):
+    """Run a loop on threads; return its results, the plan of a step, and the measured peaks."""
+
+    def on_rank(comm):
+        run, result = run_loop(job, inputs, carry, steps, comm, donate, record)
+        gathered = {name: array.gather() for name, array in result.outputs.items()}
+        return gathered, run.plan, run.schedule, run.measured
+
+    found = run_threads(ranks, on_rank)
+    plan = found[0][1]
+    schedules = [lower(plan, rank) for rank in range(ranks)]
+    verify(schedules)
+    for schedule, (_, _, _, measured) in zip(schedules, found, strict=True):
+        assert measured.peak <= peak_bytes(schedule) <= plan.peak
+    moved = sum(measured.received for _, _, _, measured in found)
+    assert moved == steps * plan.bytes_predicted
+    return found[0][0], plan, [schedule for _, _, schedule, _ in found]
+
+
+# Programs of a step, what they carry, and the same step by numpy. Values stay integers, so that
+# every order of a sum gives the same bits.
+def shifted(x, a, p):
+    return {"x": np.concatenate([x[:1], x[:-1]])}
+
+
+def with_mean(x, a, p):
+    return {"x": x - x.sum(axis=0)}
+
+
+PROGRAMS = {
+    "x_next[i,j] = x[i,j] * 2 + a[i,j]": ({"x": "x_next"}, lambda x, a, p: {"x": x * 2 + a}),
+    "x_next[i,j] = a[j,i] - x[i,j]": ({"x": "x_next"}, lambda x, a, p: {"x": a.T - x}),
+    "x_next[i,j] = x[j,i] + a[i,j]": ({"x": "x_next"}, lambda x, a, p: {"x": x.T + a}),
+    "x_next[i,j] = x[i,j] - x[j,i]": ({"x": "x_next"}, lambda x, a, p: {"x": x - x.T}),
+    "x_next[i,j] = x[i,j] - x[0,j]": ({"x": "x_next"}, lambda x, a, p: {"x": x - x[0]}),
+    "x_next[i,j] = where(i > 0, x[i-1,j], x[i,j])": ({"x": "x_next"}, shifted),
+    "x_next[i,j] = x[p[i],j] + 1": ({"x": "x_next"}, lambda x, a, p: {"x": x[p] + 1}),
+    "s[j] = sum(x[i,j])\nx_next[i,j] = x[i,j] - s[j]": ({"x": "x_next"}, with_mean),
+    "x_next[i,k] = sum(x[i,j] * a[j,k])": ({"x": "x_next"}, lambda x, a, p: {"x": x @ a}),
+    "x_next[i,j] = x[i,j] + 1\na_next[i,j] = a[i,j] + x[i,j]": (
+        {"x": "x_next", "a": "a_next"},
+        lambda x, a, p: {"x": x + 1, "a": a + x},
+    ),
+    "y[i,j] = x[i,j] + 1\nb[i,j] = a[i,j] * 2": (
+        {"x": "b", "a": "y"},
+        lambda x, a, p: {"x": a * 2, "a": x + 1},
+    ),
+    "x_next[i,j] = x[i,j] + a[i,j]\nt = sum(x[i,j])\na_next[i,j] = a[i,j] - t": (
+        {"x": "x_next", "a": "a_next"},
+        lambda x, a, p: {"x": x + a, "a": a - x.sum()},
+    ),
+    "x_next[i,j] = cumsum[i](x[i,j]) - a[i,j]": (
+        {"x": "x_next"},
+        lambda x, a, p: {"x": x.cumsum(axis=0) - a},
+    ),
+    "x_next[p[i],j] = sum(x[i,j])": (
+        {"x": "x_next"},
+        lambda x, a, p: {"x": np.stack([x[p == i].sum(axis=0) for i in range(len(x))])},
+    ),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    text=st.sampled_from(list(PROGRAMS)),
+    ranks=st.integers(1, 9),
+    extent=st.integers(1, 9),
+    steps=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+def test_same_bits_with_and_without(text, ranks, extent, steps, seed):
+    carry, by_numpy = PROGRAMS[text]
+    rng = np.random.default_rng(seed)
+    values = {
+        "x": rng.integers(-4, 5, (extent, extent)).astype(float),
+        "a": rng.integers(-4, 5, (extent, extent)).astype(float),
+        "p": rng.integers(0, extent, extent),
+    }
+    job = einmpi.program(text, **values)
+    given_inputs = {name: array.copy() for name, array in values.items()}
+    expected = dict(values)
+    for _ in range(steps):
+        expected.update(by_numpy(expected["x"], expected["a"], expected["p"]))
+    used = {name: array for name, array in given_inputs.items() if name in job.graph.by_name}
+    for donate in (True, False):
+        found, plan, _ = on_ranks(ranks, job, used, carry, steps, donate)
+        assert donate or not plan.in_place
+        for name in carry:
+            np.testing.assert_array_equal(found[name], expected[name])
+    for name, array in given_inputs.items():
+        np.testing.assert_array_equal(array, values[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "updated"),
+    [
+        ("x_next[i,j] = x[i,j] * 2 + a[i,j]", {"x": "x_next"}),
+        ("x_next[i,j] = x[j,i] + a[i,j]", {}),
+        ("x_next[i,j] = x[i,j] - x[0,j]", {}),
+        ("x_next[i,j] = where(i > 0, x[i-1,j], x[i,j])", {}),
+        ("x_next[i,k] = sum(x[i,j] * a[j,k])", {}),
+        # The old value is read before the new one is written, or the order is changed so.
+        ("s[j] = sum(x[i,j])\nx_next[i,j] = a[i,j] - s[j]", {"x": "x_next"}),
+        ("x_next[i,j] = x[i,j] + 1\nt = sum(x[i,j] * a[i,j])", {"x": "x_next"}),
+        ("x_next[i,j] = x[i,j] + 1\nt = sum(x[i,j] * x_next[i,j])", {}),
+    ],
+)
+def test_what_is_updated_in_place(text, updated):
+    job = einmpi.program(text, x=(4, 4), a=(4, 4))
+    inputs = {"x": np.ones((4, 4)), "a": np.ones((4, 4))}
+    used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
+    _, plan, _ = on_ranks(1, job, used, {"x": "x_next"}, 2)
+    assert plan.in_place == updated
+    assert ("in place     x" in str(plan)) == bool(updated)
+
+
+def test_halos_are_copied_so_that_the_block_can_be_written_over():
+    text = "x_next[i] = where((i > 0) & (i < n-1), x[i-1] + x[i+1], x[i])"
+    job = einmpi.program(text, x=(100,), n=100)
+    x = np.arange(100.0)
+    expected = x.copy()
+    for _ in range(3):
+        expected[1:-1] = expected[:-2] + expected[2:]
+    for ranks, updated in ((1, {}), (4, {"x": "x_next"})):
+        found, plan, _ = on_ranks(ranks, job, {"x": x}, {"x": "x_next"}, 3)
+        assert plan.in_place == updated
+        np.testing.assert_array_equal(found["x"], expected)
+
+
+def test_given_arrays_stay_as_they_are():
+    job = einmpi.program("x_next[i] = x[i] + 1", x=(64,))
+
+    def on_rank(comm):
+        array = np.zeros(64)
+        distributed = einmpi.DistArray.from_global(np.zeros(64), comm)
+        for inputs in ({"x": array}, {"x": distributed}):
+            run, result = run_loop(job, inputs, {"x": "x_next"}, 3, comm)
+            assert run.plan.in_place == {"x": "x_next"}
+            assert (result.outputs["x"].gather() == 3).all()
+        return array, distributed.gather()
+
+    for array, gathered in run_threads(3, on_rank):
+        assert not array.any()
+        assert not gathered.any()
+
+
+def test_blocks_of_rows_that_read_other_rows_of_what_they_overwrite():
+    """A group of kernels goes block by block, and would lose rows that later blocks need."""
+    text = "m[i] = max[j](x[j,i])\nx_next[i,j] = x[i,j] - m[i]"
+    aligned = "m[i] = max[j](x[i,j])\nx_next[i,j] = x[i,j] - m[i]"
+    x = np.random.default_rng(1).normal(size=(1500, 1500))
+    for program, axis, is_grouped in ((text, 0, False), (aligned, 1, True)):
+        job = einmpi.program(program, x=(1500, 1500))
+        found, plan, schedules = on_ranks(1, job, {"x": x}, {"x": "x_next"}, 2)
+        expected = x
+        for _ in range(2):
+            expected = expected - expected.max(axis=axis)[:, None]
+        assert plan.in_place == {"x": "x_next"}
+        assert any(isinstance(step, Group) for step in schedules[0].steps) == is_grouped
+        np.testing.assert_array_equal(found["x"], expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_nan_is_found_although_the_update_is_in_place(ranks):
+    text = "y = sum(log(x[i]))\ns = y * y\nx_next[i] = x[i] - 1"
+    job = einmpi.program(text, x=(6,))
+    messages = []
+    for donate in (True, False):
+        with pytest.raises(einmpi.EinmpiError) as caught:
+            on_ranks(ranks, job, {"x": np.full(6, 2.5)}, {"x": "x_next"}, 9, donate, ["s"])
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "nan in step 3, in s; the first tensor with nan in it is" in messages[0]
+    assert messages[0].endswith(": y")
+
+
+def test_a_value_that_is_recorded_after_the_update_keeps_the_old_one():
+    job = einmpi.program("x_next[i] = x[i] + 1\ns = sum(x_next[i])", x=(6,))
+    _, plan, _ = on_ranks(1, job, {"x": np.ones(6)}, {"x": "x_next"}, 2, True, ["s"])
+    assert plan.in_place == {}
+    assert "in place     nothing; not x: s is recorded, and computed after x_next" in str(plan)
+
+
+def test_a_step_allocates_nothing_as_large_as_what_it_carries():
+    extent = 1000
+    job = einmpi.program(
+        "s[j] = sum(x[i,j])\nx_next[i,j] = x[i,j] - s[j] / n", x=(extent, extent), n=extent
+    )
+    peaks = []
+
+    def on_row(number, row):
+        now, peak = tracemalloc.get_traced_memory()
+        peaks.append(peak - now)
+        tracemalloc.reset_peak()
+
+    def on_rank(comm):
+        inputs = {"x": np.ones((extent, extent))}
+        tracemalloc.start()
+        try:
+            return run_loop(job, inputs, {"x": "x_next"}, 6, comm, on_row=on_row)[0]
+        finally:
+            tracemalloc.stop()
+
+    (run,) = run_threads(1, on_rank)
+    assert run.plan.in_place == {"x": "x_next"}
+    assert max(peaks[2:]) < extent * extent * 8 / 4
+    assert run.plan.peak < 1.1 * extent * extent * 8
+
+
+def test_the_first_value_is_not_kept_beside_the_current_one(tmp_path):
+    """A generated input used to stay loaded for all steps, although no step reads it again."""
+    text = """
+program = "x_next[i] = x[i] + x[0]"
+inputs.x = { shape = [1000], random = "ones" }
+[loop]
+steps = 3
+carry = { x = "x_next" }
+"""
+    (tmp_path / "job.toml").write_text(text)
+    job = einmpi.load(tmp_path / "job.toml")
+
+    def on_rank(comm):
+        run = LoopRun(job, job.loop, comm, options_of(job))
+        run.prepare({})
+        assert run.run().outputs["x"].gather()[0] == 8
+        return run.step.resident
+
+    (resident,) = run_threads(1, on_rank)
+    assert not resident
