@@ -154,6 +154,10 @@ def pagerank(src, dst, R, damping):
     return {"R2": R}
 
 
+def points(noise, middle, group):
+    return {"X": noise + 4 * middle[group.astype(int)]}
+
+
 BY_NUMPY = {
     "chain": chain,
     "softmax": softmax,
@@ -167,6 +171,7 @@ BY_NUMPY = {
     "kmeans": kmeans,
     "gcn": gcn,
     "pagerank": pagerank,
+    "points": points,
 }
 
 
