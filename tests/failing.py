@@ -24,6 +24,12 @@ def now(code):
         file.write(str(time.time()))
     exec(code)
 
+def wait_for_the_others():
+    # Until they have computed their share of m, and wait for that of this rank.
+    while not all(os.path.exists(f"other/rank-{other}") for other in (0, 2)):
+        time.sleep(0.01)
+    time.sleep(0.1)
+
 if rank == 1:
     exec(os.environ["AT_START"])
 from einmpi.runtime.backend import NumpyBackend
@@ -34,6 +40,8 @@ def broken(self, step, operands, target):
     if count[0] == 2 and rank == 1 and os.environ["IN_KERNEL"]:
         now(os.environ["IN_KERNEL"])
     compute(self, step, operands, target)
+    if count[0] == 2:
+        open(f"other/rank-{rank}", "w").close()
 NumpyBackend.compute_kernel = broken
 from einmpi.cli.main import main
 sys.exit(main(sys.argv[1:]))
@@ -51,7 +59,11 @@ FAILURES = {
         "raise ZeroDivisionError('two' + chr(10) + 'lines')",
         f"{KERNEL}: ZeroDivisionError: two lines",
     ),
-    "killed": ("", "import signal; os.kill(os.getpid(), signal.SIGKILL)", None),
+    "killed": (
+        "",
+        "import signal; wait_for_the_others(); os.kill(os.getpid(), signal.SIGKILL)",
+        None,
+    ),
     "terminated": (
         "",
         "import signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(600)",

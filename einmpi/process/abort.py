@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from einmpi.errors import EinmpiError, on_one_line
 from einmpi.process.environment import is_launched
-from einmpi.process.names import NAMES, is_claimed
+from einmpi.process.names import NAMES, is_claimed, leave_word
 from einmpi.process.notes import activity_writer, current_activity
 from einmpi.process.variables import is_debugging
 
@@ -153,11 +153,19 @@ def _may_print(rank: int) -> bool:
     """Wait for this rank's turn; return whether it is the one that prints for its machine.
 
     Slurm ends all ranks at once when one was killed or the time is up. A rank owns the name only
-    while it lives, so the others have to look for it all the time.
+    while it lives, and a busy machine may let it print and end before another one looks. So it
+    also leaves word for the others.
     """
+    if not is_launched():
+        time.sleep(_wait_before_printing(rank))
+        return True
     deadline = time.monotonic() + _wait_before_printing(rank)
     while time.monotonic() < deadline:
-        if is_launched() and is_claimed(_SPEAKER):
+        if is_claimed(_SPEAKER) or NAMES.has_word():
             return False
         time.sleep(_LOOK_INTERVAL)
-    return not is_launched() or NAMES.claim(_SPEAKER)
+    # In this order: the last owner of the name left word before it released the name.
+    if not NAMES.claim(_SPEAKER) or NAMES.has_word():
+        return False
+    leave_word()
+    return True

@@ -11,14 +11,14 @@ import os
 import socket
 import zlib
 
-from einmpi.process.environment import launcher_size
+from einmpi.process.environment import launcher_rank, launcher_size
 
 
 class MachineNames:
     """The names that this process owns among the ranks of its run on this machine."""
 
     def __init__(self) -> None:
-        self._sockets: list[socket.socket] = []
+        self._sockets: dict[str, socket.socket] = {}
 
     def claim(self, name: str) -> bool:
         """Try to become the owner of a name; return False if another process owns it."""
@@ -29,13 +29,27 @@ class MachineNames:
             bound.close()
             # A system without abstract sockets refuses with another error: all may have the name.
             return error.errno != errno.EADDRINUSE
-        self._sockets.append(bound)
+        self._sockets[name] = bound
+        return True
+
+    def has_word(self) -> bool:
+        """Return whether a rank, which may have ended since, has called `leave_word`.
+
+        This rank must have claimed its number as a name before that.
+        """
+        own = self._sockets.get(str(launcher_rank()))
+        if own is None:
+            return False
+        try:
+            own.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
         return True
 
     def release_all(self) -> None:
         """Give up all names of this process."""
         while self._sockets:
-            self._sockets.pop().close()
+            self._sockets.popitem()[1].close()
 
 
 NAMES = MachineNames()
@@ -49,6 +63,15 @@ def is_claimed(name: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def leave_word() -> None:
+    """Send all ranks of this machine a message, which stays there when this process ends."""
+    prefix = _address("")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for rank in range(launcher_size()):
+            with contextlib.suppress(OSError):  # this rank is on another machine, or has ended
+                sender.sendto(b"1", socket.MSG_DONTWAIT, f"{prefix}{rank}")
 
 
 def ranks_present() -> list[int]:

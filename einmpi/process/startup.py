@@ -41,11 +41,14 @@ def startup_deadline() -> Iterator[None]:
 
     Only the start has a limit: later one rank may rightly wait for another for hours.
     """
-    seconds = _limit_in_seconds() if is_launched() else 0.0
-    if not seconds:
+    if not is_launched():
         yield
         return
     NAMES.claim(str(launcher_rank()))
+    seconds = _limit_in_seconds()
+    if not seconds:
+        yield
+        return
     reader, writer = os.pipe()
     rank_pid = os.getpid()
     watcher_pid = 0

@@ -72,6 +72,42 @@ def test_names(launcher):
     assert names.ranks_present() == [1, 3]
 
 
+LAST_LINE = """
+import sys
+from einmpi.process.abort import print_last_line
+from einmpi.process.environment import launcher_rank
+from einmpi.process.startup import startup_deadline
+with startup_deadline():
+    pass
+print("ready", flush=True)
+sys.stdin.readline()
+print_last_line(launcher_rank(), "terminated")
+"""
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_one_rank_of_a_machine_prints_even_if_the_others_come_late(launcher, order):
+    """A busy machine lets one rank print and end before another one has noticed anything."""
+    ranks = []
+    for number in range(3):
+        settings = {"PMIX_NAMESPACE": f"late {os.getpid()} {order}", "PMI_RANK": str(number)}
+        command = [sys.executable, "-c", LAST_LINE]
+        ranks.append(
+            subprocess.Popen(
+                command,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "PMI_SIZE": "3", **settings},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    for rank in ranks:
+        assert rank.stdout.readline() == "ready\n"
+    lines = [ranks[number].communicate("now\n", timeout=120)[1] for number in order]
+    assert lines == [f"einmpi: error: rank {order[0]}: terminated\n", "", ""]
+
+
 @pytest.mark.parametrize(
     ("size", "expected", "here", "text"),
     [

@@ -43,7 +43,9 @@ _OPEN_MPI = {
 }
 # Over UCX, MPICH sends 4096 bytes of address, most of them whatever lies behind it in memory, in
 # lines that are at times too long for Slurm: docs/slurm.md. Over libfabric its lines are short.
-_MPICH = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+# Its first choice there is the provider `sockets`, over which ranks of two nodes often cannot
+# connect on a busy machine.
+_MPICH = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
 ROOT = Path(__file__).resolve().parents[2]  # it also runs as a script
 
 # Nodes are daemons of one host, each with a name and a port. They may have more cores than it.
@@ -78,7 +80,7 @@ SlurmctldPidFile={folder}/run/slurmctld.pid
 SlurmdPidFile={folder}/run/slurmd.%n.pid
 SlurmctldLogFile={folder}/log/slurmctld.log
 SlurmdLogFile={folder}/log/slurmd.%n.log
-KillWait=2
+KillWait=10
 JobRequeue=1
 SlurmdParameters=config_overrides
 GresTypes=gpu
