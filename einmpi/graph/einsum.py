@@ -39,7 +39,7 @@ from einmpi.graph.scan_blocks import (
     recognise_blocked_scan,
     recognise_totals,
 )
-from einmpi.graph.segments import Segments, find_segments, used_labels
+from einmpi.graph.segments import Pick, Segments, find_pick, find_segments, used_labels
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class EinSum:
     """⊕ over `aggregated` of ⊗ over the operands, for every value of the `output` labels.
 
     `extents` has every label with its extent: the output's first, then the aggregated ones.
+    `picked_extent` is given where an index picks values of a label, and must not be outside of it:
+    the extent of the label in the whole program.
     """
 
     output: tuple[str, ...]
@@ -64,6 +66,7 @@ class EinSum:
     aggregation: str | None
     aggregated: tuple[str, ...]
     extents: tuple[tuple[str, int], ...]
+    picked_extent: int | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -102,7 +105,8 @@ class EinSum:
         """Return the number of scalar operations.
 
         For every combination of labels these are the steps of ⊗ and one for ⊕. A value that is
-        scattered is computed once, not for every place where it might go.
+        scattered is computed once, not for every place where it might go; of values from which an
+        index picks, only one is computed.
         """
         if self.scan is not None or self.blocked_scan is not None:
             (scanned,) = self.aggregated
@@ -114,6 +118,8 @@ class EinSum:
         steps = _steps(self.function)
         if self.aggregated:
             steps += 1
+        if self.pick is not None:
+            return self.calls() // max(1, self.extent[self.pick.label]) * steps
         return self.calls() * steps
 
     def _scattered_operations(self, segments: Segments) -> int:
@@ -133,6 +139,14 @@ class EinSum:
             return None
         record = AGGREGATIONS[self.aggregation]
         return find_segments(self.function, self.operands, self.output, record)
+
+    @cached_property
+    def pick(self) -> Pick | None:
+        """What Y[e,f] ← ⊕[k](where(src[e] == k, X[k,f], neutral)) picks, None for all else."""
+        if self.aggregation is None or self.segments is not None:
+            return None
+        record = AGGREGATIONS[self.aggregation]
+        return find_pick(self.function, self.operands, self.aggregated, record)
 
     @cached_property
     def scan(self) -> Scan | None:

@@ -1,4 +1,8 @@
-"""Scattered results: Y[k,f] ← ⊕[e](where(dst[e] == k, body, neutral)), where each e has one k."""
+"""Scattered and picked values, by the form where(index == label, body, neutral) of ⊗.
+
+Y[k,f] ← ⊕[e](where(dst[e] == k, X[e,f], neutral)) scatters: each e has one k. Y[e,f] ←
+⊕[k](where(src[e] == k, X[k,f], neutral)) picks: only one k has a value.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,7 @@ from einmpi.graph.scalar import (
     Scalar,
     gathers_in,
     labels_in,
+    labels_of,
     walk,
     with_gathers,
 )
@@ -53,6 +58,44 @@ class Segments:
     operands: tuple[IndexEntries, ...]
 
 
+@dataclass(frozen=True)
+class Pick:
+    """The one value of an aggregated label that an index picks.
+
+    `index` and `body` are over Args. If the index is none of the label's, `masked` is the result.
+    """
+
+    label: str
+    index: Scalar
+    body: Scalar
+    masked: Number
+
+
+def find_pick(
+    function: Scalar,
+    operands: Sequence[IndexEntries],
+    aggregated: Sequence[str],
+    record: Aggregation,
+) -> Pick | None:
+    """Return what an EinSum with this ⊗ and ⊕ picks; None if it is of another form."""
+    match function:
+        case Call("where", (condition, body, Const(masked))):
+            pass
+        case _:
+            return None
+    found = _compared_label(condition, aggregated, {})
+    if found is None or masked != record.empty:
+        return None
+    label, index = found
+    if label in used_labels(index, operands):
+        return None
+    for entries in operands:
+        # An index that is arithmetic on the label would have to be computed from the other index.
+        if any(label in labels_of(gather) for gather in gathers_in(entries)):
+            return None
+    return Pick(label, index, body, masked)
+
+
 def find_segments(
     function: Scalar, operands: Sequence[IndexEntries], output: Sequence[str], record: Aggregation
 ) -> Segments | None:
@@ -64,7 +107,7 @@ def find_segments(
             return None
     indices: dict[str, Scalar] = {}
     for comparison in _conjuncts(condition):
-        found = _scattered_label(comparison, output, indices)
+        found = _compared_label(comparison, output, indices)
         if found is None:
             return None
         label, index = found
@@ -88,15 +131,15 @@ def _conjuncts(condition: Scalar) -> list[Scalar]:
     return [condition]
 
 
-def _scattered_label(
-    comparison: Scalar, output: Sequence[str], taken: dict[str, Scalar]
+def _compared_label(
+    comparison: Scalar, labels: Sequence[str], taken: dict[str, Scalar]
 ) -> tuple[str, Scalar] | None:
-    """Return the label of the output in index == label, in either order, and the index."""
+    """Return which of the labels is in index == label, in either order, and the index."""
     if not isinstance(comparison, Call) or comparison.op != "==":
         return None
     left, right = comparison.args
     for label, index in ((right, left), (left, right)):
-        if isinstance(label, Index) and label.label in output and label.label not in taken:
+        if isinstance(label, Index) and label.label in labels and label.label not in taken:
             return label.label, index
     return None
 

@@ -6,8 +6,9 @@ import time
 from dataclasses import replace
 
 from einmpi.errors import InputError, nearest_of, one_of
-from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import MAX_COUNT
+from einmpi.graph.split.picked import picked_gathers, with_picked_gathers
 from einmpi.graph.two_pass_scans import can_be_blocked, with_scans_in_blocks
 from einmpi.planner.mesh import Mesh, prime_factors
 from einmpi.planner.plan import Options, Plan
@@ -45,6 +46,55 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
 
 
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
+    """Return the plan on one mesh, in whichever of several forms of the graph moves least."""
+    plan = _plan_with_scans(graph, mesh, ranks, options)
+    if options.strategy != DEFAULT_STRATEGY or (not plan.spilled and plan.bytes_predicted == 0):
+        return plan
+    return _with_picks(plan, mesh, ranks, options)
+
+
+def _with_picks(plan: Plan, mesh: Mesh, ranks: int, options: Options) -> Plan:
+    """Return the plan that gathers from cut dimensions by picking, where that moves less."""
+    graph = plan.graph
+    names = [vertex.name for vertex in graph.computed if _moves_for_gathers(plan, vertex)]
+    while names:
+        other_graph, picks = with_picked_gathers(graph, names)
+        try:
+            other = Planning(other_graph, mesh, ranks, options).plan()
+        except InputError:
+            return plan
+        cut_names = []
+        for name in names:
+            if any(_is_picked_dimension_cut(other, pick) for pick in picks[name]):
+                cut_names.append(name)
+        if cut_names == names:
+            notes = {}
+            for name in names:
+                for pick in picks[name]:
+                    notes[pick] = "each rank picks what it has, and the parts are summed"
+            other = replace(other, notes={**plan.notes, **other.notes, **notes})
+            return other if _costs_less(other, plan) else plan
+        # A gather from a whole dimension takes no sum.
+        names = cut_names
+    return plan
+
+
+def _moves_for_gathers(plan: Plan, vertex: Vertex) -> bool:
+    """Return whether something moves for a vertex with gathers, or for what it gathers from."""
+    for gather in picked_gathers(vertex, plan.graph.by_name):
+        for name in (vertex.name, gather.element.tensor):
+            if name in plan.bills and plan.bills[name].nbytes > 0:
+                return True
+    return False
+
+
+def _is_picked_dimension_cut(plan: Plan, name: str) -> bool:
+    """Return whether the dimension that a vertex picks from is cut."""
+    (label,) = plan.graph[name].computed_einsum.aggregated
+    return plan.parts(name)[label] > 1
+
+
+def _plan_with_scans(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:
     """Return the plan on one mesh, with scans in two passes where that moves less."""
     names = []
     if options.strategy == DEFAULT_STRATEGY:

@@ -16,6 +16,7 @@ from einmpi.kernels.cpu.scan_blocks import compute_in_blocks, is_in_whole_blocks
 from einmpi.kernels.cpu.scatter import Scatter, compute_scatter
 from einmpi.kernels.distances import recognise_distance
 from einmpi.kernels.operands import Array
+from einmpi.kernels.picks import as_gather, out_of_range
 
 # Applications of ⊗ that numpy completes before a compiler has even started. Only the extents
 # decide, so that a run gives the same bits whether or not a kernel was compiled before.
@@ -62,6 +63,8 @@ def compute_einsum(
         scatter = Scatter(einsum, einsum.segments, tuple(operands), index)
         compute_scatter(scatter, out, threads, WORTH_COMPILING)
         return
+    if einsum.pick is not None and _compute_pick(einsum, operands, out, index, threads):
+        return
     names = (array.dtype.name for array in operands)
     contraction = exact_contraction(einsum, names, strict)
     if contraction is not None and not _may_wrap(contraction, operands):
@@ -72,6 +75,35 @@ def compute_einsum(
         compiled.compute_by_compiled_loops(einsum, operands, out, index, threads)
         return
     broadcast.compute_by_broadcasting(einsum, operands, out, index)
+
+
+def _compute_pick(
+    einsum: EinSum,
+    operands: Sequence[Array],
+    out: Array,
+    index: Mapping[str, Array],
+    threads: int,
+) -> bool:
+    """Compute what an index picks by reading only that; return False if it cannot be done so."""
+    assert einsum.pick is not None
+    label = einsum.pick.label
+    first = 0
+    if label in index and len(index[label]) > 0:
+        first = int(index[label][0])
+        if int(index[label][-1]) - first + 1 != len(index[label]):
+            return False  # the label's indices have gaps here
+    gather = as_gather(einsum, first, tuple([array.dtype for array in operands]))
+    if gather is None:
+        return False
+    gathering, numbers = gather
+    arrays = [operands[number] for number in numbers]
+    try:
+        compute_einsum(gathering, arrays, out, index, threads)
+    except IndexError as error:
+        if einsum.picked_extent is None:
+            raise
+        raise out_of_range(einsum) from error
+    return True
 
 
 def _may_wrap(contraction: Contraction, operands: Sequence[Array]) -> bool:

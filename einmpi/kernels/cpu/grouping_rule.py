@@ -24,7 +24,8 @@ def _accepts(kernel: Kernel) -> bool:
 
     A matrix product is faster as a whole; a dot product of rows is not a matrix product.
     """
-    if kernel.einsum.scan is not None or kernel.einsum.segments is not None:
+    einsum = kernel.einsum
+    if einsum.scan is not None or einsum.segments is not None or einsum.pick is not None:
         return False  # it has a kernel of its own
     if kernel.select or kernel.einsum.calls() < WORTH_COMPILING:
         return False

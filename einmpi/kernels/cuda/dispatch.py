@@ -37,6 +37,7 @@ from einmpi.kernels.cuda.scatter import SortedScatter
 from einmpi.kernels.cuda.source import kernel_source
 from einmpi.kernels.cuda.work_split import problem_of, split_work
 from einmpi.kernels.loop_nest import IndexedArray
+from einmpi.kernels.picks import as_gather, out_of_range
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
 from einmpi.schedule.regions import Runs, indices, length, whole
 
@@ -91,6 +92,10 @@ def prepare_einsum(
             return _with_contiguous_operands(einsum, index, fast_math, tf32, strict)
     if einsum.segments is not None:
         return _prepare_scatter(einsum, einsum.segments, operands, target, index, fast_math)
+    if einsum.pick is not None:
+        pick = _prepare_pick(einsum, operands, target, index, fast_math, tf32, strict)
+        if pick is not None:
+            return pick
     if fast_math:
         distance = prepare_distance(einsum, operands, target, compute_generated)
         if distance is not None:
@@ -105,6 +110,38 @@ def prepare_einsum(
         if product is not None:
             return _prepare_matrix_product(einsum, product, fast_math, tf32, strict)
     return _prepare_generated(einsum, operands, target, index, fast_math)
+
+
+def _prepare_pick(
+    einsum: EinSum,
+    operands: Sequence[DeviceArray],
+    target: DeviceArray,
+    index: LabelRuns,
+    fast_math: bool,
+    tf32: bool,
+    strict: bool,
+) -> PreparedCall | None:
+    """Return the call that reads only what an index picks; None if it cannot be done so."""
+    assert einsum.pick is not None
+    runs = dict(index).get(einsum.pick.label, whole(einsum.extent[einsum.pick.label]))
+    if len(runs) != 1:
+        return None  # the label's indices have gaps here
+    gather = as_gather(einsum, runs[0][0], tuple([array.dtype for array in operands]))
+    if gather is None:
+        return None
+    gathering, numbers = gather
+    arrays = [operands[number] for number in numbers]
+    prepared = prepare_einsum(gathering, arrays, target, index, fast_math, tf32, strict)
+
+    def call(operands: Sequence[DeviceArray], target: DeviceArray) -> None:
+        try:
+            prepared([operands[number] for number in numbers], target)
+        except IndexError as error:
+            if einsum.picked_extent is None:
+                raise
+            raise out_of_range(einsum) from error
+
+    return call
 
 
 def _fill_with_neutral(einsum: EinSum) -> PreparedCall:

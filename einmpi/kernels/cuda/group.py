@@ -41,7 +41,7 @@ def _suits(kernel: Kernel) -> bool:
     einsum = kernel.einsum
     if einsum.scan is not None:
         return False
-    if einsum.segments is not None:
+    if einsum.segments is not None or einsum.pick is not None:
         return False  # it has a kernel of its own
     product = recognise_contraction(einsum)
     if product is not None and len(product.positions) > 1:
