@@ -53,9 +53,7 @@ def as_gather(
     expression = Call("where", (is_here, value, Const(pick.masked)))
     aggregated = [label for label in einsum.aggregated if label != pick.label]
     aggregation = einsum.aggregation if aggregated else None
-    gather, used = make_einsum(
-        einsum.output, expression, aggregation, aggregated, einsum.extent
-    )
+    gather, used = make_einsum(einsum.output, expression, aggregation, aggregated, einsum.extent)
     operands = tuple(int(name) for name in used)
     if einsum_type(gather, [dtypes[number] for number in operands]) != einsum_type(einsum, dtypes):
         return None

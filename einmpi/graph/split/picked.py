@@ -109,7 +109,9 @@ def _pick_vertex(
     extents = {**einsum.extent, label: whole}
     picking, inputs = make_einsum(output, expression, "sum", (label,), extents)
     picking = replace(picking, picked_extent=whole)
-    pick = make_vertex(taken.take_new(f"{vertex.name}_picked"), picking, inputs, known, places=vertex.places)
+    pick = make_vertex(
+        taken.take_new(f"{vertex.name}_picked"), picking, inputs, known, places=vertex.places
+    )
     return replace(pick, is_auxiliary=True)
 
 

@@ -37,8 +37,8 @@ from einmpi.kernels.cuda.scatter import SortedScatter
 from einmpi.kernels.cuda.source import kernel_source
 from einmpi.kernels.cuda.work_split import problem_of, split_work
 from einmpi.kernels.loop_nest import IndexedArray
-from einmpi.kernels.picks import as_gather, out_of_range
 from einmpi.kernels.operands import apply_constant_indices, check_index_range, number_operands
+from einmpi.kernels.picks import as_gather, out_of_range
 from einmpi.schedule.regions import Runs, indices, length, whole
 
 PreparedCall: TypeAlias = Callable[[Sequence[DeviceArray], DeviceArray], None]
