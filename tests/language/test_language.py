@@ -661,7 +661,9 @@ def test_float16() -> None:
 @pytest.mark.parametrize("dtype", numpy_dtypes())
 def test_casts(dtype: str) -> None:
     x = np.array([-1.5, 0.0, 2.75])
-    check(f"Z[i] = {dtype}(X[i])", {"X": x}, x.astype(dtype))
+    # What numpy makes of a negative number as an unsigned one depends on the processor.
+    wanted_values = np.maximum(x, 0) if np.dtype(dtype).kind == "u" else x
+    check(f"Z[i] = {dtype}(X[i])", {"X": x}, wanted_values.astype(dtype))
     check(f"z = {dtype}(2)", {}, np.array(2, dtype))
     ones = np.ones(3, np.float32)
     wanted = (np.ones(3, dtype) * ones).dtype
