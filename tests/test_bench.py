@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from mpi_helpers import needs_mpirun, run_mpi
 from paths import ROOT
 
 
@@ -61,3 +62,18 @@ def test_arrays():
     assert done.returncode == 0, done.stderr
     for row in done.stdout.splitlines()[2:]:
         assert row.endswith("| 0 |"), row  # nothing is received by a rank that is alone
+
+
+@needs_mpirun
+@pytest.mark.slow
+@pytest.mark.mpirun
+def test_loops(tmp_path):
+    """Each loop equals its peer, which the benchmark checks itself."""
+    rows_file = tmp_path / "rows.json"
+    command = ["bench/loops.py", "--size", "small", "--repeat", "1", "--json", str(rows_file)]
+    done = run_mpi(2, command, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(rows_file.read_text())
+    assert [row["case"] for row in rows] == ["kmeans", "jacobi", "cg"]
+    for row in rows:
+        assert row["ranks"] == 2 and row["ratio"] > 0
