@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from einmpi.kernels.partial_updates import find_partial_update
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot
 from einmpi.schedule.steps import Begin, Free, Group, Kernel, Reuse, Step
 
 GroupedStep: TypeAlias = Kernel | Free | Begin | Reuse
+Updates: TypeAlias = tuple[tuple[Slot, Slot], ...]  # an input, and what is written over it
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     position = 0
     while position < len(schedule.steps):
         taken: Sequence[Step] = schedule.steps[position : position + 1]
-        candidate = _without_lost_inputs(_longest_run(schedule.steps, position, rule))
+        candidate = _longest_run(schedule.steps, position, rule, schedule.updates)
+        candidate = _without_lost_inputs(candidate, schedule.updates)
         group = _group_of(candidate, sum(bytes_by_slot.values()), rule)
         if group is None:
             steps.append(schedule.steps[position])
@@ -64,13 +67,15 @@ def group_kernels(schedule: Schedule, rule: GroupingRule) -> Schedule:
     return replace(schedule, steps=tuple(steps), points=tuple(points))
 
 
-def _longest_run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[GroupedStep]:
+def _longest_run(
+    steps: Sequence[Step], start: int, rule: GroupingRule, updates: Updates
+) -> list[GroupedStep]:
     """Return the most steps from a position on that share rows, with what is freed meanwhile."""
     run: list[GroupedStep] = []
     rows = _SharedRows()
     for step in steps[start:]:
         if isinstance(step, Kernel):
-            if not rule.accepts(step) or not rows.add(step):
+            if not rule.accepts(step) or _changes_a_part(step, updates) or not rows.add(step):
                 break
         elif not run or not isinstance(step, Free | Begin | Reuse):
             break
@@ -78,31 +83,35 @@ def _longest_run(steps: Sequence[Step], start: int, rule: GroupingRule) -> list[
     return run
 
 
-def _without_lost_inputs(run: list[GroupedStep]) -> list[GroupedStep]:
+def _without_lost_inputs(run: list[GroupedStep], updates: Updates) -> list[GroupedStep]:
     """Return the first steps of a run, in which no block loses an input that a later block needs.
 
-    A slot may take the memory of an input. Each block of rows must then read just those elements
-    of the input that it writes.
+    A slot may be written over an input. Each block of rows must then read just those elements of
+    the input that it writes.
     """
     kernels = [kernel for step in run for kernel in step.kernels]
     if len(kernels) < 2:
         return run
     rows = _rows_of(kernels)
-    for position, step in enumerate(run):
-        if not isinstance(step, Reuse):
+    written = [kernel.target.name for kernel in kernels]
+    for source, target in updates:
+        if target.name not in written:
             continue
-        before = [kernel for earlier in run[:position] for kernel in earlier.kernels]
-        written = [kernel.target.name for kernel in kernels]
-        if step.slot.name not in written:
-            continue  # the slot is written after the run
-        labels_written = [labels[written.index(step.slot.name)] for labels in rows]
-        output = kernels[written.index(step.slot.name)].einsum.output
-        dimensions = [output.index(label) for label in labels_written]
-        for number, kernel in enumerate(before):
+        writer = written.index(target.name)
+        output = kernels[writer].einsum.output
+        dimensions = [output.index(labels[writer]) for labels in rows]
+        for number in range(writer):
             labels_read = [labels[number] for labels in rows]
-            if not _reads_own_rows(kernel, step.source, labels_read, dimensions):
-                return _without_lost_inputs(run[:position])
+            if not _reads_own_rows(kernels[number], source, labels_read, dimensions):
+                return _without_lost_inputs(run[: run.index(kernels[writer])], updates)
     return run
+
+
+def _changes_a_part(kernel: Kernel, updates: Updates) -> bool:
+    """Return whether a kernel changes only a part of what it is written over."""
+    if all(kernel.target.name != target.name for _, target in updates):
+        return False
+    return find_partial_update(kernel.einsum) is not None
 
 
 def _reads_own_rows(

@@ -10,7 +10,7 @@ from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
 
 
-def updated_in_place(
+def updatable_in_place(
     graph: EinGraph,
     mesh: Mesh,
     states: Labels,
@@ -18,7 +18,7 @@ def updated_in_place(
     carry: Mapping[str, str],
     nan_checked: Collection[str] = (),
 ) -> dict[str, str]:
-    """Return, for inputs that are updated in place, the output that takes their memory.
+    """Return, for inputs that can be updated in place, the output that takes their memory.
 
     `carry` has the output that each input becomes. `nan_checked` are tensors that must be computed
     before an input is lost: if one of them is nan, the step is run again from its inputs.

@@ -41,9 +41,10 @@ class PlanData:
     paper_cost: int  # words, by the paper's cost model
     notes: Mapping[str, str]  # vertex → where the strategy's rule could not be followed
     resident: tuple[str, ...] = ()  # inputs that are already where they are needed
-    # input → the output that is written over it, unless one of the tensors `nan_checked` is nan
-    in_place: Mapping[str, str] = field(default_factory=dict)
+    # input → the output that can be written over it, unless one of the tensors `nan_checked` is nan
+    updatable: Mapping[str, str] = field(default_factory=dict)
     nan_checked: tuple[str, ...] = ()
+    donate: bool = False  # whether it is written over it
     memory: int | None = None  # the limit asked for, in bytes per rank
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
     nodes: int = 1  # that the ranks run on
@@ -71,6 +72,11 @@ class PlanData:
         if self.spilled:
             parts.append(f"memory: {self.memory}")
         return sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+    @property
+    def in_place(self) -> Mapping[str, str]:
+        """For inputs that are updated in place, the output that is written over them."""
+        return self.updatable if self.donate else {}
 
     @property
     def gathered(self) -> tuple[str, ...]:

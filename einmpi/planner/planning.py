@@ -12,7 +12,7 @@ from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
-from einmpi.planner.donation import updated_in_place
+from einmpi.planner.donation import updatable_in_place
 from einmpi.planner.factor import factor, repeated_layers
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import Labels, Layouts, least_bytes, peak_bound, peak_bytes, stage_of
@@ -254,7 +254,7 @@ class Planning:
         best = min(possible, key=lambda attempt: attempt.peak)
         plan = self.describe(best.states, limit, exact=False)
         # What leaves memory and comes back has memory of its own.
-        return replace(plan, spilled=best.peak - limit, in_place={})
+        return replace(plan, spilled=best.peak - limit, updatable={})
 
     def solve(self, price: int) -> Solution:
         """Return the states with the least time, or without a measured machine the fewest bytes.
@@ -314,16 +314,14 @@ class Planning:
         """Return the peak memory of states, with the inputs in `early` read from the start."""
         stage = stage_of(self.options.memory)
         states, layouts = self.named(found)
-        in_place = self.in_place(states, layouts).values()
+        in_place = self.updatable(states, layouts).values() if self.options.donate else ()
         return peak_bytes(
             self.graph, self.mesh, states, layouts, self.resident, stage, early, in_place
         )
 
-    def in_place(self, states: Labels, layouts: Layouts) -> dict[str, str]:
-        """Return the inputs that are updated in place, each with the output that it becomes."""
-        if not self.options.donate:
-            return {}
-        return updated_in_place(
+    def updatable(self, states: Labels, layouts: Layouts) -> dict[str, str]:
+        """Return the inputs that can be updated in place, each with the output that it becomes."""
+        return updatable_in_place(
             self.graph, self.mesh, states, layouts, self.options.carry, self.options.nan_checked
         )
 
@@ -383,8 +381,9 @@ class Planning:
             paper_cost=graph_cost(self.graph, partitionings),
             notes=self.notes,
             resident=self.resident,
-            in_place=self.in_place(states, layouts),
+            updatable=self.updatable(states, layouts),
             nan_checked=self.options.nan_checked,
+            donate=self.options.donate,
             memory=self.options.memory,
             nodes=self.options.nodes,
             uneven=self.options.uneven,

@@ -9,6 +9,7 @@ import numpy as np
 
 from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
+from einmpi.kernels.partial_updates import compute_in_place
 from einmpi.runtime.backend import Array, Backend
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
@@ -123,8 +124,13 @@ def _begin(step: Begin, buffers: Buffers, comm: Comm, storage: InputSource) -> N
 
 def _compute_kernel(step: Kernel, buffers: Buffers, _: Comm, __: InputSource) -> None:
     operands = [buffers[slot] for slot in step.operands]
+    target = buffers.make(step.target)
+    backend = buffers.backend
     try:
-        buffers.backend.compute_kernel(step, operands, buffers.make(step.target))
+        if any(array is target for array in operands):
+            compute_in_place(step, operands, target, backend.to_host, backend.compute_kernel)
+        else:
+            backend.compute_kernel(step, operands, target)
     except KERNEL_ERRORS as error:
         raise _named(step, error) from error
 

@@ -48,13 +48,15 @@ def lower(plan: Plan, rank: int) -> Schedule:
     steps = with_frees(lowering.steps)
     if plan.spilled:
         steps = with_spills(steps, limit=plan.peak)
-    steps = with_reuses(steps, lowering.reuses())
+    if plan.donate:
+        steps = with_reuses(steps, lowering.reuses())
     steps = with_begins(steps, limit=plan.peak)
     # Save points count the steps before those that manage memory were added.
     numbers = [number for number, step in enumerate(steps) if not step.manages_memory]
     numbers.append(len(steps))
     points = [replace(point, steps=numbers[point.steps]) for point in lowering.points]
-    return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points))
+    updates = tuple(lowering.updates())
+    return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points), updates)
 
 
 def loaded_cuts(plan: Plan, name: str) -> Cuts:
@@ -148,11 +150,15 @@ class _Lowering:
             slot, _ = self.stored[name]
             if DTYPES[slot.dtype].kind in "fc":
                 nan_checked.append(slot)
+        return [Reuse(target, source, tuple(nan_checked)) for source, target in self.updates()]
+
+    def updates(self) -> list[tuple[Slot, Slot]]:
+        """Return the slots of inputs that can be updated in place, and of what is written there."""
         found = []
-        for name, output in self.plan.in_place.items():
+        for name, output in self.plan.updatable.items():
             source, _ = self.stored[name]
             target, _ = self.stored[output]
-            found.append(Reuse(target, source, tuple(nan_checked)))
+            found.append((source, target))
         return found
 
     # ---- computed tensors -----------------------------------------------------------------------

@@ -35,6 +35,8 @@ class Schedule:
     digest: str  # of the plan: equal on all ranks
     steps: tuple[Step, ...]
     points: tuple[SavePoint, ...] = ()  # one for each vertex of the program, in order
+    # Inputs that can be updated in place, and the slot that is written over each of them.
+    updates: tuple[tuple[Slot, Slot], ...] = ()
     outside: tuple[Slot, ...] = ()  # in the slow tier from the start: restored from a checkpoint
 
     @cached_property

@@ -19,14 +19,27 @@ from einmpi.schedule.steps import Group
 from einmpi.schedule.verify import verify
 
 
-def run_loop(job, inputs, carry, steps, comm, donate=True, record=(), on_row=None):
+def run_loop(job, inputs, carry, steps, comm, donate=True, record=(), on_row=None, written=None):
     """Run a loop on this rank, with updates in place or without; return what ran and its result."""
     program = StepProgram(job.written, job.sizes, job.inputs)
     loop = make_loop(program, lambda *_: "loop", steps, carry, None, record)
     run = LoopRun(job, loop, comm, options_of(job), on_row=on_row)
     run.step.options = replace(run.step.options, donate=donate)
+    if written is not None:
+        count_writes(run.step.backend, written)
     run.prepare(inputs)
     return run, run.run()
+
+
+def count_writes(backend, written):
+    """Count the elements of a tensor that kernels write, by the name of the tensor."""
+    compute_kernel = backend.compute_kernel
+
+    def counting(step, operands, target):
+        written[step.vertex] = written.get(step.vertex, 0) + target.size
+        compute_kernel(step, operands, target)
+
+    backend.compute_kernel = counting
 
 
 def on_ranks(ranks, job, inputs, carry, steps, donate=True, record=()):
@@ -258,3 +271,74 @@ carry = { x = "x_next" }
 
     (resident,) = run_threads(1, on_rank)
     assert not resident
+
+
+ROWS = {
+    "where(u == at, row[d], cache[u,d])": lambda u, at: u == at,
+    "where(at == u, row[d] + u, cache[u,d])": lambda u, at: u == at,
+    "where(u != at, cache[u,d], row[d])": lambda u, at: u == at,
+    "where((u >= at) & (u < at + 2), rows[u - at,d], cache[u,d])": lambda u, at: at <= u < at + 2,
+    "where(u == at % n, row[d], cache[u,d])": lambda u, at: u == at % 7,
+    "where((u == at) & (d > 1), row[d], cache[u,d])": lambda u, at: u == at,
+    "where(u > at + 0.5, row[d], cache[u,d])": lambda u, at: u > at + 0.5,
+    "where((u < at) | (u > at), cache[u,d], row[d])": lambda u, at: u == at,
+    "where(~(u <= at), row[d], cache[u,d])": lambda u, at: u > at,
+}
+
+
+@pytest.mark.parametrize("expression", list(ROWS))
+def test_a_row_that_is_written_into_a_cache(expression):
+    """Only this row is written; ranks without it do nothing, and all bits are the same."""
+    text = f"cache_next[u,d] = {expression}\nat_next = at + 1"
+    rng = np.random.default_rng(3)
+    inputs = {
+        "cache": rng.normal(size=(7, 3)),
+        "row": rng.normal(size=3),
+        "rows": rng.normal(size=(2, 3)),
+        "at": np.array(-2),
+    }
+    job = einmpi.program(text, n=7, **inputs)
+    used = {name: array for name, array in inputs.items() if name in job.graph.by_name}
+    carry = {"cache": "cache_next", "at": "at_next"}
+    steps = 12
+    places = 0
+    for step in range(steps):
+        places += sum(ROWS[expression](u, step - 2) for u in range(7))
+    least_columns = 2 if "d > 1" in expression else 0
+    for ranks in (1, 2, 3, 6):
+
+        def on_rank(comm):
+            found = {}
+            for donate in (True, False):
+                written = {}
+                run, result = run_loop(job, used, carry, steps, comm, donate, written=written)
+                found[donate] = result.outputs["cache"].gather(), written.get("cache_next", 0)
+                assert run.plan.mesh.ranks == comm.size
+            return found
+
+        results = run_threads(ranks, on_rank)
+        expected, _ = results[0][False]
+        copies = sum(found[False][1] for found in results) // (steps * 7 * 3)
+        for found in results:
+            np.testing.assert_array_equal(found[True][0].view("i8"), expected.view("i8"))
+        assert sum(found[True][1] for found in results) == copies * places * (3 - least_columns)
+
+
+@pytest.mark.parametrize("at", [np.nan, np.inf, -np.inf, 2.0, 2.5])
+@pytest.mark.parametrize("comparison", ["==", "!=", "<", "<=", ">", ">="])
+def test_rows_at_numbers_that_are_no_rows(at, comparison):
+    for choice in ("row[d], cache[u,d]", "cache[u,d], row[d]"):
+        for condition in (f"u {comparison} at", f"~(at {comparison} u)"):
+            text = f"cache_next[u,d] = where({condition}, {choice})"
+            inputs = {"cache": np.zeros((5, 2)), "row": np.ones(2), "at": np.array(at)}
+            job = einmpi.program(text, **inputs)
+
+            def on_rank(comm):
+                found = []
+                for donate in (True, False):
+                    _, result = run_loop(job, inputs, {"cache": "cache_next"}, 1, comm, donate)
+                    found.append(result.outputs["cache"].gather())
+                return found
+
+            ((in_place, apart),) = run_threads(1, on_rank)
+            np.testing.assert_array_equal(in_place, apart)
