@@ -30,6 +30,9 @@ class Vertex:
     places: tuple[str, ...] = field(default=(), compare=False)
     # The planner has added it as a step to a later vertex; the program does not know it.
     is_auxiliary: bool = field(default=False, compare=False)
+    # How many elements it changes where it is written over one of its inputs, in a loop. If this
+    # is not known, all of them.
+    changed: int | None = field(default=None, compare=False)
 
     @property
     def is_input(self) -> bool:
@@ -51,6 +54,13 @@ class Vertex:
     def elements(self) -> int:
         """The number of elements of the tensor."""
         return prod(self.bound)
+
+    def operations(self) -> int:
+        """Return the number of scalar operations that compute it."""
+        operations = self.computed_einsum.operations()
+        if self.changed is None:
+            return operations
+        return operations * self.changed // max(1, self.elements)
 
     @property
     def nbytes(self) -> int:
@@ -140,7 +150,7 @@ class EinGraph:
         total = 0
         for vertex in self.vertices:
             if vertex.einsum is not None:
-                total += vertex.einsum.operations()
+                total += vertex.operations()
         return total
 
     def __getitem__(self, name: str) -> Vertex:

@@ -13,7 +13,7 @@ from einmpi.graph.rewrite import prune
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.parse import rewrite
-from einmpi.loops.late_updates import with_late_updates
+from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
 from einmpi.planner.plan_data import LoopPlan
@@ -61,7 +61,7 @@ def stages_of(job: Job, loop: Loop) -> Stages:
     step = replace(
         job,
         written=parts.step,
-        graph=with_late_updates(graph, loop.carry, nan_checked(loop)),
+        graph=with_updates_in_order(graph, loop.carry, nan_checked(loop)),
         inputs=tuple(specs),
         outputs=(),
     )

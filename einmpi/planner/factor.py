@@ -96,7 +96,7 @@ def factor(
         if vertex.einsum is not None:
             extents = tuple(extent for _, extent in vertex.einsum.extents)
             state = builder.variable("vertex", vertex, extents)
-            builder.operations[state] += vertex.einsum.operations()
+            builder.operations[state] += vertex.operations()
             for operand in range(len(vertex.inputs)):
                 builder.connect_operand(vertex, operand, state)
         if has_layout(graph, vertex.name, pinned):

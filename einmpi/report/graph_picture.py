@@ -216,7 +216,7 @@ def _chips(plan: Plan, vertex: Vertex) -> list[tuple[str, str]]:
 def _hint(vertex: Vertex, into_layout: EdgeMovement | None) -> str:
     lines = [vertex.summary, f"{shape_text(vertex)}, {show_bytes(vertex.nbytes)}"]
     if vertex.einsum is not None:
-        operations = vertex.einsum.operations()
+        operations = vertex.operations()
         lines.append(f"{show_count(operations)} {plural(operations, 'operation')}")
     if into_layout is not None:
         reason = REASON_NAMES[into_layout.reason]

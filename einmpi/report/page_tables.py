@@ -225,7 +225,7 @@ def _cost(plan: Plan, vertex: Vertex, nbytes: int) -> int:
     if vertex.einsum is None:
         return FLOPS_PER_BYTE * nbytes
     repetitions = plan.mesh.parts(plan.states[vertex.name], [None])[0]
-    return vertex.einsum.operations() * repetitions + FLOPS_PER_BYTE * nbytes
+    return vertex.operations() * repetitions + FLOPS_PER_BYTE * nbytes
 
 
 def _cuts(plan: Plan, vertex: Vertex) -> str:

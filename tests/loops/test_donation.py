@@ -332,13 +332,17 @@ def test_rows_at_numbers_that_are_no_rows(at, comparison):
             text = f"cache_next[u,d] = where({condition}, {choice})"
             inputs = {"cache": np.zeros((5, 2)), "row": np.ones(2), "at": np.array(at)}
             job = einmpi.program(text, **inputs)
+            carry = {"cache": "cache_next"}
+            in_place, plan, _ = on_ranks(1, job, inputs, carry, 1)
+            apart, _, _ = on_ranks(1, job, inputs, carry, 1, donate=False)
+            assert plan.in_place == carry
+            np.testing.assert_array_equal(in_place["cache"], apart["cache"])
 
-            def on_rank(comm):
-                found = []
-                for donate in (True, False):
-                    _, result = run_loop(job, inputs, {"cache": "cache_next"}, 1, comm, donate)
-                    found.append(result.outputs["cache"].gather())
-                return found
 
-            ((in_place, apart),) = run_threads(1, on_rank)
-            np.testing.assert_array_equal(in_place, apart)
+def test_operations_of_a_row():
+    text = "cache_next[u,d] = where(u == at, 2 * row[d], cache[u,d])\nat_next = at + 1"
+    inputs = {"cache": np.zeros((50, 4)), "row": np.ones(4), "at": np.array(0)}
+    job = einmpi.program(text, **inputs)
+    _, plan, _ = on_ranks(1, job, inputs, {"cache": "cache_next", "at": "at_next"}, 2)
+    every_row = job.graph["cache_next"].operations()
+    assert plan.graph["cache_next"].operations() == every_row // 50

@@ -180,6 +180,6 @@ def bills(
             einsum = vertex.computed_einsum
             state = states["vertex", vertex.name]
             replicas = mesh.parts(state, [len(einsum.labels)])[0]
-            femtoseconds = einsum.operations() * prices.operation(vertex)
+            femtoseconds = vertex.operations() * prices.operation(vertex)
             found[vertex.name].computing = femtoseconds // 1000 * replicas
     return found

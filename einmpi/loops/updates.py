@@ -1,15 +1,17 @@
-"""The order of a loop's step: what a carried tensor becomes is computed after its old value is
-read for the last time, where that costs no memory."""
+"""The updates of a loop's step: in an order in which they can be made in place, and how much of a
+carried tensor each of them changes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 
 from einmpi.graph.eingraph import EinGraph, Vertex
+from einmpi.kernels.partial_updates import find_partial_update
 
 
-def with_late_updates(
+def with_updates_in_order(
     graph: EinGraph, carry: Mapping[str, str], nan_checked: Collection[str] = ()
 ) -> EinGraph:
     """Return the graph with the next values of carried tensors after all uses of the old ones.
@@ -20,7 +22,23 @@ def with_late_updates(
     order = list(graph.vertices)
     for name, output in carry.items():
         order = _with_late_update(graph, order, name, output, nan_checked)
-    return replace(graph, vertices=tuple(order))
+    inputs_of_outputs = {output: name for name, output in carry.items()}
+    vertices = []
+    for vertex in order:
+        if vertex.name in inputs_of_outputs:
+            vertex = replace(vertex, changed=_elements_changed(vertex, inputs_of_outputs))
+        vertices.append(vertex)
+    return replace(graph, vertices=tuple(vertices))
+
+
+def _elements_changed(vertex: Vertex, inputs_of_outputs: Mapping[str, str]) -> int | None:
+    """Return how many elements of a carried tensor an update changes; None if it may be all."""
+    update = find_partial_update(vertex.computed_einsum)
+    if update is None or vertex.inputs[update.operand] != inputs_of_outputs[vertex.name]:
+        return None
+    labels = {c.label for c in update.conditions if c.comparison == "=="}
+    extents = dict(vertex.computed_einsum.extents)
+    return prod(1 if label in labels else extents[label] for label in vertex.computed_einsum.output)
 
 
 def _with_late_update(
