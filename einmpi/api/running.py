@@ -50,6 +50,7 @@ def compile(
     strict: bool | None = None,
     half: str | None = None,
     carry: Mapping[str, str] | None = None,
+    donate: bool = False,
 ) -> Compiled:
     """Make a job ready for the ranks of a communicator, to be called many times.
 
@@ -66,6 +67,10 @@ def compile(
     carry : mapping of str to str, optional
         For inputs, the output of a call that they become in the next call. Both have one layout,
         which is the best for calls that follow one another, and need not be moved in between.
+    donate : bool, optional
+        Whether DistArrays that are given for carried inputs are given away: their memory is used
+        for the next values wherever that is possible, and they cannot be used any more. Arrays of
+        numpy are never written over.
 
     Returns
     -------
@@ -102,8 +107,11 @@ def compile(
             raise InputError("compile", "the job has a loop", "a job without one", hint)
         if carry:
             changed = with_carried_outputs(changed, carry)
+        gives_away = truth_value("donate", donate)
+        if gives_away and not carry:
+            raise InputError("compile", "donate is given without carry", "carry={...} with it")
         options = options_of(changed, strategy, memory, pin, machine)
-        return changed, replace(options, carry=dict(carry or {}))
+        return changed, replace(options, carry=dict(carry or {}), donate=gives_away)
 
     own_comm = comm_of_program(comm)
     # The plans are compared later, but ranks with different backends set them up differently.

@@ -28,7 +28,10 @@ class ArrayMethods(NDArrayOperatorsMixin):
     """
 
     if TYPE_CHECKING:
-        local: npt.NDArray[Any]
+
+        @property
+        def local(self) -> npt.NDArray[Any]: ...
+
         origin: Origin | None
 
         @property

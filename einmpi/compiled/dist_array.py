@@ -67,7 +67,8 @@ class DistArray(ArrayMethods, ArrayCreation):
     tensor: str = ""
 
     def __init__(self, local: Array, layout: Layout, comm: Comm) -> None:
-        self.local = local
+        self._local: Array | None = local
+        self._dtype: np.dtype[Any] = local.dtype
         self.layout = layout
         self.own_comm = comm
         if local.size:
@@ -75,6 +76,18 @@ class DistArray(ArrayMethods, ArrayCreation):
             assert block is not None and local.shape == shape(block), (local.shape, str(layout))
 
     # ---- properties -----------------------------------------------------------------------------
+
+    @property
+    def local(self) -> Array:
+        """This rank's block: an array of numpy, or of CuPy on a GPU."""
+        if self._local is None:
+            what = "this DistArray was given away to a compiled step, which has written over it"
+            raise InputError("DistArray", what, "one that is still there", "use the step's result")
+        return self._local
+
+    def _give_away(self) -> None:
+        """Forget this rank's block: someone else uses its memory from now on."""
+        self._local = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,7 +102,7 @@ class DistArray(ArrayMethods, ArrayCreation):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the elements."""
-        return self.local.dtype
+        return self._dtype
 
     @property
     def size(self) -> int:
@@ -134,6 +147,8 @@ class DistArray(ArrayMethods, ArrayCreation):
         return None if self.origin is None else self.origin.labels_of(self.tensor)
 
     def __repr__(self) -> str:
+        if self._local is None:
+            return f"DistArray(given away, shape={self.shape}, dtype={self.dtype})"
         if self.region is None:
             own = "nothing"
         elif self.ndim:

@@ -20,6 +20,7 @@ from einmpi.comm.programs import abort_on_divergence
 from einmpi.comm.same_arrays import is_checking, require_same_arrays
 from einmpi.compiled.backends import workplace_of
 from einmpi.compiled.dist_array import DistArray
+from einmpi.compiled.donated import take_donated
 from einmpi.compiled.given_inputs import (
     Kinds,
     checked_inputs,
@@ -142,6 +143,8 @@ class Compiled:
             if outline is not None and self.comm.size == 1 and unchanged:
                 self.known[outline] = plan, schedule
         sources = Inputs(self.job, given, self.files, self.resident)
+        if plan.in_place:
+            sources.overwritable = take_donated(plan.in_place, inputs, given)
         if self.comm.size == 1:
             outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
             return outputs

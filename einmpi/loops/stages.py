@@ -83,7 +83,8 @@ def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
     make_loop(program, lambda *_: "carry", 1, carry)
     outputs = unique(job.written.outputs, carry.values())
     changed = replace(job, written=replace(job.written, outputs=outputs))
-    return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
+    graph = rewrite(job.source, changed.as_computed, job.strict)
+    return replace(changed, graph=with_updates_in_order(graph, carry))
 
 
 def step_options(options: Options, stages: Stages, loop: Loop) -> Options:

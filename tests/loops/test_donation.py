@@ -346,3 +346,44 @@ def test_operations_of_a_row():
     _, plan, _ = on_ranks(1, job, inputs, {"cache": "cache_next", "at": "at_next"}, 2)
     every_row = job.graph["cache_next"].operations()
     assert plan.graph["cache_next"].operations() == every_row // 50
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_compiled_step_takes_what_it_is_given(ranks):
+    job = einmpi.program("x_next[i] = x[i] + a[i]", x=(40,), a=(40,))
+
+    def on_rank(comm):
+        step = einmpi.compile(job, comm, carry={"x": "x_next"}, donate=True)
+        array = np.zeros(40)
+        ones = einmpi.DistArray.from_global(np.ones(40), comm)
+        first = step(x=array, a=ones)["x_next"]
+        second = step(x=first, a=ones)["x_next"]
+        addresses = [second.local.ctypes.data]
+        third = step(x=second, a=ones)["x_next"]
+        addresses.append(third.local.ctypes.data)
+        for gone in (first, second):
+            with pytest.raises(einmpi.InputError, match="given away"):
+                gone.gather()
+            assert "given away" in repr(gone)
+        # The same array for two inputs: neither may change while it is read.
+        twice = step(x=third, a=third)["x_next"]
+        with pytest.raises(einmpi.InputError, match="given away"):
+            third + 1
+        assert not array.any()
+        return addresses, ones.gather(), twice.gather()
+
+    for addresses, ones, twice in run_threads(ranks, on_rank):
+        assert addresses[0] == addresses[1]
+        assert (ones == 1).all()
+        assert (twice == 6).all()
+
+
+def test_a_compiled_step_takes_nothing_unless_asked():
+    job = einmpi.program("x_next[i] = x[i] + 1", x=(40,))
+    step = einmpi.compile(job, carry={"x": "x_next"})
+    first = step(x=np.zeros(40))["x_next"]
+    second = step(x=first)["x_next"]
+    assert (first.gather() == 1).all()
+    assert (second.gather() == 2).all()
+    with pytest.raises(einmpi.InputError, match="donate is given without carry"):
+        einmpi.compile(job, donate=True)
