@@ -143,8 +143,8 @@ class Compiled:
             if outline is not None and self.comm.size == 1 and unchanged:
                 self.known[outline] = plan, schedule
         sources = Inputs(self.job, given, self.files, self.resident)
-        if plan.in_place:
-            sources.overwritable = take_donated(plan.in_place, inputs, given)
+        if self.options.donate:  # whatever the plan can make of it
+            sources.overwritable = take_donated(self.options.carry, inputs, given)
         if self.comm.size == 1:
             outputs, self.measured = self.run_schedule(plan, schedule, sources, wait=False)
             return outputs
