@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from einmpi.api.planning import check_job, options_of, truth_value
 from einmpi.arguments import named_values, optional_names, optional_text
 from einmpi.comm.agreement import together
-from einmpi.errors import InputError
+from einmpi.errors import InputError, nearest_of
+from einmpi.files.load import rows_of_chunks_in
+from einmpi.files.specs import InputSpec
+from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.job import Job, with_half, with_strict
 from einmpi.job.loop import Loop, StepProgram, make_loop
 from einmpi.language.syntax import Source
@@ -29,6 +32,10 @@ def loop(
     steps: int | None = None,
     until: str | None = None,
     record: Sequence[str] | None = None,
+    batch: Sequence[str] | None = None,
+    epochs: int | None = None,
+    shuffle: int | Mapping[str, int] | None = None,
+    last: str | None = None,
     strategy: str | None = None,
     memory: int | str | None = None,
     pin: Mapping[str, Sequence[int]] | None = None,
@@ -47,10 +54,11 @@ def loop(
     ----------
     job : Job
         The program of a step. If it is from a job file with a ``[loop]``, that gives the values of
-        `carry`, `steps`, `until` and `record` that are left out here.
+        `carry`, `steps`, `until` and `record` that are left out here, and says what comes in
+        batches, and how.
     inputs : mapping of str to array, DistArray or h5py dataset, optional
         The inputs of the first step by name. Those that are missing are generated or read as the
-        job says.
+        job says. Those that come in batches are given with all their rows.
     comm : mpi4py communicator, optional
         The ranks; by default all that mpirun started, or this process alone.
     carry : mapping of str to str
@@ -62,6 +70,16 @@ def loop(
         holds is the last one.
     record : sequence of str, optional
         Tensors without dimensions whose values are kept for every step.
+    batch : sequence of str, optional
+        Inputs of which each step takes the next rows, as many as the program says that they have.
+        They are arrays, which all ranks have, or h5py datasets.
+    epochs : int, optional
+        In place of `steps`: how often all rows are taken.
+    shuffle : int or mapping, optional
+        The seed of a new order of the rows in each epoch; or ``{"seed": 7, "block": 1024}``, if
+        blocks of so many rows are to be read together.
+    last : {"drop", "pad"}, optional
+        Whether the rows after the last full batch are left out, or padded with zeros.
     strategy, memory, pin, machine, fast_math, strict, half : optional
         As for `compile`.
 
@@ -98,13 +116,16 @@ def loop(
             changed = with_strict(changed, truth_value("strict", strict))
         if half is not None:
             changed = with_half(changed, half)
-        checked = _checked_loop(changed, carry, steps, until, record)
+        changed = _with_batched_inputs(changed, batch, given)
+        batches = _checked_batches(changed, steps, epochs, shuffle, last)
+        checked = _checked_loop(changed, carry, steps, until, record, batches)
         return changed, checked, options_of(changed, strategy, memory, pin, machine)
 
     own_comm = comm_of_program(comm)
+    given = together(own_comm, lambda: named_values("inputs", inputs))
     checked_job, checked_loop, options = together(own_comm, check, lambda found: repr(found[1]))
     run = LoopRun(checked_job, checked_loop, own_comm, options)
-    run.prepare(named_values("inputs", inputs))
+    run.prepare(given)
     return run.run()
 
 
@@ -114,9 +135,12 @@ def _checked_loop(
     steps: int | None,
     until: str | None,
     record: Sequence[str] | None,
+    batches: Batches | None,
 ) -> Loop:
     """Return the loop that the arguments describe, and the job where they leave something out."""
     known = job.loop
+    if steps is None and batches is not None and batches.epochs is not None:
+        steps = batches.epochs * batches.steps_an_epoch
     if known is not None:
         carry = known.carry if carry is None else carry
         steps = known.steps if steps is None else steps
@@ -132,6 +156,64 @@ def _checked_loop(
     names = optional_names("loop", "record", record) or ()
     program = StepProgram(job.written, job.sizes, job.inputs)
     checked = make_loop(program, lambda *_: "loop", steps, carry, condition, names)
+    checked = replace(checked, batches=batches)
     if known is None:
         return checked
     return replace(checked, stop_at_nan=known.stop_at_nan)
+
+
+def _with_batched_inputs(job: Job, names: Sequence[str] | None, inputs: Mapping[str, Any]) -> Job:
+    """Return a job that knows how many rows the inputs have that come in batches."""
+    from einmpi.compiled.given_inputs import as_array
+    from einmpi.files.datasets import Dataset
+
+    specs = {spec.name: spec for spec in job.inputs}
+    for name in optional_names("loop", "batch", names) or ():
+        known = specs.get(name)
+        if known is not None and known.rows is not None:
+            continue
+        found = [vertex.name for vertex in job.written.inputs]
+        if name not in found:
+            what = f"{name} comes in batches, but no step reads an input {name}"
+            raise InputError("loop", what, nearest_of(found, name))
+        vertex = job.written[name]
+        if name not in inputs:
+            what = f"{name} comes in batches, and is not given"
+            raise InputError("loop", what, "an array with all its rows")
+        array = as_array(name, inputs[name])
+        if not vertex.bound or not array.shape:
+            what = f"{name} has no dimensions, and cannot come in batches"
+            raise InputError("loop", what, "a tensor with rows")
+        specs[name] = InputSpec(
+            name,
+            shape=vertex.bound,
+            dtype=vertex.dtype,
+            place="loop",
+            rows=array.shape[0],
+            chunk_rows=rows_of_chunks_in(array) if isinstance(array, Dataset) else 1,
+        )
+    return replace(job, inputs=tuple(specs.values()))
+
+
+def _checked_batches(
+    job: Job,
+    steps: int | None,
+    epochs: int | None,
+    shuffle: int | Mapping[str, int] | None,
+    last: str | None,
+) -> Batches | None:
+    """Return the batches that the arguments describe, and the job where they leave out a key."""
+    known = None if job.loop is None else job.loop.batches
+    if steps is not None and epochs is not None:
+        raise InputError("loop", "there are both steps and epochs", "one of the two")
+    if known is not None:
+        if steps is None and epochs is None:
+            epochs = known.epochs
+        if shuffle is None and known.shuffle is not None:
+            shuffle = {"seed": known.shuffle.seed, "block": known.shuffle.block}
+        if last is None:
+            last = "pad" if known.pads_last else "drop"
+    specs = job.inputs
+    if known is not None:  # the numbers of a step are inputs of its job
+        specs = tuple(spec for spec in specs if spec.name not in (ROWS, EPOCH))
+    return make_batches(lambda *_: "loop", specs, epochs, shuffle, last)

@@ -303,7 +303,9 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
         if vertex.name in given:
             arrays[vertex.name] = given[vertex.name]
         else:
-            arrays[vertex.name] = load_array(specs[vertex.name], vertex.bound, vertex.dtype)
+            spec = specs[vertex.name]
+            bound = vertex.bound if spec.rows is None else (spec.rows, *vertex.bound[1:])
+            arrays[vertex.name] = load_array(spec, bound, vertex.dtype)
     if job.loop is not None:
         for spec in job.inputs:
             if spec.value is not None:

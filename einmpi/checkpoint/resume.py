@@ -106,6 +106,8 @@ def identity(job: Job) -> Identity:
     if job.loop is not None:
         # The number of steps may change: a loop may go on for longer than was first thought.
         text += f"\n{job.loop.carry}\n{job.loop.record}"
+        if job.loop.batches is not None:
+            text += f"\n{replace(job.loop.batches, epochs=None)}"
     parts = {"the program with its sizes": sha256(text.encode()).hexdigest()}
     for spec in job.inputs:
         if spec.name in job.graph.by_name:

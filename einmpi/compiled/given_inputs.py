@@ -64,9 +64,13 @@ def checked_inputs(job: Job, comm: Comm, inputs: Mapping[str, Any]) -> tuple[dic
 
 
 def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
-    """Return how each input is given; refuse missing, unknown and unsuitable ones."""
+    """Return how each input is given; refuse missing, unknown and unsuitable ones.
+
+    Inputs that come in batches are given with all their rows.
+    """
     graph = job.graph
     specs = {spec.name for spec in job.inputs}
+    rows = {spec.name: spec.rows for spec in job.inputs if spec.rows is not None}
     for name in given:
         is_input = name in graph.by_name and graph[name].is_input
         if name not in specs and not is_input:
@@ -79,6 +83,8 @@ def check_inputs(job: Job, given: Mapping[str, Any]) -> Kinds:
                 raise InputError("inputs", f"input {vertex.name} is not given", str(vertex))
             continue
         array = given[vertex.name]
+        if vertex.name in rows:
+            vertex = replace(vertex, bound=(rows[vertex.name], *vertex.bound[1:]))
         if tuple(array.shape) != vertex.bound or _name_of(array.dtype) != vertex.dtype:
             extents = ", ".join(str(extent) for extent in array.shape)
             found = f"{_name_of(array.dtype)}[{extents}]"

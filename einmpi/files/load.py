@@ -34,6 +34,23 @@ def is_missing(spec: InputSpec) -> bool:
     return spec.file is not None and not os.path.lexists(spec.file)
 
 
+def rows_of_chunks(spec: InputSpec) -> int:
+    """Return how many rows of an input are stored together; 1 where it has no chunks."""
+    if spec.file is None or is_missing(spec):
+        return 1
+    return rows_of_chunks_in(find(spec))
+
+
+def rows_of_chunks_in(dataset: Dataset) -> int:
+    """Return how many rows of what is selected of a dataset are stored together."""
+    if dataset.chunks is None:
+        return 1
+    for chunk, selected in zip(dataset.chunks, dataset.ranges(), strict=True):
+        if not selected.dropped:
+            return max(1, chunk // selected.step)
+    return 1
+
+
 def find_planned(spec: InputSpec, shape: tuple[int, ...], dtype: str) -> Dataset:
     """Look up an input; raise InputError if it lacks the shape and dtype of the plan."""
     found = find(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from math import prod
@@ -14,8 +15,9 @@ import numpy.typing as npt
 from einmpi.comm.base import Comm
 from einmpi.files.datasets import Dataset, Reader, check_unchanged
 from einmpi.files.formats import open_reader
+from einmpi.files.specs import Range
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.regions import Region, boxes, sides
+from einmpi.schedule.regions import Box, Region, boxes, sides
 from einmpi.schedule.shared_reads import Bounds, shared_read, suits_single_ranks
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -168,22 +170,7 @@ class Reading:
             box = tuple(each.in_file(0, 1) for each in self.ranges)
             self.reader.read(box, target.reshape((1,) * len(box)), (slice(0, 1),) * len(box))
             return
-        there = []  # both boxes have the dimensions of the file
-        places = []
-        dropped = []
-        sides_left = iter(zip(bounds, here, strict=True))
-        for number, selected in enumerate(self.ranges):
-            if selected.dropped:
-                there.append(selected.in_file(0, 1))
-                places.append(slice(0, 1))
-                dropped.append(number)
-            else:
-                (start, stop), place = next(sides_left)
-                there.append(selected.in_file(start, stop))
-                places.append(place)
-        if dropped:
-            target = np.expand_dims(target, tuple(dropped))
-        self.reader.read(tuple(there), target, tuple(places))
+        _read_ranges(self.reader, self.ranges, bounds, target, here)
 
     # ---- together -------------------------------------------------------------------------------
 
@@ -242,6 +229,42 @@ class Reading:
             for place in received:
                 place[...] = incoming[start : start + place.size].reshape(place.shape)
                 start += place.size
+
+
+def read_selected_box(
+    reader: Reader, dataset: Dataset, there: Box, target: Array, here: Box
+) -> None:
+    """Read a box of what is selected of an open dataset, which has dimensions."""
+    ranges = dataset.ranges()
+    bounds = tuple((side.start, side.stop) for side in there)
+    if dataset.fortran:  # with its dimensions reversed it is stored like any other
+        ranges = ranges[::-1]
+        bounds = bounds[::-1]
+        here = here[::-1]
+        target = target.T
+    _read_ranges(reader, ranges, bounds, target, here)
+
+
+def _read_ranges(
+    reader: Reader, ranges: Sequence[Range], bounds: Bounds, target: Array, here: Box
+) -> None:
+    """Read a box, given what is selected along each dimension in the order of the file."""
+    there = []  # both boxes have the dimensions of the file
+    places = []
+    dropped = []
+    sides_left = iter(zip(bounds, here, strict=True))
+    for number, selected in enumerate(ranges):
+        if selected.dropped:
+            there.append(selected.in_file(0, 1))
+            places.append(slice(0, 1))
+            dropped.append(number)
+        else:
+            (start, stop), place = next(sides_left)
+            there.append(selected.in_file(start, stop))
+            places.append(place)
+    if dropped:
+        target = np.expand_dims(target, tuple(dropped))
+    reader.read(tuple(there), target, tuple(places))
 
 
 def _copy_each(sources: list[Array], targets: list[Array]) -> None:

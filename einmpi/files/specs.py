@@ -32,6 +32,8 @@ class InputSpec:
     yet; a tensor that lies in one piece takes the declared shape.
     `follow` are the folders to which links of the file may lead, besides its own. `place` is the
     position of the input in the job file. `value` is that of a parameter, which has no dimensions.
+    `rows` is the number of rows of an input that comes in batches; `shape` is then that of a batch,
+    and `chunk_rows` the number of rows that are stored together.
     """
 
     name: str
@@ -51,6 +53,15 @@ class InputSpec:
     parts: tuple[int, ...] | None = None
     place: str = ""
     value: Number | None = None
+    rows: int | None = None
+    chunk_rows: int = 1
+
+    @property
+    def whole_shape(self) -> tuple[int, ...] | None:
+        """The shape of the tensor that the input is taken from."""
+        if self.rows is None or self.shape is None:
+            return self.shape
+        return (self.rows, *self.shape[1:])
 
 
 @dataclass(frozen=True)

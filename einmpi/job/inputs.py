@@ -23,10 +23,11 @@ from einmpi.language.toml_document import (
     relative_to_document,
     show,
     table,
+    whole_number,
 )
 from einmpi.language.vocabulary import is_reserved
 
-_COMMON_KEYS = ("resident", "parts")
+_COMMON_KEYS = ("resident", "parts", "batch")
 _GENERATED_KEYS = ("random", "shape", "dtype", "seed", "low", "high", *_COMMON_KEYS)
 _SELECTING_KEYS = ("rows", "columns", "slice")
 
@@ -240,6 +241,29 @@ def _read_follow(document: Document, path: KeyPath, file_format: FileFormat) -> 
             )
         folders.append(relative_to_document(document, os.path.expanduser(folder)))
     return tuple(folders)
+
+
+def in_batches(document: Document, spec: InputSpec, sizes: Mapping[str, int]) -> InputSpec:
+    """Return an input of known shape as each step of a loop sees it: with the rows of a batch."""
+    path = ("inputs", spec.name, "batch")
+    written = None
+    if isinstance(lookup(document, path[:-1]), dict):
+        written = lookup(document, path)
+    if written is None:
+        return spec
+    place = document.place(path)
+    batch = whole_number(document, path, sizes)
+    if batch is None or not 1 <= batch <= MAX_EXTENT:
+        shown = show(written if batch is None else batch)
+        expected = f"an integer from 1 to 2**39 = {MAX_EXTENT}, or the name of a size"
+        raise InputError(place, f"batch is {shown}", expected)
+    if spec.resident:
+        what = f"input {spec.name} has both batch and resident"
+        raise InputError(place, what, "one of the two: a batch stays for one step")
+    if not spec.shape:
+        what = f"{spec.name} has no dimensions, and cannot come in batches"
+        raise InputError(place, what, "a tensor with rows")
+    return replace(spec, rows=spec.shape[0], shape=(batch, *spec.shape[1:]))
 
 
 # ---- shared with outputs ------------------------------------------------------------------------

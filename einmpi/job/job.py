@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from einmpi.errors import InputError, nearest_of, one_of
+from einmpi.files.load import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.labels import MAX_EXTENT
 from einmpi.job.backends import backend_names
+from einmpi.job.batches import Batches
 from einmpi.job.history import HistorySpec, check_separate_histories
-from einmpi.job.inputs import check_dtype, check_name, check_parts, read_dtype, read_inputs
+from einmpi.job.inputs import (
+    check_dtype,
+    check_name,
+    check_parts,
+    in_batches,
+    read_dtype,
+    read_inputs,
+)
 from einmpi.job.loop import Loop, StepProgram
 from einmpi.job.loop_table import LoopTable
 from einmpi.job.outputs import check_outputs, read_outputs
@@ -199,6 +208,9 @@ def read_job(
         if spec.file is not None:
             shape, stored_dtype = describe(spec)
             spec = replace(spec, shape=shape, dtype=stored_dtype)
+        spec = in_batches(document, spec, chosen_sizes)
+        if spec.rows is not None:
+            spec = replace(spec, chunk_rows=rows_of_chunks(spec))
         check_parts(spec, len(spec.shape or ()))
         if any(spec.name == known.name for known in parameters):
             what = f"{spec.name} is a parameter and cannot name a tensor"
@@ -206,15 +218,20 @@ def read_job(
         inputs.append(spec)
     inputs += parameters
     loop_table = _read_loop_table(document, steps)
-    carried: tuple[str, ...] = ()
-    if loop_table is not None:
-        inputs += loop_table.step_number(source.text)
-        carried = tuple(loop_table.carry)
-        steps = loop_table.read_steps(chosen_sizes, steps)
-        if steps <= MAX_EXTENT and re.search(r"\bsteps\b", source.text):
-            chosen_sizes.setdefault("steps", steps)
     items = statements(source)
     computed = tuple(item.name for item in items if isinstance(item, Statement))
+    carried: tuple[str, ...] = ()
+    batches: Batches | None = None
+    if loop_table is None:
+        _check_no_batches(inputs)
+    else:
+        batches = loop_table.read_batches(inputs, chosen_sizes)
+        taken = {*computed, *chosen_sizes, *(spec.name for spec in inputs)}
+        inputs += loop_table.step_numbers(source.text, batches, taken)
+        carried = tuple(loop_table.carry)
+        steps = loop_table.read_steps(chosen_sizes, steps, batches)
+        if steps <= MAX_EXTENT and re.search(r"\bsteps\b", source.text):
+            chosen_sizes.setdefault("steps", steps)
     outputs = read_outputs(document, (*computed, *carried))
     strategy = choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY)
     memory = _read_memory(document)
@@ -235,7 +252,8 @@ def read_job(
     loop = None
     if loop_table is not None:
         assert steps is not None
-        loop = loop_table.loop(StepProgram(graphs.written, chosen_sizes, inputs), steps)
+        program = StepProgram(graphs.written, chosen_sizes, inputs)
+        loop = loop_table.loop(program, steps, batches)
     stem = os.path.splitext(os.path.basename(document.name))[0]
     machine = get(document, ("plan", "machine"), str)
     job = Job(
@@ -283,6 +301,13 @@ def _read_loop_table(document: Document, steps: int | None) -> LoopTable | None:
     if steps is not None:
         raise InputError(document.name, "there is no [loop] to run for --steps", "a [loop]")
     return None
+
+
+def _check_no_batches(inputs: Iterable[InputSpec]) -> None:
+    for spec in inputs:
+        if spec.rows is not None:
+            what = f"{spec.name} comes in batches, but no step is repeated"
+            raise InputError(spec.place, what, "a [loop]")
 
 
 def _read_program(document: Document) -> Source:

@@ -12,6 +12,7 @@ from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import EinGraph, Vertex
 from einmpi.graph.labels import unique
 from einmpi.graph.rewrite import prune
+from einmpi.job.batches import EPOCH, ROWS, Batches
 from einmpi.job.history import HistorySpec
 from einmpi.language.parse import parse_program
 from einmpi.language.syntax import Source, parse
@@ -42,6 +43,8 @@ class Loop:
         Where a row of recorded values goes for every step.
     stop_at_nan : bool
         Whether a recorded value that is nan ends the run.
+    batches : Batches or None
+        The inputs of which each step takes the next rows.
     """
 
     steps: int
@@ -51,12 +54,21 @@ class Loop:
     record: tuple[str, ...] = ()
     history: HistorySpec | None = None
     stop_at_nan: bool = True
+    batches: Batches | None = None
 
     @property
     def watched(self) -> tuple[str, ...]:
         """The tensors whose values all ranks look at after a step."""
         condition = () if self.until is None else [vertex.name for vertex in self.until.inputs]
         return unique(self.record, condition)
+
+    def numbers(self, step: int) -> dict[str, int]:
+        """Return the numbers of a step that programs and conditions may read, by name."""
+        found = {STEP: step}
+        if self.batches is not None:
+            found[ROWS] = self.batches.count_of(step)
+            found[EPOCH] = self.batches.epoch_of(step)
+        return found
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,9 @@ def make_loop(
         if not isinstance(output, str):
             raise InputError(where, f"{name} becomes {output!r}", "the name of a tensor")
         _check_carried(program.graph, where, name, output)
+        if any(spec.name == name and spec.rows is not None for spec in program.inputs):
+            what = f"{name} is carried, but comes in batches"
+            raise InputError(where, what, "an input that a step can replace")
         other = becomes.setdefault(output, name)
         if other != name:
             what = f"{output} becomes {other} and {name}"
@@ -149,6 +164,10 @@ def _condition(program: StepProgram, where: str, source: Source) -> EinGraph:
     assigned = Source(source.name, start + source.text, source.line, column)
     numbers: dict[str, tuple[tuple[int, ...], str]] = {STEP: ((), "int64")}
     types = {}
+    if any(spec.rows is not None for spec in program.inputs):
+        for name in (ROWS, EPOCH):
+            if name not in program.sizes:
+                numbers[name] = (), "int64"
     for spec in program.inputs:
         if spec.value is not None:
             numbers[spec.name] = (), spec.dtype or ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from einmpi.errors import InputError
 from einmpi.files.specs import InputSpec
+from einmpi.job.batches import EPOCH, ROWS, Batches, make_batches
 from einmpi.job.history import HistorySpec, parse_history
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.toml_document import (
@@ -22,7 +23,17 @@ from einmpi.language.toml_document import (
     whole_number,
 )
 
-_KEYS = ("steps", "carry", "until", "record", "history", "on_nan")
+_KEYS = (
+    "steps",
+    "epochs",
+    "carry",
+    "until",
+    "record",
+    "history",
+    "on_nan",
+    "shuffle",
+    "last",
+)
 _ON_NAN = ("stop", "keep")
 
 
@@ -61,34 +72,75 @@ class LoopTable:
         words.update(re.findall(r"[^\W\d]\w*", self.until or ""))
         return tuple(name for name in computed if name in words)
 
-    def step_number(self, program: str) -> list[InputSpec]:
-        """Return the input with the number of the step, if the program reads one."""
-        if not re.search(rf"\b{STEP}\b", program):
-            return []
-        place = self.place()
-        return [InputSpec(STEP, shape=(), dtype="int64", resident=True, place=place, value=0)]
+    def step_numbers(
+        self, program: str, batches: Batches | None, taken: Collection[str]
+    ) -> list[InputSpec]:
+        """Return the inputs with the number of the step, and with those of its batch.
 
-    def read_steps(self, sizes: Mapping[str, int], given: int | None) -> int:
+        Only those that the program reads; names that are `taken` mean something else in it.
+        """
+        names = [STEP]
+        if batches is not None:
+            names += [name for name in (ROWS, EPOCH) if name not in taken]
+        place = self.place()
+        found = []
+        for name in names:
+            if re.search(rf"\b{name}\b", program):
+                found.append(
+                    InputSpec(name, shape=(), dtype="int64", resident=True, place=place, value=0)
+                )
+        return found
+
+    def read_batches(self, inputs: Iterable[InputSpec], sizes: Mapping[str, int]) -> Batches | None:
+        """Return what comes in batches, and in which order."""
+        epochs = self._read_whole_number("epochs", sizes)
+        shuffle = lookup(self.document, ("loop", "shuffle"))
+        if isinstance(shuffle, dict):
+            shuffle = dict(shuffle)
+            for key in ("seed", "block"):
+                number = whole_number(self.document, ("loop", "shuffle", key), sizes)
+                if number is not None:
+                    shuffle[key] = number
+        last = get(self.document, ("loop", "last"), str)
+        return make_batches(self.place, inputs, epochs, shuffle, last)
+
+    def _read_whole_number(self, key: str, sizes: Mapping[str, int]) -> int | None:
+        """Return the integer at a key, None without the key."""
+        written = lookup(self.document, ("loop", key))
+        if written is None:
+            return None
+        number = whole_number(self.document, ("loop", key), sizes)
+        if number is None:
+            what = f"{key} is {show(written)}"
+            raise InputError(self.place(key), what, "an integer, or arithmetic on sizes")
+        return number
+
+    def read_steps(
+        self, sizes: Mapping[str, int], given: int | None, batches: Batches | None
+    ) -> int:
         """Return the most steps; `given` replaces those of the file."""
+        steps = self._read_whole_number("steps", sizes)
+        if batches is not None and batches.epochs is not None:
+            if steps is not None:
+                what = "there are both steps and epochs"
+                raise InputError(self.place("epochs"), what, "one of the two")
+            steps = batches.epochs * batches.steps_an_epoch
         if given is not None:
             return given
-        written = lookup(self.document, ("loop", "steps"))
-        if written is None:
-            raise InputError(self.place(), "there is no number of steps", "steps = 100")
-        steps = whole_number(self.document, ("loop", "steps"), sizes)
         if steps is None:
-            what = f"steps is {show(written)}"
-            raise InputError(self.place("steps"), what, "an integer, or arithmetic on sizes")
+            raise InputError(self.place(), "there is no number of steps", "steps = 100")
         return steps
 
-    def loop(self, program: StepProgram, steps: int) -> Loop:
+    def loop(self, program: StepProgram, steps: int, batches: Batches | None) -> Loop:
         """Return the loop over the program of a step."""
         until = None
         if self.until is not None:
             until = self.document.source(("loop", "until"))
         loop = make_loop(program, self.place, steps, self.carry, until, self.record)
         on_nan = choice(self.document, ("loop", "on_nan"), _ON_NAN, "stop")
-        return replace(loop, history=self._read_history(), stop_at_nan=on_nan == "stop")
+        return replace(
+            loop, history=self._read_history(), stop_at_nan=on_nan == "stop", batches=batches
+        )
 
     def _read_history(self) -> HistorySpec | None:
         history = get(self.document, ("loop", "history"), str)

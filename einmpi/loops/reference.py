@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.job.job import Job
-from einmpi.job.loop import STEP, Loop
+from einmpi.job.loop import Loop
 from einmpi.kernels.reference import evaluate
+from einmpi.loops.batches import batch_of_whole_array
 from einmpi.loops.stages import kept_outputs, written_step
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -20,13 +21,19 @@ Array: TypeAlias = npt.NDArray[Any]
 def evaluate_loop(job: Job, loop: Loop, inputs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the last values of what is carried, and the outputs of the last step.
 
-    Each step evaluates the whole program as written; nothing is computed only once.
+    Each step evaluates the whole program as written; nothing is computed only once. Of inputs that
+    come in batches, all rows are given.
     """
     step = written_step(job, loop)
     values = dict(inputs)
     outputs: dict[str, Array] = {}
     for number in range(loop.steps):
-        values[STEP] = np.array(number)
+        for name, value in loop.numbers(number).items():
+            values[name] = np.array(value)
+        if loop.batches is not None:
+            for name in loop.batches.names:
+                if name in step.by_name:
+                    values[name] = batch_of_whole_array(loop.batches, inputs[name], number)
         outputs = evaluate(step, values)
         for name, output in loop.carry.items():
             values[name] = outputs[output]

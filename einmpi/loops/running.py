@@ -20,7 +20,8 @@ from einmpi.compiled.measured import Measured
 from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError, failure
 from einmpi.job.job import Job
-from einmpi.job.loop import STEP, Loop
+from einmpi.job.loop import Loop
+from einmpi.loops.batches import LoopBatches, reading_batches
 from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import HistoryFile
 from einmpi.loops.nans import NanFinder
@@ -98,6 +99,7 @@ class LoopRun:
         self.history_file = history_file  # known to rank 0
         self.kept_outputs = kept_outputs(job, loop)
         self.stages: Stages = stages_of(job, loop)
+        self.batches: LoopBatches | None = None
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
         self.plan: Plan
         self.schedule: Schedule
@@ -114,13 +116,20 @@ class LoopRun:
     def prepare(self, inputs: Mapping[str, Any]) -> None:
         """Plan the step, compute what never changes, and place the inputs of the first step."""
         given = self.checked(inputs)
+        if self.loop.batches is not None:
+            self.batches = LoopBatches(self.job, self.loop.batches, self.comm, given)
+            given = {name: array for name, array in given.items() if name not in self.batches.specs}
         self.plan, self.schedule = self.step.make_ready()
         self.values = self._placed(given)
         self.compute_once(given)
         for name in self.stages.hoisted:
             self.values[name] = self.once_outputs[name]
         self.step.find_files(self.values)
-        self.plan = with_loop(self.plan, self.loop, self.stages, self.once_plan)
+        batch_plan = None
+        if self.batches is not None:
+            batch_plan = self.batches.arrive_in(self.plan, self.job, self.loop)
+            self.step.files.update(self.batches.files)
+        self.plan = with_loop(self.plan, self.loop, self.stages, self.once_plan, batch_plan)
         if self.checkpoints is not None and self.checkpoints.saved is not None:
             self.steps_done = self.checkpoints.steps_done
             self.values.update(self.checkpoints.carried())
@@ -132,8 +141,9 @@ class LoopRun:
         """Return the given inputs as arrays; all ranks refuse what one of them does."""
         whole = replace(self.job, graph=written_step(self.job, self.loop))
         with_step = dict(inputs)
-        if STEP in whole.graph.by_name and whole.graph[STEP].is_input:
-            with_step[STEP] = np.array(0, whole.graph[STEP].dtype)
+        for name in self.loop.numbers(0):
+            if name in whole.graph.by_name and whole.graph[name].is_input:
+                with_step[name] = np.array(0, whole.graph[name].dtype)
         given, _ = together(
             self.comm,
             lambda: checked_inputs(whole, self.comm, with_step),
@@ -189,14 +199,19 @@ class LoopRun:
         outputs: dict[str, DistArray] = {}
         first = self.steps_done
         next_agreement = first + 1
-        has_step_number = STEP in self.stages.step.graph.by_name
-        with abort_on_divergence(self.comm):
+        in_step = self.stages.step.graph.by_name
+        names_of_numbers = [name for name in self.loop.numbers(first) if name in in_step]
+        with abort_on_divergence(self.comm), reading_batches(self.batches, self.loop.steps):
             for number in range(first, self.loop.steps):
-                if has_step_number:
-                    self.values[STEP] = np.array(number)
+                for name in names_of_numbers:
+                    self.values[name] = np.array(self.loop.numbers(number)[name])
+                if self.batches is not None:
+                    self.batches.place(number, self.values)
                 outputs, measured = self.step.run_schedule(
                     self.plan, self.schedule, sources, wait=False, failure=own_failure
                 )
+                if self.batches is not None:
+                    measured = self.batches.added(measured)
                 self.measured = _added(self.measured, measured)
                 watched = self.watched(outputs, number)
                 row = {name: watched[name] for name in self.loop.record}
@@ -291,11 +306,12 @@ class LoopRun:
     def watched(self, outputs: Mapping[str, DistArray], number: int) -> Values:
         """Return the values that a condition or the history needs, the same on all ranks."""
         values: Values = {}
+        numbers = self.loop.numbers(number)
         for name in self.loop.watched:
-            if name == STEP:
-                values[name] = np.array(number)
-            elif name in outputs:
+            if name in outputs:
                 values[name] = np.asarray(on_host(outputs[name].local))
+            elif name in numbers:
+                values[name] = np.array(numbers[name])
             else:
                 values[name] = np.asarray(self.parameter(name))
         if self.plan.mesh.ranks < self.comm.size:

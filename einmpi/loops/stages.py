@@ -10,13 +10,15 @@ from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.hoist import hoist
 from einmpi.graph.labels import unique
 from einmpi.graph.rewrite import prune
+from einmpi.job.batches import EPOCH, ROWS
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.parse import rewrite
+from einmpi.loops.batches import plan_batches
 from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import LoopPlan
+from einmpi.planner.plan_data import BatchPlan, LoopPlan
 from einmpi.schedule.lower import loaded_cuts
 
 
@@ -52,8 +54,13 @@ def _read_by_loop(job: Job, loop: Loop) -> tuple[str, ...]:
 def stages_of(job: Job, loop: Loop) -> Stages:
     """Split the job of a loop."""
     # What the loop reads belongs to a step, even if it is always the same.
-    parts = hoist(written_step(job, loop), [*loop.carry, STEP, *_read_by_loop(job, loop)])
-    specs = list(job.inputs)
+    changing = [*loop.carry, STEP, *_read_by_loop(job, loop)]
+    batched: tuple[str, ...] = ()
+    if loop.batches is not None:
+        batched = loop.batches.names
+        changing += [*batched, ROWS, EPOCH]
+    parts = hoist(written_step(job, loop), changing)
+    specs = [spec for spec in job.inputs if spec.name not in batched]
     for name in parts.names:
         vertex = parts.step[name]
         specs.append(InputSpec(name, shape=vertex.bound, dtype=vertex.dtype, resident=True))
@@ -129,9 +136,13 @@ def plan_loop(job: Job, loop: Loop, ranks: int, options: Options) -> Plan:
     once = None
     if stages.once is not None:
         once = make_plan(stages.once.graph, ranks, once_options(options, stages, plan))
-    return with_loop(plan, loop, stages, once)
+    return with_loop(plan, loop, stages, once, plan_batches(job, loop, plan))
 
 
-def with_loop(plan: Plan, loop: Loop, stages: Stages, once: Plan | None) -> Plan:
-    """Return the plan of a step that knows its loop."""
-    return replace(plan, loop=LoopPlan(loop.steps, loop.carry, once, stages.hoisted))
+def with_loop(
+    plan: Plan, loop: Loop, stages: Stages, once: Plan | None, batches: BatchPlan | None = None
+) -> Plan:
+    """Return the plan of a step that knows its loop, and counts what is read ahead."""
+    around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches)
+    ahead = 0 if batches is None else batches.bytes_ahead
+    return replace(plan, loop=around, peak=plan.peak + ahead, ahead=plan.ahead + ahead)

@@ -15,6 +15,21 @@ from einmpi.planner.moving.traffic import Bill
 
 
 @dataclass(frozen=True)
+class BatchPlan:
+    """What the plan of a step says about inputs of which it takes some rows."""
+
+    names: tuple[str, ...]  # of the inputs
+    rows: int  # that each has
+    batch: int  # rows of a step
+    steps_an_epoch: int
+    last: str  # "pad" or "drop": what happens to the rows after the last full batch
+    seed: int | None  # of the order; None if it is that of the files
+    block: int  # rows that the shuffle keeps together
+    nbytes: int  # of all rows of a step
+    bytes_ahead: int  # memory of a rank for the next batch; 0 if it is not read ahead
+
+
+@dataclass(frozen=True)
 class LoopPlan:
     """What the plan of a step says about the loop around it."""
 
@@ -22,6 +37,7 @@ class LoopPlan:
     carry: Mapping[str, str]  # input → the tensor that it becomes
     once: PlanData | None  # the plan of what is computed before the first step
     hoisted: tuple[str, ...]  # what that computes for the steps
+    batches: BatchPlan | None = None
 
 
 @dataclass(frozen=True)

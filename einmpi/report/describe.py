@@ -6,6 +6,7 @@ from einmpi.errors import printable
 from einmpi.files.load import is_missing
 from einmpi.files.specs import InputSpec
 from einmpi.graph.eingraph import Vertex
+from einmpi.job.batches import Batches
 from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.language.notes import label_notes
@@ -55,6 +56,8 @@ def _loop_lines(loop: Loop) -> list[str]:
     """Return what a loop carries, and when it ends."""
     carried = [f"{output} becomes {name}" for name, output in loop.carry.items()]
     lines = [f"loop     at most {counted(loop.steps, 'step')}; {', '.join(carried)}"]
+    if loop.batches is not None:
+        lines.append(f"batches  {_batches_text(loop.batches)}")
     if loop.until_text:
         lines.append(f"until    {printable(loop.until_text)}")
     if loop.record:
@@ -63,10 +66,27 @@ def _loop_lines(loop: Loop) -> list[str]:
     return lines
 
 
+def _batches_text(batches: Batches) -> str:
+    """Return how many steps take all rows, and in which order."""
+    text = f"{', '.join(batches.names)}: {counted(batches.steps_an_epoch, 'step')} an epoch"
+    if batches.epochs is not None:
+        text += f", {counted(batches.epochs, 'epoch')}"
+    if batches.rows_after_last:
+        what = "in a padded batch" if batches.pads_last else "left out"
+        text += f"; {counted(batches.rows_after_last, 'row')} {what}"
+    if batches.shuffle is not None:
+        text += f"; shuffled by seed {batches.shuffle.seed}"
+        if batches.shuffle.block > 1:
+            text += f" in blocks of {batches.shuffle.block} rows"
+    return text
+
+
 def _origin(spec: InputSpec) -> str:
     if spec.value is not None:
         return f"parameter {spec.value}"
     origin = printable(spec.file or spec.random or "given")
+    if spec.rows is not None:
+        origin += f", a batch of {counted(spec.rows, 'row')}"
     return f"{origin} (does not exist yet)" if is_missing(spec) else origin
 
 

@@ -11,10 +11,10 @@ pytestmark = pytest.mark.usefixtures("in_folder")
 # ---- inputs -------------------------------------------------------------------------------------
 
 ALL_INPUT_KEYS = (
-    "random, shape, dtype, seed, low, high, resident, parts, file, dataset, tensor, rows, "
+    "random, shape, dtype, seed, low, high, resident, parts, batch, file, dataset, tensor, rows, "
     "columns, slice, follow"
 )
-GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
+GENERATED = "random, shape, dtype, seed, low, high, resident, parts, batch"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ GENERATED = "random, shape, dtype, seed, low, high, resident, parts"
         (
             'A = { file = "x.h5", dataset = "/A", seed = 3 }',
             "4:38: seed cannot be combined with file; expected one of file, dataset, "
-            "tensor, rows, columns, slice, shape, dtype, follow, resident, parts",
+            "tensor, rows, columns, slice, shape, dtype, follow, resident, parts, batch",
         ),
         (
             'A = { file = "x.csv", dataset = "/A" }',

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from einmpi.graph.eingraph import Vertex
 from einmpi.planner.donation import why_not_in_place
-from einmpi.planner.plan_data import LoopPlan, PlanData
+from einmpi.planner.plan_data import BatchPlan, LoopPlan, PlanData
 from einmpi.planner.prices import BETWEEN
 from einmpi.planner.text.summary import in_words
 from einmpi.planner.text.tables import Note, Row, note_line, table_lines
@@ -17,7 +18,7 @@ MOST_LAYOUTS = 12  # that are listed; more are counted
 
 def as_json(plan: PlanData) -> dict[str, Any]:
     """Return a plan as JSON. Its keys are documented and do not change."""
-    data = {
+    data: dict[str, Any] = {
         "ranks": plan.ranks,
         "ranks_used": plan.mesh.ranks,
         "nodes": plan.nodes,
@@ -41,6 +42,8 @@ def as_json(plan: PlanData) -> dict[str, Any]:
             "in_place": list(plan.in_place),
             "once": None if once is None else as_json(once),
         }
+        if plan.loop.batches is not None:
+            data["loop"]["batches"] = asdict(plan.loop.batches)
     return data
 
 
@@ -170,6 +173,8 @@ def _loop_notes(plan: PlanData) -> list[Note]:
     carried = [f"{output} becomes {name}" for name, output in loop.carry.items()]
     notes: list[Note] = [("loop", f"at most {counted(loop.steps, 'step')}; {', '.join(carried)}")]
     notes.append(("in place", _in_place(plan, loop)))
+    if loop.batches is not None:
+        notes.append(("batches", _batches(loop.batches)))
     words = loop.steps * plan.words_predicted
     nbytes = loop.steps * plan.bytes_predicted
     if loop.once is not None:
@@ -203,6 +208,24 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
         others.append(f"not {name}: {why}")
     updated = ", ".join(plan.in_place) or "nothing"
     return "; ".join([updated, *others])
+
+
+def _batches(batches: BatchPlan) -> str:
+    """Return which rows a step takes, in which order, and when they are read."""
+    names = ", ".join(batches.names)
+    rows = f"{show_count(batches.batch)} of {show_count(batches.rows)}"
+    steps = counted(batches.steps_an_epoch, "step")
+    text = f"{names}: {rows} rows a step, {show_bytes(batches.nbytes)}; {steps} an epoch"
+    after_last = batches.rows % batches.batch
+    if after_last and batches.last == "pad":
+        text += f", the last with {counted(after_last, 'row')} and zeros"
+    elif after_last:
+        text += f", {counted(after_last, 'row')} left out"
+    if batches.seed is not None:
+        text += f"; shuffled by seed {batches.seed}"
+        if batches.block > 1:
+            text += f" in blocks of {show_count(batches.block)} rows"
+    return text + ("; read ahead" if batches.bytes_ahead else "; not read ahead: memory is short")
 
 
 def one_level(plan: PlanData) -> str:
