@@ -10,8 +10,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 from distributed import assert_close
 from paths import JOBS
@@ -223,6 +225,32 @@ def main() -> None:
         assert check_case(name, "eindecomp", MPI.COMM_WORLD, backend=sys.argv[1])
     if MPI.COMM_WORLD.rank == 0:
         print(f"{len(CASES)} cases")
+
+
+def batches_job(folder: Path) -> einmpi.Job:
+    """A loop over batches of a file with chunks, the last of which is padded."""
+    rng = np.random.default_rng(8)
+    X = rng.normal(size=(23, 3))
+    with h5py.File(folder / "train.h5", "w") as file:
+        file.create_dataset("X", data=X, chunks=(5, 3))
+        file["y"] = X @ np.arange(3.0)
+    text = """
+    program = '''
+    r[i] = where(i < rows, sum(X[i,j] * w[j]) - y[i], 0.0)
+    w_next[j] = w[j] - 0.1 / rows * sum(X[i,j] * r[i])
+    '''
+    [inputs]
+    X = { file = "train.h5", dataset = "/X", batch = 4 }
+    y = { file = "train.h5", dataset = "/y", batch = 4 }
+    w = { shape = [3], random = "zeros" }
+    [loop]
+    epochs = 3
+    shuffle = 2
+    last = "pad"
+    carry = { w = "w_next" }
+    """
+    (folder / "batches.toml").write_text(text)
+    return einmpi.load(folder / "batches.toml")
 
 
 if __name__ == "__main__":

@@ -93,6 +93,8 @@ def _number(value: Number) -> bool | int | float | str:
 def _input_facts(origin: Origin, vertex: Vertex, spec: InputSpec | None) -> dict[str, Any]:
     """Return what is known of an input: how it was generated, or where it lies in a file."""
     facts: dict[str, Any] = {"shape": list(vertex.bound), "dtype": vertex.dtype}
+    if spec is not None and spec.rows is not None:
+        facts["rows"] = spec.rows  # of which each step takes a batch, with the shape above
     dataset = origin.files.get(vertex.name)
     if dataset is None and (vertex.name in origin.given or spec is None):
         return {"given": True, **facts}

@@ -49,6 +49,7 @@ class LoopBatches:
         )
         self.layouts: dict[str, Layout] = {}
         self.bytes_ahead = 0  # that this rank uses besides those of a step
+        self.is_counted = reads_into_memory_of_plan(job)
         self.reading: ReadAhead | None = None
 
     def _find_sources(self, given: Mapping[str, Any]) -> dict[str, RowSource]:
@@ -110,7 +111,9 @@ class LoopBatches:
         assert self.reading is not None
         seconds = measured.seconds_loading + self.reading.seconds_waiting
         self.reading.seconds_waiting = 0.0
-        peak = measured.peak + self.reading.bytes_used
+        peak = measured.peak
+        if self.is_counted:
+            peak += self.reading.bytes_used
         return replace(measured, seconds_loading=seconds, peak=peak)
 
     def close(self) -> None:
@@ -133,6 +136,14 @@ def reading_batches(batches: LoopBatches | None, steps: int) -> Iterator[None]:
         batches.close()
 
 
+def reads_into_memory_of_plan(job: Job) -> bool:
+    """Return whether what is read ahead takes memory that the plan counts.
+
+    On a GPU the plan counts that of the device, and batches are read into that of the host.
+    """
+    return job.backend == "numpy"
+
+
 def plan_batches(job: Job, loop: Loop, plan: Plan) -> BatchPlan | None:
     """Return how batches arrive in the layouts of a plan.
 
@@ -152,7 +163,8 @@ def plan_batches(job: Job, loop: Loop, plan: Plan) -> BatchPlan | None:
         nbytes += vertex.nbytes
         block = rows_read_together(batches, spec.chunk_rows)
         ahead += bytes_ahead(batches, layout, itemsize, block)
-    if plan.memory is not None and plan.peak + ahead > plan.memory:
+    limit = plan.memory if reads_into_memory_of_plan(job) else None
+    if limit is not None and plan.peak + ahead > limit:
         ahead = 0
     shuffle = batches.shuffle
     return BatchPlan(

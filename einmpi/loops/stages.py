@@ -14,7 +14,7 @@ from einmpi.job.batches import EPOCH, ROWS
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.parse import rewrite
-from einmpi.loops.batches import plan_batches
+from einmpi.loops.batches import plan_batches, reads_into_memory_of_plan
 from einmpi.loops.updates import with_updates_in_order
 from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
@@ -144,5 +144,7 @@ def with_loop(
 ) -> Plan:
     """Return the plan of a step that knows its loop, and counts what is read ahead."""
     around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches)
-    ahead = 0 if batches is None else batches.bytes_ahead
+    ahead = 0
+    if batches is not None and reads_into_memory_of_plan(stages.step):
+        ahead = batches.bytes_ahead
     return replace(plan, loop=around, peak=plan.peak + ahead, ahead=plan.ahead + ahead)

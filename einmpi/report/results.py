@@ -259,6 +259,8 @@ class Report:
             }
         if self.loop is not None:
             data["loop"] = self.loop.as_json()
+            if plan.loop is not None and plan.loop.batches is not None:
+                data["loop"]["batches"] = asdict(plan.loop.batches)
         if len(self.seconds_all) > 1:
             data["seconds_all"] = list(self.seconds_all)
         return data

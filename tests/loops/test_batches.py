@@ -1,6 +1,10 @@
 """Batches: rows of files and arrays, step by step, against numpy on whole arrays."""
 
+import json
 import os
+import shutil
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -10,6 +14,7 @@ import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpi_helpers import environment, needs_mpirun, run_mpi
 from safetensors.numpy import save_file
 
 import einmpi
@@ -506,3 +511,87 @@ def test_rows_of_a_block_stay_in_one_window():
         assert len(np.unique(window // block)) <= WINDOW_BLOCKS + 1
     assert not np.array_equal(order, rows_in_order(1000, Shuffle(1, block), 1))
     assert not np.array_equal(order, rows_in_order(1000, Shuffle(2, block), 0))
+
+
+# ---- real processes -----------------------------------------------------------------------------
+
+# einmpi itself; something happens on one rank after the row of a step.
+SPECIAL = """
+import os, signal, sys
+from einmpi.loops.running import LoopRun
+
+add_row = LoopRun.add_row
+def special(self, number, row):
+    add_row(self, number, row)
+    if number == {step} and self.comm.rank == {rank}:
+        {action}
+LoopRun.add_row = special
+from einmpi.cli.main import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def write_fit(folder):
+    X = RNG.normal(size=(45, 3))
+    text = JOB.replace("[loop]", '[outputs]\nw = "out.h5:/w"\n[loop]')
+    keys = {"epochs": 5, "last": '"pad"', "shuffle": 3, "history": '"history.csv"'}
+    job = write_job(folder, "chunks", X, X @ [1.0, 2, 3], text, **keys)
+    return job, X
+
+
+def weights(folder):
+    with h5py.File(folder / "out.h5") as file:
+        return file["w"][...]
+
+
+def alone(folder, *arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_resumed_loop_takes_the_rows_that_come_next(tmp_path):
+    """The bits are those of a run that was never stopped; on other ranks the rows are the same."""
+    job, X = write_fit(tmp_path)
+    whole = alone(tmp_path, "-m", "einmpi", "job.toml", "--json", "found.json")
+    assert whole.returncode == 0, whole.stderr
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert data["loop"]["steps"] == 60 == job.loop.steps
+    assert data["loop"]["batches"]["rows"] == 45
+    wanted = weights(tmp_path)
+    history = (tmp_path / "history.csv").read_bytes()
+    expected, _ = expected_loop(X, X @ [1.0, 2, 3], 60, job.loop.batches)
+    np.testing.assert_allclose(wanted, expected, rtol=1e-12)
+    kill = SPECIAL.format(step=31, rank=0, action="os.kill(os.getpid(), signal.SIGKILL)")
+    (tmp_path / "killed.py").write_text(kill)
+    flags = ["job.toml", "--checkpoint", "saved", "--every", "7steps", "--resume"]
+    killed = alone(tmp_path, "killed.py", *flags)
+    assert killed.returncode == -9
+    for ranks in ("2", "1"):  # each from the checkpoint after step 27
+        shutil.copytree(tmp_path / "saved", tmp_path / f"saved{ranks}")
+        flags[2] = f"saved{ranks}"
+        resumed = alone(tmp_path, "-m", "einmpi", "run", *flags, "-n", ranks)
+        assert resumed.returncode == 0, resumed.stderr
+        np.testing.assert_allclose(weights(tmp_path), wanted, rtol=1e-12)
+    assert weights(tmp_path).tobytes() == wanted.tobytes()
+    assert (tmp_path / "history.csv").read_bytes() == history
+    shuffled = (tmp_path / "job.toml").read_text().replace("shuffle = 3", "shuffle = 4")
+    (tmp_path / "job.toml").write_text(shuffled)
+    shutil.copytree(tmp_path / "saved", tmp_path / "other")
+    refused = alone(tmp_path, "-m", "einmpi", "job.toml", "--checkpoint", "other", "--resume")
+    assert refused.returncode == 2, refused.stderr
+    assert "the program with its sizes" in refused.stderr
+
+
+@needs_mpirun
+@pytest.mark.mpirun
+def test_an_error_of_the_reader_ends_all_ranks_with_one_line(tmp_path):
+    write_fit(tmp_path)
+    text = SPECIAL.format(step=4, rank=1, action='os.utime("X.h5")')
+    (tmp_path / "special.py").write_text(text)
+    done = run_mpi(2, ["special.py", "job.toml"], cwd=tmp_path)
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if "X.h5" in line]
+    assert len(lines) == 1 and "was changed during the run" in lines[0], done.stderr
+    assert not (tmp_path / "out.h5").exists()

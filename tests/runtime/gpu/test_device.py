@@ -13,7 +13,7 @@ from distributed import assert_close, run_on_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi_helpers import finished, run_all
-from run_cases import JOBS, cases
+from run_cases import JOBS, batches_job, cases
 from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
@@ -92,6 +92,24 @@ def test_a_loop(monkeypatch, small_pieces):
         for found in run_threads(ranks, on_rank):
             # The loop ends when a step changes the vector by 1e-10.
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+def test_batches(tmp_path, monkeypatch, small_pieces):
+    """A batch is read into host memory, and copied to the GPU like any input."""
+    fake_cupy.install(monkeypatch)
+    job = batches_job(tmp_path)
+    expected = einmpi.reference(job)["w"]
+
+    def on_rank(comm):
+        result = einmpi.loop(on_gpu(job), comm=comm)
+        assert isinstance(result.outputs["w"].local, driver.cupy().ndarray)
+        return result.outputs["w"].gather()
+
+    for ranks in (1, 3):
+        for found in run_threads(ranks, on_rank):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+    plan = einmpi.plan(on_gpu(job), 2)
+    assert plan.loop.batches.bytes_ahead > 0 and plan.ahead == 0
 
 
 def test_results_stay_on_the_gpu(monkeypatch):

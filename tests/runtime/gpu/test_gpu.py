@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from distributed import assert_close
 from paths import ROOT
-from run_cases import cases
+from run_cases import batches_job, cases
 from runtime.test_spill import between, least_memory, with_files
 
 import einmpi
@@ -93,6 +93,13 @@ def test_loops(name):
     np.testing.assert_allclose(
         found.outputs["x"].gather(), einmpi.reference(job)["x"], rtol=0, atol=1e-6
     )
+
+
+def test_batches(tmp_path):
+    job = batches_job(tmp_path)
+    found = einmpi.loop(on_gpu(job), comm=ALONE)
+    expected = einmpi.reference(job)["w"]
+    np.testing.assert_allclose(found.outputs["w"].gather(), expected, rtol=1e-12)
 
 
 def test_results_stay_on_the_gpu():
