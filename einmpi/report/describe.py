@@ -27,6 +27,9 @@ def describe_job(job: Job) -> str:
     origins = {spec.name: _origin(spec) for spec in job.inputs}
     graphs = {"": job.graph}
     if job.loop is not None:
+        for name in job.loop.numbers(0):
+            if name in origins:
+                origins[name] = "of each step"
         stages = stages_of(job, job.loop)
         graphs = {"step": stages.step.graph}
         if stages.once is not None:
@@ -85,8 +88,8 @@ def _origin(spec: InputSpec) -> str:
     if spec.value is not None:
         return f"parameter {spec.value}"
     origin = printable(spec.file or spec.random or "given")
-    if spec.rows is not None:
-        origin += f", a batch of {counted(spec.rows, 'row')}"
+    if spec.rows is not None and spec.shape:
+        origin += f", {spec.shape[0]} of {counted(spec.rows, 'row')} a step"
     return f"{origin} (does not exist yet)" if is_missing(spec) else origin
 
 

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 import einmpi
 from einmpi.api.planning import options_of
+from einmpi.cli.sbatch.estimate import estimate
 from einmpi.comm.local import ALONE
 from einmpi.comm.threads import run_threads
 from einmpi.errors import EinmpiError
@@ -29,6 +30,7 @@ from einmpi.loops.batches import LoopBatches
 from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import plan_loop, stages_of
 from einmpi.planner.mesh import Mesh
+from einmpi.report.describe import describe_job
 from einmpi.runtime.backend import aligned_empty
 from einmpi.schedule.layout import Layout
 from einmpi.schedule.regions import boxes, elements, packed
@@ -396,6 +398,45 @@ def test_a_file_that_changes_ends_the_run(tmp_path, ranks):
     with pytest.raises(EinmpiError, match=r"X\.h5 was changed during the run"):
         run_threads(ranks, on_rank)
     assert not [one for one in threading.enumerate() if one.name.startswith("batches")]
+
+
+def test_a_batch_script_counts_what_all_steps_read(tmp_path):
+    """A job can be planned and submitted before its files are there."""
+    text = """
+    program = "s_next[j] = s[j] + sum(X[i,j])"
+    [inputs]
+    X = { file = "X.h5", dataset = "/X", shape = [1000000, 1000], dtype = "float64", batch = 1000 }
+    s = { shape = [1000], random = "zeros" }
+    [loop]
+    epochs = 5
+    carry = { s = "s_next" }
+    """
+    (tmp_path / "job.toml").write_text(text)
+    job = einmpi.load(tmp_path / "job.toml")
+    plan = einmpi.plan(job, 2)
+    assert plan.loop.batches.nbytes == 8_000_000 and plan.loop.steps == 5000
+    read = estimate(plan, "numpy", 1).seconds
+    short = replace(plan.loop, steps=1)
+    assert read - estimate(replace(plan, loop=short), "numpy", 1).seconds >= 2 * 40e9 / 1e8 - 2
+
+
+def test_what_check_and_plan_say(tmp_path):
+    X = RNG.normal(size=(23, 3))
+    job = write_job(tmp_path, "chunks", X, X[:, 0], epochs=3, shuffle=7)
+    lines = describe_job(job).splitlines()
+    assert [line for line in lines if line.startswith("batches")] == [
+        "batches  X, y: 5 steps an epoch, 3 epochs; 3 rows left out; "
+        "shuffled by seed 7 in blocks of 5 rows"
+    ]
+    (line,) = [line for line in lines if line.startswith("input    X")]
+    assert line.endswith("X.h5, 4 of 23 rows a step")
+    (line,) = [line for line in lines if line.startswith("input    rows")]
+    assert line.endswith("of each step")
+    (line,) = [line for line in str(einmpi.plan(job, 2)).splitlines() if line[:7] == "batches"]
+    assert line.split(maxsplit=1)[1] == (
+        "X, y: 4 of 23 rows a step, 128 B; 5 steps an epoch, 3 rows left out; "
+        "shuffled by seed 7 in blocks of 5 rows; read ahead"
+    )
 
 
 def test_rows_that_a_job_selects(tmp_path):

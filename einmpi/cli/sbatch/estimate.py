@@ -39,6 +39,9 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
         if plan.loop.once is not None:
             stages.append((plan.loop.once, 1))
     peak = max(each.peak for each, _ in stages)
+    batches = None if plan.loop is None else plan.loop.batches
+    if batches is not None and backend != "numpy":
+        peak += batches.bytes_ahead  # in host memory, which the plan does not count
     memory_mib = ceil(ranks_per_node * (peak + OVERHEAD_BYTES) / MIB)
     memory_text = (
         f"Memory: {ranks_per_node} × {show_bytes(peak)} for the tensors of a rank, "
@@ -46,6 +49,8 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     )
     tensors_in_files = [*plan.graph.inputs, *(plan.graph[name] for name in plan.graph.outputs)]
     file_bytes = sum(vertex.nbytes for vertex in tensors_in_files)
+    if plan.loop is not None and batches is not None:
+        file_bytes += (plan.loop.steps - 1) * batches.nbytes
     file_seconds = file_bytes / (plan.nodes * BYTES_PER_SECOND)
     speed = f"{BYTES_PER_SECOND // 10**6} MB/s"
     if plan.seconds_predicted is not None and plan.machine is not None:
