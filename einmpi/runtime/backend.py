@@ -12,7 +12,7 @@ import numpy.typing as npt
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.kernels.cpu import compiled_group
 from einmpi.kernels.cpu.dispatch import compute_einsum
-from einmpi.kernels.cpu.grouping_rule import CPU_GROUPING
+from einmpi.kernels.cpu.grouping_rule import cpu_grouping
 from einmpi.kernels.grouping import group_kernels
 from einmpi.kernels.index_sets import split_index_sets
 from einmpi.kernels.views import view_operands
@@ -175,7 +175,7 @@ class NumpyBackend:
             compute_einsum(einsum, arrays, out, index, self.threads, self.fast_math, self.strict)
 
     def group_kernels(self, schedule: Schedule) -> Schedule:
-        return group_kernels(schedule, CPU_GROUPING)
+        return group_kernels(schedule, cpu_grouping(self.fast_math))
 
     def compute_group(self, step: Group, arrays: Mapping[str, HostArray]) -> bool:
         return compiled_group.compute_group(step, arrays, self.threads)

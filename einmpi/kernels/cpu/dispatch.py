@@ -51,7 +51,7 @@ def compute_einsum(
     """
     squared_distance = recognise_distance(einsum) if fast else None
     if squared_distance is not None and distance.supports_distance(squared_distance, operands, out):
-        distance.compute_distance(squared_distance, operands, out)
+        distance.compute_distance(squared_distance, operands, out, threads, WORTH_COMPILING)
         return
     if einsum.scan is not None:
         compute_scan(einsum.scan, einsum, operands[0], out, index)

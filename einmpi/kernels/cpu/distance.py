@@ -13,9 +13,11 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from einmpi.graph.einsum import EinSum
+from einmpi.graph.scalar import Arg, Call, Const
 from einmpi.kernels.boxes import Box, boxes
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu.blas import compute_by_blas
+from einmpi.kernels.cpu.compiled import compute_by_compiled_loops
 from einmpi.kernels.distances import DISTANCE_DTYPES, Distance, squared_norms
 from einmpi.kernels.operands import Array
 
@@ -32,8 +34,12 @@ def supports_distance(distance: Distance, operands: Sequence[Array], out: Array)
     return not distance.absolute or (x.dtype.kind == "c") == (y.dtype.kind == "c")
 
 
-def compute_distance(distance: Distance, operands: Sequence[Array], out: Array) -> None:
+def compute_distance(
+    distance: Distance, operands: Sequence[Array], out: Array, threads: int, worth_compiling: int
+) -> None:
     """Compute squared distances into `out`.
+
+    With at least `worth_compiling` of them, norms are added by a compiled kernel on some threads.
 
     The rounding error is relative to |x|² + |y|². A negative result becomes 0. The absolute
     distance of complex numbers is that of their real and imaginary parts, as one more label.
@@ -60,6 +66,8 @@ def compute_distance(distance: Distance, operands: Sequence[Array], out: Array) 
                 replace(product, extents=tuple(extent.items())),
                 [_cut(x, x_index, box), _cut(y, y_index, box)],
                 _cut(out, product.output, box),
+                threads,
+                worth_compiling,
             )
 
 
@@ -91,29 +99,58 @@ def _cut(array: Array, index: Sequence[Any], box: Box) -> Array:
     return array[tuple(box.get(label, slice(None)) for label in index)]
 
 
-def _compute_box(product: EinSum, operands: Sequence[Array], out: Array) -> None:
-    """Compute x·y into `out`, then −2 times that plus the norms, a block of rows at a time."""
+def _compute_box(
+    product: EinSum, operands: Sequence[Array], out: Array, threads: int, worth_compiling: int
+) -> None:
+    """Compute x·y into `out`, then −2 times that plus the norms."""
     contraction = recognise_contraction(product)
     assert contraction is not None
     compute_by_blas(contraction, operands, out)
-    norms = [_norms_for(product, position, operands[position], out) for position in (0, 1)]
+    norms = [_norms(product, position, operands[position], out) for position in (0, 1)]
+    if out.dtype.kind == "f" and out.size >= worth_compiling:
+        compute_by_compiled_loops(_with_norms(product), [out, *norms], out, threads=threads)
+        return
+    spread = []
+    for position, norm in enumerate(norms):
+        extent = dict(zip(_kept_labels(product, position), norm.shape, strict=True))
+        shape = [extent.get(label, 1) for label in product.output]
+        spread.append(np.broadcast_to(norm.reshape(shape), out.shape))
     rows = max(1, BLOCK_ELEMENTS * len(out) // max(1, out.size))
     for start in range(0, len(out), rows):
         block = out[start : start + rows]
         block *= -2
-        for norm in norms:
+        for norm in spread:
             block += norm[start : start + rows]
         if block.dtype.kind == "f":
             np.maximum(block, 0, out=block)  # nan stays nan
 
 
-def _norms_for(product: EinSum, position: int, array: Array, out: Array) -> Array:
-    """Return an operand's sums of squares as a view with the shape of the output."""
+def _with_norms(product: EinSum) -> EinSum:
+    """Return the EinSum that makes distances of products and of the norms of both operands."""
+    twice = Call("*", (Arg(0), Const(-2)))
+    first = Call("+", (twice, Arg(1)))
+    both = Call("+", (first, Arg(2)))
+    extent = product.extent
+    return EinSum(
+        output=product.output,
+        operands=(product.output, _kept_labels(product, 0), _kept_labels(product, 1)),
+        function=Call("maximum", (both, Const(0))),
+        aggregation=None,
+        aggregated=(),
+        extents=tuple((label, extent[label]) for label in product.output),
+    )
+
+
+def _kept_labels(product: EinSum, position: int) -> tuple[str, ...]:
+    """Return the labels of an operand that the output has, in the order of the output."""
+    return tuple(label for label in product.output if label in product.operands[position])
+
+
+def _norms(product: EinSum, position: int, array: Array, out: Array) -> Array:
+    """Return an operand's sums of squares, one for each of its labels in the output."""
     squares = squared_norms(product, position)
     contraction = recognise_contraction(squares)
     assert contraction is not None
     sums = np.empty(squares.bound, out.dtype)
     compute_by_blas(contraction, (array, array), sums)
-    extent = dict(zip(squares.output, sums.shape, strict=True))
-    shape = [extent.get(label, 1) for label in product.output]
-    return np.broadcast_to(sums.reshape(shape), out.shape)
+    return sums

@@ -12,6 +12,7 @@ import numpy as np
 from einmpi.kernels.contraction import recognise_contraction
 from einmpi.kernels.cpu import compiled
 from einmpi.kernels.cpu.dispatch import WORTH_COMPILING
+from einmpi.kernels.distances import DISTANCE_DTYPES, recognise_distance
 from einmpi.kernels.grouping import GroupingRule
 from einmpi.schedule.steps import Kernel, Slot
 
@@ -19,10 +20,11 @@ CACHE_BLOCK_BYTES = 2**21  # that a block of a group may use, all of its arrays 
 MIN_BLOCKS = 16  # with fewer, there would be too little for threads to share
 
 
-def _accepts(kernel: Kernel) -> bool:
+def _accepts(kernel: Kernel, fast_math: bool) -> bool:
     """Return whether a kernel is compiled.
 
-    A matrix product is faster as a whole; a dot product of rows is not a matrix product.
+    A matrix product is faster as a whole, and so are distances by one, which `fast_math` allows; a
+    dot product of rows is not a matrix product.
     """
     einsum = kernel.einsum
     if einsum.scan is not None or einsum.segments is not None or einsum.pick is not None:
@@ -36,6 +38,9 @@ def _accepts(kernel: Kernel) -> bool:
         left, right, _ = contraction.indices
         if left != right:
             return False
+    may_be_product = fast_math and kernel.target.dtype in DISTANCE_DTYPES
+    if may_be_product and recognise_distance(kernel.einsum) is not None:
+        return False
     dtypes = [slot.dtype for slot in kernel.operands]
     return compiled.supports_compiled_loops(kernel.einsum, dtypes)
 
@@ -84,4 +89,6 @@ def _bytes_used(
     return sum(nbytes.values())
 
 
-CPU_GROUPING = GroupingRule(_accepts, _choose_block)
+def cpu_grouping(fast_math: bool) -> GroupingRule:
+    """Return the rule for groups on a CPU."""
+    return GroupingRule(lambda kernel: _accepts(kernel, fast_math), _choose_block)
