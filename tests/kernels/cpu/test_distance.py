@@ -334,3 +334,35 @@ def test_ranks_must_agree(tmp_path):
             Compiled(replace(job, fast_math=comm.rank == 0), comm, options_of(job))()
 
     run_threads(2, on_rank)
+
+
+# ---- large results: norms by a compiled kernel ---------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_compiled_norms_give_the_same_bits(monkeypatch, dtype, order):
+    x = numbers((700, 9), dtype, 0)
+    y = numbers((400, 9), dtype, 1)
+    x[3] = np.nan
+    x[4] = np.inf
+    y[5] = x[6]
+    einsum = vertex("D**2", x, y).einsum
+    operands = [np.array(x, order=order), y]
+    assert prod(einsum.bound) >= dispatch.WORTH_COMPILING
+    by_loops = compute(einsum, operands, dtype)
+    monkeypatch.setattr(dispatch, "WORTH_COMPILING", 2**62)
+    by_numpy = compute(einsum, operands, dtype)
+    np.testing.assert_array_equal(by_loops.view(f"i{x.itemsize}"), by_numpy.view(f"i{x.itemsize}"))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_distances_are_no_part_of_a_group_with_fast_math(calls, fast):
+    """Y[j,k] could be read in blocks of rows, and the loops of a group would take its place."""
+    program = "near[i] = min[k](sum((X[i,j] - Y[j,k])**2))"
+    job = einmpi.program(program, X=(100_000, 3), Y=(3, 40))
+    x, y = numbers((100_000, 3), "float64", 0), numbers((3, 40), "float64", 1)
+    found = einmpi.run(job, {"X": x, "Y": y}, fast_math=fast)["near"].gather()
+    assert bool(calls) == fast
+    wanted = sum(np.square(x[:, j, None] - y[j]) for j in range(3)).min(axis=1)
+    np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-9)
