@@ -163,6 +163,13 @@ class Inputs:
             return
         bound = self.job.graph[step.tensor].bound
         given: Any = self.given.get(step.tensor)
+        if isinstance(given, DistArray):
+            assert given.layout == step.layout  # each rank has just what it loads
+            given = given.local
+            own_boxes = boxes(step.region, packed(step.region))
+            for (_, here), (_, there) in zip(boxes(step.region, place), own_boxes, strict=True):
+                target[here] = given[there]
+            return
         spec = None
         if given is None:
             spec = next(spec for spec in self.job.inputs if spec.name == step.tensor)

@@ -28,7 +28,7 @@ from einmpi.planner.plan_data import BatchPlan
 from einmpi.runtime.backend import aligned_empty
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.lower import loaded_cuts
+from einmpi.schedule.lower import arrival_layout
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -48,7 +48,9 @@ class LoopBatches:
             comm, lambda: self._find_sources(given), lambda _: self._as_read()
         )
         self.layouts: dict[str, Layout] = {}
-        self.bytes_ahead = 0  # that this rank uses besides those of a step
+        # What this rank uses besides the memory of a step.
+        self.bytes_ahead = 0
+        self.bytes_arriving = 0
         self.is_counted = reads_into_memory_of_plan(job)
         self.reading: ReadAhead | None = None
 
@@ -77,11 +79,11 @@ class LoopBatches:
         """Take note of the layouts in which a step needs the rows; return how they arrive."""
         for name in self.sources:
             if name in plan.graph.by_name:
-                bound = plan.graph[name].bound
-                self.layouts[name] = Layout(plan.mesh, bound, loaded_cuts(plan, name))
+                self.layouts[name] = arrival_layout(plan, name)
         found = plan_batches(job, loop, plan)
         assert found is not None
         self.bytes_ahead = found.bytes_ahead
+        self.bytes_arriving = found.bytes_arriving
         return found
 
     def start(self, steps: int) -> None:
@@ -113,7 +115,7 @@ class LoopBatches:
         self.reading.seconds_waiting = 0.0
         peak = measured.peak
         if self.is_counted:
-            peak += self.reading.bytes_used
+            peak += self.bytes_arriving + self.reading.bytes_used
         return replace(measured, seconds_loading=seconds, peak=peak)
 
     def close(self) -> None:
@@ -153,18 +155,20 @@ def plan_batches(job: Job, loop: Loop, plan: Plan) -> BatchPlan | None:
     if batches is None:
         return None
     ahead = 0
+    arriving = 0
     nbytes = 0
     for spec in job.inputs:
         if spec.name not in batches.names or spec.name not in plan.graph.by_name:
             continue
         vertex = plan.graph[spec.name]
-        layout = Layout(plan.mesh, vertex.bound, loaded_cuts(plan, spec.name))
+        layout = arrival_layout(plan, spec.name)
         itemsize = np.dtype(vertex.dtype).itemsize
         nbytes += vertex.nbytes
+        arriving += layout.max_elements() * itemsize
         block = rows_read_together(batches, spec.chunk_rows)
         ahead += bytes_ahead(batches, layout, itemsize, block)
     limit = plan.memory if reads_into_memory_of_plan(job) else None
-    if limit is not None and plan.peak + ahead > limit:
+    if limit is not None and plan.peak + arriving + ahead > limit:
         ahead = 0
     shuffle = batches.shuffle
     return BatchPlan(
@@ -176,6 +180,7 @@ def plan_batches(job: Job, loop: Loop, plan: Plan) -> BatchPlan | None:
         seed=None if shuffle is None else shuffle.seed,
         block=1 if shuffle is None else shuffle.block,
         nbytes=nbytes,
+        bytes_arriving=arriving,
         bytes_ahead=ahead,
     )
 

@@ -95,8 +95,13 @@ def with_carried_outputs(job: Job, carry: Mapping[str, str]) -> Job:
 
 
 def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
-    """Return the options of a step's plan: all its inputs are there before it begins."""
+    """Return the options of a step's plan.
+
+    All inputs are there before it begins, but for batches: each row arrives on one rank, and copies
+    of it count.
+    """
     inputs = tuple(vertex.name for vertex in stages.step.graph.inputs)
+    batched = () if loop.batches is None else loop.batches.names
     names = {*inputs, *stages.step.graph.outputs}
     pins = {name: parts for name, parts in options.pins.items() if name in names}
     return replace(
@@ -104,7 +109,8 @@ def step_options(options: Options, stages: Stages, loop: Loop) -> Options:
         carry=loop.carry,
         donate=True,
         nan_checked=nan_checked(loop),
-        resident=inputs,
+        resident=tuple(name for name in inputs if name not in batched),
+        batched=batched if reads_into_memory_of_plan(stages.step) else (),
         files=(),
         pins=pins,
     )
@@ -142,9 +148,9 @@ def plan_loop(job: Job, loop: Loop, ranks: int, options: Options) -> Plan:
 def with_loop(
     plan: Plan, loop: Loop, stages: Stages, once: Plan | None, batches: BatchPlan | None = None
 ) -> Plan:
-    """Return the plan of a step that knows its loop, and counts what is read ahead."""
+    """Return the plan of a step that knows its loop, and counts what batches take."""
     around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches)
-    ahead = 0
-    if batches is not None and reads_into_memory_of_plan(stages.step):
-        ahead = batches.bytes_ahead
-    return replace(plan, loop=around, peak=plan.peak + ahead, ahead=plan.ahead + ahead)
+    if batches is None or not reads_into_memory_of_plan(stages.step):
+        return replace(plan, loop=around)
+    peak = plan.peak + batches.bytes_arriving + batches.bytes_ahead
+    return replace(plan, loop=around, peak=peak, ahead=plan.ahead + batches.bytes_ahead)

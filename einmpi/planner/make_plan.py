@@ -27,6 +27,9 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
     options = options or Options()
     _check_options(graph, ranks, options)
     start = time.perf_counter()
+    limit = options.memory
+    if limit is not None:
+        options = replace(options, memory=limit - _bytes_of_batches(graph, ranks, options))
     meshes = _meshes(ranks, options)
     best: Plan | None = None
     first_error: InputError | None = None
@@ -42,7 +45,13 @@ def make_plan(graph: EinGraph, ranks: int, options: Options | None = None) -> Pl
         assert first_error is not None
         raise first_error
     _check_values_per_rank(best)
-    return replace(best, seconds=time.perf_counter() - start)
+    return replace(best, memory=limit, seconds=time.perf_counter() - start)
+
+
+def _bytes_of_batches(graph: EinGraph, ranks: int, options: Options) -> int:
+    """Return the bytes of batched inputs that a rank has besides the memory of the plan."""
+    names = [name for name in options.batched if name in graph.by_name]
+    return sum(-(-graph[name].nbytes // ranks) for name in names)
 
 
 def _plan_on_mesh(graph: EinGraph, mesh: Mesh, ranks: int, options: Options) -> Plan:

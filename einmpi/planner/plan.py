@@ -45,6 +45,8 @@ class Options:
     strategy: str = DEFAULT_STRATEGY
     memory: int | None = None  # the limit, in bytes per rank
     resident: tuple[str, ...] = ()  # inputs that are already where they are needed
+    # Inputs of which each rank has read a share before it starts; they take memory besides.
+    batched: tuple[str, ...] = ()
     # tensor → parts of each dimension
     pins: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # role → labels

@@ -26,6 +26,7 @@ class BatchPlan:
     seed: int | None  # of the order; None if it is that of the files
     block: int  # rows that the shuffle keeps together
     nbytes: int  # of all rows of a step
+    bytes_arriving: int  # memory of a rank for the rows that it reads, before copies are sent
     bytes_ahead: int  # memory of a rank for the next batch; 0 if it is not read ahead
 
 

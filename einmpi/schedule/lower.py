@@ -72,6 +72,18 @@ def loaded_cuts(plan: Plan, name: str) -> Cuts:
     return operand_cuts(plan.graph, user, operand, plan.states[user])
 
 
+def arrival_layout(plan: Plan, name: str) -> Layout:
+    """Return which rank reads which elements of an input, before copies are sent to others.
+
+    A resident input is read by all ranks that need it, any other by one rank each.
+    """
+    bound = plan.graph[name].bound or (1,)
+    cuts = loaded_cuts(plan, name)
+    if name in plan.resident:
+        return Layout(plan.mesh, bound, cuts)
+    return split_further(plan.mesh, bound, cuts, axes_that_cut(cuts, None))
+
+
 @dataclass
 class _Lowering:
     """Collects the steps of one rank, vertex by vertex."""

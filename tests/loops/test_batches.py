@@ -554,6 +554,31 @@ def test_rows_of_a_block_stay_in_one_window():
     assert not np.array_equal(order, rows_in_order(1000, Shuffle(2, block), 0))
 
 
+def test_each_element_is_read_by_one_rank(tmp_path):
+    """A step that needs all of X on each rank sends copies of it, and counts them."""
+    X = RNG.normal(size=(24, 6))
+    V = RNG.normal(size=(24, 300))
+    np.save(tmp_path / "X.npy", X)
+    np.save(tmp_path / "V.npy", V)
+    (tmp_path / "job.toml").write_text("""
+program = "w_next[i,k] = w[i,k] + sum(X[b,i] * V[b,k])"
+sizes.b = 8
+[inputs]
+X = { file = "X.npy", batch = "b" }
+V = { file = "V.npy", batch = "b" }
+w = { shape = [6, 300], random = "zeros" }
+[loop]
+epochs = 1
+carry = { w = "w_next" }
+""")
+    job = einmpi.load(tmp_path / "job.toml")
+    _, outputs, run = run_on(3, job)
+    assert run.plan.bytes_predicted == 2 * 8 * 6 * 8  # X to two more ranks
+    np.testing.assert_allclose(outputs["w"], X.T @ V, rtol=1e-13, atol=1e-13)
+    read = sum(elements(run.batches.layouts[name].block(0)) for name in ("X", "V"))
+    assert read == 8 * (6 + 300) / 3
+
+
 # ---- real processes -----------------------------------------------------------------------------
 
 # einmpi itself; something happens on one rank after the row of a step.
