@@ -89,6 +89,10 @@ def read_rows(source: RowSource, rows: Numbers, columns: Region, target: Array) 
     `columns` is the region of the dimensions after the first.
     """
     if isinstance(source, ArrayRows) and isinstance(source.array, np.ndarray):
+        if source.array.shape[1:] == target.shape[1:]:
+            # With "raise", numpy would copy the target first.
+            np.take(source.array, rows, axis=0, out=target, mode="clip")
+            return
         for there, here in boxes(columns, packed(columns)):
             chosen: Any = (rows, *there)
             target[(slice(None), *here)] = source.array[chosen]
