@@ -4,15 +4,11 @@ import shutil
 from dataclasses import replace
 
 import h5py
-import networkx
 import numpy as np
 import pytest
 import scipy.linalg
 import scipy.sparse
 import scipy.sparse.linalg
-import sklearn.cluster
-import sklearn.decomposition
-import sklearn.linear_model
 from paths import ROOT
 
 import einmpi
@@ -23,6 +19,8 @@ from einmpi.job.loop import StepProgram, make_loop
 from einmpi.loops.running import LoopRun
 
 # ---- what each loop should find, by another library ----------------------------------------------
+# scikit-learn and networkx are imported where they are used: they take seconds, and every process
+# that collects tests imports this file.
 
 
 def power(A, x):
@@ -37,11 +35,15 @@ def solve(A, x, r, p):
 
 
 def clusters(X, C, near):
+    import sklearn.cluster
+
     found = sklearn.cluster.KMeans(len(C), init=C, n_init=1, tol=0, algorithm="lloyd").fit(X)
     return {"C": found.cluster_centers_, "near": found.labels_, "inertia": found.inertia_}
 
 
 def ranking(src, dst, R, damping):
+    import networkx
+
     graph = networkx.MultiDiGraph()
     graph.add_nodes_from(range(len(R)))
     graph.add_edges_from(zip(src.tolist(), dst.tolist(), strict=True))
@@ -65,17 +67,23 @@ def plate(U):
 
 
 def factors(X, W, H, error, steps):
+    import sklearn.decomposition
+
     model = sklearn.decomposition.NMF(W.shape[1], solver="mu", init="custom", tol=0, max_iter=steps)
     W = model.fit_transform(X, W=W.copy(), H=H.copy())
     return {"W": W, "H": model.components_, "error": model.reconstruction_err_}
 
 
 def paths(D):
+    import networkx
+
     graph = networkx.from_numpy_array(D, create_using=networkx.DiGraph)
     return {"D": networkx.floyd_warshall_numpy(graph)}
 
 
 def logistic(X, truth, noise, w, rate, penalty):
+    import sklearn.linear_model
+
     classes = X @ truth + noise > 0
     model = sklearn.linear_model.LogisticRegression(
         C=1 / (penalty * len(X)), fit_intercept=False, tol=1e-12, solver="newton-cholesky"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from .generate import THEMES, VALUES, Draw, ProgramMaker, make_values
+from .looping import make_loop
 from .tree import Program
 
 RANKS = {
@@ -72,6 +73,7 @@ class Case:
 # a hundred times as long as running.
 COMPILED_PROGRAMS = 16
 COMPILED_SHARE = 0.03
+LOOP_SHARE = 0.03
 
 
 def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
@@ -87,7 +89,12 @@ def make_case(seed: int, number: int, ranks: int | None = None) -> Case:
         program = ProgramMaker(shape, theme, strict).program()
         program = with_other_values(program, draw)
     else:
-        program = ProgramMaker(draw, theme, strict).program()
+        maker = ProgramMaker(draw, theme, strict)
+        program = maker.program()
+        # Other choices follow from other numbers, so that cases without a loop are what they were.
+        if Draw("loop", seed, number).chance(LOOP_SHARE):
+            maker.draw = Draw("looped", seed, number)
+            program = make_loop(maker, program) or program
     drawn = draw.weighted(RANKS)
     case = Case(
         seed,
@@ -117,7 +124,7 @@ def with_other_values(program: Program, draw: Draw) -> Program:
 
 def with_options(case: Case, draw: Draw) -> Case:
     """Return the case with the other choices of how to run it."""
-    files = draw.chance(0.08)
+    files = draw.chance(0.08) or case.program.loop is not None
     memory = None
     if draw.chance(0.5 if files else 0.04):
         memory = draw.share()

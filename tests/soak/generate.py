@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from .oracle import Invalid, Value, evaluate
+from .oracle import Invalid, Value, evaluate, exact
 from .tree import (
+    STEP,
     Aggregation,
     Define,
     Expression,
@@ -205,6 +206,7 @@ class ProgramMaker:
         self.statements: list[Define] = []
         self.dimensions: dict[str, tuple[str, ...]] = {}
         self.dtypes: dict[str, str] = {}
+        self.given: dict[str, Value] = {}  # tensors that are no inputs, for the oracle
         self.labels_made = 0
 
     def program(self) -> Program:
@@ -272,19 +274,34 @@ class ProgramMaker:
     def add_statement(self, name: str) -> None:
         """Add a statement; one that has no value, or that is too large, is left out."""
         statement = self.statement(name)
-        if sum(1 for _ in walk(statement.value)) > 45:
-            return
+        if sum(1 for _ in walk(statement.value)) <= 45:
+            self.keep_if_valid(statement)
+
+    def keep_if_valid(self, statement: Define) -> bool:
+        """Add a statement, unless it has no value."""
         try:
             found = self.value_of(statement)
         except Invalid:
-            return
+            return False
         self.statements.append(statement)
-        self.dimensions[name] = tuple(label.size for label in statement.labels)
-        self.dtypes[name] = found.value.dtype.name
+        self.dimensions[statement.name] = tuple(label.size for label in statement.labels)
+        self.dtypes[statement.name] = found.value.dtype.name
+        return True
 
     def value_of(self, statement: Define) -> Value:
         program = self.current((*self.statements, statement))
-        return evaluate(program, self.strict)[statement.name]
+        return evaluate(program, self.strict, self.given)[statement.name]
+
+    def keep_inputs(self, program: Program) -> None:
+        """Go on with the inputs that a program reads, and with the number of a step."""
+        self.inputs = {item.name: item for item in program.inputs}
+        kept = {*self.inputs, *(item.name for item in program.statements)}
+        for name in list(self.dimensions):
+            if name not in kept:
+                del self.dimensions[name]
+        self.given = {STEP: exact(np.array(0, np.int64))}
+        self.dimensions[STEP] = ()
+        self.dtypes[STEP] = "int64"
 
     # ---- statements -----------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,12 +61,15 @@ class Value:
     unsure: Any = False
 
 
-def evaluate(program: Program, strict: bool = False) -> dict[str, Value]:
-    """Return every tensor that a program defines.
+def evaluate(
+    program: Program, strict: bool = False, given: Mapping[str, Value] | None = None
+) -> dict[str, Value]:
+    """Return every tensor that a program defines, with other inputs if they are given.
 
     With `strict`, inf and nan are those of numpy also in aggregations of products.
     """
-    tensors = {item.name: _exact(item.values) for item in program.inputs}
+    tensors = {item.name: exact(item.values) for item in program.inputs}
+    tensors.update(given or {})
     defined = {}
     with np.errstate(all="ignore"):
         for statement in program.statements:
@@ -115,7 +118,7 @@ def sure_elements(expected: Value) -> tuple[int, int]:
 # ---- numbers ------------------------------------------------------------------------------------
 
 
-def _exact(array: Any) -> Value:
+def exact(array: Any) -> Value:
     return Value(array, 0.0, _magnitude(array), False)
 
 
@@ -318,6 +321,8 @@ def _compare(name: str, x: Value, y: Value) -> Value:
 
 
 def _where(condition: Value, x: Value, y: Value) -> Value:
+    if all(_is_weak(item.value) for item in (condition, x, y)):
+        return x if condition.value else y  # what is made of numbers alone is a number
     dtype = _check_numbers_fit((x, y))
     chosen = np.asarray(condition.value).astype(bool)
     value = np.where(chosen, np.asarray(x.value).astype(dtype), np.asarray(y.value).astype(dtype))
@@ -458,8 +463,26 @@ def _sigmoid(values: Any) -> Any:
     return exact.astype(dtype)
 
 
+def _numbers_beside_halves(name: str, arguments: Sequence[Value]) -> Sequence[Value]:
+    """Return the arguments; numbers that half precision rounds have an error.
+
+    numpy rounds them before it computes. A statement is computed in float32, where they are not.
+    """
+    operands = arguments[1:] if name == "where" else arguments
+    arrays = [item for item in operands if not _is_weak(item.value)]
+    if not arrays or any(_dtype(item.value) != np.float16 for item in arrays):
+        return arguments
+    changed = []
+    for item in arguments:
+        if type(item.value) is float and math.isfinite(item.value):
+            item = replace(item, error=abs(item.value - float(np.float16(item.value))))
+        changed.append(item)
+    return changed
+
+
 def apply(name: str, arguments: Sequence[Value]) -> Value:
     """Return the result of an operation, a function, a cast or a macro without labels."""
+    arguments = _numbers_beside_halves(name, arguments)
     if name in ("+", "-"):
         return _add(name, *arguments)
     if name == "*":
@@ -559,7 +582,7 @@ class _Statement:
         if isinstance(node, Extent):
             return _exact_number(self.sizes[node.size] + node.plus)
         if isinstance(node, Position):
-            return _exact(self._positions(node.label))
+            return exact(self._positions(node.label))
         if isinstance(node, Read):
             return self._read(node)
         if isinstance(node, Operation):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import re
 import shutil
 import tempfile
@@ -26,6 +27,7 @@ from einmpi.compiled import program as compiled_module
 from einmpi.compiled.inputs import Inputs
 from einmpi.job.job import with_strict
 from einmpi.kernels.cpu import dispatch
+from einmpi.loops.running import LoopRun
 from einmpi.planner.make_plan import make_plan
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.lower import lower
@@ -33,8 +35,9 @@ from einmpi.schedule.verify import verify
 
 from .case import Case, laid_out
 from .drive import BACKEND_VARIABLE
+from .looping import evaluate_loop
 from .oracle import Value, disagreement, evaluate, sure_elements
-from .tree import program_text
+from .tree import Loop, number_text, program_text
 
 THREAD_SECONDS = 90.0  # for a rank to wait for a message, while another one compiles
 
@@ -80,6 +83,9 @@ def _check(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
         outcome.notes.append("compiled kernels")
     if case.strict:
         outcome.notes.append("strict")
+    if case.program.loop is not None:
+        check_loop(case, folder, outcome, comm)
+        return
     expected = expected_outputs(case)
     count_sure(expected, outcome)
     try:
@@ -155,10 +161,24 @@ def job_text(case: Case) -> str:
         lines.append(f'{item.name} = {{ file = "{item.name}.npy" }}')
     if case.strict:
         lines += ["", "[run]", "strict = true"]
+    if case.program.loop is not None:
+        return "\n".join([*lines, "", *_loop_lines(case.program.loop)]) + "\n"
     lines += ["", "[outputs]"]
     for name in case.program.output_names():
         lines.append(f'{name} = "out.h5:/{name}"')
     return "\n".join(lines) + "\n"
+
+
+def _loop_lines(loop: Loop) -> list[str]:
+    """Return the table of a loop in a job file."""
+    carry = ", ".join(f'{name} = "{output}"' for name, output in loop.carry.items())
+    lines = ["[loop]", f"steps = {loop.steps}", f"carry = {{ {carry} }}"]
+    if loop.until is not None:
+        lines.append(f'until = "{loop.until.tensor} > {number_text(loop.until.limit)}"')
+    if loop.record:
+        names = ", ".join(f'"{name}"' for name in loop.record)
+        lines.append(f"record = [{names}]")
+    return lines
 
 
 def given_to_reference(case: Case) -> dict[str, Any]:
@@ -370,6 +390,68 @@ def _run_with_checkpoints(
     return run_threads(case.ranks, on_rank, limit=THREAD_SECONDS)[0]
 
 
+# ---- loops --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _LoopOnRank:
+    """What one rank saw of a loop."""
+
+    result: Any
+    outputs: dict[str, np.ndarray]
+    received: int  # by all ranks, in all steps and before the first one
+    predicted: int  # the bytes of the plans
+
+
+def check_loop(case: Case, folder: Path, outcome: Outcome, comm: Any) -> None:
+    """Run a loop twice, and compare it with its unrolled value; bytes, bits and rows too."""
+    outcome.notes.append("loop")
+    expected = evaluate_loop(case.program, case.strict)
+    count_sure(expected.outputs, outcome)
+    try:
+        job = make_job(case, folder, comm)
+    except einmpi.InputError as error:
+        outcome.fail("refused", str(error))
+        return
+    compare(outcome, "reference", einmpi.reference(job), expected.outputs)
+    on_ranks: OnRanks = functools.partial(_on_threads, case)
+    if comm is not None:
+        on_ranks = functools.partial(_on_mpi, comm)
+
+    def on_rank(own: Any) -> _LoopOnRank:
+        run = LoopRun(job, job.loop, own, options_of(job, strategy=case.strategy))
+        run.prepare({})
+        result = run.run()
+        total = sum(int(text) for text in own.allgather_text(str(run.measured.received)))
+        predicted = result.steps * run.plan.bytes_predicted
+        if run.once_plan is not None:
+            predicted += run.once_plan.bytes_predicted
+        return _LoopOnRank(result, _gathered(result.outputs), total, predicted)
+
+    ranks = on_ranks(on_rank)
+    repeated = on_ranks(on_rank)
+    first = ranks[0]
+    compare(outcome, "value", first.outputs, expected.outputs)
+    found_end = (first.result.steps, first.result.is_done)
+    if found_end != (expected.steps, expected.is_done):
+        wanted = f"{expected.steps} steps, done {expected.is_done}"
+        outcome.fail("steps", f"{found_end[0]} steps, done {found_end[1]}; expected {wanted}")
+        return
+    for name, rows in expected.history.items():
+        for number, row in enumerate(rows):
+            problem = disagreement(np.asarray(first.result.history[name][number]), row)
+            if problem:
+                outcome.fail("history", f"{name} of step {number}{problem}")
+    for rank in (*ranks[1:], *repeated):
+        for name, array in rank.outputs.items():
+            if array.tobytes() != first.outputs[name].tobytes():
+                outcome.fail("bits", f"{name} differs between ranks, or in a second run")
+    if first.received != first.predicted:
+        outcome.fail(
+            "bytes", f"{first.received} bytes moved in all steps; planned were {first.predicted}"
+        )
+
+
 # ---- settings -----------------------------------------------------------------------------------
 
 
@@ -380,12 +462,12 @@ def _settings(case: Case) -> Iterator[None]:
     lock = threading.Lock()
 
     def plan_once(graph: Any, ranks: int, options: Any) -> Any:
-        key = (id(graph), ranks, repr(options))
+        # Every rank of a loop makes graphs of its own, which are alike.
+        key = (pickle.dumps(graph), ranks, repr(options))
         with lock:
             if key not in plans:
-                # The graph is kept with its plan, so that no other one gets its identity.
-                plans[key] = graph, make_plan(graph, ranks, options)
-            return plans[key][1]
+                plans[key] = make_plan(graph, ranks, options)
+            return plans[key]
 
     threshold = dispatch.WORTH_COMPILING
     compiled_module.make_plan = plan_once

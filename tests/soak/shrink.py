@@ -10,6 +10,7 @@ import numpy as np
 
 from .case import Case
 from .generate import without_unused_inputs
+from .looping import evaluate_loop
 from .oracle import Invalid, Value, evaluate
 from .tree import (
     KEEPING,
@@ -47,7 +48,10 @@ def shrink(case: Case, still_fails: Callable[[Case], bool], seconds: float) -> C
 
 def _is_valid(case: Case) -> bool:
     try:
-        evaluate(case.program, case.strict)
+        if case.program.loop is None:
+            evaluate(case.program, case.strict)
+        else:
+            evaluate_loop(case.program, case.strict)
     except (Invalid, ValueError, IndexError, KeyError):
         return False
     return True
@@ -138,7 +142,7 @@ def _fewer_statements(case: Case) -> Iterator[Case]:
 def _values(program: Program) -> dict[str, Value]:
     try:
         return evaluate(program)
-    except (Invalid, ValueError, IndexError):
+    except (Invalid, ValueError, IndexError, KeyError):
         return {}
 
 

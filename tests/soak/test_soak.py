@@ -11,19 +11,24 @@ from mpi_helpers import needs_mpirun
 
 import einmpi
 from tests.soak import __main__ as command
+from tests.soak import case as case_module
 from tests.soak import drive, running, worker
-from tests.soak.case import LAYOUTS, laid_out, make_case
+from tests.soak.case import LAYOUTS, Case, laid_out, make_case
+from tests.soak.looping import evaluate_loop
 from tests.soak.oracle import Value, disagreement, evaluate
 from tests.soak.shrink import shrink
 from tests.soak.tree import (
+    STEP,
     Aggregation,
     Define,
     Input,
     Label,
+    Loop,
     Number,
     Operation,
     Program,
     Read,
+    Until,
     program_text,
     walk,
 )
@@ -69,6 +74,8 @@ def test_every_program_is_accepted():
     for number in range(60):
         case = make_case(3, number)
         arrays = {item.name: item.values for item in case.program.inputs}
+        if case.program.loop is not None:
+            arrays[STEP] = np.array(0)
         einmpi.program(program_text(case.program), outputs=case.program.outputs, **arrays)
 
 
@@ -100,6 +107,31 @@ def test_the_oracle_marks_what_a_rewrite_may_change():
     strict = evaluate(odd, strict=True)["Z"]
     assert np.isnan(strict.value)
     assert not strict.unsure.any()
+
+
+OWN = Read("A", (LABEL,))
+WIDE = Operation("complex128", (OWN,))  # shows whether 0.1 was rounded to float16 or to float32
+POSITIVE = Operation(">", (OWN, Number(0)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "left", "right"),
+    [
+        # What is made of numbers alone is a number, which takes the dtype of its neighbour.
+        ("int8", OWN, Operation("where", (Number(1), Number(1), Number(6)))),
+        # A number beside half precision is not rounded.
+        ("float16", WIDE, Operation("where", (POSITIVE, Number(0.1), OWN))),
+        ("float16", WIDE, Operation("maximum", (OWN, Number(0.1)))),
+    ],
+)
+def test_the_oracle_knows_numbers(dtype, left, right):
+    values = np.array([1, 0], dtype)
+    inputs = (Input("A", ("s0",), values),)
+    value = Operation("+", (left, right))
+    program = Program({"s0": 2}, inputs, (Define("Z", (LABEL,), value),))
+    job = einmpi.program(program_text(program), A=values)
+    found = einmpi.run(job, {"A": values})["Z"].gather()
+    assert disagreement(found, evaluate(program)["Z"]) == ""
 
 
 @pytest.mark.parametrize(
@@ -165,6 +197,62 @@ def test_a_failing_case_shrinks():
     assert sum(1 for _ in walk(statement.value)) <= 3
     assert small.ranks == 1
     assert max(small.program.sizes.values()) == 1
+
+
+# ---- loops --------------------------------------------------------------------------------------
+
+
+def counting_loop(**changes):
+    """A[i] becomes A[i] + step; R is their sum: 3, 3, 5, 9, 15."""
+    following = Operation("+", (Read("A", (LABEL,)), Read(STEP, ())))
+    total = Aggregation("sum", (LABEL,), Read("N", (LABEL,)), True)
+    statements = (Define("N", (LABEL,), following), Define("R", (), total))
+    inputs = (Input("A", ("s0",), np.array([1, 2])),)
+    return Program({"s0": 2}, inputs, statements, loop=Loop(5, {"A": "N"}, **changes))
+
+
+def test_the_oracle_unrolls_a_loop():
+    found = evaluate_loop(counting_loop(record=("R",)), strict=False)
+    assert [int(row.value) for row in found.history["R"]] == [3, 5, 9, 15, 23]
+    assert (found.steps, found.is_done, set(found.outputs)) == (5, False, {"A", "R"})
+    np.testing.assert_array_equal(found.outputs["A"].value, [11, 12])
+    ended = evaluate_loop(counting_loop(until=Until("R", 8.5)), strict=False)
+    assert (ended.steps, ended.is_done, int(ended.outputs["R"].value)) == (3, True, 9)
+
+
+def test_loops_agree_with_their_unrolled_values(monkeypatch):
+    monkeypatch.setattr(case_module, "LOOP_SHARE", 1.0)
+    ends = set()
+    for number in range(12):
+        case = make_case(4, number)
+        outcome = running.check_on_threads(case)
+        assert not outcome.failures, (number, outcome.failures)
+        if case.program.loop is not None:
+            assert "loop" in outcome.notes
+            ends.add(case.program.loop.until is not None)
+    assert ends == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"record": ("R",)}, "history"),
+        ({"until": Until("R", 6.5)}, "steps"),
+        ({}, "value"),
+    ],
+)
+def test_a_wrong_loop_is_seen(monkeypatch, changes, check):
+    """The oracle is given other values here."""
+    case = Case(1, 1, "none", counting_loop(**changes), ranks=2, files=True)
+    assert not running.check_on_threads(case).failures
+    right = evaluate_loop
+
+    def wrong(program, strict):
+        inputs = tuple(replace(item, values=item.values + 1) for item in program.inputs)
+        return right(replace(program, inputs=inputs), strict)
+
+    monkeypatch.setattr(running, "evaluate_loop", wrong)
+    assert check in {name for name, _ in running.check_on_threads(case).failures}
 
 
 # ---- processes ----------------------------------------------------------------------------------

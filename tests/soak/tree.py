@@ -18,6 +18,7 @@ CASTS = (
 )
 # Macros that keep the labels in their brackets: these are bound by something around them.
 KEEPING = ("softmax", "rmsnorm", "layernorm", "cumsum", "cummax", "cummin")
+STEP = "step"  # the tensor that has the number of a step of a loop
 LABEL_NAMES = (*"ijklmnpqrstuvw", *(f"{letter}{number}" for number in range(9) for letter in "ij"))
 
 
@@ -107,6 +108,24 @@ class Input:
 
 
 @dataclass(frozen=True)
+class Until:
+    """The condition that ends a loop: a tensor without dimensions is above a limit."""
+
+    tensor: str
+    limit: float
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How a program is repeated: the tensors that become inputs of the next step, and its end."""
+
+    steps: int
+    carry: Mapping[str, str]
+    until: Until | None = None
+    record: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Program:
     """Inputs and statements; each statement reads inputs and earlier statements only."""
 
@@ -114,6 +133,7 @@ class Program:
     inputs: tuple[Input, ...]
     statements: tuple[Define, ...]
     outputs: tuple[str, ...] | None = None  # None: the tensors that no statement reads
+    loop: Loop | None = None
 
     def output_names(self) -> tuple[str, ...]:
         if self.outputs is not None:
@@ -126,6 +146,8 @@ class Program:
     def needed(self) -> set[str]:
         """Return the names of the tensors that the outputs depend on, and of the outputs."""
         found = set(self.output_names())
+        if self.loop is not None:
+            found |= {*self.loop.carry.values(), *self.loop.record}
         for statement in reversed(self.statements):
             if statement.name in found:
                 found |= tensors_read(statement.value)
