@@ -63,7 +63,8 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[tuple[int, ...], str]]]] = {
         {"W": ((16, 9), "float64"), "tok": ((5, 8), "int64")},
     ),
     "picked": (
-        "Z[b,l] = sum(H[b,h] * W[h,l]); y[b] = Z[b,at[b]]; v[b] = sum[l](where(at[b] == l, Z[b,l], 0))",
+        "Z[b,l] = sum(H[b,h] * W[h,l]); y[b] = Z[b,at[b]]; "
+        "v[b] = sum[l](where(at[b] == l, Z[b,l], 0))",
         {"H": ((5, 4), "float64"), "W": ((4, 53), "float64"), "at": ((5,), "int64")},
     ),
     "indices": ("Z[i,j] = where(j <= i, X[i,j], -inf) + 3 * i - j", {"X": ((16, 11), "float64")}),
