@@ -30,10 +30,11 @@ from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
 import einmpi
-from einmpi.api.loops import _checked_loop
 from einmpi.api.planning import options_of
 from einmpi.comm.mpi import comm_of
 from einmpi.job.job import Job
+from einmpi.job.loop import StepProgram, make_loop
+from einmpi.language.syntax import Source
 from einmpi.loops.running import LoopRun
 
 Array = Any  # of numpy
@@ -166,9 +167,11 @@ def jacobi_peer(sizes: dict[str, int], inputs: dict[str, Array]) -> Callable[[],
 def cg_job(sizes: dict[str, int]) -> Job:
     n = sizes["n"]
     job = einmpi.program(CG, M=(n, n), x=(n,), r=(n,), p=(n,))
+    program = StepProgram(job.written, job.sizes, job.inputs)
     carry = {"x": "x_next", "r": "r_next", "p": "p_next"}
-    until = "residual < 1e-30"
-    return replace(job, loop=_checked_loop(job, carry, sizes["steps"], until, ["residual"]))
+    until = Source("until", "residual < 1e-30")
+    loop = make_loop(program, lambda *_: "loop", sizes["steps"], carry, until, ["residual"])
+    return replace(job, loop=loop)
 
 
 def cg_inputs(sizes: dict[str, int]) -> dict[str, Array]:
