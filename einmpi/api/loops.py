@@ -55,7 +55,7 @@ def loop(
     job : Job
         The program of a step. If it is from a job file with a ``[loop]``, that gives the values of
         `carry`, `steps`, `until` and `record` that are left out here, and says what comes in
-        batches, and how.
+        batches, and how. If it has several loops, one after another, none of these may be given.
     inputs : mapping of str to array, DistArray or h5py dataset, optional
         The inputs of the first step by name. Those that are missing are generated or read as the
         job says. Those that come in batches are given with all their rows.
@@ -88,7 +88,7 @@ def loop(
     LoopResult
         With `outputs`, the last values of what is carried and the outputs of the last step;
         `history`, the recorded values as arrays; `steps`, their number; and `is_done`, whether the
-        condition holds.
+        condition holds. If the job has several loops, `earlier` has those that came first.
 
     Raises
     ------
@@ -106,9 +106,9 @@ def loop(
     (6, 1.414214)
     """
     from einmpi.comm.programs import comm_of_program
-    from einmpi.loops.running import LoopRun
+    from einmpi.loops.sequence import LoopSequence
 
-    def check() -> tuple[Job, Loop, Options]:
+    def check() -> Job:
         changed = check_job("loop", job)
         if fast_math is not None:
             changed = replace(changed, fast_math=truth_value("fast_math", fast_math))
@@ -116,17 +116,46 @@ def loop(
             changed = with_strict(changed, truth_value("strict", strict))
         if half is not None:
             changed = with_half(changed, half)
-        changed = _with_batched_inputs(changed, batch, given)
-        batches = _checked_batches(changed, steps, epochs, shuffle, last)
-        checked = _checked_loop(changed, carry, steps, until, record, batches)
-        return changed, checked, options_of(changed, strategy, memory, pin, machine)
+        if changed.loops:
+            _refuse_arguments(
+                {
+                    "carry": carry,
+                    "steps": steps,
+                    "epochs": epochs,
+                    "until": until,
+                    "record": record,
+                    "batch": batch,
+                    "shuffle": shuffle,
+                    "last": last,
+                }
+            )
+        else:
+            changed = _with_batched_inputs(changed, batch, given)
+            batches = _checked_batches(changed, steps, epochs, shuffle, last)
+            checked = _checked_loop(changed, carry, steps, until, record, batches)
+            changed = replace(changed, loop=checked)
+        options_of(changed, strategy, memory, pin, machine)  # refuses wrong arguments
+        return changed
+
+    def options(of_job: Job) -> Options:
+        return options_of(of_job, strategy, memory, pin, machine)
+
+    def loops_of(checked: Job) -> str:
+        return repr([each.loop for each in checked.one_after_another()])
 
     own_comm = comm_of_program(comm)
     given = together(own_comm, lambda: named_values("inputs", inputs))
-    checked_job, checked_loop, options = together(own_comm, check, lambda found: repr(found[1]))
-    run = LoopRun(checked_job, checked_loop, own_comm, options)
-    run.prepare(given)
-    return run.run()
+    checked_job = together(own_comm, check, loops_of)
+    loops = LoopSequence(checked_job, own_comm, options)
+    return loops.run(given)
+
+
+def _refuse_arguments(given: Mapping[str, object]) -> None:
+    """Refuse arguments that describe one loop, for a job that has several."""
+    for name, value in given.items():
+        if value is not None:
+            what = f"{name} is given, but the job has several loops"
+            raise InputError("loop", what, "what the job file says")
 
 
 def _checked_loop(

@@ -116,7 +116,7 @@ def plan(
     >>> einmpi.plan(job, ranks=4, pin={"A": (4, 1), "Z": (4, 1)}).words_predicted
     320000
     """
-    from einmpi.loops.stages import plan_loop
+    from einmpi.loops.planning import plan_loops
     from einmpi.planner.make_plan import make_plan
 
     check_job("plan", job)
@@ -124,10 +124,13 @@ def plan(
         job = with_strict(job, truth_value("strict", strict))
     if half is not None:
         job = with_half(job, half)
-    options = options_of(job, strategy, memory, pin, machine, nodes)
+
+    def options(of_job: Job) -> Options:
+        return options_of(of_job, strategy, memory, pin, machine, nodes)
+
     if job.loop is not None:
-        return plan_loop(job, job.loop, ranks, options)
-    return make_plan(job.graph, ranks, options)
+        return plan_loops(job, ranks, options)
+    return make_plan(job.graph, ranks, options(job))
 
 
 def truth_value(name: str, given: bool) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
 import numpy.typing as npt
 
 from einmpi.api.jobs import job_of_program
@@ -288,27 +287,30 @@ def reference(job: Job, inputs: Mapping[str, Any] | None = None) -> dict[str, np
     """
     from einmpi.compiled.backends import check_memory
     from einmpi.compiled.given_inputs import as_input, check_inputs
-    from einmpi.loops.reference import evaluate_loop
+    from einmpi.loops.reference import evaluate_loops
 
     check_job("reference", job)
-    given = {}
-    for name, value in named_values("inputs", inputs).items():
-        array = as_numpy("inputs", name, on_host(value))
-        given[name] = as_input(job, name, value, array)
-    check_memory(job.source.name, memory_needed(job.as_computed))
-    check_inputs(job, given)
-    specs = {spec.name: spec for spec in job.inputs}
-    arrays = {}
-    for vertex in job.written.inputs:
-        if vertex.name in given:
-            arrays[vertex.name] = given[vertex.name]
-        else:
-            spec = specs[vertex.name]
-            bound = vertex.bound if spec.rows is None else (spec.rows, *vertex.bound[1:])
-            arrays[vertex.name] = load_array(spec, bound, vertex.dtype)
+
+    def arrays_of(part: Job, values: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs of a job, or of one of its loops, given some of them."""
+        given = {}
+        for name, value in values.items():
+            array = as_numpy("inputs", name, on_host(value))
+            given[name] = as_input(part, name, value, array)
+        check_memory(part.source.name, memory_needed(part.as_computed))
+        check_inputs(part, given)
+        specs = {spec.name: spec for spec in part.inputs}
+        arrays = {}
+        for vertex in part.written.inputs:
+            if vertex.name in given:
+                arrays[vertex.name] = given[vertex.name]
+            else:
+                spec = specs[vertex.name]
+                bound = vertex.bound if spec.rows is None else (spec.rows, *vertex.bound[1:])
+                arrays[vertex.name] = load_array(spec, bound, vertex.dtype)
+        return arrays
+
+    given = named_values("inputs", inputs)
     if job.loop is not None:
-        for spec in job.inputs:
-            if spec.value is not None:
-                arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
-        return evaluate_loop(job, job.loop, arrays)
-    return evaluate(job.as_computed, arrays)
+        return evaluate_loops(job, given, arrays_of)
+    return evaluate(job.as_computed, arrays_of(job, given))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from einmpi.graph.eingraph import EinGraph
@@ -18,10 +19,21 @@ class SavedKind(NamedTuple):
     dtype: str
 
 
+class EndedLoop(NamedTuple):
+    """A loop that has ended before the one of a checkpoint."""
+
+    steps: int
+    is_done: bool  # whether its condition held
+
+
 class Contents(Protocol):
     """What checkpoints hold. They are numbered by what is done."""
 
     most: int  # the highest number
+    ended: tuple[EndedLoop, ...]  # loops before the one that is running
+
+    def after(self, ended: Sequence[EndedLoop]) -> Contents:
+        """Return what checkpoints hold after these loops; raise ValueError if there are none."""
 
     def tensors(self, done: int) -> list[SavedKind]:
         """Return the tensors of a checkpoint, in order."""
@@ -36,9 +48,16 @@ class Contents(Protocol):
 class GraphContents:
     """After the first vertices of a graph: the tensors that later vertices and outputs need."""
 
+    ended: tuple[EndedLoop, ...] = ()
+
     def __init__(self, graph: EinGraph) -> None:
         self.graph = graph
         self.most = len(graph.computed)
+
+    def after(self, ended: Sequence[EndedLoop]) -> Contents:
+        if ended:
+            raise ValueError("the job has no loops")
+        return self
 
     def tensors(self, done: int) -> list[SavedKind]:
         kinds = []
@@ -54,31 +73,62 @@ class GraphContents:
         return f"{done} of {counted(self.most, 'vertex', 'vertices')}"
 
 
+class LoopKinds(NamedTuple):
+    """What a loop adds to a checkpoint."""
+
+    loop: Loop
+    graph: EinGraph  # of a step, as written
+    kept: tuple[SavedKind, ...]  # results of earlier loops that are still needed
+
+
 class LoopContents:
-    """After some steps of a loop: what is carried, and the values that were recorded."""
+    """After some steps of a loop: what is carried, and the values that were recorded.
+
+    Of several loops, also what is still needed of those that have ended, and their records. The
+    steps of all loops are counted together.
+    """
 
     most = MOST_STEPS
 
-    def __init__(self, loop: Loop, graph: EinGraph) -> None:
-        self.loop = loop
-        self.graph = graph  # of a step, as written
+    def __init__(self, loops: Sequence[LoopKinds], ended: Sequence[EndedLoop] = ()) -> None:
+        self.loops = loops
+        self.ended = tuple(ended)
+        self.steps_before = sum(each.steps for each in ended)
+        self.current = loops[len(self.ended)]
+
+    def after(self, ended: Sequence[EndedLoop]) -> LoopContents:
+        if len(ended) >= len(self.loops):
+            raise ValueError("the job has fewer loops")
+        return LoopContents(self.loops, ended)
 
     def tensors(self, done: int) -> list[SavedKind]:
         kinds = []
-        for name in self.loop.carry:
-            vertex = self.graph[name]
+        for name in self.current.loop.carry:
+            vertex = self.current.graph[name]
             kinds.append(SavedKind(name, vertex.bound, vertex.dtype))
-        for name in self.loop.record:
-            kinds.append(SavedKind(history_name(name), (done,), self.graph[name].dtype))
+        kinds += self.current.kept
+        for number, each in enumerate(self.ended):
+            kinds += self._histories(number, each.steps)
+        kinds += self._histories(len(self.ended), done - self.steps_before)
+        return kinds
+
+    def _histories(self, number: int, steps: int) -> list[SavedKind]:
+        """Return the recorded values of a loop after some steps."""
+        kinds = []
+        for name in self.loops[number].loop.record:
+            dtype = self.loops[number].graph[name].dtype
+            kinds.append(SavedKind(history_name(name, number), (steps,), dtype))
         return kinds
 
     def place(self, done: int) -> str:
-        return f"step {done - 1}"
+        step = f"step {done - self.steps_before - 1}"
+        return step if len(self.loops) == 1 else f"{step} of loop {len(self.ended) + 1}"
 
     def progress(self, done: int) -> str:
-        return f"{done} of at most {counted(self.loop.steps, 'step')}"
+        steps = counted(self.current.loop.steps, "step")
+        return f"{done - self.steps_before} of at most {steps}"
 
 
-def history_name(name: str) -> str:
+def history_name(name: str, loop: int) -> str:
     """Return the name under which the values of a recorded tensor are saved; no tensor has it."""
-    return f"history of {name}"
+    return f"history of {name} in loop {loop + 1}"

@@ -136,6 +136,7 @@ class CheckpointFolder:
         if name:
             self.saved = parse_manifest(self._path(name), manifest, self.contents)
             self.saved = replace(self.saved, versions=self._check_files(self.saved))
+            self.contents = self.contents.after(self.saved.ended)
             progress = self.contents.progress(self.saved.done)
             self._report(f"continues after {self.saved.place}, {progress}")
         elif resume:
@@ -273,6 +274,7 @@ class CheckpointFolder:
             "plan": self.plan,
             "ranks": self.comm.size,
             "done": done,
+            "ended": [list(each) for each in self.contents.ended],
             "mesh": mesh.ranks,
             "nodes": mesh.nodes,
             "tensors": tensors,

@@ -18,7 +18,7 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from einmpi.checkpoint.contents import Contents
+from einmpi.checkpoint.contents import Contents, EndedLoop
 from einmpi.errors import InputError
 from einmpi.graph.aggregations import AGGREGATIONS
 from einmpi.planner.make_plan import MAX_RANKS
@@ -30,7 +30,7 @@ from einmpi.schedule.regions import Box, Runs, boxes, elements, intersect, locat
 from einmpi.units import counted
 from einmpi.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 PIECE_BYTES = 16 * 2**20  # read or written, and checked, at a time
 REMOVE_HINT = "remove it to start again, or to continue from an older one"
@@ -129,6 +129,7 @@ class Saved:
     place: str  # what was done last
     blocks: Mapping[str, Block]
     files: tuple[tuple[int, int], ...]  # the bytes and checksum of each rank's
+    ended: tuple[EndedLoop, ...] = ()  # loops before the one in which it was made
     # The files that were checked, by rank. No other ones in their places are read.
     versions: Mapping[int, FileVersion] = field(default_factory=dict)
 
@@ -318,6 +319,10 @@ def parse_manifest(
 
 def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
     """Return the checkpoint; raise ValueError or the like if something does not fit."""
+    ended = []
+    for steps, is_done in data["ended"]:
+        ended.append(EndedLoop(_between(steps, 1, contents.most), bool(is_done)))
+    contents = contents.after(ended)
     done = _between(data["done"], 1, contents.most)
     mesh_ranks = _between(data["mesh"], 1, MAX_RANKS)
     mesh = Mesh(mesh_ranks, _between(data["nodes"], 1, mesh_ranks))
@@ -347,6 +352,7 @@ def _parse_saved(path: str, data: dict[str, Any], contents: Contents) -> Saved:
         ranks=_between(data["ranks"], mesh.ranks, MAX_RANKS),
         done=done,
         place=contents.place(done),
+        ended=contents.ended,
         blocks=blocks,
         files=tuple(files),
     )

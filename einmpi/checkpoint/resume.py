@@ -102,15 +102,18 @@ def identity(job: Job) -> Identity:
 
     The number of ranks, the strategy and the threads may differ.
     """
-    text = f"{job.graph}\n{job.fast_math}\n{job.strict}"
-    if job.loop is not None:
-        # The number of steps may change: a loop may go on for longer than was first thought.
-        text += f"\n{job.loop.carry}\n{job.loop.record}"
-        if job.loop.batches is not None:
-            text += f"\n{replace(job.loop.batches, epochs=None)}"
+    programs = job.one_after_another()
+    text = ""
+    for each in programs:
+        text += f"{each.graph}\n{job.fast_math}\n{job.strict}"
+        if each.loop is not None:
+            # The number of steps may change: a loop may go on for longer than was first thought.
+            text += f"\n{each.loop.carry}\n{each.loop.record}"
+            if each.loop.batches is not None:
+                text += f"\n{replace(each.loop.batches, epochs=None)}"
     parts = {"the program with its sizes": sha256(text.encode()).hexdigest()}
     for spec in job.inputs:
-        if spec.name in job.graph.by_name:
+        if any(spec.name in each.graph.by_name for each in programs):
             dataset = None if spec.file is None else find(spec)
             parts[_part_of_input(spec)] = _describe_input(spec, dataset)
     return parts

@@ -94,7 +94,7 @@ OPTIONS = (
         ("--steps",),
         "job",
         _WITH_JOB,
-        "replace the most steps of the job's loop",
+        "replace the most steps of the job's loops",
         metavar="N",
         type=int,
     ),

@@ -6,13 +6,13 @@ import argparse
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
+from einmpi.cli.finished import FinishedRun, stored_report
 from einmpi.cli.job_options import checked_job, checkpoint_interval
 from einmpi.cli.output_files import check_files
-from einmpi.cli.run_loop import run_claimed_loop
+from einmpi.cli.run_loop import run_loops
 
 if TYPE_CHECKING:
     from einmpi.checkpoint.folder import CheckpointFolder
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from einmpi.compiled.measured import Measured
     from einmpi.files.claims import Claim
     from einmpi.job.job import Job
-    from einmpi.report.results import Report, Startup, Totals
+    from einmpi.report.results import Report, Totals
     from einmpi.schedule.schedule import Schedule
 
 
@@ -53,37 +53,26 @@ def run_job(
             outputs_claim = claims.enter_context(claim_outputs(job, comm))
         if options.checkpoint is not None:
             folder_claim = claims.enter_context(claim_folder(options.checkpoint, comm))
-        if job.loop is not None:
-            return run_claimed_loop(
-                job, options, comm, stop_requests, outputs_claim, folder_claim, start
-            )
-        return _run_claimed_job(
-            job, options, comm, stop_requests, outputs_claim, folder_claim, start
-        )
+        run_claimed = _run_schedule if job.loop is None else run_loops
+        finished = run_claimed(job, options, comm, stop_requests, outputs_claim, folder_claim)
+        report = stored_report(job, finished, comm, outputs_claim, start)
+        return report, finished.checkpoints
 
 
-def _run_claimed_job(
+def _run_schedule(
     job: Job,
     options: argparse.Namespace,
     comm: Comm,
     stop_requests: Sequence[str],
     outputs_claim: Claim | None,
     folder_claim: Claim | None,
-    start: float,
-) -> tuple[Report, Checkpoints | None]:
-    """Run a job whose output files no other run can write. `start` is when the command began.
-
-    Without `outputs_claim` the outputs are not stored.
-    """
+) -> FinishedRun:
+    """Run a job without loops, as often as --repeat asks for; nothing is written in the run."""
     from einmpi.api import options_of
     from einmpi.checkpoint.resume import prepare
     from einmpi.compiled.inputs import Inputs
-    from einmpi.compiled.outputs import store
-    from einmpi.process.first_use import first_use_seconds
     from einmpi.process.notes import activity_writer
     from einmpi.report.observe import Observer
-    from einmpi.report.results import Report, figures
-    from einmpi.runtime.threads import threads_of
 
     checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
     compiled, plan, schedule, given = prepare(
@@ -107,39 +96,20 @@ def _run_claimed_job(
         with observer.observe_run(note) as compiled.on_step:
             outputs, measured_run = compiled.run_schedule(plan, schedule, inputs, checkpoints)
         measured.append(measured_run)
-
-    note("storing the results")
-    before_storing = time.perf_counter()
-    if outputs_claim is not None:
-        store(job, plan.digest, outputs, outputs_claim, compiled.files)
-    end = time.perf_counter()
     run_seconds = [each.seconds for each in measured]
-    seconds = {
-        "plan": planned - start,
-        "load": measured[0].seconds_loading,
-        "run": median(run_seconds),
-        "checkpoint": checkpoints.seconds if checkpoints else 0.0,
-        "store": end - before_storing,
-        "startup": first_use_seconds(),
-        "total": end - start,
-    }
-    report = Report(
-        job,
-        plan,
-        _gather_totals(comm, schedule, measured),
-        seconds,
-        run_seconds,
-        outputs,
-        figures(comm, outputs),
-        compiled.work.text,
-        threads_of(comm).count,
-        startup_of_first_rank(),
+    return FinishedRun(
+        plan=plan,
+        outputs=outputs,
+        files=compiled.files,
+        totals=_gather_totals(comm, schedule, measured),
+        planned=planned,
+        seconds_loading=measured[0].seconds_loading,
+        seconds_running=median(run_seconds),
+        seconds_all=run_seconds,
+        work=compiled.work.text,
         timeline=observer.timeline,
+        checkpoints=checkpoints,
     )
-    if checkpoints is not None:
-        resumed_from = checkpoints.saved.place if checkpoints.saved is not None else None
-        report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
-    return report, checkpoints
 
 
 def _open_checkpoints(
@@ -197,13 +167,3 @@ def _should_record(options: argparse.Namespace, comm: Comm, schedule: Schedule) 
     if options.command != "run" or options.quiet or options.json == "-":
         return False
     return is_interactive(comm, schedule)
-
-
-def startup_of_first_rank() -> Startup:
-    """Return what rank 0 did for the first time."""
-    from einmpi.kernels.cpu.compiled import STATISTICS
-    from einmpi.process.first_use import COMPILING, LOADING_GENERATORS, first_uses
-    from einmpi.report.results import Startup
-
-    seconds = first_uses()
-    return Startup(STATISTICS.compiled, seconds[COMPILING], seconds[LOADING_GENERATORS])

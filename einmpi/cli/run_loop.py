@@ -1,14 +1,14 @@
-"""The run of a job with a loop, as the flags ask for it."""
+"""The run of a job with loops, as the flags ask for it."""
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
+from einmpi.cli.finished import FinishedRun
 from einmpi.cli.job_options import loop_interval
 from einmpi.errors import InputError
 from einmpi.units import counted
@@ -17,91 +17,87 @@ if TYPE_CHECKING:
     from einmpi.comm.base import Comm
     from einmpi.files.claims import Claim
     from einmpi.job.job import Job
-    from einmpi.job.loop import Loop
     from einmpi.loops.checkpoints import LoopCheckpoints
     from einmpi.loops.running import LoopResult, LoopRun
-    from einmpi.report.results import LoopReport, Report
+    from einmpi.planner.plan import Options
+    from einmpi.report.results import LoopReport
 
 
-def run_claimed_loop(
+def run_loops(
     job: Job,
     options: argparse.Namespace,
     comm: Comm,
     stop_requests: Sequence[str],
     outputs_claim: Claim | None,
     folder_claim: Claim | None,
-    start: float,
-) -> tuple[Report, LoopCheckpoints | None]:
-    """Run a loop whose output files no other run can write. `start` is when the command began.
+) -> FinishedRun:
+    """Run the loops of a job whose files no other run can write.
 
-    Without `outputs_claim` the outputs are not stored.
+    Without `outputs_claim` no history is written.
     """
     from einmpi.api import options_of
-    from einmpi.cli.run_job import startup_of_first_rank
     from einmpi.comm.agreement import together
-    from einmpi.compiled.outputs import store
     from einmpi.loops.history import history_file
-    from einmpi.loops.running import LoopRun
-    from einmpi.process.first_use import first_use_seconds
+    from einmpi.loops.planning import joined_plans
+    from einmpi.loops.running import added
+    from einmpi.loops.sequence import LoopSequence
     from einmpi.process.notes import activity_writer
     from einmpi.report.loop_progress import LoopProgress
-    from einmpi.report.results import Report, figures, totals
-    from einmpi.runtime.threads import threads_of
+    from einmpi.report.results import totals
 
-    loop = job.loop
-    assert loop is not None
-    plan_options = together(
-        comm,
-        lambda: options_of(job, options.strategy, options.memory, machine=options.machine),
-    )
+    def plan_options(of_job: Job) -> Options:
+        return together(
+            comm,
+            lambda: options_of(of_job, options.strategy, options.memory, machine=options.machine),
+        )
+
     note = activity_writer(comm.rank)
-    checkpoints = _open_checkpoints(job, loop, options, comm, stop_requests, folder_claim)
-    run = LoopRun(job, loop, comm, plan_options, checkpoints)
-    files = ExitStack()
-    if loop.history is not None and outputs_claim is not None and comm.rank == 0:
-        history = history_file(loop.history, outputs_claim)
-        run.history_file = files.enter_context(closing(history))
-    run.prepare({})
-    steps_before = run.steps_done
-    seconds_once = run.measured.seconds
-    planned = time.perf_counter()
-    progress = LoopProgress(comm, run.schedule, loop.steps, options.quiet)
-    with files, progress.shown(note) as (run.step.on_step, run.on_row):
-        result = run.run()
-    run.step.backend.wait()
+    checkpoints = _open_checkpoints(job, options, comm, stop_requests, folder_claim)
+    loops = LoopSequence(job, comm, plan_options, checkpoints)
+    seconds_once: dict[int, float] = {}  # of each loop, before its first step
+    steps_before: dict[int, int] = {}  # that an earlier run has done
+    planned: list[float] = []
 
-    note("storing the results")
-    before_storing = time.perf_counter()
-    if outputs_claim is not None:
-        store(job, run.plan.digest, result.outputs, outputs_claim, run.step.files)
-    end = time.perf_counter()
-    measured = run.measured
-    seconds = {
-        "plan": planned - start,
-        "load": measured.seconds_loading,
-        "run": measured.seconds,
-        "checkpoint": checkpoints.seconds if checkpoints else 0.0,
-        "store": end - before_storing,
-        "startup": first_use_seconds(),
-        "total": end - start,
-    }
-    report = Report(
-        job,
-        run.plan,
-        totals(comm, measured.received, measured.peak, measured.shuffled, measured.between),
-        seconds,
-        [measured.seconds],
-        result.outputs,
-        figures(comm, result.outputs),
-        run.step.work.text,
-        threads_of(comm).count,
-        startup_of_first_rank(),
-        loop=_loop_report(run, result, steps_before, seconds_once),
+    @contextmanager
+    def around(run: LoopRun) -> Iterator[None]:
+        """Show the progress of a loop, and write its history."""
+        seconds_once[run.number] = run.measured.seconds
+        steps_before[run.number] = run.steps_done
+        planned.append(time.perf_counter())
+        which = f"loop {run.number + 1} of {len(loops.runs)}, " if job.loops else ""
+        progress = LoopProgress(comm, run.schedule, run.loop.steps, options.quiet, which)
+        with ExitStack() as stack:
+            if run.loop.history is not None and outputs_claim is not None and comm.rank == 0:
+                history = history_file(run.loop.history, outputs_claim)
+                run.history_file = stack.enter_context(closing(history))
+            run.step.on_step, run.on_row = stack.enter_context(progress.shown(note))
+            yield
+        run.step.backend.wait()
+
+    result = loops.run({}, around)
+    measured = loops.runs[0].measured
+    for run in loops.runs[1:]:
+        measured = added(measured, run.measured)
+    reports = []
+    for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
+        before = steps_before.get(run.number, each.steps)
+        reports.append(_loop_report(run, each, before, seconds_once.get(run.number, 0.0)))
+    files = {}
+    for run in loops.runs:
+        files.update(run.step.files)
+    return FinishedRun(
+        plan=joined_plans([run.plan for run in loops.runs]),
+        outputs=result.outputs,
+        files=files,
+        totals=totals(comm, measured.received, measured.peak, measured.shuffled, measured.between),
+        planned=planned[0],
+        seconds_loading=measured.seconds_loading,
+        seconds_running=measured.seconds,
+        seconds_all=[measured.seconds],
+        work=loops.runs[0].step.work.text,
+        loops=reports,
+        checkpoints=checkpoints,
     )
-    if checkpoints is not None:
-        resumed_from = checkpoints.saved.place if checkpoints.saved is not None else None
-        report = replace(report, resumed_from=resumed_from, checkpoints=checkpoints.count)
-    return report, checkpoints
 
 
 def _loop_report(
@@ -116,8 +112,10 @@ def _loop_report(
 
     bytes_once = 0
     planned_peak = run.plan.peak
+    if run.plan.loop is not None:  # it has run, not only an earlier run of it
+        bytes_once += sum(each.nbytes for each in run.plan.loop.arriving.values())
     if run.once_plan is not None:
-        bytes_once = run.once_plan.bytes_predicted
+        bytes_once += run.once_plan.bytes_predicted
         planned_peak = max(planned_peak, run.once_plan.peak)
     seconds_of_steps = run.measured.seconds - seconds_once
     return LoopReport(
@@ -128,23 +126,23 @@ def _loop_report(
         result.history,
         bytes_once,
         run.plan.bytes_predicted,
-        seconds_of_steps / (result.steps - steps_before),
+        seconds_of_steps / max(1, result.steps - steps_before),
         planned_peak,
     )
 
 
 def _open_checkpoints(
     job: Job,
-    loop: Loop,
     options: argparse.Namespace,
     comm: Comm,
     stop_requests: Sequence[str],
     claim: Claim | None,
 ) -> LoopCheckpoints | None:
-    """Return the checkpoints of a loop, with the one from which it continues."""
+    """Return the checkpoints of a job with loops, with the one from which it continues."""
     from einmpi.checkpoint.resume import identity
     from einmpi.comm.agreement import together
     from einmpi.loops.checkpoints import LoopCheckpoints
+    from einmpi.loops.sequence import loop_kinds
 
     if options.checkpoint is None:
         return None
@@ -154,14 +152,14 @@ def _open_checkpoints(
         seconds,
         steps,
         comm,
-        loop,
-        job.written,
+        loop_kinds(job),
         together(comm, lambda: identity(job)),
         stop_requests,
         options.quiet,
         claim,
     )
     checkpoints.find(options.resume)
+    loop = checkpoints.contents.current.loop
     if checkpoints.steps_done >= loop.steps:
         raise InputError(
             f"--checkpoint {options.checkpoint}",

@@ -57,7 +57,9 @@ def attributes_of(origin: Origin | None, ranks: int) -> dict[str, str]:
     if origin is None:
         return attributes
     job = origin.job
-    program = job.source.text.encode()[:_MOST_PROGRAM_BYTES].decode(errors="ignore")
+    loops = job.one_after_another()
+    text = "\n\n".join(each.source.text for each in loops)
+    program = text.encode()[:_MOST_PROGRAM_BYTES].decode(errors="ignore")
     attributes["einmpi_program"] = program
     attributes["einmpi_plan"] = origin.plan_digest()
     attributes["einmpi_dtype"] = job.dtype
@@ -67,7 +69,10 @@ def attributes_of(origin: Origin | None, ranks: int) -> dict[str, str]:
     parameters: dict[str, Any] = {}
     inputs: dict[str, Any] = {}
     specs = {spec.name: spec for spec in job.inputs}
-    for vertex in job.graph.inputs:
+    vertices = [vertex for each in loops for vertex in each.graph.inputs]
+    for vertex in vertices:
+        if job.loops and vertex.name not in specs:
+            continue  # the result of another loop
         spec = specs.get(vertex.name)
         if spec is not None and spec.value is not None:
             given_value = origin.given.get(vertex.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from einmpi.comm.base import Comm
 from einmpi.compiled.dist_array import DistArray
@@ -85,7 +86,7 @@ def store(
                     spec.dtype,
                     spec.chunks,
                     spec.compression,
-                    origin.labels_of(spec.name),
+                    replace(origin, job=_maker_of(job, spec)).labels_of(spec.name),
                     spec.name,
                 )
             )
@@ -93,6 +94,14 @@ def store(
         place = specs[0].place
         files.append(OutputFile(file, place, known_format(place, file, writable=True), tensors))
     write(files, lambda: attributes_of(origin, claim.comm.size), claim)
+
+
+def _maker_of(job: Job, spec: OutputSpec) -> Job:
+    """Return the job, or the one of its loops, that computes an output."""
+    for loop in job.loops:
+        if spec in loop.outputs:
+            return loop
+    return job
 
 
 def _by_file(outputs: tuple[OutputSpec, ...]) -> dict[str, list[OutputSpec]]:

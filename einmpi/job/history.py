@@ -47,15 +47,20 @@ def parse_history(text: str, place: str) -> HistorySpec:
 def check_separate_histories(
     histories: Sequence[HistorySpec], inputs: Iterable[InputSpec], outputs: Iterable[OutputSpec]
 ) -> None:
-    """Refuse a history in the file of an input or an output."""
+    """Refuse a history in the file of an input or an output, or at the place of another one."""
     uses: dict[str, str] = {}
     for source in inputs:
         if source.file is not None:
             uses[os.path.realpath(source.file)] = f"input {source.name}"
     for target in outputs:
         uses[os.path.realpath(target.file)] = f"output {target.name}"
+    known: set[tuple[str, str]] = set()
     for history in histories:
         file = os.path.realpath(history.file)
+        if (file, history.inside) in known:
+            what = f"{history.target} is also the history of another loop"
+            raise InputError(history.place, what, "a separate history for each loop")
+        known.add((file, history.inside))
         if file in uses:
             what = f"{history.file} is also the file of {uses[file]}"
             raise InputError(history.place, what, "a file of its own for the history")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -12,9 +11,8 @@ from einmpi.errors import InputError, nearest_of, one_of
 from einmpi.files.load import rows_of_chunks
 from einmpi.files.specs import InputSpec, Number, OutputSpec
 from einmpi.graph.eingraph import EinGraph
-from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.labels import MAX_EXTENT, unique
 from einmpi.job.backends import backend_names
-from einmpi.job.batches import Batches
 from einmpi.job.history import HistorySpec, check_separate_histories
 from einmpi.job.inputs import (
     check_dtype,
@@ -24,13 +22,15 @@ from einmpi.job.inputs import (
     read_dtype,
     read_inputs,
 )
-from einmpi.job.loop import Loop, StepProgram
+from einmpi.job.loop import Loop
 from einmpi.job.loop_table import LoopTable
 from einmpi.job.outputs import check_outputs, read_outputs
 from einmpi.job.parameters import Settings, read_parameters
+from einmpi.job.program_text import ProgramText, read_program_text
+from einmpi.job.several_loops import maker_of, read_loop_texts, with_results
 from einmpi.language.half_steps import HALF_MODES, round_every_step
-from einmpi.language.parse import build_graphs, rewrite
-from einmpi.language.syntax import Source, Statement, statements
+from einmpi.language.parse import rewrite
+from einmpi.language.syntax import Source
 from einmpi.language.toml_document import (
     Document,
     choice,
@@ -112,6 +112,9 @@ class Job:
         "steps" if they are rounded after every operation.
     loop : Loop or None
         How the program is repeated; None if it runs once.
+    loops : tuple of Job
+        If several loops follow one another, each as a job of its own. `source`, `graph`, `written`
+        and `loop` are then those of the first one.
 
     Raises
     ------
@@ -144,6 +147,7 @@ class Job:
     strict: bool = False
     half: str = "float32"
     loop: Loop | None = None
+    loops: tuple[Job, ...] = ()
 
     @property
     def as_computed(self) -> EinGraph:
@@ -155,9 +159,29 @@ class Job:
     @property
     def histories(self) -> tuple[HistorySpec, ...]:
         """The files that get the values that loops record."""
-        if self.loop is None or self.loop.history is None:
-            return ()
-        return (self.loop.history,)
+        found = []
+        for job in self.loops or (self,):
+            if job.loop is not None and job.loop.history is not None:
+                found.append(job.loop.history)
+        return tuple(found)
+
+    def one_after_another(self) -> tuple[Job, ...]:
+        """Return the loops as jobs with the settings of this one; itself if it has only one."""
+        if not self.loops:
+            return (self,)
+        found = []
+        for job in self.loops:
+            with_settings = replace(
+                job,
+                strategy=self.strategy,
+                memory=self.memory,
+                backend=self.backend,
+                fast_math=self.fast_math,
+                machine=self.machine,
+                scratch=self.scratch,
+            )
+            found.append(with_settings)
+        return tuple(found)
 
     def __post_init__(self) -> None:
         if self.strict and self.fast_math:
@@ -194,7 +218,6 @@ def read_job(
     table(document, (), _KEYS)
     table(document, ("plan",), _PLAN_KEYS)
     table(document, ("run",), _RUN_KEYS)
-    source = _read_program(document)
     own_dtype = read_dtype(document, ("dtype",)) or "float64"
     if dtype:
         check_dtype(document.name, dtype)
@@ -217,72 +240,92 @@ def read_job(
             raise InputError(spec.place, what, "another name")
         inputs.append(spec)
     inputs += parameters
-    loop_table = _read_loop_table(document, steps)
-    items = statements(source)
-    computed = tuple(item.name for item in items if isinstance(item, Statement))
-    carried: tuple[str, ...] = ()
-    batches: Batches | None = None
-    if loop_table is None:
-        _check_no_batches(inputs)
-    else:
-        batches = loop_table.read_batches(inputs, chosen_sizes)
-        taken = {*computed, *chosen_sizes, *(spec.name for spec in inputs)}
-        inputs += loop_table.step_numbers(source.text, batches, taken)
-        carried = tuple(loop_table.carry)
-        steps = loop_table.read_steps(chosen_sizes, steps, batches)
-        if steps <= MAX_EXTENT and re.search(r"\bsteps\b", source.text):
-            chosen_sizes.setdefault("steps", steps)
-    outputs = read_outputs(document, (*computed, *carried))
+    strict = get(document, ("run", "strict"), bool) or False
+    half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
+    stem = os.path.splitext(os.path.basename(document.name))[0]
+    machine = get(document, ("plan", "machine"), str)
     strategy = choice(document, ("plan", "strategy"), STRATEGIES, DEFAULT_STRATEGY)
     memory = _read_memory(document)
     backends = backend_names()
     backend = choice(document, ("run", "backend"), backends, backends[0])
     fast_math = get(document, ("run", "fast_math"), bool) or False
-    strict = get(document, ("run", "strict"), bool) or False
-    half = choice(document, ("run", "half"), HALF_MODES, HALF_MODES[0])
     roles = _read_roles(document)
     scratch = _read_scratch(document)
-    tensors = {spec.name: (spec.shape or (), spec.dtype or "") for spec in inputs}
-    names = [spec.name for spec in outputs if spec.name not in carried]
-    if outputs and loop_table is not None:
-        names += [name for name in loop_table.needed(computed) if name not in names]
-    types = {spec.name: type(spec.value) for spec in parameters}
-    graphs = build_graphs(source, tensors, chosen_sizes, names or None, strict, items, types)
-    check_outputs(outputs, graphs.rewritten)
-    loop = None
-    if loop_table is not None:
-        assert steps is not None
-        program = StepProgram(graphs.written, chosen_sizes, inputs)
-        loop = loop_table.loop(program, steps, batches)
-    stem = os.path.splitext(os.path.basename(document.name))[0]
-    machine = get(document, ("plan", "machine"), str)
-    job = Job(
-        title=get(document, ("title",), str) or stem,
-        path=document.name,
-        source=source,
-        dtype=chosen_dtype,
-        sizes=chosen_sizes,
-        inputs=tuple(inputs),
-        outputs=outputs,
-        strategy=strategy,
-        memory=memory,
-        backend=backend,
-        fast_math=fast_math,
-        roles=roles,
-        graph=graphs.rewritten,
-        written=graphs.written,
-        machine=None if machine is None else relative_to_document(document, machine),
-        scratch=scratch,
-        strict=strict,
-        loop=loop,
-    )
+
+    def make_job(
+        program: ProgramText,
+        outputs: tuple[OutputSpec, ...],
+        names: Sequence[str] | None,
+        results: tuple[str, ...] | None = None,
+    ) -> Job:
+        """Return the job of a program that computes these tensors, by default its last ones."""
+        graphs = program.graphs(names, strict)
+        check_outputs(outputs, graphs.rewritten)
+        loop = program.loop(graphs.written)
+        return Job(
+            title=get(document, ("title",), str) or stem,
+            path=document.name,
+            source=program.source,
+            dtype=chosen_dtype,
+            sizes=program.sizes,
+            inputs=program.inputs,
+            outputs=outputs,
+            strategy=strategy,
+            memory=memory,
+            backend=backend,
+            fast_math=fast_math,
+            roles=roles,
+            graph=graphs.rewritten,
+            written=graphs.written,
+            machine=None if machine is None else relative_to_document(document, machine),
+            scratch=scratch,
+            strict=strict,
+            loop=None if loop is None else replace(loop, results=results),
+        )
+
+    if isinstance(document.data.get("loop"), list):
+        programs = read_loop_texts(document, inputs, chosen_sizes, steps)
+        job = _job_of_loops(document, inputs, programs, make_job)
+    else:
+        loop_table = _read_loop_table(document, steps)
+        if loop_table is None:
+            _check_no_batches(inputs)
+        source = _read_program(document)
+        program = read_program_text(source, inputs, chosen_sizes, loop_table, steps)
+        outputs = read_outputs(document, (*program.computed, *program.carried))
+        names = [spec.name for spec in outputs if spec.name not in program.carried]
+        if outputs:
+            names += [name for name in program.needed_by_loop() if name not in names]
+        job = make_job(program, outputs, names or None)
     check_separate_histories(job.histories, job.inputs, job.outputs)
     return with_half(job, half)
 
 
+def _job_of_loops(
+    document: Document,
+    inputs: Sequence[InputSpec],
+    programs: Sequence[ProgramText],
+    make_job: Callable[..., Job],
+) -> Job:
+    """Return the job whose loops have these programs."""
+    made = [name for program in programs for name in (*program.computed, *program.carried)]
+    outputs = read_outputs(document, tuple(made))
+    loops: list[Job] = []
+    for number, text in enumerate(with_results(programs, outputs)):
+        own = []
+        for spec in outputs:
+            if maker_of(programs, spec.name) == number:
+                own.append(spec)
+        names = unique(text.results, text.program.needed_by_loop())
+        loops.append(make_job(text.program, tuple(own), names, text.results))
+    return replace(loops[0], inputs=tuple(inputs), outputs=outputs, loops=tuple(loops))
+
+
 def with_strict(job: Job, strict: bool) -> Job:
     """Return the job with this setting of `strict`, and with the graph that it gives."""
-    return replace(job, strict=strict, graph=rewrite(job.source, job.as_computed, strict))
+    loops = tuple(with_strict(loop, strict) for loop in job.loops)
+    graph = rewrite(job.source, job.as_computed, strict)
+    return replace(job, strict=strict, graph=graph, loops=loops)
 
 
 def with_half(job: Job, half: str) -> Job:
@@ -291,7 +334,8 @@ def with_half(job: Job, half: str) -> Job:
         return job
     if half not in HALF_MODES:
         raise InputError("half", f"half is {half!r:.60}", one_of(HALF_MODES, str(half)))
-    changed = replace(job, half=half)
+    loops = tuple(with_half(loop, half) for loop in job.loops)
+    changed = replace(job, half=half, loops=loops)
     return replace(changed, graph=rewrite(job.source, changed.as_computed, job.strict))
 
 

@@ -45,6 +45,9 @@ class Loop:
         Whether a recorded value that is nan ends the run.
     batches : Batches or None
         The inputs of which each step takes the next rows.
+    results : tuple of str or None
+        The tensors of the last step that are results, besides those that are carried; None for the
+        outputs of the job.
     """
 
     steps: int
@@ -55,6 +58,7 @@ class Loop:
     history: HistorySpec | None = None
     stop_at_nan: bool = True
     batches: Batches | None = None
+    results: tuple[str, ...] | None = None
 
     @property
     def watched(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The [loop] of a job file: what is carried from step to step, and when the steps end."""
+"""A [loop] of a job file: what is carried from step to step, and when the steps end."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from einmpi.job.history import HistorySpec, parse_history
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.toml_document import (
     Document,
+    KeyPath,
     choice,
     get,
     kind_of,
@@ -38,28 +39,38 @@ _ON_NAN = ("stop", "keep")
 
 
 class LoopTable:
-    """The table [loop], with what is needed before the program is known."""
+    """A table [loop] or [[loop]], with what is needed before the program is known.
 
-    def __init__(self, document: Document) -> None:
+    Only one of [[loop]] has a program of its own.
+    """
+
+    def __init__(self, document: Document, path: KeyPath = ("loop",)) -> None:
         self.document = document
-        table(document, ("loop",), _KEYS)
+        self.path = path
+        keys = _KEYS if len(path) == 1 else ("program", *_KEYS)
+        given = get(document, path, dict) or {}
+        if "loop" in given:
+            what = "there is a loop inside a loop"
+            hint = "write [[loop]] for each of several loops that follow one another"
+            raise InputError(self.place("loop"), what, "loops one after another", hint)
+        table(document, path, keys)
         self.carry = self._read_carry()
         self.record = self._read_names("record")
-        self.until = get(document, ("loop", "until"), str)
+        self.until = get(document, (*self.path, "until"), str)
 
     def place(self, *keys: str | int) -> str:
-        return self.document.place(("loop", *keys))
+        return self.document.place((*self.path, *keys))
 
     def _read_carry(self) -> dict[str, str]:
         found = {}
-        for name in table(self.document, ("loop", "carry")):
-            output = get(self.document, ("loop", "carry", name), str)
+        for name in table(self.document, (*self.path, "carry")):
+            output = get(self.document, (*self.path, "carry", name), str)
             assert output is not None
             found[name] = output
         return found
 
     def _read_names(self, key: str) -> tuple[str, ...]:
-        names = get(self.document, ("loop", key), list) or []
+        names = get(self.document, (*self.path, key), list) or []
         for number, name in enumerate(names):
             if type(name) is not str:
                 what = f"{key} has {kind_of(name)}"
@@ -94,22 +105,22 @@ class LoopTable:
     def read_batches(self, inputs: Iterable[InputSpec], sizes: Mapping[str, int]) -> Batches | None:
         """Return what comes in batches, and in which order."""
         epochs = self._read_whole_number("epochs", sizes)
-        shuffle = lookup(self.document, ("loop", "shuffle"))
+        shuffle = lookup(self.document, (*self.path, "shuffle"))
         if isinstance(shuffle, dict):
             shuffle = dict(shuffle)
             for key in ("seed", "block"):
-                number = whole_number(self.document, ("loop", "shuffle", key), sizes)
+                number = whole_number(self.document, (*self.path, "shuffle", key), sizes)
                 if number is not None:
                     shuffle[key] = number
-        last = get(self.document, ("loop", "last"), str)
+        last = get(self.document, (*self.path, "last"), str)
         return make_batches(self.place, inputs, epochs, shuffle, last)
 
     def _read_whole_number(self, key: str, sizes: Mapping[str, int]) -> int | None:
         """Return the integer at a key, None without the key."""
-        written = lookup(self.document, ("loop", key))
+        written = lookup(self.document, (*self.path, key))
         if written is None:
             return None
-        number = whole_number(self.document, ("loop", key), sizes)
+        number = whole_number(self.document, (*self.path, key), sizes)
         if number is None:
             what = f"{key} is {show(written)}"
             raise InputError(self.place(key), what, "an integer, or arithmetic on sizes")
@@ -135,15 +146,15 @@ class LoopTable:
         """Return the loop over the program of a step."""
         until = None
         if self.until is not None:
-            until = self.document.source(("loop", "until"))
+            until = self.document.source((*self.path, "until"))
         loop = make_loop(program, self.place, steps, self.carry, until, self.record)
-        on_nan = choice(self.document, ("loop", "on_nan"), _ON_NAN, "stop")
+        on_nan = choice(self.document, (*self.path, "on_nan"), _ON_NAN, "stop")
         return replace(
             loop, history=self._read_history(), stop_at_nan=on_nan == "stop", batches=batches
         )
 
     def _read_history(self) -> HistorySpec | None:
-        history = get(self.document, ("loop", "history"), str)
+        history = get(self.document, (*self.path, "history"), str)
         if history is None:
             return None
         place = self.place("history")

@@ -225,17 +225,37 @@ def key_positions(text: str) -> Positions:
             tokens.append((match[0], match.start()))
     positions: Positions = {}
     table: KeyPath = ()
+    numbers: dict[KeyPath, int] = {}  # of the last table in each list of tables
     k = 0
     while k < len(tokens):
         token = tokens[k][0]
         if token in ("\n", "]"):
             k += 1
         elif token == "[":
-            k += 2 if tokens[k + 1][0] == "[" else 1
-            k, table = _read_key(tokens, k, (), positions)
+            is_in_list = tokens[k + 1][0] == "["
+            in_header: Positions = {}  # of the names as they are written
+            k, names = _read_key(tokens, k + 2 if is_in_list else k + 1, (), in_header)
+            if is_in_list:
+                tables = (*_in_last_tables(names[:-1], numbers), names[-1])
+                numbers[tables] = numbers.get(tables, -1) + 1
+            for count in range(1, len(names) + 1):
+                table = _in_last_tables(names[:count], numbers)
+                positions.setdefault(table, in_header[names[:count]])
+                if table[-1] != names[count - 1]:  # the number of a table
+                    positions.setdefault(table[:-1], in_header[names[:count]])
         else:
             k = _read_pair(tokens, k, table, positions)
     return positions
+
+
+def _in_last_tables(names: KeyPath, numbers: Mapping[KeyPath, int]) -> KeyPath:
+    """Return the path of a table: where a name is that of a list of tables, in its last one."""
+    path: KeyPath = ()
+    for name in names:
+        path = (*path, name)
+        if path in numbers:
+            path = (*path, numbers[path])
+    return path
 
 
 def _read_key(
@@ -345,7 +365,8 @@ def table(
     names = list(keys)
     for key in found:
         if key not in names:
-            inside = f" in {'.'.join(map(str, path))}" if path else ""
+            tables = [part for part in path if isinstance(part, str)]
+            inside = f" in {'.'.join(tables)}" if path else ""
             what = f"unknown key {show(key)}{inside}"
             raise InputError(document.place((*path, key)), what, one_of(names, key))
     return found

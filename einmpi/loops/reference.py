@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,9 +13,38 @@ from einmpi.job.job import Job
 from einmpi.job.loop import Loop
 from einmpi.kernels.reference import evaluate
 from einmpi.loops.batches import batch_of_whole_array
-from einmpi.loops.stages import kept_outputs, written_step
+from einmpi.loops.stages import final_names, kept_outputs, written_step
 
 Array: TypeAlias = npt.NDArray[Any]
+
+
+def evaluate_loops(
+    job: Job,
+    inputs: Mapping[str, Any],
+    arrays_of: Callable[[Job, Mapping[str, Any]], dict[str, Array]],
+) -> dict[str, Array]:
+    """Evaluate the loops of a job one after another; there may be only one.
+
+    `arrays_of` returns the inputs of a loop, given those of the caller and of earlier loops.
+    """
+    found: dict[str, Array] = {}  # by earlier loops
+    for each in job.one_after_another():
+        assert each.loop is not None
+        names = {spec.name for spec in each.inputs}
+        given = dict(inputs)
+        if job.loops:
+            given = {name: array for name, array in given.items() if name in names}
+            given |= {name: array for name, array in found.items() if name in names}
+        arrays = arrays_of(each, given)
+        for spec in each.inputs:
+            if spec.value is not None:
+                arrays.setdefault(spec.name, np.asarray(spec.value, spec.dtype))
+        results = evaluate_loop(each, each.loop, arrays)
+        for name, output in each.loop.carry.items():
+            if job.loops:
+                found[output] = results[name]
+        found |= results
+    return {name: found[name] for name in final_names(job)}
 
 
 def evaluate_loop(job: Job, loop: Loop, inputs: Mapping[str, Array]) -> dict[str, Array]:

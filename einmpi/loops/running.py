@@ -21,6 +21,14 @@ from einmpi.compiled.program import Compiled
 from einmpi.errors import EinmpiError, failure
 from einmpi.job.job import Job
 from einmpi.job.loop import Loop
+from einmpi.loops.arrival import (
+    arrivals,
+    best_planned,
+    layout_for_once,
+    layouts_of,
+    read_by_stages,
+    step_layout,
+)
 from einmpi.loops.batches import LoopBatches, reading_batches
 from einmpi.loops.checkpoints import LoopCheckpoints
 from einmpi.loops.history import HistoryFile
@@ -39,7 +47,6 @@ from einmpi.planner.plan import Options, Plan
 from einmpi.runtime.failure import RankFailure
 from einmpi.runtime.gpu.copies import on_host
 from einmpi.schedule.layout import Layout
-from einmpi.schedule.lower import loaded_cuts
 from einmpi.schedule.schedule import Schedule
 
 # Ranks tell each other of errors after 1, 2, 4, … steps, and at least after so many.
@@ -64,12 +71,16 @@ class LoopResult:
         The number of steps.
     is_done : bool
         Whether the condition holds; False if the steps ended first.
+    earlier : tuple of LoopResult
+        Of a job with several loops, the results of all but the last, without their outputs.
+        `history`, `steps` and `is_done` are those of the last loop.
     """
 
     outputs: dict[str, DistArray]
     history: dict[str, npt.NDArray[Any]]
     steps: int
     is_done: bool
+    earlier: tuple[LoopResult, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(self.outputs)
@@ -89,8 +100,10 @@ class LoopRun:
         checkpoints: LoopCheckpoints | None = None,
         on_row: Callable[[int, Values], None] | None = None,
         history_file: HistoryFile | None = None,
+        number: int = 0,
     ) -> None:
         self.job = job
+        self.number = number  # of loops before this one
         self.loop = loop
         self.comm = comm
         self.options = options
@@ -103,6 +116,7 @@ class LoopRun:
         self.step = Compiled(self.stages.step, comm, step_options(options, self.stages, loop))
         self.plan: Plan
         self.schedule: Schedule
+        self.is_planned = False
         self.once_plan: Plan | None = None
         self.once_outputs: dict[str, DistArray] = {}
         self.values: dict[str, Any] = {}
@@ -114,14 +128,27 @@ class LoopRun:
     # ---- before the first step ------------------------------------------------------------------
 
     def prepare(self, inputs: Mapping[str, Any]) -> None:
-        """Plan the step, compute what never changes, and place the inputs of the first step."""
+        """Compute what never changes, and place the inputs of the first step."""
         given = self.checked(inputs)
         if self.loop.batches is not None:
             self.batches = LoopBatches(self.job, self.loop.batches, self.comm, given)
             given = {name: array for name, array in given.items() if name not in self.batches.specs}
-        self.plan, self.schedule = self.step.make_ready()
+        lies = read_by_stages(self.stages, layouts_of(given))
+        if not self.is_planned:
+            self.plan_steps(lies)
+        arriving = arrivals(self.stages, self.plan, lies)
+        received = self.comm.received
+        received_between = self.comm.received_between
         self.values = self._placed(given)
-        self.compute_once(given)
+        for_once = self._placed_for_once(given)
+        received = self.comm.received - received
+        received_between = self.comm.received_between - received_between
+        self.compute_once(for_once)
+        self.measured = replace(
+            self.measured,
+            received=self.measured.received + received,
+            between=self.measured.between + received_between,
+        )
         for name in self.stages.hoisted:
             self.values[name] = self.once_outputs[name]
         self.step.find_files(self.values)
@@ -129,13 +156,27 @@ class LoopRun:
         if self.batches is not None:
             batch_plan = self.batches.arrive_in(self.plan, self.job, self.loop)
             self.step.files.update(self.batches.files)
-        self.plan = with_loop(self.plan, self.loop, self.stages, self.once_plan, batch_plan)
-        if self.checkpoints is not None and self.checkpoints.saved is not None:
+        self.plan = with_loop(
+            self.plan, self.loop, self.stages, self.once_plan, batch_plan, arriving
+        )
+        if self.checkpoints is not None and self.checkpoints.continues_here:
             self.steps_done = self.checkpoints.steps_done
             self.values.update(self.checkpoints.carried())
-            for name, values in self.checkpoints.history().items():
+            for name, values in self.checkpoints.history(self.number).items():
                 self.rows[name] = list(values)
         self.started = time.monotonic()
+
+    def plan_steps(self, lies: Mapping[str, Layout]) -> None:
+        """Plan a step, given the layouts of inputs that are on the ranks already."""
+        self.plan, self.schedule = best_planned(
+            self.stages,
+            self.loop,
+            self.options,
+            lies,
+            lambda staying: self.step.make_ready(tuple(staying.items())),
+            lambda ready: ready[0],
+        )
+        self.is_planned = True
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the given inputs as arrays; all ranks refuse what one of them does."""
@@ -158,14 +199,26 @@ class LoopRun:
             if name not in self.stages.step.graph.by_name:
                 continue
             if isinstance(array, DistArray):
-                array = array.redistribute(self.layout(name))
+                layout = step_layout(self.stages.step.graph, self.plan, name)
+                if array.layout != layout:
+                    array = array.redistribute(layout)
             placed[name] = array
         return placed
 
-    def layout(self, name: str) -> Layout:
-        """Return the layout of an input of a step."""
-        bound = self.stages.step.graph[name].bound
-        return Layout(self.plan.mesh, bound, loaded_cuts(self.plan, name))
+    def _placed_for_once(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs of what is computed once, with DistArrays on the mesh of the steps."""
+        placed: dict[str, Any] = {}
+        if self.stages.once is None:
+            return placed
+        for vertex in self.stages.once.graph.inputs:
+            array = given.get(vertex.name)
+            if isinstance(array, DistArray):
+                layout = layout_for_once(array.layout, self.plan)
+                if array.layout != layout:
+                    array = array.redistribute(layout)
+            if array is not None:
+                placed[vertex.name] = array
+        return placed
 
     def compute_once(self, inputs: Mapping[str, Any]) -> None:
         """Compute what is the same in all steps, in the layouts in which a step needs it."""
@@ -173,10 +226,8 @@ class LoopRun:
         if once is None:
             return
         options = once_options(self.options, self.stages, self.plan)
-        names = {vertex.name for vertex in once.graph.inputs}
-        given = {name: array for name, array in inputs.items() if name in names}
         compiled = Compiled(once, self.comm, options)
-        self.once_outputs = compiled(given)
+        self.once_outputs = compiled(dict(inputs))
         ((self.once_plan, _),) = compiled.ready.values()
         assert compiled.measured is not None
         self.measured = compiled.measured
@@ -212,7 +263,7 @@ class LoopRun:
                 )
                 if self.batches is not None:
                     measured = self.batches.added(measured)
-                self.measured = _added(self.measured, measured)
+                self.measured = added(self.measured, measured)
                 watched = self.watched(outputs, number)
                 row = {name: watched[name] for name in self.loop.record}
                 if self.loop.stop_at_nan and any(map(_is_nan, row.values())):
@@ -351,7 +402,7 @@ class LoopRun:
         return LoopResult(found, self.history(), self.steps_done, is_done)
 
 
-def _added(before: Measured, step: Measured) -> Measured:
+def added(before: Measured, step: Measured) -> Measured:
     """Return the times and amounts of a run with those of another step."""
     return Measured(
         seconds=before.seconds + step.seconds,

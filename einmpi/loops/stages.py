@@ -14,11 +14,10 @@ from einmpi.job.batches import EPOCH, ROWS
 from einmpi.job.job import Job
 from einmpi.job.loop import STEP, Loop, StepProgram, make_loop
 from einmpi.language.parse import rewrite
-from einmpi.loops.batches import plan_batches, reads_into_memory_of_plan
+from einmpi.loops.batches import reads_into_memory_of_plan
 from einmpi.loops.updates import with_updates_in_order
-from einmpi.planner.make_plan import make_plan
 from einmpi.planner.plan import Options, Plan
-from einmpi.planner.plan_data import BatchPlan, LoopPlan
+from einmpi.planner.plan_data import Arriving, BatchPlan, LoopPlan
 from einmpi.schedule.lower import loaded_cuts
 
 
@@ -34,8 +33,21 @@ class Stages:
 def kept_outputs(job: Job, loop: Loop) -> tuple[str, ...]:
     """Return the tensors of the last step that are results, besides those that are carried."""
     names = [spec.name for spec in job.outputs] or list(job.graph.outputs)
+    if loop.results is not None:
+        names = list(loop.results)
     carried = {*loop.carry, *loop.carry.values()}
     return tuple(name for name in names if name not in carried)
+
+
+def final_names(job: Job) -> tuple[str, ...]:
+    """Return the names of the results of all loops of a job."""
+    if job.loops and job.outputs:
+        return tuple(spec.name for spec in job.outputs)
+    names: list[str] = []
+    for each in job.one_after_another():
+        assert each.loop is not None
+        names += [*each.loop.carry, *kept_outputs(each, each.loop)]
+    return unique(names)
 
 
 def written_step(job: Job, loop: Loop) -> EinGraph:
@@ -135,21 +147,16 @@ def once_options(options: Options, stages: Stages, plan: Plan) -> Options:
     )
 
 
-def plan_loop(job: Job, loop: Loop, ranks: int, options: Options) -> Plan:
-    """Return the plan of a step; with it, that of what is computed once."""
-    stages = stages_of(job, loop)
-    plan = make_plan(stages.step.graph, ranks, step_options(options, stages, loop))
-    once = None
-    if stages.once is not None:
-        once = make_plan(stages.once.graph, ranks, once_options(options, stages, plan))
-    return with_loop(plan, loop, stages, once, plan_batches(job, loop, plan))
-
-
 def with_loop(
-    plan: Plan, loop: Loop, stages: Stages, once: Plan | None, batches: BatchPlan | None = None
+    plan: Plan,
+    loop: Loop,
+    stages: Stages,
+    once: Plan | None,
+    batches: BatchPlan | None = None,
+    arriving: Mapping[str, Arriving] | None = None,
 ) -> Plan:
     """Return the plan of a step that knows its loop, and counts what batches take."""
-    around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches)
+    around = LoopPlan(loop.steps, loop.carry, once, stages.hoisted, batches, arriving or {})
     if batches is None or not reads_into_memory_of_plan(stages.step):
         return replace(plan, loop=around)
     peak = plan.peak + batches.bytes_arriving + batches.bytes_ahead

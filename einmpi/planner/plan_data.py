@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 from einmpi.graph.eingraph import EinGraph
 from einmpi.graph.index_arithmetic import arithmetic_labels
@@ -12,6 +13,13 @@ from einmpi.planner.machine import Machine
 from einmpi.planner.memory import MESSAGE_BUFFER_BYTES, stage_of
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.traffic import Bill
+
+
+class Arriving(NamedTuple):
+    """What moves of a tensor before the first step of a loop, because it lies elsewhere."""
+
+    words: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,8 @@ class LoopPlan:
     once: PlanData | None  # the plan of what is computed before the first step
     hoisted: tuple[str, ...]  # what that computes for the steps
     batches: BatchPlan | None = None
+    arriving: Mapping[str, Arriving] = field(default_factory=dict)  # by the name of the tensor
+    later: tuple[PlanData, ...] = ()  # the plans of loops that follow this one
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from einmpi.errors import printable
 from einmpi.files.load import is_missing
 from einmpi.files.specs import InputSpec
@@ -24,7 +26,34 @@ def describe_job(job: Job) -> str:
         lines.append("strict   only rewrites that are exact for all values")
     if job.half == "steps":
         lines.append("half     float16 and bfloat16 rounded after every operation")
+    parts = job.one_after_another()
+    unused = {spec.name for spec in job.inputs}
+    for part in parts:
+        unused -= set(part.graph.by_name)
+    made_earlier: set[str] = set()  # by earlier loops
+    for number, part in enumerate(parts, 1):
+        if job.loops:
+            lines.append(f"loop {number} of {len(parts)}")
+        lines += _program_lines(part, made_earlier, unused if number == 1 else ())
+        made_earlier |= {vertex.name for vertex in part.written.computed}
+        made_earlier |= set(() if part.loop is None else part.loop.carry)
+    for part in parts:
+        for note in label_notes(part.source, part.written.by_name):
+            lines.append(f"note     {printable(note)}")
+    lines.append("ok")
+    return "\n".join(lines)
+
+
+def _program_lines(job: Job, made_earlier: Collection[str], unused: Iterable[str]) -> list[str]:
+    """Return the inputs, the graph, the outputs and the loop of a program.
+
+    Inputs in `made_earlier` are results of earlier loops; those in `unused` no program reads.
+    """
+    lines = []
     origins = {spec.name: _origin(spec) for spec in job.inputs}
+    for name in made_earlier:
+        if name in origins:
+            origins[name] = "of an earlier loop"
     graphs = {"": job.graph}
     if job.loop is not None:
         for name in job.loop.numbers(0):
@@ -36,7 +65,7 @@ def describe_job(job: Job) -> str:
             graphs = {"once": stages.once.graph, **graphs}
     for vertex in job.graph.inputs:
         lines.append(f"input    {_signature(vertex)}  {origins.get(vertex.name, 'given')}")
-    for name in sorted(set(origins) - set(job.graph.by_name)):
+    for name in sorted(unused):
         lines.append(f"unused   {name}")
     for when, graph in graphs.items():
         for vertex in graph.computed:
@@ -49,10 +78,7 @@ def describe_job(job: Job) -> str:
         lines.append(f"output   {_signature(job.graph[name])}{targets.get(name, '')}")
     if job.loop is not None:
         lines += _loop_lines(job.loop)
-    for note in label_notes(job.source, job.written.by_name):
-        lines.append(f"note     {printable(note)}")
-    lines.append("ok")
-    return "\n".join(lines)
+    return lines
 
 
 def _loop_lines(loop: Loop) -> list[str]:

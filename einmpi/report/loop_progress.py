@@ -21,8 +21,11 @@ OnRow: TypeAlias = Callable[[int, Mapping[str, npt.NDArray[Any]]], None]
 class LoopProgress:
     """Shows the steps of a loop, and notes for a launcher which step a rank is in."""
 
-    def __init__(self, comm: Comm, schedule: Schedule, steps: int, quiet: bool) -> None:
+    def __init__(
+        self, comm: Comm, schedule: Schedule, steps: int, quiet: bool, which: str = ""
+    ) -> None:
         self.steps = steps
+        self.which = which  # of several loops, as a text before the step
         self.progress: Progress | None = None
         if comm.rank == 0 and not quiet:
             self.progress = Progress(comm, schedule, steps)
@@ -36,12 +39,12 @@ class LoopProgress:
         """
 
         def on_row(number: int, row: Mapping[str, npt.NDArray[Any]]) -> None:
-            text = f"step {number + 1} of {self.steps}"
+            text = f"{self.which}step {number + 1} of {self.steps}"
             note(text)
             if self.progress is not None:
                 self.progress.note = lambda: _row_text(text, row)
 
-        note(f"step 0 of {self.steps}")
+        note(f"{self.which}step 0 of {self.steps}")
         if self.progress is None:
             yield None, on_row
             return

@@ -17,6 +17,7 @@ from einmpi.compiled.dist_array import DistArray
 from einmpi.errors import printable
 from einmpi.job.job import Job
 from einmpi.planner.plan import Plan
+from einmpi.planner.plan_data import LoopPlan
 from einmpi.planner.text.explain import certificate_data, one_level
 from einmpi.process.software import blas_name, current_date, loaded_blas, software_versions
 from einmpi.report.timeline import Timeline
@@ -166,18 +167,24 @@ class LoopReport:
             "history": recorded,
         }
 
-    def lines(self) -> list[str]:
-        """Return how many steps there were and why they ended, and what they recorded last."""
+    def lines(self, name: str = "") -> list[str]:
+        """Return how many steps there were and why they ended, and what they recorded last.
+
+        `name` is put before them.
+        """
         each = show_seconds(self.seconds_a_step)
         end = ""
         if self.is_done:
             end = f" until {printable(self.until)}"
         elif self.until:
             end = f", and {printable(self.until)} does not hold yet"
-        found = [f"  {counted(self.steps, 'step')}{end}; {each} a step"]
+        pace = f"; {each} a step"
+        if self.steps == self.steps_before:
+            pace = ", done by an earlier run"
+        found = [f"  {name}{counted(self.steps, 'step')}{end}{pace}"]
         if self.history:
             last = [f"{name} {values[-1]:.6g}" for name, values in self.history.items()]
-            found.append(f"  last values: {', '.join(last)}")
+            found.append(f"  {' ' * len(name)}last values: {', '.join(last)}")
         return found
 
 
@@ -198,20 +205,22 @@ class Report:
     resumed_from: str | None = None  # the last vertex that an earlier run had done
     checkpoints: int = 0
     timeline: Timeline | None = None  # if the run was recorded
-    loop: LoopReport | None = None
+    loops: Sequence[LoopReport] = ()
     date: str = field(default_factory=current_date)  # when the run ended
 
     @property
     def bytes_predicted(self) -> int:
         """Bytes that move between ranks, in all."""
-        if self.loop is not None:
-            return self.loop.bytes_predicted
+        if self.loops:
+            return sum(loop.bytes_predicted for loop in self.loops)
         return self.plan.bytes_predicted
 
     @property
     def peak_planned(self) -> int:
         """Bytes of tensors and message buffers on the fullest rank."""
-        return self.plan.peak if self.loop is None else self.loop.peak_planned
+        if self.loops:
+            return max(loop.peak_planned for loop in self.loops)
+        return self.plan.peak
 
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
@@ -257,10 +266,14 @@ class Report:
                 "min": _finite(self.figures[name].least),
                 "max": _finite(self.figures[name].greatest),
             }
-        if self.loop is not None:
-            data["loop"] = self.loop.as_json()
-            if plan.loop is not None and plan.loop.batches is not None:
-                data["loop"]["batches"] = asdict(plan.loop.batches)
+        for loop, each in zip(self.loops, _loop_plans(plan), strict=False):
+            loop_data = loop.as_json()
+            if each.batches is not None:
+                loop_data["batches"] = asdict(each.batches)
+            if len(self.loops) == 1:
+                data["loop"] = loop_data
+            else:
+                data.setdefault("loops", []).append(loop_data)
         if len(self.seconds_all) > 1:
             data["seconds_all"] = list(self.seconds_all)
         return data
@@ -271,8 +284,8 @@ class Report:
         startup = str(self.startup)
         if startup:
             lines.append(f"  startup: {startup}")
-        if self.loop is not None:
-            lines += self.loop.lines()
+        for number, loop in enumerate(self.loops, 1):
+            lines += loop.lines(f"loop {number}: " if len(self.loops) > 1 else "")
         if self.plan.ranks > 1:
             lines.append(self._moved_line())
         if self.plan.nodes > 1:
@@ -324,6 +337,17 @@ class Report:
             note += f"; {one_level(self.plan)}"
         between = show_bytes(self.totals.between)
         return f"  {between} of it between the {self.plan.nodes} nodes ({note})"
+
+
+def _loop_plans(plan: Plan) -> list[LoopPlan]:
+    """Return what a plan says about each of its loops."""
+    if plan.loop is None:
+        return []
+    found = [plan.loop]
+    for each in plan.loop.later:
+        assert each.loop is not None
+        found.append(each.loop)
+    return found
 
 
 def _against_plan(measured: int, planned: int) -> str:

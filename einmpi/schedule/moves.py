@@ -22,7 +22,7 @@ from einmpi.schedule.layout import (
     ranks_along,
     split_further,
 )
-from einmpi.schedule.regions import Region, Runs, intersect, locate
+from einmpi.schedule.regions import Region, Runs, elements, intersect, locate
 from einmpi.schedule.transfers import Moves, Reduction
 
 # A tensor gets from a `source` layout to a `target` layout by way of a `middle` layout, which has
@@ -197,6 +197,19 @@ def redistribution(source: Layout, target: Layout, ranks: int, rank: int) -> Mov
     """Return the moves between layouts on any two meshes, among all ranks."""
     max_elements = max(source.max_elements() * target.mesh.ranks, target.max_elements())
     return collection(source, [target.block(other) for other in range(ranks)], rank, max_elements)
+
+
+def redistributed_elements(source: Layout, target: Layout) -> int:
+    """Return how many elements all ranks receive when a tensor moves between two layouts."""
+    count = 0
+    for rank in range(target.mesh.ranks):
+        wanted = target.block(rank)
+        assert wanted is not None
+        count += elements(wanted)
+        stored = source.block(rank)
+        if stored is not None:
+            count -= elements(tuple(map(intersect, stored, wanted)))
+    return count
 
 
 def collection(

@@ -28,7 +28,8 @@ from einmpi.loops import read_ahead
 from einmpi.loops.batch_order import WINDOW_BLOCKS, EpochOrder, rows_in_order
 from einmpi.loops.batches import LoopBatches
 from einmpi.loops.running import LoopRun
-from einmpi.loops.stages import plan_loop, stages_of
+from einmpi.loops.planning import plan_loop
+from einmpi.loops.stages import stages_of
 from einmpi.planner.mesh import Mesh
 from einmpi.report.describe import describe_job
 from einmpi.runtime.backend import aligned_empty
@@ -406,7 +407,7 @@ def test_without_memory_nothing_is_read_ahead(tmp_path):
     _, outputs, run = run_on(2, job)
     assert run.plan.ahead > 0
     tight = run.plan.peak - 1
-    plan = plan_loop(job, job.loop, 2, replace(options_of(job), memory=tight))
+    plan = plan_loop(job, job.loop, 2, replace(options_of(job), memory=tight), {})
     assert plan.loop.batches.bytes_ahead == 0 and plan.peak <= tight
     assert "not read ahead" in str(plan)
     _, same, run = run_on(2, job, memory=tight)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from einmpi.graph.eingraph import Vertex
 from einmpi.planner.plan import Plan
 from einmpi.planner.plan_data import PlanData
 from einmpi.units import show_bytes
@@ -34,23 +35,35 @@ def estimate(plan: Plan, backend: str, threads: int) -> Estimate:
     """Estimate memory and time of a run with this many threads per rank."""
     ranks_per_node = plan.ranks // plan.nodes
     stages: list[tuple[PlanData, int]] = [(plan, 1)]  # plans, and how often each is carried out
+    loops: list[PlanData] = []
     if plan.loop is not None:
-        stages = [(plan, plan.loop.steps)]
-        if plan.loop.once is not None:
-            stages.append((plan.loop.once, 1))
+        loops = [plan, *plan.loop.later]
+        stages = []
+    for each in loops:
+        assert each.loop is not None
+        stages.append((each, each.loop.steps))
+        if each.loop.once is not None:
+            stages.append((each.loop.once, 1))
     peak = max(each.peak for each, _ in stages)
-    batches = None if plan.loop is None else plan.loop.batches
-    if batches is not None and backend != "numpy":
-        peak += batches.bytes_ahead  # in host memory, which the plan does not count
+    if backend != "numpy":
+        ahead = [0]  # in host memory, which the plan does not count
+        for each in loops:
+            if each.loop is not None and each.loop.batches is not None:
+                ahead.append(each.loop.batches.bytes_ahead)
+        peak += max(ahead)
     memory_mib = ceil(ranks_per_node * (peak + OVERHEAD_BYTES) / MIB)
     memory_text = (
         f"Memory: {ranks_per_node} × {show_bytes(peak)} for the tensors of a rank, "
         f"by the plan, each plus {OVERHEAD_BYTES // MIB} MiB for Python, MPI, kernels and files."
     )
-    tensors_in_files = [*plan.graph.inputs, *(plan.graph[name] for name in plan.graph.outputs)]
-    file_bytes = sum(vertex.nbytes for vertex in tensors_in_files)
-    if plan.loop is not None and batches is not None:
-        file_bytes += (plan.loop.steps - 1) * batches.nbytes
+    tensors_in_files: dict[str, Vertex] = {}
+    bytes_of_batches = 0  # of all but the first ones
+    for each in loops or [plan]:
+        for name in (*(vertex.name for vertex in each.graph.inputs), *each.graph.outputs):
+            tensors_in_files[name] = each.graph[name]
+        if each.loop is not None and each.loop.batches is not None:
+            bytes_of_batches += (each.loop.steps - 1) * each.loop.batches.nbytes
+    file_bytes = sum(vertex.nbytes for vertex in tensors_in_files.values()) + bytes_of_batches
     file_seconds = file_bytes / (plan.nodes * BYTES_PER_SECOND)
     speed = f"{BYTES_PER_SECOND // 10**6} MB/s"
     if plan.seconds_predicted is not None and plan.machine is not None:

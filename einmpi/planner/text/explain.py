@@ -41,9 +41,12 @@ def as_json(plan: PlanData) -> dict[str, Any]:
             "carry": dict(plan.loop.carry),
             "in_place": list(plan.in_place),
             "once": None if once is None else as_json(once),
+            "bytes_arriving": {name: each.nbytes for name, each in plan.loop.arriving.items()},
         }
         if plan.loop.batches is not None:
             data["loop"]["batches"] = asdict(plan.loop.batches)
+        if plan.loop.later:
+            data["loop"]["later"] = [as_json(later) for later in plan.loop.later]
     return data
 
 
@@ -66,10 +69,22 @@ def _vertex_json(plan: PlanData, vertex: Vertex) -> dict[str, Any]:
 
 def explain(plan: PlanData) -> str:
     """Return one line per vertex, then the totals, then a summary of the plan in words."""
-    lines = [heading(plan)]
-    lines += table_lines(vertex_rows(plan), left=2)
-    lines += [note_line(note) for note in totals(plan)]
+    lines: list[str] = []
+    for title, each in loops_of(plan):
+        if title:
+            lines += ["", title] if lines else [title]
+        lines.append(heading(each))
+        lines += table_lines(vertex_rows(each), left=2)
+        lines += [note_line(note) for note in totals(each)]
     return "\n".join(lines)
+
+
+def loops_of(plan: PlanData) -> list[tuple[str, PlanData]]:
+    """Return the plans of several loops with their titles; without loops, the plan alone."""
+    if plan.loop is None or not plan.loop.later:
+        return [("", plan)]
+    plans = [plan, *plan.loop.later]
+    return [(f"loop {number} of {len(plans)}", each) for number, each in enumerate(plans, 1)]
 
 
 def heading(plan: PlanData) -> str:
@@ -184,6 +199,11 @@ def _loop_notes(plan: PlanData) -> list[Note]:
         once = f"{show_count(loop.once.words_predicted)} words, "
         once += show_bytes(loop.once.bytes_predicted)
         notes.append(("once", f"{names}: {once}"))
+    for name, arriving in loop.arriving.items():
+        nbytes += arriving.nbytes
+        words += arriving.words
+        moved = f"{show_count(arriving.words)} words, {show_bytes(arriving.nbytes)}"
+        notes.append(("arriving", f"{name}: {moved}, from where the loop before leaves it"))
     in_all = f"{show_count(words)} words, {show_bytes(nbytes)}"
     if plan.seconds_predicted is not None:
         seconds = loop.steps * plan.seconds_predicted

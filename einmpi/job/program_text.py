@@ -1,0 +1,119 @@
+"""The program of a job, or of one of its loops, and its graphs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from einmpi.files.specs import InputSpec
+from einmpi.graph.eingraph import EinGraph
+from einmpi.graph.labels import MAX_EXTENT
+from einmpi.graph.rewrite import prune
+from einmpi.job.batches import Batches
+from einmpi.job.loop import Loop, StepProgram
+from einmpi.job.loop_table import LoopTable
+from einmpi.language.parse import Graphs, build_graphs, parse_program
+from einmpi.language.syntax import Declaration, Source, Statement, statements
+
+
+@dataclass(frozen=True)
+class ProgramText:
+    """A program with all that it may read; `loop_table` says how it is repeated."""
+
+    source: Source
+    inputs: tuple[InputSpec, ...]
+    sizes: Mapping[str, int]
+    items: Sequence[Statement | Declaration]
+    parameter_types: Mapping[str, type]  # in Python
+    loop_table: LoopTable | None = None
+    steps: int = 1  # at most
+    batches: Batches | None = None  # inputs of which each step takes some rows
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The tensors that statements compute."""
+        return tuple(item.name for item in self.items if isinstance(item, Statement))
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """The inputs that a loop carries."""
+        return () if self.loop_table is None else tuple(self.loop_table.carry)
+
+    def needed_by_loop(self) -> tuple[str, ...]:
+        """Return the tensors that a loop carries, records or looks at."""
+        return () if self.loop_table is None else self.loop_table.needed(self.computed)
+
+    @cached_property
+    def written(self) -> EinGraph:
+        """The graph of all statements, with the inputs that they read."""
+        graph = parse_program(
+            self.source, self._tensors(), self.sizes, None, self.items, self.parameter_types
+        )
+        return prune(graph)
+
+    def graphs(self, outputs: Sequence[str] | None, strict: bool) -> Graphs:
+        """Return the graphs for some outputs, by default the tensors that no statement uses."""
+        return build_graphs(
+            self.source,
+            self._tensors(),
+            self.sizes,
+            outputs,
+            strict,
+            self.items,
+            self.parameter_types,
+        )
+
+    def loop(self, written: EinGraph) -> Loop | None:
+        """Return how the program is repeated, None if it is not."""
+        if self.loop_table is None:
+            return None
+        program = StepProgram(written, self.sizes, self.inputs)
+        return self.loop_table.loop(program, self.steps, self.batches)
+
+    def _tensors(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {spec.name: (spec.shape or (), spec.dtype or "") for spec in self.inputs}
+
+
+def read_program_text(
+    source: Source,
+    inputs: Sequence[InputSpec],
+    sizes: Mapping[str, int],
+    loop_table: LoopTable | None,
+    steps: int | None,
+    results: Mapping[str, InputSpec] | None = None,
+) -> ProgramText:
+    """Return a program with its inputs and sizes; in a loop they include `step` and `steps`.
+
+    `steps` replaces those of the loop's table. `results` are tensors of earlier loops, which take
+    the place of inputs with the same name. What the program itself computes is another tensor.
+    """
+    items = statements(source)
+    computed = {item.name for item in items if isinstance(item, Statement)}
+    own_inputs = list(inputs)
+    if results is not None:
+        own_inputs = []
+        for spec in inputs:
+            # Of inputs that come in batches, a loop has only those that it reads.
+            is_unread = spec.rows is not None and not _has_word(source.text, spec.name)
+            if spec.name not in results and not is_unread:
+                own_inputs.append(spec)
+        own_inputs += [spec for name, spec in results.items() if name not in computed]
+    types = {spec.name: type(spec.value) for spec in own_inputs if spec.value is not None}
+    all_sizes = dict(sizes)
+    if loop_table is None:
+        return ProgramText(source, tuple(own_inputs), all_sizes, items, types)
+    batches = loop_table.read_batches(own_inputs, all_sizes)
+    taken = {*computed, *all_sizes, *(spec.name for spec in own_inputs)}
+    own_inputs += loop_table.step_numbers(source.text, batches, taken)
+    most_steps = loop_table.read_steps(all_sizes, steps, batches)
+    if most_steps <= MAX_EXTENT and _has_word(source.text, "steps"):
+        all_sizes.setdefault("steps", most_steps)
+    return ProgramText(
+        source, tuple(own_inputs), all_sizes, items, types, loop_table, most_steps, batches
+    )
+
+
+def _has_word(text: str, word: str) -> bool:
+    return re.search(rf"\b{re.escape(word)}\b", text) is not None

@@ -1,0 +1,146 @@
+"""Tensors that lie on the ranks before a loop: whether its steps use them there or move them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from einmpi.compiled.dist_array import DistArray
+from einmpi.errors import InputError
+from einmpi.graph.eingraph import EinGraph
+from einmpi.job.job import Job
+from einmpi.job.loop import Loop
+from einmpi.loops.stages import Stages, kept_outputs
+from einmpi.planner.plan import Options, Plan
+from einmpi.planner.plan_data import Arriving
+from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.lower import loaded_cuts
+from einmpi.schedule.moves import redistributed_elements
+
+Planned = TypeVar("Planned")
+
+
+def layouts_of(given: Mapping[str, Any]) -> dict[str, Layout]:
+    """Return the layouts of those inputs that are given as DistArrays."""
+    found = {}
+    for name, array in given.items():
+        if isinstance(array, DistArray):
+            found[name] = array.layout
+    return found
+
+
+def step_layout(graph: EinGraph, plan: Plan, name: str) -> Layout:
+    """Return the layout in which steps need one of their inputs."""
+    return Layout(plan.mesh, graph[name].bound, loaded_cuts(plan, name))
+
+
+def read_by_stages(stages: Stages, lies: Mapping[str, Layout]) -> dict[str, Layout]:
+    """Return the layouts of those tensors that are inputs of a loop."""
+    names = {vertex.name for vertex in stages.step.graph.inputs}
+    if stages.once is not None:
+        names |= {vertex.name for vertex in stages.once.graph.inputs}
+    names -= set(stages.hoisted)
+    return {name: layout for name, layout in lies.items() if name in names}
+
+
+def arrivals(stages: Stages, plan: Plan, lies: Mapping[str, Layout]) -> dict[str, Arriving]:
+    """Return what moves of each tensor before the first step, given where they lie."""
+    found = {}
+    for name, layout in lies.items():
+        words = 0
+        dtype = ""
+        if name in stages.step.graph.by_name:
+            dtype = stages.step.graph[name].dtype
+            words += redistributed_elements(layout, step_layout(stages.step.graph, plan, name))
+        if stages.once is not None and name in stages.once.graph.by_name:
+            dtype = stages.once.graph[name].dtype
+            words += redistributed_elements(layout, layout_for_once(layout, plan))
+        if words:
+            found[name] = Arriving(words, words * np.dtype(dtype).itemsize)
+    return found
+
+
+def _bytes_moved(stages: Stages, plan: Plan, lies: Mapping[str, Layout]) -> int:
+    return sum(each.nbytes for each in arrivals(stages, plan, lies).values())
+
+
+def layout_for_once(layout: Layout, plan: Plan) -> Layout:
+    """Return the layout in which what is computed once gets a tensor: on the mesh of the steps."""
+    if layout.mesh == plan.mesh:
+        return layout
+    return even_layout(plan.mesh, layout.bound)
+
+
+def best_planned(
+    stages: Stages,
+    loop: Loop,
+    options: Options,
+    lies: Mapping[str, Layout],
+    make: Callable[[Mapping[str, Layout]], Planned],
+    plan_of: Callable[[Planned], Plan],
+) -> Planned:
+    """Return the better of two plans for the steps, over all of them.
+
+    One moves tensors before the first step to where steps need them, the other one uses them where
+    they lie. `make` makes a plan for tensors that stay where they lie.
+    """
+    free = make({})
+    bytes_moved = _bytes_moved(stages, plan_of(free), lies)
+    staying = _tensors_that_can_stay(stages, loop, options, lies)
+    if not bytes_moved or not staying:
+        return free
+    try:
+        kept = make(staying)
+    except InputError:  # it does not fit into memory
+        return free
+    bytes_moved_kept = _bytes_moved(stages, plan_of(kept), lies)
+    cost_free = _cost(plan_of(free), loop.steps, bytes_moved)
+    cost_kept = _cost(plan_of(kept), loop.steps, bytes_moved_kept)
+    return kept if cost_kept <= cost_free else free
+
+
+def _tensors_that_can_stay(
+    stages: Stages, loop: Loop, options: Options, lies: Mapping[str, Layout]
+) -> dict[str, Layout]:
+    """Return the inputs of steps that lie on one mesh and whose cuts are not prescribed."""
+    found: dict[str, Layout] = {}
+    for name, layout in lies.items():
+        is_pinned = name in options.pins or loop.carry.get(name) in options.pins
+        if is_pinned or layout.splits or name not in stages.step.graph.by_name:
+            continue
+        if all(layout.mesh == other.mesh for other in found.values()):
+            found[name] = layout
+    return found
+
+
+def _cost(plan: Plan, steps: int, bytes_before: int) -> float:
+    """Return what all steps cost: seconds on a machine that was measured, bytes otherwise."""
+    if plan.machine is None or plan.seconds_predicted is None:
+        return steps * plan.bytes_predicted + bytes_before
+    picoseconds = bytes_before * plan.machine.inside
+    return steps * plan.seconds_predicted + plan.seconds_of(picoseconds)
+
+
+def result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
+    """Return where the last step of a loop leaves its results, under all their names."""
+    found = {}
+    for name, output in loop.carry.items():
+        layout = Layout(plan.mesh, plan.graph[output].bound, plan.layouts[output])
+        found[name] = layout
+        found[output] = layout
+    for name in kept_outputs(job, loop):
+        if name in plan.graph.outputs:
+            found[name] = Layout(plan.mesh, plan.graph[name].bound, plan.layouts[name])
+    return found
+
+
+def once_result_layouts(job: Job, loop: Loop, plan: Plan) -> dict[str, Layout]:
+    """Return where the results are that a loop computes before its first step."""
+    found = {}
+    for name in kept_outputs(job, loop):
+        if name not in plan.graph.outputs and plan.loop is not None and plan.loop.once is not None:
+            once = plan.loop.once
+            found[name] = Layout(once.mesh, once.graph[name].bound, once.layouts[name])
+    return found

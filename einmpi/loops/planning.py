@@ -1,0 +1,85 @@
+"""The plans of loops: of one, and of several that follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from einmpi.job.job import Job
+from einmpi.job.loop import Loop
+from einmpi.loops.arrival import (
+    arrivals,
+    best_planned,
+    layout_for_once,
+    once_result_layouts,
+    read_by_stages,
+    result_layouts,
+)
+from einmpi.loops.batches import plan_batches
+from einmpi.loops.stages import once_options, stages_of, step_options, with_loop
+from einmpi.planner.make_plan import make_plan
+from einmpi.planner.plan import Options, Plan
+from einmpi.schedule.layout import Layout
+
+
+def plan_loops(job: Job, ranks: int, options_of: Callable[[Job], Options]) -> Plan:
+    """Return the plan of the first loop; with it, those of the loops that follow.
+
+    Each is made for tensors that lie where earlier loops leave them.
+    """
+    lies: dict[str, Layout] = {}
+    computed_once: set[str] = set()  # of these tensors
+    plans: list[Plan] = []
+    for each in job.one_after_another():
+        assert each.loop is not None
+        plan = plan_loop(each, each.loop, ranks, options_of(each), lies, computed_once)
+        plans.append(plan)
+        of_steps = result_layouts(each, each.loop, plan)
+        once = once_result_layouts(each, each.loop, plan)
+        computed_once = (computed_once - set(of_steps)) | set(once)
+        lies |= of_steps | once
+    return joined_plans(plans)
+
+
+def joined_plans(plans: Sequence[Plan]) -> Plan:
+    """Return the plan of the first loop, with those of the loops that follow."""
+    first = plans[0]
+    assert first.loop is not None
+    return replace(first, loop=replace(first.loop, later=tuple(plans[1:])))
+
+
+def plan_loop(
+    job: Job,
+    loop: Loop,
+    ranks: int,
+    options: Options,
+    lies: Mapping[str, Layout],
+    computed_once: Collection[str] = (),
+) -> Plan:
+    """Return the plan of a step; with it, that of what is computed once.
+
+    `lies` has the layouts of tensors that are on the ranks already. Those in `computed_once` are
+    moved in any case: ranks learn their layouts only in the run.
+    """
+    stages = stages_of(job, loop)
+    known = read_by_stages(stages, lies)
+    movable = {name: layout for name, layout in known.items() if name not in computed_once}
+    of_step = step_options(options, stages, loop)
+
+    def make(staying: Mapping[str, Layout]) -> Plan:
+        given = {name: layout.cuts for name, layout in staying.items()}
+        mesh = next((layout.mesh for layout in staying.values()), None)
+        return make_plan(stages.step.graph, ranks, replace(of_step, given=given, mesh=mesh))
+
+    plan = best_planned(stages, loop, options, movable, make, lambda found: found)
+    once = None
+    if stages.once is not None:
+        of_once = once_options(options, stages, plan)
+        given = {}
+        for name, layout in known.items():
+            if name in stages.once.graph.by_name:
+                given[name] = layout_for_once(layout, plan).cuts
+        of_once = replace(of_once, given=given)
+        once = make_plan(stages.once.graph, ranks, of_once)
+    batches = plan_batches(job, loop, plan)
+    return with_loop(plan, loop, stages, once, batches, arrivals(stages, plan, known))

@@ -1,0 +1,202 @@
+"""Loops one after another: results of earlier ones are inputs of later ones, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from einmpi.checkpoint.contents import EndedLoop, LoopKinds, SavedKind
+from einmpi.checkpoint.load import SavedTensor
+from einmpi.comm.agreement import together
+from einmpi.comm.base import Comm
+from einmpi.compiled.dist_array import DistArray
+from einmpi.errors import InputError, nearest_of
+from einmpi.job.job import Job
+from einmpi.loops.arrival import layouts_of, read_by_stages, result_layouts
+from einmpi.loops.checkpoints import LoopCheckpoints
+from einmpi.loops.running import LoopResult, LoopRun
+from einmpi.loops.stages import final_names, with_loop
+from einmpi.planner.plan import Options
+from einmpi.schedule.layout import Layout, even_layout
+from einmpi.schedule.regions import boxes, packed, shape
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The tensors that loops of a job pass on."""
+
+    final: tuple[str, ...]  # results of the job
+    kept: tuple[frozenset[str], ...]  # for each loop: of earlier ones, what is still needed
+
+
+class LoopSequence:
+    """The loops of a job on the ranks of a communicator; there may be only one."""
+
+    def __init__(
+        self,
+        job: Job,
+        comm: Comm,
+        options_of: Callable[[Job], Options],
+        checkpoints: LoopCheckpoints | None = None,
+    ) -> None:
+        self.job = job
+        self.comm = comm
+        self.checkpoints = checkpoints
+        self.names = _names_passed_on(job)
+        self.runs: list[LoopRun] = []
+        for number, each in enumerate(job.one_after_another()):
+            assert each.loop is not None
+            run = LoopRun(each, each.loop, comm, options_of(each), checkpoints, number=number)
+            self.runs.append(run)
+        self.layouts: dict[str, Layout] = {}  # of tensors that earlier loops leave
+        self.results: list[LoopResult] = []  # of loops that have ended
+        self.tensors: dict[str, DistArray] = {}  # that later loops or the user need
+
+    # ---- before the first loop ------------------------------------------------------------------
+
+    def plan(self, inputs: Mapping[str, Any]) -> None:
+        """Plan all loops, so that none fails to be planned after another has run for hours."""
+        if len(self.runs) == 1:
+            return  # it is planned when its inputs are checked
+        together(self.comm, lambda: self._check_names(inputs))
+        lies = layouts_of(inputs)
+        for run in self.runs:
+            run.plan_steps(read_by_stages(run.stages, lies))
+            found = result_layouts(run.job, run.loop, run.plan)
+            lies |= found
+            self.layouts |= found
+
+    def _check_names(self, inputs: Iterable[str]) -> None:
+        known = [spec.name for spec in self.job.inputs]
+        for name in inputs:
+            if name not in known:
+                raise InputError("inputs", f"unknown input {name!r}", nearest_of(known, name))
+
+    # ---- running --------------------------------------------------------------------------------
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        around: Callable[[LoopRun], AbstractContextManager[object]] = lambda run: nullcontext(),
+    ) -> LoopResult:
+        """Run all loops. All ranks call it. `around` is entered for the steps of each of them."""
+        self.plan(inputs)
+        first = self._restore()
+        for number in range(first, len(self.runs)):
+            run = self.runs[number]
+            given = dict(inputs) if len(self.runs) == 1 else self._inputs_of(number, inputs)
+            if self.checkpoints is not None:
+                ended = [EndedLoop(each.steps, each.is_done) for each in self.results]
+                rows = [each.history for each in self.results]
+                self.checkpoints.enter(ended, rows, self.tensors)
+            run.prepare(given)
+            with around(run):
+                result = run.run()
+            self.results.append(result)
+            self._keep(number, result)
+        last = self.results[-1]
+        outputs = {name: self.tensors[name] for name in self.names.final}
+        return LoopResult(outputs, last.history, last.steps, last.is_done, tuple(self.results[:-1]))
+
+    def _inputs_of(self, number: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs that a loop gets: from the caller, or from earlier loops."""
+        run = self.runs[number]
+        made_earlier: set[str] = set()
+        for each in self.runs[:number]:
+            made_earlier |= {*each.loop.carry, *_computed(each.job)}
+        found = {}
+        for spec in run.job.inputs:
+            name = spec.name
+            if name in self.tensors and name in made_earlier:
+                found[name] = self.tensors[name]
+            elif name in inputs and name not in made_earlier:
+                found[name] = inputs[name]
+        return found
+
+    def _keep(self, number: int, result: LoopResult) -> None:
+        """Keep of the results so far what later loops or the user need."""
+        loop = self.runs[number].loop
+        self.tensors |= result.outputs
+        for name, output in loop.carry.items():
+            self.tensors[output] = result.outputs[name]
+        needed = set(self.names.final)
+        if number + 1 < len(self.runs):
+            needed = set(self.names.kept[number + 1])
+            # Of what the next loop carries, only the first value is needed.
+            needed |= set(self.runs[number + 1].loop.carry)
+        self.tensors = {name: array for name, array in self.tensors.items() if name in needed}
+
+    # ---- continuing after a checkpoint ----------------------------------------------------------
+
+    def _restore(self) -> int:
+        """Take over the loops that had ended before a checkpoint; return how many."""
+        checkpoints = self.checkpoints
+        if checkpoints is None or checkpoints.saved is None:
+            return 0
+        for number, ended in enumerate(checkpoints.saved.ended):
+            history = checkpoints.history(number)
+            self.results.append(LoopResult({}, history, ended.steps, ended.is_done))
+            run = self.runs[number]
+            run.plan = with_loop(run.plan, run.loop, run.stages, None)
+        for name, saved in checkpoints.kept_results().items():
+            layout = self.layouts.get(name)
+            if layout is None:  # it was computed before the first step of its loop
+                mesh = saved.block.layout.mesh
+                layout = Layout(mesh, saved.shape, saved.block.layout.cuts)
+                if mesh.ranks > self.comm.size:
+                    layout = even_layout(self.runs[0].plan.mesh, saved.shape)
+            self.tensors[name] = self._restored(saved, layout)
+        return len(checkpoints.saved.ended)
+
+    def _restored(self, saved: SavedTensor, layout: Layout) -> DistArray:
+        """Read a tensor of a checkpoint into a layout."""
+        with_dimension = Layout(layout.mesh, layout.bound or (1,), layout.cuts)
+        region = with_dimension.block(self.comm.rank)
+        local: npt.NDArray[Any] = np.empty((0,) * (len(layout.bound) or 1), saved.dtype)
+        if region is not None:
+            local = np.empty(shape(region), saved.dtype)
+            for there, here in boxes(region, packed(region)):
+                local[here] = saved[there if layout.bound else ()]
+            local = local.reshape(local.shape if layout.bound else ())
+        return DistArray(local, layout, self.comm)
+
+
+def loop_kinds(job: Job) -> list[LoopKinds]:
+    """Return what each loop of a job adds to a checkpoint."""
+    names = _names_passed_on(job)
+    kinds = []
+    made: dict[str, SavedKind] = {}
+    for each, kept in zip(job.one_after_another(), names.kept, strict=True):
+        assert each.loop is not None
+        still_needed = tuple(kind for name, kind in made.items() if name in kept)
+        kinds.append(LoopKinds(each.loop, each.written, still_needed))
+        for name in (*each.loop.carry, *_computed(each)):
+            vertex = each.written[name]
+            made[name] = SavedKind(name, vertex.bound, vertex.dtype)
+    return kinds
+
+
+def _computed(job: Job) -> list[str]:
+    return [vertex.name for vertex in job.written.computed]
+
+
+def _names_passed_on(job: Job) -> _Names:
+    """Return which tensors are results of a job, and which loops have to keep for later ones."""
+    loops = job.one_after_another()
+    final = final_names(job)
+    kept: list[frozenset[str]] = []
+    needed = set(final)  # after the loop, going backwards
+    for each in reversed(loops):
+        assert each.loop is not None
+        made = {*each.loop.carry, *_computed(each)}
+        read = {vertex.name for vertex in each.written.inputs}
+        # What it carries is saved as such; what it makes anew is not needed from before.
+        before = (needed - made) | (read - set(each.loop.carry))
+        kept.append(frozenset(before))
+        needed = before | set(each.loop.carry)
+    return _Names(final, tuple(reversed(kept)))

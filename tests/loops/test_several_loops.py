@@ -1,0 +1,358 @@
+"""Loops one after another: values against numpy, bytes, where tensors lie, resumed runs."""
+
+import json
+import re
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import einmpi_here
+from mpi_helpers import environment, needs_mpirun, run_mpi
+
+import einmpi
+from einmpi.api.planning import options_of
+from einmpi.comm.threads import run_threads
+from einmpi.errors import InputError
+from einmpi.files.load import load_array
+from einmpi.loops.sequence import LoopSequence
+
+JOB = """
+title = "Two loops"
+sizes = {{ n = {n}, m = {m} }}
+[inputs]
+A = {{ shape = ["n", "n"], random = "uniform", seed = 1 }}
+x = {{ shape = ["n", "m"], random = "uniform", seed = 2 }}
+z = {{ shape = ["m"], random = "ones" }}
+[[loop]]
+program = '''
+B[i,k] = A[i,k] / n
+x_next[i,j] = sum[k](B[i,k] * x[k,j]) + 1
+total = sum(x_next[i,j])
+'''
+steps = {first}
+carry = {{ x = "x_next" }}
+record = ["total"]
+[[loop]]
+program = '''
+y[j,l] = sum[i](x[i,j] * x_next[i,l]) / n
+z_next[j] = sum[l](y[j,l] * z[l]) / (1 + sum[k](z[k])) + total / n / m + step
+least = min(z_next[j])
+'''
+steps = {second}
+carry = {{ z = "z_next" }}
+record = ["least"]
+until = "least > 1e6"
+"""
+
+
+def expected(job, first, second):
+    """The results by numpy, and the values that are recorded."""
+    specs = {spec.name: spec for spec in job.inputs}
+    a, x, z = (load_array(specs[name], specs[name].shape, "float64") for name in "Axz")
+    n, m = x.shape
+    totals = []
+    for _ in range(first):
+        x = a / n @ x + 1
+        totals.append(x.sum())
+    leasts = []
+    for step in range(second):
+        z = x.T @ x / n @ z / (1 + z.sum()) + totals[-1] / n / m + step
+        leasts.append(z.min())
+    return {"x": x, "z": z, "total": totals[-1], "least": leasts[-1]}, totals, leasts
+
+
+def load(folder, n=6, m=4, first=3, second=4, more=""):
+    (folder / "job.toml").write_text(JOB.format(n=n, m=m, first=first, second=second) + more)
+    return einmpi.load(folder / "job.toml")
+
+
+def run_on(ranks, job):
+    """Run loops on thread ranks; check that all bytes are those that are predicted."""
+
+    def on_rank(comm):
+        loops = LoopSequence(job, comm, options_of)
+        result = loops.run({})
+        received = sum(run.measured.received for run in loops.runs)
+        predicted = 0
+        for run, each in zip(loops.runs, (*result.earlier, result), strict=True):
+            predicted += each.steps * run.plan.bytes_predicted
+            predicted += sum(arriving.nbytes for arriving in run.plan.loop.arriving.values())
+            if run.once_plan is not None:
+                predicted += run.once_plan.bytes_predicted
+        outputs = {name: array.gather() for name, array in result.outputs.items()}
+        return result, outputs, received, predicted, [run.plan for run in loops.runs]
+
+    found = run_threads(ranks, on_rank)
+    result, outputs, _, predicted, plans = found[0]
+    assert sum(received for _, _, received, _, _ in found) == predicted
+    planned = einmpi.plan(job, ranks)
+    for own, other in zip(plans, (planned, *planned.loop.later), strict=True):
+        assert own.digest == other.digest
+        assert own.loop.arriving == other.loop.arriving
+        if own.loop.once is not None:
+            assert own.loop.once.digest == other.loop.once.digest
+    return result, outputs, planned
+
+
+@pytest.mark.parametrize("ranks", range(1, 10))
+def test_two_loops(tmp_path, ranks):
+    job = load(tmp_path)
+    wanted, totals, leasts = expected(job, 3, 4)
+    result, outputs, _ = run_on(ranks, job)
+    assert set(outputs) == {"x", "total", "z", "least"}
+    for name, array in wanted.items():
+        # Sums of at most 24 positive numbers in another order, a few times.
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-13)
+    (first,) = result.earlier
+    np.testing.assert_allclose(first.history["total"], totals, rtol=1e-13)
+    np.testing.assert_allclose(result.history["least"], leasts, rtol=1e-13)
+    assert (first.steps, result.steps, result.is_done) == (3, 4, False)
+
+
+@settings(max_examples=12)
+@given(*[st.integers(1, 7)] * 3, *[st.integers(1, 3)] * 2)
+def test_any_shape(tmp_path_factory, ranks, n, m, first, second):
+    job = load(tmp_path_factory.mktemp("job"), n, m, first, second)
+    wanted, _, _ = expected(job, first, second)
+    _, outputs, _ = run_on(ranks, job)
+    reference = einmpi.reference(job)
+    for name, array in wanted.items():
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-12)
+        np.testing.assert_allclose(reference[name], array, rtol=1e-12)
+
+
+ROWS_THEN_COLUMNS = """
+sizes = {{ n = 8 }}
+[inputs]
+u = {{ shape = ["n", "n"], random = "uniform", seed = 1 }}
+[[loop]]
+program = "u_next[i,j] = u[i,j] / 2 + sum[k](u[i,k])"
+steps = 3
+carry = {{ u = "u_next" }}
+[[loop]]
+program = "u_next[i,j] = u[i,j] / 2 + sum[k](u[k,j])"
+steps = {steps}
+carry = {{ u = "u_next" }}
+"""
+
+
+def rows_then_columns(folder, steps):
+    (folder / "job.toml").write_text(ROWS_THEN_COLUMNS.format(steps=steps))
+    return einmpi.load(folder / "job.toml")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_a_tensor_moves_once_if_that_pays(tmp_path, ranks):
+    """Sums of rows need whole rows, sums of columns whole columns: it moves between the loops."""
+    job = rows_then_columns(tmp_path, steps=50)
+    _, outputs, plan = run_on(ranks, job)
+    (later,) = plan.loop.later
+    assert plan.words_predicted == later.words_predicted == 0
+    assert 0 < later.loop.arriving["u"].words <= 64
+    np.testing.assert_allclose(outputs["u"], einmpi.reference(job)["u"], rtol=1e-12)
+
+
+def test_a_tensor_stays_where_it_lies_if_that_pays(tmp_path):
+    """For one step it is cheaper to add up parts of the columns than to move all of the tensor."""
+    job = rows_then_columns(tmp_path, steps=1)
+    _, outputs, plan = run_on(4, job)
+    (later,) = plan.loop.later
+    assert later.loop.arriving == {} and later.words_predicted > 0
+    moved = rows_then_columns(tmp_path, steps=50)
+    assert later.words_predicted <= einmpi.plan(moved, 4).loop.later[0].loop.arriving["u"].words
+    np.testing.assert_allclose(outputs["u"], einmpi.reference(job)["u"], rtol=1e-12)
+
+
+def test_loops_called_one_after_another():
+    """A DistArray that one loop returns is used by the next where it lies."""
+    step = einmpi.program("u_next[i,j] = u[i,j] / 2 + sum[k](u[i,k])", u=(8, 8))
+    start = np.random.default_rng(1).random((8, 8))
+
+    def on_rank(comm):
+        first = einmpi.loop(step, {"u": start}, comm, carry={"u": "u_next"}, steps=2)
+        before = comm.received
+        second = einmpi.loop(step, first.outputs, comm, carry={"u": "u_next"}, steps=3)
+        assert comm.received == before
+        return second.outputs["u"].gather()
+
+    wanted = start
+    for _ in range(5):
+        wanted = wanted / 2 + wanted.sum(1, keepdims=True)
+    for found in run_threads(4, on_rank):
+        np.testing.assert_allclose(found, wanted, rtol=1e-13)
+
+
+def test_results_and_names(tmp_path):
+    """The last loop that makes a tensor counts; steps and settings hold for all loops."""
+    text = """
+    inputs.x = { shape = [4], random = "ones" }
+    parameters = { rate = 2.0 }
+    [[loop]]
+    program = "y[i] = rate * x[i]; s = sum(y[i])"
+    steps = 3
+    carry = { x = "y" }
+    [[loop]]
+    program = "s = max(x[i]) + y[0]; x_next[i] = x[i] + steps"
+    steps = 2
+    carry = { x = "x_next" }
+    [outputs]
+    s = "s.npy"
+    x = "x.npy"
+    """
+    (tmp_path / "job.toml").write_text(text)
+    job = einmpi.load(tmp_path / "job.toml")
+    found = {name: array.gather() for name, array in einmpi.run(job).items()}
+    assert list(found) == ["s", "x"]
+    assert found["s"] == 10 + 8 and found["x"].tolist() == [12] * 4
+    faster = einmpi.run(einmpi.load(tmp_path / "job.toml", rate=10.0))
+    assert faster["x"].gather().tolist() == [1004] * 4
+    given = einmpi.run(job, {"x": [2.0] * 4})
+    assert given["x"].gather().tolist() == [20] * 4
+    assert einmpi.reference(job, {"x": [2.0] * 4})["x"].tolist() == [20] * 4
+    with pytest.raises(InputError, match="unknown input 'y'"):
+        einmpi.run(job, {"y": [2.0] * 4})
+    with pytest.raises(InputError, match="loop: steps is given, but the job has several loops"):
+        einmpi.loop(job, steps=2)
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+OUTPUTS = """
+history = "history.h5:/second"
+[outputs]
+x = "out.h5:/x"
+z = "out.h5:/z"
+"""
+# einmpi itself; something happens on rank 0 after a number of steps of a loop.
+PROGRAM = """
+import os, signal, sys
+from einmpi.loops.running import LoopRun
+
+add_row = LoopRun.add_row
+def special(self, number, row):
+    add_row(self, number, row)
+    if (self.number, number) == {where} and self.comm.rank == 0:
+        os.kill(os.getpid(), signal.{signal})
+LoopRun.add_row = special
+from einmpi.cli.main import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def alone(folder, *arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True)
+
+
+def stored(folder):
+    with h5py.File(folder / "out.h5") as file:
+        return {name: file[name][...].tobytes() for name in file}
+
+
+def recorded(folder):
+    with h5py.File(folder / "history.h5") as file:
+        return file["second"][...].tobytes()
+
+
+def test_the_command_line(tmp_path):
+    load(tmp_path, more=OUTPUTS)
+    checked = einmpi_here(tmp_path, ["check", "job.toml"])
+    assert "input    x float64 6×4, 192 B  of an earlier loop" in checked.stdout, checked.stderr
+    assert checked.stdout.index("loop 1 of 2") < checked.stdout.index("loop 2 of 2")
+    done = einmpi_here(tmp_path, ["job.toml", "--json", "found.json"])
+    assert done.returncode == 0, done.stderr
+    assert "loop 1: 3 steps" in done.stdout and "loop 2: 4 steps" in done.stdout
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert [each["steps"] for each in data["loops"]] == [3, 4] and "loop" not in data
+    shorter = einmpi_here(tmp_path, ["job.toml", "--steps", "2", "--json", "found.json"])
+    assert shorter.returncode == 0, shorter.stderr
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert [each["steps"] for each in data["loops"]] == [2, 2]
+    verified = einmpi_here(tmp_path, ["verify", "job.toml"])
+    assert verified.returncode == 0, verified.stderr
+    planned = einmpi_here(tmp_path, ["plan", "job.toml", "-n", "4", "--json", "-"])
+    data = json.loads(planned.stdout)
+    assert len(data["loop"]["later"]) == 1
+    assert "bytes_arriving" in data["loop"]["later"][0]["loop"]
+
+
+@pytest.mark.slow
+@needs_mpirun
+@pytest.mark.mpirun
+def test_a_kill_in_the_second_loop(tmp_path):
+    """On the same ranks the bits are those of a run that was never stopped."""
+    load(tmp_path, first=4, second=9, more=OUTPUTS)
+    whole = run_mpi(2, ["-m", "einmpi", "job.toml", "--json", "found.json"], cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert data["bytes_moved"] == data["bytes_predicted"] > 0
+    wanted = stored(tmp_path)
+    history = recorded(tmp_path)
+    (tmp_path / "out.h5").unlink()
+    flags = ["job.toml", "--checkpoint", "saved", "--every", "2steps", "--resume"]
+    (tmp_path / "killed.py").write_text(PROGRAM.format(where=(1, 6), signal="SIGKILL"))
+    killed = run_mpi(2, ["killed.py", *flags], cwd=tmp_path)
+    assert killed.returncode != 0 and not (tmp_path / "out.h5").exists()
+    resumed = run_mpi(2, ["-m", "einmpi", *flags, "--json", "found.json"], cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "continues after step 5 of loop 2, 6 of at most 9 steps" in resumed.stderr
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert data["bytes_moved"] == data["bytes_predicted"]
+    assert [len(each["history"]["total"]) for each in data["loops"][:1]] == [4]
+    assert stored(tmp_path) == wanted and recorded(tmp_path) == history
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [(0, 1), (1, 2)])
+def test_a_signal_in_either_loop_and_more_ranks(tmp_path, where):
+    load(tmp_path, first=4, second=9, more=OUTPUTS)
+    job = einmpi.load(tmp_path / "job.toml")
+    wanted, _, _ = expected(job, 4, 9)
+    (tmp_path / "stopped.py").write_text(PROGRAM.format(where=where, signal="SIGTERM"))
+    flags = ["job.toml", "--checkpoint", "saved", "--resume"]
+    stopped = alone(tmp_path, "stopped.py", *flags)
+    assert stopped.returncode == 75, stopped.stderr
+    loop, step = where
+    place = re.search(r"SIGTERM: stopped after step (\d) of loop (\d)", stopped.stderr)
+    assert int(place[1]) >= step and int(place[2]) == loop + 1
+    more = alone(tmp_path, "-m", "einmpi", "run", *flags, "-n", "3")
+    assert more.returncode == 0, more.stderr
+    with h5py.File(tmp_path / "out.h5") as file:
+        for name in file:
+            np.testing.assert_allclose(file[name][...], wanted[name], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('loop.loop = { steps = 2 }\nprogram = "y = 1"', "2:6: there is a loop inside a loop"),
+        ('[[loop]]\nprogram = "y = x"\n[loop.loop]\nsteps = 2', "4:7: there is a loop inside"),
+        ('program = "y = x"\n[[loop]]\nsteps = 3', "2:1: there is a program besides those of"),
+        ("[[loop]]\nsteps = 3", "2:3: this loop has no program; expected program ="),
+        ("loop = []", "2:1: there is no loop in the list"),
+        ("loop = [3]", "2:9: loop has 3; expected"),
+        ('[loop]\nsteps = 3\nprogram = "y = x"', "4:1: unknown key 'program' in loop"),
+        (
+            '[[loop]]\nprogram = "y = x"\nsteps = 1\ncarry = { x = "y" }\n'
+            '[[loop]]\nprogram = "w = q + x"\nsteps = 1\ncarry = { x = "w" }',
+            "7:16: unknown .*'q'",
+        ),
+    ],
+)
+def test_refused(tmp_path, text, message):
+    (tmp_path / "job.toml").write_text(f'inputs.x = {{ shape = [], random = "ones" }}\n{text}\n')
+    with pytest.raises(InputError, match=message):
+        einmpi.load(tmp_path / "job.toml")
+
+
+def test_the_history_of_two_loops(tmp_path):
+    text = JOB.format(n=2, m=2, first=2, second=2)
+    same = text.replace("record =", 'history = "h.csv"\nrecord =')
+    (tmp_path / "job.toml").write_text(same)
+    with pytest.raises(InputError, match=r"h.csv is also the history of another loop; expected"):
+        einmpi.load(tmp_path / "job.toml")
