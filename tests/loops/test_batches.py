@@ -27,8 +27,8 @@ from einmpi.job.batches import Batches, Shuffle
 from einmpi.loops import read_ahead
 from einmpi.loops.batch_order import WINDOW_BLOCKS, EpochOrder, rows_in_order
 from einmpi.loops.batches import LoopBatches
-from einmpi.loops.running import LoopRun
 from einmpi.loops.planning import plan_loop
+from einmpi.loops.running import LoopRun
 from einmpi.loops.stages import stages_of
 from einmpi.planner.mesh import Mesh
 from einmpi.report.describe import describe_job
