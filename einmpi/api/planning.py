@@ -46,11 +46,11 @@ def options_of(
         places.pop(name, None)
     machine_file = job.machine if machine is None else path_name("machine", machine)
     return Options(
-        optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
-        limit,
-        tuple(spec.name for spec in used_inputs if spec.resident),
-        pins,
-        job.roles,
+        strategy=optional_text("strategy", "strategy", strategy, DEFAULT_STRATEGY) or job.strategy,
+        memory=limit,
+        resident=tuple(spec.name for spec in used_inputs if spec.resident),
+        pins=pins,
+        roles=job.roles,
         nodes=nodes,
         machine=None if machine_file is None else read_machine(machine_file),
         files=tuple(spec.name for spec in used_inputs if spec.file is not None),
