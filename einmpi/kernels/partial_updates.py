@@ -168,11 +168,11 @@ def compute_in_place(
         positions[label] = slice(first, first + length(changed))
     changed_runs = {label: changed for label, (_, changed) in ranges.items()}
     parts = [
-        _part(array, entries, positions)
+        part_of_array(array, entries, positions)
         for array, entries in zip(operands, kernel.einsum.operands, strict=True)
     ]
-    part = _part(target, kernel.einsum.output, positions)
-    compute_kernel(_restricted(kernel, changed_runs), parts, part)
+    part = part_of_array(target, kernel.einsum.output, positions)
+    compute_kernel(restricted_kernel(kernel, changed_runs), parts, part)
 
 
 def _changed_indices(
@@ -203,7 +203,7 @@ def _changed_indices(
     return found
 
 
-def _part(array: Array, entries: Sequence[Any], positions: Mapping[str, slice]) -> Array:
+def part_of_array(array: Array, entries: Sequence[Any], positions: Mapping[str, slice]) -> Array:
     """Return the part of an array at these positions of labels."""
     places = []
     for entry in entries:
@@ -212,7 +212,7 @@ def _part(array: Array, entries: Sequence[Any], positions: Mapping[str, slice]) 
     return array[(*places, ...)]
 
 
-def _restricted(kernel: Kernel, runs: Mapping[str, Runs]) -> Kernel:
+def restricted_kernel(kernel: Kernel, runs: Mapping[str, Runs]) -> Kernel:
     """Return a kernel for some indices of labels only."""
     einsum = kernel.einsum
     extents = []

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from itertools import pairwise
 
 from einmpi.graph.eingraph import EinGraph, Vertex
-from einmpi.planner.memory import Labels, Layouts, is_partial, operand_cuts, output_cuts
+from einmpi.planner.memory import (
+    Labels,
+    Layouts,
+    block_bytes,
+    is_partial,
+    is_worth_blocks,
+    operand_cuts,
+    output_cuts,
+)
 from einmpi.planner.mesh import Mesh
 from einmpi.planner.moving.halo import is_inside, needed_of
 
@@ -85,3 +95,80 @@ def _is_copied(
     if needed is not None:
         return not is_inside(mesh, needed, layouts[name], state)
     return layouts[name] != operand_cuts(graph, user.name, operand, state)
+
+
+def blocked_products(
+    graph: EinGraph,
+    mesh: Mesh,
+    states: Labels,
+    layouts: Layouts,
+    resident: Collection[str],
+    updates: Collection[str],
+) -> tuple[str, ...]:
+    """Return large aggregates that are needed only for an update that follows them at once.
+
+    Such an aggregate, the sum of W - rate * sum(…) say, is computed block by block, each of which
+    is used at once and then forgotten. `updates` are the outputs that can be written over inputs.
+    """
+    found = []
+    computed = graph.computed
+    for vertex, following in pairwise(computed):
+        if following.name not in updates or graph.consumers[vertex.name] != (following.name,):
+            continue
+        if graph.is_output(vertex.name) or vertex.name in layouts or not vertex.bound:
+            continue
+        cuts = output_cuts(graph, vertex.name, states[vertex.name])
+        nbytes = block_bytes(vertex, mesh, cuts)
+        row = replace(vertex, bound=(1, *vertex.bound[1:]))
+        if not is_worth_blocks(nbytes, block_bytes(row, mesh, cuts)):
+            continue
+        if is_partial(vertex, states) or not _goes_by_rows(vertex) or not _goes_by_rows(following):
+            continue
+        if _is_updated_where_it_is(graph, mesh, following, vertex.name, states, layouts, resident):
+            found.append(vertex.name)
+    return tuple(found)
+
+
+def _goes_by_rows(vertex: Vertex) -> bool:
+    """Return whether a vertex can be computed for some indices of its first dimension only."""
+    einsum = vertex.computed_einsum
+    if einsum.scan is not None or einsum.segments is not None:
+        return False
+    if einsum.block_totals is not None or einsum.blocked_scan is not None:
+        return False
+    for entries in einsum.operands:
+        if not all(isinstance(entry, str) for entry in entries):
+            return False
+        if len(set(entries)) < len(entries):
+            return False
+    return einsum.output[0] not in einsum.labels_as_numbers
+
+
+def _is_updated_where_it_is(
+    graph: EinGraph,
+    mesh: Mesh,
+    update: Vertex,
+    product: str,
+    states: Labels,
+    layouts: Layouts,
+    resident: Collection[str],
+) -> bool:
+    """Return whether an update of single elements moves nothing, neither before nor after."""
+    state = states[update.name]
+    cuts = output_cuts(graph, update.name, state)
+    if layouts[update.name] != cuts or is_partial(update, states):
+        return False
+    for operand, name in enumerate(update.inputs):
+        tensor = graph[name]
+        if name == product and not reads_where_it_writes(update, operand):
+            return False
+        stored = layouts.get(name)
+        if tensor.is_input and name not in resident:
+            return False
+        if stored is None:
+            if tensor.is_input or is_partial(tensor, states):
+                return False
+            stored = output_cuts(graph, name, states[name])
+        if stored != operand_cuts(graph, update.name, operand, state):
+            return False
+    return update.computed_einsum.is_elementwise

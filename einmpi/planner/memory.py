@@ -19,6 +19,9 @@ LEAST_MESSAGE_BUFFER_BYTES = 256
 MESSAGE_BUFFER_SHARE = 8  # a message buffer takes at most this fraction of the memory: an eighth
 ROUNDING_BYTES = 16  # that the share of each rank in a message buffer may be rounded up by
 
+PRODUCT_BLOCK_BYTES = 2**25  # of a product that is added to a carried tensor block by block
+LEAST_BLOCK_ROWS = 64  # with fewer, a product would take longer
+
 Labels = Mapping[str, tuple[str | None, ...]]  # vertex → the label that each axis cuts
 Layouts = Mapping[str, tuple[int | None, ...]]  # tensor → the dimension that each axis cuts
 
@@ -39,6 +42,16 @@ def staging(nbytes: int, ranks: int, stage: int = MESSAGE_BUFFER_BYTES) -> int:
     if ranks == 1:
         return 0
     return 2 * min(nbytes, stage) + ROUNDING_BYTES * ranks
+
+
+def rows_of_block(row_bytes: int) -> int:
+    """Return how many rows a block has, of a product that is computed block by block."""
+    return max(1, PRODUCT_BLOCK_BYTES // max(1, row_bytes))
+
+
+def is_worth_blocks(nbytes: int, row_bytes: int) -> bool:
+    """Return whether to compute a product of this size block by block."""
+    return nbytes > 2 * PRODUCT_BLOCK_BYTES and rows_of_block(row_bytes) >= LEAST_BLOCK_ROWS
 
 
 def block_bytes(vertex: Vertex, mesh: Mesh, cuts: Sequence[int | None]) -> int:
@@ -99,18 +112,20 @@ def peak_bytes(
     stage: int = MESSAGE_BUFFER_BYTES,
     early: Collection[str] = (),
     in_place: Collection[str] = (),
+    blocked: Collection[str] = (),
 ) -> int:
     """Return a bound on the bytes that a rank has in memory at once.
 
     Goes through the vertices in order and adds up what is stored, what the vertex gathers of its
     operands, and what it makes. Message buffers are there while a tensor moves. The inputs in
     `early` are read before the first vertex. The outputs in `in_place` take the memory of resident
-    inputs.
+    inputs. The vertices in `blocked` are computed together with the next one, block by block.
     """
     stored = _input_bytes(graph, mesh, states, layouts, resident)  # tensor → bytes of its block
     not_resident = [name for name in early if name not in resident]
     waiting = _input_bytes(graph, mesh, states, layouts, not_resident)
     peak = sum(stored.values())
+    gathered_before = 0  # for a blocked vertex, and needed until the next one is complete
     for vertex in graph.computed:
         state = states[vertex.name]
         for name in vertex.inputs:
@@ -119,6 +134,9 @@ def peak_bytes(
 
         cuts = output_cuts(graph, vertex.name, state)
         made = block_bytes(vertex, mesh, cuts)
+        if vertex.name in blocked:
+            made = PRODUCT_BLOCK_BYTES
+        gathered += gathered_before
         final = 0  # bytes of the result in its layout, if it moves there
         final_buffers = 0
         moves = False
@@ -136,10 +154,18 @@ def peak_bytes(
         while_moving = present + made + final + final_buffers
         peak = max(peak, while_computing, while_moving)
 
-        for name in graph.last_reads[vertex.name]:
+        stored[vertex.name] = final if moves else made
+        gathered_before = 0
+        if vertex.name in blocked:
+            gathered_before = gathered
+            continue
+        done = list(graph.last_reads[vertex.name])
+        for name in blocked:
+            if name in vertex.inputs:
+                done += graph.last_reads[name]
+        for name in done:
             if name not in resident:
                 stored.pop(name, None)
-        stored[vertex.name] = final if moves else made
     return peak
 
 

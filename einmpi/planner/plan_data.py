@@ -72,6 +72,7 @@ class PlanData:
     updatable: Mapping[str, str] = field(default_factory=dict)
     nan_checked: tuple[str, ...] = ()
     donate: bool = False  # whether it is written over it
+    blocked: tuple[str, ...] = ()  # vertices computed block by block, together with the next one
     memory: int | None = None  # the limit asked for, in bytes per rank
     spilled: int = 0  # bytes by which the peak would be higher if nothing were spilled to disk
     nodes: int = 1  # that the ranks run on

@@ -12,7 +12,7 @@ from einmpi.errors import InputError
 from einmpi.graph.eingraph import EinGraph
 from einmpi.planner.bounds import lower_bound_words
 from einmpi.planner.cost_tables import Solution, Solver, States, Unreachable
-from einmpi.planner.donation import updatable_in_place
+from einmpi.planner.donation import blocked_products, updatable_in_place
 from einmpi.planner.factor import factor, repeated_layers
 from einmpi.planner.machine import Machine
 from einmpi.planner.memory import Labels, Layouts, least_bytes, peak_bound, peak_bytes, stage_of
@@ -254,7 +254,7 @@ class Planning:
         best = min(possible, key=lambda attempt: attempt.peak)
         plan = self.describe(best.states, limit, exact=False)
         # What leaves memory and comes back has memory of its own.
-        return replace(plan, spilled=best.peak - limit, updatable={})
+        return replace(plan, spilled=best.peak - limit, updatable={}, blocked=())
 
     def solve(self, price: int) -> Solution:
         """Return the states with the least time, or without a measured machine the fewest bytes.
@@ -314,15 +314,31 @@ class Planning:
         """Return the peak memory of states, with the inputs in `early` read from the start."""
         stage = stage_of(self.options.memory)
         states, layouts = self.named(found)
-        in_place = self.updatable(states, layouts).values() if self.options.donate else ()
+        updatable = self.updatable(states, layouts)
         return peak_bytes(
-            self.graph, self.mesh, states, layouts, self.resident, stage, early, in_place
+            self.graph,
+            self.mesh,
+            states,
+            layouts,
+            self.resident,
+            stage,
+            early,
+            in_place=updatable.values() if self.options.donate else (),
+            blocked=self.blocked(states, layouts, updatable),
         )
 
     def updatable(self, states: Labels, layouts: Layouts) -> dict[str, str]:
         """Return the inputs that can be updated in place, each with the output that it becomes."""
         return updatable_in_place(
             self.graph, self.mesh, states, layouts, self.options.carry, self.options.nan_checked
+        )
+
+    def blocked(
+        self, states: Labels, layouts: Layouts, updatable: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        """Return the vertices that are computed block by block, together with the next one."""
+        return blocked_products(
+            self.graph, self.mesh, states, layouts, self.resident, updatable.values()
         )
 
     def least(self, found: States) -> int:
@@ -367,6 +383,7 @@ class Planning:
             for name, state in states.items():
                 einsum = self.graph[name].computed_einsum
                 partitionings[name] = self.mesh.parts(state, einsum.labels)
+        updatable = self.updatable(states, layouts)
         return Plan(
             graph=self.graph,
             mesh=self.mesh,
@@ -381,7 +398,8 @@ class Planning:
             paper_cost=graph_cost(self.graph, partitionings),
             notes=self.notes,
             resident=self.resident,
-            updatable=self.updatable(states, layouts),
+            updatable=updatable,
+            blocked=self.blocked(states, layouts, updatable),
             nan_checked=self.options.nan_checked,
             donate=self.options.donate,
             memory=self.options.memory,

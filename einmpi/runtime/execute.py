@@ -11,10 +11,12 @@ from einmpi.comm.base import Comm
 from einmpi.errors import EinmpiError
 from einmpi.kernels.partial_updates import compute_in_place
 from einmpi.runtime.backend import Array, Backend
+from einmpi.runtime.blocked_updates import compute_blocked_update
 from einmpi.runtime.buffers import Buffers
 from einmpi.runtime.failure import RankFailure, stand_in
 from einmpi.runtime.passes import compute_in_passes
 from einmpi.runtime.transfer import exchange, reduce
+from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.schedule import SavePoint, Schedule
 from einmpi.schedule.steps import (
     Begin,
@@ -142,6 +144,15 @@ def _compute_in_passes(step: Passes, buffers: Buffers, _: Comm, __: InputSource)
         raise _named(step.kernel, error) from error
 
 
+def _compute_blocked_update(
+    step: BlockedUpdate, buffers: Buffers, _: Comm, __: InputSource
+) -> None:
+    try:
+        compute_blocked_update(step, buffers)
+    except KERNEL_ERRORS as error:
+        raise _named(step.update, error) from error
+
+
 def _named(kernel: Kernel, error: Exception) -> EinmpiError:
     """Return an error that names the vertex and its place in the program."""
     name = kernel.located_name or kernel.vertex
@@ -184,6 +195,7 @@ ACTIONS: dict[type, Callable[[Any, Buffers, Comm, InputSource], None]] = {
     Kernel: _compute_kernel,
     Group: _compute_group,
     Passes: _compute_in_passes,
+    BlockedUpdate: _compute_blocked_update,
     Store: _store,
     Free: lambda step, buffers, *_: buffers.free(step.slot),
     Reuse: _reuse,

@@ -12,6 +12,7 @@ from einmpi.graph.einsum import EinSum
 from einmpi.planner.memory import operand_cuts, output_cuts
 from einmpi.planner.moving.halo import Needed, needed_of
 from einmpi.planner.plan import Plan
+from einmpi.schedule.blocked_updates import with_blocked_updates
 from einmpi.schedule.halo import halo_moves, index_in_region, select_in_region
 from einmpi.schedule.layout import PARTIAL, Cuts, Layout, axes_that_cut, split_further
 from einmpi.schedule.memory import with_begins, with_frees, with_reuses
@@ -56,7 +57,8 @@ def lower(plan: Plan, rank: int) -> Schedule:
     numbers.append(len(steps))
     points = [replace(point, steps=numbers[point.steps]) for point in lowering.points]
     updates = tuple(lowering.updates())
-    return Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points), updates)
+    schedule = Schedule(rank, plan.ranks, plan.digest, tuple(steps), tuple(points), updates)
+    return with_blocked_updates(schedule, plan.blocked) if plan.blocked else schedule
 
 
 def loaded_cuts(plan: Plan, name: str) -> Cuts:

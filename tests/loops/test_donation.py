@@ -13,6 +13,9 @@ from einmpi.api import options_of
 from einmpi.comm.threads import run_threads
 from einmpi.job.loop import StepProgram, make_loop
 from einmpi.loops.running import LoopRun
+from einmpi.loops.stages import plan_loop
+from einmpi.planner import memory
+from einmpi.schedule.blocked_updates import BlockedUpdate
 from einmpi.schedule.lower import lower
 from einmpi.schedule.memory import peak_bytes
 from einmpi.schedule.steps import Group
@@ -387,3 +390,61 @@ def test_a_compiled_step_takes_nothing_unless_asked():
     assert (second.gather() == 2).all()
     with pytest.raises(einmpi.InputError, match="donate is given without carry"):
         einmpi.compile(job, donate=True)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Let products be computed in blocks that are as small as tests are."""
+    monkeypatch.setattr(memory, "PRODUCT_BLOCK_BYTES", 2000)
+    monkeypatch.setattr(memory, "LEAST_BLOCK_ROWS", 1)
+
+
+SGD = """
+P[b,j] = sum(X[b,i] * W[i,j]) - D[b,j]
+loss = sum(P[b,j]**2)
+G[i,j] = sum(X[b,i] * P[b,j])
+W_next[i,j] = W[i,j] - 0.001 * G[i,j]
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_weights_are_in_memory_once(small_blocks, ranks):
+    """The gradient is never whole where each rank computes its own part of it."""
+    rng = np.random.default_rng(5)
+    inputs = {
+        "X": rng.normal(size=(4, 120)),
+        "D": rng.normal(size=(4, 40)),
+        "W": rng.normal(size=(120, 40)),
+    }
+    job = einmpi.program(SGD, **inputs)
+    expected = inputs["W"].copy()
+    for _ in range(3):
+        residual = inputs["X"] @ expected - inputs["D"]
+        expected = expected - 0.001 * (inputs["X"].T @ residual)
+    bits = []
+    for donate in (True, False):
+        found, plan, schedules = on_ranks(ranks, job, inputs, {"W": "W_next"}, 3, donate, ["loss"])
+        np.testing.assert_allclose(found["W"], expected, rtol=1e-12)
+        bits.append(found["W"].tobytes())
+        assert plan.blocked == ("G",)
+        assert any(isinstance(step, BlockedUpdate) for step in schedules[0].steps)
+    assert bits[0] == bits[1]
+
+
+def test_weights_of_one_unit_need_one_unit():
+    weights = 4000 * 4000 * 8
+    job = einmpi.program(SGD, X=(8, 4000), D=(8, 4000), W=(4000, 4000))
+    program = StepProgram(job.written, job.sizes, job.inputs)
+    loop = make_loop(program, lambda *_: "loop", 9, {"W": "W_next"}, None, ["loss"])
+    for ranks in (1, 4):
+        plan = plan_loop(job, loop, ranks, options_of(job))
+        assert plan.peak < 1.35 * weights / ranks if ranks == 1 else plan.peak < weights
+        assert peak_bytes(lower(plan, 0)) <= plan.peak
+
+
+def test_nan_in_an_update_by_blocks(small_blocks):
+    job = einmpi.program(SGD, X=(4, 120), D=(4, 40), W=(120, 40))
+    inputs = {"X": np.ones((4, 120)), "D": np.ones((4, 40)), "W": np.ones((120, 40))}
+    inputs["D"][0, 0] = np.nan
+    with pytest.raises(einmpi.EinmpiError, match="nan in step 0, in loss; .* is program:2:1: P"):
+        on_ranks(2, job, inputs, {"W": "W_next"}, 3, True, ["loss"])

@@ -1,0 +1,104 @@
+"""Large aggregates that only an update needs: computed block by block, and never whole in memory.
+
+W - rate * sum(X[b,i] * D[b,j]), written over W, takes the memory of W and of one block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from einmpi.planner.memory import rows_of_block
+from einmpi.schedule.regions import Region, whole
+from einmpi.schedule.schedule import Schedule
+from einmpi.schedule.slots import Slot, Slots
+from einmpi.schedule.step import Kernel, Step
+
+
+@dataclass(frozen=True)
+class BlockedUpdate(Step):
+    """Compute some rows of a kernel, and at once the same rows of an update that needs them."""
+
+    kind = "kernel"
+
+    product: Kernel
+    update: Kernel
+
+    @property
+    def vertex(self) -> str:
+        return self.update.vertex
+
+    @property
+    def reads(self) -> Slots:
+        others = [slot for slot in self.update.operands if slot != self.product.target]
+        return (*self.product.operands, *others)
+
+    @property
+    def writes(self) -> Slots:
+        return self.update.writes
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return self.product, self.update
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of a block."""
+        slot = self.product.target
+        extent = slot.shape[0]
+        return min(extent, rows_of_block(slot.nbytes // max(1, extent)))
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """The extents of a block of the product."""
+        return self.rows, *self.product.target.shape[1:]
+
+    @property
+    def working_bytes(self) -> int:
+        slot = self.product.target
+        return slot.nbytes // max(1, slot.shape[0]) * self.rows
+
+    def fills(self) -> Iterator[tuple[Slot, Region]]:
+        slot = self.update.target
+        yield slot, tuple(map(whole, slot.shape))
+
+    def __str__(self) -> str:
+        lines = [f"together, {self.rows} rows at a time:"]
+        lines += [f"  {kernel}" for kernel in self.kernels]
+        return "\n".join(lines)
+
+
+def with_blocked_updates(schedule: Schedule, blocked: Collection[str]) -> Schedule:
+    """Return the schedule with the kernels of these vertices computed together with the next one.
+
+    What is freed between the two is freed after both. A save point between them is inside.
+    """
+    steps: list[Step] = []
+    new_counts = [0]  # of steps, for each count of the old steps
+    inside: set[int] = set()
+    product: Kernel | None = None
+    products: set[Slot] = set()
+    freed: list[Step] = []
+    for number, step in enumerate(schedule.steps, start=1):
+        if isinstance(step, Kernel) and step.vertex in blocked:
+            product = step
+            products.add(step.target)
+        elif product is not None and isinstance(step, Kernel):
+            steps += [BlockedUpdate(product, step), *freed]
+            product = None
+            freed = []
+        elif product is not None and step.frees:
+            freed.append(step)
+        elif set(step.frees) & products:
+            pass  # it has never been whole in memory
+        else:
+            steps.append(step)
+        if product is not None:
+            inside.add(number)
+        new_counts.append(len(steps))
+    assert product is None, f"no update follows {product}"
+    points = []
+    for point in schedule.points:
+        is_inside = point.inside or point.steps in inside
+        points.append(replace(point, steps=new_counts[point.steps], inside=is_inside))
+    return replace(schedule, steps=tuple(steps), points=tuple(points))
