@@ -6,7 +6,7 @@ where(u == at, row[d], cache[u,d]), written over `cache`, is computed for u = at
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, floor, isinf, isnan
 from typing import Any, TypeAlias
@@ -172,7 +172,7 @@ def compute_in_place(
         for array, entries in zip(operands, kernel.einsum.operands, strict=True)
     ]
     part = part_of_array(target, kernel.einsum.output, positions)
-    compute_kernel(restricted_kernel(kernel, changed_runs), parts, part)
+    compute_kernel(kernel.restricted_to(changed_runs), parts, part)
 
 
 def _changed_indices(
@@ -210,15 +210,3 @@ def part_of_array(array: Array, entries: Sequence[Any], positions: Mapping[str, 
         is_cut = isinstance(entry, str) and entry in positions
         places.append(positions[entry] if is_cut else slice(None))
     return array[(*places, ...)]
-
-
-def restricted_kernel(kernel: Kernel, runs: Mapping[str, Runs]) -> Kernel:
-    """Return a kernel for some indices of labels only."""
-    einsum = kernel.einsum
-    extents = []
-    for label, extent in einsum.extents:
-        extents.append((label, length(runs[label]) if label in runs else extent))
-    index = {**dict(kernel.index), **runs}
-    return replace(
-        kernel, einsum=replace(einsum, extents=tuple(extents)), index=tuple(index.items())
-    )

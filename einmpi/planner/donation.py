@@ -120,7 +120,8 @@ def blocked_products(
         cuts = output_cuts(graph, vertex.name, states[vertex.name])
         nbytes = block_bytes(vertex, mesh, cuts)
         row = replace(vertex, bound=(1, *vertex.bound[1:]))
-        if not is_worth_blocks(nbytes, block_bytes(row, mesh, cuts)):
+        row_cuts = [None if cut == 0 else cut for cut in cuts]
+        if not is_worth_blocks(nbytes, block_bytes(row, mesh, row_cuts)):
             continue
         if is_partial(vertex, states) or not _goes_by_rows(vertex) or not _goes_by_rows(following):
             continue

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from einmpi.planner.memory import rows_of_block
-from einmpi.schedule.regions import Region, whole
+from einmpi.schedule.regions import Region, one_run, whole
 from einmpi.schedule.schedule import Schedule
 from einmpi.schedule.slots import Slot, Slots
 from einmpi.schedule.step import Kernel, Step
@@ -52,6 +53,19 @@ class BlockedUpdate(Step):
     def block_shape(self) -> tuple[int, ...]:
         """The extents of a block of the product."""
         return self.rows, *self.product.target.shape[1:]
+
+    @cached_property
+    def blocks(self) -> tuple[tuple[slice, Kernel, Kernel], ...]:
+        """The rows of each block, and both kernels for these rows."""
+        found = []
+        extent = self.product.target.shape[0]
+        for start in range(0, extent, self.rows):
+            stop = min(start + self.rows, extent)
+            runs = one_run(start, stop)
+            product = self.product.restricted_to({self.product.einsum.output[0]: runs})
+            update = self.update.restricted_to({self.update.einsum.output[0]: runs})
+            found.append((slice(start, stop), product, update))
+        return tuple(found)
 
     @property
     def working_bytes(self) -> int:

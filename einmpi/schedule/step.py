@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from einmpi.graph.einsum import EinSum
-from einmpi.schedule.regions import Region, Runs, whole
+from einmpi.schedule.regions import Region, Runs, length, whole
 from einmpi.schedule.slots import Slot, Slots
 from einmpi.schedule.transfers import Transfer
 
@@ -155,6 +155,18 @@ class Kernel(Step):
 
     def fills(self) -> Iterator[tuple[Slot, Region]]:
         yield self.target, tuple(map(whole, self.target.shape))
+
+    def restricted_to(self, runs: Mapping[str, Runs]) -> Kernel:
+        """Return the kernel for these indices of some labels only."""
+        extents = []
+        for label, extent in self.einsum.extents:
+            extents.append((label, length(runs[label]) if label in runs else extent))
+        index = dict(self.index)
+        for label, indices in runs.items():
+            if label in self.einsum.labels_as_numbers:
+                index[label] = indices
+        einsum = replace(self.einsum, extents=tuple(extents))
+        return replace(self, einsum=einsum, index=tuple(index.items()))
 
     def assignment(self) -> str:
         """Return the text Z[8, 8] ← sum(A[i,j] * B[j,k])."""

@@ -446,5 +446,5 @@ def test_nan_in_an_update_by_blocks(small_blocks):
     job = einmpi.program(SGD, X=(4, 120), D=(4, 40), W=(120, 40))
     inputs = {"X": np.ones((4, 120)), "D": np.ones((4, 40)), "W": np.ones((120, 40))}
     inputs["D"][0, 0] = np.nan
-    with pytest.raises(einmpi.EinmpiError, match="nan in step 0, in loss; .* is program:2:1: P"):
+    with pytest.raises(einmpi.EinmpiError, match=r"nan in step 0, in loss; .*: P"):
         on_ranks(2, job, inputs, {"W": "W_next"}, 3, True, ["loss"])

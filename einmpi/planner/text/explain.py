@@ -227,7 +227,8 @@ def _in_place(plan: PlanData, loop: LoopPlan) -> str:
             )
         others.append(f"not {name}: {why}")
     updated = ", ".join(plan.in_place) or "nothing"
-    return "; ".join([updated, *others])
+    in_blocks = [f"{name} is computed in blocks" for name in plan.blocked]
+    return "; ".join([updated, *in_blocks, *others])
 
 
 def _batches(batches: BatchPlan) -> str:
